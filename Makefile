@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything runs in a virtual environment of the checkout, .venv, which the first target that needs it makes.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+JOBS ?= $(shell nproc)
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
+CXX_FILES := $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu')
+PY_DIRS := bytecheckpoint tests demo benchmarks setup.py
+
+.PHONY: help demo test lint format sanitize build clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+demo: $(VENV)/.built  ## train, save, reshard, resume, and compare with stock DCP
+	$(BIN)/python demo/train_and_resume.py
+
+test: $(VENV)/.built build/failpoints/.built  ## all tests
+	MAX_JOBS=$(JOBS) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.built  ## formatting, types, layers
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/ruff check $(PY_DIRS)
+	$(BIN)/ruff format --check $(PY_DIRS)
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/lint -q
+
+format: $(VENV)/.built  ## rewrite sources in the house style
+	$(BIN)/clang-format -i $(CXX_FILES)
+	$(BIN)/ruff check --fix $(PY_DIRS)
+	$(BIN)/ruff format $(PY_DIRS)
+
+sanitize:  ## the C++ core and its tests under ASan+UBSan and under TSan; needs doctest, not Python
+	$(MAKE) -j$(JOBS) -f tests/cpp/build.mk VARIANT=asan test
+	$(MAKE) -j$(JOBS) -f tests/cpp/build.mk VARIANT=tsan test
+
+build: $(VENV)/.built  ## the virtual environment with the package in it
+
+clean:  ## remove everything that was built
+	rm -rf $(VENV) build *.egg-info bytecheckpoint/*.so
+
+# torch comes first and by itself, so that nothing else chooses its version.
+$(VENV)/.dependencies: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" "setuptools>=77" wheel ninja
+	$(BIN)/pip install -q --disable-pip-version-check $$($(BIN)/python -c "import tomllib; \
+	  print(*sum(tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies'].values(), []))")
+	touch $@
+
+$(VENV)/.built: $(VENV)/.dependencies setup.py $(SOURCES)
+	MAX_JOBS=$(JOBS) $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	touch $@
+
+# The same package with failpoints in it, for the crash tests alone.
+build/failpoints/.built: $(VENV)/.built $(shell find bytecheckpoint -name '*.py')
+	MAX_JOBS=$(JOBS) BCP_BUILD_FAILPOINTS=1 $(BIN)/python setup.py -q build --build-base build/failpoints/objects \
+	  --build-lib build/failpoints/lib > build/failpoints.log 2>&1 || (tail -30 build/failpoints.log; false)
+	touch $@

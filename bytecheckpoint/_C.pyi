@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
+import torch
+
+def build_info() -> dict[str, Any]: ...
+def draw_save_id() -> str: ...
+
+class SaveJob:
+    def __init__(
+        self,
+        *,
+        directory: str,
+        rank: int,
+        direct_io: bool,
+        sync: bool,
+        one_file_a_record: bool,
+        num_io_threads: int,
+        ring_bytes: int,
+        expected_bytes: int,
+    ) -> None: ...
+    def append_tensors(self, records: list[tuple[str, tuple[int, ...], tuple[int, ...], torch.Tensor]]) -> None: ...
+    def append_bytes(self, fqn: str, data: bytes | bytearray | memoryview) -> None: ...
+    def finish(self) -> bytes: ...
+    @property
+    def file_names(self) -> list[str]: ...
+    def stats(self) -> dict[str, Any]: ...
+
+class LoadJob:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        directory: str,
+        direct_io: bool,
+        verify: bool,
+        num_io_threads: int,
+        ring_bytes: int,
+    ) -> None: ...
+    def add_tensor(
+        self,
+        fqn: str,
+        chunk_offsets: tuple[int, ...],
+        hint: int,
+        box_offsets: tuple[int, ...],
+        box_sizes: tuple[int, ...],
+        tensor: torch.Tensor,
+    ) -> bool: ...
+    def add_bytes(self, fqn: str, buffer: bytearray | memoryview) -> None: ...
+    def run(self) -> dict[str, Any]: ...
+
+class Commit:
+    def __init__(
+        self,
+        *,
+        directory: str,
+        save_id: str,
+        overwrite: bool,
+        take_over: bool,
+        sync: bool,
+        reserve_bytes: int,
+        deadline_s: float,
+    ) -> None: ...
+    def check_files(self, checkpoint: Checkpoint) -> None: ...
+    def commit(self, checkpoint: Checkpoint) -> dict[str, Any]: ...
+    def abort(self, file_names: list[str]) -> None: ...
+    def abandon(self) -> None: ...
+    def is_over(self) -> bool: ...
+
+class Checkpoint:
+    @staticmethod
+    def open(directory: str, check_pickle: bool) -> Checkpoint: ...
+    @staticmethod
+    def assemble(
+        save_id: str,
+        checkpoint_id: str,
+        items: list[tuple[Any, ...]],
+        results: list[bytes],
+        planner_data: object,
+        user_metadata: str,
+    ) -> Checkpoint: ...
+    @property
+    def save_id(self) -> str: ...
+    @property
+    def checkpoint_id(self) -> str: ...
+    @property
+    def user_metadata(self) -> str: ...
+    @property
+    def planner_data(self) -> Any: ...
+    def items(self) -> list[tuple[str, str, bool, bool, int, tuple[int, ...], list[tuple[Any, ...]]]]: ...
+    def files(self) -> list[tuple[str, int, int, str]]: ...
+    def record(self, fqn: str, offsets: tuple[int, ...] | list[int], hint: int) -> tuple[str, tuple[int, ...], int]: ...
+    def metadata_file(self) -> bytes: ...

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A C++ checkpoint engine for ``torch.distributed.checkpoint``.
+
+``dcp.save(state, storage_writer=BcpWriter(path))`` and ``dcp.load(state, storage_reader=BcpReader(path))``; everything
+else stays as it is. Importing the package imports neither torch nor the extension modules.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bytecheckpoint.config import Config
+    from bytecheckpoint.dcp.reader import BcpReader
+    from bytecheckpoint.dcp.writer import BcpWriter
+    from bytecheckpoint.errors import CheckpointError
+    from bytecheckpoint.report import LoadReport, SaveReport
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BcpReader",
+    "BcpWriter",
+    "CheckpointError",
+    "Config",
+    "LoadReport",
+    "SaveReport",
+    "__version__",
+    "build_info",
+]
+
+_HOMES = {
+    "BcpReader": "bytecheckpoint.dcp.reader",
+    "BcpWriter": "bytecheckpoint.dcp.writer",
+    "CheckpointError": "bytecheckpoint.errors",
+    "Config": "bytecheckpoint.config",
+    "LoadReport": "bytecheckpoint.report",
+    "SaveReport": "bytecheckpoint.report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bytecheckpoint' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def build_info() -> dict[str, Any]:
+    """What is in this build, as plain data.
+
+    Returns:
+        ``version`` of the package, ``format_version`` of the checkpoints it writes, ``core`` and ``torch_extension``
+        with compiler and C++ version of each extension module (``None`` for one that cannot be imported), ``torch``
+        that is installed, and ``cuda``: whether device code was compiled in.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    from bytecheckpoint import _core
+
+    core = _core.build_info()
+    try:
+        torch_version: str | None = version("torch")
+        import torch  # noqa: F401  # the extension links against it
+
+        from bytecheckpoint import _C
+
+        extension: dict[str, Any] | None = _C.build_info()
+    except (ImportError, PackageNotFoundError):
+        torch_version, extension = None, None
+    return {
+        "version": __version__,
+        "format_version": core["format_version"],
+        "core": core,
+        "torch_extension": extension,
+        "torch": torch_version,
+        "cuda": False,
+    }

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings, as one frozen value that is handed in."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_type_hints
+
+from bytecheckpoint.errors import ConfigError
+
+__all__ = ["Config"]
+
+_PREFIX = "BYTECHECKPOINT_"
+_MIB = 1 << 20
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of a writer or a reader.
+
+    ``config=None`` anywhere means ``Config.from_env()`` at the time the object is made.
+
+    Attributes:
+        ring_bytes: Host memory that a save or a load adds to the process: slots of 8 MiB that are filled and written
+            at the same time. 16 MiB to 256 MiB.
+        io_threads: Threads that write or read, 1 to 16. One saturates a single disk.
+        direct_io: Use O_DIRECT where the file system has it. Off: everything goes through the page cache.
+        verify: Check the CRC of every block that is read. Trailers of files are always checked.
+        commit_deadline_s: Seconds after which a save that has not finished loses its right to commit, so that a save
+            that is stuck cannot block its path.
+        take_over: Begin even if another save holds the path; that save can then no longer commit.
+        allow_pickle: Hand objects to the planner that torch's ``weights_only`` rules refuse. Loading may then run code.
+
+    Raises:
+        ConfigError: A value out of range.
+    """
+
+    ring_bytes: int = 64 * _MIB
+    io_threads: int = 1
+    direct_io: bool = True
+    verify: bool = True
+    commit_deadline_s: float = 3600.0
+    take_over: bool = False
+    allow_pickle: bool = False
+
+    def __post_init__(self) -> None:
+        self._check("ring_bytes", 16 * _MIB, 256 * _MIB)
+        self._check("io_threads", 1, 16)
+        self._check("commit_deadline_s", 0.0, float("inf"))
+
+    def _check(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ConfigError(f"Config({name}={value!r}): a number from {low} to {high} wanted")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
+        """Reads ``BYTECHECKPOINT_<FIELD>`` variables, for example ``BYTECHECKPOINT_RING_BYTES=134217728``.
+
+        Args:
+            environ: Instead of ``os.environ``.
+
+        Raises:
+            ConfigError: A variable of that prefix names no field, or its value is not of the field's type.
+        """
+        environ = os.environ if environ is None else environ
+        kinds = get_type_hints(cls)
+        fields = {_PREFIX + field.name.upper(): field.name for field in dataclasses.fields(cls)}
+        values: dict[str, bool | int | float] = {}
+        for variable, text in environ.items():
+            if not variable.startswith(_PREFIX):
+                continue
+            if variable not in fields:
+                raise ConfigError(f"{variable}: no such setting; known are {', '.join(sorted(fields))}")
+            values[fields[variable]] = _parse(variable, text, kinds[fields[variable]])
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def _parse(variable: str, text: str, kind: type) -> bool | int | float:
+    try:
+        if kind is bool:
+            return _WORDS[text.strip().lower()]
+        return int(text) if kind is int else float(text)
+    except (KeyError, ValueError):
+        raise ConfigError(f"{variable}={text!r}: a {kind.__name__} wanted") from None

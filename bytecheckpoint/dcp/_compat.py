@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every difference between torch versions, and every private name of torch, that the package relies on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata
+
+__all__ = ["StorageInfo", "increment_version", "new_metadata", "plain_tensor"]
+
+# DCP's own readers want this very class in `Metadata.storage_data`.
+StorageInfo = _StorageInfo
+
+# Types whose elements are exactly their storage; any other subclass may mean something else.
+_PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def plain_tensor(value: object) -> torch.Tensor | None:
+    """``value`` as a dense CPU tensor that holds its own elements, or None if it is none.
+
+    Device tensors are copied to the host. A pending asynchronous collective is waited for. Conjugate and negative views
+    are resolved.
+    """
+    if type(value) not in _PLAIN_TYPES:
+        wait = getattr(value, "wait", None)
+        if type(value).__name__ != "AsyncCollectiveTensor" or wait is None:
+            return None
+        value = wait()
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
+        return None
+    if value.device.type == "meta":
+        return None
+    tensor = value.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor if tensor.device.type == "cpu" else tensor.cpu()
+
+
+def new_metadata(**fields: Any) -> Metadata:
+    """A ``Metadata``; fields that this torch does not have yet are set as attributes, as its unpickler would."""
+    known = {name: fields.pop(name) for name in list(fields) if name in Metadata.__dataclass_fields__}
+    metadata = Metadata(**known)
+    for name, value in fields.items():
+        setattr(metadata, name, value)
+    return metadata
+
+
+def increment_version(tensors: list[torch.Tensor]) -> None:
+    """Tells autograd that ``tensors`` were written to behind its back."""
+    tracked = [tensor for tensor in tensors if not tensor.is_inference()]
+    if tracked:
+        torch.autograd.graph.increment_version(tracked)

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The storage writer."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import SerializationFormat
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from bytecheckpoint import _C
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._save_session import (
+    PlanLease,
+    RankResult,
+    RankResults,
+    SaveSession,
+    register_coordinator,
+    tie_to,
+)
+from bytecheckpoint.dcp.metadata import DCP_VERSION, SAVE_ID_PREFIX, planned_items, storage_data_of
+from bytecheckpoint.errors import (
+    CheckpointError,
+    ConfigError,
+    InvalidPlanError,
+    SaveFailedError,
+    UnsupportedError,
+    sendable,
+)
+from bytecheckpoint.report import SaveReport
+
+__all__ = ["BcpWriter"]
+
+# Tensors are resolved and copied in batches of about this size: a planner that makes new tensors as it resolves
+# (casts, gathers) never has more of them alive.
+_BATCH_BYTES = 64 << 20
+# A generous guess of what one chunk takes in `.metadata`, so that the disk cannot be full when it is written.
+_METADATA_BYTES_A_CHUNK = 512
+
+
+class BcpWriter(StorageWriter):
+    """Writes a checkpoint directory through the C++ engine.
+
+    Collective: used by ``dcp.save`` alone; constructing it is local. One writer serves any number of saves.
+    Durable: when ``dcp.save`` returns, on every rank. Until then the previous checkpoint at the path stays whole.
+
+    Args:
+        path: Directory, created if absent. ``checkpoint_id`` of ``dcp.save`` takes its place.
+        single_file_per_rank: False writes each record into a file of its own.
+        sync_files: False leaves out every fsync: still all or nothing when processes die, but not when power does.
+        thread_count: I/O threads, if more than one; else ``config.io_threads``. Never more than one file a rank.
+        per_thread_copy_ahead: Without meaning here: copies run ahead as far as the ring of slots reaches.
+        cache_staged_state_dict: Without meaning here: a synchronous save keeps no copy.
+        overwrite: False makes an existing checkpoint a ``CheckpointExistsError``, before any byte is written.
+        _extensions: Not supported; transformed streams cannot be checked or read in part.
+        serialization_format: TORCH_SAVE only.
+        config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
+        user_metadata: Free-form, JSON-serialisable, stored in ``.metadata``; ``BcpReader.user_metadata`` gives it back.
+
+    Raises:
+        ValueError: ``_extensions`` or ``serialization_format`` ask for what cannot be honoured; a ConfigError for a
+            wrong number.
+
+    During a save, on all ranks and inside DCP's ``CheckpointException``: ``CheckpointBusyError`` (another save holds
+    the path), ``CheckpointExistsError``, ``InvalidPlanError`` (names the key), ``StorageError`` (``errno``, ``path``),
+    ``SaveFailedError`` (``reasons`` by rank), ``CheckpointSupersededError``, ``DurabilityUnknownError``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        single_file_per_rank: bool = True,
+        sync_files: bool = True,
+        thread_count: int = 1,
+        per_thread_copy_ahead: int = 10_000_000,
+        cache_staged_state_dict: bool = False,
+        overwrite: bool = True,
+        _extensions: Sequence[Any] | None = None,
+        serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
+        *,
+        config: Config | None = None,
+        user_metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if _extensions:
+            raise ValueError("_extensions: stream transforms cannot be honoured; leave them out")
+        if serialization_format != SerializationFormat.TORCH_SAVE:
+            raise ValueError(f"serialization_format={serialization_format}: only TORCH_SAVE can be honoured")
+        if not isinstance(thread_count, int) or not 1 <= thread_count <= 16:
+            raise ConfigError(f"thread_count={thread_count!r}: a number from 1 to 16 wanted")
+        self.path = Path(path)
+        self.single_file_per_rank = single_file_per_rank
+        self.sync_files = sync_files
+        self.overwrite = overwrite
+        config = config or Config.from_env()
+        self.config = dataclasses.replace(config, io_threads=thread_count) if thread_count > 1 else config
+        self.user_metadata = "" if user_metadata is None else json.dumps(user_metadata)
+        self.last_report: SaveReport | None = None
+        self._init_threads()
+
+    def _init_threads(self) -> None:
+        # Two saves in flight on one writer run in two threads; what belongs to a save is kept by thread.
+        self._of_thread = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_of_thread"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._init_threads()
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """Directory that the next save of this thread writes to."""
+        path: Path = getattr(self._of_thread, "path", self.path)
+        return path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Is it a local path, rather than a URL?"""
+        return isinstance(checkpoint_id, os.PathLike) or "://" not in str(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Directs the next save to ``checkpoint_id``, if given."""
+        if checkpoint_id:
+            self.path = self._of_thread.path = Path(checkpoint_id)
+
+    # The hooks, in the order in which DCP calls them.
+
+    def storage_meta(self) -> StorageMeta:
+        """Begins a save: draws its id."""
+        session = SaveSession(path=str(self.checkpoint_id), save_id=_C.draw_save_id())
+        self._of_thread.session = session
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=SAVE_ID_PREFIX + session.save_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Takes note of the role of this rank."""
+        if not kwargs.get("use_collectives", True):
+            raise UnsupportedError("use_collectives=False is not supported yet: ranks would commit on their own")
+        self._session.is_coordinator = is_coordinator
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Refuses what cannot be stored, before any rank has written a byte."""
+        known = _storable_dtypes()
+        for item in plan.items:
+            data = item.tensor_data
+            if item.type == WriteItemType.BYTE_IO or data is None:
+                continue
+            if data.properties.layout != torch.strided or data.properties.dtype not in known:
+                raise InvalidPlanError(
+                    f"'{item.index.fqn}': a tensor of {data.properties.dtype}, {data.properties.layout} cannot be "
+                    "stored; opaque records (quantized, sparse, subclasses) are not supported yet"
+                )
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Coordinator: takes the right to commit, and tells each rank its number."""
+        session = self._session
+        register_coordinator(session)
+        num_items = sum(len(plan.items) for plan in plans)
+        session.commit = _C.Commit(
+            directory=session.path,
+            save_id=session.save_id,
+            overwrite=self.overwrite,
+            take_over=self.config.take_over,
+            sync=self.sync_files,
+            reserve_bytes=(num_items + 8) * _METADATA_BYTES_A_CHUNK,
+            deadline_s=self.config.commit_deadline_s,
+        )
+        register_coordinator(session)  # again: only now is there surely a directory to note it under
+        session.start_deadline(self.config.commit_deadline_s)
+        leases = [PlanLease(rank, session.save_id) for rank in range(len(plans))]
+        tie_to(leases[0], session.save_id)
+        return [dataclasses.replace(plan, storage_data=lease) for plan, lease in zip(plans, leases, strict=True)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes and syncs this rank's files.
+
+        Failures are handed in as a result: the coordinator can then clean up before it raises on every rank.
+        """
+        session = self._session
+        lease: PlanLease = plan.storage_data
+        job: _C.SaveJob | None = None
+        try:
+            job = self._start_job(session, lease.rank, plan)
+            for batch in _resolved_batches(plan.items, planner):
+                job.append_tensors(batch)
+            for item in plan.items:
+                if item.type == WriteItemType.BYTE_IO:
+                    job.append_bytes(item.index.fqn, _resolved_bytes(item, planner))
+            result = RankResult(lease.rank, job.finish(), tuple(job.file_names))
+            self.last_report = SaveReport(path=session.path, save_id=lease.save_id, **job.stats())
+        except Exception as error:
+            names = () if job is None else tuple(job.file_names)
+            result = RankResult(lease.rank, file_names=names, error=sendable(error))
+        except BaseException:
+            # Interrupted: nothing was handed in, so the files are still ours to remove.
+            self._remove_files(session, job)
+            raise
+        results = RankResults([result])
+        session.handed_in = True
+        if session.is_coordinator:
+            tie_to(results, session.save_id)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)  # type: ignore[arg-type]  # read back by our own finish
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Coordinator: checks every rank's result and commits, or undoes the save and raises."""
+        session = self._session
+        commit = session.commit
+        assert commit is not None, "prepare_global_plan was not called"
+        session.finishing = True
+        begin = time.perf_counter()
+        handed_in: list[RankResult] = [result for of_rank in results for result in of_rank]  # type: ignore[misc]
+        try:
+            failed = {result.rank: result.error for result in handed_in if result.error is not None}
+            if failed:
+                raise _save_failed(session.path, failed)
+            checkpoint = self._assemble(session, metadata, handed_in)
+            commit.check_files(checkpoint)
+            report = commit.commit(checkpoint)
+        except BaseException:
+            commit.abort([name for result in handed_in for name in result.file_names])
+            raise
+        finally:
+            session.end()
+        self._publish(metadata, session, checkpoint)
+        for warning in report["warnings"]:
+            warnings.warn(f"bytecheckpoint: {session.path}: {warning}", RuntimeWarning, stacklevel=2)
+        if self.last_report is not None:
+            self.last_report = dataclasses.replace(
+                self.last_report,
+                commit_s=time.perf_counter() - begin,
+                files_swept=report["files_swept"],
+                warnings=report["warnings"],
+            )
+
+    @property
+    def _session(self) -> SaveSession:
+        session: SaveSession | None = getattr(self._of_thread, "session", None)
+        if session is None:
+            raise CheckpointError("BcpWriter is for dcp.save: storage_meta must be the first hook that is called")
+        return session
+
+    def _start_job(self, session: SaveSession, rank: int, plan: SavePlan) -> _C.SaveJob:
+        return _C.SaveJob(
+            directory=session.path,
+            rank=rank,
+            direct_io=self.config.direct_io,
+            sync=self.sync_files,
+            one_file_a_record=not self.single_file_per_rank,
+            num_io_threads=self.config.io_threads,
+            ring_bytes=self.config.ring_bytes,
+            expected_bytes=sum(_planned_bytes(item) for item in plan.items),
+        )
+
+    def _assemble(self, session: SaveSession, metadata: Metadata, handed_in: list[RankResult]) -> _C.Checkpoint:
+        return _C.Checkpoint.assemble(
+            save_id=session.save_id,
+            checkpoint_id=session.path,
+            items=planned_items(metadata),
+            results=[result.written for result in handed_in],
+            planner_data=metadata.planner_data,
+            user_metadata=self.user_metadata,
+        )
+
+    @staticmethod
+    def _publish(metadata: Metadata, session: SaveSession, checkpoint: _C.Checkpoint) -> None:
+        """Completes the metadata that ``dcp.save`` returns."""
+        metadata.version = DCP_VERSION
+        metadata.storage_data = storage_data_of(checkpoint)
+        metadata.storage_meta = StorageMeta(checkpoint_id=Path(session.path), save_id=SAVE_ID_PREFIX + session.save_id)
+
+    @staticmethod
+    def _remove_files(session: SaveSession, job: _C.SaveJob | None) -> None:
+        session.abandon()
+        for name in [] if job is None else job.file_names:
+            (Path(session.path) / name).unlink(missing_ok=True)
+
+
+def _storable_dtypes() -> set[torch.dtype]:
+    from bytecheckpoint import _core
+
+    return {getattr(torch, name) for name in _core.dtype_names() if hasattr(torch, name)}
+
+
+def _planned_bytes(item: WriteItem) -> int:
+    if item.tensor_data is None:
+        return 0
+    elements = 1
+    for size in item.tensor_data.chunk.sizes:
+        elements *= size
+    return elements * item.tensor_data.properties.dtype.itemsize
+
+
+def _resolved_batches(items: Sequence[WriteItem], planner: SavePlanner) -> Iterator[list[tuple[Any, ...]]]:
+    """Tensor items in batches of (fqn, chunk offsets, chunk sizes, host tensor), resolved as late as possible."""
+    batch: list[tuple[Any, ...]] = []
+    num_bytes = 0
+    for item in items:
+        if item.type == WriteItemType.BYTE_IO:
+            continue
+        value = planner.resolve_data(item)
+        tensor = _compat.plain_tensor(value)
+        if tensor is None or item.tensor_data is None:
+            raise InvalidPlanError(
+                f"'{item.index.fqn}': a {type(value).__name__} cannot be stored as a plain tensor; opaque records "
+                "(quantized, sparse, subclasses) are not supported yet"
+            )
+        chunk = item.tensor_data.chunk
+        batch.append((item.index.fqn, tuple(chunk.offsets), tuple(chunk.sizes), tensor))
+        num_bytes += tensor.nbytes
+        if num_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _resolved_bytes(item: WriteItem, planner: SavePlanner) -> memoryview:
+    data = planner.resolve_data(item)
+    if not isinstance(data, io.BytesIO):
+        raise InvalidPlanError(f"'{item.index.fqn}': the planner resolved bytes to a {type(data).__name__}")
+    return data.getbuffer()
+
+
+def _save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedError:
+    reasons = "; ".join(f"rank {rank}: {type(error).__name__}: {error}" for rank, error in sorted(failed.items()))
+    return SaveFailedError(f"save({path}) failed and was undone: {reasons}", failed)

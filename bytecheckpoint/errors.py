@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong, one class a kind.
+
+Every exception here survives pickling and unpickling: DCP gathers exceptions from all ranks, and one that does not come
+back kills one side of the gather and leaves its peers waiting.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = [
+    "CheckpointBusyError",
+    "CheckpointChangedError",
+    "CheckpointError",
+    "CheckpointExistsError",
+    "CheckpointNotFoundError",
+    "CheckpointSupersededError",
+    "ConfigError",
+    "CorruptCheckpointError",
+    "DurabilityUnknownError",
+    "FormatVersionError",
+    "InvalidPlanError",
+    "KeyMismatchError",
+    "RankError",
+    "SaveFailedError",
+    "ShapeMismatchError",
+    "StorageError",
+    "UnsafeObjectError",
+    "UnsupportedError",
+]
+
+
+class CheckpointError(Exception):
+    """Base of all errors of this package.
+
+    Attributes:
+        path: File or directory it is about, or "".
+        errno: Of the system call that failed, or 0.
+    """
+
+    def __init__(self, message: str, path: str = "", errno: int = 0) -> None:
+        super().__init__(message)
+        self.path = path
+        self.errno: int | None = errno
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.path, self.errno)
+
+
+class InvalidPlanError(CheckpointError, ValueError):
+    """A plan or a tensor asks for what cannot be stored or loaded; the message names the key."""
+
+
+class KeyMismatchError(CheckpointError, KeyError):
+    """A key or a chunk is wanted that the checkpoint does not have."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would print its repr
+
+
+class ShapeMismatchError(CheckpointError, ValueError):
+    """A tensor to load into has another shape than what is wanted of the checkpoint."""
+
+
+class ConfigError(CheckpointError, ValueError):
+    """A setting has an impossible value, or a ``BYTECHECKPOINT_`` variable is not known."""
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint at that path."""
+
+
+class CheckpointExistsError(CheckpointError, FileExistsError):
+    """There is a checkpoint at that path and ``overwrite=False``."""
+
+
+class CheckpointBusyError(CheckpointError):
+    """Another save is under way at that path."""
+
+
+class CheckpointSupersededError(CheckpointError):
+    """A newer save, or its deadline, took this save's right to commit. Nothing of the old checkpoint is lost."""
+
+
+class CheckpointChangedError(CheckpointError):
+    """A newer commit replaced the checkpoint while it was loaded. Load again."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """Bytes on disk are not what was written."""
+
+
+class FormatVersionError(CheckpointError):
+    """Written by a newer version of the format."""
+
+
+class UnsupportedError(CheckpointError, NotImplementedError):
+    """Valid, but not handled by this version."""
+
+
+class StorageError(CheckpointError, OSError):
+    """The file system refused; ``errno`` and ``path`` say what and where."""
+
+
+class DurabilityUnknownError(StorageError):
+    """The checkpoint is committed and loads; whether it survives power loss is not known."""
+
+
+class UnsafeObjectError(CheckpointError):
+    """An object in the checkpoint is not plain data under torch's ``weights_only`` rules."""
+
+
+class RankError(CheckpointError):
+    """Stands for an exception that cannot be sent between processes; its type and text are in the message."""
+
+
+class SaveFailedError(CheckpointError):
+    """A save failed on some ranks and was undone; the previous checkpoint is whole.
+
+    Attributes:
+        reasons: What was raised, by rank.
+    """
+
+    def __init__(self, message: str, reasons: Mapping[int, BaseException] | None = None) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.reasons)
+
+
+# In the order of `base::Code` in csrc/base/status.h.
+_CLASSES: tuple[type[CheckpointError], ...] = (
+    CheckpointError,
+    InvalidPlanError,
+    CheckpointNotFoundError,
+    CheckpointExistsError,
+    CheckpointBusyError,
+    CheckpointSupersededError,
+    CheckpointChangedError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    UnsupportedError,
+    StorageError,
+    DurabilityUnknownError,
+    CheckpointError,
+)
+
+
+def from_status(code: int, message: str, path: str, sys_errno: int) -> CheckpointError:
+    """The exception for a ``base::Status``; called by the extension modules."""
+    return _CLASSES[code](message, path, sys_errno)
+
+
+def sendable(error: BaseException) -> BaseException:
+    """``error`` if another process can unpickle it, else a RankError that says the same."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RankError(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
+    return error

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace bytecheckpoint::base {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian and copied as such");
+
+/// 16 random bytes that name a save or a data file.
+using Id = std::array<uint8_t, 16>;
+
+/// Lower-case hex digits of `bytes`, two per byte.
+std::string to_hex(const uint8_t* bytes, size_t size);
+inline std::string to_hex(const Id& id) {
+  return to_hex(id.data(), id.size());
+}
+
+/// Reads 32 lower-case hex digits. False if `digits` is anything else.
+bool id_from_hex(std::string_view digits, Id* id);
+
+/// \returns false, leaving `*sum` alone, on overflow of int64 or a negative operand.
+inline bool checked_add(int64_t a, int64_t b, int64_t* sum) {
+  int64_t result;
+  if (a < 0 || b < 0 || __builtin_add_overflow(a, b, &result)) return false;
+  *sum = result;
+  return true;
+}
+
+/// \returns false, leaving `*product` alone, on overflow of int64 or a negative operand.
+inline bool checked_mul(int64_t a, int64_t b, int64_t* product) {
+  int64_t result;
+  if (a < 0 || b < 0 || __builtin_mul_overflow(a, b, &result)) return false;
+  *product = result;
+  return true;
+}
+
+/// `value` rounded up to a multiple of `alignment` (a power of two). `value` is a file position: far from overflow.
+inline int64_t align_up(int64_t value, int64_t alignment) {
+  return (value + alignment - 1) & ~(alignment - 1);
+}
+inline int64_t align_down(int64_t value, int64_t alignment) {
+  return value & ~(alignment - 1);
+}
+
+/// Appends fixed-width little-endian fields to a growing buffer.
+class ByteWriter {
+ public:
+  void u8(uint8_t value) { out_.push_back(static_cast<char>(value)); }
+  void u16(uint16_t value) { raw(&value, sizeof value); }
+  void u32(uint32_t value) { raw(&value, sizeof value); }
+  void u64(uint64_t value) { raw(&value, sizeof value); }
+  void i64(int64_t value) { raw(&value, sizeof value); }
+  void raw(const void* bytes, size_t size) { out_.append(static_cast<const char*>(bytes), size); }
+  void raw(std::string_view bytes) { out_.append(bytes); }
+  void id(const Id& id) { raw(id.data(), id.size()); }
+  /// Length (u32) and bytes.
+  void string(std::string_view value) {
+    u32(static_cast<uint32_t>(value.size()));
+    raw(value);
+  }
+  void zeros(size_t count) { out_.append(count, '\0'); }
+  /// Zero bytes up to the next multiple of `alignment`, counted from the start of the buffer.
+  void align(size_t alignment) { zeros((alignment - out_.size() % alignment) % alignment); }
+  void put_u32(size_t position, uint32_t value) { std::memcpy(&out_[position], &value, sizeof value); }
+  void put_u64(size_t position, uint64_t value) { std::memcpy(&out_[position], &value, sizeof value); }
+
+  size_t size() const { return out_.size(); }
+  const std::string& bytes() const { return out_; }
+  std::string take() { return std::move(out_); }
+
+ private:
+  std::string out_;
+};
+
+/// Reads fixed-width little-endian fields from bytes that may be damaged or hostile.
+///
+/// Reading past the end gives zeros and makes `ok()` false for good, so a decoder reads all fields of a struct and
+/// asks once. Nothing is allocated on the word of a length field: `string` and `view` check it against what is left.
+class ByteReader {
+ public:
+  explicit ByteReader(std::string_view bytes) : bytes_(bytes) {}
+
+  uint8_t u8() { return number<uint8_t>(); }
+  uint16_t u16() { return number<uint16_t>(); }
+  uint32_t u32() { return number<uint32_t>(); }
+  uint64_t u64() { return number<uint64_t>(); }
+  int64_t i64() { return number<int64_t>(); }
+  Id id() {
+    Id value{};
+    const std::string_view bytes = view(value.size());
+    if (bytes.size() == value.size()) std::memcpy(value.data(), bytes.data(), value.size());
+    return value;
+  }
+  std::string_view view(uint64_t size) {
+    if (size > bytes_.size() - position_) {
+      ok_ = false;
+      return {};
+    }
+    const std::string_view result = bytes_.substr(position_, size);
+    position_ += size;
+    return result;
+  }
+  std::string string() { return std::string(view(u32())); }
+  void skip(uint64_t size) { (void)view(size); }
+
+  bool ok() const { return ok_; }
+  void fail() { ok_ = false; }
+  size_t position() const { return position_; }
+  size_t remaining() const { return bytes_.size() - position_; }
+
+ private:
+  template <class Number>
+  Number number() {
+    Number value = 0;
+    const std::string_view bytes = view(sizeof value);
+    if (bytes.size() == sizeof value) std::memcpy(&value, bytes.data(), sizeof value);
+    return value;
+  }
+
+  std::string_view bytes_;
+  size_t position_ = 0;
+  bool ok_ = true;
+};
+
+}  // namespace bytecheckpoint::base

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "csrc/base/failpoint.h"
+#include "csrc/format/data_file.h"
+
+namespace bytecheckpoint::bindings {
+
+/// What was compiled into this module.
+inline pybind11::dict build_info() {
+  pybind11::dict info;
+  info["format_version"] = format::kFormatVersion;
+  info["compiler"] = __VERSION__;
+  info["cplusplus"] = static_cast<int64_t>(__cplusplus);
+  pybind11::list failpoints;
+#if defined(BCP_FAILPOINTS)
+  for (const char* name : base::kFailpointNames) failpoints.append(name);
+#endif
+  info["failpoints"] = failpoints;
+  return info;
+}
+
+}  // namespace bytecheckpoint::bindings

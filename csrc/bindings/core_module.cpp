@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "csrc/base/crc32.h"
+#include "csrc/bindings/bind_checkpoint.h"
+#include "csrc/bindings/build_info.h"
+#include "csrc/bindings/errors.h"
+#include "csrc/bindings/tree_caster.h"
+#include "csrc/format/pickle_writer.h"
+#include "csrc/format/zip_record.h"
+#include "csrc/planner/load_plan.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+using tensor::Dims;
+
+/// (head, data offset, data bytes, tail) of a tensor record.
+py::tuple zip_record(const std::string& dtype, const Dims& sizes, int64_t record_offset, uint32_t data_crc) {
+  const tensor::DTypeInfo* info = tensor::find_dtype(dtype);
+  const format::ZipRecord record = value_or_raise(
+      format::ZipRecord::layout(info == nullptr ? tensor::DType::kNone : info->dtype, sizes, record_offset));
+  return py::make_tuple(py::bytes(record.head()), record.data_offset(), record.data_bytes(),
+                        py::bytes(record.tail(data_crc)));
+}
+
+/// [(file, [(offset, bytes, [wanted, ...]), ...]), ...] for [(file, data offset, chunk sizes, box offsets, box sizes,
+/// itemsize), ...].
+py::list plan_load(const std::vector<std::tuple<uint32_t, int64_t, Dims, Dims, Dims, int64_t>>& boxes,
+                   int64_t block_bytes, int64_t max_segment_bytes) {
+  std::vector<planner::WantedBox> wanted;
+  for (const auto& [file, data_offset, chunk_sizes, box_offsets, box_sizes, itemsize] : boxes) {
+    wanted.push_back({file, data_offset, chunk_sizes, {box_offsets, box_sizes}, itemsize});
+  }
+  const planner::LoadPlan plan = value_or_raise(planner::plan_load(wanted, block_bytes, max_segment_bytes));
+  py::list out;
+  for (const planner::FileReads& reads : plan.files) {
+    py::list segments;
+    for (const planner::ReadSegment& s : reads.segments) segments.append(py::make_tuple(s.offset, s.bytes, s.wanted));
+    out.append(py::make_tuple(reads.file, segments));
+  }
+  return out;
+}
+
+py::bytes pickle_tree(py::handle value) {
+  format::PickleWriter writer(4);
+  writer.tree(tree_from_python(value));
+  return writer.finish();
+}
+
+std::string_view bytes_of(const py::bytes& data) {
+  return std::string_view(data);
+}
+
+}  // namespace
+
+void bind_core(py::module_& m) {
+  m.def("build_info", &build_info);
+  m.def(
+      "crc32",
+      [](const py::bytes& data, uint32_t crc) {
+        const std::string_view bytes = bytes_of(data);
+        return base::crc32(crc, bytes.data(), bytes.size());
+      },
+      py::arg("data"), py::arg("crc") = 0);
+  m.def("crc32_combine", &base::crc32_combine, py::arg("crc_a"), py::arg("crc_b"), py::arg("length_b"));
+  m.def("dtype_names", [] {
+    std::vector<std::string> names;
+    for (uint8_t code = 1; code <= tensor::kLastDType; ++code) names.emplace_back(tensor::find_dtype(code)->name);
+    return names;
+  });
+  m.def("zip_record", &zip_record, py::arg("dtype"), py::arg("sizes"), py::arg("record_offset"), py::arg("data_crc"));
+  m.def("plan_load", &plan_load, py::arg("boxes"), py::arg("block_bytes"), py::arg("max_segment_bytes"));
+  m.def("pickle_tree", &pickle_tree, py::arg("value"));
+  m.def(
+      "tree_round_trip",
+      [](py::handle value) {
+        base::ByteWriter out;
+        format::encode_tree(tree_from_python(value), &out);
+        return tree_to_python(value_or_raise(format::decode_tree(out.bytes())));
+      },
+      py::arg("value"));
+}
+
+}  // namespace bytecheckpoint::bindings
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Format, planning and checks; needs no torch.";
+  bytecheckpoint::bindings::bind_core(m);
+  bytecheckpoint::bindings::bind_checkpoint(m);
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "csrc/base/status.h"
+
+namespace bytecheckpoint::bindings {
+
+/// Throws `bytecheckpoint.errors.from_status(...)`. Needs the GIL.
+[[noreturn]] void raise(const base::Status& status);
+
+inline void raise_if_error(const base::Status& status) {
+  if (!status.is_ok()) raise(status);
+}
+
+template <class T>
+T value_or_raise(base::Result<T> result) {
+  raise_if_error(result.status());
+  return std::move(result.value());
+}
+
+}  // namespace bytecheckpoint::bindings

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/pybind11.h>
+
+#include "csrc/bindings/bind_checkpoint.h"
+#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/build_info.h"
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "Save, load and commit of checkpoints; knows torch tensors.";
+  m.def("build_info", &bytecheckpoint::bindings::build_info);
+  bytecheckpoint::bindings::bind_checkpoint(m);
+  bytecheckpoint::bindings::bind_engine(m);
+}

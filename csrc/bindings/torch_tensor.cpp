@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bindings/torch_tensor.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+#include <string_view>
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+
+struct ScalarName {
+  std::string_view torch_name;  // as c10::toString says it
+  tensor::DType dtype;
+};
+
+// By name, not by enumerator: older torch lacks some of them.
+constexpr ScalarName kScalarNames[] = {
+    {"Double", tensor::DType::kFloat64},
+    {"Float", tensor::DType::kFloat32},
+    {"Half", tensor::DType::kFloat16},
+    {"BFloat16", tensor::DType::kBFloat16},
+    {"Long", tensor::DType::kInt64},
+    {"Int", tensor::DType::kInt32},
+    {"Short", tensor::DType::kInt16},
+    {"Char", tensor::DType::kInt8},
+    {"Byte", tensor::DType::kUInt8},
+    {"Bool", tensor::DType::kBool},
+    {"ComplexFloat", tensor::DType::kComplex64},
+    {"ComplexDouble", tensor::DType::kComplex128},
+    {"ComplexHalf", tensor::DType::kComplex32},
+    {"UInt16", tensor::DType::kUInt16},
+    {"UInt32", tensor::DType::kUInt32},
+    {"UInt64", tensor::DType::kUInt64},
+    {"Float8_e4m3fn", tensor::DType::kFloat8E4M3FN},
+    {"Float8_e4m3fnuz", tensor::DType::kFloat8E4M3FNUZ},
+    {"Float8_e5m2", tensor::DType::kFloat8E5M2},
+    {"Float8_e5m2fnuz", tensor::DType::kFloat8E5M2FNUZ},
+    {"Float8_e8m0fnu", tensor::DType::kFloat8E8M0FNU},
+    {"Float4_e2m1fn_x2", tensor::DType::kFloat4E2M1FNX2},
+};
+
+using DTypeTable = std::array<tensor::DType, static_cast<size_t>(c10::ScalarType::NumOptions)>;
+
+DTypeTable make_table() {
+  DTypeTable table{};
+  for (size_t i = 0; i < table.size(); ++i) {
+    const std::string_view name = c10::toString(static_cast<c10::ScalarType>(i));
+    for (const ScalarName& known : kScalarNames) {
+      if (name == known.torch_name) table[i] = known.dtype;
+    }
+  }
+  return table;
+}
+
+Status refuse(const std::string& why) {
+  return Status::make(Code::kInvalidArgument, why);
+}
+
+}  // namespace
+
+base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable) {
+  static const DTypeTable kTable = make_table();
+  if (!THPVariable_Check(object)) return refuse(text("a tensor wanted, got a ", Py_TYPE(object)->tp_name));
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (tensor.layout() != c10::kStrided) return refuse("a strided tensor wanted, got a sparse or opaque layout");
+  if (!tensor.device().is_cpu()) return refuse(text("a CPU tensor wanted, got one on ", tensor.device().str()));
+  if (tensor.is_quantized()) return refuse("quantized tensors are not stored yet");
+  if (tensor.is_conj() || tensor.is_neg()) return refuse("pending conjugation or negation: resolve it first");
+  const tensor::DType dtype = kTable[static_cast<size_t>(tensor.scalar_type())];
+  if (dtype == tensor::DType::kNone) {
+    return refuse(text("dtype ", c10::toString(tensor.scalar_type()), " is not in the format"));
+  }
+  tensor::StridedView view;
+  view.dtype = dtype;
+  const int64_t itemsize = tensor::find_dtype(dtype)->itemsize_bytes;
+  view.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  for (const int64_t stride : tensor.strides()) view.strides_bytes.push_back(stride * itemsize);
+  if (tensor.numel() != 0) {
+    if (!tensor.has_storage() || tensor.storage().data() == nullptr) return refuse("the tensor has no memory");
+    const void* data = writable ? tensor.mutable_data_ptr() : tensor.const_data_ptr();
+    view.data = static_cast<uint8_t*>(const_cast<void*>(data));
+  }
+  return view;
+}
+
+}  // namespace bytecheckpoint::bindings

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <Python.h>
+
+#include "csrc/base/status.h"
+#include "csrc/tensor/strided_view.h"
+
+namespace bytecheckpoint::bindings {
+
+/// The host memory of a torch tensor. The only function that knows torch.
+///
+/// \param writable  The caller will write through the view: memory shared copy-on-write is made the tensor's own.
+/// \returns kInvalidArgument unless `object` is a dense, strided CPU tensor without pending conjugation or negation,
+/// of a dtype in the format; the message says what it is instead. Needs the GIL; the view does not keep the tensor
+/// alive.
+base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable);
+
+}  // namespace bytecheckpoint::bindings

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/commit.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <thread>
+
+#include "csrc/base/failpoint.h"
+#include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/sweep.h"
+#include "csrc/io/directory.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+
+constexpr size_t kMaxCheckThreads = 16;
+
+Status check_file(const std::string& directory, const format::FileEntry& wanted) {
+  const std::string path = io::join(directory, wanted.name);
+  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(path, /*direct=*/false));
+  BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
+  if (size != wanted.bytes) {
+    return Status::make(Code::kCorrupt,
+                        text("check(", path, "): ", wanted.bytes, " bytes wanted, the coordinator sees ", size), path);
+  }
+  std::string bytes(static_cast<size_t>(format::kDataTrailerBytes), '\0');
+  BCP_RETURN_IF_ERROR(
+      file.read_at(bytes.data(), format::kDataTrailerBytes, size - format::kDataTrailerBytes, format::kDataTrailerBytes)
+          .status());
+  base::Result<format::DataTrailer> trailer = format::decode_data_trailer(bytes, size);
+  if (!trailer.is_ok()) return trailer.status().with_context(text("check(", path, ")"));
+  if (trailer.value().trailer_crc != wanted.trailer_crc || trailer.value().id.file_id != wanted.id.file_id) {
+    return Status::make(Code::kCorrupt, text("check(", path, "): not the file that rank ", wanted.id.rank, " wrote"),
+                        path);
+  }
+  return Status::ok();
+}
+
+}  // namespace
+
+std::string Commit::path(const std::string& name) const {
+  return io::join(options_.directory, name);
+}
+
+base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
+  std::unique_ptr<Commit> commit(new Commit(std::move(options)));
+  const CommitOptions& o = commit->options_;
+  BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync));
+  BCP_FAILPOINT(kBeginDirectory);
+  const std::string mark = commit->path(std::string(kMetadataName));
+  BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(mark));
+  if (type == io::EntryType::kDirectory) {
+    return Status::storage("begin", mark, "is a directory, a checkpoint's metadata is a file", EISDIR);
+  }
+  if (type != io::EntryType::kAbsent && !o.overwrite) {
+    return Status::make(Code::kExists, text("begin(", o.directory, "): a checkpoint is there and overwrite is False"),
+                        o.directory, EEXIST);
+  }
+  const std::string own_tmp = tmp_name(o.save_id);
+  BCP_ASSIGN_OR_RETURN(commit->tmp_, LockFile::create(commit->path(own_tmp)));
+  BCP_FAILPOINT(kBeginLocked);
+  // From here on the destructor removes our tmp if anything fails.
+  BCP_RETURN_IF_ERROR(commit->look_for_live_saves());
+  // What cannot be swept stays: a sweep that fails is no reason not to save.
+  (void)sweep(o.directory, own_tmp, {}).is_ok();
+  BCP_RETURN_IF_ERROR(commit->tmp_.file().reserve(o.reserve_bytes));
+  BCP_FAILPOINT(kBeginDone);
+  return commit;
+}
+
+Status Commit::look_for_live_saves() {
+  BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::list_directory(options_.directory));
+  for (const std::string& name : names) {
+    if (!is_tmp_name(name) || name == tmp_name(options_.save_id)) continue;
+    BCP_ASSIGN_OR_RETURN(const LockFile::Probe probe, LockFile::probe(path(name), false));
+    if (probe != LockFile::Probe::kHeld) continue;
+    if (!options_.take_over) {
+      return Status::make(Code::kBusy,
+                          text("begin(", options_.directory, "): another save is under way and holds ", name,
+                               "; wait for it, or set Config(take_over=True) to take its right to commit away"),
+                          options_.directory);
+    }
+    BCP_RETURN_IF_ERROR(io::remove_file(path(name)));
+  }
+  return Status::ok();
+}
+
+Status Commit::check_files(const std::vector<format::FileEntry>& files) const {
+  std::vector<Status> outcomes(files.size());
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < files.size(); i = next++) outcomes[i] = check_file(options_.directory, files[i]);
+  };
+  std::vector<std::thread> threads;
+  for (size_t t = 1; t < std::min(files.size(), kMaxCheckThreads); ++t) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  for (const Status& outcome : outcomes) BCP_RETURN_IF_ERROR(outcome);
+  BCP_FAILPOINT(kCommitChecked);
+  return Status::ok();
+}
+
+base::Result<CommitReport> Commit::commit(std::string_view metadata_file, const std::vector<format::FileEntry>& files) {
+  base::MutexLock lock(mutex_);
+  if (over_) {
+    return Status::make(Code::kSuperseded,
+                        text("commit(", options_.directory,
+                             "): this save gave up its right to "
+                             "commit, or a newer save took it"),
+                        options_.directory);
+  }
+  BCP_RETURN_IF_ERROR(write_metadata(metadata_file));
+  over_ = true;
+  BCP_RETURN_IF_ERROR(rename_over_metadata());
+  BCP_FAILPOINT(kCommitRenamed);
+
+  CommitReport report;
+  Status durable;
+  if (options_.sync) durable = io::sync_directory(options_.directory, &report.directory_synced);
+  BCP_FAILPOINT(kCommitDirectorySynced);
+  if (!durable.is_ok()) {
+    tmp_.release();
+    return Status::make(Code::kDurabilityUnknown, text("committed, durability unknown: ", durable.message()),
+                        options_.directory, durable.sys_errno());
+  }
+  if (options_.sync && !report.directory_synced) {
+    report.warnings.push_back("this file system cannot sync a directory: after power loss the rename may be missing");
+  }
+  remove_rank_metadata(&report);
+  std::vector<std::string> own_files;
+  for (const format::FileEntry& file : files) own_files.push_back(file.name);
+  base::Result<SweepReport> swept = sweep(options_.directory, tmp_name(options_.save_id), own_files);
+  if (!swept.is_ok()) {
+    report.warnings.push_back(text("sweep: ", swept.status().message()));
+  } else {
+    report.files_swept = swept.value().files_removed;
+    if (!swept.value().declined.empty()) report.warnings.push_back(text("sweep declined: ", swept.value().declined));
+  }
+  tmp_.release();
+  BCP_FAILPOINT(kCommitDone);
+  return report;
+}
+
+Status Commit::write_metadata(std::string_view metadata_file) {
+  const auto bytes = static_cast<int64_t>(metadata_file.size());
+  BCP_RETURN_IF_ERROR(tmp_.file().write_at(metadata_file.data(), bytes, 0));
+  BCP_RETURN_IF_ERROR(tmp_.file().truncate(bytes));
+  BCP_FAILPOINT(kCommitMetadataWritten);
+  if (options_.sync) BCP_RETURN_IF_ERROR(tmp_.file().sync());
+  BCP_FAILPOINT(kCommitMetadataSynced);
+  const std::chrono::duration<double> age = std::chrono::steady_clock::now() - begun_;
+  if (age.count() > options_.deadline_s) {
+    return Status::make(Code::kSuperseded,
+                        text("commit(", options_.directory, "): ", age.count(),
+                             " s since the save began, the commit deadline is ", options_.deadline_s),
+                        options_.directory);
+  }
+  return Status::ok();
+}
+
+Status Commit::rename_over_metadata() {
+  const std::string from = tmp_.file().path();
+  const std::string to = path(std::string(kMetadataName));
+  rename_attempted_ = true;
+  int result;
+  if (options_.overwrite) {
+    result = ::rename(from.c_str(), to.c_str());
+  } else {
+    result = ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
+    if (result != 0 && (errno == EINVAL || errno == ENOSYS)) {
+      // link has the same meaning: it makes the name unless it is there.
+      result = ::link(from.c_str(), to.c_str());
+      if (result == 0) ::unlink(from.c_str());
+    }
+  }
+  if (result == 0) return Status::ok();
+  const int error = errno;
+  (void)tmp_.remove();
+  if (error == EEXIST) {
+    return Status::make(Code::kExists, text("rename(", to, "): a checkpoint appeared there and overwrite is False"),
+                        options_.directory, EEXIST);
+  }
+  if (error == ENOENT) {
+    // A retry of the rename by a network file system finds the name gone because the first attempt worked.
+    const auto current = open_checkpoint(options_.directory);
+    if (current.is_ok() && current.value().save_id == options_.save_id) return Status::ok();
+    return Status::make(Code::kSuperseded, text("rename(", from, "): a newer save took this one's right to commit"),
+                        options_.directory, ENOENT);
+  }
+  return Status::storage("rename", from, text("to ", to), error);
+}
+
+void Commit::remove_rank_metadata(CommitReport* report) const {
+  // Commit marks of single ranks are hidden by `.metadata`, and would hold on to their files.
+  const auto names = io::list_directory(options_.directory);
+  if (!names.is_ok()) return report->warnings.push_back(names.status().message());
+  for (const std::string& name : names.value()) {
+    if (!is_rank_metadata_name(name)) continue;
+    const Status removed = io::remove_file(path(name));
+    if (!removed.is_ok()) report->warnings.push_back(removed.message());
+  }
+}
+
+Status Commit::abort(const std::vector<std::string>& file_names) {
+  base::MutexLock lock(mutex_);
+  over_ = true;
+  if (rename_attempted_) {
+    tmp_.release();
+    return Status::ok();
+  }
+  // The right goes first: a crash in between leaves files that any sweep may take.
+  Status outcome = tmp_.remove();
+  for (const std::string& name : file_names) {
+    if (!format::is_data_file_name(name)) continue;
+    Status removed = io::remove_file(path(name));
+    if (outcome.is_ok()) outcome = std::move(removed);
+  }
+  return outcome;
+}
+
+void Commit::abandon() {
+  base::MutexLock lock(mutex_);
+  if (over_) return;
+  over_ = true;
+  (void)tmp_.remove();
+}
+
+bool Commit::is_over() {
+  base::MutexLock lock(mutex_);
+  return over_;
+}
+
+}  // namespace bytecheckpoint::engine

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "csrc/base/bytes.h"
+#include "csrc/base/mutex.h"
+#include "csrc/base/status.h"
+#include "csrc/engine/lock_file.h"
+#include "csrc/format/manifest.h"
+
+namespace bytecheckpoint::engine {
+
+struct CommitOptions {
+  std::string directory;
+  base::Id save_id{};
+  bool overwrite = true;      // false: an existing checkpoint is kExists
+  bool take_over = false;     // true: removes even the tmp of a live save, which then cannot commit
+  bool sync = true;           // false: atomic against a crash of processes, not against power loss
+  int64_t reserve_bytes = 0;  // space for the metadata, asked for before any data is written
+  double deadline_s = 3600;   // from begin; no rename after it
+};
+
+struct CommitReport {
+  bool directory_synced = false;
+  int64_t files_swept = 0;
+  std::vector<std::string> warnings;  // of what went wrong after the commit, and did not undo it
+};
+
+/// The coordinator's right to commit one save, from `begin` to the rename that makes the checkpoint exist.
+///
+/// The right is a locked file, `.metadata.{save id}.tmp`, created once and never again. Whoever removes its name takes
+/// the right away: the rename then finds nothing to rename. Everything that can fail happens before the rename; nothing
+/// that follows can undo it. A checkpoint exists if and only if its `.metadata` does.
+///
+///     begin -> (all ranks write and sync their files) -> check_files -> commit
+///
+/// `abort`, `abandon` and the destructor give the right back; all are safe from any thread, at any time.
+class Commit {
+ public:
+  /// Creates missing directories, takes the right, sweeps what dead saves left, reserves space.
+  /// \returns kBusy if another save lives at this path, kExists, kStorage; then nothing of ours is left.
+  static base::Result<std::unique_ptr<Commit>> begin(CommitOptions options);
+  ~Commit() { abandon(); }
+
+  /// Is every file there as its rank left it: size, trailer, ids? In parallel; the trailers only.
+  base::Status check_files(const std::vector<format::FileEntry>& files) const;
+
+  /// Writes and syncs `metadata_file` into the tmp and renames it over `.metadata`: the commit. Then makes that
+  /// durable and sweeps.
+  /// \returns kSuperseded if the right is gone or the deadline passed; kExists; kStorage; kDurabilityUnknown if the
+  /// checkpoint is committed and the directory could not be synced.
+  base::Result<CommitReport> commit(std::string_view metadata_file, const std::vector<format::FileEntry>& files);
+
+  /// Ends a failed save: gives the right back, then deletes its files, unless a rename was attempted.
+  base::Status abort(const std::vector<std::string>& file_names);
+
+  /// Gives the right back and leaves the files to a sweep. No effect after commit or abort.
+  void abandon();
+
+  bool is_over();
+
+ private:
+  explicit Commit(CommitOptions options) : options_(std::move(options)), begun_(std::chrono::steady_clock::now()) {}
+
+  base::Status look_for_live_saves();
+  base::Status write_metadata(std::string_view metadata_file) BCP_REQUIRES(mutex_);
+  base::Status rename_over_metadata() BCP_REQUIRES(mutex_);
+  void remove_rank_metadata(CommitReport* report) const;
+  std::string path(const std::string& name) const;
+
+  const CommitOptions options_;
+  const std::chrono::steady_clock::time_point begun_;
+  base::Mutex mutex_;
+  LockFile tmp_ BCP_GUARDED_BY(mutex_);
+  bool over_ BCP_GUARDED_BY(mutex_) = false;
+  bool rename_attempted_ BCP_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace bytecheckpoint::engine

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/file_image.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "csrc/base/crc32.h"
+#include "csrc/base/failpoint.h"
+#include "csrc/io/directory.h"
+#include "csrc/staging/merge.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+/// Copied, then summed: small enough for the second pass to find it in the first-level cache.
+constexpr int64_t kPieceBytes = 32 << 10;
+
+static_assert(staging::kSlotBytes % format::kBlockBytes == 0, "no block may lie in two slots");
+
+}  // namespace
+
+base::Result<std::unique_ptr<FileImage>> FileImage::create(const std::string& directory, const format::DataFileId& id,
+                                                           bool direct_io, SlotPipeline pipeline) {
+  std::unique_ptr<FileImage> image(new FileImage());
+  image->pipeline_ = pipeline;
+  image->entry_.id = id;
+  image->entry_.name = format::data_file_name(id);
+  BCP_ASSIGN_OR_RETURN(image->file_, io::File::create(io::join(directory, image->entry_.name), direct_io));
+  BCP_FAILPOINT(kWriteFileCreated);
+  BCP_RETURN_IF_ERROR(image->append(format::encode_header(id)));
+  return image;
+}
+
+base::Status FileImage::take_slot() {
+  BCP_RETURN_IF_ERROR(pipeline_.writer->status());
+  const auto slot = pipeline_.free_slots->pop();
+  if (!slot.has_value()) return base::Status::make(base::Code::kCancelled, "save stopped");
+  slot_ = *slot;
+  slot_begin_ = position_;
+  return base::Status::ok();
+}
+
+void FileImage::hand_over_slot() {
+  if (slot_ < 0) return;
+  pipeline_.writer->submit({&file_, pipeline_.ring->slot(slot_), position_ - slot_begin_, slot_begin_, slot_});
+  slot_ = -1;
+}
+
+template <class Fill>
+base::Status FileImage::emit(int64_t bytes, uint32_t* crc, Fill&& fill) {
+  for (int64_t done = 0; done < bytes;) {
+    if (slot_ < 0) BCP_RETURN_IF_ERROR(take_slot());
+    uint8_t* to = pipeline_.ring->slot(slot_) + (position_ - slot_begin_);
+    const int64_t block_end = base::align_down(position_, format::kBlockBytes) + format::kBlockBytes;
+    const int64_t part = std::min(bytes - done, block_end - position_);
+    uint32_t part_crc = 0;
+    for (int64_t piece = 0; piece < part; piece += kPieceBytes) {
+      const int64_t size = std::min(kPieceBytes, part - piece);
+      fill(done + piece, done + piece + size, to + piece);
+      part_crc = base::crc32(part_crc, to + piece, static_cast<size_t>(size));
+    }
+    if (crc != nullptr) *crc = base::crc32_combine(*crc, part_crc, static_cast<uint64_t>(part));
+    done += part;
+    position_ += part;
+    if (!records_done_) {
+      block_crc_ = base::crc32_combine(block_crc_, part_crc, static_cast<uint64_t>(part));
+      if (position_ == block_end) table_.push_back(std::exchange(block_crc_, 0));
+    }
+    if (position_ - slot_begin_ == staging::kSlotBytes) hand_over_slot();
+  }
+  return base::Status::ok();
+}
+
+base::Status FileImage::append(std::string_view bytes) {
+  return emit(static_cast<int64_t>(bytes.size()), nullptr, [&](int64_t begin, int64_t end, uint8_t* to) {
+    std::memcpy(to, bytes.data() + begin, static_cast<size_t>(end - begin));
+  });
+}
+
+base::Status FileImage::append_elements(const tensor::StridedView& view, int64_t bytes, uint32_t* crc) {
+  *crc = 0;
+  const tensor::BoxRuns runs(view.sizes, tensor::whole(view.sizes), tensor::find_dtype(view.dtype)->itemsize_bytes,
+                             view.strides_bytes);
+  return emit(bytes, crc, [&](int64_t begin, int64_t end, uint8_t* to) {
+    staging::gather_window(runs, view.data, begin, end, to);
+  });
+}
+
+base::Status FileImage::pad_to(int64_t alignment) {
+  return append(std::string(static_cast<size_t>(base::align_up(position_, alignment) - position_), '\0'));
+}
+
+base::Status FileImage::finish_records() {
+  format::DataTrailer trailer;
+  trailer.id = entry_.id;
+  trailer.end_of_records = position_;
+  if (position_ % format::kBlockBytes != 0) table_.push_back(block_crc_);
+  records_done_ = true;
+  trailer.num_blocks = static_cast<int64_t>(table_.size());
+  const std::string table = format::encode_block_table(table_);
+  trailer.table_crc = base::crc32(0, table.data(), table.size());
+  BCP_RETURN_IF_ERROR(append(table));
+  BCP_RETURN_IF_ERROR(append(format::encode_data_trailer(&trailer)));
+  hand_over_slot();
+  entry_.bytes = position_;
+  entry_.trailer_crc = trailer.trailer_crc;
+  return base::Status::ok();
+}
+
+base::Status FileImage::settle(bool sync) {
+  // Gives back what was reserved beyond the end.
+  BCP_RETURN_IF_ERROR(file_.truncate(entry_.bytes));
+  if (sync) BCP_RETURN_IF_ERROR(file_.sync());
+  return file_.close();
+}
+
+}  // namespace bytecheckpoint::engine

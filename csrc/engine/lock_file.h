@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <string_view>
+
+#include "csrc/base/bytes.h"
+#include "csrc/base/status.h"
+#include "csrc/io/file.h"
+
+namespace bytecheckpoint::engine {
+
+/// `.metadata.{32 hex digits}.tmp`
+std::string tmp_name(const base::Id& save_id);
+/// Is `name` the tmp of a save: that, or `__{rank}.metadata.{32 hex digits}.tmp`?
+bool is_tmp_name(std::string_view name);
+/// Is `name` the commit mark of one rank, `__{rank}.metadata`?
+bool is_rank_metadata_name(std::string_view name);
+
+/// The tmp of a save that is under way: a file that exists as long as the save may commit, and is locked as long as it
+/// lives. A lock goes with its process, so a dead save's tmp is known by its free lock.
+///
+/// A forked child closes its copy of the descriptor: it must not keep the lock of a parent that died. What the child
+/// then does with its copy of this object has no effect: the file is the parent's.
+class LockFile {
+ public:
+  enum class Probe { kGone, kFree, kHeld };
+
+  LockFile() = default;
+  LockFile(LockFile&& other) noexcept { *this = std::move(other); }
+  LockFile& operator=(LockFile&& other) noexcept;
+  ~LockFile() { release(); }
+
+  /// Creates and locks `path`. Where the file system has no locks it is created only.
+  /// \returns kBusy if somebody removed or locked it in between: another save is looking at this path.
+  static base::Result<LockFile> create(const std::string& path);
+
+  /// Looks at the tmp of another save and, if it is free, removes it when `remove_if_free`: that save can no longer
+  /// commit. The lock is held while the name is removed.
+  static base::Result<Probe> probe(const std::string& path, bool remove_if_free);
+
+  io::File& file() { return file_; }
+  /// Removes the name, then lets go of the lock.
+  base::Status remove();
+  /// Lets go of the lock.
+  void release();
+
+ private:
+  void track();
+  /// False in a forked child, which thereby lets go of its copy.
+  bool is_ours();
+
+  io::File file_;
+  int tracked_ = -1;
+  pid_t owner_ = 0;
+};
+
+}  // namespace bytecheckpoint::engine

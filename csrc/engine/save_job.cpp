@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/save_job.h"
+
+#include <chrono>
+
+#include "csrc/base/failpoint.h"
+#include "csrc/engine/random_id.h"
+#include "csrc/format/zip_record.h"
+#include "csrc/io/directory.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+/// Adds the time it lives to a counter of seconds.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double* seconds) : seconds_(seconds), begin_(std::chrono::steady_clock::now()) {}
+  ~Stopwatch() { *seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+
+ private:
+  double* seconds_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+}  // namespace
+
+base::Result<std::unique_ptr<SaveJob>> SaveJob::start(SaveOptions options) {
+  BCP_ASSIGN_OR_RETURN(staging::BorrowedRing ring, staging::BorrowedRing::borrow(options.ring_bytes));
+  return std::unique_ptr<SaveJob>(new SaveJob(std::move(options), std::move(ring)));
+}
+
+SaveJob::SaveJob(SaveOptions options, staging::BorrowedRing ring)
+    : options_(std::move(options)), ring_(std::move(ring)), free_slots_(static_cast<size_t>(ring_->num_slots())) {
+  for (int slot = 0; slot < ring_->num_slots(); ++slot) free_slots_.push(slot);
+  writer_ = std::make_unique<io::Writer>(options_.num_io_threads, static_cast<size_t>(ring_->num_slots()),
+                                         [this](int slot) { free_slots_.push(slot); });
+}
+
+SaveJob::~SaveJob() = default;
+
+base::Result<FileImage*> SaveJob::image_for_record() {
+  if (image_open_ && options_.one_file_a_record) BCP_RETURN_IF_ERROR(finish_image());
+  if (!image_open_) {
+    format::DataFileId id;
+    BCP_ASSIGN_OR_RETURN(id.file_id, draw_id());
+    id.rank = options_.rank;
+    id.number = static_cast<uint32_t>(images_.size());
+    // Noted first: a file that was created by a call that then failed must be found by the clean-up.
+    file_names_.push_back(format::data_file_name(id));
+    BCP_ASSIGN_OR_RETURN(auto image, FileImage::create(options_.directory, id, options_.direct_io,
+                                                       {&*ring_, &free_slots_, writer_.get()}));
+    images_.push_back(std::move(image));
+    image_open_ = true;
+    if (images_.size() == 1 && !options_.one_file_a_record) {
+      BCP_RETURN_IF_ERROR(images_.back()->reserve(options_.expected_bytes));
+    }
+  }
+  FileImage* image = images_.back().get();
+  BCP_RETURN_IF_ERROR(image->pad_to(format::kRecordAlignment));
+  return image;
+}
+
+base::Status SaveJob::finish_image() {
+  if (!image_open_) return base::Status::ok();
+  image_open_ = false;
+  return images_.back()->finish_records();
+}
+
+void SaveJob::note(const std::string& fqn, const tensor::Box& box, const format::Record& record) {
+  result_.records.push_back({fqn, box, record});
+  result_.records.back().record.file = static_cast<uint32_t>(images_.size() - 1);
+  ++stats_.num_records;
+}
+
+base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& box, const tensor::StridedView& view) {
+  const Stopwatch watch(&stats_.stage_s);
+  BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record());
+  BCP_ASSIGN_OR_RETURN(const format::ZipRecord zip,
+                       format::ZipRecord::layout(view.dtype, view.sizes, image->position()));
+  uint32_t data_crc = 0;
+  BCP_RETURN_IF_ERROR(image->append(zip.head()));
+  BCP_RETURN_IF_ERROR(image->append_elements(view, zip.data_bytes(), &data_crc));
+  BCP_RETURN_IF_ERROR(image->append(zip.tail(data_crc)));
+  note(fqn, box,
+       {format::RecordKind::kTensor, view.dtype, 0, zip.record_offset(), zip.record_bytes(), zip.data_offset(),
+        zip.data_bytes()});
+  return base::Status::ok();
+}
+
+base::Status SaveJob::append_bytes(const std::string& fqn, std::string_view bytes) {
+  const Stopwatch watch(&stats_.stage_s);
+  BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record());
+  const int64_t offset = image->position();
+  BCP_RETURN_IF_ERROR(image->append(bytes));
+  note(fqn, {},
+       {format::RecordKind::kBytes, tensor::DType::kNone, 0, offset, static_cast<int64_t>(bytes.size()), 0, 0});
+  return base::Status::ok();
+}
+
+base::Result<format::WriteResult> SaveJob::finish() {
+  BCP_RETURN_IF_ERROR(finish_image());
+  {
+    const Stopwatch watch(&stats_.flush_s);
+    BCP_RETURN_IF_ERROR(writer_->finish());
+  }
+  BCP_FAILPOINT(kWriteDataDone);
+  const Stopwatch watch(&stats_.sync_s);
+  for (const auto& image : images_) {
+    BCP_RETURN_IF_ERROR(image->settle(options_.sync));
+    result_.files.push_back(image->entry());
+    stats_.bytes_written += image->entry().bytes;
+  }
+  BCP_FAILPOINT(kWriteFilesSynced);
+  if (options_.sync && !images_.empty()) BCP_RETURN_IF_ERROR(io::sync_directory(options_.directory));
+  BCP_FAILPOINT(kWriteDirectorySynced);
+  return std::move(result_);
+}
+
+}  // namespace bytecheckpoint::engine

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/base/status.h"
+#include "csrc/engine/file_image.h"
+#include "csrc/format/write_result.h"
+
+namespace bytecheckpoint::engine {
+
+struct SaveOptions {
+  std::string directory;
+  uint32_t rank = 0;
+  bool direct_io = true;
+  bool sync = true;                // fsync files and directory before the result is handed in
+  bool one_file_a_record = false;  // else one file a rank
+  int num_io_threads = 1;
+  int64_t ring_bytes = 64 << 20;  // rounded up to whole slots, at least two
+  int64_t expected_bytes = 0;     // space to ask for before the first byte
+};
+
+struct SaveStats {
+  int64_t num_records = 0;
+  int64_t bytes_written = 0;
+  double stage_s = 0;  // copying and summing, waiting for slots included
+  double flush_s = 0;  // waiting for the last writes
+  double sync_s = 0;
+};
+
+/// One rank's part of a save: records in, durable data files out. The coordinator's part is Commit.
+///
+///     append_* : lay out -> stage (merge + CRC into slots) -> write, by the writer's threads, beside the next stage
+///     finish   : trailer -> last writes -> fsync of files and directory -> WriteResult
+///
+/// Tensor records come before all others. After any failure the job only ends; the files it made belong to the
+/// coordinator, which reads their names from `file_names`. Not thread-safe; blocks without needing the GIL.
+class SaveJob {
+ public:
+  static base::Result<std::unique_ptr<SaveJob>> start(SaveOptions options);
+  ~SaveJob();
+
+  /// The view's memory may change again when this returns.
+  base::Status append_tensor(const std::string& fqn, const tensor::Box& box, const tensor::StridedView& view);
+  /// A record of the planner's own bytes; `box` has no dims.
+  base::Status append_bytes(const std::string& fqn, std::string_view bytes);
+  /// Ends the files and makes them durable.
+  base::Result<format::WriteResult> finish();
+
+  /// Of all files created so far, whatever became of them.
+  const std::vector<std::string>& file_names() const { return file_names_; }
+  const SaveStats& stats() const { return stats_; }
+
+ private:
+  explicit SaveJob(SaveOptions options, staging::BorrowedRing ring);
+
+  base::Result<FileImage*> image_for_record();
+  base::Status finish_image();
+  void note(const std::string& fqn, const tensor::Box& box, const format::Record& record);
+
+  const SaveOptions options_;
+  staging::BorrowedRing ring_;
+  base::BoundedQueue<int> free_slots_;
+  // Declared after what its threads use: destroyed, and so joined, first.
+  std::vector<std::unique_ptr<FileImage>> images_;
+  std::unique_ptr<io::Writer> writer_;
+  bool image_open_ = false;
+  std::vector<std::string> file_names_;
+  format::WriteResult result_;
+  SaveStats stats_;
+};
+
+}  // namespace bytecheckpoint::engine

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/sweep.h"
+
+#include <unordered_set>
+
+#include "csrc/base/failpoint.h"
+#include "csrc/engine/lock_file.h"
+#include "csrc/engine/open_checkpoint.h"
+#include "csrc/format/data_file.h"
+#include "csrc/io/directory.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+using base::Status;
+
+/// Names of all files that a commit mark in the directory refers to. Fails if a mark is there and cannot be read.
+base::Result<std::unordered_set<std::string>> named_files(const std::string& directory,
+                                                          const std::vector<std::string>& listing) {
+  std::vector<std::string> marks = {std::string(kMetadataName)};
+  for (const std::string& name : listing) {
+    if (is_rank_metadata_name(name)) marks.push_back(name);
+  }
+  std::unordered_set<std::string> named;
+  for (const std::string& mark : marks) {
+    base::Result<format::Manifest> manifest = open_checkpoint(directory, mark);
+    if (!manifest.is_ok()) {
+      if (manifest.status().code() == base::Code::kNotFound) continue;
+      return manifest.status();
+    }
+    for (const format::FileEntry& file : manifest.value().files) named.insert(file.name);
+  }
+  return named;
+}
+
+}  // namespace
+
+base::Result<SweepReport> sweep(const std::string& directory, const std::string& own_tmp,
+                                const std::vector<std::string>& own_files) {
+  SweepReport report;
+  std::vector<std::string> candidates;
+  BCP_ASSIGN_OR_RETURN(const std::vector<std::string> listing, io::list_directory(directory));
+  for (const std::string& name : listing) {
+    if (format::is_data_file_name(name)) candidates.push_back(name);
+  }
+  BCP_FAILPOINT(kSweepListed);
+
+  for (const std::string& name : listing) {
+    if (!is_tmp_name(name) || name == own_tmp) continue;
+    BCP_ASSIGN_OR_RETURN(const LockFile::Probe probe, LockFile::probe(io::join(directory, name), true));
+    if (probe == LockFile::Probe::kFree) ++report.tmps_removed;
+    BCP_FAILPOINT(kSweepTmpRemoved);
+  }
+  if (candidates.empty()) return report;
+
+  // Looked at again: a save may have begun since.
+  BCP_ASSIGN_OR_RETURN(const std::vector<std::string> after, io::list_directory(directory));
+  for (const std::string& name : after) {
+    if (is_tmp_name(name) && name != own_tmp) {
+      report.declined = base::text("another save holds ", name);
+      return report;
+    }
+  }
+  base::Result<std::unordered_set<std::string>> named = named_files(directory, after);
+  if (!named.is_ok()) {
+    report.declined = named.status().message();
+    return report;
+  }
+  std::unordered_set<std::string> keep = std::move(named.value());
+  keep.insert(own_files.begin(), own_files.end());
+
+  bool synced = false;
+  for (const std::string& name : candidates) {
+    const std::string path = io::join(directory, name);
+    if (keep.count(name) != 0) continue;
+    BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(path));
+    if (type != io::EntryType::kRegular) continue;
+    if (!synced) {
+      BCP_RETURN_IF_ERROR(io::sync_directory(directory));
+      BCP_FAILPOINT(kSweepDirectorySynced);
+      synced = true;
+    }
+    BCP_RETURN_IF_ERROR(io::remove_file(path));
+    ++report.files_removed;
+    BCP_FAILPOINT(kSweepFileRemoved);
+  }
+  return report;
+}
+
+}  // namespace bytecheckpoint::engine

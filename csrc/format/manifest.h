@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "csrc/base/bytes.h"
+#include "csrc/base/status.h"
+#include "csrc/format/data_file.h"
+#include "csrc/format/tree.h"
+#include "csrc/tensor/box.h"
+#include "csrc/tensor/dtype.h"
+
+namespace bytecheckpoint::format {
+
+/// Kinds of records; on disk, never renumber.
+enum class RecordKind : uint8_t {
+  kTensor = 1,  // zip archive made by ZipRecord: data is data_bytes at data_offset
+  kOpaque = 2,  // bytes of torch.save
+  kBytes = 3,   // what the planner produced
+};
+
+/// Where one record lies. Offsets count from the start of its file.
+struct Record {
+  RecordKind kind = RecordKind::kBytes;
+  tensor::DType stored_dtype =
+      tensor::DType::kNone;  // of a tensor record; a planner may store another than it declares
+  uint32_t file = 0;         // index into the files
+  int64_t offset = 0;
+  int64_t bytes = 0;
+  int64_t data_offset = 0;  // of a tensor record: its elements, row-major
+  int64_t data_bytes = 0;
+};
+
+struct Chunk {
+  tensor::Box box;  // of the item's tensor; no dims for a bytes item
+  Record record;
+};
+
+/// Tensor properties as DCP keeps them.
+struct TensorInfo {
+  tensor::DType dtype = tensor::DType::kNone;
+  bool requires_grad = false;
+  bool pin_memory = false;
+  uint8_t memory_format = 0;  // 0 contiguous, 1 channels last, 2 preserve
+  tensor::Dims sizes;
+};
+
+/// One entry of the state dict: a tensor with its chunks in the order of DCP's metadata, or a bytes item with one.
+struct Item {
+  std::string fqn;
+  bool is_tensor = false;
+  uint32_t ordinal = 0;  // position in the state dict that was saved
+  TensorInfo tensor;
+  std::vector<Chunk> chunks;
+};
+
+struct FileEntry {
+  std::string name;
+  DataFileId id;
+  int64_t bytes = 0;
+  uint32_t trailer_crc = 0;
+};
+
+/// What a checkpoint contains, and where.
+struct Manifest {
+  base::Id save_id{};
+  std::string checkpoint_id;  // path as the writer knew it
+  std::vector<Item> items;    // sorted by the UTF-8 bytes of their FQNs, unique
+  std::vector<FileEntry> files;
+  Tree planner_data;
+  std::string user_metadata;  // JSON, or empty
+
+  /// Binary search; nullptr if absent.
+  const Item* find(std::string_view fqn) const;
+};
+
+/// Serialised manifest; FORMAT.md has the fields. Items must be sorted and unique.
+std::string encode_manifest(const Manifest& manifest);
+
+/// kCorrupt, kVersion. Everything is checked that later code relies on: every index, box and range is valid, boxes lie
+/// in their tensors, records in their files, file names are ours. Never reads past `bytes`, never allocates more than
+/// a small multiple of it.
+base::Result<Manifest> decode_manifest(std::string_view bytes);
+
+}  // namespace bytecheckpoint::format

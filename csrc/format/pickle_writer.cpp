@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/pickle_writer.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace bytecheckpoint::format {
+
+PickleWriter::PickleWriter(int protocol) : protocol_(protocol) {
+  out_.u8(0x80);
+  out_.u8(static_cast<uint8_t>(protocol));
+}
+
+void PickleWriter::integer(int64_t value) {
+  if (value >= 0 && value <= 0xFF) {
+    out_.u8('K');
+    out_.u8(static_cast<uint8_t>(value));
+  } else if (value >= 0 && value <= 0xFFFF) {
+    out_.u8('M');
+    out_.u16(static_cast<uint16_t>(value));
+  } else if (value >= INT32_MIN && value <= INT32_MAX) {
+    out_.u8('J');
+    out_.u32(static_cast<uint32_t>(static_cast<int32_t>(value)));
+  } else {
+    // LONG1: two's complement, little-endian, 8 bytes hold every int64.
+    out_.u8(0x8A);
+    out_.u8(8);
+    out_.i64(value);
+  }
+}
+
+void PickleWriter::real(double value) {
+  out_.u8('G');
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  bits = __builtin_bswap64(bits);  // BINFLOAT is the one big-endian field of the protocol
+  out_.u64(bits);
+}
+
+void PickleWriter::write_string(std::string_view value) {
+  if (protocol_ >= 4 && value.size() <= 0xFF) {
+    out_.u8(0x8C);
+    out_.u8(static_cast<uint8_t>(value.size()));
+  } else if (value.size() <= 0xFFFFFFFFu) {
+    out_.u8('X');
+    out_.u32(static_cast<uint32_t>(value.size()));
+  } else {
+    out_.u8(0x8D);
+    out_.u64(value.size());
+  }
+  out_.raw(value);
+}
+
+void PickleWriter::string(std::string_view value) {
+  if (protocol_ < 4) return write_string(value);
+  std::string key = base::text("s:", value);
+  if (recall(key)) return;
+  write_string(value);
+  memoise(std::move(key));
+}
+
+void PickleWriter::bytes(std::string_view value) {
+  out_.u8('B');
+  out_.u32(static_cast<uint32_t>(value.size()));
+  out_.raw(value);
+}
+
+void PickleWriter::global(std::string_view module, std::string_view name) {
+  if (protocol_ < 4) {
+    out_.u8('c');
+    out_.raw(module);
+    out_.u8('\n');
+    out_.raw(name);
+    out_.u8('\n');
+    return;
+  }
+  std::string key = base::text("g:", module, ":", name);
+  if (recall(key)) return;
+  string(module);
+  string(name);
+  out_.u8(0x93);
+  memoise(std::move(key));
+}
+
+void PickleWriter::int_tuple(const tensor::Dims& values) {
+  if (values.empty()) return empty_tuple();
+  if (values.size() > 3) mark();
+  for (int64_t value : values) integer(value);
+  if (values.size() > 3) {
+    tuple_from_mark();
+  } else {
+    out_.u8(static_cast<uint8_t>(0x84 + values.size()));  // TUPLE1..TUPLE3
+  }
+}
+
+void PickleWriter::tree(const Tree& value) {
+  switch (value.kind) {
+    case Tree::Kind::kNone:
+      return none();
+    case Tree::Kind::kFalse:
+      return boolean(false);
+    case Tree::Kind::kTrue:
+      return boolean(true);
+    case Tree::Kind::kInt:
+      return integer(value.integer);
+    case Tree::Kind::kFloat:
+      return real(value.real);
+    case Tree::Kind::kString:
+      return string(value.text);
+    case Tree::Kind::kBytes:
+      return bytes(value.text);
+    case Tree::Kind::kTuple:
+      if (value.children.empty()) return empty_tuple();
+      mark();
+      for (const Tree& child : value.children) tree(child);
+      return tuple_from_mark();
+    case Tree::Kind::kList:
+      empty_list();
+      mark();
+      for (const Tree& child : value.children) tree(child);
+      return append_items();
+    case Tree::Kind::kDict:
+      empty_dict();
+      mark();
+      for (const Tree& child : value.children) tree(child);
+      return set_items();
+  }
+}
+
+bool PickleWriter::recall(const std::string& key) {
+  const auto found = memo_.find(key);
+  if (found == memo_.end()) return false;
+  if (found->second <= 0xFF) {
+    out_.u8('h');
+    out_.u8(static_cast<uint8_t>(found->second));
+  } else {
+    out_.u8('j');
+    out_.u32(found->second);
+  }
+  return true;
+}
+
+void PickleWriter::memoise(std::string key) {
+  // MEMOIZE stores under the number of entries so far.
+  const auto index = static_cast<uint32_t>(memo_.size());
+  memo_.emplace(std::move(key), index);
+  out_.u8(0x94);
+}
+
+std::string PickleWriter::finish() {
+  out_.u8('.');
+  return out_.take();
+}
+
+}  // namespace bytecheckpoint::format

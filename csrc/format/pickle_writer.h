@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "csrc/base/bytes.h"
+#include "csrc/format/tree.h"
+#include "csrc/tensor/box.h"
+
+namespace bytecheckpoint::format {
+
+/// Emits pickle opcodes, one method an opcode or a common group. It knows no objects; the callers order the calls.
+///
+/// Protocol 4 strings and globals are memoised by content, which keeps metadata of many records small. Protocol 2
+/// (what `torch.load(weights_only=True)` has always accepted) is written without a memo: records are tiny.
+class PickleWriter {
+ public:
+  explicit PickleWriter(int protocol);
+
+  void none() { out_.u8('N'); }
+  void boolean(bool value) { out_.u8(value ? 0x88 : 0x89); }
+  void integer(int64_t value);
+  void real(double value);
+  void string(std::string_view value);
+  void bytes(std::string_view value);  // protocol 4 only
+  void global(std::string_view module, std::string_view name);
+
+  void mark() { out_.u8('('); }
+  void tuple_from_mark() { out_.u8('t'); }
+  void empty_tuple() { out_.u8(')'); }
+  void empty_list() { out_.u8(']'); }
+  void empty_dict() { out_.u8('}'); }
+  void tuple1() { out_.u8(0x85); }
+  void reduce() { out_.u8('R'); }
+  void new_object() { out_.u8(0x81); }
+  void build() { out_.u8('b'); }
+  void set_items() { out_.u8('u'); }
+  void append_items() { out_.u8('e'); }
+  void persistent_id() { out_.u8('Q'); }
+
+  /// Ints as one tuple.
+  void int_tuple(const tensor::Dims& values);
+  /// A tree of builtin values.
+  void tree(const Tree& value);
+  /// Pushes what was memoised under `key`; false if nothing was.
+  bool recall(const std::string& key);
+  /// Memoises the top of the stack under `key`.
+  void memoise(std::string key);
+
+  /// Ends the pickle with STOP and hands it out.
+  std::string finish();
+
+ private:
+  void write_string(std::string_view value);
+
+  const int protocol_;
+  base::ByteWriter out_;
+  std::unordered_map<std::string, uint32_t> memo_;
+};
+
+}  // namespace bytecheckpoint::format

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/tree.h"
+
+#include <cstring>
+
+namespace bytecheckpoint::format {
+namespace {
+
+bool is_container(Tree::Kind kind) {
+  return kind >= Tree::Kind::kList && kind <= Tree::Kind::kDict;
+}
+
+bool decode_node(base::ByteReader* in, int depth, Tree* out) {
+  const uint8_t tag = in->u8();
+  if (!in->ok() || tag > static_cast<uint8_t>(Tree::Kind::kDict) || depth > kMaxTreeDepth) return false;
+  out->kind = static_cast<Tree::Kind>(tag);
+  if (out->kind == Tree::Kind::kInt) {
+    out->integer = in->i64();
+  } else if (out->kind == Tree::Kind::kFloat) {
+    const uint64_t bits = in->u64();
+    std::memcpy(&out->real, &bits, sizeof bits);
+  } else if (out->kind == Tree::Kind::kString || out->kind == Tree::Kind::kBytes) {
+    out->text = in->string();
+  } else if (is_container(out->kind)) {
+    const uint32_t count = in->u32();
+    // A child takes at least its tag, so a count beyond what is left is damage, not a reason to allocate.
+    if (count > in->remaining() || (out->kind == Tree::Kind::kDict && count % 2 != 0)) return false;
+    out->children.reserve(count);
+    for (uint32_t i = 0; i < count; ++i) {
+      if (!decode_node(in, depth + 1, &out->children.emplace_back())) return false;
+    }
+  }
+  return in->ok();
+}
+
+}  // namespace
+
+bool Tree::operator==(const Tree& other) const {
+  return kind == other.kind && integer == other.integer && std::memcmp(&real, &other.real, sizeof real) == 0 &&
+         text == other.text && children == other.children;
+}
+
+void encode_tree(const Tree& tree, base::ByteWriter* out) {
+  out->u8(static_cast<uint8_t>(tree.kind));
+  if (tree.kind == Tree::Kind::kInt) {
+    out->i64(tree.integer);
+  } else if (tree.kind == Tree::Kind::kFloat) {
+    out->raw(&tree.real, sizeof tree.real);
+  } else if (tree.kind == Tree::Kind::kString || tree.kind == Tree::Kind::kBytes) {
+    out->string(tree.text);
+  } else if (is_container(tree.kind)) {
+    out->u32(static_cast<uint32_t>(tree.children.size()));
+    for (const Tree& child : tree.children) encode_tree(child, out);
+  }
+}
+
+base::Result<Tree> decode_tree(std::string_view bytes) {
+  base::ByteReader in(bytes);
+  Tree tree;
+  if (!decode_node(&in, 0, &tree) || in.remaining() != 0) {
+    return base::Status::make(base::Code::kCorrupt, base::text("tree of builtin values: damaged at byte ",
+                                                               in.position(), " of ", bytes.size()));
+  }
+  return tree;
+}
+
+}  // namespace bytecheckpoint::format

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/zip_record.h"
+
+#include "csrc/base/bytes.h"
+#include "csrc/base/crc32.h"
+#include "csrc/format/pickle_writer.h"
+
+namespace bytecheckpoint::format {
+namespace {
+
+constexpr const char* kSmallNames[3] = {"archive/data.pkl", "archive/byteorder", "archive/version"};
+constexpr const char* kDataName = "archive/data/0";
+
+constexpr uint32_t kLocalHeader = 0x04034B50;
+constexpr uint32_t kDataDescriptor = 0x08074B50;
+constexpr uint32_t kCentralEntry = 0x02014B50;
+constexpr uint32_t kZip64End = 0x06064B50;
+constexpr uint32_t kZip64Locator = 0x07064B50;
+constexpr uint32_t kEnd = 0x06054B50;
+
+constexpr uint16_t kVersionPlain = 20;
+constexpr uint16_t kVersionZip64 = 45;
+constexpr uint16_t kFlagDescriptor = 1 << 3;
+constexpr uint16_t kDosTime = 0;                      // midnight
+constexpr uint16_t kDosDate = (0 << 9) | 1 << 5 | 1;  // 1980-01-01
+constexpr uint16_t kExtraZip64 = 0x0001;
+constexpr uint16_t kExtraPadding = 0x4246;  // "FB", the id that torch pads with
+constexpr uint32_t kInZip64 = 0xFFFFFFFFu;
+
+/// Sizes that a plain zip field cannot hold. The central directory then starts beyond 4 GiB too.
+bool needs_zip64(int64_t data_bytes) {
+  return data_bytes >= 0xFFFF0000;
+}
+
+struct EntryHead {
+  const char* name;
+  uint16_t version;
+  uint16_t flags;
+  uint32_t crc;
+  uint32_t bytes;
+};
+
+/// The fields that local headers and central entries share, from "version needed" to "name length".
+void shared_fields(const EntryHead& entry, base::ByteWriter* out) {
+  out->u16(entry.version);
+  out->u16(entry.flags);
+  out->u16(0);  // stored
+  out->u16(kDosTime);
+  out->u16(kDosDate);
+  out->u32(entry.crc);
+  out->u32(entry.bytes);
+  out->u32(entry.bytes);
+  out->u16(static_cast<uint16_t>(std::string_view(entry.name).size()));
+}
+
+void local_header(const EntryHead& entry, const std::string& extra, base::ByteWriter* out) {
+  out->u32(kLocalHeader);
+  shared_fields(entry, out);
+  out->u16(static_cast<uint16_t>(extra.size()));
+  out->raw(std::string_view(entry.name));
+  out->raw(extra);
+}
+
+void central_entry(const EntryHead& entry, const std::string& extra, uint32_t header_offset, base::ByteWriter* out) {
+  out->u32(kCentralEntry);
+  out->u16(entry.version);
+  shared_fields(entry, out);
+  out->u16(static_cast<uint16_t>(extra.size()));
+  out->u16(0);  // comment
+  out->u16(0);  // disk
+  out->u16(0);  // internal attributes
+  out->u32(0);  // external attributes
+  out->u32(header_offset);
+  out->raw(std::string_view(entry.name));
+  out->raw(extra);
+}
+
+std::string zip64_extra(uint64_t bytes) {
+  base::ByteWriter out;
+  out.u16(kExtraZip64);
+  out.u16(16);
+  out.u64(bytes);
+  out.u64(bytes);
+  return out.take();
+}
+
+}  // namespace
+
+std::string tensor_pickle(const tensor::DTypeInfo& dtype, const tensor::Dims& sizes, int64_t data_bytes) {
+  PickleWriter pickle(2);
+  const bool typed = dtype.typed_storage != nullptr;
+  pickle.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+  pickle.mark();
+  pickle.mark();
+  pickle.string("storage");
+  if (typed) {
+    pickle.global("torch", dtype.typed_storage);
+  } else {
+    pickle.global("torch.storage", "UntypedStorage");
+  }
+  pickle.string("0");
+  pickle.string("cpu");
+  pickle.integer(typed ? data_bytes / dtype.itemsize_bytes : data_bytes);
+  pickle.tuple_from_mark();
+  pickle.persistent_id();
+  pickle.integer(0);  // storage offset
+  pickle.int_tuple(sizes);
+  pickle.int_tuple(tensor::row_major_strides(sizes));
+  pickle.boolean(false);  // requires_grad
+  pickle.global("collections", "OrderedDict");
+  pickle.empty_tuple();
+  pickle.reduce();  // backward hooks: none
+  if (!typed) pickle.global("torch", dtype.name);
+  pickle.tuple_from_mark();
+  pickle.reduce();
+  return pickle.finish();
+}
+
+base::Result<ZipRecord> ZipRecord::layout(tensor::DType dtype, const tensor::Dims& sizes, int64_t record_offset) {
+  const tensor::DTypeInfo* info = tensor::find_dtype(dtype);
+  ZipRecord record;
+  if (info == nullptr || !tensor::checked_numel(sizes, &record.data_bytes_) ||
+      !base::checked_mul(record.data_bytes_, info->itemsize_bytes, &record.data_bytes_)) {
+    return base::Status::make(base::Code::kInvalidArgument,
+                              base::text("tensor record: dtype code ", static_cast<int>(dtype), " with shape ",
+                                         tensor::to_text(sizes), " cannot be stored"));
+  }
+  record.record_offset_ = record_offset;
+  const std::string contents[3] = {tensor_pickle(*info, sizes, record.data_bytes_), "little", "3\n"};
+
+  base::ByteWriter out;
+  for (int i = 0; i < 3; ++i) {
+    record.small_crc_[i] = base::crc32(0, contents[i].data(), contents[i].size());
+    record.small_offset_[i] = static_cast<uint32_t>(out.size());
+    record.small_bytes_[i] = static_cast<uint32_t>(contents[i].size());
+    local_header({kSmallNames[i], kVersionPlain, 0, record.small_crc_[i], record.small_bytes_[i]}, "", &out);
+    out.raw(contents[i]);
+  }
+
+  const bool zip64 = needs_zip64(record.data_bytes_);
+  std::string extra = zip64 ? zip64_extra(0) : std::string();
+  record.data_entry_offset_ = static_cast<int64_t>(out.size());
+  constexpr int64_t kLocalHeaderBytes = 30, kExtraHeadBytes = 4;
+  const int64_t unpadded = record_offset + record.data_entry_offset_ + kLocalHeaderBytes +
+                           static_cast<int64_t>(std::string_view(kDataName).size() + extra.size()) + kExtraHeadBytes;
+  const int64_t alignment = record.data_bytes_ >= kLargeDataBytes ? kLargeDataAlignment : kRecordAlignment;
+  base::ByteWriter padding;
+  const auto fill = static_cast<uint16_t>(base::align_up(unpadded, alignment) - unpadded);
+  padding.u16(kExtraPadding);
+  padding.u16(fill);
+  padding.zeros(fill);
+  extra += padding.bytes();
+  // CRC and sizes of the data follow it; in a zip64 archive their fields here refer to the extra field.
+  local_header({kDataName, zip64 ? kVersionZip64 : kVersionPlain, kFlagDescriptor, 0, zip64 ? kInZip64 : 0}, extra,
+               &out);
+  record.head_ = out.take();
+  record.tail_bytes_ = static_cast<int64_t>(record.tail(0).size());
+  return record;
+}
+
+std::string ZipRecord::tail(uint32_t data_crc) const {
+  const bool zip64 = needs_zip64(data_bytes_);
+  const auto bytes = static_cast<uint64_t>(data_bytes_);
+  base::ByteWriter out;
+  out.u32(kDataDescriptor);
+  out.u32(data_crc);
+  for (int field = 0; field < 2; ++field) {
+    if (zip64) {
+      out.u64(bytes);
+    } else {
+      out.u32(static_cast<uint32_t>(bytes));
+    }
+  }
+
+  const uint64_t directory_offset = head_.size() + bytes + out.size();
+  const size_t directory_begin = out.size();
+  for (int i = 0; i < 3; ++i) {
+    central_entry({kSmallNames[i], kVersionPlain, 0, small_crc_[i], small_bytes_[i]}, "", small_offset_[i], &out);
+  }
+  const uint32_t plain_bytes = zip64 ? kInZip64 : static_cast<uint32_t>(bytes);
+  central_entry({kDataName, zip64 ? kVersionZip64 : kVersionPlain, kFlagDescriptor, data_crc, plain_bytes},
+                zip64 ? zip64_extra(bytes) : std::string(), static_cast<uint32_t>(data_entry_offset_), &out);
+  const uint64_t directory_bytes = out.size() - directory_begin;
+
+  constexpr uint16_t kEntries = 4;
+  if (zip64) {
+    const uint64_t end_offset = directory_offset + directory_bytes;
+    out.u32(kZip64End);
+    out.u64(44);  // of this record, from here on
+    out.u16(kVersionZip64);
+    out.u16(kVersionZip64);
+    out.u32(0);
+    out.u32(0);
+    out.u64(kEntries);
+    out.u64(kEntries);
+    out.u64(directory_bytes);
+    out.u64(directory_offset);
+    out.u32(kZip64Locator);
+    out.u32(0);
+    out.u64(end_offset);
+    out.u32(1);
+  }
+  out.u32(kEnd);
+  out.u16(0);
+  out.u16(0);
+  out.u16(kEntries);
+  out.u16(kEntries);
+  out.u32(static_cast<uint32_t>(directory_bytes));
+  out.u32(zip64 ? kInZip64 : static_cast<uint32_t>(directory_offset));
+  out.u16(0);
+  return out.take();
+}
+
+}  // namespace bytecheckpoint::format

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/io/directory.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <memory>
+
+namespace bytecheckpoint::io {
+
+using base::Status;
+
+std::string join(const std::string& directory, const std::string& name) {
+  return !directory.empty() && directory.back() == '/' ? directory + name : directory + "/" + name;
+}
+
+base::Result<EntryType> entry_type(const std::string& path) {
+  struct stat info;
+  if (::lstat(path.c_str(), &info) != 0) {
+    if (errno == ENOENT) return EntryType::kAbsent;
+    return Status::storage("lstat", path, "", errno);
+  }
+  if (S_ISREG(info.st_mode)) return EntryType::kRegular;
+  return S_ISDIR(info.st_mode) ? EntryType::kDirectory : EntryType::kOther;
+}
+
+Status make_directories(const std::string& path, bool sync) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) == 0) {
+    if (S_ISDIR(info.st_mode)) return Status::ok();
+    return Status::storage("mkdir", path, "exists and is not a directory", ENOTDIR);
+  }
+  if (errno != ENOENT) return Status::storage("stat", path, "", errno);
+  size_t end = path.find_last_not_of('/');
+  end = end == std::string::npos ? 0 : path.rfind('/', end);
+  const std::string parent = end == std::string::npos ? "." : end == 0 ? "/" : path.substr(0, end);
+  BCP_RETURN_IF_ERROR(make_directories(parent, sync));
+  // EEXIST: another rank or save was faster.
+  if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) return Status::storage("mkdir", path, "", errno);
+  if (!sync) return Status::ok();
+  BCP_RETURN_IF_ERROR(sync_directory(path));
+  return sync_directory(parent);
+}
+
+base::Result<std::vector<std::string>> list_directory(const std::string& path) {
+  struct CloseDirectory {
+    void operator()(DIR* directory) const { ::closedir(directory); }
+  };
+  std::unique_ptr<DIR, CloseDirectory> directory(::opendir(path.c_str()));
+  if (directory == nullptr) return Status::storage("opendir", path, "", errno);
+  std::vector<std::string> names;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = ::readdir(directory.get());
+    if (entry == nullptr) {
+      if (errno != 0) return Status::storage("readdir", path, "", errno);
+      return names;
+    }
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+}
+
+Status sync_directory(const std::string& path, bool* supported) {
+  if (supported != nullptr) *supported = true;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return Status::storage("open", path, "directory", errno);
+  const int result = ::fsync(fd);
+  const int error = errno;
+  ::close(fd);
+  if (result == 0) return Status::ok();
+  if (error == EINVAL || error == ENOTSUP) {
+    if (supported != nullptr) *supported = false;
+    return Status::ok();
+  }
+  return Status::storage("fsync", path, "directory", error);
+}
+
+Status remove_file(const std::string& path) {
+  if (::unlink(path.c_str()) == 0 || errno == ENOENT) return Status::ok();
+  return Status::storage("unlink", path, "", errno);
+}
+
+}  // namespace bytecheckpoint::io

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "csrc/base/status.h"
+
+namespace bytecheckpoint::io {
+
+/// `directory/name`.
+std::string join(const std::string& directory, const std::string& name);
+
+enum class EntryType { kAbsent, kRegular, kDirectory, kOther };
+/// Of the name itself: a symbolic link is kOther.
+base::Result<EntryType> entry_type(const std::string& path);
+
+/// Creates `path` and its missing parents; every new directory and the one it is entered in are synced, so that the
+/// names survive power loss. An existing directory is fine.
+base::Status make_directories(const std::string& path, bool sync);
+
+/// Names in `path` without `.` and `..`, in the order of the file system.
+base::Result<std::vector<std::string>> list_directory(const std::string& path);
+
+/// fsync of a directory: makes names created, removed and renamed in it survive power loss.
+/// \param supported  Set to false, with ok returned, where the file system cannot (EINVAL, ENOTSUP).
+base::Status sync_directory(const std::string& path, bool* supported = nullptr);
+
+/// Removes a name; one that is already gone is fine.
+base::Status remove_file(const std::string& path);
+
+}  // namespace bytecheckpoint::io

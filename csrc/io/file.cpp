@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/io/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "csrc/base/bytes.h"
+
+namespace bytecheckpoint::io {
+namespace {
+
+using base::Status;
+using base::text;
+
+bool is_aligned(const void* bytes, int64_t size, int64_t offset) {
+  return (reinterpret_cast<uintptr_t>(bytes) % kDirectAlignment | static_cast<uint64_t>(size) % kDirectAlignment |
+          static_cast<uint64_t>(offset) % kDirectAlignment) == 0;
+}
+
+int open_retrying(const char* path, int flags, mode_t mode) {
+  int fd;
+  do {
+    fd = ::open(path, flags | O_CLOEXEC, mode);
+  } while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
+}  // namespace
+
+File& File::operator=(File&& other) noexcept {
+  if (this != &other) {
+    if (fd_ >= 0) ::close(fd_);
+    path_ = std::move(other.path_);
+    fd_ = std::exchange(other.fd_, -1);
+    direct_ = other.direct_.load();
+  }
+  return *this;
+}
+
+File::~File() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+base::Result<File> File::open(const std::string& path, bool direct) {
+  File file;
+  file.path_ = path;
+  // O_NONBLOCK: a FIFO in place of the file must not hang the open.
+  file.fd_ = open_retrying(path.c_str(), O_RDONLY | O_NONBLOCK | (direct ? O_DIRECT : 0), 0);
+  if (file.fd_ < 0 && direct && errno == EINVAL) return open(path, false);
+  if (file.fd_ < 0) return Status::storage("open", path, "read", errno);
+  file.direct_ = direct;
+  struct stat info;
+  if (::fstat(file.fd_, &info) != 0) return Status::storage("fstat", path, "", errno);
+  if (!S_ISREG(info.st_mode)) {
+    return Status::storage("open", path, "not a regular file", S_ISDIR(info.st_mode) ? EISDIR : EINVAL);
+  }
+  return file;
+}
+
+base::Result<File> File::create(const std::string& path, bool direct) {
+  File file;
+  file.path_ = path;
+  const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
+  file.fd_ = open_retrying(path.c_str(), flags | (direct ? O_DIRECT : 0), 0666);
+  if (file.fd_ < 0 && direct && errno == EINVAL) {
+    // Some file systems create the file before they refuse the flag.
+    ::unlink(path.c_str());
+    return create(path, false);
+  }
+  if (file.fd_ < 0) return Status::storage("open", path, "create", errno);
+  file.direct_ = direct;
+  return file;
+}
+
+void File::stop_direct() {
+  if (!direct_.exchange(false)) return;
+  const int flags = ::fcntl(fd_, F_GETFL);
+  if (flags >= 0) ::fcntl(fd_, F_SETFL, flags & ~O_DIRECT);
+}
+
+Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
+  const auto* from = static_cast<const char*>(bytes);
+  while (size > 0) {
+    // A direct file ends with an unaligned tail; the aligned part before it still goes directly.
+    int64_t part = size;
+    if (direct_ && !is_aligned(from, size, offset)) {
+      part = base::align_down(size, kDirectAlignment);
+      if (part == 0 || !is_aligned(from, part, offset)) {
+        stop_direct();
+        part = size;
+      }
+    }
+    const ssize_t written = ::pwrite(fd_, from, static_cast<size_t>(part), offset);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EINVAL && direct_) {
+        stop_direct();
+        continue;
+      }
+      return Status::storage("pwrite", path_, text("offset=", offset, ", ", part, " bytes"), errno);
+    }
+    if (written == 0) return Status::storage("pwrite", path_, text("offset=", offset, ", wrote nothing"), EIO);
+    from += written;
+    size -= written;
+    offset += written;
+  }
+  return Status::ok();
+}
+
+base::Result<int64_t> File::read_at(void* bytes, int64_t size, int64_t offset, int64_t wanted) {
+  auto* to = static_cast<char*>(bytes);
+  int64_t done = 0;
+  while (done < size) {
+    if (direct_ && !is_aligned(to + done, size - done, offset + done)) {
+      // A direct read that ends unaligned has met the end of the file, unless it was short for another reason.
+      if (done >= wanted) break;
+      stop_direct();
+    }
+    const ssize_t got = ::pread(fd_, to + done, static_cast<size_t>(size - done), offset + done);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EINVAL && direct_) {
+        stop_direct();
+        continue;
+      }
+      return Status::storage("pread", path_, text("offset=", offset + done, ", ", size - done, " bytes"), errno);
+    }
+    if (got == 0) break;
+    done += got;
+  }
+  if (done < wanted) {
+    return Status::make(
+        base::Code::kCorrupt,
+        text("pread(", path_, ", offset=", offset, ", ", wanted, " bytes): file ends after ", done, " bytes"), path_);
+  }
+  return done;
+}
+
+base::Result<int64_t> File::size() const {
+  struct stat info;
+  if (::fstat(fd_, &info) != 0) return Status::storage("fstat", path_, "", errno);
+  return static_cast<int64_t>(info.st_size);
+}
+
+Status File::reserve(int64_t bytes) {
+  if (bytes <= 0) return Status::ok();
+  int result;
+  do {
+    result = ::fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, bytes);
+  } while (result != 0 && errno == EINTR);
+  // Only these two say that the space is not there; everything else says that asking is not supported.
+  if (result != 0 && (errno == ENOSPC || errno == EDQUOT)) {
+    return Status::storage("fallocate", path_, text(bytes, " bytes"), errno);
+  }
+  return Status::ok();
+}
+
+Status File::truncate(int64_t bytes) {
+  int result;
+  do {
+    result = ::ftruncate(fd_, bytes);
+  } while (result != 0 && errno == EINTR);
+  return result == 0 ? Status::ok() : Status::storage("ftruncate", path_, text(bytes, " bytes"), errno);
+}
+
+Status File::sync() {
+  return ::fsync(fd_) == 0 ? Status::ok() : Status::storage("fsync", path_, "", errno);
+}
+
+Status File::close() {
+  if (fd_ < 0) return Status::ok();
+  // Linux frees the descriptor whatever close returns: never retried.
+  return ::close(std::exchange(fd_, -1)) == 0 ? Status::ok() : Status::storage("close", path_, "", errno);
+}
+
+base::Result<std::string> read_file(const std::string& path) {
+  BCP_ASSIGN_OR_RETURN(File file, File::open(path, /*direct=*/false));
+  BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
+  std::string bytes(static_cast<size_t>(size), '\0');
+  BCP_ASSIGN_OR_RETURN(const int64_t got, file.read_at(bytes.data(), size, 0, size));
+  bytes.resize(static_cast<size_t>(got));
+  return bytes;
+}
+
+}  // namespace bytecheckpoint::io

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/bounded_queue.h"
+#include "csrc/base/status.h"
+#include "csrc/io/file.h"
+
+namespace bytecheckpoint::io {
+
+/// A stretch of a file to be read into one slot.
+struct ReadRequest {
+  std::shared_ptr<File> file;
+  int64_t offset = 0;
+  int64_t wanted = 0;  // bytes that must be there
+  int64_t size = 0;    // bytes asked of the disk: `wanted`, rounded up for direct I/O
+  size_t tag = 0;      // the owner's
+};
+
+/// A slot that was filled, or the failure to fill it.
+struct FilledSlot {
+  int slot = -1;
+  ReadRequest request;
+  base::Status status;
+};
+
+/// Threads that fill slots ahead of their consumer.
+class Reader {
+ public:
+  using Source = std::function<base::Result<std::optional<ReadRequest>>()>;
+
+  /// \param source     Next request, nothing at the end; called by one thread at a time.
+  /// \param slot_bytes Memory of slot number i.
+  Reader(int num_threads, int num_slots, Source source, std::function<uint8_t*(int)> slot_bytes);
+  /// Stops as soon as the reads in flight return.
+  ~Reader();
+
+  /// Next filled slot in any order, nothing when all is read. Blocks. After a failure ask no more.
+  std::optional<FilledSlot> next();
+  /// Hands a slot back to be filled again.
+  void release(int slot) { free_.push(slot); }
+
+ private:
+  void run();
+  base::Result<std::optional<ReadRequest>> pull();
+
+  base::Mutex mutex_;
+  Source source_ BCP_GUARDED_BY(mutex_);
+  bool exhausted_ BCP_GUARDED_BY(mutex_) = false;
+  int running_ BCP_GUARDED_BY(mutex_);
+  const std::function<uint8_t*(int)> slot_bytes_;
+  base::BoundedQueue<int> free_;
+  base::BoundedQueue<FilledSlot> filled_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace bytecheckpoint::io

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/bounded_queue.h"
+#include "csrc/base/mutex.h"
+#include "csrc/base/status.h"
+#include "csrc/io/file.h"
+
+namespace bytecheckpoint::io {
+
+/// Bytes of a slot on their way to a file. The file and the bytes outlive the request.
+struct WriteRequest {
+  File* file = nullptr;
+  const uint8_t* bytes = nullptr;
+  int64_t size = 0;
+  int64_t offset = 0;
+  int slot = -1;
+};
+
+/// Threads that write slots while their owner fills others.
+///
+/// After the first failure nothing more is written, but slots keep being released, so that the filling side can never
+/// wait for ever.
+class Writer {
+ public:
+  /// \param released  Called from a writer thread with the slot of each request that is done; must not block.
+  Writer(int num_threads, size_t capacity, std::function<void(int)> released);
+  /// Waits for what was submitted.
+  ~Writer();
+
+  void submit(WriteRequest request);
+  /// First failure so far.
+  base::Status status();
+  /// Ends the threads when all that was submitted is written. \returns the first failure.
+  base::Status finish();
+
+ private:
+  void run();
+
+  base::BoundedQueue<WriteRequest> queue_;
+  const std::function<void(int)> released_;
+  base::Mutex mutex_;
+  base::Status first_failure_ BCP_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace bytecheckpoint::io

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "csrc/base/status.h"
+#include "csrc/tensor/box.h"
+
+namespace bytecheckpoint::planner {
+
+/// One box wanted of one stored chunk. A record that is wanted whole (bytes) is a chunk of one dim of bytes.
+struct WantedBox {
+  uint32_t file = 0;
+  int64_t data_offset = 0;  // of the chunk's first element in its file
+  tensor::Dims chunk_sizes;
+  tensor::Box box;  // inside the chunk
+  int64_t itemsize_bytes = 1;
+};
+
+/// One stretch of whole blocks to read, and which wanted boxes have bytes in it.
+struct ReadSegment {
+  int64_t offset = 0;  // multiple of the block size
+  int64_t bytes = 0;
+  std::vector<uint32_t> wanted;  // indices into the plan's boxes, ascending
+};
+
+struct FileReads {
+  uint32_t file = 0;
+  std::vector<ReadSegment> segments;  // ascending, disjoint
+};
+
+struct LoadPlan {
+  std::vector<FileReads> files;  // ascending by number
+  int64_t bytes_wanted = 0;
+  int64_t bytes_read = 0;
+};
+
+/// Turns wanted boxes into reads: every block that holds a wanted byte once, no other block, in one forward sweep a
+/// file, neighbours joined up to `max_segment_bytes`.
+///
+/// \param block_bytes        What a CRC covers; a power of two. Reads widen to it, so that all that is read is
+/// verified.
+/// \param max_segment_bytes  A multiple of block_bytes.
+/// \returns kInvalidArgument for a box outside its chunk.
+/// Pure; O(n log n) in blocks and boxes.
+base::Result<LoadPlan> plan_load(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes);
+
+}  // namespace bytecheckpoint::planner

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/tensor/dtype.h"
+
+namespace bytecheckpoint::tensor {
+namespace {
+
+constexpr DTypeInfo kTable[kLastDType] = {
+    {DType::kFloat64, "float64", 8, "DoubleStorage"},
+    {DType::kFloat32, "float32", 4, "FloatStorage"},
+    {DType::kFloat16, "float16", 2, "HalfStorage"},
+    {DType::kBFloat16, "bfloat16", 2, "BFloat16Storage"},
+    {DType::kInt64, "int64", 8, "LongStorage"},
+    {DType::kInt32, "int32", 4, "IntStorage"},
+    {DType::kInt16, "int16", 2, "ShortStorage"},
+    {DType::kInt8, "int8", 1, "CharStorage"},
+    {DType::kUInt8, "uint8", 1, "ByteStorage"},
+    {DType::kBool, "bool", 1, "BoolStorage"},
+    {DType::kComplex64, "complex64", 8, "ComplexFloatStorage"},
+    {DType::kComplex128, "complex128", 16, "ComplexDoubleStorage"},
+    {DType::kComplex32, "complex32", 4, nullptr},
+    {DType::kUInt16, "uint16", 2, nullptr},
+    {DType::kUInt32, "uint32", 4, nullptr},
+    {DType::kUInt64, "uint64", 8, nullptr},
+    {DType::kFloat8E4M3FN, "float8_e4m3fn", 1, nullptr},
+    {DType::kFloat8E4M3FNUZ, "float8_e4m3fnuz", 1, nullptr},
+    {DType::kFloat8E5M2, "float8_e5m2", 1, nullptr},
+    {DType::kFloat8E5M2FNUZ, "float8_e5m2fnuz", 1, nullptr},
+    {DType::kFloat8E8M0FNU, "float8_e8m0fnu", 1, nullptr},
+    {DType::kFloat4E2M1FNX2, "float4_e2m1fn_x2", 1, nullptr},
+};
+
+}  // namespace
+
+const DTypeInfo* find_dtype(uint8_t code) {
+  return code >= 1 && code <= kLastDType ? &kTable[code - 1] : nullptr;
+}
+
+const DTypeInfo* find_dtype(std::string_view name) {
+  for (const DTypeInfo& info : kTable) {
+    if (name == info.name) return &info;
+  }
+  return nullptr;
+}
+
+}  // namespace bytecheckpoint::tensor

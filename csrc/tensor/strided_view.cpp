@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/tensor/strided_view.h"
+
+namespace bytecheckpoint::tensor {
+
+BoxRuns::BoxRuns(const Dims& chunk_sizes, const Box& box, int64_t itemsize_bytes, const Dims& memory_strides_bytes)
+    : itemsize_bytes_(itemsize_bytes), memory_step_bytes_(itemsize_bytes) {
+  const Dims strides = row_major_strides(chunk_sizes);
+  for (size_t d = 0; d < box.num_dims(); ++d) {
+    if (box.sizes[d] == 0) return;  // no runs
+    begin_ += box.offsets[d] * strides[d] * itemsize_bytes;
+  }
+  for (size_t d = 0; d < box.num_dims(); ++d) {
+    if (box.sizes[d] == 1) continue;
+    const Dim dim{box.sizes[d], strides[d] * itemsize_bytes, memory_strides_bytes[d]};
+    if (!outer_.empty() && outer_.back().chunk_stride_bytes == dim.size * dim.chunk_stride_bytes &&
+        outer_.back().memory_stride_bytes == dim.size * dim.memory_stride_bytes) {
+      outer_.back() = Dim{outer_.back().size * dim.size, dim.chunk_stride_bytes, dim.memory_stride_bytes};
+    } else {
+      outer_.push_back(dim);
+    }
+  }
+  run_bytes_ = itemsize_bytes;
+  if (!outer_.empty() && outer_.back().chunk_stride_bytes == itemsize_bytes) {
+    run_bytes_ = outer_.back().size * itemsize_bytes;
+    memory_step_bytes_ = outer_.back().memory_stride_bytes;
+    outer_.pop_back();
+  }
+  num_runs_ = 1;
+  for (const Dim& dim : outer_) num_runs_ *= dim.size;
+}
+
+int64_t BoxRuns::chunk_offset(int64_t run) const {
+  int64_t offset = begin_;
+  for (size_t d = outer_.size(); d-- > 0; run /= outer_[d].size) {
+    offset += run % outer_[d].size * outer_[d].chunk_stride_bytes;
+  }
+  return offset;
+}
+
+int64_t BoxRuns::memory_offset(int64_t run) const {
+  int64_t offset = 0;
+  for (size_t d = outer_.size(); d-- > 0; run /= outer_[d].size) {
+    offset += run % outer_[d].size * outer_[d].memory_stride_bytes;
+  }
+  return offset;
+}
+
+int64_t BoxRuns::first_run_ending_after(int64_t position) const {
+  int64_t low = 0, high = num_runs_;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (chunk_offset(middle) + run_bytes_ > position) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+}  // namespace bytecheckpoint::tensor

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the two extension modules: `_core` without torch, `_C` with. Everything else is in pyproject.toml."""
+
+import os
+from pathlib import Path
+
+import torch
+from setuptools import Extension, setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+ROOT = Path(__file__).parent
+LAYERS = ("base", "tensor", "format", "planner", "io", "staging", "engine")
+SHARED_BINDINGS = ("errors", "tree_caster", "bind_checkpoint")
+TORCH_BINDINGS = ("torch_module", "torch_tensor", "bind_engine")
+
+# Failpoints are for the crash tests alone; `make test` builds them apart, the installed package has none.
+DEFINES = [("_GNU_SOURCE", None)]
+if os.environ.get("BCP_BUILD_FAILPOINTS") == "1":
+    DEFINES.append(("BCP_FAILPOINTS", None))
+
+OPTIONS = {
+    "include_dirs": [str(ROOT), str(Path(torch.__file__).parent / "include")],  # torch's has pybind11
+    "define_macros": DEFINES,
+    "extra_compile_args": ["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"],
+    "extra_link_args": ["-pthread"],
+}
+
+
+def sources(bindings: tuple[str, ...]) -> list[str]:
+    core = [str(p.relative_to(ROOT)) for layer in LAYERS for p in sorted((ROOT / "csrc" / layer).glob("*.cpp"))]
+    return core + [f"csrc/bindings/{name}.cpp" for name in bindings]
+
+
+class SeparateBuild(BuildExtension):
+    """One folder of objects for each module: they compile the same sources with other flags."""
+
+    def build_extension(self, ext: Extension) -> None:
+        shared = self.build_temp
+        self.build_temp = str(Path(shared) / ext.name)
+        try:
+            super().build_extension(ext)
+        finally:
+            self.build_temp = shared
+
+
+setup(
+    ext_modules=[
+        Extension("bytecheckpoint._core", sources(("core_module", *SHARED_BINDINGS)), language="c++", **OPTIONS),
+        CppExtension("bytecheckpoint._C", sources((*TORCH_BINDINGS, *SHARED_BINDINGS)), **OPTIONS),
+    ],
+    cmdclass={"build_ext": SeparateBuild},
+)

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: takes minutes or many gigabytes; runs with BCP_LONG=1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("BCP_LONG") == "1":
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="long: set BCP_LONG=1 to run it"))
