@@ -193,20 +193,23 @@ class BcpWriter(StorageWriter):
         Failures are handed in as a result: the coordinator can then clean up before it raises on every rank.
         """
         session = self._session
-        lease: PlanLease = plan.storage_data
+        lease = plan.storage_data
+        rank = lease.rank if isinstance(lease, PlanLease) else -1
         job: _C.SaveJob | None = None
         try:
-            job = self._start_job(session, lease.rank, plan)
+            if not isinstance(lease, PlanLease):
+                raise InvalidPlanError("the planner dropped SavePlan.storage_data; use dataclasses.replace(plan, ...)")
+            job = self._start_job(session, rank, plan)
             for batch in _resolved_batches(plan.items, planner):
                 job.append_tensors(batch)
             for item in plan.items:
                 if item.type == WriteItemType.BYTE_IO:
                     job.append_bytes(item.index.fqn, _resolved_bytes(item, planner))
-            result = RankResult(lease.rank, job.finish(), tuple(job.file_names))
+            result = RankResult(rank, job.finish(), tuple(job.file_names))
             self.last_report = SaveReport(path=session.path, save_id=lease.save_id, **job.stats())
         except Exception as error:
             names = () if job is None else tuple(job.file_names)
-            result = RankResult(lease.rank, file_names=names, error=sendable(error))
+            result = RankResult(rank, file_names=names, error=sendable(error))
         except BaseException:
             # Interrupted: nothing was handed in, so the files are still ours to remove.
             self._remove_files(session, job)

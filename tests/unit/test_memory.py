@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a save and a load add to the memory of the process: the ring, whatever the size of the state."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys, warnings
+from pathlib import Path
+import torch
+import torch.distributed.checkpoint as dcp
+from bytecheckpoint import BcpReader, BcpWriter, Config
+
+warnings.filterwarnings("ignore")
+
+def peak():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+def added(call):
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = peak()
+    call()
+    return peak() - before
+
+path = sys.argv[1]
+config = Config(ring_bytes=32 << 20)
+dcp.save({"warm": torch.ones(1)}, storage_writer=BcpWriter(path, config=config))
+state = {f"t{i}": torch.full((16 << 20,), i, dtype=torch.float32) for i in range(6)}
+print(added(lambda: dcp.save(state, storage_writer=BcpWriter(path, config=config))))
+print(added(lambda: dcp.load(state, storage_reader=BcpReader(path, config=config))))
+"""
+
+
+def test_memory_is_bounded_by_the_ring(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for added_bytes in map(int, done.stdout.split()):
+        # 32 MiB of slots, and room for what Python and the allocator do; the state has 384 MiB.
+        assert added_bytes < 96 << 20
