@@ -15,13 +15,20 @@ TORCH_BINDINGS = ("torch_module", "torch_tensor", "bind_engine")
 
 # Failpoints are for the crash tests alone; `make test` builds them apart, the installed package has none.
 DEFINES = [("_GNU_SOURCE", None)]
-if os.environ.get("BCP_BUILD_FAILPOINTS") == "1":
+FAILPOINTS = os.environ.get("BCP_BUILD_FAILPOINTS") == "1"
+if FAILPOINTS:
     DEFINES.append(("BCP_FAILPOINTS", None))
 
 OPTIONS = {
     "include_dirs": [str(ROOT), str(Path(torch.__file__).parent / "include")],  # torch's has pybind11
     "define_macros": DEFINES,
-    "extra_compile_args": ["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"],
+    "extra_compile_args": [
+        "-O1" if FAILPOINTS else "-O3",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unused-parameter",
+        "-fvisibility=hidden",
+    ],
     "extra_link_args": ["-pthread"],
 }
 

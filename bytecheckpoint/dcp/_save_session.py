@@ -30,6 +30,7 @@ class SaveSession:
         commit: The right to commit; on the coordinator, from ``prepare_global_plan`` on.
         handed_in: This rank's result is with DCP.
         finishing: ``finish`` runs, or ran.
+        num_leases: Copies of its plan's PlanLease that live in this process.
     """
 
     path: str
@@ -38,6 +39,7 @@ class SaveSession:
     commit: _C.Commit | None = None
     handed_in: bool = False
     finishing: bool = False
+    num_leases: int = 0
     thread: threading.Thread = field(default_factory=threading.current_thread)
     timer: threading.Timer | None = None
 
@@ -52,6 +54,12 @@ class SaveSession:
             self.timer.cancel()
         if self.commit is not None:
             self.commit.abandon()
+
+    def return_lease(self) -> None:
+        """One copy of the coordinator's plan is gone."""
+        self.num_leases -= 1
+        if self.num_leases == 0:
+            self.abandon()
 
     def start_deadline(self, seconds: float) -> None:
         """Abandons the save after ``seconds``, so that one that hangs cannot hold its path."""
@@ -97,34 +105,28 @@ def register_coordinator(session: SaveSession) -> None:
             elif other.commit is not None and not other.commit.is_over():
                 live.append(other)
         _coordinating[key] = [weakref.ref(s) for s in (*live, session)]
+        for stale in [k for k, refs in _coordinating.items() if all(ref() is None for ref in refs)]:
+            del _coordinating[stale]
         _by_save_id[session.save_id] = session
 
 
 class PlanLease:
     """Travels in ``SavePlan.storage_data`` and tells a rank its number.
 
-    On the coordinator the plan, and with it this object, lives as long as DCP's save does.
+    On the coordinator the plan, and with it this object or a copy of it that came back from the scatter, lives as long
+    as DCP's save does: when the last one dies before ``finish``, nobody will call ``finish`` any more.
     """
 
     def __init__(self, rank: int, save_id: str) -> None:
         self.rank = rank
         self.save_id = save_id
+        session = _by_save_id.get(save_id)
+        if session is not None:
+            session.num_leases += 1
+            weakref.finalize(self, session.return_lease).atexit = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _receive_lease, (self.rank, self.save_id)
-
-
-def _receive_lease(rank: int, save_id: str) -> PlanLease:
-    lease = PlanLease(rank, save_id)
-    tie_to(lease, save_id)
-    return lease
-
-
-def tie_to(owner: object, save_id: str) -> None:
-    """Ends the save ``save_id``, if this process coordinates it, when ``owner`` dies before ``finish``."""
-    session = _by_save_id.get(save_id)
-    if session is not None:
-        weakref.finalize(owner, session.abandon).atexit = False
+        return type(self), (self.rank, self.save_id)
 
 
 @dataclass(frozen=True)
@@ -145,4 +147,11 @@ class RankResult:
 
 
 class RankResults(list[RankResult]):
-    """The list that DCP gathers. A class of its own, because a plain list has no weak references."""
+    """The list that DCP gathers. A class of its own, because a plain list has no weak references.
+
+    On the coordinator DCP holds on to it until ``finish`` has returned, or a peer's failure was raised.
+    """
+
+    def tie(self, session: SaveSession) -> None:
+        """Ends ``session`` when this list dies before ``finish``."""
+        weakref.finalize(self, session.abandon).atexit = False

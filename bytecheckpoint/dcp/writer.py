@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,6 @@ from bytecheckpoint.dcp._save_session import (
     RankResults,
     SaveSession,
     register_coordinator,
-    tie_to,
 )
 from bytecheckpoint.dcp.metadata import DCP_VERSION, SAVE_ID_PREFIX, planned_items, storage_data_of
 from bytecheckpoint.errors import (
@@ -184,7 +184,6 @@ class BcpWriter(StorageWriter):
         register_coordinator(session)  # again: only now is there surely a directory to note it under
         session.start_deadline(self.config.commit_deadline_s)
         leases = [PlanLease(rank, session.save_id) for rank in range(len(plans))]
-        tie_to(leases[0], session.save_id)
         return [dataclasses.replace(plan, storage_data=lease) for plan, lease in zip(plans, leases, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -209,7 +208,9 @@ class BcpWriter(StorageWriter):
             self.last_report = SaveReport(path=session.path, save_id=lease.save_id, **job.stats())
         except Exception as error:
             names = () if job is None else tuple(job.file_names)
-            result = RankResult(rank, file_names=names, error=sendable(error))
+            # Without its frames, which would keep the job and its threads; as text they are kept.
+            error.add_note(traceback.format_exc())
+            result = RankResult(rank, file_names=names, error=sendable(error.with_traceback(None)))
         except BaseException:
             # Interrupted: nothing was handed in, so the files are still ours to remove.
             self._remove_files(session, job)
@@ -217,7 +218,7 @@ class BcpWriter(StorageWriter):
         results = RankResults([result])
         session.handed_in = True
         if session.is_coordinator:
-            tie_to(results, session.save_id)
+            results.tie(session)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)  # type: ignore[arg-type]  # read back by our own finish
         return future
