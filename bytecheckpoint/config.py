@@ -48,13 +48,17 @@ class Config:
     allow_pickle: bool = False
 
     def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if type(value) is not kind and not (kind is float and type(value) is int):
+                raise ConfigError(f"Config({name}={value!r}): {kind.__name__} wanted")
         self._check("ring_bytes", 16 * _MIB, 256 * _MIB)
         self._check("io_threads", 1, 16)
         self._check("commit_deadline_s", 0.0, float("inf"))
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        if not low <= value <= high:
             raise ConfigError(f"Config({name}={value!r}): a number from {low} to {high} wanted")
 
     @classmethod

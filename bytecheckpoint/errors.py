@@ -47,7 +47,12 @@ class CheckpointError(Exception):
         self.errno: int | None = errno
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.path, self.errno)
+        return type(self), (self.args[0], self.path, self.errno), self._notes()
+
+    def _notes(self) -> dict[str, list[str]] | None:
+        """State to unpickle: what ``add_note`` added."""
+        notes = getattr(self, "__notes__", None)
+        return {"__notes__": notes} if notes else None
 
 
 class InvalidPlanError(CheckpointError, ValueError):
@@ -129,7 +134,7 @@ class SaveFailedError(CheckpointError):
         self.reasons = dict(reasons or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.reasons)
+        return type(self), (self.args[0], self.reasons), self._notes()
 
 
 # In the order of `base::Code` in csrc/base/status.h.

@@ -14,7 +14,7 @@ class SaveReport:
 
     Attributes:
         path: Directory of the checkpoint.
-        save_id: 32 hex digits, drawn by the coordinator; as this rank knows it.
+        save_id: 32 hex digits, drawn by the coordinator; "" on other ranks, which are not told.
         num_records: Records this rank wrote.
         bytes_written: Bytes of this rank's files.
         stage_s: Seconds spent copying, summing and waiting for slots.

@@ -2,22 +2,29 @@
 """One save in this process: what lives from ``storage_meta`` to the end of ``finish``.
 
 DCP tells a writer when a save begins and, if all goes well, when it ends. When a peer fails it tells the coordinator
-nothing more. The right to commit must not outlive such a save, so it is tied to what a save in progress keeps alive:
-the plan that the coordinator got back, and the result that it handed in.
+nothing more, and what it leaves behind is held by a cycle of exception and frame until the garbage collector comes by.
+The right to commit must not outlive such a save: other processes would find the path busy. So the coordinator watches
+DCP's own call, while it holds the right, and gives the right back once that call has left its thread.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+import time
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bytecheckpoint import _C
 
-__all__ = ["PlanLease", "RankResult", "RankResults", "SaveSession", "register_coordinator"]
+__all__ = ["RankResult", "SaveSession", "begin_session", "register_coordinator"]
+
+_WATCH_INTERVAL_S = 0.1
 
 
 @dataclass(eq=False)
@@ -27,62 +34,99 @@ class SaveSession:
     Attributes:
         path: Directory, as this rank was told.
         save_id: 32 hex digits; the coordinator's is the save's.
+        rank: Number of this rank in the save.
+        is_coordinator: This rank commits.
         commit: The right to commit; on the coordinator, from ``prepare_global_plan`` on.
         handed_in: This rank's result is with DCP.
         finishing: ``finish`` runs, or ran.
-        num_leases: Copies of its plan's PlanLease that live in this process.
+        thread: That runs the save.
+        pid: Of the process that began the save; a forked child must leave it alone.
     """
 
     path: str
     save_id: str
+    rank: int = 0
     is_coordinator: bool = False
     commit: _C.Commit | None = None
     handed_in: bool = False
     finishing: bool = False
-    num_leases: int = 0
     thread: threading.Thread = field(default_factory=threading.current_thread)
-    timer: threading.Timer | None = None
-
-    def abandon(self) -> None:
-        """Gives the right to commit back, unless ``finish`` has it. Any thread."""
-        if not self.finishing:
-            self.end()
+    pid: int = field(default_factory=os.getpid)
+    _over: threading.Event = field(default_factory=threading.Event)
 
     def end(self) -> None:
-        """Gives back whatever is left. No effect on a committed save."""
-        if self.timer is not None:
-            self.timer.cancel()
+        """Gives back whatever is left. No effect on a committed save. Any thread."""
+        self._over.set()
         if self.commit is not None:
             self.commit.abandon()
 
-    def return_lease(self) -> None:
-        """One copy of the coordinator's plan is gone."""
-        self.num_leases -= 1
-        if self.num_leases == 0:
-            self.abandon()
-
-    def start_deadline(self, seconds: float) -> None:
-        """Abandons the save after ``seconds``, so that one that hangs cannot hold its path."""
-        if seconds > threading.TIMEOUT_MAX:
-            return
-        # By weak reference: a session that nobody holds any more ends at once, not at its deadline.
-        self.timer = threading.Timer(seconds, _expire, (weakref.ref(self),))
-        self.timer.daemon = True
-        self.timer.start()
-        weakref.finalize(self, self.timer.cancel).atexit = False
+    def watch(self, deadline_s: float) -> None:
+        """Ends the save ``deadline_s`` from now, or when DCP's call has ended without telling us."""
+        call = _dcp_call()
+        # By weak reference: a session that nobody holds any more ends at once, by its destructor.
+        arguments = (weakref.ref(self), self._over, self.thread, call, time.monotonic() + deadline_s)
+        threading.Thread(target=_watch, args=arguments, name="bytecheckpoint-save", daemon=True).start()
 
 
-def _expire(ref: weakref.ref[SaveSession]) -> None:
-    session = ref()
-    if session is not None and session.commit is not None:
-        session.commit.abandon()  # waits for a commit that is under way, and then does nothing
+_Call = tuple[int, CodeType]
+
+
+def _dcp_call() -> _Call | None:
+    """The call of DCP's ``_save_state_dict`` that this thread is in: identity of its frame, and its code.
+
+    The frame itself is not kept: it holds the state dict.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_save_state_dict" and frame.f_globals.get("__name__", "").startswith("torch."):
+            return id(frame), frame.f_code
+        frame = frame.f_back
+    return None
+
+
+def _is_running(thread: threading.Thread, call: _Call) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if (id(frame), frame.f_code) == call:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _watch(
+    ref: weakref.ref[SaveSession],
+    over: threading.Event,
+    thread: threading.Thread,
+    call: _Call | None,
+    deadline: float,
+) -> None:
+    while not over.wait(_WATCH_INTERVAL_S):
+        running = thread.is_alive() if call is None else _is_running(thread, call)
+        if running and time.monotonic() < deadline:
+            continue
+        session = ref()
+        if session is not None:
+            session.end()  # waits for a commit that is under way, and then does nothing
+        return
+
+
+_of_thread = threading.local()
+
+
+def begin_session(path: str, save_id: str) -> SaveSession:
+    """Begins a save in this thread; one that this thread began earlier has therefore ended."""
+    earlier: weakref.ref[SaveSession] | None = getattr(_of_thread, "session", None)
+    session = None if earlier is None else earlier()
+    if session is not None and not session.finishing:
+        session.end()
+    session = SaveSession(path=path, save_id=save_id)
+    _of_thread.session = weakref.ref(session)
+    return session
 
 
 _lock = threading.Lock()
 # Saves of this process that coordinate, by directory. Entries go with their sessions.
 _coordinating: dict[tuple[int, int], list[weakref.ref[SaveSession]]] = {}
-# By save id, for the leases that come back from a scatter as copies.
-_by_save_id: weakref.WeakValueDictionary[str, SaveSession] = weakref.WeakValueDictionary()
 
 
 def register_coordinator(session: SaveSession) -> None:
@@ -94,39 +138,22 @@ def register_coordinator(session: SaveSession) -> None:
         status = Path(session.path).stat()
     except OSError:
         return  # no directory, so no earlier save
-    key = (status.st_dev, status.st_ino)
     me = threading.current_thread()
     with _lock:
-        earlier = [s for ref in _coordinating.get(key, []) if (s := ref()) is not None and s is not session]
-        live = []
-        for other in earlier:
+        _drop_dead_entries()
+        others = _coordinating.setdefault((status.st_dev, status.st_ino), [])
+        for other in [s for ref in others if (s := ref()) is not None and s is not session]:
             if not other.finishing and (other.handed_in or other.thread is me or not other.thread.is_alive()):
                 other.end()
-            elif other.commit is not None and not other.commit.is_over():
-                live.append(other)
-        _coordinating[key] = [weakref.ref(s) for s in (*live, session)]
-        for stale in [k for k, refs in _coordinating.items() if all(ref() is None for ref in refs)]:
-            del _coordinating[stale]
-        _by_save_id[session.save_id] = session
+        if all(ref() is not session for ref in others):
+            others.append(weakref.ref(session))
 
 
-class PlanLease:
-    """Travels in ``SavePlan.storage_data`` and tells a rank its number.
-
-    On the coordinator the plan, and with it this object or a copy of it that came back from the scatter, lives as long
-    as DCP's save does: when the last one dies before ``finish``, nobody will call ``finish`` any more.
-    """
-
-    def __init__(self, rank: int, save_id: str) -> None:
-        self.rank = rank
-        self.save_id = save_id
-        session = _by_save_id.get(save_id)
-        if session is not None:
-            session.num_leases += 1
-            weakref.finalize(self, session.return_lease).atexit = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.rank, self.save_id)
+def _drop_dead_entries() -> None:
+    for key, refs in list(_coordinating.items()):
+        refs[:] = [ref for ref in refs if ref() is not None]
+        if not refs:
+            del _coordinating[key]
 
 
 @dataclass(frozen=True)
@@ -144,14 +171,3 @@ class RankResult:
     written: bytes = b""
     file_names: tuple[str, ...] = ()
     error: BaseException | None = None
-
-
-class RankResults(list[RankResult]):
-    """The list that DCP gathers. A class of its own, because a plain list has no weak references.
-
-    On the coordinator DCP holds on to it until ``finish`` has returned, or a peer's failure was raised.
-    """
-
-    def tie(self, session: SaveSession) -> None:
-        """Ends ``session`` when this list dies before ``finish``."""
-        weakref.finalize(self, session.abandon).atexit = False

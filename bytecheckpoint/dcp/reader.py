@@ -301,9 +301,17 @@ def _check_plain_data(fqn: str, buffer: bytearray) -> None:
     try:
         load(io.BytesIO(buffer), map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).strip().splitlines()
         raise UnsafeObjectError(
-            f"'{fqn}' is not plain data under torch's weights_only rules ({reason[0] if reason else error!r}); if you "
-            "trust this checkpoint, add its types with torch.serialization.add_safe_globals, or pass "
+            f"'{fqn}' is not plain data under torch's weights_only rules ({_offenders(buffer, error)}); if you trust "
+            "this checkpoint, add its types with torch.serialization.add_safe_globals, or pass "
             "BcpReader(..., config=Config(allow_pickle=True)), which may run code of the checkpoint"
         ) from None
+
+
+def _offenders(buffer: bytearray, error: Exception) -> str:
+    """Names of the classes and functions that ``buffer`` asks for, or else what torch said."""
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(buffer))
+    except Exception:
+        names = []
+    return ", ".join(sorted(names)) or str(error).strip().partition("\n")[0] or repr(error)

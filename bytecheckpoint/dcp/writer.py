@@ -25,15 +25,10 @@ from torch.futures import Future
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._save_session import (
-    PlanLease,
-    RankResult,
-    RankResults,
-    SaveSession,
-    register_coordinator,
-)
+from bytecheckpoint.dcp._save_session import RankResult, SaveSession, begin_session, register_coordinator
 from bytecheckpoint.dcp.metadata import DCP_VERSION, SAVE_ID_PREFIX, planned_items, storage_data_of
 from bytecheckpoint.errors import (
+    CheckpointBusyError,
     CheckpointError,
     ConfigError,
     InvalidPlanError,
@@ -50,6 +45,8 @@ __all__ = ["BcpWriter"]
 _BATCH_BYTES = 64 << 20
 # A generous guess of what one chunk takes in `.metadata`, so that the disk cannot be full when it is written.
 _METADATA_BYTES_A_CHUNK = 512
+# A save that failed in another process lets go of the path within a fraction of this; see _save_session.
+_BUSY_GRACE_S = 1.0
 
 
 class BcpWriter(StorageWriter):
@@ -143,7 +140,7 @@ class BcpWriter(StorageWriter):
 
     def storage_meta(self) -> StorageMeta:
         """Begins a save: draws its id."""
-        session = SaveSession(path=str(self.checkpoint_id), save_id=_C.draw_save_id())
+        session = begin_session(str(self.checkpoint_id), _C.draw_save_id())
         self._of_thread.session = session
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=SAVE_ID_PREFIX + session.save_id)
 
@@ -151,7 +148,9 @@ class BcpWriter(StorageWriter):
         """Takes note of the role of this rank."""
         if not kwargs.get("use_collectives", True):
             raise UnsupportedError("use_collectives=False is not supported yet: ranks would commit on their own")
-        self._session.is_coordinator = is_coordinator
+        session = self._session
+        session.is_coordinator = is_coordinator
+        session.rank = kwargs.get("rank", 0)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuses what cannot be stored, before any rank has written a byte."""
@@ -168,23 +167,14 @@ class BcpWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Coordinator: takes the right to commit, and tells each rank its number."""
+        """Coordinator: takes the right to commit."""
         session = self._session
         register_coordinator(session)
         num_items = sum(len(plan.items) for plan in plans)
-        session.commit = _C.Commit(
-            directory=session.path,
-            save_id=session.save_id,
-            overwrite=self.overwrite,
-            take_over=self.config.take_over,
-            sync=self.sync_files,
-            reserve_bytes=(num_items + 8) * _METADATA_BYTES_A_CHUNK,
-            deadline_s=self.config.commit_deadline_s,
-        )
+        session.commit = self._begin_commit(session, (num_items + 8) * _METADATA_BYTES_A_CHUNK)
         register_coordinator(session)  # again: only now is there surely a directory to note it under
-        session.start_deadline(self.config.commit_deadline_s)
-        leases = [PlanLease(rank, session.save_id) for rank in range(len(plans))]
-        return [dataclasses.replace(plan, storage_data=lease) for plan, lease in zip(plans, leases, strict=True)]
+        session.watch(self.config.commit_deadline_s)
+        return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes and syncs this rank's files.
@@ -192,35 +182,26 @@ class BcpWriter(StorageWriter):
         Failures are handed in as a result: the coordinator can then clean up before it raises on every rank.
         """
         session = self._session
-        lease = plan.storage_data
-        rank = lease.rank if isinstance(lease, PlanLease) else -1
         job: _C.SaveJob | None = None
         try:
-            if not isinstance(lease, PlanLease):
-                raise InvalidPlanError("the planner dropped SavePlan.storage_data; use dataclasses.replace(plan, ...)")
-            job = self._start_job(session, rank, plan)
+            job = self._start_job(session, plan)
             for batch in _resolved_batches(plan.items, planner):
                 job.append_tensors(batch)
             for item in plan.items:
                 if item.type == WriteItemType.BYTE_IO:
                     job.append_bytes(item.index.fqn, _resolved_bytes(item, planner))
-            result = RankResult(rank, job.finish(), tuple(job.file_names))
-            self.last_report = SaveReport(path=session.path, save_id=lease.save_id, **job.stats())
-        except Exception as error:
+            result = RankResult(session.rank, job.finish(), tuple(job.file_names))
+            save_id = session.save_id if session.is_coordinator else ""
+            self.last_report = SaveReport(path=session.path, save_id=save_id, **job.stats())
+        except BaseException as error:
+            _refuse_forked_child(session)
             names = () if job is None else tuple(job.file_names)
             # Without its frames, which would keep the job and its threads; as text they are kept.
             error.add_note(traceback.format_exc())
-            result = RankResult(rank, file_names=names, error=sendable(error.with_traceback(None)))
-        except BaseException:
-            # Interrupted: nothing was handed in, so the files are still ours to remove.
-            self._remove_files(session, job)
-            raise
-        results = RankResults([result])
+            result = RankResult(session.rank, file_names=names, error=sendable(error.with_traceback(None)))
         session.handed_in = True
-        if session.is_coordinator:
-            results.tie(session)
         future: Future[list[WriteResult]] = Future()
-        future.set_result(results)  # type: ignore[arg-type]  # read back by our own finish
+        future.set_result([result])  # type: ignore[list-item]  # read back by our own finish
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -259,12 +240,31 @@ class BcpWriter(StorageWriter):
         session: SaveSession | None = getattr(self._of_thread, "session", None)
         if session is None:
             raise CheckpointError("BcpWriter is for dcp.save: storage_meta must be the first hook that is called")
+        _refuse_forked_child(session)
         return session
 
-    def _start_job(self, session: SaveSession, rank: int, plan: SavePlan) -> _C.SaveJob:
+    def _begin_commit(self, session: SaveSession, reserve_bytes: int) -> _C.Commit:
+        give_up = time.monotonic() + _BUSY_GRACE_S
+        while True:
+            try:
+                return _C.Commit(
+                    directory=session.path,
+                    save_id=session.save_id,
+                    overwrite=self.overwrite,
+                    take_over=self.config.take_over,
+                    sync=self.sync_files,
+                    reserve_bytes=reserve_bytes,
+                    deadline_s=self.config.commit_deadline_s,
+                )
+            except CheckpointBusyError:
+                if time.monotonic() >= give_up:
+                    raise
+            time.sleep(_BUSY_GRACE_S / 10)
+
+    def _start_job(self, session: SaveSession, plan: SavePlan) -> _C.SaveJob:
         return _C.SaveJob(
             directory=session.path,
-            rank=rank,
+            rank=session.rank,
             direct_io=self.config.direct_io,
             sync=self.sync_files,
             one_file_a_record=not self.single_file_per_rank,
@@ -290,11 +290,10 @@ class BcpWriter(StorageWriter):
         metadata.storage_data = storage_data_of(checkpoint)
         metadata.storage_meta = StorageMeta(checkpoint_id=Path(session.path), save_id=SAVE_ID_PREFIX + session.save_id)
 
-    @staticmethod
-    def _remove_files(session: SaveSession, job: _C.SaveJob | None) -> None:
-        session.abandon()
-        for name in [] if job is None else job.file_names:
-            (Path(session.path) / name).unlink(missing_ok=True)
+
+def _refuse_forked_child(session: SaveSession) -> None:
+    if session.pid != os.getpid():
+        raise CheckpointError(f"save({session.path}): in a forked child; the save is its parent's")
 
 
 def _storable_dtypes() -> set[torch.dtype]:

@@ -2,6 +2,7 @@
 #include "csrc/bindings/bind_engine.h"
 
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/errors.h"
@@ -39,12 +40,20 @@ auto value_unlocked(Work&& work) {
   return value_or_raise(std::move(result));
 }
 
-std::unique_ptr<engine::SaveJob> start_save(std::string directory, uint32_t rank, bool direct_io, bool sync,
-                                            bool one_file_a_record, int num_io_threads, int64_t ring_bytes,
-                                            int64_t expected_bytes) {
+/// A forked child has none of a job's threads, and would wait for them for ever in its destructor: there it is leaked.
+struct LeakInForkedChild {
+  pid_t owner = ::getpid();
+  void operator()(engine::SaveJob* job) const {
+    if (::getpid() == owner) delete job;
+  }
+};
+using SaveJobHolder = std::unique_ptr<engine::SaveJob, LeakInForkedChild>;
+
+SaveJobHolder start_save(std::string directory, uint32_t rank, bool direct_io, bool sync, bool one_file_a_record,
+                         int num_io_threads, int64_t ring_bytes, int64_t expected_bytes) {
   engine::SaveOptions options{std::move(directory), rank,           direct_io,  sync,
                               one_file_a_record,    num_io_threads, ring_bytes, expected_bytes};
-  return value_unlocked([&] { return engine::SaveJob::start(std::move(options)); });
+  return SaveJobHolder(value_unlocked([&] { return engine::SaveJob::start(std::move(options)); }).release());
 }
 
 /// [(fqn, chunk offsets, chunk sizes, tensor), ...]; the list keeps the tensors alive meanwhile.
@@ -94,7 +103,7 @@ py::dict save_stats(const engine::SaveJob& job) {
 }
 
 void bind_save_job(py::module_& m) {
-  py::class_<engine::SaveJob>(m, "SaveJob", py::module_local())
+  py::class_<engine::SaveJob, SaveJobHolder>(m, "SaveJob", py::module_local())
       .def(py::init(&start_save), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
            py::arg("sync"), py::arg("one_file_a_record"), py::arg("num_io_threads"), py::arg("ring_bytes"),
            py::arg("expected_bytes"))

@@ -2,6 +2,7 @@
 #include "csrc/engine/commit.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,6 +47,13 @@ Status check_file(const std::string& directory, const format::FileEntry& wanted)
 }
 
 }  // namespace
+
+Commit::Commit(CommitOptions options)
+    : options_(std::move(options)), begun_(std::chrono::steady_clock::now()), owner_(::getpid()) {}
+
+bool Commit::in_forked_child() const {
+  return ::getpid() != owner_;
+}
 
 std::string Commit::path(const std::string& name) const {
   return io::join(options_.directory, name);
@@ -94,7 +102,17 @@ Status Commit::look_for_live_saves() {
   return Status::ok();
 }
 
-Status Commit::check_files(const std::vector<format::FileEntry>& files) const {
+Status Commit::check_right() {
+  struct stat info;
+  const bool taken = over_ || ::fstat(tmp_.file().fd(), &info) != 0 || info.st_nlink == 0;
+  if (!taken) return Status::ok();
+  return Status::make(
+      Code::kSuperseded,
+      text("commit(", options_.directory, "): this save gave up its right to commit, or a newer save took it"),
+      options_.directory);
+}
+
+Status Commit::check_files(const std::vector<format::FileEntry>& files) {
   std::vector<Status> outcomes(files.size());
   std::atomic<size_t> next{0};
   const auto work = [&] {
@@ -104,21 +122,25 @@ Status Commit::check_files(const std::vector<format::FileEntry>& files) const {
   for (size_t t = 1; t < std::min(files.size(), kMaxCheckThreads); ++t) threads.emplace_back(work);
   work();
   for (std::thread& thread : threads) thread.join();
-  for (const Status& outcome : outcomes) BCP_RETURN_IF_ERROR(outcome);
+  for (Status& outcome : outcomes) {
+    if (outcome.is_ok()) continue;
+    base::MutexLock lock(mutex_);
+    BCP_RETURN_IF_ERROR(check_right());
+    return std::move(outcome);
+  }
   BCP_FAILPOINT(kCommitChecked);
   return Status::ok();
 }
 
 base::Result<CommitReport> Commit::commit(std::string_view metadata_file, const std::vector<format::FileEntry>& files) {
-  base::MutexLock lock(mutex_);
-  if (over_) {
-    return Status::make(Code::kSuperseded,
-                        text("commit(", options_.directory,
-                             "): this save gave up its right to "
-                             "commit, or a newer save took it"),
-                        options_.directory);
+  if (in_forked_child()) {
+    return Status::make(Code::kCancelled, "commit: in a forked child; the save is its parent's", options_.directory);
   }
+  base::MutexLock lock(mutex_);
+  BCP_RETURN_IF_ERROR(check_right());
   BCP_RETURN_IF_ERROR(write_metadata(metadata_file));
+  // Again, while nothing has been attempted yet and our files may still be removed by us.
+  BCP_RETURN_IF_ERROR(check_right());
   over_ = true;
   BCP_RETURN_IF_ERROR(rename_over_metadata());
   BCP_FAILPOINT(kCommitRenamed);
@@ -211,6 +233,7 @@ void Commit::remove_rank_metadata(CommitReport* report) const {
 }
 
 Status Commit::abort(const std::vector<std::string>& file_names) {
+  if (in_forked_child()) return Status::ok();
   base::MutexLock lock(mutex_);
   over_ = true;
   if (rename_attempted_) {
@@ -228,6 +251,7 @@ Status Commit::abort(const std::vector<std::string>& file_names) {
 }
 
 void Commit::abandon() {
+  if (in_forked_child()) return;
   base::MutexLock lock(mutex_);
   if (over_) return;
   over_ = true;
@@ -235,6 +259,7 @@ void Commit::abandon() {
 }
 
 bool Commit::is_over() {
+  if (in_forked_child()) return true;
   base::MutexLock lock(mutex_);
   return over_;
 }

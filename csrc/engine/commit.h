@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <memory>
 #include <string>
@@ -39,7 +41,8 @@ struct CommitReport {
 ///
 ///     begin -> (all ranks write and sync their files) -> check_files -> commit
 ///
-/// `abort`, `abandon` and the destructor give the right back; all are safe from any thread, at any time.
+/// `abort`, `abandon` and the destructor give the right back; all are safe from any thread, at any time. In a forked
+/// child nothing has any effect: the save is the parent's.
 class Commit {
  public:
   /// Creates missing directories, takes the right, sweeps what dead saves left, reserves space.
@@ -48,7 +51,8 @@ class Commit {
   ~Commit() { abandon(); }
 
   /// Is every file there as its rank left it: size, trailer, ids? In parallel; the trailers only.
-  base::Status check_files(const std::vector<format::FileEntry>& files) const;
+  /// \returns kSuperseded if files are gone because the right is: another save swept them.
+  base::Status check_files(const std::vector<format::FileEntry>& files);
 
   /// Writes and syncs `metadata_file` into the tmp and renames it over `.metadata`: the commit. Then makes that
   /// durable and sweeps.
@@ -65,9 +69,12 @@ class Commit {
   bool is_over();
 
  private:
-  explicit Commit(CommitOptions options) : options_(std::move(options)), begun_(std::chrono::steady_clock::now()) {}
+  explicit Commit(CommitOptions options);
 
   base::Status look_for_live_saves();
+  /// kSuperseded if the right was given back or taken away.
+  base::Status check_right() BCP_REQUIRES(mutex_);
+  bool in_forked_child() const;
   base::Status write_metadata(std::string_view metadata_file) BCP_REQUIRES(mutex_);
   base::Status rename_over_metadata() BCP_REQUIRES(mutex_);
   void remove_rank_metadata(CommitReport* report) const;
@@ -75,6 +82,7 @@ class Commit {
 
   const CommitOptions options_;
   const std::chrono::steady_clock::time_point begun_;
+  const pid_t owner_;
   base::Mutex mutex_;
   LockFile tmp_ BCP_GUARDED_BY(mutex_);
   bool over_ BCP_GUARDED_BY(mutex_) = false;

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Builds csrc (without the bindings) and its doctest cases: make -f tests/cpp/build.mk VARIANT=plain|asan|tsan [test]
+#
+# Run from the root of the repository; everything lands in build/cpp/$(VARIANT). Failpoints are compiled in.
+
+VARIANT ?= plain
+CXX ?= g++
+OUT := build/cpp/$(VARIANT)
+
+FLAGS_plain :=
+FLAGS_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+FLAGS_tsan := -fsanitize=thread
+ifeq ($(filter $(VARIANT),plain asan tsan),)
+$(error VARIANT=$(VARIANT): plain, asan and tsan are what there is)
+endif
+
+CPPFLAGS_ALL := -I. -D_GNU_SOURCE -DBCP_FAILPOINTS -MMD -MP
+CXXFLAGS_ALL := -std=c++17 -O1 -g -Wall -Wextra -Werror -pthread $(FLAGS_$(VARIANT)) $(CXXFLAGS)
+
+SOURCES := $(sort $(foreach layer,base tensor format planner io staging engine,$(wildcard csrc/$(layer)/*.cpp)))
+TESTS := $(sort $(wildcard tests/cpp/*.cpp))
+OBJECTS := $(patsubst %.cpp,$(OUT)/%.o,$(SOURCES) $(TESTS))
+
+# Where address space is randomised more widely than TSan's shadow allows, it refuses to start.
+RUN_tsan := $(shell command -v setarch >/dev/null 2>&1 && setarch -R true 2>/dev/null && echo setarch -R)
+export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
+export UBSAN_OPTIONS ?= print_stacktrace=1
+export TSAN_OPTIONS ?= halt_on_error=1
+
+.PHONY: all test clean doctest_is_there
+all: $(OUT)/run_tests
+
+test: all
+	$(RUN_$(VARIANT)) $(OUT)/run_tests $(ARGS)
+
+# The object of main.cpp stands for "doctest was there": a build that has it needs no second look.
+doctest_is_there:
+	@printf '#include <doctest/doctest.h>\n' | $(CXX) -std=c++17 -I. $(CXXFLAGS) -E -x c++ - >/dev/null 2>&1 || { \
+	  echo '*****************************************************************************' >&2; \
+	  echo '*** doctest/doctest.h is missing: THE C++ TESTS ARE NOT BUILT AND NOT RUN.  ***' >&2; \
+	  echo '*** Install it, for instance with: apt-get install doctest-dev              ***' >&2; \
+	  echo '*****************************************************************************' >&2; \
+	  exit 3; }
+
+$(OUT)/run_tests: $(OBJECTS)
+	$(CXX) $(CXXFLAGS_ALL) $(OBJECTS) -o $@
+
+$(OUT)/%.o: %.cpp tests/cpp/build.mk | doctest_is_there
+	@mkdir -p $(@D)
+	$(CXX) $(CPPFLAGS_ALL) $(CXXFLAGS_ALL) -c $< -o $@
+
+clean:
+	rm -rf $(OUT)
+
+-include $(OBJECTS:.o=.d)

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bytecheckpoint::test {
+
+/// A directory of its own for one test, gone with it. `$TMPDIR` if set, so that a run can choose its file system.
+class TempDir {
+ public:
+  TempDir() {
+    const char* root = std::getenv("TMPDIR");
+    path_ = std::string(root == nullptr ? "/tmp" : root) + "/bcp_test_XXXXXX";
+    if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("mkdtemp(" + path_ + ")");
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+  /// Sorted names in it.
+  std::vector<std::string> names() const {
+    std::vector<std::string> out;
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) out.push_back(entry.path().filename());
+    std::sort(out.begin(), out.end());
+    return out;
+  }
+
+  bool has(const std::string& name) const {
+    return std::filesystem::symlink_status(*this / name).type() != std::filesystem::file_type::not_found;
+  }
+
+ private:
+  std::string path_;
+};
+
+inline std::string read_all(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw std::runtime_error("cannot read " + path);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+inline void write_all(const std::string& path, std::string_view bytes) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  if (!out.flush()) throw std::runtime_error("cannot write " + path);
+}
+
+/// Changes one bit of the file.
+inline void flip_bit(const std::string& path, int64_t offset) {
+  std::string bytes = read_all(path);
+  bytes.at(static_cast<size_t>(offset)) ^= 0x10;
+  write_all(path, bytes);
+}
+
+}  // namespace bytecheckpoint::test

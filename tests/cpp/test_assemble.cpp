@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/assemble.h"
+
+#include "tests/cpp/expect.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+using format::FileEntry;
+using format::Item;
+using format::Manifest;
+using format::RecordKind;
+using format::WriteResult;
+using tensor::Box;
+using tensor::DType;
+
+Item planned_tensor(const std::string& fqn, tensor::Dims sizes, const std::vector<Box>& boxes) {
+  Item item;
+  item.fqn = fqn;
+  item.is_tensor = true;
+  item.tensor.dtype = DType::kFloat32;
+  item.tensor.sizes = std::move(sizes);
+  for (const Box& box : boxes) item.chunks.push_back({box, {}});
+  return item;
+}
+
+Item planned_bytes(const std::string& fqn) {
+  Item item;
+  item.fqn = fqn;
+  item.chunks.emplace_back();
+  return item;
+}
+
+FileEntry file_of(uint32_t rank) {
+  FileEntry file;
+  file.id.rank = rank;
+  file.name = format::data_file_name(file.id);
+  return file;
+}
+
+format::WrittenRecord written(const std::string& fqn, const Box& box, int64_t offset, uint32_t file = 0) {
+  const bool bytes = box.sizes.empty();
+  return {fqn, box, {bytes ? RecordKind::kBytes : RecordKind::kTensor, DType::kFloat32, file, offset, 100, 0, 0}};
+}
+
+TEST_CASE("assemble: every chunk finds its record by name and box, in whatever order it was written") {
+  Manifest plan;
+  plan.items = {planned_tensor("w", {4}, {{{0}, {2}}, {{2}, {2}}}), planned_bytes("b"),
+                planned_tensor("a", {3}, {{{0}, {3}}})};
+  WriteResult rank0, rank1;
+  rank0.files = {file_of(0)};
+  rank0.records = {written("w", {{2}, {2}}, 11), written("b", {}, 12)};
+  rank1.files = {file_of(1), file_of(2)};
+  rank1.records = {written("a", {{0}, {3}}, 21, 1), written("w", {{0}, {2}}, 22, 0)};
+
+  const Manifest manifest = test::value_of(assemble_manifest(plan, {rank0, rank1}));
+  REQUIRE(manifest.items.size() == 3);
+  CHECK(manifest.items[0].fqn == "a");
+  CHECK(manifest.items[1].fqn == "b");
+  CHECK(manifest.items[2].fqn == "w");
+  CHECK(manifest.items[0].chunks[0].record.offset == 21);
+  CHECK(manifest.items[0].chunks[0].record.file == 2);
+  CHECK(manifest.items[1].chunks[0].record.offset == 12);
+  CHECK(manifest.items[2].chunks[0].record.offset == 22);
+  CHECK(manifest.items[2].chunks[0].record.file == 1);
+  CHECK(manifest.items[2].chunks[1].record.offset == 11);
+  CHECK(manifest.items[2].chunks[1].record.file == 0);
+  REQUIRE(manifest.files.size() == 3);
+  CHECK(manifest.files[2].name == file_of(2).name);
+}
+
+TEST_CASE("assemble: where two ranks wrote one chunk, the last one's record is taken") {
+  Manifest plan;
+  plan.items = {planned_bytes("b")};
+  WriteResult rank0, rank1;
+  rank0.files = {file_of(0)};
+  rank0.records = {written("b", {}, 1)};
+  rank1.files = {file_of(1)};
+  rank1.records = {written("b", {}, 2)};
+  const Manifest manifest = test::value_of(assemble_manifest(plan, {rank0, rank1}));
+  CHECK(manifest.items[0].chunks[0].record.offset == 2);
+  CHECK(manifest.items[0].chunks[0].record.file == 1);
+}
+
+TEST_CASE("assemble: a chunk that nobody wrote is named") {
+  Manifest plan;
+  plan.items = {planned_tensor("layer.w", {4}, {{{0}, {2}}, {{2}, {2}}})};
+  WriteResult rank0;
+  rank0.files = {file_of(0)};
+  rank0.records = {written("layer.w", {{0}, {2}}, 1)};
+  EXPECT_FAILURE(kInvalidArgument, "'layer.w' chunk at [2]: planned, but written by no rank",
+                 assemble_manifest(plan, {rank0}));
+  EXPECT_FAILURE(kInvalidArgument, "layer.w", assemble_manifest(plan, {}));
+}
+
+TEST_CASE("assemble: a chunk written with another shape or kind is named") {
+  Manifest plan;
+  plan.items = {planned_tensor("w", {4}, {{{0}, {4}}})};
+  WriteResult other;
+  other.files = {file_of(0)};
+  other.records = {written("w", {{0}, {3}}, 1)};
+  EXPECT_FAILURE(kInvalidArgument, "of [3]", assemble_manifest(plan, {other}));
+  other.records = {written("w", {{0}, {4}}, 1)};
+  other.records[0].record.kind = RecordKind::kBytes;
+  EXPECT_FAILURE(kInvalidArgument, "written as bytes", assemble_manifest(plan, {other}));
+  other.records[0].record.kind = RecordKind::kOpaque;
+  EXPECT_OK(assemble_manifest(plan, {other}));
+  plan.items = {planned_bytes("w")};
+  other.records = {written("w", {}, 1)};
+  other.records[0].record.kind = RecordKind::kTensor;
+  EXPECT_FAILURE(kInvalidArgument, "planned as bytes", assemble_manifest(plan, {other}));
+}
+
+TEST_CASE("assemble: a plan that cannot be is refused") {
+  WriteResult rank0;
+  rank0.files = {file_of(0)};
+  rank0.records = {written("w", {{2}, {3}}, 1)};
+  Manifest plan;
+  plan.items = {planned_tensor("w", {4}, {{{2}, {3}}})};
+  EXPECT_FAILURE(kInvalidArgument, "outside its tensor of shape [4]", assemble_manifest(plan, {rank0}));
+  plan.items = {planned_tensor("w", {4}, {{{0}, {4}}})};
+  plan.items[0].tensor.dtype = DType::kNone;
+  EXPECT_FAILURE(kInvalidArgument, "unknown dtype", assemble_manifest(plan, {rank0}));
+}
+
+TEST_CASE("assemble: names are sorted by the bytes of UTF-8") {
+  Manifest plan;
+  plan.items = {planned_bytes("\xC3\xA9"), planned_bytes("z"), planned_bytes("Z"), planned_bytes("a.b"),
+                planned_bytes("a")};
+  WriteResult rank0;
+  rank0.files = {file_of(0)};
+  for (const Item& item : plan.items) rank0.records.push_back(written(item.fqn, {}, 1));
+  const Manifest manifest = test::value_of(assemble_manifest(plan, {rank0}));
+  std::string names;
+  for (const Item& item : manifest.items) names += item.fqn + " ";
+  CHECK(names == "Z a a.b z \xC3\xA9 ");
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::engine

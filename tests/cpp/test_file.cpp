@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/io/file.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cpp/aligned_bytes.h"
+#include "tests/cpp/expect.h"
+#include "tests/cpp/temp_dir.h"
+
+namespace bytecheckpoint::io {
+namespace {
+
+using base::Status;
+using test::TempDir;
+
+File created(const std::string& path, bool direct = false) {
+  return test::value_of(File::create(path, direct));
+}
+
+TEST_CASE("file: create makes a new file and never touches what is there") {
+  const TempDir dir;
+  const File file = created(dir / "a");
+  CHECK(file.is_open());
+  CHECK(file.path() == dir / "a");
+  const Status again = File::create(dir / "a", true).status();
+  CHECK((again.code() == base::Code::kStorage));
+  CHECK(again.sys_errno() == EEXIST);
+  CHECK(again.path() == dir / "a");
+  REQUIRE(::symlink((dir / "target").c_str(), (dir / "link").c_str()) == 0);
+  CHECK(File::create(dir / "link", false).status().sys_errno() == EEXIST);
+  CHECK_FALSE(dir.has("target"));
+  CHECK(File::create(dir / "missing/a", false).status().sys_errno() == ENOENT);
+}
+
+TEST_CASE("file: open refuses what is not a regular file, without waiting") {
+  const TempDir dir;
+  CHECK(File::open(dir / "absent", true).status().sys_errno() == ENOENT);
+  CHECK(File::open(dir.path(), false).status().sys_errno() == EISDIR);
+  REQUIRE(::mkfifo((dir / "fifo").c_str(), 0600) == 0);
+  CHECK(File::open(dir / "fifo", false).status().sys_errno() == EINVAL);
+  CHECK_FALSE(File::open("/dev/zero", false).is_ok());
+  test::write_all(dir / "a", "x");
+  REQUIRE(::symlink("a", (dir / "link").c_str()) == 0);
+  EXPECT_OK(File::open(dir / "link", true));
+}
+
+TEST_CASE("file: what is written is read, direct or not, aligned or not") {
+  for (const bool direct : {false, true}) {
+    for (const int64_t size : {0, 1, 511, 4095, 4096, 4097, 8192, 100000, (1 << 20) + 12345}) {
+      CAPTURE(direct);
+      CAPTURE(size);
+      const TempDir dir;
+      const std::string content = test::patterned(size);
+      File file = created(dir / "a", direct);
+      const auto bytes = test::aligned_bytes(content);
+      EXPECT_OK(file.write_at(bytes.get(), size, 0));
+      EXPECT_OK(file.sync());
+      CHECK(test::value_of(file.size()) == size);
+      CHECK((test::read_all(dir / "a") == content));
+      File reading = test::value_of(File::open(dir / "a", direct));
+      const int64_t rounded = base::align_up(size, kDirectAlignment);
+      const auto back = test::aligned_bytes(rounded);
+      CHECK(test::value_of(reading.read_at(back.get(), rounded, 0, size)) == size);
+      CHECK((std::string(reinterpret_cast<char*>(back.get()), static_cast<size_t>(size)) == content));
+    }
+  }
+}
+
+TEST_CASE("file: a direct file takes unaligned buffers, offsets and lengths in any order") {
+  const TempDir dir;
+  const std::string content = test::patterned(50000);
+  File file = created(dir / "a", true);
+  const auto bytes = test::aligned_bytes(content);
+  EXPECT_OK(file.write_at(bytes.get(), 4096, 0));
+  EXPECT_OK(file.write_at(bytes.get() + 4096, 10000, 4096));
+  EXPECT_OK(file.write_at(bytes.get() + 14096, 35904, 14096));
+  EXPECT_OK(file.write_at(bytes.get(), 8192, 0));
+  CHECK((test::read_all(dir / "a") == content));
+  File reading = test::value_of(File::open(dir / "a", true));
+  std::string back(33333, '\0');
+  EXPECT_OK(reading.read_at(back.data(), 33333, 7, 33333));
+  CHECK((back == content.substr(7, 33333)));
+}
+
+TEST_CASE("file: a read that meets the end says how much there was") {
+  for (const bool direct : {false, true}) {
+    CAPTURE(direct);
+    const TempDir dir;
+    test::write_all(dir / "a", test::patterned(5000));
+    File file = test::value_of(File::open(dir / "a", direct));
+    const auto bytes = test::aligned_bytes(16384);
+    CHECK(test::value_of(file.read_at(bytes.get(), 8192, 0, 5000)) == 5000);
+    const Status status = file.read_at(bytes.get(), 8192, 4096, 8192).status();
+    CHECK((status.code() == base::Code::kCorrupt));
+    CHECK(status.path() == dir / "a");
+    CHECK(status.message() == "pread(" + (dir / "a") + ", offset=4096, 8192 bytes): file ends after 904 bytes");
+    EXPECT_FAILURE(kCorrupt, "file ends after 0 bytes", file.read_at(bytes.get(), 4096, 1 << 20, 1));
+    CHECK(test::value_of(file.read_at(bytes.get(), 4096, 1 << 20, 0)) == 0);
+  }
+}
+
+TEST_CASE("file: a refusal names operation, path and offset") {
+  const TempDir dir;
+  test::write_all(dir / "a", "old");
+  File file = test::value_of(File::open(dir / "a", false));
+  EXPECT_FAILURE(kStorage, "pwrite(" + (dir / "a") + ", offset=12, 3 bytes): ", file.write_at("new", 3, 12));
+  CHECK(file.write_at("new", 3, 12).sys_errno() == EBADF);
+  CHECK(test::read_all(dir / "a") == "old");
+  char byte = 0;
+  EXPECT_FAILURE(kStorage, "offset=-1", file.read_at(&byte, 1, -1, 1));
+}
+
+TEST_CASE("file: a write that is cut short goes on, and the refusal that follows is told") {
+  const TempDir dir;
+  File file = created(dir / "a");
+  rlimit old{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit small = old;
+  small.rlim_cur = 10000;
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  const std::string content = test::patterned(30000);
+  const Status status = file.write_at(content.data(), 30000, 0);
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
+  std::signal(SIGXFSZ, handler);
+  CHECK((status.code() == base::Code::kStorage));
+  CHECK(status.sys_errno() == EFBIG);
+  CHECK(test::contains(status.message(), "offset=10000, 20000 bytes"));
+}
+
+TEST_CASE("file: reserving asks for space and keeps the size") {
+  const TempDir dir;
+  File file = created(dir / "a");
+  EXPECT_OK(file.reserve(1 << 20));
+  EXPECT_OK(file.reserve(0));
+  EXPECT_OK(file.reserve(-1));
+  CHECK(test::value_of(file.size()) == 0);
+  EXPECT_OK(file.write_at("abc", 3, 0));
+  EXPECT_OK(file.truncate(3));
+  CHECK(test::read_all(dir / "a") == "abc");
+}
+
+TEST_CASE("file: moved, the descriptor has one owner; closed, it is gone") {
+  const TempDir dir;
+  File first = created(dir / "a");
+  const int fd = first.fd();
+  File second = std::move(first);
+  CHECK_FALSE(first.is_open());  // NOLINT: what a moved-from file is, is the question
+  CHECK(second.fd() == fd);
+  second = created(dir / "b");
+  CHECK(::fcntl(fd, F_GETFD) == -1);
+  EXPECT_OK(second.close());
+  EXPECT_OK(second.close());
+  CHECK_FALSE(second.is_open());
+}
+
+TEST_CASE("file: disjoint ranges from many threads") {
+  constexpr int64_t kPart = 64 << 10;
+  constexpr int kThreads = 4;
+  const TempDir dir;
+  const std::string content = test::patterned(kThreads * kPart * 4 + 100);
+  const auto bytes = test::aligned_bytes(content);
+  File file = created(dir / "a", true);
+  std::vector<Status> outcomes(kThreads);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int64_t part = t; part < 4 * kThreads && outcomes[t].is_ok(); part += kThreads) {
+        outcomes[t] = file.write_at(bytes.get() + part * kPart, kPart, part * kPart);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Status& outcome : outcomes) EXPECT_OK(outcome);
+  EXPECT_OK(file.write_at(bytes.get() + 4 * kThreads * kPart, 100, 4 * kThreads * kPart));
+  CHECK((test::read_all(dir / "a") == content));
+}
+
+TEST_CASE("file: read_file gives the whole of a file") {
+  const TempDir dir;
+  test::write_all(dir / "a", test::patterned(70001));
+  CHECK((test::value_of(read_file(dir / "a")) == test::patterned(70001)));
+  test::write_all(dir / "empty", "");
+  CHECK(test::value_of(read_file(dir / "empty")).empty());
+  CHECK(read_file(dir / "absent").status().sys_errno() == ENOENT);
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::io

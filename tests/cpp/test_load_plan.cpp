@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/planner/load_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "tests/cpp/expect.h"
+#include "tests/cpp/random_box.h"
+
+namespace bytecheckpoint::planner {
+namespace {
+
+using tensor::Dims;
+
+/// (file, block) -> boxes with a byte in it, byte by byte.
+std::map<std::pair<uint32_t, int64_t>, std::set<uint32_t>> wanted_blocks(const std::vector<WantedBox>& wanted,
+                                                                         int64_t block_bytes) {
+  std::map<std::pair<uint32_t, int64_t>, std::set<uint32_t>> blocks;
+  for (uint32_t w = 0; w < wanted.size(); ++w) {
+    const Dims strides = tensor::row_major_strides(wanted[w].chunk_sizes);
+    test::for_each_index(wanted[w].box.sizes, [&](const Dims& index) {
+      const int64_t element = test::dot(index, strides) + test::dot(wanted[w].box.offsets, strides);
+      for (int64_t byte = 0; byte < wanted[w].itemsize_bytes; ++byte) {
+        const int64_t position = wanted[w].data_offset + element * wanted[w].itemsize_bytes + byte;
+        blocks[{wanted[w].file, position / block_bytes}].insert(w);
+      }
+    });
+  }
+  return blocks;
+}
+
+void check_plan(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes) {
+  const LoadPlan plan = test::value_of(plan_load(wanted, block_bytes, max_segment_bytes));
+  auto expected = wanted_blocks(wanted, block_bytes);
+  const auto num_blocks = static_cast<int64_t>(expected.size());
+  int64_t bytes_read = 0;
+  for (size_t f = 0; f < plan.files.size(); ++f) {
+    const FileReads& reads = plan.files[f];
+    if (f != 0) REQUIRE(plan.files[f - 1].file < reads.file);
+    REQUIRE_FALSE(reads.segments.empty());
+    int64_t covered = 0;
+    for (size_t s = 0; s < reads.segments.size(); ++s) {
+      const ReadSegment& segment = reads.segments[s];
+      REQUIRE(segment.offset % block_bytes == 0);
+      REQUIRE(segment.bytes % block_bytes == 0);
+      REQUIRE(segment.bytes > 0);
+      REQUIRE(segment.bytes <= max_segment_bytes);
+      REQUIRE(segment.offset >= covered);
+      // Neighbours are joined as far as the limit lets them.
+      if (s != 0 && segment.offset == covered) REQUIRE(reads.segments[s - 1].bytes == max_segment_bytes);
+      covered = segment.offset + segment.bytes;
+      bytes_read += segment.bytes;
+      REQUIRE(std::is_sorted(segment.wanted.begin(), segment.wanted.end()));
+      std::set<uint32_t> in_blocks;
+      for (int64_t block = segment.offset / block_bytes; block < covered / block_bytes; ++block) {
+        const auto found = expected.find({reads.file, block});
+        REQUIRE(found != expected.end());  // no block that nobody wants, none twice
+        in_blocks.insert(found->second.begin(), found->second.end());
+        expected.erase(found);
+      }
+      REQUIRE(std::includes(segment.wanted.begin(), segment.wanted.end(), in_blocks.begin(), in_blocks.end()));
+      REQUIRE(std::set<uint32_t>(segment.wanted.begin(), segment.wanted.end()).size() == segment.wanted.size());
+    }
+  }
+  REQUIRE(expected.empty());
+  REQUIRE(plan.bytes_read == bytes_read);
+  REQUIRE(bytes_read == num_blocks * block_bytes);
+  int64_t bytes_wanted = 0;
+  for (const WantedBox& box : wanted) {
+    int64_t numel = 0;
+    REQUIRE(tensor::checked_numel(box.box.sizes, &numel));
+    bytes_wanted += numel * box.itemsize_bytes;
+  }
+  REQUIRE(plan.bytes_wanted == bytes_wanted);
+}
+
+TEST_CASE("load_plan: reads every block that holds a wanted byte once, and no other") {
+  test::Random random(15);
+  for (int round = 0; round < 1500; ++round) {
+    const int64_t block_bytes = int64_t{1} << test::draw(&random, 3, 9);
+    std::vector<WantedBox> wanted(static_cast<size_t>(test::draw(&random, 0, 8)));
+    for (WantedBox& box : wanted) {
+      box.file = static_cast<uint32_t>(test::draw(&random, 0, 2));
+      box.data_offset = test::draw(&random, 0, 40) * 16;
+      box.chunk_sizes = test::draw_sizes(&random, 4, 9);
+      box.box = test::draw_box(&random, box.chunk_sizes);
+      box.itemsize_bytes = int64_t{1} << test::draw(&random, 0, 4);
+    }
+    check_plan(wanted, block_bytes, block_bytes * test::draw(&random, 1, 6));
+  }
+}
+
+TEST_CASE("load_plan: a segment names only boxes that its blocks serve, up to what one range spans") {
+  // One box in block 0 and one in block 2: two segments, each with its own box.
+  const std::vector<WantedBox> wanted = {{0, 0, {8}, tensor::whole({8}), 1}, {0, 32, {8}, tensor::whole({8}), 1}};
+  const LoadPlan plan = test::value_of(plan_load(wanted, 16, 64));
+  REQUIRE(plan.files.size() == 1);
+  REQUIRE(plan.files[0].segments.size() == 2);
+  CHECK(plan.files[0].segments[0].wanted == std::vector<uint32_t>{0});
+  CHECK(plan.files[0].segments[1].wanted == std::vector<uint32_t>{1});
+}
+
+TEST_CASE("load_plan: a large record is cut at the limit, a column of it skips blocks") {
+  const std::vector<WantedBox> whole = {{0, 64, {1 << 20}, tensor::whole({1 << 20}), 1}};
+  const LoadPlan plan = test::value_of(plan_load(whole, 4096, 1 << 18));
+  CHECK(plan.files[0].segments.size() == 5);
+  CHECK(plan.bytes_read == (1 << 20) + 4096);
+  const std::vector<WantedBox> column = {{0, 0, {100, 4096}, {{0, 0}, {100, 1}}, 4}};
+  const LoadPlan narrow = test::value_of(plan_load(column, 4096, 1 << 18));
+  CHECK(narrow.files[0].segments.size() == 100);
+  CHECK(narrow.bytes_read == 100 * 4096);
+  CHECK(narrow.bytes_wanted == 400);
+}
+
+TEST_CASE("load_plan: nothing wanted, or only boxes without elements, is nothing to read") {
+  CHECK(test::value_of(plan_load({}, 4096, 4096)).files.empty());
+  const std::vector<WantedBox> empty = {{0, 4096, {4, 0}, tensor::whole({4, 0}), 4}, {0, 4096, {4}, {{2}, {0}}, 4}};
+  CHECK(test::value_of(plan_load(empty, 4096, 4096)).files.empty());
+}
+
+TEST_CASE("load_plan: a box outside its chunk is refused") {
+  EXPECT_FAILURE(kInvalidArgument, "[3]", plan_load({{0, 0, {3}, {{1}, {3}}, 1}}, 4096, 4096));
+  EXPECT_CODE(kInvalidArgument, plan_load({{0, 0, {3}, {{-1}, {1}}, 1}}, 4096, 4096));
+  EXPECT_CODE(kInvalidArgument, plan_load({{0, 0, {3, 3}, {{0}, {1}}, 1}}, 4096, 4096));
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::planner

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/lock_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/expect.h"
+#include "tests/cpp/temp_dir.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+using Probe = LockFile::Probe;
+using test::TempDir;
+
+const std::string kDigits = "0123456789abcdef0123456789abcdef";
+
+Probe probed(const std::string& path, bool remove_if_free = false) {
+  return test::value_of(LockFile::probe(path, remove_if_free));
+}
+
+/// A pipe on which one process waits for another.
+struct Gate {
+  Gate() { REQUIRE(::pipe(ends.data()) == 0); }
+  ~Gate() {
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+  void open() const { (void)!::write(ends[1], "x", 1); }
+  void wait() const {
+    char byte;
+    (void)!::read(ends[0], &byte, 1);
+  }
+  std::array<int, 2> ends{};
+};
+
+/// What a child forked by a saver does: it lives on until told to end.
+[[noreturn]] void live_on(const Gate& started, const Gate& end) {
+  started.open();  // fork handlers have run when fork returns
+  end.wait();
+  ::_exit(0);
+}
+
+TEST_CASE("lock_file: names of tmps and of ranks' commit marks") {
+  base::Id id{};
+  id[0] = 0xAB;
+  CHECK(tmp_name(id) == ".metadata.ab000000000000000000000000000000.tmp");
+  CHECK(is_tmp_name(tmp_name(id)));
+  CHECK(is_tmp_name("__12.metadata." + kDigits + ".tmp"));
+  for (const std::string& name :
+       {std::string(), std::string(".metadata"), std::string(".metadata.tmp"), ".metadata." + kDigits,
+        ".metadata." + kDigits.substr(1) + ".tmp", ".metadata." + kDigits + "0.tmp", "x.metadata." + kDigits + ".tmp",
+        "__x.metadata." + kDigits + ".tmp", ".metadata." + std::string(32, 'A') + ".tmp",
+        ".metadata." + kDigits + ".tmp2", "__12345678901.metadata." + kDigits + ".tmp"}) {
+    CAPTURE(name);
+    CHECK_FALSE(is_tmp_name(name));
+  }
+  CHECK(is_rank_metadata_name("__0.metadata"));
+  CHECK(is_rank_metadata_name("__10000.metadata"));
+  for (const char* name :
+       {".metadata", "__.metadata", "__0.metadata2", "_0.metadata", "__a.metadata", "__0metadata", ""}) {
+    CAPTURE(name);
+    CHECK_FALSE(is_rank_metadata_name(name));
+  }
+}
+
+TEST_CASE("lock_file: held as long as it lives, free when let go, gone when removed") {
+  const TempDir dir;
+  const std::string path = dir / "tmp";
+  CHECK((probed(path) == Probe::kGone));
+  LockFile lock = test::value_of(LockFile::create(path));
+  CHECK((probed(path) == Probe::kHeld));
+  CHECK((probed(path, true) == Probe::kHeld));
+  CHECK(dir.has("tmp"));
+  LockFile moved = std::move(lock);
+  CHECK((probed(path) == Probe::kHeld));
+  moved.release();
+  CHECK((probed(path) == Probe::kFree));
+  CHECK(dir.has("tmp"));
+  CHECK((probed(path, true) == Probe::kFree));
+  CHECK_FALSE(dir.has("tmp"));
+  EXPECT_OK(moved.remove());
+}
+
+TEST_CASE("lock_file: never takes over a file that is there") {
+  const TempDir dir;
+  test::write_all(dir / "tmp", "old");
+  EXPECT_CODE(kStorage, LockFile::create(dir / "tmp"));
+  CHECK(test::read_all(dir / "tmp") == "old");
+}
+
+TEST_CASE("lock_file: removing takes the name away, also after somebody else did") {
+  const TempDir dir;
+  LockFile lock = test::value_of(LockFile::create(dir / "tmp"));
+  EXPECT_OK(lock.remove());
+  CHECK_FALSE(dir.has("tmp"));
+  LockFile again = test::value_of(LockFile::create(dir / "tmp"));
+  REQUIRE(::unlink((dir / "tmp").c_str()) == 0);
+  EXPECT_OK(again.remove());
+}
+
+TEST_CASE("lock_file: a forked child does not keep the lock after its parent let go") {
+  const TempDir dir;
+  const Gate started, end;
+  LockFile lock = test::value_of(LockFile::create(dir / "tmp"));
+  const pid_t child = ::fork();
+  if (child == 0) live_on(started, end);
+  started.wait();
+  CHECK((probed(dir / "tmp") == Probe::kHeld));
+  lock.release();
+  CHECK((probed(dir / "tmp") == Probe::kFree));  // while the child lives
+  end.open();
+  REQUIRE(::waitpid(child, nullptr, 0) == child);
+}
+
+TEST_CASE("lock_file: the lock goes with its process, although a child of that process lives on") {
+  const TempDir dir;
+  const Gate started, end;
+  const pid_t saver = ::fork();
+  if (saver == 0) {
+    auto lock = LockFile::create(dir / "tmp");
+    if (!lock.is_ok()) ::_exit(1);
+    if (::fork() == 0) live_on(started, end);
+    started.wait();
+    ::_exit(0);  // no destructor, like a crash
+  }
+  int status = 0;
+  REQUIRE(::waitpid(saver, &status, 0) == saver);
+  REQUIRE(WEXITSTATUS(status) == 0);
+  CHECK((probed(dir / "tmp", true) == Probe::kFree));
+  CHECK_FALSE(dir.has("tmp"));
+  end.open();
+}
+
+TEST_CASE(
+    "lock_file: what a forked child does with its copy does nothing to the parent, nor to the child's own files") {
+  const TempDir dir;
+  LockFile lock = test::value_of(LockFile::create(dir / "tmp"));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const int own = ::dup(0);  // takes the number that the fork handler freed
+    (void)lock.remove().is_ok();
+    lock.release();
+    {
+      const LockFile moved = std::move(lock);
+    }
+    ::_exit(::fcntl(own, F_GETFD) == -1 ? 1 : 0);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(dir.has("tmp"));
+  CHECK((probed(dir / "tmp") == Probe::kHeld));
+}
+
+TEST_CASE("lock_file: a tmp that cannot be opened is an error, not a free one") {
+  const TempDir dir;
+  REQUIRE(::symlink("elsewhere", (dir / "link").c_str()) == 0);
+  EXPECT_CODE(kStorage, LockFile::probe(dir / "link", true));
+  CHECK(dir.has("link"));
+  REQUIRE(::mkdir((dir / "sub").c_str(), 0700) == 0);
+  EXPECT_CODE(kStorage, LockFile::probe(dir / "sub", true));
+  CHECK(dir.has("sub"));
+}
+
+TEST_CASE("lock_file: more locks than the table of descriptors still lock") {
+  const TempDir dir;
+  std::vector<LockFile> locks;
+  for (int i = 0; i < 70; ++i) locks.push_back(test::value_of(LockFile::create(dir / std::to_string(i))));
+  for (int i = 0; i < 70; ++i) CHECK((probed(dir / std::to_string(i)) == Probe::kHeld));
+  locks.clear();
+  for (int i = 0; i < 70; ++i) CHECK((probed(dir / std::to_string(i)) == Probe::kFree));
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::engine

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/metadata_file.h"
+
+#include <string>
+
+#include "tests/cpp/expect.h"
+#include "tests/cpp/sample_manifest.h"
+
+namespace bytecheckpoint::format {
+namespace {
+
+TEST_CASE("metadata_file: pickle, manifest, table and trailer, and nothing else") {
+  const Manifest manifest = test::sample_manifest();
+  const std::string file = encode_metadata_file(manifest);
+  const auto size = static_cast<int64_t>(file.size());
+  const MetadataTrailer trailer =
+      test::value_of(decode_metadata_trailer(file.substr(file.size() - kMetadataTrailerBytes), size));
+  CHECK(trailer.file_bytes() == size);
+  CHECK(trailer.save_id == manifest.save_id);
+  const auto pickle_bytes = static_cast<size_t>(trailer.pickle_bytes);
+  CHECK(file.substr(0, pickle_bytes) == metadata_pickle(manifest));
+  CHECK(file[pickle_bytes - 1] == '.');  // where pickle.load stops
+  CHECK(file.substr(pickle_bytes, static_cast<size_t>(trailer.manifest_bytes)) == encode_manifest(manifest));
+  EXPECT_OK(check_pickle(file));
+  CHECK(encode_manifest(test::value_of(decode_metadata_file(file))) == encode_manifest(manifest));
+}
+
+TEST_CASE("metadata_file: a manifest of several blocks") {
+  Manifest manifest = test::sample_manifest();
+  manifest.user_metadata = std::string(3 * kBlockBytes, 'u');
+  std::string file = encode_metadata_file(manifest);
+  CHECK(test::value_of(decode_metadata_file(file)).user_metadata == manifest.user_metadata);
+  const size_t at = file.find("uuuu") + 2 * kBlockBytes;
+  file[at] = 'v';
+  EXPECT_FAILURE(kCorrupt, "manifest block 2", decode_metadata_file(file));
+}
+
+TEST_CASE("metadata_file: every byte is covered") {
+  const std::string good = encode_metadata_file(test::sample_manifest());
+  const MetadataTrailer trailer = test::value_of(
+      decode_metadata_trailer(good.substr(good.size() - kMetadataTrailerBytes), static_cast<int64_t>(good.size())));
+  for (size_t at = 0; at < good.size(); ++at) {
+    std::string bad = good;
+    bad[at] ^= 0x04;
+    const bool in_pickle = at < static_cast<size_t>(trailer.pickle_bytes);
+    REQUIRE(decode_metadata_file(bad).is_ok() == in_pickle);
+    if (in_pickle) REQUIRE_FALSE(check_pickle(bad).is_ok());
+  }
+}
+
+TEST_CASE("metadata_file: cut or lengthened it has no trailer; a foreign file never had one") {
+  const std::string good = encode_metadata_file(test::sample_manifest());
+  for (size_t size = 0; size < good.size(); ++size) REQUIRE_FALSE(decode_metadata_file(good.substr(0, size)).is_ok());
+  EXPECT_CODE(kNotFound, decode_metadata_file(good + "x"));
+  EXPECT_CODE(kNotFound, decode_metadata_file(""));
+  EXPECT_CODE(kNotFound, decode_metadata_file(std::string(1000, '.')));
+  // Bytes taken out in front leave the trailer whole, and it knows the length.
+  EXPECT_FAILURE(kCorrupt, "another length", decode_metadata_file(good.substr(1)));
+}
+
+TEST_CASE("metadata_file: a newer version is told from damage") {
+  std::string file = encode_metadata_file(test::sample_manifest());
+  file[file.size() - 16] = 2;
+  EXPECT_FAILURE(kVersion, "version 2", decode_metadata_file(file));
+}
+
+TEST_CASE("metadata_file: trailer and manifest of two saves do not go together") {
+  Manifest manifest = test::sample_manifest();
+  const std::string one = encode_metadata_file(manifest);
+  manifest.save_id[0] ^= 1;
+  const std::string other = encode_metadata_file(manifest);
+  REQUIRE(one.size() == other.size());
+  const size_t tail = one.size() - kMetadataTrailerBytes;
+  EXPECT_CODE(kCorrupt, decode_metadata_file(one.substr(0, tail) + other.substr(tail)));
+}
+
+TEST_CASE("metadata_file: the pickle carries the save id and keeps the order of the state dict") {
+  const std::string pickle = metadata_pickle(test::sample_manifest());
+  CHECK(test::contains(pickle, "bcp1-0102030405060708090a0b0c0d0e0f10"));
+  CHECK(pickle.find("layer.weight") < pickle.find("layer.empty"));
+  CHECK(pickle.find("layer.empty") < pickle.find("extra"));
+  CHECK(pickle.find("extra") < pickle.find("layer.opaque"));
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::format

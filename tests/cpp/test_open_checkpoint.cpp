@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/open_checkpoint.h"
+
+#include <sys/stat.h>
+
+#include <string>
+
+#include "tests/cpp/saved_checkpoint.h"
+#include "tests/cpp/temp_dir.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+using test::TempDir;
+
+TEST_CASE("open_checkpoint: where there is none") {
+  const TempDir dir;
+  EXPECT_FAILURE(kNotFound, dir / ".metadata", open_checkpoint(dir.path()));
+  EXPECT_CODE(kNotFound, open_checkpoint(dir / "absent"));
+  test::write_all(dir / "file", "");
+  EXPECT_CODE(kNotFound, open_checkpoint(dir / "file"));
+  REQUIRE(::mkdir((dir / ".metadata").c_str(), 0700) == 0);
+  EXPECT_CODE(kStorage, open_checkpoint(dir.path()));
+}
+
+TEST_CASE("open_checkpoint: one of ours that is cut or empty is damaged, not foreign") {
+  const TempDir dir;
+  test::save_checkpoint(dir.path(), 1, "content");
+  const std::string good = test::read_all(dir / ".metadata");
+  for (const size_t size : {size_t{0}, size_t{1}, good.size() / 2, good.size() - 1}) {
+    CAPTURE(size);
+    test::write_all(dir / ".metadata", good.substr(0, size));
+    EXPECT_FAILURE(kCorrupt, dir / ".metadata", open_checkpoint(dir.path()));
+  }
+  test::write_all(dir / ".metadata", good);
+  EXPECT_OK(open_checkpoint(dir.path()));
+}
+
+TEST_CASE("open_checkpoint: without data files the save id still tells that it was ours") {
+  const TempDir dir, other;
+  test::save_checkpoint(dir.path(), 1, "content");
+  const std::string good = test::read_all(dir / ".metadata");
+  test::write_all(other / ".metadata", good.substr(0, good.size() - 1));
+  EXPECT_CODE(kCorrupt, open_checkpoint(other.path()));
+}
+
+TEST_CASE("open_checkpoint: another tool's metadata is not ours, unless it lies over our data") {
+  const TempDir dir;
+  test::write_all(dir / ".metadata", std::string("\x80\x04}.", 4));
+  test::write_all(dir / "__0_0.distcp", "PK\x03\x04");
+  EXPECT_CODE(kUnsupported, open_checkpoint(dir.path()));
+  test::write_all(dir / "__1_0.distcp", format::encode_header({}));
+  EXPECT_CODE(kCorrupt, open_checkpoint(dir.path()));
+}
+
+TEST_CASE("open_checkpoint: the pickle is checked by who asks for it") {
+  const TempDir dir;
+  test::save_checkpoint(dir.path(), 1, "content");
+  test::flip_bit(dir / ".metadata", 20);
+  EXPECT_OK(open_checkpoint(dir.path()));
+  EXPECT_FAILURE(kCorrupt, "pickle", open_checkpoint(dir.path(), kMetadataName, /*check_pickle=*/true));
+}
+
+TEST_CASE("open_checkpoint: the commit mark of a rank goes by its own name") {
+  const TempDir dir;
+  test::save_checkpoint(dir.path(), 1, "content");
+  REQUIRE(::rename((dir / ".metadata").c_str(), (dir / "__3.metadata").c_str()) == 0);
+  EXPECT_CODE(kNotFound, open_checkpoint(dir.path()));
+  CHECK(test::value_of(open_checkpoint(dir.path(), "__3.metadata")).save_id == test::save_id_of(1));
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::engine

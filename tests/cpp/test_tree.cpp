@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/tree.h"
+
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <random>
+
+#include "tests/cpp/expect.h"
+
+namespace bytecheckpoint::format {
+namespace {
+
+using Random = std::mt19937_64;
+
+Tree draw_tree(Random* random, int depth) {
+  Tree tree;
+  tree.kind = static_cast<Tree::Kind>((*random)() % (depth == 0 ? 7 : 10));
+  if (tree.kind == Tree::Kind::kInt) tree.integer = static_cast<int64_t>((*random)());
+  if (tree.kind == Tree::Kind::kFloat) tree.real = static_cast<double>((*random)()) / 7 - 1e18;
+  if (tree.kind == Tree::Kind::kString || tree.kind == Tree::Kind::kBytes) {
+    for (uint64_t left = (*random)() % 6; left != 0; --left) tree.text.push_back(static_cast<char>((*random)() % 128));
+  }
+  if (tree.kind >= Tree::Kind::kList) {
+    uint64_t count = (*random)() % 4;
+    if (tree.kind == Tree::Kind::kDict) count *= 2;
+    for (; count != 0; --count) tree.children.push_back(draw_tree(random, depth - 1));
+  }
+  return tree;
+}
+
+std::string encoded(const Tree& tree) {
+  base::ByteWriter out;
+  encode_tree(tree, &out);
+  return out.take();
+}
+
+std::string nested_lists(int depth) {
+  base::ByteWriter out;
+  for (int i = 0; i < depth; ++i) {
+    out.u8(static_cast<uint8_t>(Tree::Kind::kList));
+    out.u32(1);
+  }
+  out.u8(static_cast<uint8_t>(Tree::Kind::kNone));
+  return out.take();
+}
+
+TEST_CASE("tree: random trees come back equal") {
+  Random random(8);
+  for (int round = 0; round < 2000; ++round) {
+    const Tree tree = draw_tree(&random, 5);
+    CHECK(test::value_of(decode_tree(encoded(tree))) == tree);
+  }
+}
+
+TEST_CASE("tree: equality tells kinds, signs of zero and NaNs apart") {
+  Tree zero, minus_zero;
+  zero.kind = minus_zero.kind = Tree::Kind::kFloat;
+  minus_zero.real = -0.0;
+  CHECK_FALSE(zero == minus_zero);
+  Tree nan = zero;
+  nan.real = std::numeric_limits<double>::quiet_NaN();
+  CHECK(test::value_of(decode_tree(encoded(nan))) == nan);
+  Tree list, tuple;
+  list.kind = Tree::Kind::kList;
+  tuple.kind = Tree::Kind::kTuple;
+  CHECK_FALSE(list == tuple);
+}
+
+TEST_CASE("tree: what is cut anywhere, or followed by anything, is corrupt") {
+  Random random(9);
+  for (int round = 0; round < 100; ++round) {
+    const std::string bytes = encoded(draw_tree(&random, 4));
+    for (size_t size = 0; size < bytes.size(); ++size) EXPECT_CODE(kCorrupt, decode_tree(bytes.substr(0, size)));
+    EXPECT_CODE(kCorrupt, decode_tree(bytes + '\0'));
+  }
+}
+
+TEST_CASE("tree: changed bytes never crash, and what is accepted encodes to itself") {
+  Random random(10);
+  for (int round = 0; round < 20000; ++round) {
+    std::string bytes = encoded(draw_tree(&random, 4));
+    for (uint64_t changes = 1 + random() % 3; changes != 0; --changes) {
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    }
+    const auto tree = decode_tree(bytes);
+    if (tree.is_ok()) CHECK(encoded(tree.value()) == bytes);
+  }
+}
+
+TEST_CASE("tree: depth and counts of hostile bytes are bounded") {
+  EXPECT_OK(decode_tree(nested_lists(kMaxTreeDepth)));
+  EXPECT_CODE(kCorrupt, decode_tree(nested_lists(kMaxTreeDepth + 1)));
+  EXPECT_CODE(kCorrupt, decode_tree(nested_lists(200000)));
+  base::ByteWriter many;
+  many.u8(static_cast<uint8_t>(Tree::Kind::kList));
+  many.u32(0xFFFFFFFFu);
+  EXPECT_CODE(kCorrupt, decode_tree(many.bytes()));
+  base::ByteWriter odd;
+  odd.u8(static_cast<uint8_t>(Tree::Kind::kDict));
+  odd.u32(1);
+  odd.u8(0);
+  EXPECT_CODE(kCorrupt, decode_tree(odd.bytes()));
+  EXPECT_CODE(kCorrupt, decode_tree("\x0a"));
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::format

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cerrno>
+#include <string>
+#include <vector>
+
+#include "csrc/io/reader.h"
+#include "csrc/io/writer.h"
+#include "tests/cpp/aligned_bytes.h"
+#include "tests/cpp/expect.h"
+#include "tests/cpp/temp_dir.h"
+
+namespace bytecheckpoint::io {
+namespace {
+
+using base::Status;
+using test::TempDir;
+
+constexpr int64_t kSlotBytes = 16 << 10;
+
+/// Slots and the queue of those that are free, as a save has them.
+struct Slots {
+  explicit Slots(int count) : memory(test::aligned_bytes(count * kSlotBytes)), free(static_cast<size_t>(count)) {
+    for (int slot = 0; slot < count; ++slot) free.push(slot);
+  }
+  uint8_t* operator[](int slot) const { return memory.get() + slot * kSlotBytes; }
+
+  test::AlignedBytes memory;
+  base::BoundedQueue<int> free;
+};
+
+TEST_CASE("writer: everything that was submitted is in the file") {
+  for (const int num_threads : {1, 3}) {
+    const TempDir dir;
+    const std::string content = test::patterned(50 * kSlotBytes + 777);
+    File file = test::value_of(File::create(dir / "a", true));
+    Slots slots(4);
+    {
+      Writer writer(num_threads, 4, [&](int slot) { slots.free.push(slot); });
+      for (size_t begin = 0; begin < content.size(); begin += kSlotBytes) {
+        const int slot = *slots.free.pop();
+        const std::string part = content.substr(begin, kSlotBytes);
+        std::memcpy(slots[slot], part.data(), part.size());
+        writer.submit({&file, slots[slot], static_cast<int64_t>(part.size()), static_cast<int64_t>(begin), slot});
+      }
+      EXPECT_OK(writer.finish());
+      EXPECT_OK(writer.finish());
+    }
+    CHECK((test::read_all(dir / "a") == content));
+  }
+}
+
+TEST_CASE("writer: a failure is the first one, nothing more is written, and slots keep coming back") {
+  const TempDir dir;
+  test::write_all(dir / "a", "");
+  File read_only = test::value_of(File::open(dir / "a", false));
+  File good = test::value_of(File::create(dir / "b", false));
+  Slots slots(2);
+  std::atomic<int> released{0};
+  Writer writer(1, 2, [&](int slot) {
+    ++released;
+    slots.free.push(slot);
+  });
+  for (int i = 0; i < 200; ++i) {
+    const int slot = *slots.free.pop();
+    writer.submit({i < 100 ? &read_only : &good, slots[slot], 10, 10 * i, slot});
+  }
+  EXPECT_FAILURE(kStorage, "offset=0", writer.finish());
+  CHECK(writer.status().sys_errno() == EBADF);
+  CHECK(released == 200);
+  CHECK(test::read_all(dir / "b").empty());
+}
+
+TEST_CASE("writer: destroyed without finish it waits for what was submitted") {
+  const TempDir dir;
+  File file = test::value_of(File::create(dir / "a", false));
+  const std::string content = test::patterned(20 * 1000);
+  {
+    Writer writer(2, 32, [](int) {});
+    for (int i = 0; i < 20; ++i) {
+      writer.submit({&file, reinterpret_cast<const uint8_t*>(content.data()) + 1000 * i, 1000, 1000 * i, i});
+    }
+  }
+  CHECK((test::read_all(dir / "a") == content));
+}
+
+/// Requests for all of a file in parts of kSlotBytes.
+Reader::Source parts_of(const std::shared_ptr<File>& file, int64_t bytes) {
+  return [file, bytes, next = int64_t{0}]() mutable -> base::Result<std::optional<ReadRequest>> {
+    if (next >= bytes) return std::optional<ReadRequest>();
+    ReadRequest request{file, next, std::min(kSlotBytes, bytes - next), kSlotBytes, static_cast<size_t>(next)};
+    next += kSlotBytes;
+    return std::optional<ReadRequest>(std::move(request));
+  };
+}
+
+TEST_CASE("reader: every request is answered once, whatever the number of threads and slots") {
+  const TempDir dir;
+  const std::string content = test::patterned(40 * kSlotBytes + 99);
+  test::write_all(dir / "a", content);
+  for (const auto& [num_threads, num_slots] : {std::pair{1, 1}, {1, 4}, {2, 2}, {3, 8}, {4, 4}}) {
+    CAPTURE(num_threads);
+    CAPTURE(num_slots);
+    auto file = std::make_shared<File>(test::value_of(File::open(dir / "a", true)));
+    Slots slots(num_slots);
+    Reader reader(num_threads, num_slots, parts_of(file, static_cast<int64_t>(content.size())),
+                  [&](int slot) { return slots[slot]; });
+    std::string got(content.size(), '\0');
+    int answers = 0;
+    while (const auto filled = reader.next()) {
+      EXPECT_OK(filled->status);
+      std::memcpy(&got[filled->request.tag], slots[filled->slot], static_cast<size_t>(filled->request.wanted));
+      ++answers;
+      reader.release(filled->slot);
+    }
+    CHECK(answers == 41);
+    CHECK((got == content));
+  }
+}
+
+TEST_CASE("reader: nothing to read is the end at once") {
+  Slots slots(2);
+  Reader reader(
+      2, 2, []() -> base::Result<std::optional<ReadRequest>> { return std::optional<ReadRequest>(); },
+      [&](int slot) { return slots[slot]; });
+  CHECK_FALSE(reader.next().has_value());
+}
+
+TEST_CASE("reader: a read that fails arrives with its reason, and the reader can be destroyed") {
+  const TempDir dir;
+  test::write_all(dir / "a", test::patterned(5 * kSlotBytes));
+  auto file = std::make_shared<File>(test::value_of(File::open(dir / "a", false)));
+  Slots slots(2);
+  Reader reader(2, 2, parts_of(file, 100 * kSlotBytes), [&](int slot) { return slots[slot]; });
+  Status failure;
+  while (failure.is_ok()) {
+    const auto filled = reader.next();
+    REQUIRE(filled.has_value());
+    failure = filled->status;
+    if (failure.is_ok()) reader.release(filled->slot);
+  }
+  EXPECT_FAILURE(kCorrupt, "file ends after 0 bytes", failure);
+}
+
+TEST_CASE("reader: a source that fails arrives with its reason") {
+  Slots slots(3);
+  Reader reader(
+      3, 3, []() -> base::Result<std::optional<ReadRequest>> { return Status::make(base::Code::kChanged, "newer"); },
+      [&](int slot) { return slots[slot]; });
+  const auto filled = reader.next();
+  REQUIRE(filled.has_value());
+  EXPECT_FAILURE(kChanged, "newer", filled->status);
+}
+
+TEST_CASE("reader: destroyed in the middle it stops") {
+  const TempDir dir;
+  test::write_all(dir / "a", test::patterned(100 * kSlotBytes));
+  auto file = std::make_shared<File>(test::value_of(File::open(dir / "a", true)));
+  for (int consumed = 0; consumed < 4; ++consumed) {
+    Slots slots(4);
+    Reader reader(3, 4, parts_of(file, 100 * kSlotBytes), [&](int slot) { return slots[slot]; });
+    for (int i = 0; i < consumed; ++i) REQUIRE(reader.next().has_value());
+  }
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::io

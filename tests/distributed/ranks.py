@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a function on several gloo ranks, each a process of its own, within a time limit."""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import multiprocessing
+import multiprocessing.connection
+import pickle
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = ["RanksFailed", "failures", "run_ranks"]
+
+R = TypeVar("R")
+
+# Ranks are forked from a server that has imported torch and run nothing: a new process for every rank of every job
+# costs tens of milliseconds, and no job sees what an earlier one left in memory.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [
+        "torch",
+        "torch._dynamo",  # the first operation on a DTensor imports it
+        "torch.distributed._shard.sharded_tensor",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+    ]
+)
+
+# Before the limit, so that ranks that hang have said where before they are killed.
+_STACKS_BEFORE_LIMIT_S = 3.0
+
+
+class RanksFailed(AssertionError):
+    """Some ranks raised, died, or did not end in time; the message has every traceback."""
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    value: bytes = b""
+    traceback: str = ""
+
+
+def run_ranks(num_ranks: int, function: Callable[..., R], *args: Any, limit_s: float = 60.0) -> list[R]:
+    """What ``function(*args)`` returns on each of ``num_ranks`` ranks of a default gloo group.
+
+    Args:
+        function: At the top level of its module. It and ``args`` are pickled to the ranks, its value is pickled back.
+        limit_s: All ranks are killed when it has passed.
+
+    Raises:
+        RanksFailed: With the tracebacks of all ranks that raised; with the stacks of those that hung.
+    """
+    __tracebackhide__ = True
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+        directory = Path(name)
+        pipes, processes = [], []
+        for rank in range(num_ranks):
+            receiver, sender = _CONTEXT.Pipe(duplex=False)
+            process = _CONTEXT.Process(
+                target=_rank_main, args=(sender, str(directory), rank, num_ranks, limit_s, function, args)
+            )
+            process.start()
+            sender.close()
+            pipes.append(receiver)
+            processes.append(process)
+        try:
+            outcomes = _collect(pipes, limit_s)
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
+        complaints = [_complaint(rank, outcome, directory) for rank, outcome in enumerate(outcomes)]
+    if any(complaints):
+        raise RanksFailed("\n".join(text for text in complaints if text))
+    return [pickle.loads(outcome.value) for outcome in outcomes if outcome is not None]
+
+
+def failures(call: Callable[[], Any]) -> dict[int, BaseException]:
+    """What ``call`` raised inside DCP's CheckpointException, by rank; fails if it raises nothing, or anything else.
+
+    Copies, as another rank would get them: an exception keeps the frames alive that it came through.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        call()
+    except CheckpointException as error:
+        return {rank: pickle.loads(pickle.dumps(wrapped[0])) for rank, wrapped in error.failures.items()}
+    raise AssertionError("nothing was raised")
+
+
+def _collect(pipes: list[multiprocessing.connection.Connection], limit_s: float) -> list[_Outcome | None]:
+    """None for a rank that sent nothing: it died, or the time was up. A rank's failure ends the wait for the others."""
+    end = time.monotonic() + limit_s
+    outcomes: list[_Outcome | None] = [None] * len(pipes)
+    waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
+    while waiting and (left := end - time.monotonic()) > 0:
+        for pipe in multiprocessing.connection.wait(list(waiting), timeout=left):
+            rank = waiting.pop(pipe)  # type: ignore[call-overload]
+            try:
+                outcome: _Outcome | None = pickle.loads(pipes[rank].recv_bytes())
+            except EOFError:
+                outcome = None
+            outcomes[rank] = outcome
+            if outcome is None or outcome.traceback:
+                # The peers of a failed rank wait for it; what they do within a moment may still explain more.
+                end = min(end, time.monotonic() + 2.0)
+    return outcomes
+
+
+def _complaint(rank: int, outcome: _Outcome | None, directory: Path) -> str:
+    if outcome is None:
+        stacks = directory / f"stacks.{rank}"
+        text = stacks.read_text() if stacks.exists() else ""
+        return f"rank {rank} did not end, or died\n{text}"
+    return f"rank {rank} raised\n{outcome.traceback}" if outcome.traceback else ""
+
+
+def _rank_main(
+    sender: multiprocessing.connection.Connection,
+    directory: str,
+    rank: int,
+    num_ranks: int,
+    limit_s: float,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    with (Path(directory) / f"stacks.{rank}").open("w") as stacks:
+        faulthandler.enable(stacks)
+        faulthandler.dump_traceback_later(max(limit_s - _STACKS_BEFORE_LIMIT_S, 1.0), file=stacks)
+        try:
+            dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=num_ranks)
+            value = pickle.dumps(function(*args))
+            # No rank leaves while another may still need it.
+            dist.barrier()
+            outcome = _Outcome(value=value)
+            dist.destroy_process_group()
+        except BaseException:
+            text = io.StringIO()
+            traceback.print_exc(file=text)
+            outcome = _Outcome(traceback=text.getvalue())
+        faulthandler.cancel_dump_traceback_later()
+    sender.send_bytes(pickle.dumps(outcome))
+    sender.close()

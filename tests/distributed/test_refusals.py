@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a save refuses before it has written a byte."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from bytecheckpoint import BcpReader, BcpWriter
+from bytecheckpoint.errors import CheckpointExistsError, InvalidPlanError, StorageError, UnsupportedError
+from distributed.ranks import failures, run_ranks
+from distributed.states import check
+
+NOBODY = 65534
+
+
+def state(number: int = 1) -> dict[str, Any]:
+    return {"a": torch.full((10,), number), "number": number}
+
+
+def listing(path: str) -> dict[str, tuple[int, int, int]]:
+    return {
+        entry.name: (entry.stat().st_ino, entry.stat().st_mtime_ns, entry.stat().st_size)
+        for entry in Path(path).iterdir()
+    }
+
+
+def refuse(writer: BcpWriter, kind: type[Exception], values: dict[str, Any] | None = None) -> BaseException:
+    """The coordinator's refusal, which reached every rank."""
+    found = failures(lambda: dcp.save(values or state(2), storage_writer=writer))
+    assert {r: type(e) for r, e in found.items()} == {0: kind}, found
+    return found[0]
+
+
+def do_not_overwrite(path: str) -> None:
+    dcp.save(state(), storage_writer=BcpWriter(path, overwrite=False))
+    dist.barrier()
+    before = listing(path)
+    dist.barrier()
+    for _ in range(2):
+        error = refuse(BcpWriter(path, overwrite=False), CheckpointExistsError)
+        assert isinstance(error, FileExistsError)
+        assert getattr(error, "path", "") == path
+        assert listing(path) == before
+    got = state(0)
+    dcp.load(got, storage_reader=BcpReader(path))
+    check(got, state())
+    dist.barrier()
+    dcp.save(state(2), storage_writer=BcpWriter(path))
+
+
+def no_directory_there(root: str) -> None:
+    if dist.get_rank() == 0:
+        Path(f"{root}/file").write_text("not a directory")
+        Path(f"{root}/taken/.metadata").mkdir(parents=True)
+    dist.barrier()
+    for path in (f"{root}/file", f"{root}/file/below", "/proc/bytecheckpoint"):
+        error = refuse(BcpWriter(path), StorageError)
+        assert isinstance(error, OSError)
+        assert error.errno
+        assert getattr(error, "path", "").startswith(path.removesuffix("/below"))
+    refuse(BcpWriter(f"{root}/taken"), StorageError)
+    assert Path(f"{root}/file").read_text() == "not a directory"
+    assert [entry.name for entry in Path(f"{root}/taken").iterdir()] == [".metadata"]
+
+
+def no_permission(path: str) -> None:
+    dcp.save(state(), storage_writer=BcpWriter(path))
+    dist.barrier()
+    before = listing(path)
+    dist.barrier()
+    os.seteuid(NOBODY)
+    try:
+        error = refuse(BcpWriter(path), StorageError)
+        assert "denied" in str(error)
+        refuse(BcpWriter(f"{path}/below"), StorageError)
+    finally:
+        os.seteuid(0)
+    assert listing(path) == before
+    got = state(0)
+    dcp.load(got, storage_reader=BcpReader(path))
+    check(got, state())
+
+
+def what_cannot_be_stored(path: str) -> None:
+    dcp.save(state(), storage_writer=BcpWriter(path))
+    dist.barrier()
+    before = listing(path)
+    dist.barrier()
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    for value in (torch.ones(2, 2).to_sparse(), quantized):
+        found = failures(partial(dcp.save, {"odd": value}, storage_writer=BcpWriter(path)))
+        assert found
+        assert all(type(error) is InvalidPlanError and "'odd'" in str(error) for error in found.values()), found
+        assert listing(path) == before
+        dist.barrier()
+
+
+def without_collectives(path: str) -> None:
+    with pytest.raises(UnsupportedError, match="use_collectives=False"):
+        dcp.save(state(), storage_writer=BcpWriter(path), use_collectives=False)
+    assert not Path(path).exists()
+    # Nor is such a checkpoint of the stock writer taken for none at all.
+    dist.barrier()
+    dcp.save(state(), storage_writer=dcp.FileSystemWriter(path), use_collectives=False)
+    found = failures(lambda: dcp.load(state(0), storage_reader=BcpReader(path)))
+    assert {r: type(e) for r, e in found.items()} == dict.fromkeys((0, 1), UnsupportedError)
+    assert all("use_collectives=False" in str(e) for e in found.values())
+
+
+def test_overwrite_false(tmp_path: Path) -> None:
+    run_ranks(2, do_not_overwrite, str(tmp_path / "ckpt"))
+
+
+def test_paths_that_cannot_be_directories(tmp_path: Path) -> None:
+    run_ranks(2, no_directory_there, str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changes its user id, which root alone may")
+def test_no_permission(tmp_path: Path) -> None:
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)  # the others may look
+    run_ranks(2, no_permission, str(tmp_path / "ckpt"))
+
+
+def test_tensors_that_cannot_be_stored(tmp_path: Path) -> None:
+    run_ranks(2, what_cannot_be_stored, str(tmp_path / "ckpt"))
+
+
+def test_use_collectives_false_is_refused_by_name(tmp_path: Path) -> None:
+    run_ranks(2, without_collectives, str(tmp_path / "ckpt"))

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved on some ranks, loaded on others and in other layouts, by our reader and by the stock one: exactly equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch.distributed.checkpoint as dcp
+
+from bytecheckpoint import BcpReader, BcpWriter
+from distributed.ranks import run_ranks
+from distributed.states import check, pointers, state
+
+
+def save(path: str) -> int:
+    writer = BcpWriter(path)
+    dcp.save(state("saved", filled=True), storage_writer=writer)
+    report = writer.last_report
+    assert report is not None
+    assert report.path == path
+    return report.bytes_written
+
+
+def load_and_check(path: str, layouts: list[str]) -> None:
+    for layout in layouts:
+        wanted = state(layout, filled=True)
+        for reader in (BcpReader(path), dcp.FileSystemReader(path)):
+            got = state(layout, filled=False)
+            before = pointers(got)
+            dcp.load(got, storage_reader=reader)
+            check(got, wanted, layout)
+            assert pointers(got) == before, "loaded elsewhere than in place"
+
+
+@pytest.mark.parametrize(("savers", "loaders"), [(4, 2), (2, 4), (1, 4), (4, 1), (8, 3)])
+def test_other_world_sizes_and_layouts(tmp_path: Path, savers: int, loaders: int) -> None:
+    path = tmp_path / "ckpt"
+    written = run_ranks(savers, save, str(path))
+    files = sorted(path.glob("*.distcp"))
+    assert [sum(f.stat().st_size for f in files if f.name.startswith(f"__{r}_")) for r in range(savers)] == written
+    assert sorted(p.name for p in path.iterdir()) == sorted([".metadata", *(f.name for f in files)])
+    run_ranks(loaders, load_and_check, str(path), ["saved", "moved", "plain"])

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs functions in processes that may be killed, forked from one that has imported torch and nothing else.
+
+A torch import takes seconds, a fork milliseconds. The server runs the installed package, or another build of it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ForkServer", "Meeting", "Outcome", "meet"]
+
+TESTS = Path(__file__).parents[1]
+LIMIT_S = 30.0
+_START_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one process ended.
+
+    Attributes:
+        signal: That killed it, or 0.
+        timed_out: It had to be killed; ``stacks`` says where it hung.
+        value: What its function returned, if it did.
+        traceback: Of what its function raised.
+    """
+
+    signal: int
+    timed_out: bool
+    value: Any
+    traceback: str
+    stacks: str
+
+    @property
+    def was_killed(self) -> bool:
+        return self.signal == signal.SIGKILL and not self.timed_out
+
+    def unwrap(self) -> Any:
+        """``value``; fails if there is none."""
+        assert self.signal == 0, f"died of signal {self.signal}, timed_out={self.timed_out}\n{self.stacks}"
+        assert not self.traceback, self.traceback
+        return self.value
+
+
+class ForkServer:
+    """The server, seen from the tests.
+
+    Args:
+        package: Directory that holds another build of the package, or None for the installed one.
+    """
+
+    def __init__(self, package: Path | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        paths = [*([str(package)] if package else []), str(TESTS), os.environ.get("PYTHONPATH", "")]
+        # -P: else the sources in the working directory would come before the build that is asked for.
+        code = f"from faults.fork_server import serve; serve({theirs.fileno()})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            pass_fds=[theirs.fileno()],
+            # OpenBLAS would start threads when numpy is imported.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self._connection = Connection(ours.detach())
+        self._info: dict[str, Any] | None = None
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """``file`` of the package, names of its ``failpoints``, number of ``threads`` of the server."""
+        if self._info is None:
+            self._info = self._receive(_START_LIMIT_S)
+        return self._info
+
+    def start(self, function: Callable[..., Any], *args: Any, env: Mapping[str, str] | None = None) -> int:
+        """Runs ``function(*args)`` in a process of its own; it and ``args`` are pickled. Returns the process id."""
+        assert self.info["threads"] == 1, "a process with threads must not fork"
+        self._connection.send(("start", pickle.dumps((function, args)), dict(env or {})))
+        pid: int = self._receive(LIMIT_S)
+        return pid
+
+    def wait(self, pid: int, limit_s: float = LIMIT_S) -> Outcome:
+        """Waits for a process to end; kills it when ``limit_s`` has passed."""
+        self._connection.send(("wait", pid, limit_s))
+        outcome: Outcome = self._receive(limit_s + LIMIT_S)
+        return outcome
+
+    def run(self, function: Callable[..., Any], *args: Any, env: Mapping[str, str] | None = None) -> Outcome:
+        return self.wait(self.start(function, *args, env=env))
+
+    def close(self) -> None:
+        self._connection.close()
+        try:
+            self._process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _receive(self, limit_s: float) -> Any:
+        if not self._connection.poll(limit_s):
+            self._process.kill()
+            raise TimeoutError(f"the fork server did not answer for {limit_s} s")
+        return self._connection.recv()
+
+
+class Meeting:
+    """A place where a process tells the test that it got somewhere, and waits to be told to go on."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(LIMIT_S)
+        self._socket.bind("")  # the kernel makes up an abstract name
+        self._socket.listen()
+        self.address: bytes = self._socket.getsockname()
+
+    def accept(self) -> Connection:
+        peer, _ = self._socket.accept()
+        peer.setblocking(True)
+        return Connection(peer.detach())
+
+    @staticmethod
+    def receive(connection: Connection) -> Any:
+        assert connection.poll(LIMIT_S), "the process did not get there in time"
+        return connection.recv()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def meet(address: bytes) -> Connection:
+    """The other side of a Meeting. ``recv`` raises EOFError when the test is over."""
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect(address)
+    return Connection(peer.detach())
+
+
+@dataclass(frozen=True)
+class _Child:
+    pidfd: int
+    value_fd: int
+    stacks_fd: int
+
+
+def serve(fd: int) -> None:
+    """The server; ends when the tests close their side."""
+    import torch
+
+    import bytecheckpoint
+    from faults import saves  # noqa: F401  # imports what the children need
+
+    torch.set_num_threads(1)
+    connection = Connection(fd)
+    extension = bytecheckpoint.build_info()["torch_extension"]
+    connection.send(
+        {
+            "file": bytecheckpoint.__file__,
+            "failpoints": extension["failpoints"],
+            "threads": len(list(Path("/proc/self/task").iterdir())),
+        }
+    )
+    children: dict[int, _Child] = {}
+    while True:
+        try:
+            message = connection.recv()
+        except EOFError:
+            break
+        if message[0] == "start":
+            pid, child = _fork(connection, *message[1:])
+            children[pid] = child
+            connection.send(pid)
+        else:
+            connection.send(_reap(message[1], children.pop(message[1]), message[2]))
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _fork(connection: Connection, work: bytes, env: dict[str, str]) -> tuple[int, _Child]:
+    value_fd, stacks_fd = os.memfd_create("value"), os.memfd_create("stacks")
+    pid = os.fork()
+    if pid:
+        return pid, _Child(os.pidfd_open(pid), value_fd, stacks_fd)
+    pid = os.getpid()
+    try:
+        connection.close()
+        os.environ.update(env)
+        faulthandler.enable(stacks_fd)
+        function, args = pickle.loads(work)
+        result = pickle.dumps((function(*args), ""))
+    except BaseException:
+        if os.getpid() != pid:
+            raise  # a process that the function forked ends in its own way
+        text = io.StringIO()
+        traceback.print_exc(file=text)
+        result = pickle.dumps((None, text.getvalue()))
+    os.write(value_fd, result)
+    os._exit(0)
+
+
+def _reap(pid: int, child: _Child, limit_s: float) -> Outcome:
+    ended = select.poll()
+    ended.register(child.pidfd, select.POLLIN)
+    timed_out = not ended.poll(limit_s * 1000)
+    if timed_out:
+        os.kill(pid, signal.SIGABRT)  # faulthandler writes the stacks
+        if not ended.poll(5000):
+            os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    value, stacks = (_contents(fd) for fd in (child.value_fd, child.stacks_fd))
+    os.close(child.pidfd)
+    returned, raised = pickle.loads(value) if value else (None, "")
+    return Outcome(os.WTERMSIG(status), timed_out, returned, raised, stacks.decode(errors="replace"))
+
+
+def _contents(fd: int) -> bytes:
+    os.lseek(fd, 0, os.SEEK_SET)
+    with os.fdopen(fd, "rb") as file:
+        return file.read()

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States of numbered generations, how they are saved in processes of their own, and what is found on disk after."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from bytecheckpoint import BcpReader, BcpWriter, Config
+from bytecheckpoint.errors import CheckpointNotFoundError
+from faults.fork_server import meet
+
+__all__ = [
+    "Attempt",
+    "SaveRequest",
+    "are_equal",
+    "assert_only_own_files",
+    "attempt",
+    "data_files",
+    "generation_on_disk",
+    "gloo",
+    "load",
+    "load_twice",
+    "save",
+    "state",
+]
+
+# The smallest ring: a save of a few kilobytes should not wait for the kernel to make pages.
+CONFIG = Config(ring_bytes=16 << 20)
+BOTH_RANKS = (0, 1)
+
+
+def state(generation: int, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    """What generation ``generation`` looks like on ``ranks``: no value is equal to that of another generation.
+
+    Tensors stay below the size from which torch uses several threads, which on a busy machine wait for each other.
+    """
+    values: dict[str, Any] = {
+        "generation": generation,
+        "shared": torch.arange(3000, dtype=torch.float32) + 10_000 * generation,
+    }
+    for rank in ranks:
+        values[f"of_rank_{rank}"] = (torch.arange(24_000) * 100 + 2 * generation + rank).reshape(120, 200)
+    return values
+
+
+@dataclass(frozen=True)
+class SaveRequest:
+    """One save, as one rank is asked to make it.
+
+    Attributes:
+        path: Directory of the checkpoint.
+        store: File through which several ranks meet; unused by one.
+        writer: More arguments of the BcpWriter.
+    """
+
+    path: Path
+    generation: int
+    rank: int = 0
+    num_ranks: int = 1
+    store: str = ""
+    config: Config = CONFIG
+    writer: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of a save: errors by rank, as DCP reports them, and the package's warnings."""
+
+    errors: dict[int, BaseException]
+    warnings: tuple[str, ...]
+
+
+def save(request: SaveRequest) -> Attempt:
+    """Makes one save, in a process group of its own if there are several ranks."""
+    if request.num_ranks == 1:
+        return attempt(request)
+    with gloo(request):
+        return attempt(request)
+
+
+def save_then_look(request: SaveRequest) -> list[str]:
+    """Makes a save that fails because a peer dies, and returns the names of the tmps that are there afterwards."""
+    with gloo(request):
+        try:
+            attempt(request)
+        except RuntimeError:
+            pass  # gloo's: the connection is closed
+        else:
+            raise AssertionError("the peer lives")
+        return [name for name in names_in(request.path) if name.endswith(".tmp")]
+
+
+def save_twice(address: bytes, first: SaveRequest, then: SaveRequest) -> Attempt:
+    """Makes a save, once the test says that its fault is in place, tells what came of it, and makes another.
+
+    The test looks at the directory in between; then it ends the fault.
+    """
+    with contextlib.nullcontext() if first.num_ranks == 1 else gloo(first):
+        test = meet(address)
+        test.send("ready")
+        test.recv()
+        test.send(attempt(first))
+        test.recv()
+        return attempt(then)
+
+
+def attempt(request: SaveRequest, planner: dcp.SavePlanner | None = None) -> Attempt:
+    """Makes one save in the process group that there is."""
+    writer = BcpWriter(request.path, config=request.config, **request.writer)
+    errors: dict[int, BaseException] = {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            dcp.save(state(request.generation, (request.rank,)), storage_writer=writer, planner=planner)
+        except CheckpointException as error:
+            errors = {rank: wrapped[0] for rank, wrapped in error.failures.items()}
+    own = tuple(str(w.message) for w in caught if str(w.message).startswith("bytecheckpoint:"))
+    return Attempt(errors, own)
+
+
+@contextlib.contextmanager
+def gloo(request: SaveRequest) -> Iterator[None]:
+    """A default process group for the ranks of ``request``; left alone when the save raises, as peers may be dead."""
+    r = request
+    dist.init_process_group("gloo", init_method=f"file://{r.store}", rank=r.rank, world_size=r.num_ranks)
+    yield
+    dist.destroy_process_group()
+
+
+def load(reader: dcp.StorageReader, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    """All that generation 0 has names for, read by ``reader`` in this process."""
+    target = {
+        name: torch.full_like(value, -1) if isinstance(value, torch.Tensor) else -1
+        for name, value in state(0, ranks).items()
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(target, storage_reader=reader, no_dist=True)
+    return target
+
+
+def are_equal(got: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    same = (torch.equal(got[k], v) if isinstance(v, torch.Tensor) else got[k] == v for k, v in wanted.items())
+    return got.keys() == wanted.keys() and all(same)
+
+
+def load_twice(address: bytes, path: Path) -> dict[int, BaseException]:
+    """The same for loads: what the first raised is told, what the second raised is returned, both by rank."""
+    test = meet(address)
+    test.send("ready")
+    errors: list[dict[int, BaseException]] = []
+    for _ in range(2):
+        test.recv()
+        try:
+            load(BcpReader(path, config=CONFIG))
+            errors.append({})
+        except CheckpointException as error:
+            errors.append({rank: wrapped[0] for rank, wrapped in error.failures.items()})
+        if len(errors) == 1:
+            test.send(errors[0])
+    return errors[1]
+
+
+def generation_on_disk(path: Path, ranks: tuple[int, ...] = (0,)) -> int | None:
+    """Which generation both readers find, None if there is no checkpoint; fails on a mix of two, or on damage."""
+    if not (path / ".metadata").exists():
+        with pytest.raises(CheckpointException) as caught:
+            load(BcpReader(path, config=CONFIG), ranks)
+        assert [type(wrapped[0]) for wrapped in caught.value.failures.values()] == [CheckpointNotFoundError]
+        return None
+    got = load(BcpReader(path, config=CONFIG), ranks)
+    generation: int = got["generation"]
+    assert are_equal(got, state(generation, ranks)), f"{path} holds a mix, or wrong values"
+    assert are_equal(load(dcp.FileSystemReader(path), ranks), state(generation, ranks)), (
+        f"{path}: stock reads other values"
+    )
+    return generation
+
+
+def names_in(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir()) if path.exists() else []
+
+
+def data_files(path: Path) -> list[str]:
+    """Names of the data files that the commit mark refers to, as stock DCP reads it."""
+    storage = dcp.FileSystemReader(path).read_metadata().storage_data
+    return sorted({info.relative_path for info in storage.values()})
+
+
+def assert_only_own_files(path: Path) -> None:
+    """The directory holds the commit mark and the files that it names, and nothing else."""
+    assert names_in(path) == sorted([".metadata", *data_files(path)])

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a file system can refuse, by real means: a full disk, a size limit, and errors that strace puts for results.
+
+After every failed save the old checkpoint loads, nothing of the failed one is left unless its rename was attempted, and
+the same process can save again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from bytecheckpoint.errors import (
+    CheckpointError,
+    CheckpointSupersededError,
+    DurabilityUnknownError,
+    SaveFailedError,
+    StorageError,
+)
+from faults.fork_server import LIMIT_S, ForkServer, Meeting
+from faults.saves import (
+    BOTH_RANKS,
+    Attempt,
+    SaveRequest,
+    assert_only_own_files,
+    data_files,
+    generation_on_disk,
+    load_twice,
+    names_in,
+    save,
+    save_twice,
+)
+from faults.strace import injected
+
+OLD, NEW, NEXT = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An error that strace returns from a system call of a save over an existing checkpoint.
+
+    Attributes:
+        calls: Names of system calls, as strace takes them.
+        at: Must be found in the line of the call that was hit: proof that it was the one that is meant.
+        when: Which call of each thread is hit.
+        raised: Class of the error, None if the save must succeed.
+        all_threads: Else only the main thread is hit.
+        survives: Generation that loads afterwards.
+        keeps_files: The files of the failed save stay, since its rename was attempted.
+        warned: Must be found in the warnings of the save.
+    """
+
+    name: str
+    calls: str
+    error: str
+    at: str
+    when: int = 1
+    raised: type[CheckpointError] | None = SaveFailedError
+    all_threads: bool = False
+    survives: int = OLD
+    keeps_files: bool = False
+    warned: str = ""
+
+
+RENAME, UNLINK = "?rename,?renameat,renameat2", "?unlink,unlinkat"
+DATA, TMP, DIRECTORY, MARK = r"\.distcp", r"\.metadata\.\w+\.tmp", r"ckpt>", r"\.metadata"
+
+FAILING = (
+    Fault("begin: listing", "getdents64", "EIO", DIRECTORY, raised=StorageError),
+    Fault("begin: lock", "flock", "EIO", TMP, raised=StorageError),
+    Fault("begin: space for the metadata", "fallocate", "ENOSPC", TMP, raised=StorageError),
+    Fault("data: space", "fallocate", "ENOSPC", DATA, when=2),
+    Fault("data: quota", "fallocate", "EDQUOT", DATA, when=2),
+    Fault("data: write", "pwrite64", "ENOSPC", DATA, all_threads=True),
+    Fault("data: write, broken disk", "pwrite64", "EIO", DATA, all_threads=True),
+    Fault("data: cut to size", "ftruncate", "EIO", DATA),
+    Fault("data: sync", "fsync", "EIO", DATA),
+    Fault("data: sync of the directory", "fsync", "EIO", DIRECTORY, when=2),
+    Fault("commit: write", "pwrite64", "ENOSPC", TMP, raised=StorageError),
+    Fault("commit: cut to size", "ftruncate", "EIO", TMP, when=2, raised=StorageError),
+    Fault("commit: sync", "fsync", "EIO", TMP, when=3, raised=StorageError),
+    Fault("commit: rename", RENAME, "EIO", TMP, raised=StorageError, keeps_files=True),
+    Fault("commit: tmp is gone", RENAME, "ENOENT", TMP, raised=CheckpointSupersededError, keeps_files=True),
+)
+COMMITTED = (
+    Fault("sync of the rename", "fsync", "EIO", DIRECTORY, 4, DurabilityUnknownError, survives=NEW, keeps_files=True),
+    Fault("no sync here", "fsync", "EINVAL", DIRECTORY, 4, None, survives=NEW, warned="cannot sync a directory"),
+    Fault("sweep: sync", "fsync", "EIO", DIRECTORY, 5, None, survives=NEW, keeps_files=True, warned="sweep: fsync"),
+    Fault("sweep: unlink", UNLINK, "EIO", DATA, 1, None, survives=NEW, keeps_files=True, warned="sweep: unlink"),
+)
+HARMLESS = (
+    Fault("no locks here", "flock", "ENOLCK", TMP, raised=None, survives=NEW),
+    Fault("no reservations here", "fallocate", "EOPNOTSUPP", TMP, raised=None, survives=NEW),
+    Fault("signals", "pwrite64,fallocate,ftruncate", "EINTR", DATA, all_threads=True, raised=None, survives=NEW),
+)
+
+
+class Trial:
+    """A process that saves over generation OLD of a checkpoint, first with a fault, then without."""
+
+    def __init__(self, server: ForkServer, meeting: Meeting, path: Path) -> None:
+        self.path = path
+        assert server.run(save, SaveRequest(path, OLD)).unwrap().errors == {}
+        self.names_before = names_in(path)
+        request = SaveRequest(path, NEW)
+        self._server = server
+        self.pid = server.start(save_twice, meeting.address, request, replace(request, generation=NEXT))
+        self._process = meeting.accept()
+        assert meeting.receive(self._process) == "ready"
+
+    def first_attempt(self) -> Attempt:
+        self._process.send("go")
+        attempt: Attempt = Meeting.receive(self._process)
+        return attempt
+
+    def assert_undone(self) -> None:
+        assert names_in(self.path) == self.names_before
+        assert generation_on_disk(self.path) == OLD
+
+    def assert_saves_again(self) -> None:
+        self._process.send("go")
+        assert self._server.wait(self.pid).unwrap() == Attempt({}, ())
+        assert generation_on_disk(self.path) == NEXT
+        assert_only_own_files(self.path)
+
+
+def reason_of(attempt: Attempt, rank: int = 0) -> StorageError:
+    """Why a rank failed to write; the coordinator's SaveFailedError says it."""
+    error = attempt.errors[0]
+    assert type(error) is SaveFailedError
+    assert "undone" in str(error)
+    assert list(error.reasons) == [rank]
+    reason = error.reasons[rank]
+    assert isinstance(reason, StorageError)
+    return reason
+
+
+def assert_is_told(fault: Fault, attempt: Attempt) -> None:
+    if fault.raised is None:
+        assert attempt.errors == {}
+    elif fault.raised is SaveFailedError:
+        assert reason_of(attempt).errno == getattr(errno, fault.error)
+        assert re.search(DIRECTORY.rstrip(">") + "|" + fault.at, reason_of(attempt).path)
+    else:
+        assert type(attempt.errors[0]) is fault.raised
+        assert attempt.errors[0].errno == getattr(errno, fault.error)
+    assert bool(attempt.warnings) == bool(fault.warned)
+    assert all(fault.warned in text for text in attempt.warnings)
+
+
+@pytest.mark.parametrize("fault", [*FAILING, *COMMITTED, *HARMLESS], ids=lambda fault: fault.name)
+def test_error_of_a_call(fault: Fault, server: ForkServer, meeting: Meeting, tmp_path: Path) -> None:
+    trial = Trial(server, meeting, tmp_path / "ckpt")
+    log = tmp_path / "strace.log"
+    with injected(trial.pid, log, fault.calls, fault.error, fault.when, all_threads=fault.all_threads):
+        attempt = trial.first_attempt()
+    hits = [line for line in log.read_text().splitlines() if "(INJECTED)" in line]
+    assert any(re.search(fault.at, line) for line in hits), f"hit something else: {hits}"
+    assert_is_told(fault, attempt)
+    if fault.keeps_files:
+        assert set(trial.names_before) < set(names_in(trial.path))
+        assert not any(name.endswith(".tmp") for name in names_in(trial.path))
+    elif fault.survives == OLD:
+        trial.assert_undone()
+    assert generation_on_disk(trial.path) == fault.survives
+    trial.assert_saves_again()
+
+
+def test_other_rank_cannot_write(server: ForkServer, meeting: Meeting, tmp_path: Path) -> None:
+    """Every rank is told, with the reason of the one that failed, and the files of both are removed."""
+    path = tmp_path / "ckpt"
+    assert server.run(save, SaveRequest(path, OLD)).unwrap().errors == {}
+    before = names_in(path)
+    pids = []
+    for rank in BOTH_RANKS:
+        first = SaveRequest(path, NEW, rank=rank, num_ranks=2, store=str(tmp_path / "store"))
+        pids.append(server.start(save_twice, meeting.address, first, replace(first, generation=NEXT)))
+    processes = [meeting.accept() for _ in BOTH_RANKS]
+    for process in processes:
+        assert Meeting.receive(process) == "ready"
+    with injected(pids[1], tmp_path / "strace.log", "fsync", "EIO", 1):
+        for process in processes:
+            process.send("go")
+        attempts = [Meeting.receive(process) for process in processes]
+    for attempt in attempts:
+        assert reason_of(attempt, rank=1).errno == errno.EIO
+    assert names_in(path) == before
+    assert generation_on_disk(path) == OLD
+    for process in processes:
+        process.send("go")
+    for pid in pids:
+        assert server.wait(pid).unwrap() == Attempt({}, ())
+    assert generation_on_disk(path, BOTH_RANKS) == NEXT
+    assert_only_own_files(path)
+
+
+@pytest.mark.parametrize("of_data", [False, True])
+def test_read_error(of_data: bool, server: ForkServer, meeting: Meeting, tmp_path: Path) -> None:
+    """A load says which file cannot be read; the next one works."""
+    path = tmp_path / "ckpt"
+    assert server.run(save, SaveRequest(path, OLD)).unwrap().errors == {}
+    file = path / (data_files(path)[0] if of_data else ".metadata")
+    pid = server.start(load_twice, meeting.address, path)
+    process = meeting.accept()
+    assert Meeting.receive(process) == "ready"
+    with injected(pid, tmp_path / "strace.log", "pread64", "EIO", all_threads=True, path=file):
+        process.send("go")
+        error = Meeting.receive(process)[0]
+    assert type(error) is StorageError
+    assert (error.errno, error.path) == (errno.EIO, str(file))
+    process.send("go")
+    assert server.wait(pid).unwrap() == {}
+
+
+def test_file_size_limit(server: ForkServer, meeting: Meeting, tmp_path: Path) -> None:
+    """Python ignores SIGXFSZ; the limit then cuts one write short and fails the next with EFBIG."""
+    trial = Trial(server, meeting, tmp_path / "ckpt")
+    _, hard = resource.prlimit(trial.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(trial.pid, resource.RLIMIT_FSIZE, (100_000, hard))
+    reason = reason_of(trial.first_attempt())
+    assert reason.errno == errno.EFBIG
+    trial.assert_undone()
+    resource.prlimit(trial.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    trial.assert_saves_again()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB of its own."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"FULL DISK NOT TESTED: {' '.join(command)}: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], timeout=LIMIT_S, check=True)
+
+
+def fill(directory: Path, leave_bytes: int) -> Callable[[], None]:
+    """Leaves ``leave_bytes`` free; returns what undoes it."""
+    status = os.statvfs(directory)
+    filler = directory / "filler"
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize - leave_bytes)
+    return filler.unlink
+
+
+def test_full_disk(server: ForkServer, meeting: Meeting, small_disk: Path) -> None:
+    """Room for the metadata, not for the data."""
+    trial = Trial(server, meeting, small_disk / "ckpt")
+    make_room = fill(small_disk, leave_bytes=64 << 10)
+    assert reason_of(trial.first_attempt()).errno == errno.ENOSPC
+    trial.assert_undone()
+    make_room()
+    trial.assert_saves_again()
+
+
+def test_full_disk_at_begin(server: ForkServer, meeting: Meeting, small_disk: Path) -> None:
+    """Not even room for the metadata: refused before any data is written."""
+    trial = Trial(server, meeting, small_disk / "ckpt")
+    make_room = fill(small_disk, leave_bytes=0)
+    error = trial.first_attempt().errors[0]
+    assert type(error) is StorageError
+    assert error.errno == errno.ENOSPC
+    trial.assert_undone()
+    make_room()
+    trial.assert_saves_again()

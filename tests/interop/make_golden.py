@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the golden checkpoint of format version 1: ``python tests/interop/make_golden.py tests/interop/golden/v1``.
+
+It is made once. When a test of it fails, the format has changed: that is a new version with a golden file of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["DTYPES", "OBJECTS", "SHARDED_SHAPES", "USER_METADATA", "golden_state", "pattern"]
+
+DTYPES = (
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+    "complex64",
+    "complex128",
+    "complex32",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+)
+
+# Over two ranks: rows, uneven rows, one empty shard, columns.
+SHARDED_SHAPES = {"rows": (8, 4), "uneven": (5, 3), "one": (1, 6), "columns": (3, 10)}
+
+OBJECTS: dict[str, Any] = {
+    "step": 1234,
+    "loss": 0.125,
+    "name": "golden \u00e4\U0001f600",
+    "nothing": None,
+    "flags": [True, False],
+    "nested": {"pair": (1, "two"), "bytes": b"\x00\xff"},
+}
+
+USER_METADATA = {"made by": "tests/interop/make_golden.py", "numbers": [1, 2.5, None]}
+
+
+def pattern(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Bytes that follow from the name alone, without a random generator that may change; as ``dtype``."""
+    elements = 1
+    for size in shape:
+        elements *= size
+    seed = sum(name.encode())
+    values = (torch.arange(elements * dtype.itemsize) * 37 + seed) % (2 if dtype == torch.bool else 256)
+    return values.to(torch.uint8).view(dtype).reshape(shape)
+
+
+def golden_state(*, filled: bool) -> dict[str, Any]:
+    """What the checkpoint holds, as one process sees it; or the same with zeros, to load into."""
+    tensors = {name: pattern(name, getattr(torch, name), (3, 4)) for name in DTYPES}
+    tensors["scalar"] = pattern("scalar", torch.float32, ())
+    tensors["empty"] = pattern("empty", torch.int16, (0, 7))
+    tensors["five dims"] = pattern("five dims", torch.int32, (2, 1, 3, 2, 2))
+    sharded = {name: pattern(name, torch.float32, shape) for name, shape in SHARDED_SHAPES.items()}
+    state: dict[str, Any] = {"tensors": tensors, "sharded": sharded, "objects": OBJECTS}
+    if filled:
+        return state
+    for group in (tensors, sharded):
+        for name, value in group.items():
+            group[name] = torch.zeros(value.nbytes, dtype=torch.uint8).view(value.dtype).reshape(value.shape)
+    objects = {"step": 0, "loss": 0.0, "name": "", "nothing": 0, "flags": [0, 0], "nested": {"pair": 0, "bytes": 0}}
+    return {**state, "objects": objects}
+
+
+def write(path: str) -> None:
+    """On each of two ranks."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from bytecheckpoint import BcpWriter, Config
+
+    state = golden_state(filled=True)
+    mesh = init_device_mesh("cpu", (2,))
+    for name, value in state["sharded"].items():
+        placements = [Shard(1 if name == "columns" else 0)]
+        state["sharded"][name] = distribute_tensor(value, mesh, placements, src_data_rank=None)
+    writer = BcpWriter(path, overwrite=False, config=Config(), user_metadata=USER_METADATA)
+    dcp.save(state, storage_writer=writer)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from distributed.ranks import run_ranks
+
+    from interop.make_golden import write as importable_write
+
+    run_ranks(2, importable_write, sys.argv[1])

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint of format version 1 that was written once stays readable, and its bytes stay what they were."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from distributed.ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from bytecheckpoint import BcpReader, _core
+from interop.make_golden import DTYPES, SHARDED_SHAPES, USER_METADATA, golden_state, pattern
+
+GOLDEN = Path(__file__).with_name("golden") / "v1"
+
+
+def assert_equal(got: Any, wanted: Any, key: str = "") -> None:
+    assert type(got) is type(wanted), f"{key}: {got!r}"
+    if isinstance(wanted, torch.Tensor):
+        assert got.dtype == wanted.dtype, key
+        assert got.shape == wanted.shape, key
+        # As bytes: some are NaN, and some dtypes have no comparison.
+        assert torch.equal(raw(got), raw(wanted)), key
+    elif isinstance(wanted, dict):
+        assert list(got) == list(wanted), key
+        for name in wanted:
+            assert_equal(got[name], wanted[name], f"{key}.{name}")
+    else:
+        assert got == wanted, key
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("reader", [BcpReader, dcp.FileSystemReader])
+def test_it_loads(reader: Any) -> None:
+    got = golden_state(filled=False)
+    dcp.load(got, storage_reader=reader(GOLDEN))
+    assert_equal(got, golden_state(filled=True))
+
+
+def test_it_has_every_dtype() -> None:
+    assert set(DTYPES) == set(_core.dtype_names())
+    entries = BcpReader(GOLDEN).read_metadata().state_dict_metadata
+    for name in DTYPES:
+        assert entries[f"tensors.{name}"].properties.dtype == getattr(torch, name)  # type: ignore[union-attr]
+
+
+def load_columns() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    got = {
+        name: distribute_tensor(torch.zeros(shape), mesh, [Shard(1)], src_data_rank=None)
+        for name, shape in SHARDED_SHAPES.items()
+    }
+    dcp.load({"sharded": got}, storage_reader=BcpReader(GOLDEN))
+    for name, shape in SHARDED_SHAPES.items():
+        whole = pattern(name, torch.float32, shape)
+        wanted = distribute_tensor(whole, mesh, [Shard(1)], src_data_rank=None)
+        assert torch.equal(raw(got[name].to_local().contiguous()), raw(wanted.to_local().contiguous()))
+
+
+def test_it_loads_on_three_ranks() -> None:
+    run_ranks(3, load_columns)
+
+
+def test_its_two_parts_agree() -> None:
+    with (GOLDEN / ".metadata").open("rb") as file:
+        theirs = pickle.load(file)
+    assert BcpReader(GOLDEN).read_metadata() == theirs
+    assert BcpReader(GOLDEN).user_metadata == USER_METADATA
+
+
+def test_the_encoder_writes_the_same_bytes() -> None:
+    """Decoded and encoded again. A difference is a new version of the format, or a mistake."""
+    assert _core.Checkpoint.open(str(GOLDEN), True).metadata_file() == (GOLDEN / ".metadata").read_bytes()
+
+
+def test_its_files() -> None:
+    names = {entry.name for entry in GOLDEN.iterdir()}
+    named = {name for name, _, _, _ in _core.Checkpoint.open(str(GOLDEN), True).files()}
+    assert names == named | {".metadata"}
+    assert {name.split("_")[2] for name in named} == {"0", "1"}
+    assert sum((GOLDEN / name).stat().st_size for name in names) < 150_000

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Includes point down, foreign headers stay where they belong, every file says its licence, importing does nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LICENCE = "SPDX-License-Identifier: Apache-2.0"
+
+# What a folder of csrc may include besides itself.
+MAY_INCLUDE = {
+    "base": set(),
+    "tensor": {"base"},
+    "format": {"base", "tensor"},
+    "planner": {"base", "tensor"},
+    "staging": {"base", "tensor"},
+    "io": {"base"},
+    "engine": {"base", "tensor", "format", "planner", "staging", "io"},
+    "bindings": {"base", "tensor", "format", "planner", "staging", "io", "engine"},
+}
+INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)[ \t]*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
+ANY_INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)\b", re.MULTILINE)
+PYTHON_OR_TORCH = re.compile(r"^(torch|ATen|c10|pybind11|caffe2)/|^(Python|structmember|frameobject)\.h$|^torch\.h$")
+CUDA = re.compile(r"^(cuda|cub|thrust|nv|driver_types|device_launch|cooperative_groups|vector_types)")
+SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".pyi", ".mk", ".sh"}
+SOURCE_FOLDERS = ("csrc", "bytecheckpoint", "tests", "demo", "benchmarks", "tools")
+
+
+def faults_of_source(path: str, content: str) -> list[str]:
+    """What is wrong with one file of csrc. ``path`` is relative to the repository and uses ``/``."""
+    layer, name = path.split("/")[1], path.split("/")[-1]
+    if layer not in MAY_INCLUDE:
+        return [f"{path}: folder {layer} is no layer; add it to MAY_INCLUDE and to csrc/README.md"]
+    faults = []
+    includes = INCLUDE.findall(content)
+    if len(includes) != len(ANY_INCLUDE.findall(content)):
+        faults.append(f"{path}: an include that this check cannot read")
+    for quote, header in includes:
+        if header.startswith("csrc/"):
+            target = header.split("/")[1]
+            if target != layer and target not in MAY_INCLUDE[layer]:
+                faults.append(f'{path}: {layer} may not include "{header}"')
+        elif quote == '"':
+            faults.append(f'{path}: "{header}" does not start with csrc/')
+        if PYTHON_OR_TORCH.match(header) and layer != "bindings":
+            faults.append(f"{path}: only bindings may include <{header}>")
+        if CUDA.match(header.split("/")[0]) and not (name.endswith((".cu", ".cuh")) or name.startswith("cuda_")):
+            faults.append(f"{path}: only *.cu and cuda_* may include <{header}>")
+    if path.endswith((".h", ".cuh")) and "#pragma once" not in content.splitlines():
+        faults.append(f"{path}: no #pragma once")
+    return faults
+
+
+def faults_of_licence(path: str, content: str) -> list[str]:
+    """The licence stands in the first line, behind a shebang at most. An empty file has nothing to license."""
+    lines = content.splitlines()
+    if lines and lines[0].startswith("#!"):
+        del lines[0]
+    first = lines[0].strip() if lines else ""
+    if content and first not in (f"// {LICENCE}", f"# {LICENCE}"):
+        return [f"{path}: does not begin with '{LICENCE}'"]
+    return []
+
+
+def files_under(folder: str) -> list[Path]:
+    return sorted(
+        path
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix in SOURCE_SUFFIXES and "__pycache__" not in path.parts
+    )
+
+
+def test_includes_point_down() -> None:
+    files = files_under("csrc")
+    assert len(files) > 30, "csrc is not where this test looks"
+    faults = [
+        fault for path in files for fault in faults_of_source(path.relative_to(ROOT).as_posix(), path.read_text())
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_every_source_file_begins_with_its_licence() -> None:
+    files = [path for folder in SOURCE_FOLDERS for path in files_under(folder)]
+    faults = [
+        fault for path in files for fault in faults_of_licence(path.relative_to(ROOT).as_posix(), path.read_text())
+    ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("csrc/base/a.cpp", '#include "csrc/tensor/box.h"'),
+        ("csrc/tensor/a.cpp", '#include "csrc/format/tree.h"'),
+        ("csrc/planner/a.cpp", '#include "csrc/format/tree.h"'),
+        ("csrc/format/a.cpp", '#include "csrc/staging/arena.h"'),
+        ("csrc/staging/a.cpp", '#include "csrc/planner/load_plan.h"'),
+        ("csrc/staging/a.cpp", '#include "csrc/io/file.h"'),
+        ("csrc/io/a.cpp", '#include "csrc/tensor/box.h"'),
+        ("csrc/io/a.cpp", '#  include "csrc/engine/commit.h"'),
+        ("csrc/engine/a.cpp", '#include "csrc/bindings/errors.h"'),
+        ("csrc/engine/a.cpp", "#include <torch/extension.h>"),
+        ("csrc/engine/a.cpp", "#include <pybind11/pybind11.h>"),
+        ("csrc/engine/a.cpp", "#include <ATen/ATen.h>"),
+        ("csrc/format/a.cpp", "#include <Python.h>"),
+        ("csrc/staging/a.cpp", "#include <cuda_runtime.h>"),
+        ("csrc/bindings/a.cpp", "#include <cuda.h>"),
+        ("csrc/bindings/a.cpp", "#include <cub/cub.cuh>"),
+        ("csrc/base/a.cpp", '#include "bytes.h"'),
+        ("csrc/base/a.cpp", "#include HEADER"),
+        ("csrc/other/a.cpp", ""),
+        ("csrc/base/a.h", ""),
+    ],
+)
+def test_a_violation_is_found(path: str, line: str) -> None:
+    assert len(faults_of_source(path, f"// {LICENCE}\n{line}\n")) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("csrc/base/a.h", "#pragma once\n#include <mutex>\n"),
+        ("csrc/engine/a.cpp", '#include "csrc/io/file.h"\n#include "csrc/format/tree.h"\n'),
+        ("csrc/bindings/a.cpp", '#include <torch/extension.h>\n#include "csrc/engine/commit.h"\n'),
+        ("csrc/staging/cuda_device.cpp", "#include <cuda_runtime.h>\n"),
+        ("csrc/staging/merge.cu", "#include <cuda_runtime.h>\n"),
+    ],
+)
+def test_what_is_allowed_is_not_a_violation(path: str, content: str) -> None:
+    assert faults_of_source(path, content) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "is_fine"),
+    [
+        (f"// {LICENCE}\n#pragma once\n", True),
+        (f"#!/usr/bin/env python3\n# {LICENCE}\n", True),
+        ("", True),
+        ("#pragma once\n", False),
+        (f"\n# {LICENCE}\n", False),
+        (f'"""Docs."""\n# {LICENCE}\n', False),
+        ("# SPDX-License-Identifier: MIT\n", False),
+    ],
+)
+def test_a_missing_licence_is_found(content: str, is_fine: bool) -> None:
+    assert (faults_of_licence("a.py", content) == []) == is_fine
+
+
+# Runs in a new interpreter. The package's own look at the environment would go through os.environ's mapping.
+IMPORT_PROBE = """
+import os, sys, threading
+read = []
+class Watched(type(os.environ)):
+    def __getitem__(self, key):
+        read.append(key)
+        return super().__getitem__(key)
+    def __iter__(self):
+        read.append("*")
+        return super().__iter__()
+os.environ.__class__ = Watched
+os.getenv("BCP_LINT_CONTROL")
+assert read.pop() == "BCP_LINT_CONTROL" and not read
+before = set(sys.modules)
+{statement}
+unwanted = [m for m in sys.modules if m.startswith(("torch.", "bytecheckpoint._core", "bytecheckpoint._C"))]
+print(sorted(unwanted), sorted(read), threading.active_count())
+"""
+
+
+def probe(statement: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-c", IMPORT_PROBE.format(statement=statement)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "module", ["bytecheckpoint", "bytecheckpoint.config", "bytecheckpoint.errors", "bytecheckpoint.report"]
+)
+def test_importing_does_nothing(module: str) -> None:
+    assert probe(f"import {module}; dir({module})") == "[] [] 1"
+
+
+def test_the_probe_sees_what_an_import_would_do() -> None:
+    assert probe("os.environ['HOME']; list(os.environ)") == "[] ['*', 'HOME'] 1"
+    assert probe("import bytecheckpoint._core").startswith("['bytecheckpoint._core']")

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: where they come from and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bytecheckpoint import BcpReader, BcpWriter, Config
+from bytecheckpoint.errors import ConfigError
+
+MIB = 1 << 20
+
+
+def test_defaults() -> None:
+    config = Config()
+    assert config == Config.from_env({})
+    assert (config.ring_bytes, config.io_threads, config.direct_io, config.verify) == (64 * MIB, 1, True, True)
+    assert (config.commit_deadline_s, config.take_over, config.allow_pickle) == (3600.0, False, False)
+
+
+def test_it_is_a_frozen_value() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().verify = False  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Config(64 * MIB)  # type: ignore[call-arg]
+    assert hash(Config()) == hash(Config())
+
+
+def test_from_env() -> None:
+    environ = {
+        "BYTECHECKPOINT_RING_BYTES": "33554432",
+        "BYTECHECKPOINT_IO_THREADS": "4",
+        "BYTECHECKPOINT_DIRECT_IO": "off",
+        "BYTECHECKPOINT_VERIFY": "0",
+        "BYTECHECKPOINT_COMMIT_DEADLINE_S": "1.5",
+        "BYTECHECKPOINT_TAKE_OVER": "Yes",
+        "BYTECHECKPOINT_ALLOW_PICKLE": " true ",
+        "PATH": "/bin",
+        "BYTECHECK": "another prefix",
+    }
+    wanted = Config(
+        ring_bytes=32 * MIB,
+        io_threads=4,
+        direct_io=False,
+        verify=False,
+        commit_deadline_s=1.5,
+        take_over=True,
+        allow_pickle=True,
+    )
+    assert Config.from_env(environ) == wanted
+    assert set(dataclasses.asdict(wanted)) == {
+        name.removeprefix("BYTECHECKPOINT_").lower() for name in environ if name.startswith("BYTECHECKPOINT_")
+    }, "a setting without a variable here"
+
+
+@pytest.mark.parametrize("word", ["1", "true", "yes", "on", "TRUE", " On"])
+def test_words_for_true(word: str) -> None:
+    assert Config.from_env({"BYTECHECKPOINT_TAKE_OVER": word}).take_over is True
+
+
+@pytest.mark.parametrize("word", ["0", "false", "no", "off", "FALSE"])
+def test_words_for_false(word: str) -> None:
+    assert Config.from_env({"BYTECHECKPOINT_VERIFY": word}).verify is False
+
+
+def test_an_unknown_variable_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"BYTECHECKPOINT_RING_BITES: no such setting.*BYTECHECKPOINT_RING_BYTES"):
+        Config.from_env({"BYTECHECKPOINT_RING_BITES": "1"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("RING_BYTES", "64MiB"),
+        ("RING_BYTES", ""),
+        ("RING_BYTES", "1e8"),
+        ("IO_THREADS", "two"),
+        ("VERIFY", "maybe"),
+        ("VERIFY", ""),
+        ("COMMIT_DEADLINE_S", "soon"),
+        ("RING_BYTES", "1"),
+        ("IO_THREADS", "0"),
+        ("COMMIT_DEADLINE_S", "nan"),
+        ("COMMIT_DEADLINE_S", "-1"),
+    ],
+)
+def test_wrong_values_in_the_environment(variable: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=variable.lower() if text in {"1", "0", "nan", "-1"} else variable):
+        Config.from_env({f"BYTECHECKPOINT_{variable}": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ring_bytes", 16 * MIB),
+        ("ring_bytes", 256 * MIB),
+        ("io_threads", 1),
+        ("io_threads", 16),
+        ("commit_deadline_s", 0.0),
+        ("commit_deadline_s", float("inf")),
+    ],
+)
+def test_ends_of_the_ranges(name: str, value: Any) -> None:
+    assert getattr(Config(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ring_bytes", 16 * MIB - 1),
+        ("ring_bytes", 256 * MIB + 1),
+        ("ring_bytes", True),
+        ("ring_bytes", "64"),
+        ("ring_bytes", float(64 * MIB)),
+        ("io_threads", 0),
+        ("io_threads", 17),
+        ("io_threads", 1.5),
+        ("commit_deadline_s", -0.1),
+        ("commit_deadline_s", float("nan")),
+        ("commit_deadline_s", None),
+        ("verify", "no"),
+        ("direct_io", None),
+        ("allow_pickle", 1),
+    ],
+)
+def test_wrong_values(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Config(**{name: value})
+
+
+def test_a_config_error_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="io_threads=0"):
+        Config(io_threads=0)
+
+
+def test_the_environment_is_read_when_the_object_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BYTECHECKPOINT_VERIFY", "off")
+    reader, writer = BcpReader(tmp_path), BcpWriter(tmp_path)
+    monkeypatch.setenv("BYTECHECKPOINT_VERIFY", "on")
+    assert not reader.config.verify
+    assert not writer.config.verify
+    assert BcpReader(tmp_path).config.verify
+    assert not BcpReader(tmp_path, config=Config(verify=False)).config.verify
+    monkeypatch.setenv("BYTECHECKPOINT_NO_SUCH_THING", "1")
+    with pytest.raises(ConfigError, match="BYTECHECKPOINT_NO_SUCH_THING"):
+        BcpWriter(tmp_path)
+    assert BcpWriter(tmp_path, config=Config()).config == Config()
