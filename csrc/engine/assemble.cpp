@@ -61,6 +61,10 @@ base::Result<format::Manifest> assemble_manifest(format::Manifest manifest,
     if (item.is_tensor && tensor::find_dtype(item.tensor.dtype) == nullptr) {
       return Status::make(Code::kInvalidArgument, text("'", item.fqn, "': unknown dtype"));
     }
+    if (item.tensor.sizes.size() > format::kMaxDims) {
+      return Status::make(Code::kInvalidArgument, text("'", item.fqn, "': ", item.tensor.sizes.size(),
+                                                       " dims, the format has at most ", format::kMaxDims));
+    }
     for (format::Chunk& chunk : item.chunks) {
       if (!tensor::is_inside(chunk.box, item.tensor.sizes)) {
         return Status::make(Code::kInvalidArgument,
@@ -74,6 +78,11 @@ base::Result<format::Manifest> assemble_manifest(format::Manifest manifest,
   // std::string compares as unsigned bytes: the order of UTF-8.
   std::sort(manifest.items.begin(), manifest.items.end(),
             [](const format::Item& a, const format::Item& b) { return a.fqn < b.fqn; });
+  const auto twice = std::adjacent_find(manifest.items.begin(), manifest.items.end(),
+                                        [](const format::Item& a, const format::Item& b) { return a.fqn == b.fqn; });
+  if (twice != manifest.items.end()) {
+    return Status::make(Code::kInvalidArgument, text("'", twice->fqn, "': planned twice"));
+  }
   return manifest;
 }
 

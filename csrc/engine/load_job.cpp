@@ -56,6 +56,13 @@ class LoadJob::Source {
  public:
   Source(const LoadJob& job, const planner::LoadPlan& plan) : job_(job), plan_(plan) {}
 
+  static Status behind_the_records(const OpenFile& file, int64_t offset) {
+    return Status::make(Code::kCorrupt,
+                        text("read(", file.path, ", offset=", offset, "): the metadata wants a record there, the ",
+                             "records end at ", file.end_of_records),
+                        file.path);
+  }
+
   base::Result<std::optional<io::ReadRequest>> next() {
     while (file_ < plan_.files.size() && segment_ == plan_.files[file_].segments.size()) {
       ++file_;
@@ -71,6 +78,7 @@ class LoadJob::Source {
       open_.push_back(current_);
     }
     const planner::ReadSegment& segment = reads.segments[segment_];
+    if (segment.offset >= current_->end_of_records) return behind_the_records(*current_, segment.offset);
     io::ReadRequest request;
     request.file = current_file_;
     request.offset = segment.offset;
@@ -205,6 +213,9 @@ Status LoadJob::deliver(const uint8_t* slot, const planner::ReadSegment& segment
   for (const uint32_t index : segment.wanted) {
     // The window in bytes of the chunk; a chunk may begin behind the segment's start or end before its end.
     const int64_t data_offset = wanted_[index].data_offset;
+    if (data_offset + destinations_[index].runs.end() > file.end_of_records) {
+      return Source::behind_the_records(file, data_offset);
+    }
     const int64_t from = std::max(segment.offset, data_offset);
     if (from >= end) continue;
     staging::scatter_window(destinations_[index].runs, slot + (from - segment.offset), from - data_offset,

@@ -56,7 +56,7 @@ std::string tmp_name(const base::Id& save_id) {
 }
 
 bool is_tmp_name(std::string_view name) {
-  (void)consume_rank(&name);
+  if (std::string_view rest = name; consume_rank(&rest)) name = rest;
   base::Id id;
   return consume(&name, ".metadata.") && name.size() == 36 && name.substr(32) == ".tmp" &&
          base::id_from_hex(name.substr(0, 32), &id);
@@ -113,6 +113,9 @@ base::Result<LockFile> LockFile::create(const std::string& path) {
 }
 
 base::Result<LockFile::Probe> LockFile::probe(const std::string& path, bool remove_if_free) {
+  // Whatever else has such a name is no save's, and is left alone.
+  BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(path));
+  if (type != io::EntryType::kRegular) return Probe::kGone;
   int fd = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0 && errno == EACCES) fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0 && errno == ENOENT) return Probe::kGone;
@@ -124,6 +127,8 @@ base::Result<LockFile::Probe> LockFile::probe(const std::string& path, bool remo
     probe = Probe::kHeld;
   }
   if (outcome.is_ok() && probe == Probe::kFree && remove_if_free) outcome = io::remove_file(path);
+  // A child forked just now shares the lock; closing our descriptor alone would leave it with the child.
+  if (probe == Probe::kFree) ::flock(fd, LOCK_UN);
   ::close(fd);
   if (!outcome.is_ok()) return outcome;
   return probe;
@@ -147,6 +152,7 @@ void LockFile::release() {
   if (!is_ours()) return;
   if (tracked_ >= 0) tracked_fds[tracked_].store(0);
   tracked_ = -1;
+  (void)::flock(file_.fd(), LOCK_UN);  // also for a child that was forked just now and still shares it
   (void)file_.close();
 }
 

@@ -37,8 +37,8 @@ class LockFile {
   /// \returns kBusy if somebody removed or locked it in between: another save is looking at this path.
   static base::Result<LockFile> create(const std::string& path);
 
-  /// Looks at the tmp of another save and, if it is free, removes it when `remove_if_free`: that save can no longer
-  /// commit. The lock is held while the name is removed.
+  /// Looks at the tmp of another save (kGone if it is no regular file) and, if it is free, removes it when
+  /// `remove_if_free`: that save can no longer commit. The lock is held while the name is removed.
   static base::Result<Probe> probe(const std::string& path, bool remove_if_free);
 
   io::File& file() { return file_; }

@@ -56,7 +56,9 @@ base::Result<SweepReport> sweep(const std::string& directory, const std::string&
   // Looked at again: a save may have begun since.
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> after, io::list_directory(directory));
   for (const std::string& name : after) {
-    if (is_tmp_name(name) && name != own_tmp) {
+    if (!is_tmp_name(name) || name == own_tmp) continue;
+    BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(io::join(directory, name)));
+    if (type == io::EntryType::kRegular) {
       report.declined = base::text("another save holds ", name);
       return report;
     }

@@ -131,7 +131,7 @@ base::Result<DataTrailer> decode_data_trailer(std::string_view bytes, int64_t fi
     return Status::make(Code::kCorrupt, text("trailer: CRC is ", computed, ", stored ", trailer.trailer_crc));
   }
   // From here on the fields are what a writer wrote; a wrong one is a writer's fault, refused all the same.
-  if (block_bytes != kBlockBytes || trailer.end_of_records < kHeaderBytes ||
+  if (block_bytes != kBlockBytes || trailer.end_of_records < kHeaderBytes || trailer.end_of_records > file_bytes ||
       trailer.num_blocks != num_blocks_of(trailer.end_of_records) || trailer.file_bytes() != file_bytes) {
     return Status::make(Code::kCorrupt, text("trailer: describes ", trailer.file_bytes(), " bytes with ",
                                              trailer.num_blocks, " blocks, the file has ", file_bytes));
@@ -145,7 +145,7 @@ std::string encode_block_table(const std::vector<uint32_t>& crcs) {
 
 std::vector<uint32_t> decode_block_table(std::string_view bytes) {
   std::vector<uint32_t> crcs(bytes.size() / 4);
-  std::memcpy(crcs.data(), bytes.data(), 4 * crcs.size());
+  if (!crcs.empty()) std::memcpy(crcs.data(), bytes.data(), 4 * crcs.size());
   return crcs;
 }
 

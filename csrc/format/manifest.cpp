@@ -97,7 +97,7 @@ class Decoder {
     base::ByteReader in(section);
     while (in.remaining() != 0) {
       FileEntry& file = out_->files.emplace_back();
-      if (!name(&in, &file.name)) return false;
+      if (!name(&in, &file.name, nullptr)) return false;
       file.id.rank = in.u32();
       file.id.number = in.u32();
       file.trailer_crc = in.u32();
@@ -131,25 +131,28 @@ class Decoder {
     return false;
   }
 
-  bool name(base::ByteReader* in, std::string* out) {
+  bool name(base::ByteReader* in, std::string* out, uint64_t* next_name) {
     const uint64_t offset = in->u64();
     const uint32_t size = in->u32();
     const std::string_view strings = sections_[kStrings];
     if (offset > strings.size() || size > strings.size() - offset) return fail("name: outside the string table");
+    // Items have the table to themselves, one after the other: shared names could be made to fill the memory.
+    if (next_name != nullptr && std::exchange(*next_name, offset + size) != offset) return fail("name: out of order");
     *out = std::string(strings.substr(offset, size));
     return true;
   }
 
   bool dims(uint64_t index, size_t count, tensor::Dims* out) {
     const std::string_view section = sections_[kDims];
-    if (index > section.size() / 8 || count > section.size() / 8 - index) return fail("dims: outside their section");
+    if (index != next_dim_ || count > section.size() / 8 - index) return fail("dims: outside their section");
+    next_dim_ += count;
     out->resize(count);
     if (count != 0) std::memcpy(out->data(), section.data() + 8 * index, 8 * count);
     return true;
   }
 
   bool item(base::ByteReader* in, Item* item) {
-    if (!name(in, &item->fqn)) return false;
+    if (!name(in, &item->fqn, &next_name_)) return false;
     const uint8_t kind = in->u8();
     const uint8_t dtype = in->u8();
     const uint8_t num_dims = in->u8();
@@ -238,6 +241,8 @@ class Decoder {
   const std::array<std::string_view, kCount>& sections_;
   Manifest* out_;
   uint64_t next_chunk_ = 0;
+  uint64_t next_dim_ = 0;
+  uint64_t next_name_ = 0;
   std::string fault_;
 };
 

@@ -15,6 +15,9 @@
 
 namespace bytecheckpoint::format {
 
+/// Most dims that a tensor can have: their number is one byte on disk.
+inline constexpr size_t kMaxDims = 255;
+
 /// Kinds of records; on disk, never renumber.
 enum class RecordKind : uint8_t {
   kTensor = 1,  // zip archive made by ZipRecord: data is data_bytes at data_offset

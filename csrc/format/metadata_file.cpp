@@ -98,7 +98,7 @@ base::Result<MetadataTrailer> decode_metadata_trailer(std::string_view bytes, in
   }
   int64_t sum;
   const bool sane = block_bytes == kBlockBytes &&
-                    base::checked_add(trailer.pickle_bytes, trailer.manifest_bytes, &sum) &&
+                    base::checked_add(trailer.pickle_bytes, trailer.manifest_bytes, &sum) && sum <= file_bytes &&
                     trailer.num_blocks == num_blocks_of(trailer.manifest_bytes) && trailer.file_bytes() == file_bytes;
   if (!sane) {
     return Status::make(Code::kCorrupt, text("metadata trailer: describes a file of another length than ", file_bytes));

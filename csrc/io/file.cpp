@@ -76,9 +76,10 @@ base::Result<File> File::create(const std::string& path, bool direct) {
 }
 
 void File::stop_direct() {
-  if (!direct_.exchange(false)) return;
+  // The descriptor first: who finds direct_ false may rely on it.
   const int flags = ::fcntl(fd_, F_GETFL);
   if (flags >= 0) ::fcntl(fd_, F_SETFL, flags & ~O_DIRECT);
+  direct_ = false;
 }
 
 Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
@@ -86,7 +87,8 @@ Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
   while (size > 0) {
     // A direct file ends with an unaligned tail; the aligned part before it still goes directly.
     int64_t part = size;
-    if (direct_ && !is_aligned(from, size, offset)) {
+    const bool direct = direct_;
+    if (direct && !is_aligned(from, size, offset)) {
       part = base::align_down(size, kDirectAlignment);
       if (part == 0 || !is_aligned(from, part, offset)) {
         stop_direct();
@@ -96,7 +98,7 @@ Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
     const ssize_t written = ::pwrite(fd_, from, static_cast<size_t>(part), offset);
     if (written < 0) {
       if (errno == EINTR) continue;
-      if (errno == EINVAL && direct_) {
+      if (errno == EINVAL && direct) {  // as it was before the call: another thread may have ended it since
         stop_direct();
         continue;
       }
@@ -114,7 +116,8 @@ base::Result<int64_t> File::read_at(void* bytes, int64_t size, int64_t offset, i
   auto* to = static_cast<char*>(bytes);
   int64_t done = 0;
   while (done < size) {
-    if (direct_ && !is_aligned(to + done, size - done, offset + done)) {
+    const bool direct = direct_;
+    if (direct && !is_aligned(to + done, size - done, offset + done)) {
       // A direct read that ends unaligned has met the end of the file, unless it was short for another reason.
       if (done >= wanted) break;
       stop_direct();
@@ -122,7 +125,7 @@ base::Result<int64_t> File::read_at(void* bytes, int64_t size, int64_t offset, i
     const ssize_t got = ::pread(fd_, to + done, static_cast<size_t>(size - done), offset + done);
     if (got < 0) {
       if (errno == EINTR) continue;
-      if (errno == EINVAL && direct_) {
+      if (errno == EINVAL && direct) {  // as it was before the call: another thread may have ended it since
         stop_direct();
         continue;
       }

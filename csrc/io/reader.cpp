@@ -41,17 +41,26 @@ void Reader::run() {
   while (const auto slot = free_.pop()) {
     base::Result<std::optional<ReadRequest>> request = pull();
     if (!request.is_ok()) {
-      filled_.push(FilledSlot{*slot, {}, request.status()});
+      filled_.push(FilledSlot{-1, {}, request.status()});
+      free_.push(*slot);
       break;
     }
-    if (!request.value().has_value()) break;
+    if (!request.value().has_value()) {
+      // Others may be waiting for a slot, only to learn that there is nothing left to read.
+      free_.push(*slot);
+      break;
+    }
     FilledSlot filled{*slot, *request.value(), {}};
     base::Result<int64_t> got = filled.request.file->read_at(slot_bytes_(*slot), filled.request.size,
                                                              filled.request.offset, filled.request.wanted);
     filled.status = got.status();
     const bool failed = !got.is_ok();
+    if (failed) filled.slot = -1;
     filled_.push(std::move(filled));
-    if (failed) break;
+    if (failed) {
+      free_.push(*slot);
+      break;
+    }
   }
   base::MutexLock lock(mutex_);
   if (--running_ == 0) filled_.close();

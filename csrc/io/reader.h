@@ -24,7 +24,7 @@ struct ReadRequest {
 
 /// A slot that was filled, or the failure to fill it.
 struct FilledSlot {
-  int slot = -1;
+  int slot = -1;  // none on failure
   ReadRequest request;
   base::Status status;
 };

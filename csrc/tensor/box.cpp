@@ -45,10 +45,11 @@ bool intersect(const Box& a, const Box& b, Box* common) {
 
 Dims row_major_strides(const Dims& sizes) {
   Dims strides(sizes.size());
-  int64_t stride = 1;
+  // Unsigned: without elements the strides of a hostile shape may wrap around, and nobody uses them.
+  uint64_t stride = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
-    strides[d] = stride;
-    stride *= std::max<int64_t>(sizes[d], 1);
+    strides[d] = static_cast<int64_t>(stride);
+    stride *= static_cast<uint64_t>(std::max<int64_t>(sizes[d], 1));
   }
   return strides;
 }

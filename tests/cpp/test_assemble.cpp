@@ -136,5 +136,24 @@ TEST_CASE("assemble: names are sorted by the bytes of UTF-8") {
   CHECK(names == "Z a a.b z \xC3\xA9 ");
 }
 
+TEST_CASE("assemble: a name that is planned twice is refused, before it replaces a checkpoint that can be read") {
+  Manifest plan;
+  plan.items = {planned_bytes("b"), planned_bytes("b")};
+  WriteResult rank0;
+  rank0.files = {file_of(0)};
+  rank0.records = {written("b", {}, 4096)};
+  const auto joined = assemble_manifest(plan, {rank0});
+  EXPECT_CODE(kInvalidArgument, joined);
+  CHECK(test::contains(joined.status().message(), "'b'"));
+}
+
+TEST_CASE("assemble: more dims than one byte counts are refused") {
+  Manifest plan;
+  plan.items = {planned_tensor("deep", tensor::Dims(256, 1), {})};
+  EXPECT_CODE(kInvalidArgument, assemble_manifest(plan, {}));
+  plan.items = {planned_tensor("deep", tensor::Dims(255, 1), {})};
+  EXPECT_OK(assemble_manifest(plan, {}));
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::engine

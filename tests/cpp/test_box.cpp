@@ -89,5 +89,9 @@ TEST_CASE("box: text for messages") {
   CHECK(to_text({2, -3}) == "[2, -3]");
 }
 
+TEST_CASE("box: strides of a shape without elements may wrap around, but not trap") {
+  CHECK(row_major_strides({0, int64_t{1} << 62, 4}).size() == 3);
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::tensor

@@ -164,5 +164,13 @@ TEST_CASE("data_file: a CRC that skips its own field does not depend on it") {
   CHECK(crc_without_field(bytes, 40) != crc);
 }
 
+TEST_CASE("data_file: a trailer that describes more than any file is damage") {
+  DataTrailer trailer;
+  trailer.end_of_records = INT64_MAX;
+  trailer.num_blocks = 1;
+  EXPECT_CODE(kCorrupt, decode_data_trailer(encode_data_trailer(&trailer), 1000));
+  CHECK(decode_block_table("").empty());
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::format

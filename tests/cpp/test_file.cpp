@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include "csrc/io/file.h"
 
 #include <fcntl.h>
@@ -192,6 +193,27 @@ TEST_CASE("file: read_file gives the whole of a file") {
   test::write_all(dir / "empty", "");
   CHECK(test::value_of(read_file(dir / "empty")).empty());
   CHECK(read_file(dir / "absent").status().sys_errno() == ENOENT);
+}
+
+TEST_CASE("file: threads whose transfers end direct I/O at the same time all succeed") {
+  const TempDir dir;
+  test::write_all(dir / "a", test::patterned(8192));
+  for (int round = 0; round < 200; ++round) {
+    File file = test::value_of(File::open(dir / "a", true));
+    std::atomic<int> ready{0};
+    std::vector<base::Status> outcomes(4);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        char bytes[100];
+        ++ready;
+        while (ready < 4) std::this_thread::yield();
+        outcomes[t] = file.read_at(bytes, 100, 7 + 1000 * t, 100).status();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const base::Status& outcome : outcomes) EXPECT_OK(outcome);
+  }
 }
 
 }  // namespace

@@ -160,14 +160,16 @@ TEST_CASE(
   CHECK((probed(dir / "tmp") == Probe::kHeld));
 }
 
-TEST_CASE("lock_file: a tmp that cannot be opened is an error, not a free one") {
+TEST_CASE("lock_file: what is no regular file is no save's, and is left alone") {
   const TempDir dir;
   REQUIRE(::symlink("elsewhere", (dir / "link").c_str()) == 0);
-  EXPECT_CODE(kStorage, LockFile::probe(dir / "link", true));
-  CHECK(dir.has("link"));
   REQUIRE(::mkdir((dir / "sub").c_str(), 0700) == 0);
-  EXPECT_CODE(kStorage, LockFile::probe(dir / "sub", true));
-  CHECK(dir.has("sub"));
+  REQUIRE(::mkfifo((dir / "fifo").c_str(), 0700) == 0);
+  for (const char* name : {"link", "sub", "fifo"}) {
+    CHECK((probed(dir / name) == Probe::kGone));
+    EXPECT_OK(LockFile::probe(dir / name, true));
+    CHECK(dir.has(name));
+  }
 }
 
 TEST_CASE("lock_file: more locks than the table of descriptors still lock") {
@@ -177,6 +179,13 @@ TEST_CASE("lock_file: more locks than the table of descriptors still lock") {
   for (int i = 0; i < 70; ++i) CHECK((probed(dir / std::to_string(i)) == Probe::kHeld));
   locks.clear();
   for (int i = 0; i < 70; ++i) CHECK((probed(dir / std::to_string(i)) == Probe::kFree));
+}
+
+TEST_CASE("lock_file: a name with underscores and no rank is no tmp") {
+  const std::string name = tmp_name(base::Id{});
+  CHECK(is_tmp_name(name));
+  CHECK(is_tmp_name("__12" + name));
+  CHECK_FALSE(is_tmp_name("__" + name));
 }
 
 }  // namespace

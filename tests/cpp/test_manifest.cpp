@@ -158,5 +158,25 @@ TEST_CASE("manifest: names, boxes and ranges that point outside are refused by n
   refused([](Manifest* m) { std::swap(m->items[0], m->items[1]); }, "out of order");
 }
 
+TEST_CASE("manifest: names may not share bytes, which would make a small file fill the memory") {
+  Manifest manifest;
+  for (const char* fqn : {"a", "ab"}) {
+    Item item;
+    item.fqn = fqn;
+    item.is_tensor = true;
+    item.tensor.dtype = tensor::DType::kUInt8;
+    item.tensor.sizes = {0};
+    manifest.items.push_back(std::move(item));
+  }
+  std::string bytes = encode_manifest(manifest);
+  EXPECT_OK(decode_manifest(bytes));
+  uint64_t items_offset;
+  std::memcpy(&items_offset, &bytes[32 + 16], sizeof items_offset);
+  // The second name begins where the first does.
+  const uint64_t shared = 0;
+  std::memcpy(&bytes[items_offset + 48], &shared, sizeof shared);
+  EXPECT_CODE(kCorrupt, decode_manifest(bytes));
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::format

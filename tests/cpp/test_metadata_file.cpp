@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstring>
 #include "csrc/format/metadata_file.h"
 
 #include <string>
@@ -80,6 +81,16 @@ TEST_CASE("metadata_file: the pickle carries the save id and keeps the order of 
   CHECK(pickle.find("layer.weight") < pickle.find("layer.empty"));
   CHECK(pickle.find("layer.empty") < pickle.find("extra"));
   CHECK(pickle.find("extra") < pickle.find("layer.opaque"));
+}
+
+TEST_CASE("metadata_file: a trailer that describes more than any file is damage") {
+  const std::string file = encode_metadata_file(test::sample_manifest());
+  std::string tail = file.substr(file.size() - kMetadataTrailerBytes);
+  const int64_t lengths[2] = {0, INT64_MAX};
+  std::memcpy(&tail[16], lengths, sizeof lengths);
+  const uint32_t crc = crc_without_field(tail, 56);
+  std::memcpy(&tail[56], &crc, sizeof crc);
+  EXPECT_CODE(kCorrupt, decode_metadata_trailer(tail, static_cast<int64_t>(file.size())));
 }
 
 }  // namespace

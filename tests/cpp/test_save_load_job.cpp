@@ -365,5 +365,22 @@ TEST_CASE("save_load_job: a disk that takes no more ends the save with its reaso
   CHECK(status.sys_errno() == EFBIG);
 }
 
+TEST_CASE("save_load_job: a record that reaches behind the records of its file is damage, not an untouched buffer") {
+  const TempDir dir;
+  test::save_checkpoint(dir.path(), 1, std::string(600000, 'b'));
+  const format::Manifest manifest = test::value_of(open_checkpoint(dir.path()));
+  const int64_t file_bytes = manifest.files[0].bytes;
+  for (const int64_t offset : {file_bytes - 60, file_bytes - 100}) {
+    format::Record record = manifest.items[0].chunks[0].record;
+    record.offset = offset;
+    record.bytes = 50;
+    std::string out(50, 'E');
+    LoadJob job(load_options(dir.path()), manifest);
+    EXPECT_OK(job.add_bytes(record, reinterpret_cast<uint8_t*>(out.data())));
+    EXPECT_CODE(kCorrupt, job.run(kNever));
+    CHECK(out == std::string(50, 'E'));
+  }
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::engine

@@ -9,6 +9,7 @@
 
 #include "csrc/engine/lock_file.h"
 #include "csrc/engine/open_checkpoint.h"
+#include "csrc/io/directory.h"
 #include "tests/cpp/saved_checkpoint.h"
 #include "tests/cpp/temp_dir.h"
 
@@ -114,6 +115,21 @@ TEST_CASE("sweep: never touches names that are not ours, links and directories")
 TEST_CASE("sweep: a directory that is not there is an error") {
   const TempDir dir;
   EXPECT_CODE(kStorage, sweep(dir / "absent", "", {}));
+}
+
+TEST_CASE("sweep: a directory with the name of a tmp is no save, and stops none") {
+  const TempDir dir;
+  const std::string name = tmp_name(test::save_id_of(9));
+  REQUIRE(::mkdir((dir / name).c_str(), 0700) == 0);
+  test::save_checkpoint(dir.path(), 1, "one");
+  test::save_checkpoint(dir.path(), 2, "two");
+  CHECK(dir.has(name));
+  const format::Manifest manifest = test::value_of(open_checkpoint(dir.path()));
+  size_t data_files = 0;
+  for (const std::string& entry : test::value_of(io::list_directory(dir.path()))) {
+    data_files += format::is_data_file_name(entry);
+  }
+  CHECK(data_files == manifest.files.size());
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <memory>
+#include <optional>
 #include "csrc/io/reader.h"
 #include "csrc/io/writer.h"
 #include "tests/cpp/aligned_bytes.h"
@@ -162,6 +164,35 @@ TEST_CASE("reader: destroyed in the middle it stops") {
     Slots slots(4);
     Reader reader(3, 4, parts_of(file, 100 * kSlotBytes), [&](int slot) { return slots[slot]; });
     for (int i = 0; i < consumed; ++i) REQUIRE(reader.next().has_value());
+  }
+}
+
+TEST_CASE("reader: more threads than slots end, each of them") {
+  const TempDir dir;
+  test::write_all(dir / "a", test::patterned(5 * kSlotBytes));
+  const auto file = std::make_shared<File>(test::value_of(File::open(dir / "a", false)));
+  for (const bool fails : {false, true}) {
+    Slots slots(2);
+    int64_t next = 0;
+    const auto source = [&]() -> base::Result<std::optional<ReadRequest>> {
+      if (fails && next == 3) return Status::make(base::Code::kCorrupt, "of the source");
+      if (next == 5) return std::optional<ReadRequest>();
+      const int64_t offset = kSlotBytes * next++;
+      return std::optional<ReadRequest>(ReadRequest{file, offset, kSlotBytes, kSlotBytes, 0});
+    };
+    Reader reader(9, 2, source, [&](int slot) { return slots[slot]; });
+    int filled = 0;
+    bool failed = false;
+    while (const auto slot = reader.next()) {
+      if (!slot->status.is_ok()) {
+        failed = true;
+        continue;
+      }
+      ++filled;
+      reader.release(slot->slot);
+    }
+    CHECK(filled == (fails ? 3 : 5));
+    CHECK(failed == fails);
   }
 }
 
