@@ -6,13 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata
 
-__all__ = ["StorageInfo", "increment_version", "new_metadata", "plain_tensor"]
+__all__ = ["TORCH_SAVE", "StorageInfo", "increment_version", "new_metadata", "plain_tensor"]
 
 # DCP's own readers want this very class in `Metadata.storage_data`.
-StorageInfo = _StorageInfo
+StorageInfo = filesystem._StorageInfo
+
+# The one serialization format that can be honoured; torch before 2.8 knows no other, and has no name for it.
+TORCH_SAVE: Any = getattr(getattr(filesystem, "SerializationFormat", None), "TORCH_SAVE", None)
 
 # Types whose elements are exactly their storage; any other subclass may mean something else.
 _PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -87,7 +86,7 @@ class BcpWriter(StorageWriter):
         cache_staged_state_dict: bool = False,
         overwrite: bool = True,
         _extensions: Sequence[Any] | None = None,
-        serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
+        serialization_format: Any = _compat.TORCH_SAVE,
         *,
         config: Config | None = None,
         user_metadata: Mapping[str, Any] | None = None,
@@ -95,7 +94,7 @@ class BcpWriter(StorageWriter):
         super().__init__()
         if _extensions:
             raise ValueError("_extensions: stream transforms cannot be honoured; leave them out")
-        if serialization_format != SerializationFormat.TORCH_SAVE:
+        if serialization_format != _compat.TORCH_SAVE:
             raise ValueError(f"serialization_format={serialization_format}: only TORCH_SAVE can be honoured")
         if not isinstance(thread_count, int) or not 1 <= thread_count <= 16:
             raise ConfigError(f"thread_count={thread_count!r}: a number from 1 to 16 wanted")

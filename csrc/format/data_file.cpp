@@ -27,6 +27,13 @@ bool read_number(std::string_view* name, char terminator) {
 
 }  // namespace
 
+Status check_version(std::string_view where, uint32_t version) {
+  if (version == 0) return Status::make(Code::kCorrupt, text(where, ": format version 0"));
+  if (version <= kFormatVersion) return Status::ok();
+  return Status::make(Code::kVersion,
+                      text(where, ": format version ", version, ", this build reads up to ", kFormatVersion));
+}
+
 std::string data_file_name(const DataFileId& id) {
   return text("__", id.rank, "_", id.number, ".", base::to_hex(id.file_id.data(), 8), ".distcp");
 }
@@ -71,14 +78,11 @@ base::Result<DataFileId> decode_header(std::string_view bytes) {
   if (bytes.size() != static_cast<size_t>(kHeaderBytes) || magic != kDataMagic) {
     return Status::make(Code::kCorrupt, "header: not a data file of this format");
   }
-  if (version > kFormatVersion) {
-    return Status::make(Code::kVersion,
-                        text("header: format version ", version, ", this build reads up to ", kFormatVersion));
-  }
+  BCP_RETURN_IF_ERROR(check_version("header", version));
   uint32_t stored;
   std::memcpy(&stored, bytes.data() + kHeaderCrcPosition, sizeof stored);
   const uint32_t computed = crc_without_field(bytes, kHeaderCrcPosition);
-  if (stored != computed || flags != 0 || version == 0) {
+  if (stored != computed || flags != 0) {
     return Status::make(Code::kCorrupt, text("header: CRC is ", computed, ", stored ", stored));
   }
   return id;
@@ -122,19 +126,16 @@ base::Result<DataTrailer> decode_data_trailer(std::string_view bytes, int64_t fi
   const uint32_t flags = in.u32();
   base::ByteReader tail(bytes.substr(kTrailerVersionPosition));
   const uint32_t version = tail.u32();
-  if (version > kFormatVersion) {
-    return Status::make(Code::kVersion,
-                        text("trailer: format version ", version, ", this build reads up to ", kFormatVersion));
-  }
+  BCP_RETURN_IF_ERROR(check_version("trailer", version));
   const uint32_t computed = crc_without_field(bytes, kTrailerCrcPosition);
-  if (computed != trailer.trailer_crc || version == 0 || flags != 0) {
+  if (computed != trailer.trailer_crc || flags != 0) {
     return Status::make(Code::kCorrupt, text("trailer: CRC is ", computed, ", stored ", trailer.trailer_crc));
   }
   // From here on the fields are what a writer wrote; a wrong one is a writer's fault, refused all the same.
   if (block_bytes != kBlockBytes || trailer.end_of_records < kHeaderBytes || trailer.end_of_records > file_bytes ||
       trailer.num_blocks != num_blocks_of(trailer.end_of_records) || trailer.file_bytes() != file_bytes) {
-    return Status::make(Code::kCorrupt, text("trailer: describes ", trailer.file_bytes(), " bytes with ",
-                                             trailer.num_blocks, " blocks, the file has ", file_bytes));
+    return Status::make(Code::kCorrupt, text("trailer: end of records ", trailer.end_of_records, " and ",
+                                             trailer.num_blocks, " blocks do not make a file of ", file_bytes));
   }
   return trailer;
 }

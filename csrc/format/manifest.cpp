@@ -285,11 +285,8 @@ base::Result<Manifest> decode_manifest(std::string_view bytes) {
   Manifest manifest;
   manifest.save_id = in.id();
   if (!in.ok() || magic != kMagic) return Status::make(Code::kCorrupt, "manifest: no magic");
-  if (version > kFormatVersion) {
-    return Status::make(Code::kVersion,
-                        text("manifest: format version ", version, ", this build reads up to ", kFormatVersion));
-  }
-  if (version == 0 || num_sections != kCount) return Status::make(Code::kCorrupt, "manifest: wrong section count");
+  BCP_RETURN_IF_ERROR(check_version("manifest", version));
+  if (num_sections != kCount) return Status::make(Code::kCorrupt, "manifest: wrong section count");
   std::array<std::string_view, kCount> sections;
   for (std::string_view& section : sections) {
     const uint64_t offset = in.u64();

@@ -88,12 +88,9 @@ base::Result<MetadataTrailer> decode_metadata_trailer(std::string_view bytes, in
   const uint32_t flags = in.u32();
   base::ByteReader tail(bytes.substr(kVersionPosition));
   const uint32_t version = tail.u32();
-  if (version > kFormatVersion) {
-    return Status::make(Code::kVersion, text("metadata trailer: format version ", version, ", this build reads up to ",
-                                             kFormatVersion));
-  }
+  BCP_RETURN_IF_ERROR(check_version("metadata trailer", version));
   const uint32_t computed = crc_without_field(bytes, kCrcPosition);
-  if (stored != computed || version == 0 || flags != 0) {
+  if (stored != computed || flags != 0) {
     return Status::make(Code::kCorrupt, text("metadata trailer: CRC is ", computed, ", stored ", stored));
   }
   int64_t sum;
