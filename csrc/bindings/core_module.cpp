@@ -68,7 +68,7 @@ void bind_core(py::module_& m) {
   m.def("crc32_combine", &base::crc32_combine, py::arg("crc_a"), py::arg("crc_b"), py::arg("length_b"));
   m.def("dtype_names", [] {
     std::vector<std::string> names;
-    for (uint8_t code = 1; code <= tensor::kLastDType; ++code) names.emplace_back(tensor::find_dtype(code)->name);
+    for (uint8_t code = 1; code <= tensor::kLastPlainDType; ++code) names.emplace_back(tensor::find_dtype(code)->name);
     return names;
   });
   m.def("zip_record", &zip_record, py::arg("dtype"), py::arg("sizes"), py::arg("record_offset"), py::arg("data_crc"));

@@ -225,7 +225,7 @@ class Decoder {
 
   bool tensor_record(uint8_t dtype, int64_t record_end, Chunk* chunk) {
     Record& record = chunk->record;
-    const tensor::DTypeInfo* info = tensor::find_dtype(dtype);
+    const tensor::DTypeInfo* info = tensor::find_plain_dtype(dtype);
     if (info == nullptr) return fail("record of unknown dtype");
     record.stored_dtype = info->dtype;
     int64_t wanted, data_end;

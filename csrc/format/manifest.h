@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,9 @@ enum class RecordKind : uint8_t {
   kTensor = 1,  // zip archive made by ZipRecord: data is data_bytes at data_offset
   kOpaque = 2,  // bytes of torch.save
   kBytes = 3,   // what the planner produced
+  // Of foreign checkpoints, never on disk:
+  kForeign = 100,  // a torch.save archive of a tensor; what is in it is not known before it is opened
+  kAbsent = 101,   // the metadata names the chunk, but not its place
 };
 
 /// Where one record lies. Offsets count from the start of its file.
@@ -67,8 +71,19 @@ struct FileEntry {
   uint32_t trailer_crc = 0;
 };
 
+/// What the metadata of a foreign checkpoint says beside its tensors.
+struct ForeignMeta {
+  Tree storage_meta;  // none, or a dict of the attributes of DCP's StorageMeta, paths as strings
+  bool checkpoint_id_is_path = false;
+  Tree version;  // none, or a string
+};
+
 /// What a checkpoint contains, and where.
+///
+/// Of a foreign checkpoint, one that another writer made, it is only known what DCP's own metadata say: records are
+/// kForeign or kBytes, files have a name and nothing else, there is no save id.
 struct Manifest {
+  std::optional<ForeignMeta> foreign;
   base::Id save_id{};
   std::string checkpoint_id;  // path as the writer knew it
   std::vector<Item> items;    // sorted by the UTF-8 bytes of their FQNs, unique

@@ -117,7 +117,7 @@ std::string tensor_pickle(const tensor::DTypeInfo& dtype, const tensor::Dims& si
 }
 
 base::Result<ZipRecord> ZipRecord::layout(tensor::DType dtype, const tensor::Dims& sizes, int64_t record_offset) {
-  const tensor::DTypeInfo* info = tensor::find_dtype(dtype);
+  const tensor::DTypeInfo* info = tensor::find_plain_dtype(dtype);
   ZipRecord record;
   if (info == nullptr || !tensor::checked_numel(sizes, &record.data_bytes_) ||
       !base::checked_mul(record.data_bytes_, info->itemsize_bytes, &record.data_bytes_)) {

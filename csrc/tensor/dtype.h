@@ -32,24 +32,58 @@ enum class DType : uint8_t {
   kFloat8E5M2FNUZ = 20,
   kFloat8E8M0FNU = 21,
   kFloat4E2M1FNX2 = 22,
+  // Only in opaque records: elements that are not their own bytes, or that torch has no arithmetic for.
+  kQInt8 = 23,
+  kQUInt8 = 24,
+  kQInt32 = 25,
+  kQUInt4X2 = 26,
+  kQUInt2X4 = 27,
+  kBits1X8 = 28,
+  kBits2X4 = 29,
+  kBits4X2 = 30,
+  kBits8 = 31,
+  kBits16 = 32,
+  kUInt1 = 33,
+  kUInt2 = 34,
+  kUInt3 = 35,
+  kUInt4 = 36,
+  kUInt5 = 37,
+  kUInt6 = 38,
+  kUInt7 = 39,
+  kInt1 = 40,
+  kInt2 = 41,
+  kInt3 = 42,
+  kInt4 = 43,
+  kInt5 = 44,
+  kInt6 = 45,
+  kInt7 = 46,
 };
 
 struct DTypeInfo {
   DType dtype;
   const char* name;           // as in `torch.<name>`
-  int64_t itemsize_bytes;     // of one element as torch counts them (float4_e2m1fn_x2: one byte, two values)
+  int64_t itemsize_bytes;     // of one element as torch counts them (float4_e2m1fn_x2: one byte, two values); 0: opaque
   const char* typed_storage;  // `torch.<class>` in a record's pickle; nullptr: UntypedStorage and a trailing dtype
+
+  /// May stand in a tensor record, as plain row-major elements.
+  bool is_plain() const { return itemsize_bytes != 0; }
 };
 
 /// Facts about a code, or nullptr if it is not in the table. Codes come from disk: always ask.
 const DTypeInfo* find_dtype(uint8_t code);
+/// The same, nullptr also for a dtype that is not plain.
+const DTypeInfo* find_plain_dtype(uint8_t code);
+inline const DTypeInfo* find_plain_dtype(DType dtype) {
+  return find_plain_dtype(static_cast<uint8_t>(dtype));
+}
 inline const DTypeInfo* find_dtype(DType dtype) {
   return find_dtype(static_cast<uint8_t>(dtype));
 }
 /// By torch's name without the `torch.` prefix.
 const DTypeInfo* find_dtype(std::string_view name);
 
-/// Largest code in the table; codes 1..kLastDType are all valid.
-inline constexpr uint8_t kLastDType = 22;
+/// Largest code in the table; codes 1..kLastDType are all valid, those up to kLastPlainDType are plain.
+inline constexpr uint8_t kLastDType = 46;
+inline constexpr uint8_t kLastPlainDType = 22;
 
 }  // namespace bytecheckpoint::tensor
