@@ -14,7 +14,7 @@ ifeq ($(filter $(VARIANT),plain asan tsan),)
 $(error VARIANT=$(VARIANT): plain, asan and tsan are what there is)
 endif
 
-CPPFLAGS_ALL := -I. -D_GNU_SOURCE -DBCP_FAILPOINTS -MMD -MP
+CPPFLAGS_ALL := -I. -D_GNU_SOURCE -DBCP_FAILPOINTS -DBCP_TEST_DATA='"$(CURDIR)/tests/cpp/data"' -MMD -MP
 CXXFLAGS_ALL := -std=c++17 -O1 -g -Wall -Wextra -Werror -pthread $(FLAGS_$(VARIANT)) $(CXXFLAGS)
 
 SOURCES := $(sort $(foreach layer,base tensor format planner io staging engine,$(wildcard csrc/$(layer)/*.cpp)))
