@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/pickle_reader.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "csrc/base/utf8.h"
+#include "csrc/format/pickle_tree.h"
+#include "csrc/format/pickle_writer.h"
+#include "tests/cpp/expect.h"
+#include "tests/cpp/mutate.h"
+#include "tests/cpp/pickle_parts.h"
+#include "tests/cpp/sample_file.h"
+
+namespace bytecheckpoint::format {
+namespace {
+
+using namespace std::string_literals;  // NOLINT: many parts hold zeros
+using namespace test::pickled;         // NOLINT
+using Kind = PickleValue::Kind;
+
+/// Lets in `m.C` as 1 and `m.f` as 2.
+const PickleRules kRules{[](std::string_view module, std::string_view name) -> std::optional<uint32_t> {
+                           if (module == "m" && name == "C") return 1;
+                           if (module == "m" && name == "f") return 2;
+                           return std::nullopt;
+                         },
+                         false};
+
+base::Result<Pickle> read(std::string_view bytes) {
+  return read_pickle(bytes, kRules);
+}
+
+/// The tree of a pickle of builtin values.
+base::Result<Tree> tree_of(std::string_view bytes) {
+  BCP_ASSIGN_OR_RETURN(const Pickle pickle, read(bytes));
+  UnfoldBudget budget(bytes.size());
+  return unfold_tree(pickle, pickle.root(), &budget);
+}
+
+Tree leaf(Tree::Kind kind) {
+  Tree tree;
+  tree.kind = kind;
+  return tree;
+}
+
+TEST_CASE("pickle_reader: whatever our writer makes of a tree comes back") {
+  Tree tree = leaf(Tree::Kind::kDict);
+  const auto text_leaf = [](Tree::Kind kind, std::string bytes) {
+    Tree tree = leaf(kind);
+    tree.text = std::move(bytes);
+    return tree;
+  };
+  tree.children.push_back(text_leaf(Tree::Kind::kString, "key \xC3\xA9"));
+  tree.children.push_back(leaf(Tree::Kind::kList));
+  tree.children[1].children = {leaf(Tree::Kind::kNone),
+                               leaf(Tree::Kind::kTrue),
+                               leaf(Tree::Kind::kFalse),
+                               text_leaf(Tree::Kind::kBytes, "\0\xFF"s),
+                               text_leaf(Tree::Kind::kString, std::string(300, 'x')),
+                               leaf(Tree::Kind::kTuple)};
+  for (int64_t value : {int64_t{0}, int64_t{255}, int64_t{65535}, int64_t{65536}, int64_t{-1}, int64_t{-129},
+                        int64_t{1} << 31, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {
+    Tree number = leaf(Tree::Kind::kInt);
+    number.integer = value;
+    tree.children[1].children.back().children.push_back(number);
+  }
+  for (double value : {0.0, -0.0, 1.5, std::numeric_limits<double>::infinity(), std::nan("")}) {
+    Tree number = leaf(Tree::Kind::kFloat);
+    number.real = value;
+    tree.children[1].children.push_back(number);
+  }
+  PickleWriter writer(4);
+  writer.tree(tree);
+  CHECK(test::value_of(tree_of(writer.finish())) == tree);
+}
+
+TEST_CASE("pickle_reader: tells where STOP was, and leaves what follows alone") {
+  const std::string bytes = "\x80\x04K\7." + std::string("BCPMANI");
+  const Pickle pickle = test::value_of(read(bytes));
+  CHECK(pickle.end() == 5);
+  CHECK(pickle.root().is(Kind::kInt));
+  CHECK(pickle.root().integer == 7);
+}
+
+TEST_CASE("pickle_reader: an object is its class, arguments and state; a call its function and arguments") {
+  const std::string bytes =
+      whole(tuple({object(global("m", "C"), dict({{"a", "K\1"}})), call(global("m", "f"), tuple({"K\2"})), "N"}));
+  const Pickle pickle = test::value_of(read(bytes));
+  const PickleSpan parts = pickle.children(pickle.root());
+  REQUIRE(parts.size() == 3);
+  const PickleObject* instance = pickle.object(parts[0], Kind::kObject, 1);
+  REQUIRE(instance != nullptr);
+  CHECK(pickle.children(instance->args).size() == 0);
+  CHECK(pickle.children(instance->state)[0].text() == "a");
+  CHECK(pickle.object(parts[0], Kind::kObject, 2) == nullptr);
+  CHECK(pickle.object(parts[0], Kind::kCall, 1) == nullptr);
+  const PickleObject* result = pickle.object(parts[1], Kind::kCall, 2);
+  REQUIRE(result != nullptr);
+  CHECK(pickle.children(result->args)[0].integer == 2);
+  CHECK(result->state.is(Kind::kHole));
+  CHECK(pickle.object(parts[2]) == nullptr);
+  CHECK(pickle.children(parts[2]).size() == 0);
+}
+
+TEST_CASE("pickle_reader: memo by number, by count, overwritten; lists seen from two places are one") {
+  const Tree tree = test::value_of(tree_of(whole("(]q\5h\5K\1aj\5\0\0\0t"s)));
+  REQUIRE(tree.children.size() == 3);
+  for (const Tree& child : tree.children) CHECK(child.children.size() == 1);
+  // MEMOIZE numbers by how many entries there are.
+  const Tree counted = test::value_of(tree_of("\x80\x04(K\7\x94K\x08\x94h\1h\0t."s));
+  CHECK(counted.children[2].integer == 8);
+  CHECK(counted.children[3].integer == 7);
+}
+
+TEST_CASE("pickle_reader: persistent ids where they are allowed") {
+  const std::string bytes = whole(tuple({text("storage"), text("0")}) + "Q");
+  EXPECT_FAILURE(kUnsupported, "BINPERSID (0x51)", read(bytes));
+  const Pickle pickle = test::value_of(read_pickle(bytes, {kRules.global, true}));
+  REQUIRE(pickle.root().is(Kind::kPersistent));
+  CHECK(pickle.children(pickle.object(pickle.root())->args)[1].text() == "0");
+}
+
+TEST_CASE("pickle_reader: globals outside the list are refused by name and byte, however they are reached") {
+  const std::string system = global("posix", "system"), command = tuple({text("true")});
+  EXPECT_FAILURE(kUnsupported, "GLOBAL (0x63) at byte 2: global 'posix.system' is not allowed", read(whole(system)));
+  EXPECT_CODE(kUnsupported, read(whole(call(system, command))));
+  EXPECT_CODE(kUnsupported, read(whole(object(global("builtins", "eval"), dict({})))));
+  EXPECT_FAILURE(kUnsupported, "global 'builtins.eval'", read(whole(text("builtins") + text("eval") + "\x93")));
+  EXPECT_FAILURE(kUnsupported, "global 'm.C.__init__'", read(whole(text("m") + text("C.__init__") + "\x93")));
+  EXPECT_FAILURE(kUnsupported, "at byte 2", read(whole(system)));
+  EXPECT_FAILURE(kUnsupported, "nothing of the pickle was run", read(whole(system)));
+  // The opcodes that find globals in other ways are not known at all.
+  EXPECT_FAILURE(kUnsupported, "INST (0x69) at byte 3", read(whole("(iposix\nsystem\n")));
+  EXPECT_FAILURE(kUnsupported, "OBJ (0x6f)", read(whole("(" + global("m", "C") + text("true") + "o")));
+  EXPECT_FAILURE(kUnsupported, "NEWOBJ_EX (0x92)", read(whole(global("m", "C") + ")}\x92")));
+  EXPECT_FAILURE(kUnsupported, "EXT1 (0x82) at byte 2", read(whole("\x82\x01")));
+  EXPECT_FAILURE(kUnsupported, "EXT2 (0x83)", read(whole("\x83\1\0"s)));
+  EXPECT_FAILURE(kUnsupported, "EXT4 (0x84)", read(whole("\x84\1\0\0\0"s)));
+  EXPECT_FAILURE(kUnsupported, "PERSID (0x50)", read(whole("Pid\n")));
+}
+
+TEST_CASE("pickle_reader: classes and functions are no targets, and no objects") {
+  EXPECT_FAILURE(kCorrupt, "BUILD (0x62)", read(whole(global("m", "C") + dict({{"__reduce__", "K\1"}}) + "b")));
+  EXPECT_FAILURE(kCorrupt, "sets items of no dict", read(whole(global("m", "C") + "K\1K\1s")));
+  EXPECT_FAILURE(kCorrupt, "no tuple", read(whole(global("m", "f") + "]R")));
+  EXPECT_FAILURE(kCorrupt, "no tuple", read(whole(global("m", "C") + "}\x81")));
+  EXPECT_FAILURE(kUnsupported, "no global", read(whole(call(call(global("m", "f"), ")"), ")"))));
+  EXPECT_FAILURE(kUnsupported, "no global", read(whole(text("eval") + ")R")));
+  EXPECT_FAILURE(kUnsupported, "neither list nor dict", read(whole(call(global("m", "f"), ")") + "K\1a")));
+  EXPECT_FAILURE(kCorrupt, "has its state", read(whole(object(global("m", "C"), "}") + "}b")));
+  EXPECT_FAILURE(kCorrupt, "no string", read(whole("K\1K\1\x93")));
+}
+
+TEST_CASE("pickle_reader: what is cut anywhere is corrupt") {
+  for (const char* name : {"stock.metadata", "protocol2.metadata"}) {
+    const std::string bytes = test::sample_file(name);
+    const PickleRules any{[](std::string_view, std::string_view) { return std::optional<uint32_t>(0); }, true};
+    EXPECT_OK(read_pickle(bytes, any));
+    for (size_t size = 0; size < bytes.size(); ++size) {
+      const std::string cut = bytes.substr(0, size);  // on the heap: the sanitizer sees a read behind it
+      EXPECT_CODE(kCorrupt, read_pickle(cut, any));
+    }
+  }
+}
+
+TEST_CASE("pickle_reader: what no pickler writes is corrupt, and the message says which opcode where") {
+  EXPECT_FAILURE(kCorrupt, "byte 0xff at byte 2: not an opcode", read("\x80\x04\xff."));
+  EXPECT_FAILURE(kCorrupt, "TUPLE2 (0x86) at byte 4", read("\x80\x04K\1\x86."));
+  EXPECT_FAILURE(kCorrupt, "without STOP", read(""));
+  EXPECT_FAILURE(kCorrupt, "0 values on the stack", read("\x80\x04."));
+  EXPECT_FAILURE(kCorrupt, "2 values on the stack", read("\x80\x04NN."));
+  EXPECT_FAILURE(kCorrupt, "STOP", read("\x80\x04N(."));
+  EXPECT_FAILURE(kCorrupt, "no mark", read("\x80\x04Nt."));
+  EXPECT_FAILURE(kCorrupt, "above its mark", read("\x80\x04N(R."));
+  EXPECT_FAILURE(kCorrupt, "above its mark", read("\x80\x04N(q\1."));
+  EXPECT_FAILURE(kCorrupt, "above its mark", read("\x80\x04(NNe."));
+  EXPECT_FAILURE(kCorrupt, "no memo entry 3", read("\x80\x04h\3."));
+  EXPECT_FAILURE(kCorrupt, "no memo entry 1", read("\x80\x04Nq\2h\1."));
+  EXPECT_FAILURE(kCorrupt, "memo entry 4294967295", read(whole("N" + put(0xFFFFFFFF))));
+  EXPECT_FAILURE(kCorrupt, "without a value", read("\x80\x04}(Nu."));
+  EXPECT_FAILURE(kCorrupt, "as a key", read("\x80\x04}]Ns."));
+  EXPECT_FAILURE(kCorrupt, "as a key", read("\x80\x04}(NN}Nu."));
+  EXPECT_FAILURE(kCorrupt, "appends to what is no list", read("\x80\x04}Na."));
+  EXPECT_FAILURE(kCorrupt, "not UTF-8", read("\x80\x04\x8c\1\x80."));
+  EXPECT_FAILURE(kCorrupt, "not UTF-8", read("\x80\x04\x8c\3\xED\xA0\x80."));
+  EXPECT_FAILURE(kCorrupt, "not UTF-8", read("\x80\2c\xff\nx\n."));
+  EXPECT_FAILURE(kCorrupt, "without an end", read("\x80\2cmodule."));
+  EXPECT_FAILURE(kCorrupt, "cut off at byte 5", read("\x80\x04\x8c\5x"));
+  EXPECT_FAILURE(kCorrupt, "cut off", read("\x80\x04X\xff\xff\xff\xff."));
+  EXPECT_FAILURE(kCorrupt, "cut off", read("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff."));
+  EXPECT_FAILURE(kCorrupt, "frame", read("\x80\x04\x95\2\0\0\0\0\0\0\0."s));
+  EXPECT_FAILURE(kUnsupported, "protocol 6", read("\x80\x06N."));
+}
+
+TEST_CASE("pickle_reader: an int is any that fits into 64 bits, in as many bytes as it likes") {
+  const auto long1 = [](std::string bytes) {
+    return tree_of("\x80\x04\x8A" + std::string(1, static_cast<char>(bytes.size())) + bytes + ".");
+  };
+  CHECK(test::value_of(long1("")).integer == 0);
+  CHECK(test::value_of(long1("\xFF")).integer == -1);
+  CHECK(test::value_of(long1("\xFF\0"s)).integer == 255);
+  CHECK(test::value_of(long1("\0\x80"s)).integer == -32768);
+  CHECK(test::value_of(long1(std::string(8, '\xFF') + std::string(2, '\xFF'))).integer == -1);
+  CHECK(test::value_of(long1(std::string(7, '\xFF') + "\x7F" + std::string(3, '\0'))).integer ==
+        std::numeric_limits<int64_t>::max());
+  EXPECT_FAILURE(kUnsupported, "beyond 64 bits", long1(std::string(8, '\xFF') + std::string(1, '\0')));
+  EXPECT_CODE(kUnsupported, long1(std::string(7, '\0') + "\x80" + std::string(1, '\0')));
+  EXPECT_CODE(kUnsupported, long1(std::string(8, '\0') + "\x01"));
+  EXPECT_CODE(kUnsupported, long1(std::string(255, '\x01')));
+}
+
+TEST_CASE("pickle_reader: mutated pickles never crash, and say what is wrong in UTF-8") {
+  std::vector<std::string> samples;
+  for (const char* name : {"stock.metadata", "protocol2.metadata", "dtypes.metadata"}) {
+    samples.push_back(test::sample_file(name));
+  }
+  const PickleRules any{[](std::string_view, std::string_view) { return std::optional<uint32_t>(0); }, true};
+  test::Mutator mutate(17, samples, std::string(kOpcodes));
+  int accepted = 0;
+  for (int round = 0; round < 40000; ++round) {
+    const std::string bytes = mutate(samples[mutate.below(samples.size())]);
+    const auto pickle = read_pickle(bytes, round % 2 == 0 ? any : kRules);
+    if (!pickle.is_ok()) {
+      const base::Code code = pickle.status().code();
+      REQUIRE((code == base::Code::kCorrupt || code == base::Code::kUnsupported));
+      REQUIRE(base::is_utf8(pickle.status().message()));
+      continue;
+    }
+    ++accepted;
+    UnfoldBudget budget(bytes.size());
+    (void)unfold_tree(pickle.value(), pickle.value().root(), &budget).is_ok();
+  }
+  CHECK(accepted > 100);
+}
+
+/// A random program of the stack machine: opcodes with operands that fit, names that are allowed, memo entries that may
+/// be there.
+std::string random_program(test::Mutator* random) {
+  const std::string parts[] = {"(",       ")",       "N",       "\x88",    "K\1",        "]",         "}",
+                               "a",       "e",       "s",       "u",       "t",          "\x85",      "\x86",
+                               "\x87",    "\x94",    "q\0"s,    "q\1",     "h\0"s,       "h\1",       "h\2",
+                               "R",       "\x81",    "b",       "Q",       "\x93",       "J\1\2\3\4", "G12345678",
+                               "\x8c\1m", "\x8c\1C", "cm\nC\n", "cm\nf\n", "C\2\xff\xff"};
+  std::string program = "\x80\x04";
+  for (size_t steps = 1 + random->below(40); steps != 0; --steps) program += parts[random->below(std::size(parts))];
+  // Ends that leave one value: everything into one tuple.
+  return random->below(2) == 0 ? program + "." : program.insert(2, "(") + "t.";
+}
+
+TEST_CASE("pickle_reader: random programs never crash, and what they build can be walked") {
+  test::Mutator random(18, {"x"}, "x");
+  int accepted = 0;
+  for (int round = 0; round < 150000; ++round) {
+    const std::string bytes = random_program(&random);
+    const auto pickle = read_pickle(bytes, {kRules.global, true});
+    if (!pickle.is_ok()) continue;
+    ++accepted;
+    UnfoldBudget budget(bytes.size());
+    (void)unfold_tree(pickle.value(), pickle.value().root(), &budget).is_ok();
+  }
+  CHECK(accepted > 1000);
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::format

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/pickle_tree.h"
+
+#include <string>
+
+#include "tests/cpp/expect.h"
+#include "tests/cpp/pickle_parts.h"
+
+namespace bytecheckpoint::format {
+namespace {
+
+using namespace test::pickled;  // NOLINT
+
+/// Lets in `m.C` as 1 and `m.f` as 2.
+const PickleRules kRules{[](std::string_view module, std::string_view name) -> std::optional<uint32_t> {
+                           if (module == "m" && name == "C") return 1;
+                           if (module == "m" && name == "f") return 2;
+                           return std::nullopt;
+                         },
+                         false};
+
+base::Result<Pickle> read(std::string_view bytes) {
+  return read_pickle(bytes, kRules);
+}
+
+/// The tree of a pickle of builtin values.
+base::Result<Tree> tree_of(std::string_view bytes) {
+  BCP_ASSIGN_OR_RETURN(const Pickle pickle, read(bytes));
+  UnfoldBudget budget(bytes.size());
+  return unfold_tree(pickle, pickle.root(), &budget);
+}
+
+TEST_CASE("pickle_tree: sharing that would unfold beyond measure is corrupt") {
+  // Thirty lists in a tuple, each of them ten times the one before.
+  std::string laughs = "(]" + put(0);
+  for (uint32_t level = 1; level < 30; ++level) laughs += "]" + put(level) + "(" + repeated(get(level - 1), 10) + "e";
+  EXPECT_FAILURE(kCorrupt, "more values", tree_of(whole(laughs + "t")));
+  const std::string long_text = text(std::string(1 << 20, 'x')) + put(0);
+  EXPECT_OK(tree_of(whole("](" + long_text + repeated(get(0), 10) + "e")));
+  EXPECT_FAILURE(kCorrupt, "more text", tree_of(whole("](" + long_text + repeated(get(0), 100000) + "e")));
+}
+
+TEST_CASE("pickle_tree: without sharing everything fits, down to one byte a value") {
+  const std::string nones = whole("](" + repeated("N", 300000) + "e");
+  CHECK(test::value_of(tree_of(nones)).children.size() == 300000);
+}
+
+TEST_CASE("pickle_tree: depth is bounded, so also what holds itself") {
+  const auto nested = [](size_t depth) { return whole("N" + repeated("\x85", depth)); };
+  EXPECT_OK(tree_of(nested(kMaxTreeDepth)));
+  EXPECT_FAILURE(kCorrupt, "deep", tree_of(nested(kMaxTreeDepth + 1)));
+  EXPECT_FAILURE(kCorrupt, "deep", tree_of(nested(300000)));
+  EXPECT_OK(read(nested(300000)));
+  EXPECT_FAILURE(kCorrupt, "holding itself", tree_of(whole("]q\1h\1a")));
+  EXPECT_FAILURE(kCorrupt, "holding itself", tree_of(whole("}q\1K\1h\1s")));
+  EXPECT_OK(read(whole(global("m", "C") + ")\x81q\1h\1b")));
+}
+
+TEST_CASE("pickle_tree: objects are no builtin values, and keys can be hashed") {
+  EXPECT_CODE(kUnsupported, tree_of(whole(global("m", "C"))));
+  EXPECT_CODE(kUnsupported, tree_of(whole(list({call(global("m", "f"), ")")}))));
+  EXPECT_CODE(kUnsupported, tree_of(whole("}" + object(global("m", "C"), "}") + "Ns")));
+  EXPECT_FAILURE(kCorrupt, "within a key", tree_of(whole("}]\x85Ns")));
+  EXPECT_FAILURE(kCorrupt, "within a key", tree_of(whole("}}\x85\x85Ns")));
+  EXPECT_OK(tree_of(whole("}(K\1N\x86]u")));
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::format
