@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/dcp_pickle.h"
+
+#include <utility>
+
+#include "csrc/format/manifest.h"
+
+namespace bytecheckpoint::format {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+using Kind = PickleValue::Kind;
+
+constexpr size_t kMaxAttributes = 64;
+
+/// As pathlib joins: an absolute part starts over.
+void join(std::string_view part, bool windows, std::string* path) {
+  const char separator = windows ? '\\' : '/';
+  const bool absolute = !part.empty() && (part[0] == separator || (windows && part.size() > 1 && part[1] == ':'));
+  if (absolute) path->clear();
+  if (!path->empty() && path->back() != separator && !part.empty()) *path += separator;
+  path->append(part);
+}
+
+}  // namespace
+
+PickleValue Attributes::find(std::string_view name) const {
+  // From the end: of equal names the last counts.
+  for (size_t i = dict_.size(); i >= 2; i -= 2) {
+    if (dict_[i - 2].is(Kind::kString) && dict_[i - 2].text() == name) return dict_[i - 1];
+  }
+  return {};
+}
+
+base::Result<DcpPickle> DcpPickle::read(std::string_view bytes) {
+  BCP_ASSIGN_OR_RETURN(Pickle pickle, read_pickle(bytes, {find_dcp_global, false}));
+  if (pickle.end() != bytes.size()) {
+    return Status::make(Code::kCorrupt,
+                        text("pickle: ends at byte ", pickle.end(), " of ", bytes.size(), ", wanted at the last"));
+  }
+  return DcpPickle(std::move(pickle), bytes.size());
+}
+
+base::Result<Attributes> DcpPickle::instance(const PickleValue& value, DcpGlobal global, std::string_view name) const {
+  const PickleObject* object = pickle_.object(value, Kind::kObject, global);
+  if (object == nullptr) return Status::make(Code::kCorrupt, text("not a ", name));
+  Attributes attributes;
+  // An instance without attributes has no state, or None.
+  if (object->state.is(Kind::kHole) || object->state.is(Kind::kNone)) return attributes;
+  attributes.dict_ = pickle_.children(object->state);
+  if (!object->state.is(Kind::kDict) || attributes.dict_.size() > 2 * kMaxAttributes) {
+    return Status::make(Code::kCorrupt, text(name, ": state is no dict of at most ", kMaxAttributes, " attributes"));
+  }
+  return attributes;
+}
+
+Status DcpPickle::read_dims(const PickleValue& value, std::string_view what, tensor::Dims* dims) {
+  PickleValue sequence = value;
+  const PickleObject* size = pickle_.object(value, Kind::kCall, kTorchSize);
+  if (size != nullptr) {
+    const PickleSpan args = pickle_.children(size->args);
+    if (args.size() == 1) sequence = args[0];
+  }
+  if (!sequence.is(Kind::kTuple) && !sequence.is(Kind::kList)) {
+    return Status::make(Code::kCorrupt, text(what, " of another type than torch.Size"));
+  }
+  const PickleSpan numbers = pickle_.children(sequence);
+  if (numbers.size() > kMaxDims) {
+    return Status::make(Code::kCorrupt, text(what, " of ", numbers.size(), " dims, at most ", kMaxDims, " can be"));
+  }
+  BCP_RETURN_IF_ERROR(budget_.take_values(numbers.size()));
+  dims->clear();
+  dims->reserve(numbers.size());
+  for (const PickleValue& number : numbers) {
+    if (!number.is(Kind::kInt)) return Status::make(Code::kCorrupt, text(what, " with a dim that is no int"));
+    dims->push_back(number.integer);
+  }
+  return Status::ok();
+}
+
+base::Result<bool> DcpPickle::try_read_path(const PickleValue& value, std::string* path) {
+  const bool windows = pickle_.object(value, Kind::kCall, kWindowsPath) != nullptr;
+  if (!windows && pickle_.object(value, Kind::kCall, kPosixPath) == nullptr) return false;
+  path->clear();
+  for (const PickleValue& part : pickle_.children(pickle_.object(value)->args)) {
+    if (!part.is(Kind::kString)) return Status::make(Code::kCorrupt, "path with a part that is no str");
+    BCP_RETURN_IF_ERROR(budget_.take_text(part.size + size_t{1}));
+    join(part.text(), windows, path);
+  }
+  if (path->empty()) *path = ".";
+  return true;
+}
+
+}  // namespace bytecheckpoint::format

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/foreign_metadata.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "csrc/format/dcp_pickle.h"
+#include "csrc/format/foreign_storage.h"
+
+namespace bytecheckpoint::format {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+using Kind = PickleValue::Kind;
+
+/// An entry of the state dict's metadata.
+struct Entry {
+  PickleValue fqn;
+  PickleValue value;
+  uint32_t ordinal;
+};
+
+Status corrupt(std::string message) {
+  return Status::make(Code::kCorrupt, std::move(message));
+}
+
+class Metadata {
+ public:
+  Metadata(DcpPickle* pickle, Manifest* manifest) : pickle_(*pickle), manifest_(*manifest) {}
+
+  Status read() {
+    BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(pickle_.values().root(), kMetadata, "Metadata"));
+    manifest_.foreign.emplace();
+    BCP_RETURN_IF_ERROR(read_items(attributes.find("state_dict_metadata")));
+    BCP_RETURN_IF_ERROR(read_storage_data(attributes.find("storage_data"), &pickle_, &manifest_));
+    BCP_RETURN_IF_ERROR(read_tree(attributes.find("planner_data"), "planner data", &manifest_.planner_data));
+    BCP_RETURN_IF_ERROR(read_storage_meta(attributes.find("storage_meta")).with_context("storage meta"));
+    Tree& version = manifest_.foreign->version;
+    BCP_RETURN_IF_ERROR(read_tree(attributes.find("version"), "version", &version));
+    const bool sane = version.kind == Tree::Kind::kNone || version.kind == Tree::Kind::kString;
+    return sane ? Status::ok() : corrupt("version: neither None nor str");
+  }
+
+ private:
+  Status read_items(const PickleValue& state_dict) {
+    if (!state_dict.is(Kind::kDict)) return corrupt("metadata of the state dict: no dict");
+    const PickleSpan children = pickle_.values().children(state_dict);
+    std::vector<Entry> entries;
+    entries.reserve(children.size() / 2);
+    for (size_t i = 0; i < children.size(); i += 2) {
+      if (!children[i].is(Kind::kString)) return corrupt(text("key ", i / 2, " of the state dict: no str"));
+      BCP_RETURN_IF_ERROR(pickle_.budget()->take_text(children[i].size));
+      entries.push_back({children[i], children[i + 1], static_cast<uint32_t>(i / 2)});
+    }
+    std::sort(entries.begin(), entries.end(),
+              [](const Entry& a, const Entry& b) { return a.fqn.text() < b.fqn.text(); });
+    manifest_.items.reserve(entries.size());
+    for (const Entry& entry : entries) {
+      const std::string_view fqn = entry.fqn.text();
+      if (!manifest_.items.empty() && manifest_.items.back().fqn == fqn) return corrupt(text("'", fqn, "': twice"));
+      Item& item = manifest_.items.emplace_back();
+      item.fqn = std::string(fqn);
+      item.ordinal = entry.ordinal;
+      BCP_RETURN_IF_ERROR(read_item(entry.value, &item).with_context(text("'", fqn, "'")));
+    }
+    return Status::ok();
+  }
+
+  Status read_item(const PickleValue& value, Item* item) {
+    Record absent;
+    absent.kind = RecordKind::kAbsent;
+    if (pickle_.values().object(value, Kind::kObject, kBytesStorageMetadata) != nullptr) {
+      item->chunks.push_back({{}, absent});
+      return Status::ok();
+    }
+    BCP_ASSIGN_OR_RETURN(
+        const Attributes attributes,
+        pickle_.instance(value, kTensorStorageMetadata, "TensorStorageMetadata or BytesStorageMetadata"));
+    item->is_tensor = true;
+    BCP_RETURN_IF_ERROR(read_properties(attributes.find("properties"), &item->tensor));
+    BCP_RETURN_IF_ERROR(pickle_.read_dims(attributes.find("size"), "shape", &item->tensor.sizes));
+    int64_t numel;
+    if (!tensor::checked_numel(item->tensor.sizes, &numel)) {
+      return corrupt(text("impossible shape ", tensor::to_text(item->tensor.sizes)));
+    }
+    const PickleValue list = attributes.find("chunks");
+    if (!list.is(Kind::kList) && !list.is(Kind::kTuple)) return corrupt("chunks that are no list");
+    const PickleSpan chunks = pickle_.values().children(list);
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take_values(chunks.size()));
+    item->chunks.resize(chunks.size(), Chunk{{}, absent});
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      BCP_RETURN_IF_ERROR(read_box(chunks[c], item->tensor.sizes, &item->chunks[c].box));
+    }
+    return Status::ok();
+  }
+
+  Status read_box(const PickleValue& value, const tensor::Dims& shape, tensor::Box* box) {
+    BCP_ASSIGN_OR_RETURN(const Attributes attributes,
+                         pickle_.instance(value, kChunkStorageMetadata, "ChunkStorageMetadata"));
+    BCP_RETURN_IF_ERROR(pickle_.read_dims(attributes.find("offsets"), "offsets of a chunk", &box->offsets));
+    BCP_RETURN_IF_ERROR(pickle_.read_dims(attributes.find("sizes"), "sizes of a chunk", &box->sizes));
+    if (tensor::is_inside(*box, shape)) return Status::ok();
+    return corrupt(text("chunk at ", tensor::to_text(box->offsets), " of ", tensor::to_text(box->sizes),
+                        " outside shape ", tensor::to_text(shape)));
+  }
+
+  /// The state of a TensorProperties is a tuple: dtype, layout, requires_grad, memory format, pin_memory.
+  Status read_properties(const PickleValue& value, TensorInfo* info) {
+    const PickleObject* properties = pickle_.values().object(value, Kind::kObject, kTensorProperties);
+    if (properties == nullptr) return corrupt("properties of another type");
+    const PickleSpan state = pickle_.values().children(properties->state);
+    if (!properties->state.is(Kind::kTuple) || state.size() != 5) return corrupt("properties that are no five values");
+    const tensor::DTypeInfo* dtype = state[0].is(Kind::kGlobal) ? dtype_of_global(state[0].global) : nullptr;
+    if (dtype == nullptr) return corrupt("no dtype");
+    info->dtype = dtype->dtype;
+    const PickleValue layout = argument_of(state[1], kGetLayout);
+    if (!layout.is(Kind::kString)) return corrupt("no layout");
+    if (layout.text() != "torch.strided") {
+      return Status::make(Code::kUnsupported, text("layout ", layout.text(), ", read is torch.strided alone"));
+    }
+    const PickleValue format = argument_of(state[3], kMemoryFormatEncoding);
+    if (!format.is(Kind::kInt) || format.integer < 0 || format.integer > 2) return corrupt("no memory format");
+    info->memory_format = static_cast<uint8_t>(format.integer);
+    if (!state[2].is(Kind::kBool) || !state[4].is(Kind::kBool)) return corrupt("properties with flags of another type");
+    info->requires_grad = state[2].integer != 0;
+    info->pin_memory = state[4].integer != 0;
+    return Status::ok();
+  }
+
+  /// The argument of a call of `global` with one argument, or a hole.
+  PickleValue argument_of(const PickleValue& value, DcpGlobal global) const {
+    const PickleObject* call = pickle_.values().object(value, Kind::kCall, global);
+    if (call == nullptr) return {};
+    const PickleSpan args = pickle_.values().children(call->args);
+    return args.size() == 1 ? args[0] : PickleValue();
+  }
+
+  Status read_tree(const PickleValue& value, std::string_view what, Tree* out) {
+    if (value.is(Kind::kHole)) return Status::ok();
+    auto tree = unfold_tree(pickle_.values(), value, pickle_.budget());
+    if (!tree.is_ok()) return tree.status().with_context(what);
+    *out = std::move(tree.value());
+    return Status::ok();
+  }
+
+  /// A StorageMeta as a dict of its attributes, paths as strings.
+  Status read_storage_meta(const PickleValue& value) {
+    if (value.is(Kind::kHole) || value.is(Kind::kNone)) return Status::ok();
+    BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(value, kStorageMeta, "StorageMeta"));
+    ForeignMeta& meta = *manifest_.foreign;
+    meta.storage_meta.kind = Tree::Kind::kDict;
+    const PickleSpan dict = attributes.dict();
+    for (size_t i = 0; i < dict.size(); i += 2) {
+      if (!dict[i].is(Kind::kString)) return corrupt("attribute whose name is no str");
+      Tree name, content;
+      BCP_RETURN_IF_ERROR(read_tree(dict[i], "name", &name));
+      BCP_ASSIGN_OR_RETURN(const bool is_path, pickle_.try_read_path(dict[i + 1], &content.text));
+      if (is_path) {
+        content.kind = Tree::Kind::kString;
+      } else {
+        BCP_RETURN_IF_ERROR(read_tree(dict[i + 1], name.text, &content));
+      }
+      if (name.text == "checkpoint_id") {
+        meta.checkpoint_id_is_path = is_path;
+        manifest_.checkpoint_id = content.kind == Tree::Kind::kString ? content.text : std::string();
+      }
+      meta.storage_meta.children.push_back(std::move(name));
+      meta.storage_meta.children.push_back(std::move(content));
+    }
+    return Status::ok();
+  }
+
+  DcpPickle& pickle_;
+  Manifest& manifest_;
+};
+
+}  // namespace
+
+base::Result<Manifest> read_foreign_metadata(std::string_view pickle) {
+  auto read = DcpPickle::read(pickle);
+  if (!read.is_ok()) return read.status().with_context("metadata");
+  Manifest manifest;
+  BCP_RETURN_IF_ERROR(Metadata(&read.value(), &manifest).read().with_context("metadata"));
+  return manifest;
+}
+
+}  // namespace bytecheckpoint::format

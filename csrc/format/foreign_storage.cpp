@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/foreign_storage.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace bytecheckpoint::format {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+using Kind = PickleValue::Kind;
+
+/// One entry of the storage data.
+struct Place {
+  size_t item = 0;
+  bool has_offset = false;
+  tensor::Dims offset;
+  size_t order = 0;  // in the dict
+  int64_t index = -1;
+  PickleValue info;
+
+  bool operator<(const Place& other) const {
+    return std::tie(item, has_offset, offset, order) <
+           std::tie(other.item, other.has_offset, other.offset, other.order);
+  }
+};
+using Places = std::vector<Place>::const_iterator;
+
+/// Why a file of this name could lie outside the directory, or nullptr.
+const char* fault_of_name(std::string_view name) {
+  if (name.empty()) return "is empty";
+  if (name.find('\0') != name.npos) return "holds a NUL";
+  if (name[0] == '/') return "is absolute";
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('/', begin), name.size());
+    if (name.substr(begin, end - begin) == "..") return "leads out of the checkpoint";
+    begin = end + 1;
+  }
+  return nullptr;
+}
+
+class StorageData {
+ public:
+  StorageData(DcpPickle* pickle, Manifest* manifest) : pickle_(*pickle), manifest_(*manifest) {}
+
+  Status read(const PickleSpan& entries) {
+    for (size_t i = 0; i < entries.size(); i += 2) {
+      BCP_RETURN_IF_ERROR(read_place(entries[i], entries[i + 1], i).with_context(text("storage data, entry ", i / 2)));
+    }
+    // By item and offset, for the bisection below; equal ones in the order of the dict.
+    std::sort(places_.begin(), places_.end());
+    for (Places first = places_.begin(); first != places_.end();) {
+      const Places last = std::find_if(first, places_.cend(), [&](const Place& p) { return p.item != first->item; });
+      Item& item = manifest_.items[first->item];
+      BCP_RETURN_IF_ERROR(place_item(first, last, &item).with_context(text("'", item.fqn, "'")));
+      first = last;
+    }
+    return Status::ok();
+  }
+
+ private:
+  Status read_place(const PickleValue& key, const PickleValue& info, size_t order) {
+    if (pickle_.values().object(key, Kind::kObject, kMetadataIndex) == nullptr) {
+      return Status::make(Code::kUnsupported, "the key is no MetadataIndex");
+    }
+    BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(key, kMetadataIndex, "MetadataIndex"));
+    const PickleValue fqn = attributes.find("fqn");
+    if (!fqn.is(Kind::kString)) return Status::make(Code::kCorrupt, "the name is no str");
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take_text(fqn.size));
+    const Item* item = manifest_.find(fqn.text());
+    if (item == nullptr) return Status::ok();
+    Place place;
+    place.item = static_cast<size_t>(item - manifest_.items.data());
+    place.order = order;
+    place.info = info;
+    const PickleValue offset = attributes.find("offset"), index = attributes.find("index");
+    place.has_offset = !offset.is(Kind::kHole) && !offset.is(Kind::kNone);
+    if (place.has_offset) BCP_RETURN_IF_ERROR(pickle_.read_dims(offset, "offset", &place.offset));
+    if (index.is(Kind::kInt)) place.index = index.integer;
+    places_.push_back(std::move(place));
+    return Status::ok();
+  }
+
+  Status place_item(Places first, Places last, Item* item) {
+    const Places with_offset = std::find_if(first, last, [](const Place& p) { return p.has_offset; });
+    std::vector<PickleValue> infos(item->chunks.size());
+    for (Places place = first; place != with_offset; ++place) {
+      const auto chunk = infos.size() == 1 ? size_t{0} : static_cast<size_t>(place->index);
+      if (chunk < infos.size()) infos[chunk] = place->info;
+    }
+    if (item->is_tensor) {
+      for (size_t c = 0; c < infos.size(); ++c) {
+        const tensor::Dims& begin = item->chunks[c].box.offsets;
+        const Places behind = std::upper_bound(with_offset, last, begin,
+                                               [](const tensor::Dims& o, const Place& p) { return o < p.offset; });
+        if (behind != with_offset && std::prev(behind)->offset == begin) infos[c] = std::prev(behind)->info;
+      }
+    }
+    for (size_t c = 0; c < infos.size(); ++c) {
+      if (!infos[c].is(Kind::kHole)) BCP_RETURN_IF_ERROR(read_record(infos[c], *item, &item->chunks[c].record));
+    }
+    return Status::ok();
+  }
+
+  Status read_record(const PickleValue& info, const Item& item, Record* record) {
+    if (pickle_.values().object(info, Kind::kObject, kStorageInfo) == nullptr) {
+      return Status::make(Code::kUnsupported, "storage data other than _StorageInfo");
+    }
+    BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(info, kStorageInfo, "_StorageInfo"));
+    const PickleValue name = attributes.find("relative_path"), offset = attributes.find("offset"),
+                      length = attributes.find("length"), transforms = attributes.find("transform_descriptors");
+    if (!name.is(Kind::kString)) return Status::make(Code::kCorrupt, "the file name is no str");
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take_text(name.size));
+    const char* fault = fault_of_name(name.text());
+    if (fault != nullptr) return Status::make(Code::kCorrupt, text("file name '", name.text(), "' ", fault));
+    // Newer DCP takes an empty sequence for none.
+    const bool none = transforms.is(Kind::kHole) || transforms.is(Kind::kNone);
+    if (!none && (!is_sequence(transforms) || pickle_.values().children(transforms).size() != 0)) {
+      return Status::make(Code::kUnsupported, text("record in '", name.text(), "': transformed by stream extensions"));
+    }
+    int64_t end;
+    if (!offset.is(Kind::kInt) || !length.is(Kind::kInt) || !base::checked_add(offset.integer, length.integer, &end)) {
+      return Status::make(Code::kCorrupt, text("record in '", name.text(), "': impossible offset or length"));
+    }
+    record->kind = item.is_tensor ? RecordKind::kForeign : RecordKind::kBytes;
+    record->file = file_index(name.text());
+    record->offset = offset.integer;
+    record->bytes = length.integer;
+    return Status::ok();
+  }
+
+  static bool is_sequence(const PickleValue& value) { return value.is(Kind::kList) || value.is(Kind::kTuple); }
+
+  uint32_t file_index(std::string_view name) {
+    const auto [found, is_new] = files_.emplace(name, static_cast<uint32_t>(manifest_.files.size()));
+    if (is_new) manifest_.files.emplace_back().name = std::string(name);
+    return found->second;
+  }
+
+  DcpPickle& pickle_;
+  Manifest& manifest_;
+  std::vector<Place> places_;
+  // Ordered: hashing could be made slow by chosen names.
+  std::map<std::string_view, uint32_t> files_;
+};
+
+}  // namespace
+
+Status read_storage_data(const PickleValue& storage_data, DcpPickle* pickle, Manifest* manifest) {
+  if (storage_data.is(Kind::kHole) || storage_data.is(Kind::kNone)) return Status::ok();
+  if (!storage_data.is(Kind::kDict)) return Status::make(Code::kUnsupported, "storage data: no dict");
+  return StorageData(pickle, manifest).read(pickle->values().children(storage_data));
+}
+
+}  // namespace bytecheckpoint::format
