@@ -69,7 +69,7 @@ std::unique_ptr<Checkpoint> assemble(const std::string& save_id, std::string che
 }
 
 /// [(fqn, dtype name or "", requires_grad, pin_memory, memory_format, sizes,
-///   [(offsets, sizes, file name, offset, bytes), ...]), ...] in the order of the state dict.
+///   [(offsets, sizes, file name or "" if it has no place, offset, bytes), ...]), ...] in the order of the state dict.
 py::list items_of(const Checkpoint& checkpoint) {
   const format::Manifest& manifest = checkpoint.manifest;
   std::vector<const format::Item*> ordered(manifest.items.size());
@@ -85,8 +85,10 @@ py::list items_of(const Checkpoint& checkpoint) {
     }
     py::list chunks;
     for (const format::Chunk& chunk : item->chunks) {
-      chunks.append(py::make_tuple(to_tuple(chunk.box.offsets), to_tuple(chunk.box.sizes), names[chunk.record.file],
-                                   chunk.record.offset, chunk.record.bytes));
+      const bool is_absent = chunk.record.kind == format::RecordKind::kAbsent;
+      chunks.append(py::make_tuple(to_tuple(chunk.box.offsets), to_tuple(chunk.box.sizes),
+                                   is_absent ? py::str() : names[chunk.record.file], chunk.record.offset,
+                                   chunk.record.bytes));
     }
     const tensor::DTypeInfo* info = tensor::find_dtype(item->tensor.dtype);
     out.append(py::make_tuple(item->fqn, info == nullptr ? "" : info->name, item->tensor.requires_grad,

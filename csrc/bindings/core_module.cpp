@@ -7,7 +7,9 @@
 #include "csrc/bindings/build_info.h"
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/tree_caster.h"
+#include "csrc/format/foreign_metadata.h"
 #include "csrc/format/pickle_writer.h"
+#include "csrc/format/torch_archive.h"
 #include "csrc/format/zip_record.h"
 #include "csrc/planner/load_plan.h"
 
@@ -54,6 +56,24 @@ std::string_view bytes_of(const py::bytes& data) {
   return std::string_view(data);
 }
 
+std::unique_ptr<Checkpoint> foreign_metadata(const py::bytes& data) {
+  return std::make_unique<Checkpoint>(Checkpoint{value_or_raise(format::read_foreign_metadata(bytes_of(data)))});
+}
+
+/// (dtype, sizes, strides, data offset, storage offset, storage bytes, CRC or None, is_conj, is_neg), or None for an
+/// archive of anything but one plain tensor.
+py::object tensor_archive(const py::bytes& data) {
+  const std::string_view bytes = bytes_of(data);
+  const format::ReadBytes read = [&](int64_t offset, int64_t size) {
+    return base::Result<std::string>(std::string(bytes.substr(static_cast<size_t>(offset), static_cast<size_t>(size))));
+  };
+  const auto archived = value_or_raise(format::read_tensor_archive(static_cast<int64_t>(bytes.size()), read));
+  if (!archived.has_value()) return py::none();
+  return py::make_tuple(tensor::find_dtype(archived->dtype)->name, archived->sizes, archived->strides,
+                        archived->data_offset, archived->storage_offset, archived->storage_bytes, archived->storage_crc,
+                        archived->is_conj, archived->is_neg);
+}
+
 }  // namespace
 
 void bind_core(py::module_& m) {
@@ -74,6 +94,8 @@ void bind_core(py::module_& m) {
   m.def("zip_record", &zip_record, py::arg("dtype"), py::arg("sizes"), py::arg("record_offset"), py::arg("data_crc"));
   m.def("plan_load", &plan_load, py::arg("boxes"), py::arg("block_bytes"), py::arg("max_segment_bytes"));
   m.def("pickle_tree", &pickle_tree, py::arg("value"));
+  m.def("foreign_metadata", &foreign_metadata, py::arg("data"));
+  m.def("tensor_archive", &tensor_archive, py::arg("data"));
   m.def(
       "tree_round_trip",
       [](py::handle value) {
