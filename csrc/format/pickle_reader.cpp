@@ -52,7 +52,7 @@ class Machine {
       opcode_at_ = in_.position();
       opcode_ = static_cast<Opcode>(in_.u8());
       const bool done = opcode_ == Opcode::kStop;
-      if (!(done ? stop() : step()) || !in_.ok()) return fault();
+      if (!(done ? stop() : step() && in_frame()) || !in_.ok()) return fault();
       if (done) return Pickle(std::move(arena_), root_, in_.position());
     }
     return Status::make(Code::kCorrupt, text("pickle: ends at byte ", bytes_.size(), " without STOP"));
@@ -82,7 +82,7 @@ class Machine {
       case Opcode::kProto:
         return proto(in_.u8());
       case Opcode::kFrame:
-        return in_.u64() <= in_.remaining() || corrupt("a frame longer than the bytes left");
+        return frame(in_.u64());
       case Opcode::kMark:
         marks_.push_back(stack_.size());
         return true;
@@ -178,6 +178,18 @@ class Machine {
 
   bool proto(uint8_t version) {
     return version <= kLastProtocol || fail(Code::kUnsupported, text("protocol ", static_cast<int>(version)));
+  }
+
+  bool frame(uint64_t bytes) {
+    if (opcode_at_ < frame_end_) return corrupt("a frame within a frame");
+    if (bytes > in_.remaining()) return corrupt("a frame longer than the bytes left");
+    frame_end_ = in_.position() + bytes;
+    return true;
+  }
+
+  /// A frame ends between two opcodes, never within one.
+  bool in_frame() {
+    return opcode_at_ >= frame_end_ || in_.position() <= frame_end_ || corrupt("reaches beyond its frame");
   }
 
   // --- scalars ---
@@ -356,6 +368,7 @@ class Machine {
   size_t mark_ = 0;  // the one that pop_mark took
   Opcode opcode_ = Opcode::kStop;
   size_t opcode_at_ = 0;
+  size_t frame_end_ = 0;
   Code code_ = Code::kCorrupt;
   std::string fault_;
 };

@@ -190,7 +190,11 @@ TEST_CASE("pickle_reader: what no pickler writes is corrupt, and the message say
   EXPECT_FAILURE(kCorrupt, "cut off at byte 5", read("\x80\x04\x8c\5x"));
   EXPECT_FAILURE(kCorrupt, "cut off", read("\x80\x04X\xff\xff\xff\xff."));
   EXPECT_FAILURE(kCorrupt, "cut off", read("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff."));
-  EXPECT_FAILURE(kCorrupt, "frame", read("\x80\x04\x95\2\0\0\0\0\0\0\0."s));
+  EXPECT_FAILURE(kCorrupt, "longer than the bytes left", read("\x80\x04\x95\2\0\0\0\0\0\0\0."s));
+  EXPECT_FAILURE(kCorrupt, "beyond its frame", read("\x80\x04\x95\1\0\0\0\0\0\0\0K\1."s));
+  EXPECT_FAILURE(kCorrupt, "within a frame", read("\x80\x04\x95\x0b\0\0\0\0\0\0\0\x95\2\0\0\0\0\0\0\0N."s));
+  EXPECT_OK(read("\x80\x04\x95\2\0\0\0\0\0\0\0K\1."s));
+  EXPECT_OK(read("\x80\x04\x95\1\0\0\0\0\0\0\0N\x95\1\0\0\0\0\0\0\0."s));
   EXPECT_FAILURE(kUnsupported, "protocol 6", read("\x80\x06N."));
 }
 
