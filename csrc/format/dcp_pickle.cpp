@@ -89,7 +89,7 @@ base::Result<bool> DcpPickle::try_read_path(const PickleValue& value, std::strin
     BCP_RETURN_IF_ERROR(budget_.take_text(part.size + size_t{1}));
     join(part.text(), windows, path);
   }
-  if (path->empty()) *path = ".";
+  if (path->empty()) path->push_back('.');
   return true;
 }
 
