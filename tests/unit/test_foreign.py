@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch wrote, read in C++ and by torch: archives of one tensor, and metadata of DCP."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
+
+from bytecheckpoint import _core
+from bytecheckpoint.errors import CorruptCheckpointError
+
+shapes = st.lists(st.integers(0, 5), max_size=4)
+
+
+def saved(value: Any, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream, **options)
+    return stream.getvalue()
+
+
+def rebuilt(archive: bytes) -> torch.Tensor:
+    """The tensor, from its place in the archive alone."""
+    found = _core.tensor_archive(archive)
+    assert found is not None
+    dtype_name, sizes, strides, data_offset, storage_offset, storage_bytes, crc, is_conj, is_neg = found
+    storage = archive[storage_offset : storage_offset + storage_bytes]
+    assert crc is None or crc == _core.crc32(storage)
+    dtype = getattr(torch, dtype_name)
+    if 0 in sizes:
+        return torch.empty(sizes, dtype=dtype)
+    elements = torch.frombuffer(bytearray(storage), dtype=torch.uint8).view(dtype)
+    tensor = elements.as_strided(sizes, strides, (data_offset - storage_offset) // dtype.itemsize)
+    tensor = tensor.conj() if is_conj else tensor
+    return tensor._neg_view() if is_neg else tensor
+
+
+def assert_same(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert a.dtype == b.dtype
+    assert a.shape == b.shape
+    if a.numel() == 0:
+        return
+    assert a.is_conj() == b.is_conj()
+    assert a.is_neg() == b.is_neg()
+    # Copied into fresh memory: bytes can be compared where NaNs cannot.
+    a, b = (torch.empty(t.shape, dtype=t.dtype).copy_(t).reshape(-1).view(torch.uint8) for t in (a, b))
+    assert torch.equal(a, b)
+
+
+def random_tensor(dtype: torch.dtype, shape: list[int], seed: int) -> torch.Tensor:
+    count = torch.Size(shape).numel() * dtype.itemsize
+    generator = torch.Generator().manual_seed(seed)
+    high = 2 if dtype == torch.bool else 256
+    return torch.randint(0, high, (count,), dtype=torch.uint8, generator=generator).view(dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("name", _core.dtype_names())
+@given(shape=shapes, seed=st.integers(0, 2**32))
+@settings(max_examples=10, deadline=None)
+def test_archives_of_every_dtype(name: str, shape: list[int], seed: int) -> None:
+    tensor = random_tensor(getattr(torch, name), shape, seed)
+    assert_same(rebuilt(saved(tensor)), tensor)
+
+
+@given(
+    dtype=st.sampled_from([torch.float32, torch.int8, torch.complex64, torch.float8_e5m2]),
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    seed=st.integers(0, 2**32),
+    steps=st.lists(st.sampled_from(["transpose", "slice", "step", "select", "expand", "unsqueeze"]), max_size=4),
+    wrap=st.sampled_from(["", "conj", "neg", "parameter"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_archives_of_views(dtype: torch.dtype, shape: list[int], seed: int, steps: list[str], wrap: str) -> None:
+    tensor = random_tensor(dtype, shape, seed)
+    for step in steps:
+        if step == "unsqueeze" or tensor.dim() == 0:
+            tensor = tensor.unsqueeze(0)
+        elif step == "transpose":
+            tensor = tensor.transpose(0, -1)
+        elif step == "slice":
+            tensor = tensor[1:]
+        elif step == "step":
+            tensor = tensor[..., ::2]
+        elif step == "select" and tensor.shape[0] > 0:
+            tensor = tensor[-1]
+        elif step == "expand":
+            tensor = tensor.unsqueeze(0).expand(3, *tensor.shape)
+    if dtype.is_complex and wrap:
+        tensor = tensor.conj()
+        tensor = tensor.imag if wrap == "neg" else tensor
+    to_save = torch.nn.Parameter(tensor, requires_grad=False) if wrap == "parameter" else tensor
+    assert_same(rebuilt(saved(to_save)), tensor)
+
+
+def test_an_archive_of_other_things_is_left_to_torch() -> None:
+    assert _core.tensor_archive(saved({"a": torch.ones(2)})) is None
+    assert _core.tensor_archive(saved(torch.eye(2).to_sparse())) is None
+
+
+def test_damage_is_an_error() -> None:
+    with pytest.raises(CorruptCheckpointError, match="archive"):
+        _core.tensor_archive(saved(torch.ones(2))[:-1])
+
+
+def assert_metadata(checkpoint: _core.Checkpoint, metadata: Metadata) -> None:
+    items = checkpoint.items()
+    assert [item[0] for item in items] == list(metadata.state_dict_metadata)
+    for fqn, dtype, requires_grad, pin_memory, memory_format, sizes, chunks in items:
+        entry = metadata.state_dict_metadata[fqn]
+        if isinstance(entry, BytesStorageMetadata):
+            assert (dtype, sizes, len(chunks)) == ("", (), 1)
+            places = [MetadataIndex(fqn)]
+        else:
+            properties = entry.properties
+            assert getattr(torch, dtype) == properties.dtype
+            assert (requires_grad, pin_memory) == (properties.requires_grad, properties.pin_memory)
+            formats = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
+            assert formats[memory_format] == properties.memory_format
+            assert sizes == entry.size
+            assert [chunk[:2] for chunk in chunks] == [(c.offsets, c.sizes) for c in entry.chunks]
+            places = [MetadataIndex(fqn, c.offsets) for c in entry.chunks]
+        for place, chunk in zip(places, chunks, strict=True):
+            info = metadata.storage_data[place]
+            assert chunk[2:] == (info.relative_path, info.offset, info.length)
+    assert checkpoint.planner_data == metadata.planner_data
+    assert checkpoint.checkpoint_id == str(metadata.storage_meta.checkpoint_id)
+
+
+def test_metadata_of_a_stock_checkpoint(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "steps": [1, (2.5, "three")],
+        "\u00e9": None,
+    }
+    dcp.save(state, checkpoint_id=tmp_path)
+    content = (tmp_path / ".metadata").read_bytes()
+    assert_metadata(_core.foreign_metadata(content), pickle.loads(content))
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.dumps(pickle.loads(content), protocol)
+        assert_metadata(_core.foreign_metadata(again), pickle.loads(content))
+
+
+def test_each_record_of_a_stock_checkpoint(tmp_path: Path) -> None:
+    state = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(5, dtype=torch.bfloat16), "c": torch.tensor(3)}
+    dcp.save(state, checkpoint_id=tmp_path)
+    for fqn, *_, chunks in _core.foreign_metadata((tmp_path / ".metadata").read_bytes()).items():
+        _, _, name, offset, size = chunks[0]
+        record = (tmp_path / name).read_bytes()[offset : offset + size]
+        assert_same(rebuilt(record), state[fqn])
