@@ -16,28 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from bytecheckpoint import BcpReader, _core
+from interop.exact import assert_equal, raw
 from interop.make_golden import DTYPES, SHARDED_SHAPES, USER_METADATA, golden_state, pattern
 
 GOLDEN = Path(__file__).with_name("golden") / "v1"
-
-
-def assert_equal(got: Any, wanted: Any, key: str = "") -> None:
-    assert type(got) is type(wanted), f"{key}: {got!r}"
-    if isinstance(wanted, torch.Tensor):
-        assert got.dtype == wanted.dtype, key
-        assert got.shape == wanted.shape, key
-        # As bytes: some are NaN, and some dtypes have no comparison.
-        assert torch.equal(raw(got), raw(wanted)), key
-    elif isinstance(wanted, dict):
-        assert list(got) == list(wanted), key
-        for name in wanted:
-            assert_equal(got[name], wanted[name], f"{key}.{name}")
-    else:
-        assert got == wanted, key
-
-
-def raw(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 @pytest.mark.parametrize("reader", [BcpReader, dcp.FileSystemReader])

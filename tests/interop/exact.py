@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparing state dicts byte for byte, and blanks of them to load into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["assert_equal", "blank", "raw", "settled"]
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def settled(value: Any) -> Any:
+    """The same with tensors that are no views: what a load into plain memory must give."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().resolve_conj().resolve_neg().contiguous()
+    if isinstance(value, dict):
+        return type(value)((key, settled(item)) for key, item in value.items())
+    # Not subclasses: torch.Size takes numbers alone.
+    return type(value)(settled(item) for item in value) if type(value) in (list, tuple) else value
+
+
+def blank(value: Any) -> Any:
+    """The same keys with zeros in place of tensors, and with None for what is no tensor.
+
+    A quantized tensor gets another scale: a load copies the integers and leaves it.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.is_quantized:
+            return _blank_quantized(value)
+        return torch.zeros(value.numel() * value.itemsize, dtype=torch.uint8).view(value.dtype).reshape(value.shape)
+    if isinstance(value, dict):
+        return {key: blank(item) for key, item in value.items()}
+    return [blank(item) for item in value] if isinstance(value, list) else None
+
+
+def _blank_quantized(value: torch.Tensor) -> torch.Tensor:
+    zeros = torch.zeros(value.shape)
+    if value.qscheme() == torch.per_tensor_affine:
+        return torch.quantize_per_tensor(zeros, 1.0, 0, value.dtype)
+    axis = value.q_per_channel_axis()
+    ones, points = torch.ones(value.shape[axis]), torch.zeros(value.shape[axis], dtype=torch.int64)
+    return torch.quantize_per_channel(zeros, ones, points, axis, value.dtype)
+
+
+def assert_equal(got: Any, wanted: Any, key: str = "") -> None:
+    assert type(got) is type(wanted), f"{key}: {got!r}"
+    if isinstance(wanted, torch.Tensor):
+        assert got.dtype == wanted.dtype, key
+        assert got.shape == wanted.shape, key
+        # As bytes: some are NaN, and some dtypes have no comparison.
+        assert torch.equal(raw(got), raw(wanted)), f"{key}: {got} for {wanted}"
+    elif isinstance(wanted, dict):
+        assert list(got) == list(wanted), key
+        for name in wanted:
+            assert_equal(got[name], wanted[name], f"{key}.{name}")
+    elif isinstance(wanted, list | tuple):
+        assert len(got) == len(wanted), key
+        for position, item in enumerate(wanted):
+            assert_equal(got[position], item, f"{key}.{position}")
+    else:
+        assert got == wanted, f"{key}: {got!r} for {wanted!r}"

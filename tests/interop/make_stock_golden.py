@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes golden checkpoints by stock DCP: ``python tests/interop/make_stock_golden.py DIRECTORY KIND...``.
+
+The installed torch writes them, and they are named after it. bytecheckpoint is not needed, but for some kinds the
+package that has the writer is: fsspec, zstandard, safetensors, ai2-olmo-core.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["KINDS", "write"]
+
+# How many ranks save it.
+KINDS = {
+    "dtypes": 1,
+    "plain": 1,
+    "files": 1,  # one per tensor
+    "threads": 1,  # two files a rank
+    "unflattened": 1,
+    "single": 1,
+    "sharded": 2,
+    "mesh": 4,
+    "fsspec": 1,
+    "no_collectives": 2,
+    "quantized": 1,
+    "subclass": 1,
+    "olmo": 1,
+    "compressed": 1,
+    "safetensors": 1,
+}
+
+
+def write(kind: str, name: str) -> None:
+    """Collective: saves a checkpoint of ``kind`` into the directory ``name``, which it also has for an id."""
+    from interop.exact import settled
+    from interop.stock_states import Counter, as_saved, laid_out, state_of
+
+    major, minor = torch.__version__.split(".")[:2]
+    version = int(major), int(minor)
+    dcp = _dcp()
+    state = laid_out(kind, state_of(kind, version, dist.get_rank()))
+    if kind == "plain" and version >= (2, 2):
+        state["stateful"] = Counter(7)
+    state = as_saved(state, version)
+    if kind == "safetensors":
+        state = settled(state)  # it refuses views
+    options: dict[str, Any] = {}
+    if kind == "no_collectives":
+        options["use_collectives"] = False
+    if kind == "unflattened":
+        options["planner"] = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    writer = _writer(dcp, kind, name)
+    if hasattr(dcp, "save"):
+        dcp.save(state, storage_writer=writer, **options)
+    else:
+        dcp.save_state_dict(state, writer, **options)
+
+
+def _dcp() -> Any:
+    try:
+        import torch.distributed.checkpoint as dcp
+    except ImportError:
+        import torch.distributed._shard.checkpoint as dcp  # where it was until 2.0
+    return dcp
+
+
+def _writer(dcp: Any, kind: str, name: str) -> Any:
+    if kind == "fsspec":
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+
+        return FsspecWriter(f"file://{name}")
+    if kind == "olmo":
+        from olmo_core.distributed.checkpoint.filesystem import RemoteFileSystemWriter
+
+        return RemoteFileSystemWriter(name, thread_count=1)
+    options: dict[str, Any] = {"single_file_per_rank": kind != "files"}
+    if kind == "threads":
+        options["thread_count"] = 2
+    if kind == "compressed":
+        from torch.distributed.checkpoint._extension import ZStandard
+
+        options["_extensions"] = [ZStandard()]
+    if kind == "safetensors":
+        from torch.distributed.checkpoint.filesystem import SerializationFormat
+
+        options["serialization_format"] = SerializationFormat.SAFETENSORS
+    return dcp.FileSystemWriter(name, **options)
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from distributed.ranks import run_ranks
+
+    from interop.make_stock_golden import write as importable_write
+
+    # The id of a checkpoint is its path: relative, it says nothing of this machine.
+    os.chdir(sys.argv[1])
+    # Which pickles paths in its own way.
+    python = "-py3.13" if sys.version_info[:2] == (3, 13) else ""
+    for kind in sys.argv[2:]:
+        name = f"{torch.__version__.partition('+')[0]}-{kind}{python}"
+        run_ranks(KINDS[kind], importable_write, kind, name)

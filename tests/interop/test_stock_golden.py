@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that stock DCP wrote under many versions of torch load, and say of themselves what stock says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+import pickletools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from distributed.ranks import failures, run_ranks
+from distributed.states import local_parts
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+from torch.distributed.tensor import DTensor
+
+from bytecheckpoint import BcpReader
+from bytecheckpoint.errors import UnsafeObjectError, UnsupportedError
+from interop.exact import assert_equal, blank, settled
+from interop.stock_states import Tagged, Version, as_saved, laid_out, state_of
+
+GOLDEN = Path(__file__).with_name("golden") / "stock"
+
+
+def kind_of(name: str) -> str:
+    return name.split("-")[1]
+
+
+def version_of(name: str) -> Version:
+    major, minor = name.split("-")[0].split(".")[:2]
+    return int(major), int(minor)
+
+
+NAMES = sorted(entry.name for entry in GOLDEN.iterdir())
+LOADED_AS_ONE = [
+    name for name in NAMES if kind_of(name) not in ("no_collectives", "subclass", "compressed", "safetensors")
+]
+RANKED = [name for name in NAMES if kind_of(name) in ("sharded", "mesh")]
+PLAIN = [name for name in NAMES if kind_of(name) == "plain"]
+UNCOORDINATED = [name for name in NAMES if kind_of(name) == "no_collectives"]
+
+# All that the pickles of these metadata are made of.
+OPCODES = (
+    "APPEND APPENDS BINGET BININT BININT1 BININT2 BINUNICODE BUILD EMPTY_DICT EMPTY_LIST EMPTY_TUPLE FRAME LONG1 "
+    "LONG_BINGET MARK MEMOIZE NEWFALSE NEWOBJ NEWTRUE NONE PROTO REDUCE SETITEM SETITEMS SHORT_BINUNICODE STACK_GLOBAL "
+    "STOP TUPLE TUPLE1 TUPLE2 TUPLE3"
+)
+GLOBALS = {
+    "torch.distributed.checkpoint.metadata": "Metadata MetadataIndex StorageMeta TensorStorageMetadata "
+    "BytesStorageMetadata ChunkStorageMetadata TensorProperties _MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.distributed.checkpoint._fsspec_filesystem": "_StorageInfo",  # until 2.2
+    "torch.distributed._shard.checkpoint.metadata": "Metadata MetadataIndex TensorStorageMetadata "
+    "BytesStorageMetadata ChunkStorageMetadata",  # until 1.13
+    "torch.distributed._shard.checkpoint.filesystem": "_StorageInfo",
+    "torch.distributed._shard.sharded_tensor.metadata": "TensorProperties MEM_FORMAT_ENCODING",  # until 2.2
+    "olmo_core.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.serialization": "_get_layout",
+    "torch": "Size bfloat16 bool complex128 complex32 complex64 float16 float32 float4_e2m1fn_x2 float64 float8_e4m3fn "
+    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu int16 int32 int64 int8 qint32 qint8 quint8 uint16 "
+    "uint32 uint64 uint8",
+    "pathlib": "PosixPath",
+    "pathlib._local": "PosixPath",  # Python 3.13
+}
+
+
+def why_stock_cannot(name: str) -> str | None:
+    """Why the stock reader of this torch does not load what stock wrote; None if it does."""
+    major, minor = torch.__version__.split(".")[:2]
+    if kind_of(name) == "olmo":
+        return "its metadata name a class of olmo_core, which is not installed"
+    if name.endswith("py3.13"):
+        return "its metadata name pathlib._local, which Python 3.13 alone has"
+    if version_of(name) < (2, 0):
+        return "its metadata name the package of before 2.0; its classes import as twins, which are not the same"
+    if version_of(name) < (2, 3) and kind_of(name) == "fsspec":
+        return "its metadata name a class that FsspecWriter had until 2.2, and that is gone"
+    if version_of(name) >= (2, 15) > (int(major), int(minor)):
+        return "TensorProperties of torch 2.15 have a sixth field, strides, which those of earlier ones do not take"
+    return None
+
+
+def by_both_readers(names: list[str]) -> list[Any]:
+    """Each name with BcpReader, and with the stock reader, which must fail where it is said to."""
+    cases = []
+    for name in names:
+        reason = why_stock_cannot(name)
+        marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
+        cases.append(pytest.param(name, BcpReader, id=f"{name}-bcp"))
+        cases.append(pytest.param(name, dcp.FileSystemReader, id=f"{name}-stock", marks=marks))
+    return cases
+
+
+def wanted_of(name: str, rank: int = 0) -> Any:
+    version = version_of(name)
+    return settled(as_saved(state_of(kind_of(name), version, rank), version))
+
+
+def load(state: dict[str, Any], name: str, reader: Any) -> None:
+    # With flatten_sharded_tensors, DCP would put objects into a dict of its own.
+    flatten = kind_of(name) != "unflattened"
+    planner = dcp.DefaultLoadPlanner(flatten_state_dict=flatten, flatten_sharded_tensors=flatten)
+    dcp.load(state, storage_reader=reader(GOLDEN / name), planner=planner)
+
+
+@pytest.mark.parametrize(("name", "reader"), by_both_readers(LOADED_AS_ONE))
+def test_it_loads(name: str, reader: Any) -> None:
+    wanted = wanted_of(name)
+    got = blank(wanted)
+    load(got, name, reader)
+    assert_equal(got, wanted)
+
+
+def turned(value: torch.Tensor) -> torch.Tensor:
+    """Zeros of the same shape, whose last stride is the largest."""
+    return torch.zeros(value.shape[::-1], dtype=value.dtype).permute(list(reversed(range(value.ndim))))
+
+
+@pytest.mark.parametrize(("name", "reader"), by_both_readers([name for name in PLAIN if version_of(name) >= (2, 0)]))
+def test_it_loads_into_views(name: str, reader: Any) -> None:
+    views = wanted_of(name)["views"]
+    got = {"views": {key: turned(value) for key, value in views.items()}}
+    load(got, name, reader)
+    assert_equal(settled(got["views"]), views)
+
+
+@pytest.mark.parametrize(("name", "reader"), by_both_readers([name for name in PLAIN if version_of(name) >= (2, 0)]))
+def test_single_keys_load(name: str, reader: Any) -> None:
+    """Before 2.0 there is no ``planner_data``, without which DCP itself cannot tell keys from prefixes."""
+    wanted = wanted_of(name)
+    for key, value in wanted.items():
+        assert_equal(_load_state_dict_from_keys({key}, storage_reader=reader(GOLDEN / name)), {key: value})
+    got = _load_state_dict_from_keys({"views.sliced"}, storage_reader=reader(GOLDEN / name))
+    assert_equal(got, {"views": {"sliced": wanted["views"]["sliced"]}})
+
+
+def in_parts(value: Any) -> Any:
+    """The memory of this rank behind each tensor."""
+    if isinstance(value, dict):
+        return {key: in_parts(item) for key, item in value.items()}
+    return settled(local_parts(value)) if isinstance(value, DTensor | ShardedTensor) else value
+
+
+def load_over_ranks(name: str, reader: Any) -> None:
+    version, kind = version_of(name), kind_of(name)
+    state = state_of(kind, version, dist.get_rank())
+    got = as_saved(laid_out(kind, blank(state)), version)
+    load(got, name, reader)
+    assert_equal(in_parts(got), in_parts(as_saved(laid_out(kind, state), version)))
+
+
+@pytest.mark.parametrize(("name", "reader"), by_both_readers(RANKED))
+def test_it_loads_over_three_ranks(name: str, reader: Any) -> None:
+    run_ranks(3, load_over_ranks, name, reader)
+
+
+@pytest.mark.parametrize(("name", "reader"), by_both_readers(UNCOORDINATED))
+def test_uncoordinated_ranks_load_their_own(name: str, reader: Any) -> None:
+    run_ranks(2, load_over_ranks, name, reader)
+
+
+@pytest.mark.parametrize(("name", "reader"), by_both_readers(UNCOORDINATED))
+def test_one_process_loads_of_uncoordinated_ranks_the_first(name: str, reader: Any) -> None:
+    wanted = wanted_of(name)
+    del wanted["rows"]  # of which this rank wrote a part
+    got = blank(wanted)
+    load(got, name, reader)
+    assert_equal(got, wanted)
+
+
+def described(value: Any) -> Any:
+    """All fields of metadata, with the names of types: those of older torch are classes of other modules."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {}
+        for field in dataclasses.fields(value):
+            # An instance from an older pickle lacks fields that have been added since.
+            absent = [] if field.default_factory is list else None
+            fields[field.name] = described(getattr(value, field.name, absent))
+        return type(value).__name__, fields
+    if isinstance(value, dict):
+        return {key: described(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [described(item) for item in value]
+    return type(value), value
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not why_stock_cannot(name) or version_of(name) < (2, 0)])
+def test_metadata_are_what_stock_reads(name: str) -> None:
+    for rank in (0, 1) if name in UNCOORDINATED else (None,):
+        options = {} if rank is None else {"rank": rank}
+        theirs = dcp.FileSystemReader(GOLDEN / name).read_metadata(**options)
+        ours = BcpReader(GOLDEN / name).read_metadata(**options)
+        assert list(ours.state_dict_metadata) == list(theirs.state_dict_metadata)
+        assert described(ours.state_dict_metadata) == described(theirs.state_dict_metadata)
+        assert described(ours.planner_data) == described(theirs.planner_data)
+        assert ours.version == theirs.version
+        assert ours.storage_meta is not None
+        assert theirs.storage_meta is not None
+        ours.storage_meta.load_id = theirs.storage_meta.load_id = None  # of each load its own
+        assert described(ours.storage_meta) == described(theirs.storage_meta)
+        assert places(ours.storage_data) == places(theirs.storage_data)
+
+
+def places(storage_data: Any) -> dict[Any, Any]:
+    """By all fields of the index, one of which it does not compare; in no order."""
+    return {(index.fqn, index.offset, index.index): described(info) for index, info in storage_data.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        # Stock could, given the package; we say which transform we lack.
+        ("compressed", r"stream\.zstd"),
+        # Stock can write these files and has no reader for them.
+        ("safetensors", "safetensors"),
+    ],
+)
+def test_what_is_refused(kind: str, named: str) -> None:
+    name = f"2.13.0-{kind}"
+    errors = failures(lambda: load(blank(wanted_of(name)), name, BcpReader))
+    assert set(errors) == {0}
+    with pytest.raises(UnsupportedError, match=named):
+        raise errors[0]
+
+
+@pytest.mark.parametrize("version", ["2.3.1", "2.13.0"])
+@pytest.mark.parametrize(
+    ("reader", "error"), [(BcpReader, UnsafeObjectError), (dcp.FileSystemReader, pickle.UnpicklingError)]
+)
+def test_a_subclass_of_tensor_loads_if_its_class_is_trusted(
+    version: str, reader: Any, error: type[BaseException]
+) -> None:
+    """As under torch's ``weights_only``, which is how stock reads tensors since 2.4; the keys beside it load."""
+    name = f"{version}-subclass"
+    wanted = {"tagged": wanted_of(name)["tagged"].as_subclass(torch.Tensor), "plain": wanted_of(name)["plain"]}
+    errors = failures(lambda: load(blank(wanted), name, reader))
+    with pytest.raises(error, match=r"interop\.stock_states\.Tagged"):
+        raise errors[0]
+    got = blank({"plain": wanted["plain"]})
+    load(got, name, reader)
+    assert_equal(got, {"plain": wanted["plain"]})
+    got = blank(wanted)
+    with torch.serialization.safe_globals([Tagged]):
+        load(got, name, reader)
+    assert_equal(got, wanted)
+
+
+class _Anything:
+    """Stands for whatever a pickle names, so that it can be read without that."""
+
+    def __init__(self, *args: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _Names(pickle.Unpickler):
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self.found: set[tuple[str, str]] = set()
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.found.add((module, name))
+        return _Anything
+
+
+def test_what_the_metadata_are_made_of() -> None:
+    """These pickles between them have every opcode and every global that our reader of pickles must know."""
+    opcodes: set[str] = set()
+    found: set[tuple[str, str]] = set()
+    for path in GOLDEN.glob("*/*.metadata"):
+        data = path.read_bytes()
+        opcodes |= {opcode.name for opcode, _, _ in pickletools.genops(data)}
+        names = _Names(data)
+        names.load()
+        found |= names.found
+    assert found == {(module, name) for module, names in GLOBALS.items() for name in names.split()}
+    assert opcodes == set(OPCODES.split())
+
+
+def test_their_sizes() -> None:
+    sizes = {name: sum(file.stat().st_size for file in (GOLDEN / name).iterdir()) for name in NAMES}
+    assert max(sizes.values()) < 60_000
+    assert sum(sizes.values()) < 1_200_000
