@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,9 @@ def write(kind: str, name: str) -> None:
 
 def _dcp() -> Any:
     try:
-        import torch.distributed.checkpoint as dcp
+        return import_module("torch.distributed.checkpoint")
     except ImportError:
-        import torch.distributed._shard.checkpoint as dcp  # where it was until 2.0
-    return dcp
+        return import_module("torch.distributed._shard.checkpoint")  # where it was until 2.0
 
 
 def _writer(dcp: Any, kind: str, name: str) -> Any:

@@ -272,7 +272,7 @@ def _meshed(state: dict[str, Any]) -> dict[str, Any]:
     if size % 2:
         return {name: _distributed(value, 0) for name, value in state.items()}
     mesh = DeviceMesh("cpu", torch.arange(size).reshape(2, size // 2))
-    placements = ([Replicate(), Shard(0)], [Shard(0), Shard(1)], [Shard(1), Shard(0)])
+    placements: Any = ([Replicate(), Shard(0)], [Shard(0), Shard(1)], [Shard(1), Shard(0)])
     return {
         name: distribute_tensor(value, mesh, placement)
         for (name, value), placement in zip(state.items(), placements, strict=True)

@@ -180,7 +180,7 @@ def described(value: Any) -> Any:
         fields = {}
         for field in dataclasses.fields(value):
             # An instance from an older pickle lacks fields that have been added since.
-            absent = [] if field.default_factory is list else None
+            absent: Any = [] if field.default_factory is list else None
             fields[field.name] = described(getattr(value, field.name, absent))
         return type(value).__name__, fields
     if isinstance(value, dict):
