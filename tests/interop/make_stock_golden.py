@@ -26,12 +26,15 @@ KINDS = {
     "threads": 1,  # two files a rank
     "unflattened": 1,
     "single": 1,
+    "aligned": 1,  # records on pages of their own
+    "no_crc": 1,
     "sharded": 2,
     "mesh": 4,
     "fsspec": 1,
     "no_collectives": 2,
     "quantized": 1,
     "subclass": 1,
+    "wrapper": 1,  # a subclass of Tensor that has no memory of its own
     "olmo": 1,
     "compressed": 1,
     "safetensors": 1,
@@ -57,6 +60,10 @@ def write(kind: str, name: str) -> None:
         options["use_collectives"] = False
     if kind == "unflattened":
         options["planner"] = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    if kind == "aligned":
+        import_module("torch.utils.serialization").config.save.storage_alignment = 4096
+    if kind == "no_crc":
+        torch.serialization.set_crc32_options(False)
     writer = _writer(dcp, kind, name)
     if hasattr(dcp, "save"):
         dcp.save(state, storage_writer=writer, **options)

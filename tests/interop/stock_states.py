@@ -124,7 +124,12 @@ def state_of(kind: str, version: Version, rank: int = 0) -> dict[str, Any]:
         return {"rows": numbers("rows", (5, 3)), "whole": numbers("whole", (4,)), "mine": mine}
     if kind == "quantized":
         return _quantized()
-    if kind == "single":
+    if kind == "wrapper":
+        from torch.testing._internal.two_tensor import TwoTensor
+
+        two = TwoTensor(numbers("first", (2, 3)), numbers("second", (2, 3)))
+        return {"wrapped": two, "plain": numbers("plain", (2,))}
+    if kind in ("single", "aligned"):
         return {"single": numbers("single", (2,))}
     if kind == "subclass":
         return {"tagged": numbers("tagged", (2, 3)).as_subclass(Tagged), "plain": numbers("plain", (2,))}
