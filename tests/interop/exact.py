@@ -29,7 +29,7 @@ def settled(value: Any) -> Any:
 def blank(value: Any) -> Any:
     """The same keys with zeros in place of tensors, and with None for what is no tensor.
 
-    A quantized tensor gets another scale: a load copies the integers and leaves it.
+    A quantized tensor keeps its scales: stock copies the integers alone, whatever the scales they land on.
     """
     if isinstance(value, torch.Tensor):
         if value.is_quantized:
@@ -43,10 +43,9 @@ def blank(value: Any) -> Any:
 def _blank_quantized(value: torch.Tensor) -> torch.Tensor:
     zeros = torch.zeros(value.shape)
     if value.qscheme() == torch.per_tensor_affine:
-        return torch.quantize_per_tensor(zeros, 1.0, 0, value.dtype)
-    axis = value.q_per_channel_axis()
-    ones, points = torch.ones(value.shape[axis]), torch.zeros(value.shape[axis], dtype=torch.int64)
-    return torch.quantize_per_channel(zeros, ones, points, axis, value.dtype)
+        return torch.quantize_per_tensor(zeros, value.q_scale(), value.q_zero_point(), value.dtype)
+    scales, points = value.q_per_channel_scales(), value.q_per_channel_zero_points()
+    return torch.quantize_per_channel(zeros, scales, points, value.q_per_channel_axis(), value.dtype)
 
 
 def assert_equal(got: Any, wanted: Any, key: str = "") -> None:
