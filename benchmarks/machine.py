@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a figure has to be read with: the machine, the versions, the command. No names of hosts, no paths."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import bytecheckpoint
+
+PACKAGES = ("torch", "safetensors", "torch_checkpointing")
+
+
+def facts(directory: Path) -> dict[str, Any]:
+    """The machine that measures, on the file system of ``directory``."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": _field(Path("/proc/cpuinfo"), "model name"),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30), 1),
+        "file_system": _file_system(directory),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+    }
+
+
+def versions() -> dict[str, Any]:
+    """Versions of the packages that are compared; None for one that is not installed."""
+    found: dict[str, Any] = {"bytecheckpoint": bytecheckpoint.build_info()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def summary(machine: dict[str, Any]) -> str:
+    """The same in one line, for a table's or a figure's caption."""
+    return (
+        f"{machine['cores']} cores, {machine['memory_gib']:.0f} GiB, {machine['file_system']}, "
+        f"torch {machine['torch']}, Python {machine['python']}, {machine['date'][:10]}"
+    )
+
+
+def command(script: str, arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    """The command that repeats the run: every argument that is not at its default. Paths are left out or metavars."""
+    words = ["python", f"benchmarks/{script}"]
+    for action in parser._actions:
+        value = getattr(arguments, action.dest, None)
+        if value is None or value == action.default:
+            continue
+        if action.type is Path:
+            if action.metavar is None:
+                continue
+            value = action.metavar
+        if not action.option_strings:
+            words.append(str(value))
+        else:
+            words += [action.option_strings[-1]] + ([] if value is True else [str(value)])
+    return " ".join(words)
+
+
+def _field(file: Path, name: str) -> str:
+    for line in file.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return platform.machine()
+
+
+def _file_system(directory: Path) -> str:
+    device = directory.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        if fields[2] == wanted:
+            return fields[fields.index("-") + 1]
+    return "unknown file system"
