@@ -1,135 +1,172 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Save and load of one state by bytecheckpoint and by stock DCP, interleaved in one run.
+"""Save and load of one state by every contender, interleaved in one run.
 
-Every save is durable (files and directory synced), every load goes into existing tensors with the files' page cache
-dropped. Before each timed call a child process touches 4 GiB of huge pages, so that all contenders find the memory of a
-virtual machine warm. Prints medians and ratios to DCP with two threads; absolute figures move with the machine.
+Every save is durable: files, directory and its entry are synced. Every load goes into existing, zeroed tensors with the
+files' page cache dropped, and is compared byte by byte with what was saved. Each timed call begins on an idle machine
+with warm memory. "disk" is the ceiling: O_DIRECT requests of 8 MiB, with one and with two threads, of which the faster
+counts in each round. Prints medians; absolute figures move with the machine, ratios within a run less.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import json
-import os
+import random
 import shutil
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
-import torch.distributed.checkpoint as dcp
-from rich.progress import track
+import machine
+from call_clock import measure_split
+from contenders import BASELINE, NAMES, OURS, Contender, make_contenders, reason_to_leave_out
+from measuring import Stopwatch, add_arguments, drop_page_cache
+from results import ACTIONS, CEILING, DISK, Comparison
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from states import KINDS, State, make_state
 
-import bytecheckpoint
-
-BASELINE = "dcp, 2 threads"
-TOUCH = """
-import mmap
-memory = mmap.mmap(-1, 4 << 30)
-memory.madvise(mmap.MADV_HUGEPAGE)
-for offset in range(0, 4 << 30, 2 << 20):
-    memory[offset] = 1
-"""
-
-Contender = tuple[Callable[[Path], Any], Callable[[Path], Any]]
-CONTENDERS: dict[str, Contender] = {
-    "dcp, 1 thread": (dcp.FileSystemWriter, dcp.FileSystemReader),
-    BASELINE: (lambda path: dcp.FileSystemWriter(path, thread_count=2), dcp.FileSystemReader),
-    "bytecheckpoint": (bytecheckpoint.BcpWriter, bytecheckpoint.BcpReader),
-}
+# What a save or a load of `huge` takes beside the state fits a machine of 24 GB for these only; --only adds DCP.
+HUGE_CONTENDERS = (OURS, DISK)
 
 
-def make_state(kind: str, gigabytes: float) -> dict[str, torch.Tensor]:
-    """`large`: tensors of 11 MiB. `small`: tensors of 16 KiB."""
-    generator = torch.Generator().manual_seed(1)
-    shape, dtype = ((2048, 2752), torch.bfloat16) if kind == "large" else ((4096,), torch.float32)
-    one = torch.empty(shape, dtype=dtype).nbytes
-    count = max(1, round(gigabytes * 1e9 / one))
-    return {f"layers.{i}.weight": torch.empty(shape, dtype=dtype).normal_(generator=generator) for i in range(count)}
-
-
-def sync_directory(path: Path) -> None:
-    """Stock DCP syncs its files but not the directory; durability is matched here."""
-    fd = os.open(path, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
-
-
-def drop_page_cache(path: Path) -> None:
-    for file in path.iterdir():
-        fd = os.open(file, os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
-
-def timed(call: Callable[[], Any]) -> float:
-    gc.collect()
-    subprocess.run([sys.executable, "-S", "-c", TOUCH], check=True)
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
-
-
-def one_round(state: dict[str, torch.Tensor], contender: Contender, path: Path) -> tuple[float, float]:
-    make_writer, make_reader = contender
-    wanted = {name: tensor[..., :8].clone() for name, tensor in state.items()}
-
-    def save() -> None:
-        dcp.save(state, storage_writer=make_writer(path), no_dist=True)
-        sync_directory(path)
-
-    save_s = timed(save)
+def one_round(state: State, contender: Contender, path: Path, stopwatch: Stopwatch) -> tuple[float, float]:
+    """Seconds of one save and of one load, which is compared."""
+    save_s = stopwatch.time(lambda: contender.save(state, path))
     drop_page_cache(path)
-    for tensor in state.values():
-        tensor[..., :8].zero_()
-    load_s = timed(lambda: dcp.load(state, storage_reader=make_reader(path), no_dist=True))
-    for name, head in wanted.items():
-        if not torch.equal(state[name][..., :8], head):
-            raise SystemExit(f"{name}: loaded something else than was saved")
+    if contender.holds_state:
+        state.blank()
+    load_s = stopwatch.time(lambda: contender.load(state, path))
+    if contender.holds_state:
+        state.check()
     shutil.rmtree(path)
     return save_s, load_s
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", nargs="?", choices=("large", "small"), default="large")
-    parser.add_argument("--gigabytes", type=float, default=1.0, help="size of the state (default 1)")
-    parser.add_argument("--repetitions", type=int, default=5, help="timed rounds; one more is not counted")
-    parser.add_argument("--dir", type=Path, help="where to write; default: a temporary directory here")
-    parser.add_argument("--json", type=Path, help="also write all figures to this file")
-    arguments = parser.parse_args()
-    warnings.filterwarnings("ignore")
-
-    state = make_state(arguments.kind, arguments.gigabytes)
-    gigabytes = sum(tensor.nbytes for tensor in state.values()) / 1e9
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
-    with tempfile.TemporaryDirectory(dir=arguments.dir or Path.cwd(), prefix="compare-") as root:
-        for repetition in track(range(arguments.repetitions + 1), description="rounds"):
-            for name, contender in CONTENDERS.items():
-                figures = one_round(state, contender, Path(root) / "ckpt")
+def run(
+    comparison: Comparison, state: State, contenders: dict[str, Contender], root: Path, arguments: argparse.Namespace
+) -> None:
+    """Fills ``comparison``; writes it down after every round, so that a long run can be ended early."""
+    console = Console(stderr=True)
+    path = root / "checkpoint"
+    with (
+        Stopwatch(arguments.warm_gib, arguments.idle_limit_s) as stopwatch,
+        # Drawn between the calls alone: a thread that refreshes would take its share of what is timed.
+        Progress(console=console, disable=not console.is_terminal, auto_refresh=False) as progress,
+    ):
+        task = progress.add_task("", total=(arguments.repetitions + 1) * len(contenders))
+        for repetition in range(arguments.repetitions + 1):
+            # Nobody shall always have the disk as the same one left it.
+            for name in random.Random(repetition).sample(list(contenders), len(contenders)):
+                progress.update(task, description=f"round {repetition}: {contenders[name].label}", refresh=True)
+                figures = one_round(state, contenders[name], path, stopwatch)
                 if repetition:
-                    times[name].append(figures)
+                    for action, seconds in zip(ACTIONS, figures, strict=True):
+                        comparison.seconds[name][action].append(seconds)
+                progress.advance(task)
+            comparison.repetitions = repetition
+            comparison.num_calls, comparison.busy_starts = stopwatch.num_calls, stopwatch.busy_starts
+            if arguments.json and repetition:
+                comparison.write(arguments.json)
+        if OURS in contenders:
+            comparison.split = measure_split(state, path, stopwatch)
+            shutil.rmtree(path)
 
-    medians = {
-        name: [statistics.median(column) for column in zip(*all_s, strict=True)] for name, all_s in times.items()
-    }
-    print(f"{arguments.kind}: {gigabytes:.2f} GB in {len(state)} tensors, medians of {arguments.repetitions}")
-    for name, (save_s, load_s) in medians.items():
-        save_ratio, load_ratio = medians[BASELINE][0] / save_s, medians[BASELINE][1] / load_s
-        print(
-            f"{name:16} save {save_s:6.3f} s {gigabytes / save_s:5.2f} GB/s x{save_ratio:5.2f}   "
-            f"load {load_s:6.3f} s {gigabytes / load_s:5.2f} GB/s x{load_ratio:5.2f}"
+
+def print_tables(comparison: Comparison, console: Console) -> None:
+    for action in ACTIONS:
+        console.print(f"{action}: {comparison.state}")
+        table = Table()
+        for column in ("", "seconds", "least - most", "GB/s", f"x {comparison.baseline}", "of the disk"):
+            table.add_column(column, justify="right" if column else "left")
+        for name in comparison.names():
+            all_s = comparison.all_s(name, action)
+            to_baseline = comparison.ratio(name, comparison.baseline, action)
+            to_disk = comparison.ratio(name, DISK, action)
+            table.add_row(
+                comparison.label(name),
+                f"{comparison.median_s(name, action):.3f}",
+                f"{min(all_s):.3f} - {max(all_s):.3f}",
+                f"{comparison.gb_per_s(name, action):#.3g}",
+                "" if to_baseline is None else f"{to_baseline:.2f}",
+                "" if to_disk is None else f"{to_disk:.0%}" if to_disk >= 0.1 else f"{to_disk:.1%}",
+                style="bold" if name == comparison.ours else "",
+            )
+        console.print(table)
+
+
+def print_split(comparison: Comparison, console: Console) -> None:
+    for action, seconds in comparison.split.items():
+        planner = {part.removeprefix("planner: "): s for part, s in seconds.items() if part.startswith("planner")}
+        parts = {part: s for part, s in seconds.items() if not part.startswith("planner")}
+        console.print(
+            f"{action} by {comparison.ours}, a call of its own: {sum(seconds.values()):.3f} s: "
+            f"planner {sum(planner.values()):.3f} ({_list(planner)}), {_list(parts)}"
         )
+
+
+def _list(seconds: dict[str, float]) -> str:
+    longest_first = sorted(seconds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{part} {s:.3f}" for part, s in longest_first if s >= 0.0005) or "all under a millisecond"
+
+
+def parse_arguments() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = "; ".join(f"{name}: {kind.meaning} ({kind.gigabytes:.2g} GB)" for name, kind in KINDS.items())
+    parser.add_argument("kind", nargs="?", choices=KINDS, default="large", help=kinds)
+    parser.add_argument("--gigabytes", type=float, help="size of the state, instead of the kind's own")
+    parser.add_argument("--only", help=f"contenders, with commas between: {', '.join((*NAMES, DISK))}")
+    add_arguments(parser)
+    arguments = parser.parse_args()
+    if arguments.repetitions < 1:
+        parser.error("--repetitions must be at least 1")
+    if arguments.only:
+        unknown = set(arguments.only.split(",")) - {*NAMES, DISK}
+        if unknown:
+            parser.error(f"--only: no contender is called {', '.join(sorted(unknown))}")
+    return arguments, parser
+
+
+def main() -> None:
+    arguments, parser = parse_arguments()
+    warnings.filterwarnings("ignore")
+    console = Console(highlight=False, width=100)
+    state = make_state(arguments.kind, arguments.gigabytes)
+
+    wanted = arguments.only.split(",") if arguments.only else HUGE_CONTENDERS if arguments.kind == "huge" else None
+    wanted = [name for name in (*NAMES, DISK) if wanted is None or name in wanted]
+    names = [part for name in wanted for part in (CEILING if name == DISK else (name,))]
+    reasons = {name: reason_to_leave_out(name, state, arguments.dir) for name in names}
+    left_out = {name: reason for name, reason in reasons.items() if reason}
+    for name, reason in left_out.items():
+        console.print(f"{name} is left out: {reason}")
+    contenders = make_contenders(name for name in names if name not in left_out)
+
+    comparison = Comparison(
+        kind=arguments.kind,
+        state=state.description,
+        num_bytes=state.num_bytes,
+        num_tensors=state.num_tensors,
+        baseline=BASELINE,
+        ours=OURS,
+        repetitions=0,
+        command=machine.command("compare.py", arguments, parser),
+        machine=machine.facts(arguments.dir),
+        versions=machine.versions(),
+        labels={name: contender.label for name, contender in contenders.items()},
+        left_out=left_out,
+        seconds={name: {action: [] for action in ACTIONS} for name in contenders},
+    )
+    with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="compare-") as root:
+        run(comparison, state, contenders, Path(root), arguments)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"kind": arguments.kind, "gigabytes": gigabytes, "seconds": times}))
+        comparison.write(arguments.json)
+    print_tables(comparison, console)
+    print_split(comparison, console)
+    console.print(
+        f"medians of {comparison.repetitions}; {machine.summary(comparison.machine)}; "
+        f"{comparison.busy_starts} of {comparison.num_calls} calls began on a busy machine"
+    )
 
 
 if __name__ == "__main__":

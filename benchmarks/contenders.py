@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is compared: how each saves and loads a state, durably and into existing tensors.
+
+A ``save`` returns when files, their directory and its entry are on the disk. A ``load`` leaves everything in the
+state's own tensors; whoever returns new ones pays for the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from disk import Disk, has_direct_io
+from measuring import sync_directories, sync_tree
+from results import CEILING
+from states import State, copy_into
+
+import bytecheckpoint
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to save and load a state.
+
+    Attributes:
+        label: What tables and figures call it.
+        save: Writes the state into a directory that is not there yet.
+        load: Reads that directory back into the state.
+        holds_state: False for the disk itself, which moves as many bytes but other ones.
+    """
+
+    label: str
+    save: Callable[[State, Path], None]
+    load: Callable[[State, Path], None]
+    holds_state: bool = True
+
+
+OURS = "bytecheckpoint"
+BASELINE = "dcp-2"
+
+
+def _dcp(label: str, thread_count: int) -> Contender:
+    def save(state: State, path: Path) -> None:
+        writer = dcp.FileSystemWriter(path, thread_count=thread_count)
+        dcp.save(state.tree, storage_writer=writer, no_dist=True)
+        sync_directories(path)
+
+    def load(state: State, path: Path) -> None:
+        dcp.load(state.tree, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+
+    return Contender(label, save, load)
+
+
+def _torch_save() -> Contender:
+    def save(state: State, path: Path) -> None:
+        path.mkdir()
+        torch.save(state.tree, path / "state.pt")
+        sync_tree(path)
+
+    def load(state: State, path: Path) -> None:
+        copy_into(state.tree, torch.load(path / "state.pt", mmap=True, weights_only=True))
+
+    return Contender("torch.save, torch.load(mmap)", save, load)
+
+
+def _safetensors() -> Contender:
+    from safetensors.torch import load_file, save_file
+
+    def save(state: State, path: Path) -> None:
+        path.mkdir()
+        save_file(state.named_tensors(), path / "state.safetensors")
+        sync_tree(path)
+
+    def load(state: State, path: Path) -> None:
+        loaded = load_file(path / "state.safetensors")
+        for name, tensor in state.named_tensors().items():
+            tensor.copy_(loaded[name])
+
+    return Contender("safetensors", save, load)
+
+
+def _torch_checkpointing() -> Contender:
+    from torch_checkpointing import CheckpointManager
+    from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+
+    def manager() -> Any:
+        config = CheckpointManager.Config.with_sync_save()
+        # Its O_DIRECT stream, the default, fails on ext4 with EINVAL.
+        config.storage_config = LocalFileSystemStorageConfig(use_direct_io=False)
+        return CheckpointManager(config)
+
+    def save(state: State, path: Path) -> None:
+        saver = manager()
+        saver.save(str(path), {"state": state.tree})
+        saver.close()
+        sync_tree(path)
+
+    def load(state: State, path: Path) -> None:
+        loader = manager()
+        copy_into(state.tree, loader.load(str(path), into={"state": state.tree})["state"])
+        loader.close()
+
+    return Contender("torch_checkpointing", save, load)
+
+
+def _bytecheckpoint() -> Contender:
+    def save(state: State, path: Path) -> None:
+        dcp.save(state.tree, storage_writer=bytecheckpoint.BcpWriter(path), no_dist=True)
+
+    def load(state: State, path: Path) -> None:
+        dcp.load(state.tree, storage_reader=bytecheckpoint.BcpReader(path), no_dist=True)
+
+    return Contender("bytecheckpoint", save, load)
+
+
+def _disk(label: str, num_threads: int) -> Contender:
+    disk = Disk(num_threads)
+
+    def save(state: State, path: Path) -> None:
+        path.mkdir()
+        disk.write(path / "raw", state.num_bytes)
+
+    def load(state: State, path: Path) -> None:
+        disk.read(path / "raw", state.num_bytes)
+
+    return Contender(label, save, load, holds_state=False)
+
+
+_MAKERS: dict[str, Callable[[], Contender]] = {
+    "dcp-1": lambda: _dcp("DCP, 1 thread", 1),
+    BASELINE: lambda: _dcp("DCP, 2 threads", 2),
+    "torch.save": _torch_save,
+    "safetensors": _safetensors,
+    "torch_checkpointing": _torch_checkpointing,
+    OURS: _bytecheckpoint,
+    "disk-1": lambda: _disk("disk, 1 thread", 1),
+    "disk-2": lambda: _disk("disk, 2 threads", 2),
+}
+NAMES = tuple(name for name in _MAKERS if name not in CEILING)
+
+
+def reason_to_leave_out(name: str, state: State, directory: Path) -> str | None:
+    """Why a contender cannot take part here, or None."""
+    if name in ("safetensors", "torch_checkpointing") and find_spec(name) is None:
+        return "not installed"
+    if name == "safetensors" and state.has_plain_values:
+        return "stores tensors only"
+    if name in CEILING and not has_direct_io(directory):
+        return "this file system has no O_DIRECT"
+    return None
+
+
+def make_contenders(names: Iterable[str]) -> dict[str, Contender]:
+    return {name: _MAKERS[name]() for name in names}
