@@ -10,7 +10,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks setup.py
 
-.PHONY: help demo test lint format sanitize build clean
+.PHONY: help demo test bench lint format sanitize build clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -20,6 +20,12 @@ demo: $(VENV)/.built  ## train, save, reshard, resume, and compare with stock DC
 
 test: $(VENV)/.built build/failpoints/.built  ## all tests
 	MAX_JOBS=$(JOBS) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/.built $(VENV)/.bench  ## compare with other libraries, several minutes; BENCH_ARGS for compare.py
+	mkdir -p build/bench
+	$(BIN)/python benchmarks/compare.py large --json build/bench/large.json $(BENCH_ARGS)
+	$(BIN)/python benchmarks/compare.py small --json build/bench/small.json $(BENCH_ARGS)
+	$(BIN)/python benchmarks/plot.py build/bench/large.json build/bench/small.json --output build/bench/compare.png
 
 lint: $(VENV)/.built  ## formatting, types, layers
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
@@ -42,12 +48,21 @@ build: $(VENV)/.built  ## the virtual environment with the package in it
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build *.egg-info bytecheckpoint/*.so
 
+# Names the packages in groups of optional dependencies.
+packages_of = $(BIN)/python -c "import tomllib; \
+  groups = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
+  print(*(package for name in '$(1)'.split() for package in groups[name]))"
+
 # torch comes first and by itself, so that nothing else chooses its version.
 $(VENV)/.dependencies: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" "setuptools>=77" wheel ninja
-	$(BIN)/pip install -q --disable-pip-version-check $$($(BIN)/python -c "import tomllib; \
-	  print(*sum(tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies'].values(), []))")
+	$(BIN)/pip install -q --disable-pip-version-check $$($(call packages_of,demo test lint))
+	touch $@
+
+# Beside the rest, so that neither tests nor CI need them. The torch that is there is named again, so that it stays.
+$(VENV)/.bench: $(VENV)/.dependencies
+	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" $$($(call packages_of,bench))
 	touch $@
 
 $(VENV)/.built: $(VENV)/.dependencies setup.py $(SOURCES)
