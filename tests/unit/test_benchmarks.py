@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark scripts, on states so small that their figures mean nothing: they run, and fit together."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+AT_ONCE = ("--repetitions", "1", "--warm-gib", "0", "--idle-limit-s", "0")
+TINY = ("--gigabytes", "0.016")
+
+
+def run(script: str, *arguments: str) -> str:
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def skip_without_direct_io(directory: Path) -> None:
+    try:
+        os.close(os.open(directory / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError as error:
+        pytest.skip(f"DISK BENCHMARK NOT RUN: O_DIRECT in {directory}: {error}")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JSON of a comparison of small tensors, the disk included where it can be."""
+    folder = tmp_path_factory.mktemp("compare")
+    file = folder / "small.json"
+    only = ("--only", "dcp-2,bytecheckpoint,disk")
+    run("compare.py", "small", *TINY, *AT_ONCE, *only, "--dir", str(folder), "--json", str(file))
+    assert [path.name for path in folder.iterdir()] == ["small.json"]
+    return file
+
+
+def test_compare_keeps_what_figures_need(compared: Path) -> None:
+    kept: dict[str, Any] = json.loads(compared.read_text())
+    assert kept["num_tensors"] * 16384 == kept["num_bytes"]
+    assert {"dcp-2", "bytecheckpoint"} <= kept["seconds"].keys()
+    for seconds in kept["seconds"].values():
+        assert seconds.keys() == {"save", "load"}
+        assert all(len(all_s) == kept["repetitions"] == 1 for all_s in seconds.values())
+    assert {"date", "cores", "memory_gib", "torch", "python", "kernel", "file_system"} <= kept["machine"].keys()
+    # Figures are published: what repeats them is said, where they were taken is not.
+    assert kept["command"].startswith("python benchmarks/compare.py small --gigabytes 0.016")
+    assert str(compared.parent) not in compared.read_text()
+
+
+def test_split_names_planner_and_engine(compared: Path) -> None:
+    split = json.loads(compared.read_text())["split"]
+    assert {"planner: create_local_plan", "planner: resolve_data", "writer", "dcp"} <= split["save"].keys()
+    assert {"planner: create_local_plan", "planner: resolve_tensor", "reader", "dcp"} <= split["load"].keys()
+
+
+def test_results_are_read_back(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("benchmark_results", SCRIPTS / "results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    results = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, results)  # dataclasses look their module up
+    spec.loader.exec_module(results)
+    comparison = results.Comparison.read(compared)
+    for action in results.ACTIONS:
+        assert comparison.ratio("dcp-2", "dcp-2", action) == 1.0
+        for name in comparison.names():
+            assert comparison.gb_per_s(name, action) > 0.0
+
+
+def test_plot(compared: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("PLOT NOT DRAWN: matplotlib is missing; `make bench` installs it")
+    figure = tmp_path / "figure.png"
+    run("plot.py", str(compared), str(compared), "--output", str(figure))
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_disk(tmp_path: Path) -> None:
+    skip_without_direct_io(tmp_path)
+    file = tmp_path / "disk.json"
+    run("disk.py", *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
+    seconds = json.loads(file.read_text())["seconds"]
+    assert len(seconds) == 4
+    assert all(all_s[0] > 0.0 for by_action in seconds.values() for all_s in by_action.values())
+
+
+def test_memory(tmp_path: Path) -> None:
+    file = tmp_path / "memory.json"
+    run("memory.py", *TINY, "--only", "bytecheckpoint", "--dir", str(tmp_path), "--json", str(file))
+    figures = json.loads(file.read_text())["bytes"]["bytecheckpoint"]
+    for of_action in figures.values():
+        assert of_action["added_bytes"] == of_action["peak_bytes"] - of_action["before_bytes"]
+        assert of_action["before_bytes"] > of_action["state_bytes"]
+
+
+def test_checks(tmp_path: Path) -> None:
+    file = tmp_path / "checks.json"
+    run("checks.py", *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
+    assert json.loads(file.read_text())["seconds"].keys() == {"save", "load", "load without"}
