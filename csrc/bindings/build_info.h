@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include "csrc/base/crc32.h"
 #include "csrc/base/failpoint.h"
 #include "csrc/format/data_file.h"
 
@@ -14,6 +15,7 @@ inline pybind11::dict build_info() {
   info["format_version"] = format::kFormatVersion;
   info["compiler"] = __VERSION__;
   info["cplusplus"] = static_cast<int64_t>(__cplusplus);
+  info["crc32"] = base::crc32_kernels().back().name;
   pybind11::list failpoints;
 #if defined(BCP_FAILPOINTS)
   for (const char* name : base::kFailpointNames) failpoints.append(name);

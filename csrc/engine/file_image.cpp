@@ -53,17 +53,21 @@ base::Status FileImage::emit(int64_t bytes, uint32_t* crc, Fill&& fill) {
     uint8_t* to = pipeline_.ring->slot(slot_) + (position_ - slot_begin_);
     const int64_t block_end = base::align_down(position_, format::kBlockBytes) + format::kBlockBytes;
     const int64_t part = std::min(bytes - done, block_end - position_);
-    uint32_t part_crc = 0;
+    // Who asks for a CRC of its own has it joined to the block's; anything else goes on with the block's.
+    uint32_t sum = crc == nullptr ? block_crc_ : 0;
     for (int64_t piece = 0; piece < part; piece += kPieceBytes) {
       const int64_t size = std::min(kPieceBytes, part - piece);
       fill(done + piece, done + piece + size, to + piece);
-      part_crc = base::crc32(part_crc, to + piece, static_cast<size_t>(size));
+      sum = base::crc32(sum, to + piece, static_cast<size_t>(size));
     }
-    if (crc != nullptr) *crc = base::crc32_combine(*crc, part_crc, static_cast<uint64_t>(part));
+    if (crc != nullptr) {
+      *crc = done == 0 ? sum : base::crc32_combine(*crc, sum, static_cast<uint64_t>(part));
+      sum = base::crc32_combine(block_crc_, sum, static_cast<uint64_t>(part));
+    }
     done += part;
     position_ += part;
     if (!records_done_) {
-      block_crc_ = base::crc32_combine(block_crc_, part_crc, static_cast<uint64_t>(part));
+      block_crc_ = sum;
       if (position_ == block_end) table_.push_back(std::exchange(block_crc_, 0));
     }
     if (position_ - slot_begin_ == staging::kSlotBytes) hand_over_slot();

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
@@ -39,6 +40,46 @@ TEST_CASE("crc32: equal to the bitwise definition for all short lengths and alig
     for (size_t size = 0; size < 80; ++size) {
       REQUIRE(crc32(0, bytes.data() + begin, size) == slow_crc32(0, bytes.data() + begin, size));
       REQUIRE(crc32(0xDEADBEEFu, bytes.data() + begin, size) == slow_crc32(0xDEADBEEFu, bytes.data() + begin, size));
+    }
+  }
+}
+
+TEST_CASE("crc32: every kernel of this CPU agrees with the bitwise definition at all lengths and alignments") {
+  std::mt19937_64 random(4);
+  const auto bytes = random_bytes(1500, &random);
+  std::string names;
+  for (const Crc32Kernel& kernel : crc32_kernels()) {
+    CAPTURE(kernel.name);
+    names += kernel.name + std::string(" ");
+    for (size_t size = 0; size < 1400; ++size) {
+      const size_t begin = size % 67;
+      const auto start = static_cast<uint32_t>(random());
+      REQUIRE(~kernel.update(~start, bytes.data() + begin, size) == slow_crc32(start, bytes.data() + begin, size));
+    }
+    for (size_t begin = 0; begin < 64; ++begin) {
+      for (const size_t size : {15u, 16u, 63u, 64u, 65u, 255u, 256u, 511u, 512u, 513u, 767u, 768u, 1040u}) {
+        REQUIRE(~kernel.update(~0u, bytes.data() + begin, size) == slow_crc32(0, bytes.data() + begin, size));
+      }
+    }
+  }
+  MESSAGE("kernels that ran: " << names);
+}
+
+TEST_CASE("crc32: every kernel agrees on long inputs, in one go and in parts") {
+  std::mt19937_64 random(5);
+  const auto bytes = random_bytes(300'000, &random);
+  const uint32_t wanted = crc32_kernels().front().update(~0u, bytes.data(), bytes.size());
+  for (const Crc32Kernel& kernel : crc32_kernels()) {
+    CAPTURE(kernel.name);
+    REQUIRE(kernel.update(~0u, bytes.data(), bytes.size()) == wanted);
+    for (int round = 0; round < 20; ++round) {
+      uint32_t state = ~0u;
+      for (size_t done = 0; done < bytes.size();) {
+        const size_t part = std::min<size_t>(random() % 20'000, bytes.size() - done);
+        state = kernel.update(state, bytes.data() + done, part);
+        done += part;
+      }
+      REQUIRE(state == wanted);
     }
   }
 }
