@@ -69,8 +69,10 @@ $(VENV)/.built: $(VENV)/.dependencies setup.py $(SOURCES)
 	MAX_JOBS=$(JOBS) $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
 	touch $@
 
-# The same package with failpoints in it, for the crash tests alone.
-build/failpoints/.built: $(VENV)/.built $(shell find bytecheckpoint -name '*.py')
-	MAX_JOBS=$(JOBS) BCP_BUILD_FAILPOINTS=1 $(BIN)/python setup.py -q build --build-base build/failpoints/objects \
-	  --build-lib build/failpoints/lib > build/failpoints.log 2>&1 || (tail -30 build/failpoints.log; false)
+# The same package with failpoints in it, for the crash tests alone; and without checksums, for benchmarks/checks.py.
+build/failpoints/.built: BUILD_WITH := BCP_BUILD_FAILPOINTS=1
+build/nochecks/.built: BUILD_WITH := BCP_BUILD_WITHOUT_CHECKS=1
+build/failpoints/.built build/nochecks/.built: build/%/.built: $(VENV)/.built $(shell find bytecheckpoint -name '*.py')
+	MAX_JOBS=$(JOBS) $(BUILD_WITH) $(BIN)/python setup.py -q build --build-base build/$*/objects \
+	  --build-lib build/$*/lib > build/$*.log 2>&1 || (tail -30 build/$*.log; false)
 	touch $@

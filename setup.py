@@ -11,13 +11,16 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 ROOT = Path(__file__).parent
 LAYERS = ("base", "tensor", "format", "planner", "io", "staging", "engine")
 SHARED_BINDINGS = ("errors", "tree_caster", "bind_checkpoint")
-TORCH_BINDINGS = ("torch_module", "torch_tensor", "bind_engine")
+TORCH_BINDINGS = ("torch_module", "torch_tensor", "dcp_objects", "bind_save", "bind_load", "bind_commit")
 
 # Failpoints are for the crash tests alone; `make test` builds them apart, the installed package has none.
 DEFINES = [("_GNU_SOURCE", None)]
 FAILPOINTS = os.environ.get("BCP_BUILD_FAILPOINTS") == "1"
 if FAILPOINTS:
     DEFINES.append(("BCP_FAILPOINTS", None))
+# A build that sums nothing, and so writes checkpoints that nobody can load: benchmarks/checks.py measures against it.
+if os.environ.get("BCP_BUILD_WITHOUT_CHECKS") == "1":
+    DEFINES.append(("BCP_WITHOUT_CHECKS", None))
 
 OPTIONS = {
     "include_dirs": [str(ROOT), str(Path(torch.__file__).parent / "include")],  # torch's has pybind11
@@ -52,7 +55,7 @@ class SeparateBuild(BuildExtension):
 
 setup(
     ext_modules=[
-        Extension("bytecheckpoint._core", sources(("core_module", *SHARED_BINDINGS)), language="c++", **OPTIONS),
+        Extension("bytecheckpoint._core", sources(("core_module", "bind_verify", *SHARED_BINDINGS)), language="c++", **OPTIONS),
         CppExtension("bytecheckpoint._C", sources((*TORCH_BINDINGS, *SHARED_BINDINGS)), **OPTIONS),
     ],
     cmdclass={"build_ext": SeparateBuild},

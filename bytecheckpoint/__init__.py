@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from bytecheckpoint.dcp.reader import BcpReader
     from bytecheckpoint.dcp.writer import BcpWriter
     from bytecheckpoint.errors import CheckpointError
-    from bytecheckpoint.report import LoadReport, SaveReport
+    from bytecheckpoint.report import LoadReport, Problem, SaveReport, VerifyReport
+    from bytecheckpoint.verification import verify
 
 __version__ = "0.1.0"
 
@@ -25,9 +26,12 @@ __all__ = [
     "CheckpointError",
     "Config",
     "LoadReport",
+    "Problem",
     "SaveReport",
+    "VerifyReport",
     "__version__",
     "build_info",
+    "verify",
 ]
 
 _HOMES = {
@@ -36,7 +40,10 @@ _HOMES = {
     "CheckpointError": "bytecheckpoint.errors",
     "Config": "bytecheckpoint.config",
     "LoadReport": "bytecheckpoint.report",
+    "Problem": "bytecheckpoint.report",
     "SaveReport": "bytecheckpoint.report",
+    "VerifyReport": "bytecheckpoint.report",
+    "verify": "bytecheckpoint.verification",
 }
 
 

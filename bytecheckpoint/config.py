@@ -33,6 +33,8 @@ class Config:
         commit_deadline_s: Seconds after which a save that has not finished loses its right to commit, so that a save
             that is stuck cannot block its path.
         take_over: Begin even if another save holds the path; that save can then no longer commit.
+        accept_rewritten_metadata: Read a checkpoint of ours whose ``.metadata`` another tool has written anew. Blocks
+            are still checked; that files belong together is then only what that tool says.
         allow_pickle: Hand objects to the planner that torch's ``weights_only`` rules refuse. Loading may then run code.
 
     Raises:
@@ -45,6 +47,7 @@ class Config:
     verify: bool = True
     commit_deadline_s: float = 3600.0
     take_over: bool = False
+    accept_rewritten_metadata: bool = False
     allow_pickle: bool = False
 
     def __post_init__(self) -> None:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a save or a load did, as this rank saw it."""
+"""What a save or a load did, as this rank saw it, and what a check found."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-__all__ = ["LoadReport", "SaveReport"]
+from bytecheckpoint.errors import CorruptCheckpointError
+
+__all__ = ["LoadReport", "Problem", "SaveReport", "VerifyReport"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +61,63 @@ class LoadReport:
     bytes_wanted: int = 0
     bytes_read: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is not as it was written.
+
+    Attributes:
+        file: Name in the directory of the checkpoint.
+        section: ``metadata``, ``file`` (missing or unreadable), ``header``, ``records`` or ``block table or trailer``.
+        offset: First byte in doubt, from the start of the file, if that is known.
+        num_bytes: How many, if that is known: a checksum covers 256 KiB.
+        fqns: Keys with bytes there.
+        message: What was found, and what was wanted.
+    """
+
+    file: str
+    section: str
+    offset: int | None
+    num_bytes: int | None
+    fqns: list[str]
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """What ``verify`` found.
+
+    Attributes:
+        path: Directory of the checkpoint.
+        save_ids: 32 hex digits; one, or one a rank that saved without collectives.
+        num_files: Data files that were read.
+        num_records: Tensors and objects in them.
+        bytes_checked: Bytes of data files that were compared with checksums.
+        problems: None if the checkpoint is whole; a thousand at most.
+    """
+
+    path: str
+    save_ids: list[str]
+    num_files: int
+    num_records: int
+    bytes_checked: int
+    problems: list[Problem]
+
+    @property
+    def is_whole(self) -> bool:
+        """Is every byte what was written?"""
+        return not self.problems
+
+    def raise_if_damaged(self) -> None:
+        """Raises a CorruptCheckpointError that says all problems."""
+        if self.problems:
+            lines = [f"{p.file}, {p.section}{_keys(p)}: {p.message}" for p in self.problems]
+            raise CorruptCheckpointError(
+                f"verify({self.path}): {len(lines)} problems\n" + "\n".join(lines),
+                str(Path(self.path) / self.problems[0].file),
+            )
+
+
+def _keys(problem: Problem) -> str:
+    return f" of {', '.join(map(repr, problem.fqns))}" if problem.fqns else ""

@@ -3,13 +3,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata
 
-__all__ = ["TORCH_SAVE", "StorageInfo", "increment_version", "new_metadata", "plain_tensor"]
+__all__ = [
+    "TORCH_SAVE",
+    "StorageInfo",
+    "holds_more_than_itself",
+    "increment_version",
+    "is_quantized_alike",
+    "narrow",
+    "new_metadata",
+    "plain_tensor",
+    "quantization",
+]
 
 # DCP's own readers want this very class in `Metadata.storage_data`.
 StorageInfo = filesystem._StorageInfo
@@ -40,6 +51,39 @@ def plain_tensor(value: object) -> torch.Tensor | None:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     return tensor if tensor.device.type == "cpu" else tensor.cpu()
+
+
+def holds_more_than_itself(tensor: torch.Tensor) -> bool:
+    """Would torch.save write more than the elements of ``tensor``, because it is a view of a larger storage?"""
+    try:
+        return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+    except (NotImplementedError, RuntimeError):
+        return False  # a subclass without a storage of its own
+
+
+def quantization(tensor: torch.Tensor) -> str:
+    """What ``copy_`` would have to change besides elements, in words that are equal if and only if it is."""
+    if not tensor.is_quantized:
+        return f"{tensor.dtype}, not quantized"
+    scheme = tensor.qscheme()
+    if scheme in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return f"{tensor.dtype}, {scheme}, scale {tensor.q_scale()}, zero point {tensor.q_zero_point()}"
+    scales, points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+    axis = tensor.q_per_channel_axis()
+    return f"{tensor.dtype}, {scheme}, axis {axis}, scales {scales.tolist()}, zero points {points.tolist()}"
+
+
+def is_quantized_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Both not, or with the same parameters."""
+    return not (a.is_quantized or b.is_quantized) or quantization(a) == quantization(b)
+
+
+def narrow(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """The box of ``tensor`` of ``sizes`` elements at ``offsets``, as a view."""
+    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        if size != tensor.size(dim):
+            tensor = tensor.narrow(dim, offset, size)
+    return tensor
 
 
 def new_metadata(**fields: Any) -> Metadata:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bytecheckpoint import _C
 
-__all__ = ["RankResult", "SaveSession", "begin_session", "register_coordinator"]
+__all__ = ["RankResult", "SaveSession", "begin_session", "end_unfinished_saves", "note_coordinator"]
 
 _WATCH_INTERVAL_S = 0.1
 
@@ -36,6 +36,7 @@ class SaveSession:
         save_id: 32 hex digits; the coordinator's is the save's.
         rank: Number of this rank in the save.
         is_coordinator: This rank commits.
+        commits_alone: The save is without collectives: each rank commits its own part.
         commit: The right to commit; on the coordinator, from ``prepare_global_plan`` on.
         handed_in: This rank's result is with DCP.
         finishing: ``finish`` runs, or ran.
@@ -47,6 +48,7 @@ class SaveSession:
     save_id: str
     rank: int = 0
     is_coordinator: bool = False
+    commits_alone: bool = False
     commit: _C.Commit | None = None
     handed_in: bool = False
     finishing: bool = False
@@ -129,24 +131,32 @@ _lock = threading.Lock()
 _coordinating: dict[tuple[int, int], list[weakref.ref[SaveSession]]] = {}
 
 
-def register_coordinator(session: SaveSession) -> None:
-    """Ends earlier saves of this process at the same path that nobody will end, and notes this one.
-
-    Such a save handed its results in, or was begun by this very thread, or by one that has ended.
-    """
+def _saves_at(session: SaveSession) -> list[weakref.ref[SaveSession]]:
+    """Entries of the directory of ``session``; the caller holds the lock."""
     try:
         status = Path(session.path).stat()
     except OSError:
-        return  # no directory, so no earlier save
+        return []  # no directory, so no earlier save
+    _drop_dead_entries()
+    return _coordinating.setdefault((status.st_dev, status.st_ino), [])
+
+
+def end_unfinished_saves(session: SaveSession) -> None:
+    """Ends earlier saves of this process at the same path that nobody will end.
+
+    Such a save handed its results in, or was begun by this very thread, or by one that has ended.
+    """
     me = threading.current_thread()
     with _lock:
-        _drop_dead_entries()
-        others = _coordinating.setdefault((status.st_dev, status.st_ino), [])
-        for other in [s for ref in others if (s := ref()) is not None and s is not session]:
+        for other in [s for ref in _saves_at(session) if (s := ref()) is not None and s is not session]:
             if not other.finishing and (other.handed_in or other.thread is me or not other.thread.is_alive()):
                 other.end()
-        if all(ref() is not session for ref in others):
-            others.append(weakref.ref(session))
+
+
+def note_coordinator(session: SaveSession) -> None:
+    """Lets later saves of this process know of ``session``, whose directory exists by now."""
+    with _lock:
+        _saves_at(session).append(weakref.ref(session))
 
 
 def _drop_dead_entries() -> None:

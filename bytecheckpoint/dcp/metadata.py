@@ -1,103 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DCP's ``Metadata`` to what the engine stores, and back."""
+"""DCP's ``Metadata`` of what the engine stores."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
+from bytecheckpoint import _C
 from bytecheckpoint.dcp import _compat
-from bytecheckpoint.errors import InvalidPlanError
 
-if TYPE_CHECKING:
-    from bytecheckpoint import _C
-
-__all__ = ["DCP_VERSION", "SAVE_ID_PREFIX", "metadata_of", "planned_items", "storage_data_of"]
+__all__ = ["SAVE_ID_PREFIX", "complete_metadata", "metadata_of"]
 
 DCP_VERSION = "1.0.0"
 SAVE_ID_PREFIX = "bcp1-"
 
-_MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 
+class _UnfilledMetadata(Metadata):
+    """Builds ``storage_data`` when somebody looks at it, and is a plain ``Metadata`` from then on.
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def planned_items(metadata: Metadata) -> list[tuple[Any, ...]]:
-    """Entries of ``metadata.state_dict_metadata`` as ``_C.Checkpoint.assemble`` takes them.
-
-    Raises:
-        InvalidPlanError: A layout or memory format that the format does not have; names the key.
+    No load and no save through us looks at it, and for a hundred thousand tensors it takes a good part of a second.
     """
-    items: list[tuple[Any, ...]] = []
-    for fqn, entry in metadata.state_dict_metadata.items():
-        if isinstance(entry, BytesStorageMetadata):
-            items.append((fqn, "", False, False, 0, (), []))
-            continue
-        properties = entry.properties
-        if properties.layout != torch.strided or properties.memory_format not in _MEMORY_FORMATS:
-            raise InvalidPlanError(f"'{fqn}': {properties.layout}, {properties.memory_format} cannot be stored")
-        items.append(
-            (
-                fqn,
-                dtype_name(properties.dtype),
-                properties.requires_grad,
-                properties.pin_memory,
-                _MEMORY_FORMATS.index(properties.memory_format),
-                tuple(entry.size),
-                [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks],
-            )
-        )
-    return items
+
+    # A property, because the dataclass field has a class attribute that __getattr__ would never see.
+    @property
+    def storage_data(self) -> Any:
+        return self._filled().storage_data
+
+    @storage_data.setter
+    def storage_data(self, value: Any) -> None:
+        self._filled().storage_data = value
+
+    def _filled(self) -> Metadata:
+        checkpoint = self.__dict__.pop("_checkpoint")
+        self.__class__ = Metadata  # type: ignore[assignment]
+        self.storage_data = _C.storage_data(checkpoint, _compat.StorageInfo)
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return self._filled() == other
+
+    __hash__ = None  # type: ignore[assignment]  # as of the dataclass
+
+    def __repr__(self) -> str:
+        return repr(self._filled())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._filled().__reduce_ex__(protocol)
 
 
-def storage_data_of(checkpoint: _C.Checkpoint) -> dict[MetadataIndex, Any]:
-    """``Metadata.storage_data`` of a checkpoint: where each record lies."""
-    data: dict[MetadataIndex, Any] = {}
-    for fqn, dtype, _, _, _, _, chunks in checkpoint.items():
-        for position, (offsets, _, file_name, offset, length) in enumerate(chunks):
-            index = MetadataIndex(fqn, offsets, position) if dtype else MetadataIndex(fqn)
-            data[index] = _compat.StorageInfo(file_name, offset, length)
-    return data
+def _fill_later(metadata: Metadata, checkpoint: _C.Checkpoint) -> Metadata:
+    metadata.__dict__.pop("storage_data", None)
+    metadata.__dict__["_checkpoint"] = checkpoint
+    metadata.__class__ = _UnfilledMetadata
+    return metadata
 
 
-def metadata_of(checkpoint: _C.Checkpoint) -> Metadata:
-    """DCP's view of a checkpoint, equal to what its own reader would unpickle."""
-    entries: dict[str, Any] = {}
-    for fqn, dtype, requires_grad, pin_memory, memory_format, sizes, chunks in checkpoint.items():
-        if not dtype:
-            entries[fqn] = BytesStorageMetadata()
-            continue
-        entries[fqn] = TensorStorageMetadata(
-            properties=TensorProperties(
-                dtype=getattr(torch, dtype),
-                layout=torch.strided,
-                requires_grad=requires_grad,
-                memory_format=_MEMORY_FORMATS[memory_format],
-                pin_memory=pin_memory,
-            ),
-            size=torch.Size(sizes),
-            chunks=[ChunkStorageMetadata(torch.Size(offsets), torch.Size(size)) for offsets, size, *_ in chunks],
-        )
-    return _compat.new_metadata(
-        state_dict_metadata=entries,
+def complete_metadata(metadata: Metadata, checkpoint: _C.Checkpoint) -> None:
+    """Adds to the metadata of a plan what only the committed checkpoint knows."""
+    metadata.version = DCP_VERSION
+    metadata.storage_meta = _storage_meta(checkpoint)
+    _fill_later(metadata, checkpoint)
+
+
+def metadata_of(checkpoint: _C.Checkpoint, load_id: str) -> Metadata:
+    """DCP's view of a checkpoint, equal to what its own reader would give."""
+    version: str | None = DCP_VERSION
+    storage_meta = StorageMeta()  # as stock makes one for a checkpoint that has none
+    if checkpoint.foreign is None:
+        storage_meta = _storage_meta(checkpoint)
+    else:
+        fields, id_is_path, version = checkpoint.foreign
+        if fields is not None:
+            storage_meta = StorageMeta(**fields)
+            if id_is_path:
+                storage_meta.checkpoint_id = Path(str(storage_meta.checkpoint_id))
+    storage_meta.load_id = load_id
+    metadata = _compat.new_metadata(
+        state_dict_metadata=_C.state_dict_metadata(checkpoint),
         planner_data=checkpoint.planner_data,
-        storage_data=storage_data_of(checkpoint),
-        storage_meta=StorageMeta(
-            checkpoint_id=Path(checkpoint.checkpoint_id), save_id=SAVE_ID_PREFIX + checkpoint.save_id
-        ),
-        version=DCP_VERSION,
+        storage_meta=storage_meta,
+        version=version,
     )
+    return _fill_later(metadata, checkpoint)
+
+
+def _storage_meta(checkpoint: _C.Checkpoint) -> StorageMeta:
+    return StorageMeta(checkpoint_id=Path(checkpoint.checkpoint_id), save_id=SAVE_ID_PREFIX + checkpoint.save_id)

@@ -8,13 +8,14 @@ import dataclasses
 import io
 import json
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
@@ -29,7 +30,6 @@ from bytecheckpoint.errors import (
     InvalidPlanError,
     ShapeMismatchError,
     UnsafeObjectError,
-    UnsupportedError,
     sendable,
 )
 from bytecheckpoint.report import LoadReport
@@ -61,15 +61,17 @@ class _FailedMetadata(Metadata):
 
 
 class BcpReader(StorageReader):
-    """Reads checkpoints that ``BcpWriter`` wrote, onto any world size and layout, in place.
+    """Reads checkpoints of ``BcpWriter`` and of stock DCP, onto any world size and layout, in place.
 
     Collective: used by ``dcp.load`` alone; constructing it is local. Only the blocks that hold wanted bytes are read,
-    each once, and each is checked before a byte of it reaches a tensor. No code of the checkpoint is run: objects load
-    under torch's ``weights_only`` rules, including what was added with ``torch.serialization.add_safe_globals``.
+    each once. Of our own checkpoints each block is checked before a byte of it reaches a tensor; of stock ones the
+    checksum of a record, where it has one, is compared once the whole record has been read. No code of the checkpoint
+    is run: its pickles are read by C++ that knows a few names, objects and opaque tensors load under torch's
+    ``weights_only`` rules, including what was added with ``torch.serialization.add_safe_globals``.
 
     Args:
         path: Directory of the checkpoint. ``checkpoint_id`` of ``dcp.load`` takes its place.
-        _extension_registry: Not supported; our checkpoints have no transformed streams.
+        _extension_registry: Not supported; transformed streams cannot be read in part.
         config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
 
     During a load, on all ranks and inside DCP's ``CheckpointException``: ``CheckpointNotFoundError``,
@@ -91,10 +93,12 @@ class BcpReader(StorageReader):
         self.path = Path(path)
         self.config = config or Config.from_env()
         self.last_report: LoadReport | None = None
+        self._load_id = str(uuid.uuid4())
         self._forget()
 
     def _forget(self) -> None:
         self._checkpoint: _C.Checkpoint | None = None
+        self._rank: int | None = None  # whose part is read, of a checkpoint that was saved without collectives
         self._error: CheckpointError | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,6 +124,7 @@ class BcpReader(StorageReader):
         """Directs the next load to ``checkpoint_id``, if given, and forgets what was read."""
         if checkpoint_id:
             self.path = Path(checkpoint_id)
+        self._load_id = str(uuid.uuid4())
         self._forget()
 
     # The hooks, in the order in which DCP calls them.
@@ -132,43 +137,44 @@ class BcpReader(StorageReader):
         """
         rank = kwargs.get("rank")
         if rank is not None and self._error is not None:
-            # DCP's second try, for the metadata of one rank. If `.metadata` is there, its error is the error.
-            return _FailedMetadata(self._error)
+            return self._read_metadata_after_all(rank, self._error)
         self._forget()
         try:
-            self._checkpoint = _C.Checkpoint.open(str(self.path), False)
-            return metadata_of(self._checkpoint)
+            self._checkpoint, self._rank = self._open(rank), rank
         except CheckpointError as error:
-            self._error = self._without_collectives() if isinstance(error, CheckpointNotFoundError) else None
-            self._error = self._error or error
-            raise self._error from None
+            self._error = error
+            raise
+        return metadata_of(self._checkpoint, self._load_id)
+
+    def _read_metadata_after_all(self, rank: int, error: CheckpointError) -> Metadata:
+        """DCP's second try, for the metadata of one rank. It hides what is raised now, so nothing is."""
+        if not isinstance(error, CheckpointNotFoundError):
+            return _FailedMetadata(error)  # if `.metadata` is there, its error is the error
+        try:
+            self._checkpoint = self._open(rank)
+        except CheckpointError as of_rank:
+            not_found = isinstance(of_rank, CheckpointNotFoundError)
+            return _FailedMetadata(self._describe_parts(rank) if not_found else of_rank)
+        self._rank, self._error = rank, None
+        return metadata_of(self._checkpoint, self._load_id)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Raises here, where every rank gets it, what ``read_metadata`` could not; the coordinator checks the rest."""
+        """Raises here, where every rank gets it, what ``read_metadata`` could not."""
         if isinstance(metadata, _FailedMetadata):
             metadata._raise()
-        checkpoint = self._opened()
-        if is_coordinator and _C.Checkpoint.open(str(self.path), True).save_id != checkpoint.save_id:
-            raise CheckpointChangedError(f"load({self.path}): a newer commit replaced the checkpoint", str(self.path))
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
         checkpoint = self._opened()
-        for item in plan.items:
-            dtype, sizes, _ = checkpoint.record(*_place(item))
-            if (item.type == LoadItemType.BYTE_IO) != (dtype == ""):
-                stored = "bytes" if dtype == "" else "a tensor"
-                raise InvalidPlanError(f"'{item.dest_index.fqn}': {item.type} wanted, stored is {stored}")
-            if item.type == LoadItemType.TENSOR and not _fits(item, sizes):
-                raise ShapeMismatchError(
-                    f"'{item.dest_index.fqn}': wanted {list(item.lengths)} at {list(item.storage_offsets)} of a stored "
-                    f"chunk, got a chunk of {list(sizes)}"
-                )
-        return dataclasses.replace(plan, storage_data=checkpoint.save_id)
+        to_read = _C.ReadPlan(checkpoint, plan.items)
+        # Pages are touched in the background while ranks exchange their plans.
+        _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)
+        # Ranks that saved on their own have saves of their own.
+        return dataclasses.replace(plan, storage_data=checkpoint.save_id if self._rank is None else None)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Coordinator: all ranks must be looking at the same save."""
-        ids = sorted({str(plan.storage_data) for plan in plans})
+        ids = sorted({str(plan.storage_data) for plan in plans if plan.storage_data is not None})
         if len(ids) > 1:
             raise CheckpointChangedError(
                 f"load({self.path}): ranks read different saves ({', '.join(ids)}): a newer commit came in between",
@@ -179,9 +185,9 @@ class BcpReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads, verifies and scatters everything that ``plan`` asks for."""
         try:
-            load = _Load(self._opened(), str(self.path), self.config, planner)
-            load.tensors([item for item in plan.items if item.type == LoadItemType.TENSOR])
-            load.objects([item for item in plan.items if item.type == LoadItemType.BYTE_IO])
+            load = _Load(self._opened(), plan, str(self.path), self._rank, self.config, planner)
+            load.tensors()
+            load.objects()
         except Exception as error:
             sent = sendable(error)  # to every rank, by DCP
             if sent is error:
@@ -194,113 +200,136 @@ class BcpReader(StorageReader):
 
     def _opened(self) -> _C.Checkpoint:
         if self._checkpoint is None:
-            self._checkpoint = _C.Checkpoint.open(str(self.path), False)
+            self._checkpoint = self._open(None)
         return self._checkpoint
 
-    def _without_collectives(self) -> UnsupportedError | None:
-        if not any(self.path.glob("__*.metadata")):
-            return None
-        return UnsupportedError(f"load({self.path}): written with use_collectives=False, not supported yet")
+    def _open(self, rank: int | None) -> _C.Checkpoint:
+        return _C.Checkpoint.open(
+            str(self.path), rank=rank, check_pickle=True, accept_rewritten=self.config.accept_rewritten_metadata
+        )
+
+    def _describe_parts(self, rank: int) -> CheckpointNotFoundError:
+        parts = sorted(part.name for part in self.path.glob("__*.metadata"))
+        if not parts:
+            return CheckpointNotFoundError(f"open({self.path / '.metadata'}): no checkpoint there", str(self.path))
+        return CheckpointNotFoundError(
+            f"open({self.path}): saved without collectives by ranks of which {rank} is none ({', '.join(parts)}); each "
+            "part is read by the rank of its number",
+            str(self.path),
+        )
 
 
 class _Load:
     """One rank's reading of one plan."""
 
-    def __init__(self, checkpoint: _C.Checkpoint, path: str, config: Config, planner: LoadPlanner) -> None:
-        self._checkpoint = checkpoint
-        self._path = path
-        self._config = config
+    def __init__(
+        self,
+        checkpoint: _C.Checkpoint,
+        plan: LoadPlan,
+        path: str,
+        rank: int | None,
+        config: Config,
+        planner: LoadPlanner,
+    ) -> None:
         self._planner = planner
-        self._totals: dict[str, Any] = {}
+        self._config = config
+        self._plan = _C.ReadPlan(checkpoint, plan.items)
+        self._job = _C.LoadJob(
+            checkpoint,
+            self._plan,
+            directory=path,
+            rank=rank,
+            direct_io=config.direct_io,
+            verify=config.verify,
+            num_io_threads=config.io_threads,
+            ring_bytes=config.ring_bytes,
+        )
+        self._totals: dict[str, Any] = {"path": path, "save_id": checkpoint.save_id}
 
-    def tensors(self, items: list[ReadItem]) -> None:
+    def tensors(self) -> None:
         """Straight into the destinations where their memory allows; the rest through host copies, a few at a time."""
-        job = self._job()
-        direct: list[tuple[ReadItem, torch.Tensor]] = []
-        through_copy: list[tuple[ReadItem, torch.Tensor]] = []
-        for item in items:
-            target = self._planner.resolve_tensor(item).detach()
-            if target.size() != item.lengths:
-                raise ShapeMismatchError(
-                    f"'{item.dest_index.fqn}': wanted {list(item.lengths)}, got a tensor of {list(target.size())}"
-                )
-            filled = job.add_tensor(*_place(item), tuple(item.storage_offsets), tuple(item.lengths), target)
-            (direct if filled else through_copy).append((item, target))
-        self._run(job)
-        _compat.increment_version([target for _, target in direct])
-        for item, target in direct:
-            self._planner.commit_tensor(item, target)
-        self._through_copies(through_copy)
+        items = self._plan.tensors
+        targets = [self._planner.resolve_tensor(item).detach() for item in items]
+        left_out = self._job.add_tensors(0, targets)
+        self._run()
+        skipped = set(left_out)
+        filled = [position for position in range(len(items)) if position not in skipped]
+        _compat.increment_version([targets[position] for position in filled])
+        for position in filled:
+            self._planner.commit_tensor(items[position], targets[position])
+        self._through_copies([(position, targets[position]) for position in left_out])
 
-    def _through_copies(self, pairs: list[tuple[ReadItem, torch.Tensor]]) -> None:
-        """Fills tensors of other dtypes, devices or layouts, as ``copy_`` does."""
-        waiting = collections.deque(pairs)
+    def _through_copies(self, left_out: list[tuple[int, torch.Tensor]]) -> None:
+        """Fills tensors of other dtypes, devices or layouts, as ``copy_`` does, and those of opaque records."""
+        waiting = collections.deque(left_out)
         while waiting:
-            job = self._job()
-            copies: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
+            sources: list[tuple[int, torch.Tensor, torch.Tensor | bytearray]] = []
             num_bytes = 0
             while waiting and num_bytes < _COPY_BYTES:
-                item, target = waiting.popleft()
-                dtype, _, _ = self._checkpoint.record(*_place(item))
-                copy = torch.empty(item.lengths, dtype=getattr(torch, dtype))
-                job.add_tensor(*_place(item), tuple(item.storage_offsets), tuple(item.lengths), copy)
-                copies.append((item, target, copy))
-                num_bytes += copy.nbytes
-            self._run(job)
-            for item, target, copy in copies:
-                target.copy_(copy)
+                position, target = waiting.popleft()
+                source = self._add_copy(position)
+                sources.append((position, target, source))
+                num_bytes += len(source) if isinstance(source, bytearray) else source.nbytes
+            self._run()
+            for position, target, source in sources:
+                item = self._plan.tensors[position]
+                value = self._unpacked(item, source) if isinstance(source, bytearray) else source
+                if not _compat.is_quantized_alike(value, target):
+                    raise InvalidPlanError(
+                        f"'{item.dest_index.fqn}': stored is a tensor of {_compat.quantization(value)}, to be filled "
+                        f"one of {_compat.quantization(target)}; it must be quantized alike"
+                    )
+                target.copy_(value)
                 self._planner.commit_tensor(item, target)
 
-    def objects(self, items: list[ReadItem]) -> None:
+    def _add_copy(self, position: int) -> torch.Tensor | bytearray:
+        """A host tensor that the next run fills, or, for an opaque record, a buffer."""
+        dtype = self._job.stored_dtype(position)
+        if not dtype:
+            archive = bytearray(self._job.archive_bytes(position))
+            self._job.add_archive(position, archive)
+            return archive
+        copy = torch.empty(self._plan.tensors[position].lengths, dtype=getattr(torch, dtype))
+        self._job.add_tensors(position, [copy])
+        return copy
+
+    def _unpacked(self, item: ReadItem, archive: bytearray) -> torch.Tensor:
+        """The wanted box of what torch.save wrote."""
+        fqn = item.storage_index.fqn
+        value = _load_plain_data(fqn, archive, self._config)
+        if not isinstance(value, torch.Tensor):
+            raise ShapeMismatchError(f"'{fqn}': a tensor wanted, the record holds a {type(value).__name__}")
+        return _compat.narrow(value.detach(), item.storage_offsets, item.lengths)
+
+    def objects(self) -> None:
         """Hands bytes to the planner, once they are known to be plain data."""
-        job = self._job()
-        buffers: list[bytearray] = []
-        for item in items:
-            buffer = bytearray(self._checkpoint.record(*_place(item))[2])
-            job.add_bytes(item.storage_index.fqn, buffer)
-            buffers.append(buffer)
-        self._run(job)
+        items = self._plan.objects
+        buffers = [bytearray(self._job.object_bytes(position)) for position in range(len(items))]
+        for position, buffer in enumerate(buffers):
+            self._job.add_object(position, buffer)
+        self._run()
         for item, buffer in zip(items, buffers, strict=True):
             if not self._config.allow_pickle:
-                _check_plain_data(item.storage_index.fqn, buffer)
+                # The planner unpickles freely, so the bytes are loaded under torch's rules before it sees them.
+                _load_plain_data(item.storage_index.fqn, buffer, self._config)
             self._planner.load_bytes(item, io.BytesIO(buffer))
 
     def report(self) -> LoadReport:
-        return LoadReport(path=self._path, save_id=self._checkpoint.save_id, **self._totals)
+        return LoadReport(**self._totals)
 
-    def _job(self) -> _C.LoadJob:
-        return _C.LoadJob(
-            self._checkpoint,
-            directory=self._path,
-            direct_io=self._config.direct_io,
-            verify=self._config.verify,
-            num_io_threads=self._config.io_threads,
-            ring_bytes=self._config.ring_bytes,
-        )
-
-    def _run(self, job: _C.LoadJob) -> None:
-        for name, value in job.run().items():
+    def _run(self) -> None:
+        for name, value in self._job.run().items():
             self._totals[name] = self._totals.get(name, 0) + value
 
 
-def _place(item: ReadItem) -> tuple[str, tuple[int, ...], int]:
-    """Name, chunk offsets and position hint of what ``item`` wants to read."""
-    index = item.storage_index
-    hint = -1 if index.index is None else index.index
-    return index.fqn, () if index.offset is None else tuple(index.offset), hint
-
-
-def _fits(item: ReadItem, chunk_sizes: tuple[int, ...]) -> bool:
-    wanted = zip(item.storage_offsets, item.lengths, chunk_sizes, strict=False)
-    return len(item.lengths) == len(chunk_sizes) and all(o >= 0 and o + n <= size for o, n, size in wanted)
-
-
-def _check_plain_data(fqn: str, buffer: bytearray) -> None:
-    """The planner unpickles freely, so the bytes are loaded under torch's rules before it sees them."""
+def _load_plain_data(fqn: str, buffer: bytearray, config: Config) -> Any:
+    """What torch.save wrote, under torch's ``weights_only`` rules unless ``config`` allows more."""
     load: Callable[..., Any] = torch.load
     try:
-        load(io.BytesIO(buffer), map_location="cpu", weights_only=True)
+        return load(io.BytesIO(buffer), map_location="cpu", weights_only=not config.allow_pickle)
     except Exception as error:
+        if config.allow_pickle:
+            raise
         raise UnsafeObjectError(
             f"'{fqn}' is not plain data under torch's weights_only rules ({_offenders(buffer, error)}); if you trust "
             "this checkpoint, add its types with torch.serialization.add_safe_globals, or pass "

@@ -11,28 +11,33 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._save_session import RankResult, SaveSession, begin_session, register_coordinator
-from bytecheckpoint.dcp.metadata import DCP_VERSION, SAVE_ID_PREFIX, planned_items, storage_data_of
+from bytecheckpoint.dcp._save_session import (
+    RankResult,
+    SaveSession,
+    begin_session,
+    end_unfinished_saves,
+    note_coordinator,
+)
+from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
     ConfigError,
     InvalidPlanError,
     SaveFailedError,
-    UnsupportedError,
     sendable,
 )
 from bytecheckpoint.report import SaveReport
@@ -145,33 +150,25 @@ class BcpWriter(StorageWriter):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Takes note of the role of this rank."""
-        if not kwargs.get("use_collectives", True):
-            raise UnsupportedError("use_collectives=False is not supported yet: ranks would commit on their own")
         session = self._session
+        session.commits_alone = not kwargs.get("use_collectives", True)
         session.is_coordinator = is_coordinator
         session.rank = kwargs.get("rank", 0)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuses what cannot be stored, before any rank has written a byte."""
-        known = _storable_dtypes()
-        for item in plan.items:
-            data = item.tensor_data
-            if item.type == WriteItemType.BYTE_IO or data is None:
-                continue
-            if data.properties.layout != torch.strided or data.properties.dtype not in known:
-                raise InvalidPlanError(
-                    f"'{item.index.fqn}': a tensor of {data.properties.dtype}, {data.properties.layout} cannot be "
-                    "stored; opaque records (quantized, sparse, subclasses) are not supported yet"
-                )
+        to_write = _C.WritePlan(plan.items)
+        # Pages are touched in the background while ranks exchange their plans.
+        _C.prepare_ring(self.config.ring_bytes, to_write.num_bytes)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Coordinator: takes the right to commit."""
+        """Coordinator, or each rank that saves without collectives: takes the right to commit."""
         session = self._session
-        register_coordinator(session)
+        end_unfinished_saves(session)
         num_items = sum(len(plan.items) for plan in plans)
         session.commit = self._begin_commit(session, (num_items + 8) * _METADATA_BYTES_A_CHUNK)
-        register_coordinator(session)  # again: only now is there surely a directory to note it under
+        note_coordinator(session)
         session.watch(self.config.commit_deadline_s)
         return plans
 
@@ -183,14 +180,13 @@ class BcpWriter(StorageWriter):
         session = self._session
         job: _C.SaveJob | None = None
         try:
-            job = self._start_job(session, plan)
-            for batch in _resolved_batches(plan.items, planner):
-                job.append_tensors(batch)
-            for item in plan.items:
-                if item.type == WriteItemType.BYTE_IO:
-                    job.append_bytes(item.index.fqn, _resolved_bytes(item, planner))
+            to_write = _C.WritePlan(plan.items)
+            job = self._start_job(session, to_write)
+            _append_tensors(job, to_write, planner)
+            for item in to_write.objects:
+                job.append_bytes(item.index.fqn, _resolved_bytes(item, planner))
             result = RankResult(session.rank, job.finish(), tuple(job.file_names))
-            save_id = session.save_id if session.is_coordinator else ""
+            save_id = session.save_id if session.is_coordinator or session.commits_alone else ""
             self.last_report = SaveReport(path=session.path, save_id=save_id, **job.stats())
         except BaseException as error:
             _refuse_forked_child(session)
@@ -223,7 +219,7 @@ class BcpWriter(StorageWriter):
             raise
         finally:
             session.end()
-        self._publish(metadata, session, checkpoint)
+        complete_metadata(metadata, checkpoint)
         for warning in report["warnings"]:
             warnings.warn(f"bytecheckpoint: {session.path}: {warning}", RuntimeWarning, stacklevel=2)
         if self.last_report is not None:
@@ -249,6 +245,7 @@ class BcpWriter(StorageWriter):
                 return _C.Commit(
                     directory=session.path,
                     save_id=session.save_id,
+                    rank=session.rank if session.commits_alone else None,
                     overwrite=self.overwrite,
                     take_over=self.config.take_over,
                     sync=self.sync_files,
@@ -260,7 +257,7 @@ class BcpWriter(StorageWriter):
                     raise
             time.sleep(_BUSY_GRACE_S / 10)
 
-    def _start_job(self, session: SaveSession, plan: SavePlan) -> _C.SaveJob:
+    def _start_job(self, session: SaveSession, plan: _C.WritePlan) -> _C.SaveJob:
         return _C.SaveJob(
             directory=session.path,
             rank=session.rank,
@@ -269,25 +266,18 @@ class BcpWriter(StorageWriter):
             one_file_a_record=not self.single_file_per_rank,
             num_io_threads=self.config.io_threads,
             ring_bytes=self.config.ring_bytes,
-            expected_bytes=sum(_planned_bytes(item) for item in plan.items),
+            expected_bytes=plan.num_bytes,
         )
 
     def _assemble(self, session: SaveSession, metadata: Metadata, handed_in: list[RankResult]) -> _C.Checkpoint:
-        return _C.Checkpoint.assemble(
+        return _C.assemble(
             save_id=session.save_id,
             checkpoint_id=session.path,
-            items=planned_items(metadata),
+            state_dict_metadata=metadata.state_dict_metadata,
             results=[result.written for result in handed_in],
             planner_data=metadata.planner_data,
             user_metadata=self.user_metadata,
         )
-
-    @staticmethod
-    def _publish(metadata: Metadata, session: SaveSession, checkpoint: _C.Checkpoint) -> None:
-        """Completes the metadata that ``dcp.save`` returns."""
-        metadata.version = DCP_VERSION
-        metadata.storage_data = storage_data_of(checkpoint)
-        metadata.storage_meta = StorageMeta(checkpoint_id=Path(session.path), save_id=SAVE_ID_PREFIX + session.save_id)
 
 
 def _refuse_forked_child(session: SaveSession) -> None:
@@ -295,43 +285,37 @@ def _refuse_forked_child(session: SaveSession) -> None:
         raise CheckpointError(f"save({session.path}): in a forked child; the save is its parent's")
 
 
-def _storable_dtypes() -> set[torch.dtype]:
-    from bytecheckpoint import _core
+def _append_tensors(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
+    """Plain tensors as they are, resolved as late as possible; then those that only torch.save can take."""
+    opaque: list[tuple[int, torch.Tensor]] = []
+    for begin, end in plan.batches(_BATCH_BYTES):
+        values = [planner.resolve_data(item) for item in plan.tensors[begin:end]]
+        for position in job.append_tensors(plan, begin, values):
+            value = values[position]
+            if not isinstance(value, torch.Tensor):
+                raise _not_storable(plan.tensors[begin + position], value, "not a tensor")
+            tensor = _compat.plain_tensor(value)
+            if tensor is None or job.append_tensors(plan, begin + position, [tensor]):
+                opaque.append((begin + position, value))
+    for position, value in opaque:
+        job.append_opaque(plan, position, _archive(plan.tensors[position], value))
 
-    return {getattr(torch, name) for name in _core.dtype_names() if hasattr(torch, name)}
+
+def _archive(item: WriteItem, value: torch.Tensor) -> memoryview:
+    """What torch.save makes of a tensor that is not plain: quantized, of a subclass, of a dtype without arithmetic."""
+    buffer = io.BytesIO()
+    try:
+        value = value.detach().cpu()
+        if _compat.holds_more_than_itself(value):
+            value = value.clone()
+        torch.save(value, buffer)
+    except Exception as error:
+        raise _not_storable(item, value, f"{type(error).__name__}: {error}") from error
+    return buffer.getbuffer()
 
 
-def _planned_bytes(item: WriteItem) -> int:
-    if item.tensor_data is None:
-        return 0
-    elements = 1
-    for size in item.tensor_data.chunk.sizes:
-        elements *= size
-    return elements * item.tensor_data.properties.dtype.itemsize
-
-
-def _resolved_batches(items: Sequence[WriteItem], planner: SavePlanner) -> Iterator[list[tuple[Any, ...]]]:
-    """Tensor items in batches of (fqn, chunk offsets, chunk sizes, host tensor), resolved as late as possible."""
-    batch: list[tuple[Any, ...]] = []
-    num_bytes = 0
-    for item in items:
-        if item.type == WriteItemType.BYTE_IO:
-            continue
-        value = planner.resolve_data(item)
-        tensor = _compat.plain_tensor(value)
-        if tensor is None or item.tensor_data is None:
-            raise InvalidPlanError(
-                f"'{item.index.fqn}': a {type(value).__name__} cannot be stored as a plain tensor; opaque records "
-                "(quantized, sparse, subclasses) are not supported yet"
-            )
-        chunk = item.tensor_data.chunk
-        batch.append((item.index.fqn, tuple(chunk.offsets), tuple(chunk.sizes), tensor))
-        num_bytes += tensor.nbytes
-        if num_bytes >= _BATCH_BYTES:
-            yield batch
-            batch, num_bytes = [], 0
-    if batch:
-        yield batch
+def _not_storable(item: WriteItem, value: object, why: str) -> InvalidPlanError:
+    return InvalidPlanError(f"'{item.index.fqn}': a {type(value).__name__} cannot be stored as a tensor ({why})")
 
 
 def _resolved_bytes(item: WriteItem, planner: SavePlanner) -> memoryview:

@@ -5,7 +5,11 @@
 
 namespace bytecheckpoint::bindings {
 
-/// SaveJob, LoadJob and Commit.
-void bind_engine(pybind11::module_& m);
+/// WritePlan and SaveJob.
+void bind_save(pybind11::module_& m);
+/// ReadPlan and LoadJob.
+void bind_load(pybind11::module_& m);
+/// Commit, the joining of what was planned with what was written, and DCP's metadata of a checkpoint.
+void bind_commit(pybind11::module_& m);
 
 }  // namespace bytecheckpoint::bindings

@@ -4,10 +4,10 @@
 
 #include "csrc/base/crc32.h"
 #include "csrc/bindings/bind_checkpoint.h"
+#include "csrc/bindings/bind_verify.h"
 #include "csrc/bindings/build_info.h"
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/tree_caster.h"
-#include "csrc/format/foreign_metadata.h"
 #include "csrc/format/pickle_writer.h"
 #include "csrc/format/torch_archive.h"
 #include "csrc/format/zip_record.h"
@@ -56,10 +56,6 @@ std::string_view bytes_of(const py::bytes& data) {
   return std::string_view(data);
 }
 
-std::unique_ptr<Checkpoint> foreign_metadata(const py::bytes& data) {
-  return std::make_unique<Checkpoint>(Checkpoint{value_or_raise(format::read_foreign_metadata(bytes_of(data)))});
-}
-
 /// (dtype, sizes, strides, data offset, storage offset, storage bytes, CRC or None, is_conj, is_neg), or None for an
 /// archive of anything but one plain tensor.
 py::object tensor_archive(const py::bytes& data) {
@@ -94,7 +90,6 @@ void bind_core(py::module_& m) {
   m.def("zip_record", &zip_record, py::arg("dtype"), py::arg("sizes"), py::arg("record_offset"), py::arg("data_crc"));
   m.def("plan_load", &plan_load, py::arg("boxes"), py::arg("block_bytes"), py::arg("max_segment_bytes"));
   m.def("pickle_tree", &pickle_tree, py::arg("value"));
-  m.def("foreign_metadata", &foreign_metadata, py::arg("data"));
   m.def("tensor_archive", &tensor_archive, py::arg("data"));
   m.def(
       "tree_round_trip",
@@ -112,4 +107,5 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "Format, planning and checks; needs no torch.";
   bytecheckpoint::bindings::bind_core(m);
   bytecheckpoint::bindings::bind_checkpoint(m);
+  bytecheckpoint::bindings::bind_verify(m);
 }

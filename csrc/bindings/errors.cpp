@@ -2,14 +2,25 @@
 #include "csrc/bindings/errors.h"
 
 namespace bytecheckpoint::bindings {
+namespace {
 
-void raise(const base::Status& status) {
-  namespace py = pybind11;
-  const py::object error =
-      py::module_::import("bytecheckpoint.errors")
-          .attr("from_status")(static_cast<int>(status.code()), status.message(), status.path(), status.sys_errno());
+namespace py = pybind11;
+
+[[noreturn]] void throw_error(const py::object& error) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw py::error_already_set();
+}
+
+}  // namespace
+
+void raise(const base::Status& status) {
+  throw_error(
+      py::module_::import("bytecheckpoint.errors")
+          .attr("from_status")(static_cast<int>(status.code()), status.message(), status.path(), status.sys_errno()));
+}
+
+void raise_as(const char* class_name, const std::string& message) {
+  throw_error(py::module_::import("bytecheckpoint.errors").attr(class_name)(message));
 }
 
 }  // namespace bytecheckpoint::bindings

@@ -10,6 +10,9 @@ namespace bytecheckpoint::bindings {
 /// Throws `bytecheckpoint.errors.from_status(...)`. Needs the GIL.
 [[noreturn]] void raise(const base::Status& status);
 
+/// Throws `bytecheckpoint.errors.<class_name>(message)`, for classes that no `base::Code` has.
+[[noreturn]] void raise_as(const char* class_name, const std::string& message);
+
 inline void raise_if_error(const base::Status& status) {
   if (!status.is_ok()) raise(status);
 }

@@ -88,4 +88,16 @@ base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable
   return view;
 }
 
+base::Result<tensor::StridedView> view_of_plain_tensor(PyObject* object) {
+  if (!THPVariable_CheckExact(object)) return refuse(text("a plain tensor wanted, got a ", Py_TYPE(object)->tp_name));
+  return view_of_tensor(object, /*writable=*/false);
+}
+
+std::optional<tensor::Dims> sizes_of_tensor(PyObject* object) {
+  if (!THPVariable_Check(object)) return std::nullopt;
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  const auto sizes = tensor.sizes();
+  return tensor::Dims(sizes.begin(), sizes.end());
+}
+
 }  // namespace bytecheckpoint::bindings

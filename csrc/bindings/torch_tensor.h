@@ -3,6 +3,8 @@
 
 #include <Python.h>
 
+#include <optional>
+
 #include "csrc/base/status.h"
 #include "csrc/tensor/strided_view.h"
 
@@ -15,5 +17,12 @@ namespace bytecheckpoint::bindings {
 /// of a dtype in the format; the message says what it is instead. Needs the GIL; the view does not keep the tensor
 /// alive.
 base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable);
+
+/// The same for reading, and only of a torch.Tensor or Parameter itself: the elements of a subclass may mean something
+/// else than its memory.
+base::Result<tensor::StridedView> view_of_plain_tensor(PyObject* object);
+
+/// Shape of any tensor, also one without memory here; nothing if `object` is none.
+std::optional<tensor::Dims> sizes_of_tensor(PyObject* object);
 
 }  // namespace bytecheckpoint::bindings

@@ -64,7 +64,7 @@ base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
   const CommitOptions& o = commit->options_;
   BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync));
   BCP_FAILPOINT(kBeginDirectory);
-  const std::string mark = commit->path(std::string(kMetadataName));
+  const std::string mark = commit->path(mark_name(o.scope));
   BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(mark));
   if (type == io::EntryType::kDirectory) {
     return Status::storage("begin", mark, "is a directory, a checkpoint's metadata is a file", EISDIR);
@@ -73,13 +73,22 @@ base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
     return Status::make(Code::kExists, text("begin(", o.directory, "): a checkpoint is there and overwrite is False"),
                         o.directory, EEXIST);
   }
-  const std::string own_tmp = tmp_name(o.save_id);
+  if (o.scope.has_value()) {
+    BCP_ASSIGN_OR_RETURN(const io::EntryType global, io::entry_type(commit->path(std::string(kMetadataName))));
+    if (global != io::EntryType::kAbsent) {
+      return Status::make(Code::kExists,
+                          text("begin(", o.directory, "): rank ", *o.scope, " saves without collectives, and ",
+                               kMetadataName, " of a save with collectives is there: it would hide the new checkpoint"),
+                          o.directory, EEXIST);
+    }
+  }
+  const std::string own_tmp = tmp_name(o.save_id, o.scope);
   BCP_ASSIGN_OR_RETURN(commit->tmp_, LockFile::create(commit->path(own_tmp)));
   BCP_FAILPOINT(kBeginLocked);
   // From here on the destructor removes our tmp if anything fails.
   BCP_RETURN_IF_ERROR(commit->look_for_live_saves());
   // What cannot be swept stays: a sweep that fails is no reason not to save.
-  (void)sweep(o.directory, own_tmp, {}).is_ok();
+  (void)sweep(o.directory, own_tmp, {}, o.scope).is_ok();
   BCP_RETURN_IF_ERROR(commit->tmp_.file().reserve(o.reserve_bytes));
   BCP_FAILPOINT(kBeginDone);
   return commit;
@@ -88,7 +97,9 @@ base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
 Status Commit::look_for_live_saves() {
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::list_directory(options_.directory));
   for (const std::string& name : names) {
-    if (!is_tmp_name(name) || name == tmp_name(options_.save_id)) continue;
+    Scope of_tmp;
+    if (!is_tmp_name(name, &of_tmp) || !concerns(options_.scope, of_tmp)) continue;
+    if (name == tmp_name(options_.save_id, options_.scope)) continue;
     BCP_ASSIGN_OR_RETURN(const LockFile::Probe probe, LockFile::probe(path(name), false));
     if (probe != LockFile::Probe::kHeld) continue;
     if (!options_.take_over) {
@@ -157,10 +168,11 @@ base::Result<CommitReport> Commit::commit(std::string_view metadata_file, const 
   if (options_.sync && !report.directory_synced) {
     report.warnings.push_back("this file system cannot sync a directory: after power loss the rename may be missing");
   }
-  remove_rank_metadata(&report);
+  if (!options_.scope.has_value()) remove_rank_metadata(&report);
   std::vector<std::string> own_files;
   for (const format::FileEntry& file : files) own_files.push_back(file.name);
-  base::Result<SweepReport> swept = sweep(options_.directory, tmp_name(options_.save_id), own_files);
+  base::Result<SweepReport> swept =
+      sweep(options_.directory, tmp_name(options_.save_id, options_.scope), own_files, options_.scope);
   if (!swept.is_ok()) {
     report.warnings.push_back(text("sweep: ", swept.status().message()));
   } else {
@@ -191,7 +203,7 @@ Status Commit::write_metadata(std::string_view metadata_file) {
 
 Status Commit::rename_over_metadata() {
   const std::string from = tmp_.file().path();
-  const std::string to = path(std::string(kMetadataName));
+  const std::string to = path(mark_name(options_.scope));
   rename_attempted_ = true;
   int result;
   if (options_.overwrite) {
@@ -213,7 +225,7 @@ Status Commit::rename_over_metadata() {
   }
   if (error == ENOENT) {
     // A retry of the rename by a network file system finds the name gone because the first attempt worked.
-    const auto current = open_checkpoint(options_.directory);
+    const auto current = open_checkpoint(options_.directory, {options_.scope});
     if (current.is_ok() && current.value().save_id == options_.save_id) return Status::ok();
     return Status::make(Code::kSuperseded, text("rename(", from, "): a newer save took this one's right to commit"),
                         options_.directory, ENOENT);

@@ -13,6 +13,7 @@
 #include "csrc/base/mutex.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/lock_file.h"
+#include "csrc/engine/names.h"
 #include "csrc/format/manifest.h"
 
 namespace bytecheckpoint::engine {
@@ -20,6 +21,7 @@ namespace bytecheckpoint::engine {
 struct CommitOptions {
   std::string directory;
   base::Id save_id{};
+  Scope scope;                // a rank that saves on its own commits `__{rank}.metadata`
   bool overwrite = true;      // false: an existing checkpoint is kExists
   bool take_over = false;     // true: removes even the tmp of a live save, which then cannot commit
   bool sync = true;           // false: atomic against a crash of processes, not against power loss
@@ -46,7 +48,8 @@ struct CommitReport {
 class Commit {
  public:
   /// Creates missing directories, takes the right, sweeps what dead saves left, reserves space.
-  /// \returns kBusy if another save lives at this path, kExists, kStorage; then nothing of ours is left.
+  /// \returns kBusy if another save lives at this path, kExists (for one rank also if `.metadata` is there, which would
+  /// hide what it commits), kStorage; then nothing of ours is left.
   static base::Result<std::unique_ptr<Commit>> begin(CommitOptions options);
   ~Commit() { abandon(); }
 

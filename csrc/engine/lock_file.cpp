@@ -35,36 +35,7 @@ bool locks_unsupported(int error) {
   return error == ENOLCK || error == EOPNOTSUPP || error == ENOSYS || error == EINVAL;
 }
 
-bool consume(std::string_view* name, std::string_view prefix) {
-  if (name->substr(0, prefix.size()) != prefix) return false;
-  name->remove_prefix(prefix.size());
-  return true;
-}
-
-bool consume_rank(std::string_view* name) {
-  if (!consume(name, "__")) return false;
-  const size_t digits = std::min(name->find_first_not_of("0123456789"), name->size());
-  if (digits == 0 || digits > 10) return false;
-  name->remove_prefix(digits);
-  return true;
-}
-
 }  // namespace
-
-std::string tmp_name(const base::Id& save_id) {
-  return base::text(".metadata.", base::to_hex(save_id), ".tmp");
-}
-
-bool is_tmp_name(std::string_view name) {
-  if (std::string_view rest = name; consume_rank(&rest)) name = rest;
-  base::Id id;
-  return consume(&name, ".metadata.") && name.size() == 36 && name.substr(32) == ".tmp" &&
-         base::id_from_hex(name.substr(0, 32), &id);
-}
-
-bool is_rank_metadata_name(std::string_view name) {
-  return consume_rank(&name) && name == ".metadata";
-}
 
 LockFile& LockFile::operator=(LockFile&& other) noexcept {
   if (this != &other) {

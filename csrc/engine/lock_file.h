@@ -4,20 +4,11 @@
 #include <sys/types.h>
 
 #include <string>
-#include <string_view>
 
-#include "csrc/base/bytes.h"
 #include "csrc/base/status.h"
 #include "csrc/io/file.h"
 
 namespace bytecheckpoint::engine {
-
-/// `.metadata.{32 hex digits}.tmp`
-std::string tmp_name(const base::Id& save_id);
-/// Is `name` the tmp of a save: that, or `__{rank}.metadata.{32 hex digits}.tmp`?
-bool is_tmp_name(std::string_view name);
-/// Is `name` the commit mark of one rank, `__{rank}.metadata`?
-bool is_rank_metadata_name(std::string_view name);
 
 /// The tmp of a save that is under way: a file that exists as long as the save may commit, and is locked as long as it
 /// lives. A lock goes with its process, so a dead save's tmp is known by its free lock.

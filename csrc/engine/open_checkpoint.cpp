@@ -3,6 +3,7 @@
 
 #include <cerrno>
 
+#include "csrc/format/foreign_metadata.h"
 #include "csrc/format/metadata_file.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
@@ -14,42 +15,63 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// Does any file of our naming in `directory` begin like ours? Then a metadata file without our trailer is one that
-/// lost it: losing the trailer must not lose the checks.
+bool is_our_data(const std::string& path) {
+  auto file = io::File::open(path, false);
+  char magic[8];
+  return file.is_ok() && file.value().read_at(magic, 8, 0, 8).is_ok() &&
+         std::string_view(magic, 8) == format::kDataMagic;
+}
+
+/// Does any file in `directory` begin like ours?
 bool has_our_data(const std::string& directory) {
   const auto names = io::list_directory(directory);
   if (!names.is_ok()) return false;
   for (const std::string& name : names.value()) {
     if (name.size() < 7 || name.substr(name.size() - 7) != ".distcp") continue;
-    auto file = io::File::open(io::join(directory, name), false);
-    char magic[8];
-    if (file.is_ok() && file.value().read_at(magic, 8, 0, 8).is_ok() &&
-        std::string_view(magic, 8) == format::kDataMagic) {
-      return true;
-    }
+    if (is_our_data(io::join(directory, name))) return true;
   }
   return false;
 }
 
-Status without_trailer(const std::string& directory, const std::string& path, const std::string& bytes) {
+bool has_our_save_id(const format::Tree& storage_meta) {
+  for (size_t i = 0; i + 1 < storage_meta.children.size(); i += 2) {
+    const std::string& value = storage_meta.children[i + 1].text;
+    if (storage_meta.children[i].text == "save_id") return value.substr(0, 5) == format::kSaveIdPrefix;
+  }
+  return false;
+}
+
+/// A metadata file of ours that lost its trailer, rather than another writer's? Our save id or a file of ours tells.
+bool lost_its_trailer(const std::string& directory, const std::string& bytes,
+                      const base::Result<format::Manifest>& foreign) {
+  if (!foreign.is_ok()) return bytes.find(format::kSaveIdPrefix) != std::string::npos || has_our_data(directory);
+  if (has_our_save_id(foreign.value().foreign->storage_meta)) return true;
+  // Files that it does not name may be left from a save of ours that stock DCP has saved over.
+  for (const format::FileEntry& file : foreign.value().files) {
+    if (is_our_data(io::join(directory, file.name))) return true;
+  }
+  return false;
+}
+
+base::Result<format::Manifest> open_foreign(const std::string& directory, const std::string& path,
+                                            const std::string& bytes, bool accept_rewritten) {
   if (bytes.empty()) return Status::make(Code::kCorrupt, text("read(", path, "): file is empty"), path);
-  if (bytes.find(format::kSaveIdPrefix) != std::string::npos || has_our_data(directory)) {
+  base::Result<format::Manifest> foreign = format::read_foreign_metadata(bytes);
+  if (!(accept_rewritten && foreign.is_ok()) && lost_its_trailer(directory, bytes, foreign)) {
     return Status::make(Code::kCorrupt,
                         text("read(", path, ", offset=", bytes.size(),
-                             "): the trailer is missing: cut, damaged, or rewritten by another tool"),
+                             "): the trailer is missing: cut, damaged, or rewritten by another tool (if the last, "
+                             "Config(accept_rewritten_metadata=True) reads it)"),
                         path);
   }
-  return Status::make(Code::kUnsupported,
-                      text("read(", path,
-                           "): not written by bytecheckpoint; checkpoints that stock DCP wrote are not "
-                           "yet read: use its own FileSystemReader"),
-                      path);
+  if (foreign.is_ok()) return foreign;
+  return Status::make(foreign.status().code(), text("read(", path, "): ", foreign.status().message()), path);
 }
 
 }  // namespace
 
-base::Result<format::Manifest> open_checkpoint(const std::string& directory, std::string_view name, bool check_pickle) {
-  const std::string path = io::join(directory, std::string(name));
+base::Result<format::Manifest> open_checkpoint(const std::string& directory, const OpenOptions& options) {
+  const std::string path = io::join(directory, mark_name(options.scope));
   base::Result<std::string> bytes = io::read_file(path);
   if (!bytes.is_ok()) {
     const int error = bytes.status().sys_errno();
@@ -59,10 +81,12 @@ base::Result<format::Manifest> open_checkpoint(const std::string& directory, std
   base::Result<format::Manifest> manifest = format::decode_metadata_file(bytes.value());
   if (!manifest.is_ok()) {
     const Status fault = manifest.status();
-    if (fault.code() == Code::kNotFound) return without_trailer(directory, path, bytes.value());
+    if (fault.code() == Code::kNotFound) {
+      return open_foreign(directory, path, bytes.value(), options.accept_rewritten);
+    }
     return Status::make(fault.code(), text("read(", path, "): ", fault.message()), path);
   }
-  if (check_pickle) {
+  if (options.check_pickle) {
     const Status pickle = format::check_pickle(bytes.value());
     if (!pickle.is_ok()) return Status::make(pickle.code(), text("read(", path, "): ", pickle.message()), path);
   }

@@ -2,22 +2,25 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "csrc/base/status.h"
+#include "csrc/engine/names.h"
 #include "csrc/format/manifest.h"
 
 namespace bytecheckpoint::engine {
 
-inline constexpr std::string_view kMetadataName = ".metadata";
+struct OpenOptions {
+  Scope scope;                    // whose commit mark to read
+  bool check_pickle = false;      // also the part of ours that only stock readers use
+  bool accept_rewritten = false;  // take the pickle for the truth where our files lost their manifest
+};
 
-/// Reads and checks the manifest of the checkpoint in `directory`.
+/// Reads and checks the manifest of the checkpoint in `directory`, or what the pickle of another writer says. Nothing
+/// of a pickle is run.
 ///
-/// \param name          `.metadata`, or the commit mark of one rank.
-/// \param check_pickle  Also check the part that only stock readers use.
-/// \returns kNotFound without such a file; kCorrupt for one of ours that is damaged; kUnsupported for one that is not
-/// ours; kVersion; kStorage.
-base::Result<format::Manifest> open_checkpoint(const std::string& directory, std::string_view name = kMetadataName,
-                                               bool check_pickle = false);
+/// \returns kNotFound without a commit mark; kCorrupt for one that is damaged, also where our own trailer is missing
+/// but our files are there: losing the trailer must not lose the checks; kUnsupported for a foreign one that asks for
+/// more than data; kVersion; kStorage.
+base::Result<format::Manifest> open_checkpoint(const std::string& directory, const OpenOptions& options = {});
 
 }  // namespace bytecheckpoint::engine

@@ -88,12 +88,20 @@ base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& b
 }
 
 base::Status SaveJob::append_bytes(const std::string& fqn, std::string_view bytes) {
+  return append_as_is(format::RecordKind::kBytes, fqn, {}, bytes);
+}
+
+base::Status SaveJob::append_opaque(const std::string& fqn, const tensor::Box& box, std::string_view archive) {
+  return append_as_is(format::RecordKind::kOpaque, fqn, box, archive);
+}
+
+base::Status SaveJob::append_as_is(format::RecordKind kind, const std::string& fqn, const tensor::Box& box,
+                                   std::string_view bytes) {
   const Stopwatch watch(&stats_.stage_s);
   BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record());
   const int64_t offset = image->position();
   BCP_RETURN_IF_ERROR(image->append(bytes));
-  note(fqn, {},
-       {format::RecordKind::kBytes, tensor::DType::kNone, 0, offset, static_cast<int64_t>(bytes.size()), 0, 0});
+  note(fqn, box, {kind, tensor::DType::kNone, 0, offset, static_cast<int64_t>(bytes.size()), 0, 0});
   return base::Status::ok();
 }
 

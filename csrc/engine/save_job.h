@@ -44,8 +44,10 @@ class SaveJob {
 
   /// The view's memory may change again when this returns.
   base::Status append_tensor(const std::string& fqn, const tensor::Box& box, const tensor::StridedView& view);
-  /// A record of the planner's own bytes; `box` has no dims.
+  /// A record of the planner's own bytes.
   base::Status append_bytes(const std::string& fqn, std::string_view bytes);
+  /// A record of what torch.save made of a tensor that is not plain.
+  base::Status append_opaque(const std::string& fqn, const tensor::Box& box, std::string_view archive);
   /// Ends the files and makes them durable.
   base::Result<format::WriteResult> finish();
 
@@ -56,6 +58,8 @@ class SaveJob {
  private:
   explicit SaveJob(SaveOptions options, staging::BorrowedRing ring);
 
+  base::Status append_as_is(format::RecordKind kind, const std::string& fqn, const tensor::Box& box,
+                            std::string_view bytes);
   base::Result<FileImage*> image_for_record();
   base::Status finish_image();
   void note(const std::string& fqn, const tensor::Box& box, const format::Record& record);

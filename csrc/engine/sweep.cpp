@@ -6,7 +6,6 @@
 #include "csrc/base/failpoint.h"
 #include "csrc/engine/lock_file.h"
 #include "csrc/engine/open_checkpoint.h"
-#include "csrc/format/data_file.h"
 #include "csrc/io/directory.h"
 
 namespace bytecheckpoint::engine {
@@ -17,13 +16,14 @@ using base::Status;
 /// Names of all files that a commit mark in the directory refers to. Fails if a mark is there and cannot be read.
 base::Result<std::unordered_set<std::string>> named_files(const std::string& directory,
                                                           const std::vector<std::string>& listing) {
-  std::vector<std::string> marks = {std::string(kMetadataName)};
+  std::vector<Scope> marks = {Scope()};
   for (const std::string& name : listing) {
-    if (is_rank_metadata_name(name)) marks.push_back(name);
+    uint32_t rank;
+    if (is_rank_metadata_name(name, &rank)) marks.push_back(rank);
   }
   std::unordered_set<std::string> named;
-  for (const std::string& mark : marks) {
-    base::Result<format::Manifest> manifest = open_checkpoint(directory, mark);
+  for (const Scope mark : marks) {
+    base::Result<format::Manifest> manifest = open_checkpoint(directory, {mark});
     if (!manifest.is_ok()) {
       if (manifest.status().code() == base::Code::kNotFound) continue;
       return manifest.status();
@@ -36,17 +36,18 @@ base::Result<std::unordered_set<std::string>> named_files(const std::string& dir
 }  // namespace
 
 base::Result<SweepReport> sweep(const std::string& directory, const std::string& own_tmp,
-                                const std::vector<std::string>& own_files) {
+                                const std::vector<std::string>& own_files, Scope scope) {
   SweepReport report;
   std::vector<std::string> candidates;
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> listing, io::list_directory(directory));
   for (const std::string& name : listing) {
-    if (format::is_data_file_name(name)) candidates.push_back(name);
+    if (is_data_file_of(scope, name)) candidates.push_back(name);
   }
   BCP_FAILPOINT(kSweepListed);
 
   for (const std::string& name : listing) {
-    if (!is_tmp_name(name) || name == own_tmp) continue;
+    Scope of_tmp;
+    if (!is_tmp_name(name, &of_tmp) || name == own_tmp || !concerns(scope, of_tmp)) continue;
     BCP_ASSIGN_OR_RETURN(const LockFile::Probe probe, LockFile::probe(io::join(directory, name), true));
     if (probe == LockFile::Probe::kFree) ++report.tmps_removed;
     BCP_FAILPOINT(kSweepTmpRemoved);
@@ -56,7 +57,8 @@ base::Result<SweepReport> sweep(const std::string& directory, const std::string&
   // Looked at again: a save may have begun since.
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> after, io::list_directory(directory));
   for (const std::string& name : after) {
-    if (!is_tmp_name(name) || name == own_tmp) continue;
+    Scope of_tmp;
+    if (!is_tmp_name(name, &of_tmp) || name == own_tmp || !concerns(scope, of_tmp)) continue;
     BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(io::join(directory, name)));
     if (type == io::EntryType::kRegular) {
       report.declined = base::text("another save holds ", name);

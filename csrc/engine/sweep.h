@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "csrc/base/status.h"
+#include "csrc/engine/names.h"
 
 namespace bytecheckpoint::engine {
 
@@ -24,7 +25,9 @@ struct SweepReport {
 ///
 /// \param own_tmp    Name of the caller's tmp; left alone.
 /// \param own_files  Names of the caller's data files; left alone.
+/// \param scope      Of the caller: a rank that saves on its own looks at its own and at global saves, and deletes only
+/// files of its own naming.
 base::Result<SweepReport> sweep(const std::string& directory, const std::string& own_tmp,
-                                const std::vector<std::string>& own_files);
+                                const std::vector<std::string>& own_files, Scope scope = {});
 
 }  // namespace bytecheckpoint::engine

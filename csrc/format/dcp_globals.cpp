@@ -11,6 +11,7 @@ struct Entry {
 };
 
 constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
+constexpr std::string_view kOldestModule = "torch.distributed._shard.checkpoint.metadata";  // of torch 1.13
 constexpr std::string_view kOlderModule = "torch.distributed._shard.sharded_tensor.metadata";
 
 constexpr Entry kEntries[] = {
@@ -35,6 +36,7 @@ bool is_pathlib(std::string_view module) {
 }  // namespace
 
 std::optional<uint32_t> find_dcp_global(std::string_view module, std::string_view name) {
+  if (module == kOldestModule) module = kMetadataModule;
   for (const Entry& entry : kEntries) {
     if (entry.module == module && entry.name == name) return entry.global;
   }

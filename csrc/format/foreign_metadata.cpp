@@ -107,12 +107,13 @@ class Metadata {
                         " outside shape ", tensor::to_text(shape)));
   }
 
-  /// The state of a TensorProperties is a tuple: dtype, layout, requires_grad, memory format, pin_memory.
+  /// The state of a TensorProperties is a tuple: dtype, layout, requires_grad, memory format, pin_memory; torch 2.15
+  /// adds strides, of which nothing depends.
   Status read_properties(const PickleValue& value, TensorInfo* info) {
     const PickleObject* properties = pickle_.values().object(value, Kind::kObject, kTensorProperties);
     if (properties == nullptr) return corrupt("properties of another type");
     const PickleSpan state = pickle_.values().children(properties->state);
-    if (!properties->state.is(Kind::kTuple) || state.size() != 5) return corrupt("properties that are no five values");
+    if (!properties->state.is(Kind::kTuple) || state.size() < 5) return corrupt("properties of fewer than five values");
     const tensor::DTypeInfo* dtype = state[0].is(Kind::kGlobal) ? dtype_of_global(state[0].global) : nullptr;
     if (dtype == nullptr) return corrupt("no dtype");
     info->dtype = dtype->dtype;

@@ -107,6 +107,17 @@ class StorageData {
     return Status::ok();
   }
 
+  /// ` (a, b)`, for the message: a few of them, as one text may be shared by many.
+  std::string names_of(const PickleValue& transforms) const {
+    std::string names;
+    if (!is_sequence(transforms)) return names;
+    for (const PickleValue& value : pickle_.values().children(transforms)) {
+      if (value.is(Kind::kString)) names += text(names.empty() ? "" : ", ", value.text().substr(0, 100));
+      if (names.size() > 300) break;
+    }
+    return names.empty() ? names : text(" (", names, ")");
+  }
+
   Status read_record(const PickleValue& info, const Item& item, Record* record) {
     if (pickle_.values().object(info, Kind::kObject, kStorageInfo) == nullptr) {
       return Status::make(Code::kUnsupported, "storage data other than _StorageInfo");
@@ -121,7 +132,8 @@ class StorageData {
     // Newer DCP takes an empty sequence for none.
     const bool none = transforms.is(Kind::kHole) || transforms.is(Kind::kNone);
     if (!none && (!is_sequence(transforms) || pickle_.values().children(transforms).size() != 0)) {
-      return Status::make(Code::kUnsupported, text("record in '", name.text(), "': transformed by stream extensions"));
+      return Status::make(Code::kUnsupported, text("record in '", name.text(), "': transformed by stream extensions",
+                                                   names_of(transforms)));
     }
     int64_t end;
     if (!offset.is(Kind::kInt) || !length.is(Kind::kInt) || !base::checked_add(offset.integer, length.integer, &end)) {

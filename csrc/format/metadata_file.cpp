@@ -131,6 +131,11 @@ base::Result<Manifest> decode_metadata_file(std::string_view bytes) {
   return manifest;
 }
 
+base::Result<std::string_view> pickle_part(std::string_view file_bytes) {
+  BCP_ASSIGN_OR_RETURN(const MetadataTrailer trailer, trailer_of(file_bytes));
+  return file_bytes.substr(0, static_cast<size_t>(trailer.pickle_bytes));
+}
+
 base::Status check_pickle(std::string_view file_bytes) {
   BCP_ASSIGN_OR_RETURN(const MetadataTrailer trailer, trailer_of(file_bytes));
   const uint32_t crc = base::crc32(0, file_bytes.data(), static_cast<size_t>(trailer.pickle_bytes));

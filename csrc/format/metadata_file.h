@@ -42,6 +42,9 @@ base::Result<MetadataTrailer> decode_metadata_trailer(std::string_view bytes, in
 /// Checks table and manifest against the trailer and decodes the manifest. `bytes` is the whole file.
 base::Result<Manifest> decode_metadata_file(std::string_view bytes);
 
+/// The pickle part of a whole file; kCorrupt, kVersion, kNotFound as above.
+base::Result<std::string_view> pickle_part(std::string_view file_bytes);
+
 /// CRC of the pickle part, which no reader of ours uses but every stock reader does.
 base::Status check_pickle(std::string_view file_bytes);
 

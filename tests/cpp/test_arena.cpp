@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/staging/arena.h"
 
+#include <sys/mman.h>
+
 #include <cstring>
 #include <set>
 #include <thread>
@@ -40,6 +42,40 @@ TEST_CASE("arena: a ring that was given back is borrowed again, warm") {
   }
   const BorrowedRing again = test::value_of(BorrowedRing::borrow(2 * kSlotBytes));
   CHECK(again->slot(0) == memory);
+}
+
+/// Pages of `bytes` bytes that are in memory.
+size_t resident_pages(const uint8_t* from, int64_t bytes) {
+  std::vector<unsigned char> resident(static_cast<size_t>(bytes / 4096));
+  REQUIRE(::mincore(const_cast<uint8_t*>(from), static_cast<size_t>(bytes), resident.data()) == 0);
+  size_t count = 0;
+  for (const unsigned char page : resident) count += page & 1;
+  return count;
+}
+
+TEST_CASE("arena: populating touches the pages that are asked for, and leaves what is in them") {
+  const auto ring = test::value_of(SlotRing::map(4));
+  ring->slot(0)[5] = 7;
+  ring->populate(2);
+  ring->slot(1)[6] = 8;  // meanwhile
+  while (resident_pages(ring->slot(0), 2 * kSlotBytes) < 2 * kSlotBytes / 4096) std::this_thread::yield();
+  CHECK(resident_pages(ring->slot(2), 2 * kSlotBytes) == 0);
+  CHECK(ring->slot(0)[5] == 7);
+  CHECK(ring->slot(1)[6] == 8);
+  ring->populate(1);
+  ring->populate(100);
+  while (resident_pages(ring->slot(0), 4 * kSlotBytes) < 4 * kSlotBytes / 4096) std::this_thread::yield();
+}
+
+TEST_CASE("arena: a ring may be destroyed while it is populated") {
+  for (int round = 0; round < 20; ++round) test::value_of(SlotRing::map(4))->populate(4);
+}
+
+TEST_CASE("arena: what was prepared is what is borrowed") {
+  EXPECT_OK(BorrowedRing::prepare(5 * kSlotBytes, 1));
+  const BorrowedRing ring = test::value_of(BorrowedRing::borrow(5 * kSlotBytes));
+  while (resident_pages(ring->slot(0), 2 * kSlotBytes) < 2 * kSlotBytes / 4096) std::this_thread::yield();
+  CHECK(resident_pages(ring->slot(3), kSlotBytes) == 0);
 }
 
 TEST_CASE("arena: borrowers at the same time have rings of their own") {

@@ -20,8 +20,6 @@ namespace {
 using Probe = LockFile::Probe;
 using test::TempDir;
 
-const std::string kDigits = "0123456789abcdef0123456789abcdef";
-
 Probe probed(const std::string& path, bool remove_if_free = false) {
   return test::value_of(LockFile::probe(path, remove_if_free));
 }
@@ -46,29 +44,6 @@ struct Gate {
   started.open();  // fork handlers have run when fork returns
   end.wait();
   ::_exit(0);
-}
-
-TEST_CASE("lock_file: names of tmps and of ranks' commit marks") {
-  base::Id id{};
-  id[0] = 0xAB;
-  CHECK(tmp_name(id) == ".metadata.ab000000000000000000000000000000.tmp");
-  CHECK(is_tmp_name(tmp_name(id)));
-  CHECK(is_tmp_name("__12.metadata." + kDigits + ".tmp"));
-  for (const std::string& name :
-       {std::string(), std::string(".metadata"), std::string(".metadata.tmp"), ".metadata." + kDigits,
-        ".metadata." + kDigits.substr(1) + ".tmp", ".metadata." + kDigits + "0.tmp", "x.metadata." + kDigits + ".tmp",
-        "__x.metadata." + kDigits + ".tmp", ".metadata." + std::string(32, 'A') + ".tmp",
-        ".metadata." + kDigits + ".tmp2", "__12345678901.metadata." + kDigits + ".tmp"}) {
-    CAPTURE(name);
-    CHECK_FALSE(is_tmp_name(name));
-  }
-  CHECK(is_rank_metadata_name("__0.metadata"));
-  CHECK(is_rank_metadata_name("__10000.metadata"));
-  for (const char* name :
-       {".metadata", "__.metadata", "__0.metadata2", "_0.metadata", "__a.metadata", "__0metadata", ""}) {
-    CAPTURE(name);
-    CHECK_FALSE(is_rank_metadata_name(name));
-  }
 }
 
 TEST_CASE("lock_file: held as long as it lives, free when let go, gone when removed") {
@@ -179,13 +154,6 @@ TEST_CASE("lock_file: more locks than the table of descriptors still lock") {
   for (int i = 0; i < 70; ++i) CHECK((probed(dir / std::to_string(i)) == Probe::kHeld));
   locks.clear();
   for (int i = 0; i < 70; ++i) CHECK((probed(dir / std::to_string(i)) == Probe::kFree));
-}
-
-TEST_CASE("lock_file: a name with underscores and no rank is no tmp") {
-  const std::string name = tmp_name(base::Id{});
-  CHECK(is_tmp_name(name));
-  CHECK(is_tmp_name("__12" + name));
-  CHECK_FALSE(is_tmp_name("__" + name));
 }
 
 }  // namespace

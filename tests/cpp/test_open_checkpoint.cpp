@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "tests/cpp/sample_file.h"
 #include "tests/cpp/saved_checkpoint.h"
 #include "tests/cpp/temp_dir.h"
 
@@ -44,13 +45,29 @@ TEST_CASE("open_checkpoint: without data files the save id still tells that it w
   EXPECT_CODE(kCorrupt, open_checkpoint(other.path()));
 }
 
-TEST_CASE("open_checkpoint: another tool's metadata is not ours, unless it lies over our data") {
+TEST_CASE("open_checkpoint: another writer's metadata is read, unless it lies over our data") {
+  const TempDir dir;
+  test::write_all(dir / ".metadata", test::sample_file("stock.metadata"));
+  test::write_all(dir / "__0_0.distcp", "PK\x03\x04");
+  // Left from a save of ours that stock DCP has saved over.
+  test::write_all(dir / "__9_0.0123456789abcdef.distcp", format::encode_header({}));
+  const format::Manifest manifest = test::value_of(open_checkpoint(dir.path()));
+  CHECK(manifest.foreign.has_value());
+  CHECK_FALSE(manifest.items.empty());
+
+  test::write_all(dir / "__1_0.distcp", format::encode_header({}));
+  EXPECT_FAILURE(kCorrupt, "accept_rewritten_metadata", open_checkpoint(dir.path()));
+  EXPECT_OK(open_checkpoint(dir.path(), {{}, false, /*accept_rewritten=*/true}));
+}
+
+TEST_CASE("open_checkpoint: what is no metadata of anybody is refused, and told from ours") {
   const TempDir dir;
   test::write_all(dir / ".metadata", std::string("\x80\x04}.", 4));
-  test::write_all(dir / "__0_0.distcp", "PK\x03\x04");
-  EXPECT_CODE(kUnsupported, open_checkpoint(dir.path()));
-  test::write_all(dir / "__1_0.distcp", format::encode_header({}));
-  EXPECT_CODE(kCorrupt, open_checkpoint(dir.path()));
+  EXPECT_FAILURE(kCorrupt, dir / ".metadata", open_checkpoint(dir.path()));
+  test::write_all(dir / ".metadata", std::string("\x80\x04\x8c\x05posix\x8c\x06system\x93.", 19));
+  EXPECT_FAILURE(kUnsupported, "posix.system", open_checkpoint(dir.path()));
+  test::write_all(dir / "__0_0.distcp", format::encode_header({}));
+  EXPECT_FAILURE(kCorrupt, "trailer is missing", open_checkpoint(dir.path()));
 }
 
 TEST_CASE("open_checkpoint: the pickle is checked by who asks for it") {
@@ -58,7 +75,7 @@ TEST_CASE("open_checkpoint: the pickle is checked by who asks for it") {
   test::save_checkpoint(dir.path(), 1, "content");
   test::flip_bit(dir / ".metadata", 20);
   EXPECT_OK(open_checkpoint(dir.path()));
-  EXPECT_FAILURE(kCorrupt, "pickle", open_checkpoint(dir.path(), kMetadataName, /*check_pickle=*/true));
+  EXPECT_FAILURE(kCorrupt, "pickle", open_checkpoint(dir.path(), {{}, /*check_pickle=*/true}));
 }
 
 TEST_CASE("open_checkpoint: the commit mark of a rank goes by its own name") {
@@ -66,7 +83,7 @@ TEST_CASE("open_checkpoint: the commit mark of a rank goes by its own name") {
   test::save_checkpoint(dir.path(), 1, "content");
   REQUIRE(::rename((dir / ".metadata").c_str(), (dir / "__3.metadata").c_str()) == 0);
   EXPECT_CODE(kNotFound, open_checkpoint(dir.path()));
-  CHECK(test::value_of(open_checkpoint(dir.path(), "__3.metadata")).save_id == test::save_id_of(1));
+  CHECK(test::value_of(open_checkpoint(dir.path(), {3})).save_id == test::save_id_of(1));
 }
 
 }  // namespace

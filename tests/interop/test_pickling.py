@@ -133,6 +133,10 @@ def test_writer_reader_and_reports(tmp_path: Path) -> None:
 def test_metadata(tmp_path: Path) -> None:
     returned = dcp.save({"a": torch.arange(10), "n": 1}, storage_writer=BcpWriter(tmp_path))
     read = BcpReader(tmp_path).read_metadata()
+    assert pickle.loads(pickle.dumps(read)) == read
+    assert returned.storage_meta is not None
+    assert read.storage_meta is not None
+    returned.storage_meta.load_id = read.storage_meta.load_id
     assert pickle.loads(pickle.dumps(read)) == read == returned == pickle.loads(pickle.dumps(returned))
 
 

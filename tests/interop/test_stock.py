@@ -96,6 +96,7 @@ def stock_part(path: Path) -> Any:
 
 def assert_same_metadata(ours: Metadata, theirs: Metadata) -> None:
     """Every field but what must differ: save id, file names, offsets and lengths."""
+    assert ours.storage_data is not None
     assert type(ours) is Metadata
     assert vars(ours).keys() == vars(theirs).keys()
     assert list(ours.state_dict_metadata) == list(theirs.state_dict_metadata), "order of the keys"
@@ -103,7 +104,6 @@ def assert_same_metadata(ours: Metadata, theirs: Metadata) -> None:
         got = ours.state_dict_metadata[key]
         assert typed(got) == typed(wanted), key
     assert typed(ours.planner_data) == typed(theirs.planner_data)
-    assert ours.storage_data is not None
     assert ours.storage_data.keys() == theirs.storage_data.keys()
     for index, wanted in theirs.storage_data.items():
         mine = next(key for key in ours.storage_data if key == index)
@@ -118,7 +118,7 @@ def assert_same_metadata(ours: Metadata, theirs: Metadata) -> None:
     assert ours.storage_meta is not None
     assert ours.storage_meta.save_id is not None
     assert ours.storage_meta.save_id.startswith("bcp1-")
-    assert typed(dataclasses.replace(ours.storage_meta, save_id="")) == typed(
+    assert typed(dataclasses.replace(ours.storage_meta, save_id="", load_id=None)) == typed(
         dataclasses.replace(theirs.storage_meta, save_id="")  # type: ignore[type-var]
     )
     assert ours.version == theirs.version
@@ -145,8 +145,8 @@ def assert_published(returned: Metadata, path: Path) -> None:
 
 
 def typed_metadata(metadata: Metadata) -> Any:
-    fields = {**vars(metadata), "storage_data": None}
     assert metadata.storage_data is not None
+    fields = {**vars(metadata), "storage_data": None}
     places = {(index, index.index): typed(info) for index, info in metadata.storage_data.items()}
     return {name: typed(value) for name, value in fields.items()}, places
 

@@ -102,12 +102,27 @@ def by_both_readers(names: list[str]) -> list[Any]:
 
 def wanted_of(name: str, rank: int = 0) -> Any:
     version = version_of(name)
-    return settled(as_saved(state_of(kind_of(name), version, rank), version))
+    state = as_saved(state_of(kind_of(name), version, rank), version)
+    if version < (2, 0):
+        state = {
+            key: as_kept_by_113(value) if isinstance(value, torch.Tensor) else value for key, value in state.items()
+        }
+    return settled(state)
+
+
+def as_kept_by_113(tensor: torch.Tensor) -> torch.Tensor:
+    """torch.save of 1.13 wrote the memory of a view and not that it was to be conjugated or negated.
+
+    DCP had it cloned, and so negated, if it was part of something larger.
+    """
+    tensor = tensor.conj() if tensor.is_conj() else tensor
+    is_whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+    return tensor._neg_view() if tensor.is_neg() and is_whole else tensor
 
 
 def load(state: dict[str, Any], name: str, reader: Any) -> None:
     # With flatten_sharded_tensors, DCP would put objects into a dict of its own.
-    flatten = kind_of(name) != "unflattened"
+    flatten = kind_of(name) != "unflattened" and version_of(name) >= (2, 0)
     planner = dcp.DefaultLoadPlanner(flatten_state_dict=flatten, flatten_sharded_tensors=flatten)
     dcp.load(state, storage_reader=reader(GOLDEN / name), planner=planner)
 

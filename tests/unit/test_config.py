@@ -38,6 +38,7 @@ def test_from_env() -> None:
         "BYTECHECKPOINT_VERIFY": "0",
         "BYTECHECKPOINT_COMMIT_DEADLINE_S": "1.5",
         "BYTECHECKPOINT_TAKE_OVER": "Yes",
+        "BYTECHECKPOINT_ACCEPT_REWRITTEN_METADATA": "1",
         "BYTECHECKPOINT_ALLOW_PICKLE": " true ",
         "PATH": "/bin",
         "BYTECHECK": "another prefix",
@@ -49,6 +50,7 @@ def test_from_env() -> None:
         verify=False,
         commit_deadline_s=1.5,
         take_over=True,
+        accept_rewritten_metadata=True,
         allow_pickle=True,
     )
     assert Config.from_env(environ) == wanted

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check of a whole checkpoint; needs no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from bytecheckpoint import _core
+from bytecheckpoint.config import Config
+from bytecheckpoint.report import Problem, VerifyReport
+
+__all__ = ["verify"]
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    config: Config | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> VerifyReport:
+    """Reads every byte of a checkpoint and compares it with its checksum.
+
+    Also proves that the two parts of ``.metadata`` say the same, and that the archives that stock readers read around
+    the elements of each tensor are what they must be. Local; changes nothing; goes on after a problem, so that one run
+    finds all of them.
+
+    Args:
+        path: Directory of a checkpoint that ``BcpWriter`` wrote.
+        config: ``direct_io`` and ``ring_bytes`` are used; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
+        progress: Called a few times a second or more often with the bytes done and the bytes to do.
+
+    Returns:
+        What was checked, and ``problems``: none if the checkpoint is whole. ``raise_if_damaged()`` of it raises.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint.
+        UnsupportedError: Another tool wrote it, without checksums of ours.
+        CheckpointChangedError: A newer commit replaced it meanwhile.
+        StorageError: The directory or ``.metadata`` cannot be read.
+    """
+    config = config or Config.from_env()
+    found = _core.verify(os.fspath(path), direct_io=config.direct_io, ring_bytes=config.ring_bytes, progress=progress)
+    problems = [
+        Problem(
+            file=file,
+            section=section,
+            offset=None if offset < 0 else offset,
+            num_bytes=None if num_bytes < 0 else num_bytes,
+            fqns=fqns,
+            message=message,
+        )
+        for file, section, offset, num_bytes, fqns, message in found.pop("problems")
+    ]
+    return VerifyReport(path=os.fspath(path), problems=problems, **found)

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/stl.h>
+
+#include "csrc/bindings/bind_checkpoint.h"
+#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/dcp_objects.h"
+#include "csrc/bindings/tree_caster.h"
+#include "csrc/bindings/unlocked.h"
+#include "csrc/engine/assemble.h"
+#include "csrc/engine/commit.h"
+#include "csrc/engine/random_id.h"
+#include "csrc/format/metadata_file.h"
+#include "csrc/staging/arena.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+
+base::Id id_of(const std::string& save_id) {
+  base::Id id;
+  if (!base::id_from_hex(save_id, &id)) throw py::value_error("save id: 32 hex digits wanted");
+  return id;
+}
+
+std::unique_ptr<engine::Commit> begin_commit(std::string directory, const std::string& save_id, engine::Scope rank,
+                                             bool overwrite, bool take_over, bool sync, int64_t reserve_bytes,
+                                             double deadline_s) {
+  engine::CommitOptions options;
+  options.directory = std::move(directory);
+  options.save_id = id_of(save_id);
+  options.scope = rank;
+  options.overwrite = overwrite;
+  options.take_over = take_over;
+  options.sync = sync;
+  options.reserve_bytes = reserve_bytes;
+  options.deadline_s = deadline_s;
+  return value_unlocked([&] { return engine::Commit::begin(std::move(options)); });
+}
+
+py::dict commit(engine::Commit& self, const Checkpoint& checkpoint) {
+  const engine::CommitReport report = value_unlocked(
+      [&] { return self.commit(format::encode_metadata_file(checkpoint.manifest), checkpoint.manifest.files); });
+  py::dict out;
+  out["directory_synced"] = report.directory_synced;
+  out["files_swept"] = report.files_swept;
+  out["warnings"] = report.warnings;
+  return out;
+}
+
+/// Joins what was planned with what all ranks wrote.
+std::unique_ptr<Checkpoint> assemble(const std::string& save_id, std::string checkpoint_id,
+                                     const py::dict& state_dict_metadata, const std::vector<py::bytes>& results,
+                                     py::handle planner_data, std::string user_metadata) {
+  format::Manifest manifest;
+  manifest.save_id = id_of(save_id);
+  manifest.checkpoint_id = std::move(checkpoint_id);
+  manifest.items = read_state_dict_metadata(state_dict_metadata);
+  manifest.planner_data = tree_from_python(planner_data);
+  manifest.user_metadata = std::move(user_metadata);
+  std::vector<format::WriteResult> written;
+  for (const py::bytes& result : results) {
+    written.push_back(value_or_raise(format::decode_write_result(std::string_view(result))));
+  }
+  return std::make_unique<Checkpoint>(
+      Checkpoint{value_unlocked([&] { return engine::assemble_manifest(std::move(manifest), written); })});
+}
+
+}  // namespace
+
+void bind_commit(py::module_& m) {
+  m.def("draw_save_id", [] { return base::to_hex(value_or_raise(engine::draw_id())); });
+  m.def(
+      "prepare_ring",
+      [](int64_t ring_bytes, int64_t expected_bytes) {
+        run_unlocked([&] { return staging::BorrowedRing::prepare(ring_bytes, expected_bytes); });
+      },
+      py::arg("ring_bytes"), py::arg("expected_bytes"));
+  m.def("assemble", &assemble, py::arg("save_id"), py::arg("checkpoint_id"), py::arg("state_dict_metadata"),
+        py::arg("results"), py::arg("planner_data"), py::arg("user_metadata"));
+  m.def(
+      "state_dict_metadata", [](const Checkpoint& c) { return make_state_dict_metadata(c.manifest); },
+      py::arg("checkpoint"));
+  m.def(
+      "storage_data",
+      [](const Checkpoint& c, const py::object& storage_info) { return make_storage_data(c.manifest, storage_info); },
+      py::arg("checkpoint"), py::arg("storage_info"));
+  py::class_<engine::Commit>(m, "Commit", py::module_local())
+      .def(py::init(&begin_commit), py::kw_only(), py::arg("directory"), py::arg("save_id"), py::arg("rank"),
+           py::arg("overwrite"), py::arg("take_over"), py::arg("sync"), py::arg("reserve_bytes"), py::arg("deadline_s"))
+      .def(
+          "check_files",
+          [](engine::Commit& self, const Checkpoint& checkpoint) {
+            run_unlocked([&] { return self.check_files(checkpoint.manifest.files); });
+          },
+          py::arg("checkpoint"))
+      .def("commit", &commit, py::arg("checkpoint"))
+      .def(
+          "abort",
+          [](engine::Commit& self, const std::vector<std::string>& file_names) {
+            run_unlocked([&] { return self.abort(file_names); });
+          },
+          py::arg("file_names"))
+      .def("abandon", &engine::Commit::abandon, py::call_guard<py::gil_scoped_release>())
+      .def("is_over", &engine::Commit::is_over, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace bytecheckpoint::bindings

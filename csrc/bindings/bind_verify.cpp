@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bindings/bind_verify.h"
+
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include "csrc/bindings/unlocked.h"
+#include "csrc/engine/verify_job.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+
+/// {"save_ids", "num_files", "num_records", "bytes_checked", "problems": [(file, section, offset, bytes, fqns,
+/// message)]}
+py::dict verify(std::string directory, bool direct_io, int64_t ring_bytes, const py::object& progress) {
+  engine::VerifyOptions options;
+  options.directory = std::move(directory);
+  options.direct_io = direct_io;
+  options.ring_bytes = ring_bytes;
+  // What the callback or a signal handler raised stays set until we are back.
+  bool raised = false;
+  const auto report_progress = [&](int64_t done, int64_t total) {
+    const py::gil_scoped_acquire locked;
+    raised = PyErr_CheckSignals() != 0;
+    if (!raised && !progress.is_none()) {
+      const py::object outcome = py::reinterpret_steal<py::object>(
+          PyObject_CallFunction(progress.ptr(), "LL", static_cast<long long>(done), static_cast<long long>(total)));
+      raised = !outcome;
+    }
+    return !raised;
+  };
+  auto result = [&] {
+    const py::gil_scoped_release unlocked;
+    return engine::verify_checkpoint(options, report_progress);
+  }();
+  if (raised) throw py::error_already_set();
+  const engine::VerifyReport report = value_or_raise(std::move(result));
+  py::list problems;
+  for (const engine::Problem& p : report.problems) {
+    problems.append(py::make_tuple(p.file, p.section, p.offset, p.bytes, p.fqns, p.message));
+  }
+  py::dict out;
+  out["save_ids"] = report.save_ids;
+  out["num_files"] = report.num_files;
+  out["num_records"] = report.num_records;
+  out["bytes_checked"] = report.bytes_checked;
+  out["problems"] = problems;
+  return out;
+}
+
+}  // namespace
+
+void bind_verify(py::module_& m) {
+  m.def("verify", &verify, py::arg("directory"), py::kw_only(), py::arg("direct_io"), py::arg("ring_bytes"),
+        py::arg("progress"));
+}
+
+}  // namespace bytecheckpoint::bindings

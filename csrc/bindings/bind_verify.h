@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace bytecheckpoint::bindings {
+
+/// The check of a whole checkpoint.
+void bind_verify(pybind11::module_& m);
+
+}  // namespace bytecheckpoint::bindings

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bindings/dcp_objects.h"
+
+#include <unordered_map>
+
+#include "csrc/bindings/errors.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+using base::Code;
+using base::Status;
+using base::text;
+using tensor::Dims;
+
+/// Interned names, classes and constants, looked up once. Never freed: they live as long as the interpreter.
+struct Dcp {
+  py::module_ torch = py::module_::import("torch");
+  py::module_ metadata = py::module_::import("torch.distributed.checkpoint.metadata");
+  py::module_ planner = py::module_::import("torch.distributed.checkpoint.planner");
+
+  py::object size = torch.attr("Size");
+  py::object strided = torch.attr("strided");
+  py::object memory_formats[3] = {torch.attr("contiguous_format"), torch.attr("channels_last"),
+                                  torch.attr("preserve_format")};
+  py::object tensor_entry = metadata.attr("TensorStorageMetadata");
+  py::object bytes_entry = metadata.attr("BytesStorageMetadata");
+  py::object properties_class = metadata.attr("TensorProperties");
+  py::object chunk_class = metadata.attr("ChunkStorageMetadata");
+  py::object index_class = metadata.attr("MetadataIndex");
+  py::object write_bytes = planner.attr("WriteItemType").attr("BYTE_IO");
+  py::object read_bytes = planner.attr("LoadItemType").attr("BYTE_IO");
+  std::unordered_map<PyObject*, const tensor::DTypeInfo*> dtypes;
+  std::vector<py::object> dtype_objects;  // by code; none where this torch lacks it
+
+  py::object index = name("index"), type = name("type"), tensor_data = name("tensor_data"), fqn = name("fqn"),
+             chunk = name("chunk"), chunks = name("chunks"), offset = name("offset"), offsets = name("offsets"),
+             sizes = name("sizes"), properties = name("properties"), dtype = name("dtype"), layout = name("layout"),
+             requires_grad = name("requires_grad"), memory_format = name("memory_format"),
+             pin_memory = name("pin_memory"), size_name = name("size"), dest_index = name("dest_index"),
+             storage_index = name("storage_index"), storage_offsets = name("storage_offsets"),
+             lengths = name("lengths");
+
+  Dcp() : dtype_objects(tensor::kLastDType + 1, py::none()) {
+    for (uint8_t code = 1; code <= tensor::kLastDType; ++code) {
+      const tensor::DTypeInfo* info = tensor::find_dtype(code);
+      if (!py::hasattr(torch, info->name)) continue;
+      dtype_objects[code] = torch.attr(info->name);
+      dtypes[dtype_objects[code].ptr()] = info;
+    }
+  }
+
+  static py::object name(const char* text) {
+    return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(text));
+  }
+};
+
+const Dcp& dcp() {
+  static const Dcp* objects = new Dcp();
+  return *objects;
+}
+
+/// While many objects are made that all stay alive, collections find nothing and cost most of the time.
+class NoCollections {
+ public:
+  NoCollections() : was_enabled_(PyGC_Disable()) {}
+  ~NoCollections() {
+    if (was_enabled_) PyGC_Enable();
+  }
+  NoCollections(const NoCollections&) = delete;
+  NoCollections& operator=(const NoCollections&) = delete;
+
+ private:
+  const int was_enabled_;
+};
+
+py::object get(py::handle object, const py::object& name) {
+  PyObject* value = PyObject_GetAttr(object.ptr(), name.ptr());
+  if (value == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(value);
+}
+
+/// As object.__setattr__ does: past the refusal of a frozen dataclass.
+void set(const py::object& object, const py::object& name, const py::object& value) {
+  if (PyObject_GenericSetAttr(object.ptr(), name.ptr(), value.ptr()) != 0) throw py::error_already_set();
+}
+
+/// A dataclass instance whose attributes the caller sets: what its `__init__` would do, without the call.
+py::object make_instance(const py::object& of_class) {
+  auto* type = reinterpret_cast<PyTypeObject*>(of_class.ptr());
+  static PyObject* const no_arguments = PyTuple_New(0);
+  PyObject* made = type->tp_new(type, no_arguments, nullptr);
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
+}
+
+Dims read_dims(py::handle value) {
+  const py::object fast = py::reinterpret_steal<py::object>(PySequence_Fast(value.ptr(), "sizes or offsets wanted"));
+  if (!fast) throw py::error_already_set();
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+  Dims dims(static_cast<size_t>(count));
+  for (Py_ssize_t d = 0; d < count; ++d) {
+    const long long size = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast.ptr(), d));
+    if (size == -1 && PyErr_Occurred()) throw py::error_already_set();
+    dims[static_cast<size_t>(d)] = size;
+  }
+  return dims;
+}
+
+py::object make_size(const Dims& dims) {
+  py::tuple tuple(dims.size());
+  for (size_t d = 0; d < dims.size(); ++d) tuple[d] = py::int_(dims[d]);
+  return dcp().size(tuple);
+}
+
+[[noreturn]] void refuse(const std::string& fqn, const std::string& why) {
+  raise(Status::make(Code::kInvalidArgument, text("'", fqn, "': ", why)));
+}
+
+std::string to_text(const py::object& value) {
+  return py::str(value);
+}
+
+/// Checks and reads the dtype and layout of `TensorProperties`.
+const tensor::DTypeInfo* read_dtype(const std::string& fqn, const py::object& properties) {
+  const py::object dtype = get(properties, dcp().dtype);
+  const py::object layout = get(properties, dcp().layout);
+  const auto found = dcp().dtypes.find(dtype.ptr());
+  if (!layout.is(dcp().strided) || found == dcp().dtypes.end()) {
+    refuse(fqn, text("a tensor of ", to_text(dtype), ", ", to_text(layout), " cannot be stored"));
+  }
+  return found->second;
+}
+
+uint8_t read_memory_format(const std::string& fqn, const py::object& properties) {
+  const py::object format = get(properties, dcp().memory_format);
+  for (uint8_t code = 0; code < 3; ++code) {
+    if (format.equal(dcp().memory_formats[code])) return code;
+  }
+  refuse(fqn, text("a tensor of ", to_text(format), " cannot be stored"));
+}
+
+tensor::Box read_chunk(const py::handle& chunk) {
+  return {read_dims(get(chunk, dcp().offsets)), read_dims(get(chunk, dcp().sizes))};
+}
+
+py::object make_entry(const format::Item& item) {
+  if (!item.is_tensor) return make_instance(dcp().bytes_entry);
+  const py::object dtype = dcp().dtype_objects[static_cast<size_t>(item.tensor.dtype)];
+  if (dtype.is_none()) {
+    raise(Status::make(Code::kUnsupported, text("'", item.fqn, "': this torch has no dtype ",
+                                                tensor::find_dtype(item.tensor.dtype)->name)));
+  }
+  const py::object properties = make_instance(dcp().properties_class);
+  set(properties, dcp().dtype, dtype);
+  set(properties, dcp().layout, dcp().strided);
+  set(properties, dcp().requires_grad, py::bool_(item.tensor.requires_grad));
+  set(properties, dcp().memory_format, dcp().memory_formats[item.tensor.memory_format]);
+  set(properties, dcp().pin_memory, py::bool_(item.tensor.pin_memory));
+  py::list chunks(item.chunks.size());
+  for (size_t c = 0; c < item.chunks.size(); ++c) {
+    const py::object chunk = make_instance(dcp().chunk_class);
+    set(chunk, dcp().offsets, make_size(item.chunks[c].box.offsets));
+    set(chunk, dcp().sizes, make_size(item.chunks[c].box.sizes));
+    chunks[c] = chunk;
+  }
+  const py::object entry = make_instance(dcp().tensor_entry);
+  set(entry, dcp().properties, properties);
+  set(entry, dcp().size_name, make_size(item.tensor.sizes));
+  set(entry, dcp().chunks, chunks);
+  return entry;
+}
+
+/// The items in the order of the state dict; raises if their positions are no permutation.
+std::vector<const format::Item*> in_order(const format::Manifest& manifest) {
+  std::vector<const format::Item*> ordered(manifest.items.size());
+  for (const format::Item& item : manifest.items) {
+    if (item.ordinal >= ordered.size() || ordered[item.ordinal] != nullptr) {
+      raise(Status::make(Code::kCorrupt, "manifest: positions of the items are no permutation"));
+    }
+    ordered[item.ordinal] = &item;
+  }
+  return ordered;
+}
+
+}  // namespace
+
+PlannedWrite read_write_item(py::handle item) {
+  const py::object index = get(item, dcp().index);
+  const py::object data = get(item, dcp().tensor_data);
+  PlannedWrite planned;
+  planned.fqn = get(index, dcp().fqn).cast<std::string>();
+  planned.is_tensor = !data.is_none() && !get(item, dcp().type).is(dcp().write_bytes);
+  if (planned.is_tensor) {
+    planned.dtype = read_dtype(planned.fqn, get(data, dcp().properties));
+    planned.box = read_chunk(get(data, dcp().chunk));
+  }
+  return planned;
+}
+
+PlannedRead read_read_item(py::handle item) {
+  const py::object index = get(item, dcp().storage_index);
+  PlannedRead planned;
+  planned.fqn = get(index, dcp().fqn).cast<std::string>();
+  planned.is_tensor = !get(item, dcp().type).is(dcp().read_bytes);
+  const py::object offset = get(index, dcp().offset);
+  if (!offset.is_none()) planned.chunk_offsets = read_dims(offset);
+  const py::object hint = get(index, dcp().index);
+  if (!hint.is_none()) planned.hint = hint.cast<int64_t>();
+  if (planned.is_tensor) {
+    planned.box = {read_dims(get(item, dcp().storage_offsets)), read_dims(get(item, dcp().lengths))};
+  }
+  return planned;
+}
+
+std::vector<format::Item> read_state_dict_metadata(py::handle entries) {
+  std::vector<format::Item> items;
+  for (const auto& [key, entry] : py::reinterpret_borrow<py::dict>(entries)) {
+    format::Item& item = items.emplace_back();
+    item.fqn = key.cast<std::string>();
+    item.ordinal = static_cast<uint32_t>(items.size() - 1);
+    item.is_tensor = !py::isinstance(entry, dcp().bytes_entry);
+    if (!item.is_tensor) {
+      item.chunks.emplace_back();
+      continue;
+    }
+    const py::object properties = get(entry, dcp().properties);
+    item.tensor.dtype = read_dtype(item.fqn, properties)->dtype;
+    item.tensor.memory_format = read_memory_format(item.fqn, properties);
+    item.tensor.requires_grad = get(properties, dcp().requires_grad).cast<bool>();
+    item.tensor.pin_memory = get(properties, dcp().pin_memory).cast<bool>();
+    item.tensor.sizes = read_dims(get(entry, dcp().size_name));
+    for (const py::handle chunk : get(entry, dcp().chunks)) item.chunks.push_back({read_chunk(chunk), {}});
+  }
+  return items;
+}
+
+py::dict make_state_dict_metadata(const format::Manifest& manifest) {
+  const NoCollections quiet;
+  py::dict entries;
+  for (const format::Item* item : in_order(manifest)) entries[py::str(item->fqn)] = make_entry(*item);
+  return entries;
+}
+
+py::dict make_storage_data(const format::Manifest& manifest, const py::object& storage_info) {
+  const NoCollections quiet;
+  std::vector<py::str> names;
+  for (const format::FileEntry& file : manifest.files) names.emplace_back(file.name);
+  py::dict data;
+  for (const format::Item* item : in_order(manifest)) {
+    for (size_t c = 0; c < item->chunks.size(); ++c) {
+      const format::Chunk& chunk = item->chunks[c];
+      if (chunk.record.kind == format::RecordKind::kAbsent) continue;
+      const py::object index = item->is_tensor ? dcp().index_class(item->fqn, make_size(chunk.box.offsets), c)
+                                               : dcp().index_class(item->fqn);
+      data[index] = storage_info(names[chunk.record.file], chunk.record.offset, chunk.record.bytes);
+    }
+  }
+  return data;
+}
+
+}  // namespace bytecheckpoint::bindings

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/source_file.h"
+
+#include <algorithm>
+
+#include "csrc/base/crc32.h"
+#include "csrc/io/directory.h"
+#include "csrc/io/file.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+
+base::Result<std::string> read(io::File& file, int64_t offset, int64_t size) {
+  std::string bytes(static_cast<size_t>(size), '\0');
+  BCP_RETURN_IF_ERROR(file.read_at(bytes.data(), size, offset, size).status());
+  return bytes;
+}
+
+base::Result<format::DataTrailer> read_trailer(io::File& file, int64_t file_bytes) {
+  if (file_bytes < format::kHeaderBytes + format::kDataTrailerBytes) {
+    return Status::make(Code::kCorrupt, text("read(", file.path(), "): ", file_bytes, " bytes, too short for a file"),
+                        file.path());
+  }
+  BCP_ASSIGN_OR_RETURN(const std::string tail,
+                       read(file, file_bytes - format::kDataTrailerBytes, format::kDataTrailerBytes));
+  base::Result<format::DataTrailer> trailer = format::decode_data_trailer(tail, file_bytes);
+  if (trailer.is_ok()) return trailer;
+  return Status::make(trailer.status().code(), text("read(", file.path(), "): ", trailer.status().message()),
+                      file.path());
+}
+
+Status compare_with_manifest(const io::File& file, const format::FileEntry& entry, const format::DataTrailer& trailer) {
+  if (trailer.id.file_id == entry.id.file_id && trailer.trailer_crc == entry.trailer_crc &&
+      trailer.id.rank == entry.id.rank && trailer.id.number == entry.id.number) {
+    return Status::ok();
+  }
+  return Status::make(Code::kCorrupt,
+                      text("read(", file.path(), ", offset=", entry.bytes - format::kDataTrailerBytes,
+                           "): trailer of file ", base::to_hex(trailer.id.file_id), " with CRC ", trailer.trailer_crc,
+                           ", the metadata wants ", base::to_hex(entry.id.file_id), " with CRC ", entry.trailer_crc),
+                      file.path());
+}
+
+base::Result<std::vector<uint32_t>> read_table(io::File& file, const format::DataTrailer& trailer) {
+  BCP_ASSIGN_OR_RETURN(const std::string table, read(file, trailer.end_of_records, trailer.table_bytes()));
+  const uint32_t crc = base::crc32(0, table.data(), table.size());
+  if (crc != trailer.table_crc) {
+    return Status::make(Code::kCorrupt,
+                        text("read(", file.path(), ", offset=", trailer.end_of_records, "): block table has CRC ", crc,
+                             ", stored ", trailer.table_crc),
+                        file.path());
+  }
+  return format::decode_block_table(table);
+}
+
+}  // namespace
+
+base::Result<std::shared_ptr<const SourceFile>> SourceFile::open(const std::string& directory,
+                                                                 const format::Manifest& manifest,
+                                                                 const format::FileEntry& entry) {
+  auto source = std::make_shared<SourceFile>();
+  source->path = io::join(directory, entry.name);
+  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(source->path, /*direct=*/false));
+  BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
+  if (manifest.foreign.has_value()) {
+    char magic[8] = {};
+    BCP_RETURN_IF_ERROR(file.read_at(magic, 8, 0, std::min<int64_t>(8, size)).status());
+    source->has_checksums = std::string_view(magic, 8) == format::kDataMagic;
+    source->end_of_records = size;
+    if (!source->has_checksums) return std::shared_ptr<const SourceFile>(std::move(source));
+  } else if (size != entry.bytes) {
+    return Status::make(Code::kCorrupt,
+                        text("read(", source->path, "): ", size, " bytes, the metadata wants ", entry.bytes),
+                        source->path);
+  }
+  BCP_ASSIGN_OR_RETURN(const format::DataTrailer trailer, read_trailer(file, size));
+  if (!manifest.foreign.has_value()) BCP_RETURN_IF_ERROR(compare_with_manifest(file, entry, trailer));
+  source->has_checksums = true;
+  source->end_of_records = trailer.end_of_records;
+  BCP_ASSIGN_OR_RETURN(source->block_crcs, read_table(file, trailer));
+  return std::shared_ptr<const SourceFile>(std::move(source));
+}
+
+Status SourceFile::check_blocks(const uint8_t* bytes, int64_t offset, int64_t size) const {
+  for (int64_t begin = offset; begin < offset + size; begin += format::kBlockBytes) {
+    const int64_t part = std::min(format::kBlockBytes, offset + size - begin);
+    const uint32_t computed = base::crc32(0, bytes + (begin - offset), static_cast<size_t>(part));
+    const uint32_t stored = block_crcs[static_cast<size_t>(begin / format::kBlockBytes)];
+    if (computed != stored) {
+      return Status::make(
+          Code::kCorrupt,
+          text("read(", path, ", offset=", begin, ", ", part, " bytes): block has CRC ", computed, ", stored ", stored),
+          path);
+    }
+  }
+  return Status::ok();
+}
+
+Status SourceFile::behind_the_records(int64_t offset) const {
+  return Status::make(Code::kCorrupt,
+                      text("read(", path, ", offset=", offset, "): the metadata wants a record there, the ",
+                           has_checksums ? "records end at " : "file ends at ", end_of_records),
+                      path);
+}
+
+}  // namespace bytecheckpoint::engine

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/tensor_place.h"
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <thread>
+
+#include "csrc/base/mutex.h"
+#include "csrc/format/torch_archive.h"
+#include "csrc/io/directory.h"
+#include "csrc/io/file.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+
+constexpr size_t kThreads = 4;
+/// Archives that one thread takes at a time: neighbours in one file, which it opens once.
+constexpr size_t kBatch = 64;
+
+/// The order of dims in which a tensor of these strides is row-major; nothing if it has gaps or shares elements.
+std::optional<std::vector<uint32_t>> dense_order(const tensor::Dims& sizes, const tensor::Dims& strides) {
+  std::vector<uint32_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0u);
+  // Dims of one element may have any stride: they come first, and count nothing below.
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return sizes[a] != 1 && sizes[b] != 1 ? strides[a] > strides[b] : sizes[a] == 1 && sizes[b] != 1;
+  });
+  int64_t wanted = 1;
+  for (size_t d = order.size(); d-- > 0;) {
+    if (sizes[order[d]] == 1) continue;
+    if (strides[order[d]] != wanted) return std::nullopt;
+    wanted *= sizes[order[d]];
+  }
+  if (std::is_sorted(order.begin(), order.end())) order.clear();
+  return order;
+}
+
+std::optional<TensorPlace> place_in_archive(const format::ArchivedTensor& stored, const format::Chunk& chunk) {
+  if (stored.is_conj || stored.is_neg || stored.sizes != chunk.box.sizes) return std::nullopt;
+  const tensor::DTypeInfo* info = tensor::find_plain_dtype(stored.dtype);
+  if (info == nullptr) return std::nullopt;
+  TensorPlace place;
+  place.dtype = stored.dtype;
+  place.data_offset = chunk.record.offset + stored.data_offset;
+  int64_t numel = 0;
+  if (!tensor::checked_numel(stored.sizes, &numel)) return std::nullopt;
+  if (numel == 0) return place;
+  auto order = dense_order(stored.sizes, stored.strides);
+  if (!order.has_value()) return std::nullopt;
+  place.dim_order = std::move(*order);
+  const bool fills_storage =
+      stored.data_offset == stored.storage_offset && stored.storage_bytes == numel * info->itemsize_bytes;
+  if (fills_storage) place.data_crc = stored.storage_crc;
+  return place;
+}
+
+/// Opens archives of one checkpoint, one thread's part of them.
+class Locator {
+ public:
+  Locator(const std::string& directory, const format::Manifest& manifest)
+      : directory_(directory), manifest_(manifest) {}
+
+  base::Result<std::optional<TensorPlace>> locate(const format::Chunk& chunk) {
+    const format::Record& record = chunk.record;
+    if (!file_.is_open() || open_ != record.file) {
+      const std::string path = io::join(directory_, manifest_.files[record.file].name);
+      BCP_ASSIGN_OR_RETURN(file_, io::File::open(path, /*direct=*/false));
+      open_ = record.file;
+    }
+    const auto read = [&](int64_t offset, int64_t size) -> base::Result<std::string> {
+      std::string bytes(static_cast<size_t>(size), '\0');
+      BCP_RETURN_IF_ERROR(file_.read_at(bytes.data(), size, record.offset + offset, size).status());
+      return bytes;
+    };
+    base::Result<std::optional<format::ArchivedTensor>> stored = format::read_tensor_archive(record.bytes, read);
+    if (!stored.is_ok()) {
+      const Status fault = stored.status();
+      if (!fault.path().empty()) return fault;  // the file's own
+      return Status::make(fault.code(), text("read(", file_.path(), ", offset=", record.offset, "): ", fault.message()),
+                          file_.path());
+    }
+    if (!stored.value().has_value()) return std::optional<TensorPlace>();
+    return place_in_archive(*stored.value(), chunk);
+  }
+
+ private:
+  const std::string& directory_;
+  const format::Manifest& manifest_;
+  io::File file_;
+  uint32_t open_ = 0;
+};
+
+}  // namespace
+
+TensorPlace place_of(const format::Record& record) {
+  return {record.stored_dtype, record.data_offset, {}, {}};
+}
+
+base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::string& directory,
+                                                                     const format::Manifest& manifest,
+                                                                     const std::vector<const format::Chunk*>& chunks) {
+  std::vector<std::optional<TensorPlace>> places(chunks.size());
+  std::vector<size_t> foreign;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const format::Record& record = chunks[i]->record;
+    if (record.kind == format::RecordKind::kTensor) {
+      places[i] = place_of(record);
+    } else if (record.kind == format::RecordKind::kForeign) {
+      foreign.push_back(i);
+    } else if (record.kind == format::RecordKind::kAbsent) {
+      return Status::make(Code::kCorrupt,
+                          text("load(", directory, "): the metadata names a chunk at ",
+                               tensor::to_text(chunks[i]->box.offsets), " and no place where it is stored"),
+                          directory);
+    }
+  }
+  std::sort(foreign.begin(), foreign.end(), [&](size_t a, size_t b) {
+    const format::Record &x = chunks[a]->record, &y = chunks[b]->record;
+    return x.file != y.file ? x.file < y.file : x.offset < y.offset;
+  });
+  std::atomic<size_t> next{0};
+  base::Mutex mutex;
+  Status failure;
+  const auto work = [&] {
+    Locator locator(directory, manifest);
+    for (size_t begin = next.fetch_add(kBatch); begin < foreign.size(); begin = next.fetch_add(kBatch)) {
+      for (size_t i = begin; i < std::min(begin + kBatch, foreign.size()); ++i) {
+        auto place = locator.locate(*chunks[foreign[i]]);
+        if (place.is_ok()) {
+          places[foreign[i]] = std::move(place.value());
+          continue;
+        }
+        base::MutexLock lock(mutex);
+        if (failure.is_ok()) failure = place.status();
+        next = foreign.size();
+        return;
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t t = 1; t < std::min(kThreads, (foreign.size() + kBatch - 1) / kBatch); ++t) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  BCP_RETURN_IF_ERROR(failure);
+  return places;
+}
+
+}  // namespace bytecheckpoint::engine
