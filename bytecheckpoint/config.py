@@ -27,7 +27,7 @@ class Config:
     Attributes:
         ring_bytes: Host memory that a save or a load adds to the process: slots of 8 MiB that are filled and written
             at the same time. 16 MiB to 256 MiB.
-        io_threads: Threads that write or read, 1 to 16. One saturates a single disk.
+        io_threads: Threads that write or read, 1 to 16. Two keep a single disk busy between requests.
         direct_io: Use O_DIRECT where the file system has it. Off: everything goes through the page cache.
         verify: Check the CRC of every block that is read. Trailers of files are always checked.
         commit_deadline_s: Seconds after which a save that has not finished loses its right to commit, so that a save
@@ -42,7 +42,7 @@ class Config:
     """
 
     ring_bytes: int = 64 * _MIB
-    io_threads: int = 1
+    io_threads: int = 2
     direct_io: bool = True
     verify: bool = True
     commit_deadline_s: float = 3600.0

@@ -1,55 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/base/crc32.h"
 
-#include <array>
-
 #include "csrc/base/crc32_kernels.h"
+#include "csrc/base/crc32_polynomial.h"
+#include "csrc/base/crc32_table.h"
 
 namespace bytecheckpoint::base {
 namespace {
 
-using crc32_internal::multiply;
+/// A local static and not a global: whoever needs a CRC while globals are constructed gets one.
+const Crc32Kernel& chosen_kernel() {
+  static const Crc32Kernel kernel = crc32_kernels().front();
+  return kernel;
+}
 
-/// x^(2^k) for all k that the number of bits of a file can have.
-constexpr std::array<uint32_t, 64> make_powers() {
-  std::array<uint32_t, 64> powers{};
-  powers[0] = crc32_internal::power_of_x(1);
-  for (size_t k = 1; k < powers.size(); ++k) powers[k] = multiply(powers[k - 1], powers[k - 1]);
+struct Powers {
+  static constexpr int kDigits = 4;
+
+  // shift[k][d] = x^(8 * d * 256^k) mod P: what d * 256^k bytes more multiply a CRC by.
+  uint32_t shift[kDigits][256];
+};
+
+constexpr Powers make_powers() {
+  Powers powers{};
+  uint32_t unit = crc32_power_of_x(8);
+  for (auto& digit : powers.shift) {
+    uint32_t power = crc32_power_of_x(0);
+    for (uint32_t& entry : digit) {
+      entry = power;
+      power = crc32_times(power, unit);
+    }
+    unit = power;
+  }
   return powers;
 }
 
-constexpr std::array<uint32_t, 64> kPowers = make_powers();
+constexpr Powers kPowers = make_powers();
 
-std::vector<Crc32Kernel> find_kernels() {
-  std::vector<Crc32Kernel> kernels = {{"table", &crc32_internal::update_table}};
-  crc32_internal::append_x86_kernels(&kernels);
-  crc32_internal::append_arm_kernels(&kernels);
-  return kernels;
+/// Product without carries, of 63 bits.
+///
+/// Every fourth bit of a times every fourth bit of b, as integers: at most 8 ones meet in a place, which the three bits
+/// above it can hold, and those belong to no other sum.
+uint64_t multiply_carryless(uint32_t a, uint32_t b) {
+  constexpr uint64_t kEveryFourth = 0x1111111111111111u;
+  uint64_t product = 0;
+  for (int k = 0; k < 4; ++k) {
+    uint64_t sums = 0;
+    for (int i = 0; i < 4; ++i) sums ^= (a & (kEveryFourth << i)) * (b & (kEveryFourth << ((k - i) & 3)));
+    product |= sums & (kEveryFourth << k);
+  }
+  return product;
+}
+
+/// a * b mod P. The product's 63 bits are moved to the top of 64, where x^0 belongs; then its high powers, which are
+/// the low half, are reduced.
+uint32_t multiply(uint32_t a, uint32_t b) {
+  const uint64_t product = multiply_carryless(a, b) << 1;
+  return static_cast<uint32_t>(product >> 32) ^ crc32_look_up(static_cast<uint32_t>(product), 0);
 }
 
 }  // namespace
 
-const std::vector<Crc32Kernel>& crc32_kernels() {
-  static const std::vector<Crc32Kernel>* kernels = new std::vector<Crc32Kernel>(find_kernels());
-  return *kernels;
+std::vector<Crc32Kernel> crc32_kernels() {
+  std::vector<Crc32Kernel> kernels;
+  add_crc32_x86_kernels(&kernels);
+  add_crc32_arm_kernels(&kernels);
+  kernels.push_back({"table", crc32_table});
+  return kernels;
+}
+
+const char* crc32_kernel_name() {
+  return chosen_kernel().name;
 }
 
 uint32_t crc32(uint32_t crc, const void* bytes, size_t size) {
 #if defined(BCP_WITHOUT_CHECKS)
   return 0;  // a build of its own, to measure what the checks cost
 #endif
-  static const auto kUpdate = crc32_kernels().back().update;
-  return ~kUpdate(~crc, static_cast<const uint8_t*>(bytes), size);
+  return chosen_kernel().update(crc, bytes, size);
 }
 
 uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) {
-  // x^(8n) is the product of x^(2^k) over the set bits k of 8n; 8n never needs bit 64 because length_b is a file
-  // length.
-  if (crc_a == 0) return crc_b;
+  // 2^32 bytes more are as one byte more, because powers of x repeat after 2^32 - 1. Twice, for the carry of the sum.
+  uint64_t length = (length_b >> 32) + (length_b & 0xFFFFFFFFu);
+  length = (length >> 32) + (length & 0xFFFFFFFFu);
   uint32_t shifted = crc_a;
-  size_t k = 3;
-  for (uint64_t n = length_b; n != 0; n >>= 1, ++k) {
-    if (n & 1) shifted = multiply(kPowers[k & 63], shifted);
+  for (const auto& shift : kPowers.shift) {
+    if ((length & 0xFF) != 0) shifted = multiply(shifted, shift[length & 0xFF]);
+    length >>= 8;
   }
   return shifted ^ crc_b;
 }

@@ -3,30 +3,21 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace bytecheckpoint::base {
 
 /// CRC-32 with the gzip/zip polynomial (0xEDB88320 reflected), so that one pass serves zip records and block tables.
 ///
-/// `crc32(crc32(0, a), b)` is the CRC of a followed by b; equal to zlib's `crc32`. Runs on the fastest kernel that this
-/// CPU has; all of them give the same result.
+/// `crc32(crc32(0, a), b)` is the CRC of a followed by b; equal to zlib's `crc32`. `bytes` needs no alignment and may
+/// be null if `size` is 0. Nothing outside [bytes, bytes + size) is read.
+/// Thread-safe. The first call asks the CPU which of the kernels in crc32_kernels.h it can run, and keeps the fastest.
 uint32_t crc32(uint32_t crc, const void* bytes, size_t size);
 
-/// CRC of a followed by b, from CRC of a, CRC of b and the length of b. O(log length), no data needed.
-///
-/// Appending `length_b` bytes multiplies a's remainder by x^(8*length_b) modulo the polynomial; the powers
-/// x^(2^k) are a table.
+/// CRC of a followed by b, from CRC of a, CRC of b and the length of b. No data needed; the cost is one multiplication
+/// for each non-zero byte of `length_b`, so a power of two costs one. Any length is valid, 2^64 - 1 included.
 uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b);
 
-/// One way to compute it. `update` takes and returns the register, which is the CRC with all bits inverted.
-struct Crc32Kernel {
-  const char* name;
-  uint32_t (*update)(uint32_t state, const uint8_t* bytes, size_t size);
-};
-
-/// The kernels that this CPU can run, the slowest first: `table` always, then what it has of `pclmul`, `vpclmul512`,
-/// `arm`.
-const std::vector<Crc32Kernel>& crc32_kernels();
+/// Name of the kernel behind `crc32` in this process: "avx512", "avx2", "pclmul", "arm_crc" or "table".
+const char* crc32_kernel_name();
 
 }  // namespace bytecheckpoint::base

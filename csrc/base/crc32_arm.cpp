@@ -1,62 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/base/crc32_kernels.h"
 
-#if defined(__aarch64__)
+#if defined(__aarch64__) && defined(__linux__)
 
 #include <arm_acle.h>
+#include <asm/hwcap.h>
 #include <sys/auxv.h>
 
 #include <cstring>
 
-namespace bytecheckpoint::base::crc32_internal {
+#include "csrc/base/crc32.h"
+
+#define BCP_CRC32_TARGET __attribute__((target("+crc")))
+
+namespace bytecheckpoint::base {
 namespace {
 
-constexpr unsigned long kHwcapCrc32 = 1 << 7;  // HWCAP_CRC32 of <asm/hwcap.h>
+// Bytes of a lane. A power of two, so that joining lanes is one multiplication, and long enough to forget its cost.
+constexpr size_t kLaneBytes = 2048;
 
-__attribute__((target("+crc"))) inline uint32_t update_words(uint32_t state, const uint8_t* bytes, size_t num_words) {
-  for (size_t i = 0; i < num_words; ++i) {
-    uint64_t word;
-    std::memcpy(&word, bytes + 8 * i, sizeof word);
-    state = __crc32d(state, word);
-  }
-  return state;
+BCP_CRC32_TARGET inline uint32_t step(uint32_t state, const uint8_t* p) {
+  uint64_t word;
+  std::memcpy(&word, p, sizeof word);
+  return __crc32d(state, word);
 }
 
-/// The instruction takes three cycles and one can begin in each: three stretches are summed side by side and joined.
-__attribute__((target("+crc"))) uint32_t update_arm(uint32_t state, const uint8_t* bytes, size_t size) {
-  constexpr size_t kStretchWords = 512;
-  constexpr size_t kStretch = 8 * kStretchWords;
-  constexpr uint32_t kAppendOne = power_of_x(8 * kStretch);
-  constexpr uint32_t kAppendTwo = power_of_x(16 * kStretch);
-  for (; size >= 3 * kStretch; bytes += 3 * kStretch, size -= 3 * kStretch) {
-    uint32_t second = 0, third = 0;
-    for (size_t i = 0; i < kStretchWords; ++i) {
-      uint64_t word[3];
-      for (size_t s = 0; s < 3; ++s) std::memcpy(&word[s], bytes + s * kStretch + 8 * i, sizeof word[s]);
-      state = __crc32d(state, word[0]);
-      second = __crc32d(second, word[1]);
-      third = __crc32d(third, word[2]);
+BCP_CRC32_TARGET uint32_t crc32_arm(uint32_t crc, const void* bytes, size_t size) {
+  const auto* p = static_cast<const uint8_t*>(bytes);
+  // An instruction can start every cycle but takes two or three: three lanes keep the unit busy where one would wait.
+  for (; size >= 3 * kLaneBytes; size -= 3 * kLaneBytes, p += 3 * kLaneBytes) {
+    uint32_t first = ~crc, second = ~0u, third = ~0u;
+    for (const uint8_t* q = p; q != p + kLaneBytes; q += 8) {
+      first = step(first, q);
+      second = step(second, q + kLaneBytes);
+      third = step(third, q + 2 * kLaneBytes);
     }
-    state = multiply(kAppendTwo, state) ^ multiply(kAppendOne, second) ^ third;
+    crc = crc32_combine(crc32_combine(~first, ~second, kLaneBytes), ~third, kLaneBytes);
   }
-  state = update_words(state, bytes, size / 8);
-  bytes += size / 8 * 8;
-  for (size_t i = 0; i < size % 8; ++i) state = __crc32b(state, bytes[i]);
-  return state;
+  uint32_t state = ~crc;
+  for (; size >= 64; size -= 64, p += 64) {
+    for (int word = 0; word < 8; ++word) state = step(state, p + 8 * word);
+  }
+  for (; size >= 8; size -= 8, p += 8) state = step(state, p);
+  for (; size != 0; --size) state = __crc32b(state, *p++);
+  return ~state;
 }
 
 }  // namespace
 
-void append_arm_kernels(std::vector<Crc32Kernel>* kernels) {
-  if ((::getauxval(AT_HWCAP) & kHwcapCrc32) != 0) kernels->push_back({"arm", &update_arm});
+void add_crc32_arm_kernels(std::vector<Crc32Kernel>* kernels) {
+  if (getauxval(AT_HWCAP) & HWCAP_CRC32) kernels->push_back({"arm_crc", crc32_arm});
 }
 
-}  // namespace bytecheckpoint::base::crc32_internal
+}  // namespace bytecheckpoint::base
 
 #else
 
-namespace bytecheckpoint::base::crc32_internal {
-void append_arm_kernels(std::vector<Crc32Kernel>*) {}
-}  // namespace bytecheckpoint::base::crc32_internal
+namespace bytecheckpoint::base {
+
+void add_crc32_arm_kernels(std::vector<Crc32Kernel>*) {}
+
+}  // namespace bytecheckpoint::base
 
 #endif

@@ -5,41 +5,29 @@
 #include <cstdint>
 #include <vector>
 
-#include "csrc/base/crc32.h"
+namespace bytecheckpoint::base {
 
-// What the kernels of crc32.h share: arithmetic modulo the polynomial, at compile time.
+/// One way to compute `crc32`. All give the same number for the same arguments; only their speed differs.
+struct Crc32Kernel {
+  const char* name;  // a literal
+  uint32_t (*update)(uint32_t crc, const void* bytes, size_t size);
+};
 
-namespace bytecheckpoint::base::crc32_internal {
+/// The kernels which this CPU and this operating system can run, fastest first; the last is always "table".
+///
+/// Code for all of them is compiled in, whatever the compiler's flags: each function names its own instruction set, and
+/// calling one that is not in this list is undefined.
+std::vector<Crc32Kernel> crc32_kernels();
 
-inline constexpr uint32_t kPolynomial = 0xEDB88320u;
+/// Slicing by 16: a look-up for each byte, 16 at a time. Runs anywhere; small inputs of the other kernels end here.
+///
+/// Source: Kounavis & Berry, "Novel Table Lookup-Based Algorithms for High-Performance CRC Generation" (IEEE ToC 2008).
+uint32_t crc32_table(uint32_t crc, const void* bytes, size_t size);
 
-/// a * b modulo the polynomial, all three reflected: bit 31 is x^0. Without branches, as the bits are random.
-constexpr uint32_t multiply(uint32_t a, uint32_t b) {
-  uint32_t product = 0;
-  for (int bit = 31; bit >= 0; --bit) {
-    product ^= b & (0u - ((a >> bit) & 1));
-    b = (b >> 1) ^ (kPolynomial & (0u - (b & 1)));
-  }
-  return product;
-}
+/// Adds the carry-less multiplication kernels to `kernels`, fastest first; none where the code is not for x86-64.
+void add_crc32_x86_kernels(std::vector<Crc32Kernel>* kernels);
 
-/// x^exponent modulo the polynomial, reflected.
-constexpr uint32_t power_of_x(uint64_t exponent) {
-  uint32_t result = 0x80000000u;  // x^0
-  uint32_t square = 0x40000000u;  // x^1
-  for (; exponent != 0; exponent >>= 1) {
-    if (exponent & 1) result = multiply(result, square);
-    square = multiply(square, square);
-  }
-  return result;
-}
+/// Adds the kernel of the CRC32 instructions to `kernels`; none where the code is not for AArch64 Linux.
+void add_crc32_arm_kernels(std::vector<Crc32Kernel>* kernels);
 
-/// Sixteen bytes a step from tables; runs anywhere.
-/// Source: Kounavis & Berry, "Novel Table Lookup-Based Algorithms for High-Performance CRC Generation", IEEE ToC 2008.
-uint32_t update_table(uint32_t state, const uint8_t* bytes, size_t size);
-
-/// Append what this CPU can run; nothing on other architectures.
-void append_x86_kernels(std::vector<Crc32Kernel>* kernels);
-void append_arm_kernels(std::vector<Crc32Kernel>* kernels);
-
-}  // namespace bytecheckpoint::base::crc32_internal
+}  // namespace bytecheckpoint::base

@@ -1,120 +1,220 @@
 // SPDX-License-Identifier: Apache-2.0
-// CRC-32 by carry-less multiplication: the message is folded onto its end, 16 bytes standing for all before them.
-// Source: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009.
-
 #include "csrc/base/crc32_kernels.h"
 
 #if defined(__x86_64__)
 
-#if defined(__GNUC__) && !defined(__clang__)
-// The intrinsics of gcc 12 begin from values that they call undefined, and it warns of its own headers.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
 #include <immintrin.h>
 
-namespace bytecheckpoint::base::crc32_internal {
+#include "csrc/base/crc32_polynomial.h"
+
+// Folding: a vector of the message is multiplied by x^n mod P, n being the bits between it and a later vector, and
+// added to that one. What remains at the end is one vector with the message's remainder, which is reduced to 32 bits.
+// Source: Gopal, Ozturk, Guilford et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction"
+// (Intel, 2009), in its reflected form.
+//
+// A vector's first qword holds the higher powers of x. The product of two reflected qwords is one place short of a
+// reflected vector, so that each multiplication is by x more than its operands say: hence the odd exponents below.
+
+#define BCP_CRC32_PCLMUL "sse4.1,ssse3,pclmul"
+#define BCP_CRC32_AVX2 "avx2,vpclmulqdq," BCP_CRC32_PCLMUL
+#define BCP_CRC32_AVX512 "avx512f,vpclmulqdq," BCP_CRC32_PCLMUL
+#define BCP_TARGET(isa) __attribute__((target(isa)))
+// Helpers must vanish into their callers: a call among them would spill vectors, and a kernel of wider vectors needs
+// them in its own encoding.
+#define BCP_TARGET_INLINE(isa) __attribute__((target(isa), always_inline)) inline
+
+namespace bytecheckpoint::base {
 namespace {
 
-/// What moves one half of a 16 byte lane ahead by `exponent` bits. The product of two reflected polynomials is one bit
-/// short of 128, hence the shift; the halves are 64 bits apart and the remainder has 32, hence the +32 and -32 below.
-constexpr int64_t fold_constant(uint64_t exponent) {
-  return static_cast<int64_t>(static_cast<uint64_t>(power_of_x(exponent)) << 1);
-}
+/// Multipliers that carry 128 bits `bytes` further: one for each qword, of which the first is 64 bits further away.
+struct Fold {
+  constexpr explicit Fold(uint64_t bytes)
+      : first(uint64_t{crc32_power_of_x(8 * bytes + 64 - 1)} << 32),
+        second(uint64_t{crc32_power_of_x(8 * bytes - 1)} << 32) {}
 
-/// The two constants that fold a lane onto the one `bits` further on: for its first half, and its second.
-struct FoldBy {
-  int64_t first, second;
+  uint64_t first;
+  uint64_t second;
 };
-constexpr FoldBy fold_by(uint64_t bits) {
-  return {fold_constant(bits + 32), fold_constant(bits - 32)};
-}
 
-#define BCP_TARGET_PCLMUL __attribute__((target("pclmul,sse4.1")))
-#define BCP_TARGET_VPCLMUL __attribute__((target("vpclmulqdq,avx512f,pclmul,sse4.1")))
+constexpr Fold kFold16(16), kFold32(32), kFold48(48), kFold64(64);
+constexpr Fold kFold128(128), kFold192(192), kFold256(256);
 
-BCP_TARGET_PCLMUL inline __m128i load_lane(const uint8_t* bytes) {
-  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
-}
-
-BCP_TARGET_PCLMUL inline __m128i constants(FoldBy fold) {
-  return _mm_set_epi64x(fold.second, fold.first);
-}
-
-BCP_TARGET_PCLMUL inline __m128i fold_lane(__m128i lane, __m128i by, __m128i onto) {
-  const __m128i first = _mm_clmulepi64_si128(lane, by, 0x00);
-  const __m128i second = _mm_clmulepi64_si128(lane, by, 0x11);
-  return _mm_xor_si128(_mm_xor_si128(first, second), onto);
-}
-
-/// What is left when one lane stands for all that came before: its 16 bytes, and the rest of the message.
-BCP_TARGET_PCLMUL uint32_t finish(__m128i lane, const uint8_t* bytes, size_t size) {
-  constexpr FoldBy kOneLane = fold_by(128);
-  for (; size >= 16; size -= 16, bytes += 16) lane = fold_lane(lane, constants(kOneLane), load_lane(bytes));
-  alignas(16) uint8_t last[16];
-  _mm_store_si128(reinterpret_cast<__m128i*>(last), lane);
-  return update_table(update_table(0, last, sizeof last), bytes, size);
-}
-
-/// Four lanes at a time.
-BCP_TARGET_PCLMUL uint32_t update_pclmul(uint32_t state, const uint8_t* bytes, size_t size) {
-  if (size < 64) return update_table(state, bytes, size);
-  constexpr FoldBy kFourLanes = fold_by(4 * 128), kOneLane = fold_by(128);
-  __m128i lane[4];
-  for (int i = 0; i < 4; ++i) lane[i] = load_lane(bytes + 16 * i);
-  lane[0] = _mm_xor_si128(lane[0], _mm_cvtsi32_si128(static_cast<int>(state)));
-  const __m128i by = constants(kFourLanes);
-  for (bytes += 64, size -= 64; size >= 64; bytes += 64, size -= 64) {
-    for (int i = 0; i < 4; ++i) lane[i] = fold_lane(lane[i], by, load_lane(bytes + 16 * i));
+/// floor(x^95 / P), degree 63, for Barrett's reduction of polynomials of degree up to 95.
+constexpr uint64_t quotient_of_x95() {
+  uint64_t quotient = 0;
+  uint32_t remainder = crc32_power_of_x(31);
+  for (int power = 63; power >= 0; --power) {
+    if (remainder & 1) quotient |= uint64_t{1} << (63 - power);
+    remainder = crc32_times_x(remainder);
   }
-  for (int i = 1; i < 4; ++i) lane[0] = fold_lane(lane[0], constants(kOneLane), lane[i]);
-  return finish(lane[0], bytes, size);
+  return quotient;
 }
 
-BCP_TARGET_VPCLMUL inline __m512i fold_four(__m512i lanes, __m512i by, __m512i onto) {
+constexpr uint64_t kQuotient = quotient_of_x95();
+constexpr uint64_t kPolynomialTimesX31 = (uint64_t{kCrc32Polynomial} << 1) | 1;  // with its x^32
+constexpr uint64_t kX95 = crc32_power_of_x(95);                                  // times x^32: it is in the upper half
+
+/// Bytes for pshufb: the 16 from `kShifts + n` move a vector by n - 16 places towards its front, or by 16 - n towards
+/// its end. A set top bit stands for a place that the vector has nothing for.
+alignas(16) constexpr uint8_t kShifts[48] = {
+    0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,  //
+    0,    1,    2,    3,    4,    5,    6,    7,    8,    9,    10,   11,   12,   13,   14,   15,    //
+    0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
+
+BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) __m128i load(const uint8_t* p) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+}
+
+/// `vector` carried to `next`, which lies fold's distance further on.
+BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) __m128i fold(__m128i vector, __m128i next, Fold distance) {
+  const __m128i by = _mm_set_epi64x(static_cast<long long>(distance.second), static_cast<long long>(distance.first));
+  const __m128i first = _mm_clmulepi64_si128(vector, by, 0x00);
+  const __m128i second = _mm_clmulepi64_si128(vector, by, 0x11);
+  return _mm_xor_si128(_mm_xor_si128(first, second), next);
+}
+
+/// Four vectors that follow one another, as one in the place of the last.
+BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) __m128i join(__m128i v0, __m128i v1, __m128i v2, __m128i v3) {
+  return fold(v0, fold(v1, fold(v2, v3, kFold16), kFold32), kFold48);
+}
+
+/// The CRC state after `vector` as the whole message: vector * x^32 mod P.
+BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) uint32_t reduce(__m128i vector) {
+  // 128 bits to 96, in the upper half of what has now x^32 too many: first qword * x^128 + second qword * x^64.
+  const __m128i x95 = _mm_cvtsi64_si128(static_cast<long long>(kX95));
+  const __m128i dividend = _mm_xor_si128(_mm_clmulepi64_si128(vector, x95, 0x00), _mm_srli_si128(vector, 8));
+  // Barrett: the quotient by P is the upper 64 bits of upper 64 bits times floor(x^95 / P), exactly.
+  const __m128i barrett =
+      _mm_set_epi64x(static_cast<long long>(kPolynomialTimesX31), static_cast<long long>(kQuotient));
+  const __m128i quotient = _mm_clmulepi64_si128(dividend, barrett, 0x00);
+  const __m128i remainder = _mm_xor_si128(dividend, _mm_clmulepi64_si128(quotient, barrett, 0x10));
+  return static_cast<uint32_t>(_mm_extract_epi32(remainder, 2));
+}
+
+/// The CRC of `vector`, which stands for the 16 bytes before p and all before those, and of `size` bytes from p.
+BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) uint32_t finish(__m128i vector, const uint8_t* p, size_t size) {
+  for (; size >= 16; size -= 16, p += 16) vector = fold(vector, load(p), kFold16);
+  if (size != 0) {
+    // 16 + size bytes as two vectors: the first `size` bytes of `vector` behind zeros, and the 16 that end the message.
+    // The load reaches back over bytes that `vector` stands for already, and these are not taken from it.
+    const __m128i begin = _mm_shuffle_epi8(vector, load(kShifts + size));
+    const __m128i rest_to_front = load(kShifts + 16 + size);
+    const __m128i end = _mm_blendv_epi8(_mm_shuffle_epi8(vector, rest_to_front), load(p + size - 16), rest_to_front);
+    vector = fold(begin, end, kFold16);
+  }
+  return ~reduce(vector);
+}
+
+BCP_TARGET(BCP_CRC32_PCLMUL) uint32_t crc32_pclmul(uint32_t crc, const void* bytes, size_t size) {
+  if (size < 16) return crc32_table(crc, bytes, size);
+  const auto* p = static_cast<const uint8_t*>(bytes);
+  // The state is added to the first bytes of the message; from here on it is message.
+  __m128i v0 = _mm_xor_si128(load(p), _mm_cvtsi32_si128(static_cast<int>(~crc)));
+  if (size < 64) return finish(v0, p + 16, size - 16);
+  // Four at a time: while one waits for its products, those of the others are under way.
+  __m128i v1 = load(p + 16), v2 = load(p + 32), v3 = load(p + 48);
+  for (size -= 64, p += 64; size >= 64; size -= 64, p += 64) {
+    v0 = fold(v0, load(p), kFold64);
+    v1 = fold(v1, load(p + 16), kFold64);
+    v2 = fold(v2, load(p + 32), kFold64);
+    v3 = fold(v3, load(p + 48), kFold64);
+  }
+  return finish(join(v0, v1, v2, v3), p, size);
+}
+
+BCP_TARGET_INLINE(BCP_CRC32_AVX2) __m256i load256(const uint8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+
+BCP_TARGET_INLINE(BCP_CRC32_AVX2) __m256i fold256(__m256i vector, __m256i next, Fold distance) {
+  const auto first_by = static_cast<long long>(distance.first), second_by = static_cast<long long>(distance.second);
+  const __m256i by = _mm256_set_epi64x(second_by, first_by, second_by, first_by);
+  const __m256i first = _mm256_clmulepi64_epi128(vector, by, 0x00);
+  const __m256i second = _mm256_clmulepi64_epi128(vector, by, 0x11);
+  return _mm256_xor_si256(_mm256_xor_si256(first, second), next);
+}
+
+BCP_TARGET(BCP_CRC32_AVX2) uint32_t crc32_avx2(uint32_t crc, const void* bytes, size_t size) {
+  if (size < 128) return crc32_pclmul(crc, bytes, size);
+  const auto* p = static_cast<const uint8_t*>(bytes);
+  const __m256i state = _mm256_set_epi32(0, 0, 0, 0, 0, 0, 0, static_cast<int>(~crc));
+  __m256i v0 = _mm256_xor_si256(load256(p), state), v1 = load256(p + 32), v2 = load256(p + 64), v3 = load256(p + 96);
+  for (size -= 128, p += 128; size >= 128; size -= 128, p += 128) {
+    v0 = fold256(v0, load256(p), kFold128);
+    v1 = fold256(v1, load256(p + 32), kFold128);
+    v2 = fold256(v2, load256(p + 64), kFold128);
+    v3 = fold256(v3, load256(p + 96), kFold128);
+  }
+  v0 = fold256(v0, v2, kFold64);
+  v1 = fold256(v1, v3, kFold64);
+  if (size >= 64) {
+    v0 = fold256(v0, load256(p), kFold64);
+    v1 = fold256(v1, load256(p + 32), kFold64);
+    size -= 64;
+    p += 64;
+  }
+  const __m128i joined = join(_mm256_castsi256_si128(v0), _mm256_extracti128_si256(v0, 1), _mm256_castsi256_si128(v1),
+                              _mm256_extracti128_si256(v1, 1));
+  return finish(joined, p, size);
+}
+
+BCP_TARGET_INLINE(BCP_CRC32_AVX512) __m512i load512(const uint8_t* p) {
+  return _mm512_loadu_si512(p);
+}
+
+BCP_TARGET_INLINE(BCP_CRC32_AVX512) __m512i fold512(__m512i vector, __m512i next, Fold distance) {
+  const auto first_by = static_cast<long long>(distance.first), second_by = static_cast<long long>(distance.second);
+  const __m512i by = _mm512_set4_epi64(second_by, first_by, second_by, first_by);
+  const __m512i first = _mm512_clmulepi64_epi128(vector, by, 0x00);
+  const __m512i second = _mm512_clmulepi64_epi128(vector, by, 0x11);
   constexpr int kXorOfThree = 0x96;
-  return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(lanes, by, 0x00), _mm512_clmulepi64_epi128(lanes, by, 0x11),
-                                   onto, kXorOfThree);
+  return _mm512_ternarylogic_epi64(first, second, next, kXorOfThree);
 }
 
-/// Sixteen lanes at a time, in four registers.
-BCP_TARGET_VPCLMUL uint32_t update_vpclmul512(uint32_t state, const uint8_t* bytes, size_t size) {
-  if (size < 512) return update_pclmul(state, bytes, size);
-  constexpr FoldBy kSixteenLanes = fold_by(16 * 128), kFourLanes = fold_by(4 * 128), kOneLane = fold_by(128);
-  __m512i lanes[4];
-  for (int i = 0; i < 4; ++i) lanes[i] = _mm512_loadu_si512(bytes + 64 * i);
-  lanes[0] = _mm512_xor_si512(lanes[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
-  const __m512i by = _mm512_broadcast_i32x4(constants(kSixteenLanes));
-  for (bytes += 256, size -= 256; size >= 256; bytes += 256, size -= 256) {
-    for (int i = 0; i < 4; ++i) lanes[i] = fold_four(lanes[i], by, _mm512_loadu_si512(bytes + 64 * i));
+/// Lane k of four. Masked, with all lanes on, because gcc 12 warns of a variable that its plain extraction leaves
+/// uninitialized on purpose.
+template <int k>
+BCP_TARGET_INLINE(BCP_CRC32_AVX512)
+__m128i lane512(__m512i vector) {
+  return _mm512_maskz_extracti32x4_epi32(0xFF, vector, k);
+}
+
+BCP_TARGET(BCP_CRC32_AVX512) uint32_t crc32_avx512(uint32_t crc, const void* bytes, size_t size) {
+  if (size < 256) return crc32_pclmul(crc, bytes, size);
+  const auto* p = static_cast<const uint8_t*>(bytes);
+  const __m512i state = _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(~crc)));
+  __m512i v0 = _mm512_xor_si512(load512(p), state), v1 = load512(p + 64), v2 = load512(p + 128), v3 = load512(p + 192);
+  for (size -= 256, p += 256; size >= 256; size -= 256, p += 256) {
+    v0 = fold512(v0, load512(p), kFold256);
+    v1 = fold512(v1, load512(p + 64), kFold256);
+    v2 = fold512(v2, load512(p + 128), kFold256);
+    v3 = fold512(v3, load512(p + 192), kFold256);
   }
-  const __m512i by_four = _mm512_broadcast_i32x4(constants(kFourLanes));
-  for (int i = 1; i < 4; ++i) lanes[0] = fold_four(lanes[0], by_four, lanes[i]);
-  for (; size >= 64; bytes += 64, size -= 64) lanes[0] = fold_four(lanes[0], by_four, _mm512_loadu_si512(bytes));
-  __m128i lane = _mm512_castsi512_si128(lanes[0]);
-  lane = fold_lane(lane, constants(kOneLane), _mm512_extracti32x4_epi32(lanes[0], 1));
-  lane = fold_lane(lane, constants(kOneLane), _mm512_extracti32x4_epi32(lanes[0], 2));
-  lane = fold_lane(lane, constants(kOneLane), _mm512_extracti32x4_epi32(lanes[0], 3));
-  return finish(lane, bytes, size);
+  v0 = fold512(v0, fold512(v1, fold512(v2, v3, kFold64), kFold128), kFold192);
+  for (; size >= 64; size -= 64, p += 64) v0 = fold512(v0, load512(p), kFold64);
+  return finish(join(lane512<0>(v0), lane512<1>(v0), lane512<2>(v0), lane512<3>(v0)), p, size);
 }
 
 }  // namespace
 
-void append_x86_kernels(std::vector<Crc32Kernel>* kernels) {
-  // These ask the operating system, too, whether it saves the wide registers.
+void add_crc32_x86_kernels(std::vector<Crc32Kernel>* kernels) {
+  // A CPU feature counts as supported only if the operating system saves the registers that it needs.
   __builtin_cpu_init();
-  if (!__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("sse4.1")) return;
-  kernels->push_back({"pclmul", &update_pclmul});
-  if (!__builtin_cpu_supports("vpclmulqdq") || !__builtin_cpu_supports("avx512f")) return;
-  kernels->push_back({"vpclmul512", &update_vpclmul512});
+  const bool pclmul = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+  const bool wide = pclmul && __builtin_cpu_supports("vpclmulqdq");
+  if (wide && __builtin_cpu_supports("avx512f")) kernels->push_back({"avx512", crc32_avx512});
+  if (wide && __builtin_cpu_supports("avx2")) kernels->push_back({"avx2", crc32_avx2});
+  if (pclmul) kernels->push_back({"pclmul", crc32_pclmul});
 }
 
-}  // namespace bytecheckpoint::base::crc32_internal
+}  // namespace bytecheckpoint::base
 
 #else
 
-namespace bytecheckpoint::base::crc32_internal {
-void append_x86_kernels(std::vector<Crc32Kernel>*) {}
-}  // namespace bytecheckpoint::base::crc32_internal
+namespace bytecheckpoint::base {
+
+void add_crc32_x86_kernels(std::vector<Crc32Kernel>*) {}
+
+}  // namespace bytecheckpoint::base
 
 #endif

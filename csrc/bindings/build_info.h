@@ -15,7 +15,7 @@ inline pybind11::dict build_info() {
   info["format_version"] = format::kFormatVersion;
   info["compiler"] = __VERSION__;
   info["cplusplus"] = static_cast<int64_t>(__cplusplus);
-  info["crc32"] = base::crc32_kernels().back().name;
+  info["crc32"] = base::crc32_kernel_name();
   pybind11::list failpoints;
 #if defined(BCP_FAILPOINTS)
   for (const char* name : base::kFailpointNames) failpoints.append(name);
