@@ -153,8 +153,9 @@ class BcpReader(StorageReader):
         try:
             self._checkpoint = self._open(rank)
         except CheckpointError as of_rank:
-            not_found = isinstance(of_rank, CheckpointNotFoundError)
-            return _FailedMetadata(self._describe_parts(rank) if not_found else of_rank)
+            if isinstance(of_rank, CheckpointNotFoundError):
+                of_rank = self._no_part_of(rank) or error
+            return _FailedMetadata(of_rank)
         self._rank, self._error = rank, None
         return metadata_of(self._checkpoint, self._load_id)
 
@@ -208,10 +209,11 @@ class BcpReader(StorageReader):
             str(self.path), rank=rank, check_pickle=True, accept_rewritten=self.config.accept_rewritten_metadata
         )
 
-    def _describe_parts(self, rank: int) -> CheckpointNotFoundError:
+    def _no_part_of(self, rank: int) -> CheckpointNotFoundError | None:
+        """The error if other ranks have parts; None if there are none at all."""
         parts = sorted(part.name for part in self.path.glob("__*.metadata"))
         if not parts:
-            return CheckpointNotFoundError(f"open({self.path / '.metadata'}): no checkpoint there", str(self.path))
+            return None
         return CheckpointNotFoundError(
             f"open({self.path}): saved without collectives by ranks of which {rank} is none ({', '.join(parts)}); each "
             "part is read by the rank of its number",

@@ -73,10 +73,20 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
                                       int64_t ring_bytes) {
   std::vector<const format::Chunk*> chunks;
   for (const ReadPlan::Read& read : plan.tensor_reads) chunks.push_back(read.chunk);
+  std::vector<const format::Chunk*> all = chunks;
+  for (const ReadPlan::Read& read : plan.object_reads) all.push_back(read.chunk);
   engine::LoadOptions options{std::move(directory), rank, direct_io, verify, num_io_threads, ring_bytes};
-  auto places = value_unlocked([&] { return engine::locate_tensors(options.directory, checkpoint.manifest, chunks); });
-  return std::unique_ptr<PyLoadJob>(
-      new PyLoadJob{plan, engine::LoadJob(std::move(options), checkpoint.manifest), std::move(places)});
+  const format::Manifest& manifest = checkpoint.manifest;
+  engine::LoadJob job(options, manifest);
+  auto places = value_unlocked([&]() -> base::Result<std::vector<std::optional<engine::TensorPlace>>> {
+    // A file that is gone or short may be a newer commit's doing.
+    base::Status extents = engine::check_extents(options.directory, manifest, all);
+    if (!extents.is_ok()) return job.explain(std::move(extents));
+    auto located = engine::locate_tensors(options.directory, manifest, chunks);
+    if (!located.is_ok()) return job.explain(located.status());
+    return located;
+  });
+  return std::unique_ptr<PyLoadJob>(new PyLoadJob{plan, std::move(job), std::move(places)});
 }
 
 /// Can `view` be filled in place? Not if it has another dtype than what is stored, or elements that share memory.

@@ -58,6 +58,9 @@ class LoadJob {
   /// \returns kCorrupt, kStorage; kChanged if a newer commit replaced the checkpoint meanwhile.
   base::Result<LoadStats> run(const std::function<bool()>& cancelled);
 
+  /// Was it a newer commit that made `failure`? kChanged if so, else what it was.
+  base::Status explain(base::Status failure) const;
+
  private:
   struct Destination {
     tensor::BoxRuns runs;
@@ -75,8 +78,6 @@ class LoadJob {
   base::Status execute(const planner::LoadPlan& plan, const std::function<bool()>& cancelled);
   base::Status deliver(const uint8_t* slot, const planner::ReadSegment& segment, const SourceFile& file);
   base::Status check_archives();
-  /// Was it a newer commit that made `failure`?
-  base::Status explain(base::Status failure) const;
 
   const LoadOptions options_;
   const format::Manifest& manifest_;

@@ -101,6 +101,33 @@ TensorPlace place_of(const format::Record& record) {
   return {record.stored_dtype, record.data_offset, {}, {}};
 }
 
+Status check_extents(const std::string& directory, const format::Manifest& manifest,
+                     const std::vector<const format::Chunk*>& chunks) {
+  std::vector<int64_t> sizes(manifest.files.size(), -1);
+  for (const format::Chunk* chunk : chunks) {
+    const format::Record& record = chunk->record;
+    if (record.kind == format::RecordKind::kAbsent) {
+      return Status::make(Code::kCorrupt,
+                          text("load(", directory, "): the metadata name a chunk at ",
+                               tensor::to_text(chunk->box.offsets), " and no place where it is stored"),
+                          directory);
+    }
+    const std::string path = io::join(directory, manifest.files[record.file].name);
+    int64_t& size = sizes[record.file];
+    if (size < 0) {
+      BCP_ASSIGN_OR_RETURN(const io::File file, io::File::open(path, /*direct=*/false));
+      BCP_ASSIGN_OR_RETURN(size, file.size());
+    }
+    if (record.bytes > size || record.offset > size - record.bytes) {
+      return Status::make(Code::kCorrupt,
+                          text("read(", path, ", offset=", record.offset, ", ", record.bytes,
+                               " bytes): the metadata want a record there, the file has ", size, " bytes"),
+                          path);
+    }
+  }
+  return Status::ok();
+}
+
 base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::string& directory,
                                                                      const format::Manifest& manifest,
                                                                      const std::vector<const format::Chunk*>& chunks) {
@@ -112,11 +139,6 @@ base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::
       places[i] = place_of(record);
     } else if (record.kind == format::RecordKind::kForeign) {
       foreign.push_back(i);
-    } else if (record.kind == format::RecordKind::kAbsent) {
-      return Status::make(Code::kCorrupt,
-                          text("load(", directory, "): the metadata names a chunk at ",
-                               tensor::to_text(chunks[i]->box.offsets), " and no place where it is stored"),
-                          directory);
     }
   }
   std::sort(foreign.begin(), foreign.end(), [&](size_t a, size_t b) {

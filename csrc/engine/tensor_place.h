@@ -22,12 +22,17 @@ struct TensorPlace {
 /// The place of one of our own tensor records.
 TensorPlace place_of(const format::Record& record);
 
+/// Do the files hold what the metadata say? Asked before memory is taken on the word of the metadata.
+/// \returns kCorrupt for a chunk without a record or beyond the end of its file; kStorage.
+base::Status check_extents(const std::string& directory, const format::Manifest& manifest,
+                           const std::vector<const format::Chunk*>& chunks);
+
 /// The places of `chunks`, nothing for one that is not plain row-major or permuted elements: that is a job for
 /// torch.load.
 ///
 /// Our own records are in the manifest. Foreign ones are opened: the archive's directory and its pickle are read, in
 /// order of files and offsets, by a few threads.
-/// \returns kCorrupt, kUnsupported, kStorage, naming file and offset; kCorrupt for a chunk without a record.
+/// \returns kCorrupt, kUnsupported, kStorage, naming file and offset.
 base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::string& directory,
                                                                      const format::Manifest& manifest,
                                                                      const std::vector<const format::Chunk*>& chunks);

@@ -3,6 +3,7 @@
 
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "csrc/base/crc32.h"
@@ -127,11 +128,26 @@ TEST_CASE("foreign load: a chunk without a place, a missing file and a cut one a
   const std::string content = test::read_all(dir / "data.distcp");
   test::write_all(dir / "data.distcp", content.substr(0, content.size() / 2));
   EXPECT_FAILURE(kCorrupt, dir / "data.distcp", locate_tensors(dir.path(), manifest, wanted));
+  EXPECT_FAILURE(kCorrupt, dir / "data.distcp", check_extents(dir.path(), manifest, wanted));
   REQUIRE(::unlink((dir / "data.distcp").c_str()) == 0);
   EXPECT_FAILURE(kStorage, dir / "data.distcp", locate_tensors(dir.path(), manifest, wanted));
   chunk.record = {};
   chunk.record.kind = format::RecordKind::kAbsent;
-  EXPECT_CODE(kCorrupt, locate_tensors(dir.path(), manifest, wanted));
+  EXPECT_CODE(kCorrupt, check_extents(dir.path(), manifest, wanted));
+}
+
+TEST_CASE("foreign load: lengths and offsets that no file has are refused before memory is taken for them") {
+  const TempDir dir;
+  format::Manifest manifest = write_foreign(dir, 0, ascending());
+  format::Record& record = manifest.items[0].chunks[0].record;
+  const std::vector<const format::Chunk*> wanted = {&manifest.items[0].chunks[0]};
+  EXPECT_OK(check_extents(dir.path(), manifest, wanted));
+  for (const auto& [offset, bytes] :
+       {std::pair<int64_t, int64_t>{0, int64_t{1} << 50}, {int64_t{1} << 62, 1}, {100'000'000, 0}}) {
+    record.offset = offset;
+    record.bytes = bytes;
+    EXPECT_FAILURE(kCorrupt, "the file has", check_extents(dir.path(), manifest, wanted));
+  }
 }
 
 }  // namespace
