@@ -10,7 +10,10 @@ import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata
 
+from bytecheckpoint import _core
+
 __all__ = [
+    "PLAIN_DTYPES",
     "TORCH_SAVE",
     "StorageInfo",
     "holds_more_than_itself",
@@ -30,6 +33,10 @@ TORCH_SAVE: Any = getattr(getattr(filesystem, "SerializationFormat", None), "TOR
 
 # Types whose elements are exactly their storage; any other subclass may mean something else.
 _PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+# Those of the format that this torch has.
+PLAIN_DTYPES = frozenset(getattr(torch, name) for name in _core.dtype_names() if hasattr(torch, name))
 
 
 def plain_tensor(value: object) -> torch.Tensor | None:

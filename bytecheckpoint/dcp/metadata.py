@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ __all__ = ["SAVE_ID_PREFIX", "complete_metadata", "metadata_of"]
 
 DCP_VERSION = "1.0.0"
 SAVE_ID_PREFIX = "bcp1-"
+
+
+_filling = threading.RLock()
 
 
 class _UnfilledMetadata(Metadata):
@@ -30,13 +34,19 @@ class _UnfilledMetadata(Metadata):
 
     @storage_data.setter
     def storage_data(self, value: Any) -> None:
-        self._filled().storage_data = value
+        self._become_plain(value)
 
     def _filled(self) -> Metadata:
-        checkpoint = self.__dict__.pop("_checkpoint")
-        self.__class__ = Metadata  # type: ignore[assignment]
-        self.storage_data = _C.storage_data(checkpoint, _compat.StorageInfo)
+        with _filling:
+            checkpoint = self.__dict__.get("_checkpoint")
+            if checkpoint is not None:  # else another thread was faster, or `dataclasses.replace` made this object
+                self._become_plain(_C.storage_data(checkpoint, _compat.StorageInfo))
         return self
+
+    def _become_plain(self, storage_data: Any) -> None:
+        self.__dict__.pop("_checkpoint", None)
+        self.__dict__["storage_data"] = storage_data
+        self.__class__ = Metadata  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
         return self._filled() == other
@@ -51,6 +61,9 @@ class _UnfilledMetadata(Metadata):
 
 
 def _fill_later(metadata: Metadata, checkpoint: _C.Checkpoint) -> Metadata:
+    if type(metadata) not in (Metadata, _UnfilledMetadata):  # a planner's own
+        metadata.storage_data = _C.storage_data(checkpoint, _compat.StorageInfo)
+        return metadata
     metadata.__dict__.pop("storage_data", None)
     metadata.__dict__["_checkpoint"] = checkpoint
     metadata.__class__ = _UnfilledMetadata
@@ -73,7 +86,8 @@ def metadata_of(checkpoint: _C.Checkpoint, load_id: str) -> Metadata:
     else:
         fields, id_is_path, version = checkpoint.foreign
         if fields is not None:
-            storage_meta = StorageMeta(**fields)
+            for name, value in fields.items():  # also what this torch does not know, as its unpickler would
+                setattr(storage_meta, name, value)
             if id_is_path:
                 storage_meta.checkpoint_id = Path(str(storage_meta.checkpoint_id))
     storage_meta.load_id = load_id

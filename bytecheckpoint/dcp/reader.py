@@ -38,6 +38,8 @@ __all__ = ["BcpReader"]
 
 # Tensors that cannot be filled in place are read through host copies, no more of them at a time than this.
 _COPY_BYTES = 128 << 20
+# What a rank says that reads its own part of a checkpoint without collectives, instead of a save id.
+_ALONE = "a part of its own"
 
 
 class _FailedMetadata(Metadata):
@@ -141,10 +143,11 @@ class BcpReader(StorageReader):
         self._forget()
         try:
             self._checkpoint, self._rank = self._open(rank), rank
-        except CheckpointError as error:
-            self._error = error
-            raise
-        return metadata_of(self._checkpoint, self._load_id)
+            return metadata_of(self._checkpoint, self._load_id)
+        except Exception as error:
+            # Remembered whatever it is: else DCP would go on to the metadata of one rank, which may be older.
+            self._error = _typed(error)
+            raise self._error from error
 
     def _read_metadata_after_all(self, rank: int, error: CheckpointError) -> Metadata:
         """DCP's second try, for the metadata of one rank. It hides what is raised now, so nothing is."""
@@ -152,12 +155,13 @@ class BcpReader(StorageReader):
             return _FailedMetadata(error)  # if `.metadata` is there, its error is the error
         try:
             self._checkpoint = self._open(rank)
-        except CheckpointError as of_rank:
-            if isinstance(of_rank, CheckpointNotFoundError):
-                of_rank = self._no_part_of(rank) or error
-            return _FailedMetadata(of_rank)
+            metadata = metadata_of(self._checkpoint, self._load_id)
+        except CheckpointNotFoundError:
+            return _FailedMetadata(self._no_part_of(rank) or error)
+        except Exception as of_rank:
+            return _FailedMetadata(_typed(of_rank))
         self._rank, self._error = rank, None
-        return metadata_of(self._checkpoint, self._load_id)
+        return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Raises here, where every rank gets it, what ``read_metadata`` could not."""
@@ -170,12 +174,12 @@ class BcpReader(StorageReader):
         to_read = _C.ReadPlan(checkpoint, plan.items)
         # Pages are touched in the background while ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)
-        # Ranks that saved on their own have saves of their own.
-        return dataclasses.replace(plan, storage_data=checkpoint.save_id if self._rank is None else None)
+        # Ranks that saved on their own have saves of their own; all of a load must read such, or none.
+        return dataclasses.replace(plan, storage_data=checkpoint.save_id if self._rank is None else _ALONE)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Coordinator: all ranks must be looking at the same save."""
-        ids = sorted({str(plan.storage_data) for plan in plans if plan.storage_data is not None})
+        ids = sorted({str(plan.storage_data) for plan in plans})
         if len(ids) > 1:
             raise CheckpointChangedError(
                 f"load({self.path}): ranks read different saves ({', '.join(ids)}): a newer commit came in between",
@@ -291,8 +295,10 @@ class _Load:
             archive = bytearray(self._job.archive_bytes(position))
             self._job.add_archive(position, archive)
             return archive
-        copy = torch.empty(self._plan.tensors[position].lengths, dtype=getattr(torch, dtype))
-        self._job.add_tensors(position, [copy])
+        # On the host, whatever device is the default.
+        copy = torch.empty(self._plan.tensors[position].lengths, dtype=getattr(torch, dtype), device="cpu")
+        if self._job.add_tensors(position, [copy]):
+            raise CheckpointError(f"'{self._plan.tensors[position].dest_index.fqn}': its host copy cannot be filled")
         return copy
 
     def _unpacked(self, item: ReadItem, archive: bytearray) -> torch.Tensor:
@@ -305,16 +311,22 @@ class _Load:
 
     def objects(self) -> None:
         """Hands bytes to the planner, once they are known to be plain data."""
-        items = self._plan.objects
-        buffers = [bytearray(self._job.object_bytes(position)) for position in range(len(items))]
-        for position, buffer in enumerate(buffers):
-            self._job.add_object(position, buffer)
-        self._run()
-        for item, buffer in zip(items, buffers, strict=True):
-            if not self._config.allow_pickle:
-                # The planner unpickles freely, so the bytes are loaded under torch's rules before it sees them.
-                _load_plain_data(item.storage_index.fqn, buffer, self._config)
-            self._planner.load_bytes(item, io.BytesIO(buffer))
+        waiting = collections.deque(enumerate(self._plan.objects))
+        while waiting:
+            read: list[tuple[ReadItem, bytearray]] = []
+            num_bytes = 0
+            while waiting and num_bytes < _COPY_BYTES:
+                position, item = waiting.popleft()
+                buffer = bytearray(self._job.object_bytes(position))
+                self._job.add_object(position, buffer)
+                read.append((item, buffer))
+                num_bytes += len(buffer)
+            self._run()
+            for item, buffer in read:
+                if not self._config.allow_pickle:
+                    # The planner unpickles freely, so the bytes are loaded under torch's rules before it sees them.
+                    _load_plain_data(item.storage_index.fqn, buffer, self._config)
+                self._planner.load_bytes(item, io.BytesIO(buffer))
 
     def report(self) -> LoadReport:
         return LoadReport(**self._totals)
@@ -322,6 +334,12 @@ class _Load:
     def _run(self) -> None:
         for name, value in self._job.run().items():
             self._totals[name] = self._totals.get(name, 0) + value
+
+
+def _typed(error: Exception) -> CheckpointError:
+    if isinstance(error, CheckpointError):
+        return error
+    return CheckpointError(f"the metadata cannot be used: {type(error).__name__}: {error}")
 
 
 def _load_plain_data(fqn: str, buffer: bytearray, config: Config) -> Any:

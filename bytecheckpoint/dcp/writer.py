@@ -214,8 +214,12 @@ class BcpWriter(StorageWriter):
             checkpoint = self._assemble(session, metadata, handed_in)
             commit.check_files(checkpoint)
             report = commit.commit(checkpoint)
-        except BaseException:
-            commit.abort([name for result in handed_in for name in result.file_names])
+        except BaseException as error:
+            try:
+                commit.abort([name for result in handed_in for name in result.file_names])
+            except CheckpointError as of_clean_up:
+                # What failed first is the reason; a sweep will find the rest.
+                error.add_note(f"what was written could not be removed: {of_clean_up}")
             raise
         finally:
             session.end()
@@ -294,9 +298,14 @@ def _append_tensors(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -
             value = values[position]
             if not isinstance(value, torch.Tensor):
                 raise _not_storable(plan.tensors[begin + position], value, "not a tensor")
+            item = plan.tensors[begin + position]
+            if item.tensor_data is not None and value.shape != item.tensor_data.chunk.sizes:
+                raise _not_storable(item, value, f"planned {[*item.tensor_data.chunk.sizes]}, got {[*value.shape]}")
             tensor = _compat.plain_tensor(value)
-            if tensor is None or job.append_tensors(plan, begin + position, [tensor]):
+            if tensor is None or tensor.dtype not in _compat.PLAIN_DTYPES:
                 opaque.append((begin + position, value))
+            elif job.append_tensors(plan, begin + position, [tensor]):
+                raise _not_storable(item, value, "its storage holds less than its elements: it was freed")
     for position, value in opaque:
         job.append_opaque(plan, position, _archive(plan.tensors[position], value))
 

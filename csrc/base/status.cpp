@@ -18,4 +18,20 @@ Status Status::with_context(std::string_view context) && {
   return std::move(*this);
 }
 
+Status Status::at(int64_t offset, int64_t num_bytes) && {
+  if (!is_ok()) {
+    offset_ = offset;
+    num_bytes_ = num_bytes;
+  }
+  return std::move(*this);
+}
+
+Status Status::in_file(const std::string& path) && {
+  if (is_ok()) return std::move(*this);
+  const std::string where = offset_ < 0 ? "" : text(", offset=", offset_, ", ", num_bytes_, " bytes");
+  message_ = text("read(", path, where, "): ", message_);
+  path_ = path;
+  return std::move(*this);
+}
+
 }  // namespace bytecheckpoint::base

@@ -52,12 +52,22 @@ class [[nodiscard]] Status {
   const std::string& path() const { return path_; }
   int sys_errno() const { return sys_errno_; }
 
+  /// Bytes of the file that are in doubt; -1 where that is not known.
+  int64_t offset() const { return offset_; }
+  int64_t num_bytes() const { return num_bytes_; }
+
   /// Prefixes the message: `context: message`. No effect on ok.
   Status with_context(std::string_view context) &&;
+  /// Says which bytes are in doubt. No effect on ok.
+  Status at(int64_t offset, int64_t num_bytes) &&;
+  /// The failure of what was read from `path`: `read(path, offset=.., .. bytes): message`. No effect on ok.
+  Status in_file(const std::string& path) &&;
 
  private:
   Code code_ = Code::kOk;
   int sys_errno_ = 0;
+  int64_t offset_ = -1;
+  int64_t num_bytes_ = -1;
   std::string message_;
   std::string path_;
 };

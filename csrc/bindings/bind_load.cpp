@@ -28,12 +28,14 @@ struct ReadPlan {
       const format::Chunk& chunk = checkpoint.find_chunk(planned.fqn, planned.chunk_offsets, planned.hint);
       check(planned, chunk);
       (planned.is_tensor ? tensors : objects).append(item);
-      num_bytes += chunk.record.bytes;
+      // Records may share bytes, and a foreign one may claim any number of them.
+      if (!base::checked_add(num_bytes, chunk.record.bytes, &num_bytes)) num_bytes = INT64_MAX;
       (planned.is_tensor ? tensor_reads : object_reads).push_back({std::move(planned), &chunk});
     }
   }
 
   static void check(const PlannedRead& planned, const format::Chunk& chunk) {
+    if (chunk.record.kind == format::RecordKind::kAbsent) return;  // told when its file is looked for
     const bool stored_bytes = chunk.record.kind == format::RecordKind::kBytes;
     if (planned.is_tensor == stored_bytes) {
       raise(base::Status::make(base::Code::kInvalidArgument,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bindings/dcp_objects.h"
 
+#include <pybind11/gil_safe_call_once.h>
+
 #include <unordered_map>
 
 #include "csrc/bindings/errors.h"
@@ -57,8 +59,9 @@ struct Dcp {
 };
 
 const Dcp& dcp() {
-  static const Dcp* objects = new Dcp();
-  return *objects;
+  // Looking up runs Python, which may let another thread in: a plain static would then wait for it with the GIL held.
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Dcp> objects;
+  return objects.call_once_and_store_result([] { return Dcp(); }).get_stored();
 }
 
 /// While many objects are made that all stay alive, collections find nothing and cost most of the time.

@@ -82,6 +82,12 @@ base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable
   for (const int64_t stride : tensor.strides()) view.strides_bytes.push_back(stride * itemsize);
   if (tensor.numel() != 0) {
     if (!tensor.has_storage() || tensor.storage().data() == nullptr) return refuse("the tensor has no memory");
+    // A storage may have been freed or made smaller under the tensor.
+    int64_t last = tensor.storage_offset();
+    for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+    if ((last + 1) * itemsize > static_cast<int64_t>(tensor.storage().nbytes())) {
+      return refuse(text("elements up to ", last, " in a storage of ", tensor.storage().nbytes(), " bytes"));
+    }
     const void* data = writable ? tensor.mutable_data_ptr() : tensor.const_data_ptr();
     view.data = static_cast<uint8_t*>(const_cast<void*>(data));
   }

@@ -73,25 +73,42 @@ base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
     return Status::make(Code::kExists, text("begin(", o.directory, "): a checkpoint is there and overwrite is False"),
                         o.directory, EEXIST);
   }
-  if (o.scope.has_value()) {
-    BCP_ASSIGN_OR_RETURN(const io::EntryType global, io::entry_type(commit->path(std::string(kMetadataName))));
-    if (global != io::EntryType::kAbsent) {
-      return Status::make(Code::kExists,
-                          text("begin(", o.directory, "): rank ", *o.scope, " saves without collectives, and ",
-                               kMetadataName, " of a save with collectives is there: it would hide the new checkpoint"),
-                          o.directory, EEXIST);
-    }
-  }
+  BCP_RETURN_IF_ERROR(commit->refuse_what_is_there());
   const std::string own_tmp = tmp_name(o.save_id, o.scope);
   BCP_ASSIGN_OR_RETURN(commit->tmp_, LockFile::create(commit->path(own_tmp)));
   BCP_FAILPOINT(kBeginLocked);
   // From here on the destructor removes our tmp if anything fails.
   BCP_RETURN_IF_ERROR(commit->look_for_live_saves());
+  // Again: a save that ended before we held the tmp may have committed since.
+  BCP_RETURN_IF_ERROR(commit->refuse_what_is_there());
   // What cannot be swept stays: a sweep that fails is no reason not to save.
   (void)sweep(o.directory, own_tmp, {}, o.scope).is_ok();
   BCP_RETURN_IF_ERROR(commit->tmp_.file().reserve(o.reserve_bytes));
   BCP_FAILPOINT(kBeginDone);
   return commit;
+}
+
+Status Commit::refuse_what_is_there() const {
+  const CommitOptions& o = options_;
+  if (o.scope.has_value()) {
+    BCP_ASSIGN_OR_RETURN(const io::EntryType global, io::entry_type(path(std::string(kMetadataName))));
+    if (global == io::EntryType::kAbsent) return Status::ok();
+    return Status::make(Code::kExists,
+                        text("begin(", o.directory, "): rank ", *o.scope, " saves without collectives, and ",
+                             kMetadataName, " of a save with collectives is there: it would hide the new checkpoint"),
+                        o.directory, EEXIST);
+  }
+  if (o.overwrite) return Status::ok();
+  // The parts of ranks that saved on their own are a checkpoint, too, and this save would remove them.
+  BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::list_directory(o.directory));
+  for (const std::string& name : names) {
+    if (!is_rank_metadata_name(name)) continue;
+    return Status::make(
+        Code::kExists,
+        text("begin(", o.directory, "): ", name, " of a save without collectives is there and ", "overwrite is False"),
+        o.directory, EEXIST);
+  }
+  return Status::ok();
 }
 
 Status Commit::look_for_live_saves() {

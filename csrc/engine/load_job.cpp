@@ -116,6 +116,15 @@ void LoadJob::add_bytes(const format::Record& record, uint8_t* memory) {
 }
 
 base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
+  // However it ends: a later run must not write to memory that its owner was told is no longer needed.
+  struct Forget {
+    LoadJob* job;
+    ~Forget() {
+      job->wanted_.clear();
+      job->destinations_.clear();
+      job->summed_.clear();
+    }
+  } const forget{this};
   const auto begin = std::chrono::steady_clock::now();
   BCP_ASSIGN_OR_RETURN(const planner::LoadPlan plan,
                        planner::plan_load(wanted_, format::kBlockBytes, staging::kSlotBytes));
@@ -128,9 +137,6 @@ base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
   stats.bytes_wanted = plan.bytes_wanted;
   stats.bytes_read = plan.bytes_read;
   stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  wanted_.clear();
-  destinations_.clear();
-  summed_.clear();
   return stats;
 }
 
@@ -164,7 +170,7 @@ Status LoadJob::deliver(const uint8_t* slot, const planner::ReadSegment& segment
     if (from >= end) continue;
     staging::scatter_window(destination.runs, slot + (from - segment.offset), from - data_offset, end - data_offset,
                             destination.memory);
-    if (options_.verify && !file.has_checksums && destination.data_crc.has_value()) {
+    if (options_.verify && destination.data_crc.has_value()) {
       const int64_t to = std::min(end, data_offset + destination.runs.end());
       summed_.push_back({index, from - data_offset, to - data_offset,
                          base::crc32(0, slot + (from - segment.offset), static_cast<size_t>(to - from))});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/open_checkpoint.h"
 
+#include <algorithm>
 #include <cerrno>
 
 #include "csrc/format/foreign_metadata.h"
@@ -58,14 +59,16 @@ base::Result<format::Manifest> open_foreign(const std::string& directory, const 
   if (bytes.empty()) return Status::make(Code::kCorrupt, text("read(", path, "): file is empty"), path);
   base::Result<format::Manifest> foreign = format::read_foreign_metadata(bytes);
   if (!(accept_rewritten && foreign.is_ok()) && lost_its_trailer(directory, bytes, foreign)) {
+    const auto size = static_cast<int64_t>(bytes.size());
+    const int64_t tail = std::min(size, format::kMetadataTrailerBytes);
     return Status::make(Code::kCorrupt,
-                        text("read(", path, ", offset=", bytes.size(),
-                             "): the trailer is missing: cut, damaged, or rewritten by another tool (if the last, "
-                             "Config(accept_rewritten_metadata=True) reads it)"),
-                        path);
+                        "the trailer is missing: cut, damaged, or rewritten by another tool (if the last, "
+                        "Config(accept_rewritten_metadata=True) reads it)")
+        .at(size - tail, tail)
+        .in_file(path);
   }
   if (foreign.is_ok()) return foreign;
-  return Status::make(foreign.status().code(), text("read(", path, "): ", foreign.status().message()), path);
+  return foreign.status().in_file(path);
 }
 
 }  // namespace
@@ -80,16 +83,12 @@ base::Result<format::Manifest> open_checkpoint(const std::string& directory, con
   }
   base::Result<format::Manifest> manifest = format::decode_metadata_file(bytes.value());
   if (!manifest.is_ok()) {
-    const Status fault = manifest.status();
-    if (fault.code() == Code::kNotFound) {
+    if (manifest.status().code() == Code::kNotFound) {
       return open_foreign(directory, path, bytes.value(), options.accept_rewritten);
     }
-    return Status::make(fault.code(), text("read(", path, "): ", fault.message()), path);
+    return manifest.status().in_file(path);
   }
-  if (options.check_pickle) {
-    const Status pickle = format::check_pickle(bytes.value());
-    if (!pickle.is_ok()) return Status::make(pickle.code(), text("read(", path, "): ", pickle.message()), path);
-  }
+  if (options.check_pickle) BCP_RETURN_IF_ERROR(format::check_pickle(bytes.value()).in_file(path));
   return manifest;
 }
 

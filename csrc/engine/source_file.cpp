@@ -20,6 +20,19 @@ base::Result<std::string> read(io::File& file, int64_t offset, int64_t size) {
   return bytes;
 }
 
+/// Of ours by its beginning and its end: if only one of them is, the other is damaged.
+base::Result<bool> is_ours(io::File& file, int64_t size) {
+  if (size < 8) return false;
+  BCP_ASSIGN_OR_RETURN(const std::string first, read(file, 0, 8));
+  BCP_ASSIGN_OR_RETURN(const std::string last, read(file, size - 8, 8));
+  const bool begins = first == format::kDataMagic, ends = last == format::kDataTrailerMagic;
+  if (begins == ends) return begins;
+  return Status::make(Code::kCorrupt, begins ? "a data file of this format without its trailer"
+                                             : "a data file of this format without its header")
+      .at(begins ? size - 8 : 0, 8)
+      .in_file(file.path());
+}
+
 base::Result<format::DataTrailer> read_trailer(io::File& file, int64_t file_bytes) {
   if (file_bytes < format::kHeaderBytes + format::kDataTrailerBytes) {
     return Status::make(Code::kCorrupt, text("read(", file.path(), "): ", file_bytes, " bytes, too short for a file"),
@@ -29,8 +42,7 @@ base::Result<format::DataTrailer> read_trailer(io::File& file, int64_t file_byte
                        read(file, file_bytes - format::kDataTrailerBytes, format::kDataTrailerBytes));
   base::Result<format::DataTrailer> trailer = format::decode_data_trailer(tail, file_bytes);
   if (trailer.is_ok()) return trailer;
-  return Status::make(trailer.status().code(), text("read(", file.path(), "): ", trailer.status().message()),
-                      file.path());
+  return trailer.status().at(file_bytes - format::kDataTrailerBytes, format::kDataTrailerBytes).in_file(file.path());
 }
 
 Status compare_with_manifest(const io::File& file, const format::FileEntry& entry, const format::DataTrailer& trailer) {
@@ -39,20 +51,19 @@ Status compare_with_manifest(const io::File& file, const format::FileEntry& entr
     return Status::ok();
   }
   return Status::make(Code::kCorrupt,
-                      text("read(", file.path(), ", offset=", entry.bytes - format::kDataTrailerBytes,
-                           "): trailer of file ", base::to_hex(trailer.id.file_id), " with CRC ", trailer.trailer_crc,
-                           ", the metadata wants ", base::to_hex(entry.id.file_id), " with CRC ", entry.trailer_crc),
-                      file.path());
+                      text("trailer of file ", base::to_hex(trailer.id.file_id), " with CRC ", trailer.trailer_crc,
+                           ", the metadata wants ", base::to_hex(entry.id.file_id), " with CRC ", entry.trailer_crc))
+      .at(entry.bytes - format::kDataTrailerBytes, format::kDataTrailerBytes)
+      .in_file(file.path());
 }
 
 base::Result<std::vector<uint32_t>> read_table(io::File& file, const format::DataTrailer& trailer) {
   BCP_ASSIGN_OR_RETURN(const std::string table, read(file, trailer.end_of_records, trailer.table_bytes()));
   const uint32_t crc = base::crc32(0, table.data(), table.size());
   if (crc != trailer.table_crc) {
-    return Status::make(Code::kCorrupt,
-                        text("read(", file.path(), ", offset=", trailer.end_of_records, "): block table has CRC ", crc,
-                             ", stored ", trailer.table_crc),
-                        file.path());
+    return Status::make(Code::kCorrupt, text("block table has CRC ", crc, ", stored ", trailer.table_crc))
+        .at(trailer.end_of_records, trailer.table_bytes())
+        .in_file(file.path());
   }
   return format::decode_block_table(table);
 }
@@ -67,9 +78,7 @@ base::Result<std::shared_ptr<const SourceFile>> SourceFile::open(const std::stri
   BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(source->path, /*direct=*/false));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   if (manifest.foreign.has_value()) {
-    char magic[8] = {};
-    BCP_RETURN_IF_ERROR(file.read_at(magic, 8, 0, std::min<int64_t>(8, size)).status());
-    source->has_checksums = std::string_view(magic, 8) == format::kDataMagic;
+    BCP_ASSIGN_OR_RETURN(source->has_checksums, is_ours(file, size));
     source->end_of_records = size;
     if (!source->has_checksums) return std::shared_ptr<const SourceFile>(std::move(source));
   } else if (size != entry.bytes) {

@@ -55,8 +55,10 @@ class Verifier {
   }
 
  private:
+  bool is_full() const { return report_->problems.size() >= kMaxProblems; }
+
   void add(Problem problem) {
-    if (report_->problems.size() < kMaxProblems) report_->problems.push_back(std::move(problem));
+    if (!is_full()) report_->problems.push_back(std::move(problem));
   }
 
   base::Result<format::Manifest> read_metadata(Scope scope) {
@@ -64,7 +66,7 @@ class Verifier {
     if (!manifest.is_ok()) {
       const Status fault = manifest.status();
       if (fault.code() != Code::kCorrupt && fault.code() != Code::kVersion) return fault;
-      add({mark_name(scope), "metadata", -1, -1, {}, fault.message()});
+      add({mark_name(scope), "metadata", fault.offset(), fault.num_bytes(), {}, fault.message()});
       is_readable_ = false;
       return format::Manifest();
     }
@@ -89,7 +91,12 @@ class Verifier {
       const Status fault = opened.status();
       if (fault.code() != Code::kCorrupt && fault.code() != Code::kVersion && fault.code() != Code::kStorage)
         return fault;
-      add({entry.name, fault.sys_errno() == ENOENT ? "file" : "block table or trailer", -1, -1, {}, fault.message()});
+      add({entry.name,
+           fault.sys_errno() == ENOENT ? "file" : "block table or trailer",
+           fault.offset(),
+           fault.num_bytes(),
+           {},
+           fault.message()});
       bytes_done_ += entry.bytes;
       return Status::ok();
     }
@@ -131,7 +138,8 @@ class Verifier {
       for (int64_t block = 0; block < segment.wanted; block += format::kBlockBytes) {
         const int64_t size = std::min(format::kBlockBytes, segment.wanted - block);
         const Status sound = source.check_blocks(bytes + block, segment.offset + block, size);
-        if (!sound.is_ok()) add(block_problem(entry, segment.offset + block, size, *records, sound.message()));
+        if (!sound.is_ok() && !is_full())
+          add(block_problem(entry, segment.offset + block, size, *records, sound.message()));
       }
       const int64_t end = segment.offset + segment.wanted;
       while (first < records->size() && data_end((*records)[first]) <= segment.offset) ++first;
@@ -191,6 +199,15 @@ class Verifier {
     }
     for (const FileRecord& record : records) {
       const format::Record& place = record.chunk->record;
+      if (place.offset + place.bytes > source.end_of_records) {
+        add({entry.name,
+             "records",
+             place.offset,
+             place.bytes,
+             {record.item->fqn},
+             text("the manifest has a record there, the records end at ", source.end_of_records)});
+        continue;
+      }
       if (place.kind != format::RecordKind::kTensor) continue;
       const auto zip = format::ZipRecord::layout(place.stored_dtype, record.chunk->box.sizes, place.offset);
       if (!zip.is_ok()) return zip.status();

@@ -88,10 +88,12 @@ base::Result<MetadataTrailer> decode_metadata_trailer(std::string_view bytes, in
   const uint32_t flags = in.u32();
   base::ByteReader tail(bytes.substr(kVersionPosition));
   const uint32_t version = tail.u32();
-  BCP_RETURN_IF_ERROR(check_version("metadata trailer", version));
+  const int64_t offset = file_bytes - kMetadataTrailerBytes;
+  BCP_RETURN_IF_ERROR(check_version("metadata trailer", version).at(offset, kMetadataTrailerBytes));
   const uint32_t computed = crc_without_field(bytes, kCrcPosition);
   if (stored != computed || flags != 0) {
-    return Status::make(Code::kCorrupt, text("metadata trailer: CRC is ", computed, ", stored ", stored));
+    return Status::make(Code::kCorrupt, text("metadata trailer: CRC is ", computed, ", stored ", stored))
+        .at(offset, kMetadataTrailerBytes);
   }
   int64_t sum;
   const bool sane = block_bytes == kBlockBytes &&
@@ -110,16 +112,17 @@ base::Result<Manifest> decode_metadata_file(std::string_view bytes) {
   const uint32_t table_crc = base::crc32(0, table.data(), table.size());
   if (table_crc != trailer.table_crc) {
     return Status::make(Code::kCorrupt,
-                        text("block table of the manifest: CRC is ", table_crc, ", stored ", trailer.table_crc));
+                        text("block table of the manifest: CRC is ", table_crc, ", stored ", trailer.table_crc))
+        .at(trailer.table_offset(), 4 * trailer.num_blocks);
   }
   const std::vector<uint32_t> stored = decode_block_table(table);
   const std::vector<uint32_t> computed = block_crcs(body);
   uint32_t whole = 0;
   for (size_t b = 0; b < computed.size(); ++b) {
     if (stored[b] != computed[b]) {
-      return Status::make(Code::kCorrupt,
-                          text("manifest block ", b, " at offset ", trailer.pickle_bytes + b * kBlockBytes, ": CRC is ",
-                               computed[b], ", stored ", stored[b]));
+      const auto begin = static_cast<int64_t>(b) * kBlockBytes;
+      return Status::make(Code::kCorrupt, text("manifest block ", b, ": CRC is ", computed[b], ", stored ", stored[b]))
+          .at(trailer.pickle_bytes + begin, std::min(kBlockBytes, trailer.manifest_bytes - begin));
     }
     whole = base::crc32_combine(whole, computed[b], std::min<size_t>(kBlockBytes, body.size() - b * kBlockBytes));
   }
@@ -140,7 +143,8 @@ base::Status check_pickle(std::string_view file_bytes) {
   BCP_ASSIGN_OR_RETURN(const MetadataTrailer trailer, trailer_of(file_bytes));
   const uint32_t crc = base::crc32(0, file_bytes.data(), static_cast<size_t>(trailer.pickle_bytes));
   if (crc != trailer.pickle_crc) {
-    return Status::make(Code::kCorrupt, text("pickle of the metadata: CRC is ", crc, ", stored ", trailer.pickle_crc));
+    return Status::make(Code::kCorrupt, text("pickle of the metadata: CRC is ", crc, ", stored ", trailer.pickle_crc))
+        .at(0, trailer.pickle_bytes);
   }
   return Status::ok();
 }

@@ -17,6 +17,23 @@ std::string join(const std::string& directory, const std::string& name) {
   return !directory.empty() && directory.back() == '/' ? directory + name : directory + "/" + name;
 }
 
+namespace {
+
+std::string parent_of(const std::string& path) {
+  size_t end = path.find_last_not_of('/');
+  end = end == std::string::npos ? 0 : path.rfind('/', end);
+  return end == std::string::npos ? "." : end == 0 ? "/" : path.substr(0, end);
+}
+
+/// Syncs a directory that others made: where we may not look into it, it is theirs to care for.
+Status sync_entry(const std::string& directory) {
+  Status synced = sync_directory(directory);
+  const int error = synced.sys_errno();
+  return error == EACCES || error == EPERM || error == EROFS ? Status::ok() : synced;
+}
+
+}  // namespace
+
 base::Result<EntryType> entry_type(const std::string& path) {
   struct stat info;
   if (::lstat(path.c_str(), &info) != 0) {
@@ -28,15 +45,14 @@ base::Result<EntryType> entry_type(const std::string& path) {
 }
 
 Status make_directories(const std::string& path, bool sync) {
+  const std::string parent = parent_of(path);
   struct stat info;
   if (::stat(path.c_str(), &info) == 0) {
-    if (S_ISDIR(info.st_mode)) return Status::ok();
-    return Status::storage("mkdir", path, "exists and is not a directory", ENOTDIR);
+    if (!S_ISDIR(info.st_mode)) return Status::storage("mkdir", path, "exists and is not a directory", ENOTDIR);
+    // Directories are made and synced one by one, so only the last of them can be missing on the disk.
+    return sync ? sync_entry(parent) : Status::ok();
   }
   if (errno != ENOENT) return Status::storage("stat", path, "", errno);
-  size_t end = path.find_last_not_of('/');
-  end = end == std::string::npos ? 0 : path.rfind('/', end);
-  const std::string parent = end == std::string::npos ? "." : end == 0 ? "/" : path.substr(0, end);
   BCP_RETURN_IF_ERROR(make_directories(parent, sync));
   // EEXIST: another rank or save was faster.
   if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) return Status::storage("mkdir", path, "", errno);

@@ -16,7 +16,8 @@ enum class EntryType { kAbsent, kRegular, kDirectory, kOther };
 base::Result<EntryType> entry_type(const std::string& path);
 
 /// Creates `path` and its missing parents; every new directory and the one it is entered in are synced, so that the
-/// names survive power loss. An existing directory is fine.
+/// names survive power loss. An existing directory is fine; the one it is entered in is synced all the same, as a save
+/// that died may have made it.
 base::Status make_directories(const std::string& path, bool sync);
 
 /// Names in `path` without `.` and `..`, in the order of the file system.

@@ -64,7 +64,11 @@ void SlotRing::populate(int num_slots) {
 
 void SlotRing::stop_populating() {
   if (!populating_.joinable()) return;
-  if (::getpid() != owner_) return populating_.detach();  // a forked child has no such thread
+  if (::getpid() != owner_) {
+    // A forked child has no such thread, and another may have its handle: it can be neither joined nor detached.
+    new std::thread(std::move(populating_));
+    return;
+  }
   stop_ = true;
   populating_.join();
 }
