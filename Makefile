@@ -10,7 +10,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks setup.py
 
-.PHONY: help demo test bench lint format sanitize build clean
+.PHONY: help demo test torture bench lint format sanitize build clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -26,6 +26,9 @@ bench: $(VENV)/.built $(VENV)/.bench  ## compare with other libraries, several m
 	$(BIN)/python benchmarks/compare.py large --json build/bench/large.json $(BENCH_ARGS)
 	$(BIN)/python benchmarks/compare.py small --json build/bench/small.json $(BENCH_ARGS)
 	$(BIN)/python benchmarks/plot.py build/bench/large.json build/bench/small.json --output build/bench/compare.png
+
+torture: $(VENV)/.built build/failpoints/.built  ## every fault at every point, in minutes: kills, disk errors, damage
+	BCP_LONG=1 $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
 lint: $(VENV)/.built  ## formatting, types, layers
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)

@@ -33,25 +33,28 @@ __all__ = [
     "load",
     "load_twice",
     "save",
+    "save_when_told",
     "state",
 ]
 
 # The smallest ring: a save of a few kilobytes should not wait for the kernel to make pages.
 CONFIG = Config(ring_bytes=16 << 20)
 BOTH_RANKS = (0, 1)
+NUM_ROWS = 120
 
 
-def state(generation: int, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
+def state(generation: int, ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS) -> dict[str, Any]:
     """What generation ``generation`` looks like on ``ranks``: no value is equal to that of another generation.
 
-    Tensors stay below the size from which torch uses several threads, which on a busy machine wait for each other.
+    With few rows tensors stay below the size from which torch uses several threads, which on a busy machine wait for
+    each other. A row is 1600 bytes of the largest tensor.
     """
     values: dict[str, Any] = {
         "generation": generation,
         "shared": torch.arange(3000, dtype=torch.float32) + 10_000 * generation,
     }
     for rank in ranks:
-        values[f"of_rank_{rank}"] = (torch.arange(24_000) * 100 + 2 * generation + rank).reshape(120, 200)
+        values[f"of_rank_{rank}"] = (torch.arange(200 * num_rows) * 100 + 2 * generation + rank).reshape(num_rows, 200)
     return values
 
 
@@ -63,6 +66,7 @@ class SaveRequest:
         path: Directory of the checkpoint.
         store: File through which several ranks meet; unused by one.
         writer: More arguments of the BcpWriter.
+        num_rows: Of the largest tensor.
     """
 
     path: Path
@@ -72,6 +76,7 @@ class SaveRequest:
     store: str = ""
     config: Config = CONFIG
     writer: dict[str, Any] = dataclasses.field(default_factory=dict)
+    num_rows: int = NUM_ROWS
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,15 @@ def save(request: SaveRequest) -> Attempt:
     if request.num_ranks == 1:
         return attempt(request)
     with gloo(request):
+        return attempt(request)
+
+
+def save_when_told(address: bytes, request: SaveRequest) -> Attempt:
+    """The same, once the test says that it watches."""
+    with contextlib.nullcontext() if request.num_ranks == 1 else gloo(request):
+        test = meet(address)
+        test.send("ready")
+        test.recv()
         return attempt(request)
 
 
@@ -123,7 +137,9 @@ def attempt(request: SaveRequest, planner: dcp.SavePlanner | None = None) -> Att
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            dcp.save(state(request.generation, (request.rank,)), storage_writer=writer, planner=planner)
+            dcp.save(
+                state(request.generation, (request.rank,), request.num_rows), storage_writer=writer, planner=planner
+            )
         except CheckpointException as error:
             errors = {rank: wrapped[0] for rank, wrapped in error.failures.items()}
     own = tuple(str(w.message) for w in caught if str(w.message).startswith("bytecheckpoint:"))
@@ -139,11 +155,11 @@ def gloo(request: SaveRequest) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def load(reader: dcp.StorageReader, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
+def load(reader: dcp.StorageReader, ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS) -> dict[str, Any]:
     """All that generation 0 has names for, read by ``reader`` in this process."""
     target = {
         name: torch.full_like(value, -1) if isinstance(value, torch.Tensor) else -1
-        for name, value in state(0, ranks).items()
+        for name, value in state(0, ranks, num_rows).items()
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -173,19 +189,18 @@ def load_twice(address: bytes, path: Path) -> dict[int, BaseException]:
     return errors[1]
 
 
-def generation_on_disk(path: Path, ranks: tuple[int, ...] = (0,)) -> int | None:
+def generation_on_disk(path: Path, ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS) -> int | None:
     """Which generation both readers find, None if there is no checkpoint; fails on a mix of two, or on damage."""
     if not (path / ".metadata").exists():
         with pytest.raises(CheckpointException) as caught:
-            load(BcpReader(path, config=CONFIG), ranks)
+            load(BcpReader(path, config=CONFIG), ranks, num_rows)
         assert [type(wrapped[0]) for wrapped in caught.value.failures.values()] == [CheckpointNotFoundError]
         return None
-    got = load(BcpReader(path, config=CONFIG), ranks)
+    got = load(BcpReader(path, config=CONFIG), ranks, num_rows)
     generation: int = got["generation"]
-    assert are_equal(got, state(generation, ranks)), f"{path} holds a mix, or wrong values"
-    assert are_equal(load(dcp.FileSystemReader(path), ranks), state(generation, ranks)), (
-        f"{path}: stock reads other values"
-    )
+    wanted = state(generation, ranks, num_rows)
+    assert are_equal(got, wanted), f"{path} holds a mix, or wrong values"
+    assert are_equal(load(dcp.FileSystemReader(path), ranks, num_rows), wanted), f"{path}: stock reads other values"
     return generation
 
 

@@ -1,52 +1,143 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes system calls of a running process fail."""
+"""Watches the system calls of a running process, makes them fail, or kills the process at one of them."""
 
 from __future__ import annotations
 
+import re
 import select
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from faults.fork_server import LIMIT_S
 
-__all__ = ["injected"]
+__all__ = ["Call", "calls_in", "injected", "reachable", "recorded", "traced"]
+
+_LINE = re.compile(r"(?:(\d+) +)?(\w+)\((.*)")
+_DRAWN = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A system call as strace saw it.
+
+    Attributes:
+        name: As strace takes and prints it.
+        number: The how-manieth of this name it was in its thread, whatever the earlier ones were about.
+        thread: Its id, 0 for the main thread.
+        files: What it was about below the directory of interest, as paths from there, "." being the directory itself;
+            ids, which every save draws anew, stand as ``*``. Empty if it was about something else.
+    """
+
+    name: str
+    number: int
+    thread: int
+    files: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.files} ({self.number})"
 
 
 @contextmanager
-def injected(
-    pid: int, log: Path, calls: str, error: str, when: int = 1, *, all_threads: bool = False, path: Path | None = None
-) -> Iterator[None]:
-    """Lets the ``when``-th of each of ``calls`` return ``error`` without being made, while the context lasts.
+def traced(pid: int, log: Path, *options: str, all_threads: bool = False) -> Iterator[None]:
+    """Lets strace write the calls of a process to ``log`` while the context lasts, which begins when it is attached.
 
     Skips the test, with the reason, where strace is missing or may not trace.
 
     Args:
-        calls: Names of system calls, with commas. Each is counted by itself, in each thread by itself.
+        options: More of strace's.
         all_threads: Also those that begin later; else only the thread of the process that has its id.
-        path: Count only calls on this file.
     """
     program = shutil.which("strace")
     if program is None:
-        pytest.skip("ERRORS OF CALLS NOT TESTED: strace is not installed (apt-get install strace)")
+        pytest.skip("SYSTEM CALLS NOT TESTED: strace is not installed (apt-get install strace)")
     follow = ["-f"] if all_threads else []
-    only = ["-P", str(path)] if path else []
-    inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:error={error}:when={when}"]
-    tracer = subprocess.Popen(
-        [program, *follow, *only, "-y", "-o", str(log), *inject, "-p", str(pid)], stderr=subprocess.PIPE, text=True
-    )
+    # -s 0: what is written may contain paths.
+    command = [program, *follow, "-y", "-s", "0", "-o", str(log), *options, "-p", str(pid)]
+    tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert tracer.stderr is not None
     with tracer, tracer.stderr as messages:
         try:
             readable, _, _ = select.select([messages], [], [], LIMIT_S)
             first = messages.readline() if readable else "it says nothing"
             if "attached" not in first:
-                pytest.skip(f"ERRORS OF CALLS NOT TESTED: {first.strip()}")
+                pytest.skip(f"SYSTEM CALLS NOT TESTED: {first.strip()}")
             yield
         finally:
             tracer.terminate()  # lets go of the process
             tracer.wait(LIMIT_S)
+
+
+@contextmanager
+def injected(
+    pid: int, log: Path, calls: str, what: str, when: int = 1, *, all_threads: bool = False, path: Path | None = None
+) -> Iterator[None]:
+    """Does ``what`` at the ``when``-th of each of ``calls``, while the context lasts. Skips like ``traced``.
+
+    Args:
+        calls: Names of system calls, with commas. Each is counted by itself, in each thread by itself.
+        what: ``error=EIO`` returns that without making the call, ``signal=KILL`` comes before the call is made.
+        path: Count only calls on this file.
+    """
+    only = ["-P", str(path)] if path else []
+    inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:{what}:when={when}"]
+    with traced(pid, log, *only, *inject, all_threads=all_threads):
+        yield
+
+
+@contextmanager
+def recorded(pid: int, log: Path) -> Iterator[None]:
+    """Writes every call with a file name or a descriptor among its arguments to ``log``. Skips like ``traced``."""
+    with traced(pid, log, "-e", "trace=%file,%desc", all_threads=True):
+        yield
+
+
+def calls_in(log: Path, directory: Path, pid: int) -> list[Call]:
+    """The calls of a log of the process ``pid``, in the order in which they began."""
+    below = re.compile(re.escape(str(directory)) + r'(?:/([^">]*))?(?=[">])')
+    numbers: Counter[tuple[int, str]] = Counter()
+    calls = []
+    for line in log.read_text().splitlines():
+        # Lines about signals, ends, and the second half of a call that another thread's interrupted do not match.
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        name, arguments = match[2], match[3]
+        thread = int(match[1] or pid)
+        thread = 0 if thread == pid else thread
+        numbers[thread, name] += 1
+        paths = dict.fromkeys(_DRAWN.sub("*", path) or "." for path in below.findall(arguments))
+        calls.append(Call(name, numbers[thread, name], thread, ", ".join(paths)))
+    return calls
+
+
+def reachable(calls: list[Call]) -> list[Call]:
+    """Those of a recording's calls below the directory at which another run of the same can be stopped.
+
+    strace counts the calls of each thread by itself and cannot be told which thread is meant, other than the main one.
+    So left out are calls of other threads if some thread makes as many of that name earlier; and, from where several
+    threads share the reading of files, all calls of the kinds by which they do, as who reads what is chance.
+    """
+    seen: set[tuple[str, int]] = set()
+    firsts = set()
+    for call in calls:
+        if (call.name, call.number) not in seen:
+            firsts.add(call)
+        seen.add((call.name, call.number))
+    calls = [call for call in calls if call.files]
+    readers = {call.thread for call in calls if call.thread and call.name.startswith("open")}
+    shared = {call.name for call in calls if call.thread in readers}
+    begin = next((position for position, call in enumerate(calls) if call.thread in readers), len(calls))
+    while begin > 0 and calls[begin - 1].name in shared:
+        begin -= 1
+    return [
+        call
+        for position, call in enumerate(calls)
+        if not (position >= begin and call.name in shared) and (not call.thread or call in firsts)
+    ]

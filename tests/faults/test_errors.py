@@ -160,7 +160,7 @@ def assert_is_told(fault: Fault, attempt: Attempt) -> None:
 def test_error_of_a_call(fault: Fault, server: ForkServer, meeting: Meeting, tmp_path: Path) -> None:
     trial = Trial(server, meeting, tmp_path / "ckpt")
     log = tmp_path / "strace.log"
-    with injected(trial.pid, log, fault.calls, fault.error, fault.when, all_threads=fault.all_threads):
+    with injected(trial.pid, log, fault.calls, f"error={fault.error}", fault.when, all_threads=fault.all_threads):
         attempt = trial.first_attempt()
     hits = [line for line in log.read_text().splitlines() if "(INJECTED)" in line]
     assert any(re.search(fault.at, line) for line in hits), f"hit something else: {hits}"
@@ -186,7 +186,7 @@ def test_other_rank_cannot_write(server: ForkServer, meeting: Meeting, tmp_path:
     processes = [meeting.accept() for _ in BOTH_RANKS]
     for process in processes:
         assert Meeting.receive(process) == "ready"
-    with injected(pids[1], tmp_path / "strace.log", "fsync", "EIO", 1):
+    with injected(pids[1], tmp_path / "strace.log", "fsync", "error=EIO"):
         for process in processes:
             process.send("go")
         attempts = [Meeting.receive(process) for process in processes]
@@ -211,7 +211,7 @@ def test_read_error(of_data: bool, server: ForkServer, meeting: Meeting, tmp_pat
     pid = server.start(load_twice, meeting.address, path)
     process = meeting.accept()
     assert Meeting.receive(process) == "ready"
-    with injected(pid, tmp_path / "strace.log", "pread64", "EIO", all_threads=True, path=file):
+    with injected(pid, tmp_path / "strace.log", "pread64", "error=EIO", all_threads=True, path=file):
         process.send("go")
         error = Meeting.receive(process)[0]
     assert type(error) is StorageError

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGKILL at the system calls of a save: what is on disk is the old checkpoint or the new one, and the path is free.
+
+The calls are those that strace saw a save make on its directory; nothing here lists them. Each point is a save of its
+own, from the same beginning, that dies just before one of these calls. Sixty points are tried always, all of them with
+BCP_LONG=1 (``make torture``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from faults.fork_server import ForkServer
+from faults.rehearsal import NEW, NEXT, OLD, Rehearsal, Scenario, for_each, one_of_each, spread
+from faults.saves import assert_only_own_files, save, save_then_look
+from faults.strace import Call
+
+# With the choice of those points that are tried always: twenty of each of the first two, which have every kind of call
+# among them, at its first and at its last occurrence.
+SCENARIOS: dict[Scenario, Callable[[Sequence[Call]], list[Call]]] = {
+    Scenario("first save", old=False): lambda calls: spread(calls, 20, one_of_each(reversed(calls))),
+    Scenario("over a checkpoint"): lambda calls: spread(calls, 20, one_of_each(calls)),
+    Scenario("over remains", remains=True): lambda calls: spread(calls, 8),
+    Scenario("file a record", file_a_record=True): lambda calls: spread(calls, 5),
+    Scenario("coordinator of two", num_ranks=2): lambda calls: spread(calls, 4),
+    Scenario("other of two", num_ranks=2, rank=1): lambda calls: spread(calls, 3),
+}
+# Of a single rank. Names on other architectures are longer.
+ALWAYS_MADE = ("open", "close", "flock", "fallocate", "pwrite", "pread", "ftruncate", "fsync", "rename", "getdents")
+READING = ("open", "close", "newfstatat", "fstat", "statx", "pread")
+
+
+@pytest.fixture(scope="module", params=SCENARIOS, ids=str)
+def rehearsal(
+    request: pytest.FixtureRequest, server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> Rehearsal:
+    return Rehearsal(request.param, server, tmp_path_factory.mktemp("rehearsal"))
+
+
+def kill_and_look(rehearsal: Rehearsal, root: Path, call: Call) -> None:
+    rehearsal.copy(root)
+    coordinator_lives = rehearsal.scenario.rank != 0
+    for peer in rehearsal.kill(root, call, save_then_look if coordinator_lives else save):
+        assert not peer.timed_out, f"the other rank hangs:\n{peer.stacks}"
+        if coordinator_lives:
+            assert peer.unwrap() == [], "a coordinator that lives on, after its peer died, holds the path"
+    before = OLD if rehearsal.scenario.old else None
+    assert rehearsal.generation_on_disk(root) == (NEW if rehearsal.comes_after_the_commit(call) else before)
+    rehearsal.save_all(root, NEXT)
+    assert rehearsal.generation_on_disk(root) == NEXT
+    assert_only_own_files(rehearsal.path(root))
+
+
+def test_nothing_is_missed(rehearsal: Rehearsal) -> None:
+    """The recording has the calls that a save must make, and what cannot be aimed at changes nothing on disk."""
+    names = {call.name for call in rehearsal.calls}
+    wanted = [*ALWAYS_MADE, "unlink" if rehearsal.scenario.old else "mkdir"]
+    if rehearsal.scenario.num_ranks == 1:
+        assert [name for name in wanted if not any(made.startswith(name) for made in names)] == []
+    assert [call for call in rehearsal.left_out if not call.name.startswith(READING)] == []
+
+
+def test_kill_at_calls(rehearsal: Rehearsal, tmp_path: Path) -> None:
+    points = SCENARIOS[rehearsal.scenario](rehearsal.calls)
+    for_each(points, lambda call: kill_and_look(rehearsal, tmp_path / str(points.index(call)), call))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_kill_at_every_call(rehearsal: Rehearsal, tmp_path: Path) -> None:
+    points = rehearsal.calls
+    for_each(points, lambda call: kill_and_look(rehearsal, tmp_path / str(points.index(call)), call))
