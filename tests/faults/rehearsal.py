@@ -4,14 +4,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from faults.fork_server import ForkServer, Meeting, Outcome
-from faults.saves import BOTH_RANKS, NUM_ROWS, SaveRequest, generation_on_disk, save, save_when_told
+from faults.saves import (
+    BOTH_RANKS,
+    NUM_ROWS,
+    Attempt,
+    SaveRequest,
+    generation_on_disk,
+    save,
+    save_twice,
+    save_when_told,
+)
 from faults.strace import Call, calls_in, injected, reachable, recorded
 
 __all__ = ["NEW", "NEXT", "OLD", "Rehearsal", "Scenario", "for_each", "one_of_each", "spread"]
@@ -127,11 +136,33 @@ class Rehearsal:
         with injected(pid, log, call.name, "signal=KILL", call.number, all_threads=call.thread != 0):
             process.send("go")
             outcome = self._server.wait(pid)
-        made = calls_in(log, root, pid)
-        assert outcome.was_killed, f"it ends otherwise: {outcome}\n{made}"
-        hit = made[-1] if call.thread == 0 else [other for other in made if other.thread != 0][-1]
-        assert (hit.name, hit.number, hit.files) == (call.name, call.number, call.files), f"killed at {hit}"
+        assert outcome.was_killed, f"it ends otherwise: {outcome}"
+        assert_was_hit(call, log, root, pid)
         return [self._server.wait(pid) for pid in peers]
+
+    @contextmanager
+    def failing(self, root: Path, call: Call, error: str) -> Iterator[list[Attempt]]:
+        """Saves NEW; ``call`` of the rank that was recorded returns ``error``. Gives what each rank was told.
+
+        When the context ends, the same processes save NEXT, which must succeed.
+        """
+        with closing(Meeting()) as meeting:
+            both = zip(self.requests(root, NEW), self.requests(root, NEXT), strict=True)
+            pids = [self._server.start(save_twice, meeting.address, first, then) for first, then in both]
+            processes = [meeting.accept() for _ in pids]
+        for process in processes:
+            assert Meeting.receive(process) == "ready"
+        pid, log = pids[self.scenario.rank], root.with_suffix(".log")
+        with injected(pid, log, call.name, f"error={error}", call.number, all_threads=call.thread != 0):
+            for process in processes:
+                process.send("go")
+            attempts = [Meeting.receive(process) for process in processes]
+        assert_was_hit(call, log, root, pid)
+        yield attempts
+        for process in processes:
+            process.send("go")
+        for pid in pids:
+            assert self._server.wait(pid).unwrap() == Attempt({}, ())
 
     def _record(self) -> tuple[list[Call], list[Call]]:
         root = self.copy(self._directory / f"recorded{self._num_requests}")
@@ -155,6 +186,11 @@ class Rehearsal:
             process = meeting.accept()
             assert meeting.receive(process) == "ready"
         return pid, process, peers
+
+
+def assert_was_hit(call: Call, log: Path, root: Path, pid: int) -> None:
+    made = calls_in(log, root, pid)
+    assert any(call.is_like(other) for other in made), f"hit something else: {', '.join(map(str, made))}"
 
 
 def one_of_each(calls: Iterable[Call]) -> list[Call]:

@@ -17,10 +17,15 @@ import pytest
 
 from faults.fork_server import LIMIT_S
 
-__all__ = ["Call", "calls_in", "injected", "reachable", "recorded", "traced"]
+__all__ = ["Call", "calls_in", "injected", "reachable", "recorded", "traced", "without_ids"]
 
 _LINE = re.compile(r"(?:(\d+) +)?(\w+)\((.*)")
 _DRAWN = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16}")
+
+
+def without_ids(path: str) -> str:
+    """``path`` with ``*`` for the ids in it, which every save draws anew."""
+    return _DRAWN.sub("*", path)
 
 
 @dataclass(frozen=True)
@@ -31,14 +36,19 @@ class Call:
         name: As strace takes and prints it.
         number: The how-manieth of this name it was in its thread, whatever the earlier ones were about.
         thread: Its id, 0 for the main thread.
-        files: What it was about below the directory of interest, as paths from there, "." being the directory itself;
-            ids, which every save draws anew, stand as ``*``. Empty if it was about something else.
+        files: What it was about below the directory of interest, as paths from there, "." being the directory itself,
+            without ids. Empty if it was about something else.
     """
 
     name: str
     number: int
     thread: int
     files: str
+
+    def is_like(self, other: Call) -> bool:
+        """Is it the same call of another run?"""
+        mine, theirs = ((c.name, c.number, c.thread == 0, c.files) for c in (self, other))
+        return mine == theirs
 
     def __str__(self) -> str:
         return f"{self.name} {self.files} ({self.number})"
@@ -112,7 +122,7 @@ def calls_in(log: Path, directory: Path, pid: int) -> list[Call]:
         thread = int(match[1] or pid)
         thread = 0 if thread == pid else thread
         numbers[thread, name] += 1
-        paths = dict.fromkeys(_DRAWN.sub("*", path) or "." for path in below.findall(arguments))
+        paths = dict.fromkeys(without_ids(path) or "." for path in below.findall(arguments))
         calls.append(Call(name, numbers[thread, name], thread, ", ".join(paths)))
     return calls
 

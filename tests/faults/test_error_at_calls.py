@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ENOSPC and EIO at every write, reservation, cut, sync and rename of a save, taken from a recording of its calls.
+
+Before the rename: every rank is told, with the reason; what was there loads, nothing of the failed save is left, and
+the same process can save again. After it: committed, with an error or a warning, and nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bytecheckpoint.errors import CheckpointError, DurabilityUnknownError, SaveFailedError, StorageError
+from faults.fork_server import ForkServer
+from faults.rehearsal import NEW, NEXT, OLD, Rehearsal, Scenario, for_each
+from faults.saves import Attempt, assert_only_own_files, data_files, names_in
+from faults.strace import Call, without_ids
+
+WRITING = ("pwrite", "fsync", "fdatasync", "fallocate", "ftruncate", "rename", "mkdir")
+# With the kinds of calls that are looked at, where the others would be those of another scenario again.
+SCENARIOS = {
+    Scenario("over a checkpoint"): WRITING,
+    Scenario("first save", old=False): ("fsync", "mkdir", "rename"),
+    Scenario("over remains", remains=True): ("fsync",),
+    Scenario("several files", file_a_record=True): ("pwrite", "fsync", "ftruncate"),
+    Scenario("several slots", num_rows=14_000): ("pwrite",),
+    Scenario("coordinator of two", num_ranks=2): ("pwrite", "fsync", "rename"),
+    Scenario("other of two", num_ranks=2, rank=1): WRITING,
+}
+
+
+@pytest.fixture(scope="module", params=SCENARIOS, ids=str)
+def rehearsal(
+    request: pytest.FixtureRequest, server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> Rehearsal:
+    return Rehearsal(request.param, server, tmp_path_factory.mktemp("rehearsal"))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call that fails must lead to.
+
+    Attributes:
+        raised: On all ranks; SaveFailedError has a StorageError as the reason of the rank that failed.
+        commits: The new checkpoint is there.
+        keeps_files: The rename was attempted, so nothing is deleted.
+        warned: Must be found in the only warning.
+    """
+
+    raised: type[CheckpointError] | None = None
+    commits: bool = False
+    keeps_files: bool = False
+    warned: str = ""
+
+
+def outcome_of(rehearsal: Rehearsal, call: Call, error: str) -> Outcome:
+    earlier = rehearsal.calls[: rehearsal.calls.index(call)]
+    if call.name.startswith("rename"):
+        return Outcome(StorageError, keeps_files=True)
+    if any(other.name.startswith("rename") for other in earlier):
+        is_first = not any(rehearsal.comes_after_the_commit(other) for other in earlier if other.name == call.name)
+        if is_first:
+            return Outcome(DurabilityUnknownError, commits=True, keeps_files=True)
+        return Outcome(commits=True, keeps_files=True, warned="sweep: fsync")
+    if call.name == "fallocate" and error == "EIO":
+        return Outcome(commits=True)  # space cannot be reserved here; whether there is any, the writes will tell
+    if ".tmp" in call.files:
+        return Outcome(StorageError)
+    if any(other.name.startswith("open") and ".distcp" in other.files for other in earlier):
+        return Outcome(SaveFailedError)
+    if any(".tmp" in other.files for other in earlier):
+        return Outcome(commits=True)  # the sweep before the save: what it cannot remove, the next one will
+    return Outcome(StorageError)
+
+
+def assert_is_told(outcome: Outcome, attempt: Attempt, call: Call, error: str, root: Path, rank: int) -> None:
+    if outcome.raised is None:
+        assert attempt.errors == {}
+        return
+    (told,) = attempt.errors.values()
+    assert type(told) is outcome.raised
+    if isinstance(told, SaveFailedError):
+        assert "undone" in str(told)
+        assert list(told.reasons) == [rank]
+        told = told.reasons[rank]
+    assert isinstance(told, StorageError)
+    assert told.errno == getattr(errno, error)
+    assert without_ids(str(Path(told.path).relative_to(root))) in call.files.split(", ")
+    assert told.path in str(told)
+
+
+def fail_and_look(rehearsal: Rehearsal, root: Path, call: Call, error: str) -> None:
+    path = rehearsal.path(rehearsal.copy(root))
+    old_names = [".metadata", *data_files(path)] if rehearsal.scenario.old else []
+    outcome = outcome_of(rehearsal, call, error)
+    with rehearsal.failing(root, call, error) as attempts:
+        for attempt in attempts:
+            assert_is_told(outcome, attempt, call, error, root, rehearsal.scenario.rank)
+        warnings = [text for attempt in attempts for text in attempt.warnings]
+        assert len(warnings) == bool(outcome.warned)
+        assert all(outcome.warned in text for text in warnings)
+        before = OLD if rehearsal.scenario.old else None
+        assert rehearsal.generation_on_disk(root) == (NEW if outcome.commits else before)
+        if outcome.keeps_files:
+            assert set(old_names) < set(names_in(path))
+            assert not any(name.endswith(".tmp") for name in names_in(path))
+        elif outcome.commits:
+            assert_only_own_files(path)
+        else:
+            assert names_in(path) == sorted(old_names)
+    assert rehearsal.generation_on_disk(root) == NEXT
+    assert_only_own_files(path)
+
+
+def points_of(rehearsal: Rehearsal) -> list[Call]:
+    return [call for call in rehearsal.calls if call.name.startswith(SCENARIOS[rehearsal.scenario])]
+
+
+def test_nothing_is_missed(rehearsal: Rehearsal) -> None:
+    """Every call that writes can be aimed at, and there are such calls for every file of the save."""
+
+    def files(kind: str) -> set[str]:
+        return {call.files for call in rehearsal.calls if call.name.startswith(kind) and "*" in call.files}
+
+    scenario = rehearsal.scenario
+    assert [call for call in rehearsal.left_out if call.name.startswith(WRITING)] == []
+    assert len(files("ftruncate")) == (3 if scenario.file_a_record else 1) + (scenario.rank == 0)
+    assert files("pwrite") == files("fsync") == files("ftruncate")
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+def test_error_at_calls(error: str, rehearsal: Rehearsal, tmp_path: Path) -> None:
+    points = points_of(rehearsal)
+    for_each(points, lambda call: fail_and_look(rehearsal, tmp_path / str(points.index(call)), call, error))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_error_at_every_call(rehearsal: Rehearsal, tmp_path: Path) -> None:
+    """Also at those that only look: old with an error, or new; and the next save succeeds."""
+
+    def trial(call: Call) -> None:
+        root = rehearsal.copy(tmp_path / str(rehearsal.calls.index(call)))
+        names_before = names_in(rehearsal.path(root))
+        with rehearsal.failing(root, call, "EIO") as attempts:
+            errors = [error for attempt in attempts for error in attempt.errors.values()]
+            assert len(errors) in (0, len(attempts))
+            assert len({type(error) for error in errors}) <= 1
+            assert all(isinstance(error, CheckpointError) for error in errors)
+            fails = errors and type(errors[0]) is not DurabilityUnknownError
+            before = OLD if rehearsal.scenario.old else None
+            assert rehearsal.generation_on_disk(root) == (before if fails else NEW), errors
+            assert {name for name in names_in(rehearsal.path(root)) if name.endswith(".tmp")} <= set(names_before)
+        assert rehearsal.generation_on_disk(root) == NEXT
+        assert_only_own_files(rehearsal.path(root))
+
+    for_each(rehearsal.calls, trial)
