@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest checkpoint that has everything; what becomes of it when each of its bytes is damaged in turn."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+from bytecheckpoint import BcpReader, BcpWriter, Config, verify
+from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, FormatVersionError
+from faults.saves import BOTH_RANKS, SaveRequest, gloo, names_in
+
+__all__ = ["CONFIG", "DATA_TRAILER", "Findings", "Loads", "damage_every_byte", "save_small"]
+
+# Buffered, since the damage has just been written through the cache; the ring is kept between loads.
+CONFIG = Config(ring_bytes=16 << 20, direct_io=False)
+DATA_TRAILER = 80
+SEED = 20240612
+# One of so many loads goes all the way through dcp.load.
+_DCP_EVERY = 64
+_MAX_FAULTS = 20
+
+
+def small_state(rank: int, factor: int = 1) -> dict[str, Any]:
+    """A file each for two ranks: plain tensors in one; one that is not plain, and an object, also in the other.
+
+    With ``factor`` 0 every value is another one.
+    """
+    if rank == 0:
+        beta = torch.tensor([[1, 2], [3, 4]], dtype=torch.int16)
+        return {"alpha": torch.tensor([1.5, -2.5]) * factor, "beta": beta * factor}
+    odd = torch.quantize_per_tensor(torch.tensor([1.0, 2.0, 3.0]) * factor, 0.5, 3, torch.quint8)
+    return {"gamma": torch.tensor([7.0], dtype=torch.float64) * factor, "odd": odd, "step": 11 * factor}
+
+
+def small_states(factor: int = 1) -> dict[str, Any]:
+    """Of both ranks."""
+    return {key: value for rank in BOTH_RANKS for key, value in small_state(rank, factor).items()}
+
+
+def save_small(request: SaveRequest) -> None:
+    with gloo(request):
+        dcp.save(small_state(request.rank), storage_writer=BcpWriter(request.path, config=request.config))
+
+
+def raw(value: Any) -> Any:
+    """``value``, or the integers behind it."""
+    return value.int_repr() if isinstance(value, torch.Tensor) and value.is_quantized else value
+
+
+class Loads:
+    """Loads of one checkpoint into one target, each of which looks at the files anew.
+
+    ``dcp.load`` spends most of its time on plans, which are the same every time, so they are made once.
+    """
+
+    def __init__(self, path: Path, config: Config) -> None:
+        self._path = path
+        self._config = config
+        self._wanted, self._blank, self._target = small_states(), small_states(0), small_states(0)
+        self._planner = DefaultLoadPlanner()
+        metadata = BcpReader(path, config=config).read_metadata()
+        self._planner.set_up_planner(self._target, metadata, is_coordinator=True)
+        self._plan = self._planner.create_local_plan()
+
+    def failure(self, *, through_dcp: bool = False) -> CheckpointError | None:
+        """What a load of everything raises; None if it gives what was saved. Fails on any value that was not saved."""
+        for key, blank in self._blank.items():
+            if isinstance(blank, torch.Tensor):
+                self._target[key].copy_(blank)
+            else:
+                self._target[key] = blank
+        reader = BcpReader(self._path, config=self._config)
+        try:
+            if through_dcp:
+                dcp.load(self._target, storage_reader=reader, no_dist=True)
+            else:
+                metadata = reader.read_metadata()
+                reader.set_up_storage_reader(metadata, True)
+                (plan,) = reader.prepare_global_plan([reader.prepare_local_plan(self._plan)])
+                reader.read_data(plan, self._planner).wait()
+        except CheckpointError as error:
+            self._check(failed=True)
+            return error
+        except CheckpointException as caught:
+            self._check(failed=True)
+            (inner,) = (wrapped[0] for wrapped in caught.failures.values())
+            assert isinstance(inner, CheckpointError), repr(inner)
+            return inner
+        self._check(failed=False)
+        return None
+
+    def _check(self, failed: bool) -> None:
+        """A tensor that a failed load had got to holds what was saved, one that it had not what was there before."""
+        for key, wanted in self._wanted.items():
+            got, wanted, blank = raw(self._target[key]), raw(wanted), raw(self._blank[key])
+            if isinstance(got, torch.Tensor):
+                same = got == wanted
+                right = bool((torch.logical_or(same, got == blank) if failed else same).all())
+            else:
+                right = got == wanted or (failed and got == blank)
+            assert right, f"'{key}': wrong values: {got}"
+
+
+@dataclass
+class Findings:
+    """What one process found.
+
+    Attributes:
+        faults: Damage that was not seen, or not told rightly; the first few.
+        num_faults: All of them.
+    """
+
+    num_flips: int = 0
+    num_cuts: int = 0
+    num_faults: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def of(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except AssertionError as error:
+            self.num_faults += 1
+            if len(self.faults) < _MAX_FAULTS:
+                self.faults.append(f"{what}: {error}")
+
+
+class Examination:
+    """Damages the files of a checkpoint, and looks at what ``verify`` and a load make of it.
+
+    Both must see every damage: all files lie in one block each, which a load of everything needs.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.findings = Findings()
+        self._path = path
+        self._load = Loads(path, CONFIG)
+        self._load_rewritten = Loads(path, replace(CONFIG, accept_rewritten_metadata=True))
+        self._num_looks = 0
+        assert self._load.failure() is None
+        assert self._load.failure(through_dcp=True) is None
+        assert verify(path, config=CONFIG).is_whole
+
+    def flip(self, name: str, positions: range, *, all_bits: bool) -> None:
+        rng = random.Random(SEED + positions.start)
+        content = (self._path / name).read_bytes()
+        file = os.open(self._path / name, os.O_RDWR)
+        for position in positions:
+            for bit in range(8) if all_bits else [rng.randrange(8)]:
+                os.pwrite(file, bytes([content[position] ^ 1 << bit]), position)
+                with self.findings.of(f"{name}: bit {bit} of byte {position} of {len(content)}"):
+                    self._look(name, position, content)
+                self.findings.num_flips += 1
+            os.pwrite(file, content[position : position + 1], position)
+        os.close(file)
+
+    def cut(self, name: str, lengths: range) -> None:
+        content = (self._path / name).read_bytes()
+        for length in reversed(lengths):
+            os.truncate(self._path / name, length)
+            with self.findings.of(f"{name}: cut to {length} of {len(content)}"):
+                self._look(name, len(content), content)
+            self.findings.num_cuts += 1
+        (self._path / name).write_bytes(content)
+
+    def _look(self, name: str, position: int, content: bytes) -> None:
+        self._check_report(name, position, content)
+        self._num_looks += 1
+        error = self._load.failure(through_dcp=self._num_looks % _DCP_EVERY == 0)
+        assert error is not None, "the load does not see it"
+        assert type(error) in (CorruptCheckpointError, FormatVersionError), repr(error)
+        assert error.path == str(self._path / name), repr(error)
+        assert name in str(error), repr(error)
+        if name == ".metadata":
+            self._load_rewritten.failure()  # whatever it says, it gives no wrong values
+
+    def _check_report(self, name: str, position: int, content: bytes) -> None:
+        report = verify(self._path, config=CONFIG)
+        assert not report.is_whole, "verify does not see it"
+        (problem,) = report.problems
+        assert problem.file == name, problem
+        assert name in problem.message, problem
+        if name == ".metadata":
+            assert (problem.section, problem.fqns) == ("metadata", []), problem
+            return
+        (end_of_records,) = struct.unpack_from("<q", content, len(content) - DATA_TRAILER + 24)
+        if position >= end_of_records:
+            assert (problem.section, problem.fqns) == ("block table or trailer", []), problem
+            return
+        # Header and records are one block.
+        assert (problem.section, problem.offset, problem.num_bytes) == ("records", 0, end_of_records), problem
+        assert problem.fqns == list(small_state(int(name[2]))), problem
+
+
+def damage_every_byte(original: Path, copy: Path, part: int, num_parts: int, all_bits: bool) -> Findings:
+    """Flips a bit of, or all bits of, each ``num_parts``-th byte, and cuts at each ``num_parts``-th length."""
+    examination = Examination(Path(shutil.copytree(original, copy)))
+    for name in names_in(copy):
+        positions = range(part, (copy / name).stat().st_size, num_parts)
+        examination.flip(name, positions, all_bits=all_bits)
+        examination.cut(name, positions)
+    return examination.findings

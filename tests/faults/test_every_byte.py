@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bit of every byte of a checkpoint flipped, and every file cut at every length: verify and a load see each of them.
+
+BCP_LONG=1 (``make torture``) flips every bit. Loads go through the reader's hooks, as ``dcp.load`` calls them, with a
+plan made once; one of 64 goes through ``dcp.load`` itself. Nothing else is sampled.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from bytecheckpoint import BcpWriter, verify
+from faults.fork_server import ForkServer
+from faults.saves import BOTH_RANKS, SaveRequest, data_files, names_in
+from faults.small import CONFIG, DATA_TRAILER, SEED, Findings, damage_every_byte, save_small
+
+BLOCK = 256 << 10
+NUM_WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def saved(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of two data files, of less than a block each."""
+    path = tmp_path_factory.mktemp("small") / "ckpt"
+    requests = [SaveRequest(path, 0, rank, 2, str(path.parent / "store")) for rank in BOTH_RANKS]
+    for pid in [server.start(save_small, request) for request in requests]:
+        server.wait(pid).unwrap()
+    assert len(names_in(path)) == 3
+    return path
+
+
+def examine(server: ForkServer, saved: Path, tmp_path: Path, all_bits: bool, limit_s: float) -> list[Findings]:
+    parts = range(NUM_WORKERS)
+    pids = [server.start(damage_every_byte, saved, tmp_path / str(p), p, NUM_WORKERS, all_bits) for p in parts]
+    return [server.wait(pid, limit_s).unwrap() for pid in pids]
+
+
+def assert_all_seen(saved: Path, findings: list[Findings], flips_a_byte: int) -> None:
+    num_bytes = sum((saved / name).stat().st_size for name in names_in(saved))
+    assert sum(found.num_flips for found in findings) == flips_a_byte * num_bytes
+    assert sum(found.num_cuts for found in findings) == num_bytes
+    num_faults = sum(found.num_faults for found in findings)
+    assert num_faults == 0, f"{num_faults}, such as\n" + "\n".join(
+        fault for found in findings for fault in found.faults
+    )
+
+
+def test_every_byte_and_every_length(server: ForkServer, saved: Path, tmp_path: Path) -> None:
+    assert_all_seen(saved, examine(server, saved, tmp_path, all_bits=False, limit_s=280), 1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_every_bit(server: ForkServer, saved: Path, tmp_path: Path) -> None:
+    assert_all_seen(saved, examine(server, saved, tmp_path, all_bits=True, limit_s=1700), 8)
+
+
+def test_verify_names_block_and_keys(tmp_path: Path) -> None:
+    """In a file of many blocks: just the block with the damage, and just the keys with bytes in it."""
+    path = tmp_path / "ckpt"
+    tensors = {f"t{i}": torch.full((50_000,), float(i)) for i in range(8)}
+    dcp.save(tensors, storage_writer=BcpWriter(path), no_dist=True)
+    (name,) = data_files(path)
+    file = path / name
+    content = file.read_bytes()
+    (end_of_records,) = struct.unpack_from("<q", content, len(content) - DATA_TRAILER + 24)
+    records = {
+        index.fqn: range(info.offset, info.offset + info.length)
+        for index, info in dcp.FileSystemReader(path).read_metadata().storage_data.items()
+    }
+    edges = [edge for record in records.values() for edge in (record.start - 1, record.start, record.stop - 1)]
+    blocks = range(0, end_of_records, BLOCK)
+    assert len(blocks) > 5
+    positions = [0, *edges, *(block + at for block in blocks for at in (-1, 0) if block), end_of_records - 1]
+    rng = random.Random(SEED)
+    for position in [*positions, *rng.sample(range(end_of_records), 40)]:
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << rng.randrange(8)
+        file.write_bytes(damaged)
+        begin = position // BLOCK * BLOCK
+        end = min(begin + BLOCK, end_of_records)
+        (problem,) = verify(path, config=CONFIG).problems
+        assert (problem.file, problem.section) == (name, "records")
+        assert (problem.offset, problem.num_bytes) == (begin, end - begin)
+        assert sorted(problem.fqns) == sorted(k for k, r in records.items() if r.start < end and begin < r.stop)
+    # All at once: each block is a problem of its own.
+    damaged = bytearray(content)
+    for block in blocks:
+        damaged[block + 100] ^= 1
+    file.write_bytes(damaged)
+    report = verify(path, config=CONFIG)
+    assert [problem.offset for problem in report.problems] == list(blocks)
+    assert {fqn for problem in report.problems for fqn in problem.fqns} == set(tensors)
