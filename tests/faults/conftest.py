@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two fork servers: the installed package, and the build with failpoints."""
+"""The two fork servers: the installed package, and the build with failpoints; and the smallest checkpoint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from faults.fork_server import ForkServer, Meeting
+from faults.saves import BOTH_RANKS, SaveRequest, names_in
+from faults.small import save_small
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "bytecheckpoint"
@@ -39,6 +41,17 @@ def failpoint_server() -> Iterator[ForkServer]:
     assert server.info["failpoints"], "this build has no failpoints"
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of ``faults.small``: two data files, of less than a block each. Not to be changed."""
+    path = tmp_path_factory.mktemp("small") / "ckpt"
+    requests = [SaveRequest(path, 0, rank, 2, str(path.parent / "store")) for rank in BOTH_RANKS]
+    for pid in [server.start(save_small, request) for request in requests]:
+        server.wait(pid).unwrap()
+    assert len(names_in(path)) == 3
+    return path
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import struct
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,9 +21,19 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from bytecheckpoint import BcpReader, BcpWriter, Config, verify
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, FormatVersionError
+from faults.fork_server import meet
 from faults.saves import BOTH_RANKS, SaveRequest, gloo, names_in
 
-__all__ = ["CONFIG", "DATA_TRAILER", "Findings", "Loads", "damage_every_byte", "save_small"]
+__all__ = [
+    "CONFIG",
+    "DATA_TRAILER",
+    "Findings",
+    "damage_every_byte",
+    "load_small",
+    "load_when_told",
+    "save_small",
+    "small_state",
+]
 
 # Buffered, since the damage has just been written through the cache; the ring is kept between loads.
 CONFIG = Config(ring_bytes=16 << 20, direct_io=False)
@@ -41,7 +52,9 @@ def small_state(rank: int, factor: int = 1) -> dict[str, Any]:
     if rank == 0:
         beta = torch.tensor([[1, 2], [3, 4]], dtype=torch.int16)
         return {"alpha": torch.tensor([1.5, -2.5]) * factor, "beta": beta * factor}
-    odd = torch.quantize_per_tensor(torch.tensor([1.0, 2.0, 3.0]) * factor, 0.5, 3, torch.quint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to deprecate them
+        odd = torch.quantize_per_tensor(torch.tensor([1.0, 2.0, 3.0]) * factor, 0.5, 3, torch.quint8)
     return {"gamma": torch.tensor([7.0], dtype=torch.float64) * factor, "odd": odd, "step": 11 * factor}
 
 
@@ -60,6 +73,56 @@ def raw(value: Any) -> Any:
     return value.int_repr() if isinstance(value, torch.Tensor) and value.is_quantized else value
 
 
+class Target:
+    """What a load of everything fills."""
+
+    def __init__(self) -> None:
+        self.state = small_states(0)
+        self._wanted, self._blank = small_states(), small_states(0)
+
+    def clear(self) -> None:
+        for key, blank in self._blank.items():
+            if isinstance(blank, torch.Tensor):
+                self.state[key].copy_(blank)
+            else:
+                self.state[key] = blank
+
+    def check(self, *, failed: bool) -> None:
+        """Fails on any value that was not saved. A load that failed may have left some as they were."""
+        for key, wanted in self._wanted.items():
+            got, wanted, blank = raw(self.state[key]), raw(wanted), raw(self._blank[key])
+            if isinstance(got, torch.Tensor):
+                same = got == wanted
+                right = bool((torch.logical_or(same, got == blank) if failed else same).all())
+            else:
+                right = got == wanted or (failed and got == blank)
+            assert right, f"'{key}': wrong values: {got}"
+
+
+def load_small(path: Path, config: Config = CONFIG, target: Target | None = None) -> CheckpointError | None:
+    """What a load of everything raises; None if it gives what was saved. Fails on any value that was not saved."""
+    target = target or Target()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            dcp.load(target.state, storage_reader=BcpReader(path, config=config), no_dist=True)
+        except CheckpointException as caught:
+            target.check(failed=True)
+            (error,) = (wrapped[0] for wrapped in caught.failures.values())
+            assert isinstance(error, CheckpointError), repr(error)
+            return error
+    target.check(failed=False)
+    return None
+
+
+def load_when_told(address: bytes, path: Path) -> CheckpointError | None:
+    """The same, once the test says that it watches."""
+    test = meet(address)
+    test.send("ready")
+    test.recv()
+    return load_small(path)
+
+
 class Loads:
     """Loads of one checkpoint into one target, each of which looks at the files anew.
 
@@ -69,49 +132,28 @@ class Loads:
     def __init__(self, path: Path, config: Config) -> None:
         self._path = path
         self._config = config
-        self._wanted, self._blank, self._target = small_states(), small_states(0), small_states(0)
+        self._target = Target()
         self._planner = DefaultLoadPlanner()
         metadata = BcpReader(path, config=config).read_metadata()
-        self._planner.set_up_planner(self._target, metadata, is_coordinator=True)
+        self._planner.set_up_planner(self._target.state, metadata, is_coordinator=True)
         self._plan = self._planner.create_local_plan()
 
     def failure(self, *, through_dcp: bool = False) -> CheckpointError | None:
-        """What a load of everything raises; None if it gives what was saved. Fails on any value that was not saved."""
-        for key, blank in self._blank.items():
-            if isinstance(blank, torch.Tensor):
-                self._target[key].copy_(blank)
-            else:
-                self._target[key] = blank
+        """Like ``load_small``."""
+        self._target.clear()
+        if through_dcp:
+            return load_small(self._path, self._config, self._target)
         reader = BcpReader(self._path, config=self._config)
         try:
-            if through_dcp:
-                dcp.load(self._target, storage_reader=reader, no_dist=True)
-            else:
-                metadata = reader.read_metadata()
-                reader.set_up_storage_reader(metadata, True)
-                (plan,) = reader.prepare_global_plan([reader.prepare_local_plan(self._plan)])
-                reader.read_data(plan, self._planner).wait()
+            metadata = reader.read_metadata()
+            reader.set_up_storage_reader(metadata, True)
+            (plan,) = reader.prepare_global_plan([reader.prepare_local_plan(self._plan)])
+            reader.read_data(plan, self._planner).wait()
         except CheckpointError as error:
-            self._check(failed=True)
+            self._target.check(failed=True)
             return error
-        except CheckpointException as caught:
-            self._check(failed=True)
-            (inner,) = (wrapped[0] for wrapped in caught.failures.values())
-            assert isinstance(inner, CheckpointError), repr(inner)
-            return inner
-        self._check(failed=False)
+        self._target.check(failed=False)
         return None
-
-    def _check(self, failed: bool) -> None:
-        """A tensor that a failed load had got to holds what was saved, one that it had not what was there before."""
-        for key, wanted in self._wanted.items():
-            got, wanted, blank = raw(self._target[key]), raw(wanted), raw(self._blank[key])
-            if isinstance(got, torch.Tensor):
-                same = got == wanted
-                right = bool((torch.logical_or(same, got == blank) if failed else same).all())
-            else:
-                right = got == wanted or (failed and got == blank)
-            assert right, f"'{key}': wrong values: {got}"
 
 
 @dataclass

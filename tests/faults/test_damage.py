@@ -9,7 +9,6 @@ import random
 import shutil
 import struct
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpReader, BcpWriter, Config
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, FormatVersionError, StorageError
+from faults.crafting import resigned_data
 from faults.fork_server import ForkServer
 from faults.saves import BOTH_RANKS, SaveRequest, are_equal, data_files, load, names_in, save, state
 
@@ -189,14 +189,9 @@ def test_stale_file_of_the_same_size_and_name(saved: Path) -> None:
 
 def with_other_data(content: bytearray) -> bytes:
     """A file that passes every check that it contains, with one byte of its records changed."""
-    trailer = len(content) - DATA_TRAILER
-    (end_of_records,) = struct.unpack_from("<q", content, trailer + 24)
+    (end_of_records,) = struct.unpack_from("<q", content, len(content) - DATA_TRAILER + 24)
     content[end_of_records - 2000] ^= 1
-    struct.pack_into("<I", content, end_of_records, zlib.crc32(content[:end_of_records]))
-    struct.pack_into("<I", content, trailer + 36, zlib.crc32(content[end_of_records:trailer]))
-    struct.pack_into("<I", content, trailer + 48, 0)
-    struct.pack_into("<I", content, trailer + 48, zlib.crc32(content[trailer:]))
-    return bytes(content)
+    return resigned_data(bytes(content))
 
 
 def test_missing_file(saved: Path, tmp_path: Path) -> None:

@@ -17,32 +17,21 @@ import torch.distributed.checkpoint as dcp
 
 from bytecheckpoint import BcpWriter, verify
 from faults.fork_server import ForkServer
-from faults.saves import BOTH_RANKS, SaveRequest, data_files, names_in
-from faults.small import CONFIG, DATA_TRAILER, SEED, Findings, damage_every_byte, save_small
+from faults.saves import data_files, names_in
+from faults.small import CONFIG, DATA_TRAILER, SEED, Findings, damage_every_byte
 
 BLOCK = 256 << 10
 NUM_WORKERS = 2
 
 
-@pytest.fixture(scope="module")
-def saved(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of two data files, of less than a block each."""
-    path = tmp_path_factory.mktemp("small") / "ckpt"
-    requests = [SaveRequest(path, 0, rank, 2, str(path.parent / "store")) for rank in BOTH_RANKS]
-    for pid in [server.start(save_small, request) for request in requests]:
-        server.wait(pid).unwrap()
-    assert len(names_in(path)) == 3
-    return path
-
-
-def examine(server: ForkServer, saved: Path, tmp_path: Path, all_bits: bool, limit_s: float) -> list[Findings]:
+def examine(server: ForkServer, path: Path, tmp_path: Path, all_bits: bool, limit_s: float) -> list[Findings]:
     parts = range(NUM_WORKERS)
-    pids = [server.start(damage_every_byte, saved, tmp_path / str(p), p, NUM_WORKERS, all_bits) for p in parts]
+    pids = [server.start(damage_every_byte, path, tmp_path / str(p), p, NUM_WORKERS, all_bits) for p in parts]
     return [server.wait(pid, limit_s).unwrap() for pid in pids]
 
 
-def assert_all_seen(saved: Path, findings: list[Findings], flips_a_byte: int) -> None:
-    num_bytes = sum((saved / name).stat().st_size for name in names_in(saved))
+def assert_all_seen(path: Path, findings: list[Findings], flips_a_byte: int) -> None:
+    num_bytes = sum((path / name).stat().st_size for name in names_in(path))
     assert sum(found.num_flips for found in findings) == flips_a_byte * num_bytes
     assert sum(found.num_cuts for found in findings) == num_bytes
     num_faults = sum(found.num_faults for found in findings)
@@ -51,14 +40,14 @@ def assert_all_seen(saved: Path, findings: list[Findings], flips_a_byte: int) ->
     )
 
 
-def test_every_byte_and_every_length(server: ForkServer, saved: Path, tmp_path: Path) -> None:
-    assert_all_seen(saved, examine(server, saved, tmp_path, all_bits=False, limit_s=280), 1)
+def test_every_byte_and_every_length(server: ForkServer, small_checkpoint: Path, tmp_path: Path) -> None:
+    assert_all_seen(small_checkpoint, examine(server, small_checkpoint, tmp_path, all_bits=False, limit_s=280), 1)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_every_bit(server: ForkServer, saved: Path, tmp_path: Path) -> None:
-    assert_all_seen(saved, examine(server, saved, tmp_path, all_bits=True, limit_s=1700), 8)
+def test_every_bit(server: ForkServer, small_checkpoint: Path, tmp_path: Path) -> None:
+    assert_all_seen(small_checkpoint, examine(server, small_checkpoint, tmp_path, all_bits=True, limit_s=1700), 8)
 
 
 def test_verify_names_block_and_keys(tmp_path: Path) -> None:

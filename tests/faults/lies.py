@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metadata whose numbers lie, with every checksum right, and what becomes of loads and of ``verify``."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import shutil
+import struct
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from bytecheckpoint import BcpReader, verify
+from bytecheckpoint.errors import CheckpointError
+from faults.crafting import DATA_TRAILER, MetadataFile, resigned_trailer
+from faults.small import CONFIG, Target
+
+__all__ = ["tell_lies"]
+
+WORDS = (0, 1, 0x7FFFFFFF, 0xFFFFFFFF)
+LONG_WORDS = (0, 1, 2**31, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+# What a load may add to the process, in address space: threads take most of it.
+MEMORY_BYTES = 2 << 30
+
+
+def twisted(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """``content`` with one of its words, or long words, at an extreme or a little off."""
+    for size, code, extremes in ((4, "<I", WORDS), (8, "<Q", LONG_WORDS)):
+        for position in range(0, len(content) - size + 1, size):
+            (value,) = struct.unpack_from(code, content, position)
+            near = {(value + more) % 256**size for more in (-64, -1, 1, 64)}
+            for other in sorted({*extremes, *near} - {value}):
+                changed = content[:position] + struct.pack(code, other) + content[position + size :]
+                yield f"{value} at {position} is {other}", changed
+
+
+def lies(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """What is said, and the files that say it."""
+    whole = MetadataFile.read(path / ".metadata")
+    for text, manifest in twisted(whole.manifest()):
+        yield f"manifest: {text}", {".metadata": whole.to_bytes(manifest)}
+    for number, name in enumerate(whole.file_names()):
+        content = (path / name).read_bytes()
+        for text, trailer in twisted(content[-DATA_TRAILER:]):
+            changed = resigned_trailer(content[:-DATA_TRAILER] + trailer)
+            accomplice = MetadataFile.read(path / ".metadata")
+            accomplice.vouch_for(number, changed)
+            yield f"{name}, trailer: {text}", {name: changed, ".metadata": accomplice.to_bytes()}
+
+
+def limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, hard))
+
+
+def load_outcome(path: Path, target: Target) -> str:
+    target.clear()
+    try:
+        dcp.load(target.state, storage_reader=BcpReader(path, config=CONFIG), no_dist=True)
+    except CheckpointException as caught:
+        (error,) = (wrapped[0] for wrapped in caught.failures.values())
+        # A planner of DCP refuses shapes and keys in its own words.
+        known = isinstance(error, CheckpointError) or type(error) in (RuntimeError, ValueError)
+        return "refused" if known else repr(error)
+    try:
+        target.check(failed=False)
+    except AssertionError:
+        return "wrong"
+    return "right"
+
+
+def report_of(path: Path) -> str:
+    try:
+        return "whole" if verify(path, config=CONFIG).is_whole else "damaged"
+    except CheckpointError:
+        return "refused"
+    except Exception as error:
+        return repr(error)
+
+
+def tell_lies(original: Path, copy: Path, part: int, num_parts: int) -> tuple[Counter[tuple[str, str]], list[str]]:
+    """How often a load and ``verify`` said what, and what they should not have said."""
+    warnings.simplefilter("ignore")
+    logging.disable()  # DCP tells the log of every failure
+    shutil.copytree(original, copy)
+    target = Target()
+    assert load_outcome(copy, target) == "right"
+    limit_memory()
+    outcomes: Counter[tuple[str, str]] = Counter()
+    faults = []
+    for number, (lie, files) in enumerate(lies(original)):
+        if number % num_parts != part:
+            continue
+        for name, content in files.items():
+            (copy / name).write_bytes(content)
+        loaded, reported = load_outcome(copy, target), report_of(copy)
+        for name in files:
+            shutil.copy(original / name, copy / name)
+        known = loaded in ("refused", "right", "wrong") and reported in ("whole", "damaged", "refused")
+        if not known or (loaded, reported) == ("wrong", "whole"):
+            faults.append(f"{lie}: load: {loaded}, verify: {reported}")
+        outcomes[loaded if known else "other", reported if known else "other"] += 1
+    return outcomes, faults
