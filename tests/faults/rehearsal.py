@@ -13,6 +13,7 @@ from pathlib import Path
 from faults.fork_server import ForkServer, Meeting, Outcome
 from faults.saves import (
     BOTH_RANKS,
+    CONFIG,
     NUM_ROWS,
     Attempt,
     SaveRequest,
@@ -39,6 +40,7 @@ class Scenario:
         remains: An earlier save died when its files were complete: they are there, and its tmp.
         file_a_record: Several files.
         num_rows: Of the largest tensor; see ``saves.state``.
+        io_threads: With more than one, which of them makes what call is chance, and cannot be aimed at.
         num_ranks: That save.
         rank: Whose calls are recorded.
     """
@@ -48,6 +50,7 @@ class Scenario:
     remains: bool = False
     file_a_record: bool = False
     num_rows: int = NUM_ROWS
+    io_threads: int = 1
     num_ranks: int = 1
     rank: int = 0
 
@@ -72,10 +75,13 @@ class Rehearsal:
         self._server = server
         self._directory = directory
         self._num_requests = 0
+        directory.mkdir(exist_ok=True)
         self._template = directory / "template"
-        self._template.mkdir(parents=True)
-        if scenario.old:
-            self.save_all(self._template, OLD)
+        # Also for a first save: the first of all may have to compile modules that it imports.
+        self.save_all(self._template, OLD)
+        if not scenario.old:
+            shutil.rmtree(self._template)
+            self._template.mkdir()
         self.calls, self.left_out = self._record()
         if scenario.remains:
             rename = next(call for call in self.calls if call.name.startswith("rename"))
@@ -102,6 +108,7 @@ class Rehearsal:
             generation,
             num_ranks=scenario.num_ranks,
             store=str(self._directory / f"store{self._num_requests}"),
+            config=replace(CONFIG, io_threads=scenario.io_threads),
             num_rows=scenario.num_rows,
             writer={
                 "single_file_per_rank": not scenario.file_a_record,
@@ -164,16 +171,20 @@ class Rehearsal:
         for pid in pids:
             assert self._server.wait(pid).unwrap() == Attempt({}, ())
 
-    def _record(self) -> tuple[list[Call], list[Call]]:
-        root = self.copy(self._directory / f"recorded{self._num_requests}")
+    def record(self, root: Path) -> list[Call]:
+        """Saves NEW, and returns all calls of the rank that is looked at."""
         log = root.with_suffix(".log")
         pid, process, peers = self._start(root, save)
         with recorded(pid, log):
             process.send("go")
             outcomes = [self._server.wait(pid) for pid in (pid, *peers)]
         assert [outcome.unwrap().errors for outcome in outcomes] == [{}] * len(outcomes)
-        made = calls_in(log, root, pid)
-        calls = reachable(made)
+        return calls_in(log, root, pid)
+
+    def _record(self) -> tuple[list[Call], list[Call]]:
+        made = self.record(self.copy(self._directory / f"recorded{self._num_requests}"))
+        several_files = self.scenario.file_a_record or self.scenario.num_ranks > 1
+        calls = reachable(made, several_files=several_files)
         return calls, [call for call in made if call.files and call not in calls]
 
     def _start(self, root: Path, peer: Callable[[SaveRequest], object]) -> tuple[int, Connection, list[int]]:

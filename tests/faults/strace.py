@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import select
 import shutil
@@ -58,7 +59,7 @@ class Call:
 def traced(pid: int, log: Path, *options: str, all_threads: bool = False) -> Iterator[None]:
     """Lets strace write the calls of a process to ``log`` while the context lasts, which begins when it is attached.
 
-    Skips the test, with the reason, where strace is missing or may not trace.
+    Skips the test, with the reason, where strace is missing or may not trace; missing in CI is a failure.
 
     Args:
         options: More of strace's.
@@ -66,7 +67,9 @@ def traced(pid: int, log: Path, *options: str, all_threads: bool = False) -> Ite
     """
     program = shutil.which("strace")
     if program is None:
-        pytest.skip("SYSTEM CALLS NOT TESTED: strace is not installed (apt-get install strace)")
+        # CI could install it.
+        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+        give_up("SYSTEM CALLS NOT TESTED: strace is not installed (apt-get install strace)")
     follow = ["-f"] if all_threads else []
     # -s 0: what is written may contain paths.
     command = [program, *follow, "-y", "-s", "0", "-o", str(log), *options, "-p", str(pid)]
@@ -127,12 +130,12 @@ def calls_in(log: Path, directory: Path, pid: int) -> list[Call]:
     return calls
 
 
-def reachable(calls: list[Call]) -> list[Call]:
-    """Those of a recording's calls below the directory at which another run of the same can be stopped.
+def reachable(calls: list[Call], *, several_files: bool) -> list[Call]:
+    """Those calls of a recorded save, below the directory, at which another save like it can be stopped.
 
     strace counts the calls of each thread by itself and cannot be told which thread is meant, other than the main one.
     So left out are calls of other threads if some thread makes as many of that name earlier; and, from where several
-    threads share the reading of files, all calls of the kinds by which they do, as who reads what is chance.
+    threads share the check of ``several_files``, calls of the kinds by which they do, as who reads what is chance.
     """
     seen: set[tuple[str, int]] = set()
     firsts = set()
@@ -141,13 +144,20 @@ def reachable(calls: list[Call]) -> list[Call]:
             firsts.add(call)
         seen.add((call.name, call.number))
     calls = [call for call in calls if call.files]
-    readers = {call.thread for call in calls if call.thread and call.name.startswith("open")}
-    shared = {call.name for call in calls if call.thread in readers}
-    begin = next((position for position, call in enumerate(calls) if call.thread in readers), len(calls))
-    while begin > 0 and calls[begin - 1].name in shared:
-        begin -= 1
+    begin = len(calls)
+    shared: set[str] = set()
+    if several_files:
+        of_data = [".distcp" in call.files for call in calls]
+        # A save reads data files only then.
+        reads = (at for at, call in enumerate(calls) if of_data[at] and call.name.startswith("pread"))
+        begin = end = next(reads, len(calls))
+        while end < len(calls) and of_data[end]:
+            end += 1
+        while begin < end and of_data[begin - 1]:
+            begin -= 1
+        shared = {call.name for call in calls[begin:end]}
     return [
         call
-        for position, call in enumerate(calls)
-        if not (position >= begin and call.name in shared) and (not call.thread or call in firsts)
+        for at, call in enumerate(calls)
+        if not (at >= begin and call.name in shared) and (not call.thread or call in firsts)
     ]

@@ -92,10 +92,9 @@ def assert_is_told(outcome: Outcome, attempt: Attempt, call: Call, error: str, r
     assert told.path in str(told)
 
 
-def fail_and_look(rehearsal: Rehearsal, root: Path, call: Call, error: str) -> None:
+def fail_and_look(rehearsal: Rehearsal, root: Path, call: Call, error: str, outcome: Outcome) -> None:
     path = rehearsal.path(rehearsal.copy(root))
     old_names = [".metadata", *data_files(path)] if rehearsal.scenario.old else []
-    outcome = outcome_of(rehearsal, call, error)
     with rehearsal.failing(root, call, error) as attempts:
         for attempt in attempts:
             assert_is_told(outcome, attempt, call, error, root, rehearsal.scenario.rank)
@@ -134,7 +133,21 @@ def test_nothing_is_missed(rehearsal: Rehearsal) -> None:
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 def test_error_at_calls(error: str, rehearsal: Rehearsal, tmp_path: Path) -> None:
     points = points_of(rehearsal)
-    for_each(points, lambda call: fail_and_look(rehearsal, tmp_path / str(points.index(call)), call, error))
+
+    def trial(call: Call) -> None:
+        outcome = outcome_of(rehearsal, call, error)
+        fail_and_look(rehearsal, tmp_path / str(points.index(call)), call, error, outcome)
+
+    for_each(points, trial)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_error_in_any_of_several_threads(number: int, server: ForkServer, tmp_path: Path) -> None:
+    """Of four writes by two threads, those fail that are the first, or the second, of their thread."""
+    scenario = Scenario("several threads", io_threads=2, num_rows=14_000)
+    rehearsal = Rehearsal(scenario, server, tmp_path / "rehearsal")
+    call = Call("pwrite64", number, thread=1, files="new/ckpt/__0_0.*.distcp")
+    fail_and_look(rehearsal, tmp_path / "root", call, "EIO", Outcome(SaveFailedError))
 
 
 @pytest.mark.long
