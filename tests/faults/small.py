@@ -21,12 +21,12 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from bytecheckpoint import BcpReader, BcpWriter, Config, verify
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, FormatVersionError
+from faults.crafting import DATA_TRAILER
 from faults.fork_server import meet
 from faults.saves import BOTH_RANKS, SaveRequest, gloo, names_in
 
 __all__ = [
     "CONFIG",
-    "DATA_TRAILER",
     "Findings",
     "damage_every_byte",
     "load_small",
@@ -37,7 +37,6 @@ __all__ = [
 
 # Buffered, since the damage has just been written through the cache; the ring is kept between loads.
 CONFIG = Config(ring_bytes=16 << 20, direct_io=False)
-DATA_TRAILER = 80
 SEED = 20240612
 # One of so many loads goes all the way through dcp.load.
 _DCP_EVERY = 64

@@ -174,6 +174,19 @@ def test_error_of_a_call(fault: Fault, server: ForkServer, meeting: Meeting, tmp
     trial.assert_saves_again()
 
 
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="BUG: an error of the clean-up takes the reason's place")
+def test_clean_up_fails_too(server: ForkServer, meeting: Meeting, tmp_path: Path) -> None:
+    """A disk that is gone fails the sync, and then the removal of what was written: the reason is still the sync."""
+    trial = Trial(server, meeting, tmp_path / "ckpt")
+    with injected(trial.pid, tmp_path / "strace.log", f"fsync,{UNLINK}", "error=EIO"):
+        attempt = trial.first_attempt()
+    reason = reason_of(attempt)
+    assert reason.errno == errno.EIO
+    assert "fsync" in str(reason)
+    assert generation_on_disk(trial.path) == OLD
+    trial.assert_saves_again()
+
+
 def test_other_rank_cannot_write(server: ForkServer, meeting: Meeting, tmp_path: Path) -> None:
     """Every rank is told, with the reason of the one that failed, and the files of both are removed."""
     path = tmp_path / "ckpt"

@@ -73,3 +73,22 @@ def test_kill_at_calls(rehearsal: Rehearsal, tmp_path: Path) -> None:
 def test_kill_at_every_call(rehearsal: Rehearsal, tmp_path: Path) -> None:
     points = rehearsal.calls
     for_each(points, lambda call: kill_and_look(rehearsal, tmp_path / str(points.index(call)), call))
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="BUG: a directory that is there counts as synced")
+def test_directories_of_a_dead_save_are_synced(server: ForkServer, tmp_path: Path) -> None:
+    """A save that dies may leave directories whose names are not on disk yet. The next one must see to that."""
+    rehearsal = Rehearsal(Scenario("first save", old=False), server, tmp_path / "rehearsal")
+    begun = next(number for number, call in enumerate(rehearsal.calls) if ".tmp" in call.files)
+
+    def trial(call: Call) -> None:
+        earlier = rehearsal.calls[: rehearsal.calls.index(call)]
+        root = rehearsal.copy(tmp_path / str(len(earlier)))
+        rehearsal.kill(root, call)
+        both = [*earlier, *rehearsal.record(root)]
+        for number, made in enumerate(both):
+            if made.name.startswith("mkdir"):
+                parent = str(Path(made.files).parent)
+                assert any(c.name == "fsync" and c.files == parent for c in both[number:]), f"{parent} is not synced"
+
+    for_each(rehearsal.calls[:begun], trial)
