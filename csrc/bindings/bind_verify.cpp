@@ -39,7 +39,7 @@ py::dict verify(std::string directory, bool direct_io, int64_t ring_bytes, const
   const engine::VerifyReport report = value_or_raise(std::move(result));
   py::list problems;
   for (const engine::Problem& p : report.problems) {
-    problems.append(py::make_tuple(p.file, p.section, p.offset, p.bytes, p.fqns, p.message));
+    problems.append(py::make_tuple(p.file, p.section, p.offset, p.bytes, p.fqns, to_text(p.message)));
   }
   py::dict out;
   out["save_ids"] = report.save_ids;

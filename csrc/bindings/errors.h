@@ -7,6 +7,9 @@
 
 namespace bytecheckpoint::bindings {
 
+/// A str of any bytes: what is not UTF-8 is escaped. Messages quote what was found on disk.
+pybind11::str to_text(const std::string& bytes);
+
 /// Throws `bytecheckpoint.errors.from_status(...)`. Needs the GIL.
 [[noreturn]] void raise(const base::Status& status);
 

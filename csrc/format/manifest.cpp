@@ -5,6 +5,8 @@
 #include <array>
 #include <cstring>
 
+#include "csrc/base/utf8.h"
+
 namespace bytecheckpoint::format {
 namespace {
 
@@ -120,6 +122,11 @@ class Decoder {
       if (!item(&in, &out_->items.emplace_back())) return false;
     }
     if (next_chunk_ != sections_[kChunks].size() / kEntryBytes) return fail("chunks: some belong to no item");
+    std::vector<bool> taken(out_->items.size());
+    for (const Item& item : out_->items) {
+      if (item.ordinal >= taken.size() || taken[item.ordinal]) return fail("items: positions are no permutation");
+      taken[item.ordinal] = true;
+    }
     return true;
   }
 
@@ -139,7 +146,7 @@ class Decoder {
     // Items have the table to themselves, one after the other: shared names could be made to fill the memory.
     if (next_name != nullptr && std::exchange(*next_name, offset + size) != offset) return fail("name: out of order");
     *out = std::string(strings.substr(offset, size));
-    return true;
+    return base::is_utf8(*out) || fail("name: not UTF-8");
   }
 
   bool dims(uint64_t index, size_t count, tensor::Dims* out) {
@@ -303,6 +310,9 @@ base::Result<Manifest> decode_manifest(std::string_view bytes) {
   BCP_ASSIGN_OR_RETURN(manifest.planner_data, decode_tree(sections[kPlannerData]));
   manifest.user_metadata = std::string(sections[kUserMetadata]);
   manifest.checkpoint_id = std::string(sections[kCheckpointId]);
+  if (!base::is_utf8(manifest.user_metadata) || !base::is_utf8(manifest.checkpoint_id)) {
+    return Status::make(Code::kCorrupt, "manifest: text that is not UTF-8");
+  }
   return manifest;
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "csrc/base/utf8.h"
+
 namespace bytecheckpoint::format {
 namespace {
 
@@ -21,6 +23,7 @@ bool decode_node(base::ByteReader* in, int depth, Tree* out) {
     std::memcpy(&out->real, &bits, sizeof bits);
   } else if (out->kind == Tree::Kind::kString || out->kind == Tree::Kind::kBytes) {
     out->text = in->string();
+    if (out->kind == Tree::Kind::kString && !base::is_utf8(out->text)) return false;
   } else if (is_container(out->kind)) {
     const uint32_t count = in->u32();
     // A child takes at least its tag, so a count beyond what is left is damage, not a reason to allocate.

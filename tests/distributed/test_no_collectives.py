@@ -10,9 +10,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 
 from bytecheckpoint import BcpReader, BcpWriter, verify
-from bytecheckpoint.errors import CheckpointBusyError, CheckpointExistsError, CheckpointNotFoundError
+from bytecheckpoint.errors import (
+    CheckpointBusyError,
+    CheckpointChangedError,
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+)
 from distributed.ranks import failures, run_ranks
 
 
@@ -181,3 +189,52 @@ def test_one_process(tmp_path: Path) -> None:
     dcp.load(got, storage_reader=BcpReader(tmp_path))
     assert torch.equal(got["a"], torch.arange(5))
     assert got["counter"].count == 3  # type: ignore[attr-defined]
+
+
+def test_overwrite_false_keeps_the_parts(tmp_path: Path) -> None:
+    """A save with collectives would remove them, and with them a checkpoint."""
+    for writer in (BcpWriter, dcp.FileSystemWriter):
+        path = tmp_path / writer.__name__
+        dcp.save({"a": torch.arange(5)}, storage_writer=writer(path), use_collectives=False)  # type: ignore[operator]
+        before = names(str(path))
+        with pytest.raises(CheckpointException) as caught:
+            dcp.save({"a": torch.zeros(5)}, storage_writer=BcpWriter(path, overwrite=False))
+        ((error, _),) = caught.value.failures.values()
+        assert type(error) is CheckpointExistsError
+        assert "__0.metadata" in str(error)
+        assert names(str(path)) == before
+
+
+def test_metadata_that_cannot_be_used_do_not_lead_to_an_older_part(tmp_path: Path) -> None:
+    """DCP would go on to `__0.metadata`, which holds other values."""
+    dcp.save({"a": torch.arange(5)}, storage_writer=dcp.FileSystemWriter(tmp_path), use_collectives=False)
+    mark = (tmp_path / "__0.metadata").read_bytes()
+    (tmp_path / ".metadata").write_bytes(mark[: len(mark) // 2])
+    got = {"a": torch.zeros(5, dtype=torch.int64)}
+    with pytest.raises(CheckpointException) as caught:
+        dcp.load(got, storage_reader=BcpReader(tmp_path))
+    ((error, _),) = caught.value.failures.values()
+    assert type(error) is CorruptCheckpointError
+    assert torch.equal(got["a"], torch.zeros(5, dtype=torch.int64))
+
+
+def load_some_of_each(path: str) -> None:
+    """One rank sees the save with collectives, the other still its own part."""
+
+    class Late(BcpReader):
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+            if dist.get_rank() == 1 and "rank" not in kwargs:
+                self._error = CheckpointNotFoundError("not there yet")
+                raise self._error
+            return super().read_metadata(*args, **kwargs)
+
+    found = failures(lambda: dcp.load({"a": torch.zeros(5)}, storage_reader=Late(path)))
+    assert {type(error) for error in found.values()} == {CheckpointChangedError}
+
+
+def test_ranks_read_one_save_or_each_its_own(tmp_path: Path) -> None:
+    dcp.save({"a": torch.ones(5)}, storage_writer=BcpWriter(tmp_path), use_collectives=False)
+    part = (tmp_path / "__0.metadata").read_bytes()
+    dcp.save({"a": torch.ones(5)}, storage_writer=BcpWriter(tmp_path))
+    (tmp_path / "__1.metadata").write_bytes(part)
+    run_ranks(2, load_some_of_each, str(tmp_path))

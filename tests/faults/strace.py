@@ -89,9 +89,18 @@ def traced(pid: int, log: Path, *options: str, all_threads: bool = False) -> Ite
 
 @contextmanager
 def injected(
-    pid: int, log: Path, calls: str, what: str, when: int = 1, *, all_threads: bool = False, path: Path | None = None
+    pid: int,
+    log: Path,
+    calls: str,
+    what: str,
+    when: int | str = 1,
+    *,
+    all_threads: bool = False,
+    path: Path | None = None,
 ) -> Iterator[None]:
-    """Does ``what`` at the ``when``-th of each of ``calls``, while the context lasts. Skips like ``traced``.
+    """Does ``what`` at the ``when``-th of each of ``calls``, or from it on ("2+"), while the context lasts.
+
+    Skips like ``traced``.
 
     Args:
         calls: Names of system calls, with commas. Each is counted by itself, in each thread by itself.

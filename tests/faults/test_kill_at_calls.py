@@ -75,7 +75,6 @@ def test_kill_at_every_call(rehearsal: Rehearsal, tmp_path: Path) -> None:
     for_each(points, lambda call: kill_and_look(rehearsal, tmp_path / str(points.index(call)), call))
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="BUG: a directory that is there counts as synced")
 def test_directories_of_a_dead_save_are_synced(server: ForkServer, tmp_path: Path) -> None:
     """A save that dies may leave directories whose names are not on disk yet. The next one must see to that."""
     rehearsal = Rehearsal(Scenario("first save", old=False), server, tmp_path / "rehearsal")

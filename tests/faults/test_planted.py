@@ -133,9 +133,6 @@ def test_name_that_the_save_makes(
     assert_untouched(precious)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="BUG: an error of the clean-up takes the place of the reason"
-)
 def test_name_that_cannot_be_cleaned_up(
     path: Path, precious: Path, server: ForkServer, meeting: Meeting, tmp_path: Path
 ) -> None:
