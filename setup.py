@@ -55,7 +55,9 @@ class SeparateBuild(BuildExtension):
 
 setup(
     ext_modules=[
-        Extension("bytecheckpoint._core", sources(("core_module", "bind_verify", *SHARED_BINDINGS)), language="c++", **OPTIONS),
+        Extension(
+            "bytecheckpoint._core", sources(("core_module", "bind_verify", *SHARED_BINDINGS)), language="c++", **OPTIONS
+        ),
         CppExtension("bytecheckpoint._C", sources((*TORCH_BINDINGS, *SHARED_BINDINGS)), **OPTIONS),
     ],
     cmdclass={"build_ext": SeparateBuild},
