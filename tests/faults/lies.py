@@ -59,7 +59,8 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, hard))
 
 
-def load_outcome(path: Path, target: Target) -> str:
+def load_outcome(path: Path, target: Target) -> tuple[str, str]:
+    """In a word, and what was raised."""
     target.clear()
     try:
         dcp.load(target.state, storage_reader=BcpReader(path, config=CONFIG), no_dist=True)
@@ -67,21 +68,22 @@ def load_outcome(path: Path, target: Target) -> str:
         (error,) = (wrapped[0] for wrapped in caught.failures.values())
         # A planner of DCP refuses shapes and keys in its own words.
         known = isinstance(error, CheckpointError) or type(error) in (RuntimeError, ValueError)
-        return "refused" if known else repr(error)
+        return "refused" if known else "other", repr(error)
     try:
         target.check(failed=False)
-    except AssertionError:
-        return "wrong"
-    return "right"
+    except AssertionError as error:
+        return "wrong", str(error)
+    return "right", ""
 
 
-def report_of(path: Path) -> str:
+def report_outcome(path: Path) -> tuple[str, str]:
     try:
-        return "whole" if verify(path, config=CONFIG).is_whole else "damaged"
-    except CheckpointError:
-        return "refused"
+        problems = verify(path, config=CONFIG).problems
+    except CheckpointError as error:
+        return "refused", repr(error)
     except Exception as error:
-        return repr(error)
+        return "other", repr(error)
+    return ("damaged", str(problems[0])) if problems else ("whole", "")
 
 
 def tell_lies(original: Path, copy: Path, part: int, num_parts: int) -> tuple[Counter[tuple[str, str]], list[str]]:
@@ -90,7 +92,7 @@ def tell_lies(original: Path, copy: Path, part: int, num_parts: int) -> tuple[Co
     logging.disable()  # DCP tells the log of every failure
     shutil.copytree(original, copy)
     target = Target()
-    assert load_outcome(copy, target) == "right"
+    assert load_outcome(copy, target) == ("right", "")
     limit_memory()
     outcomes: Counter[tuple[str, str]] = Counter()
     faults = []
@@ -99,11 +101,11 @@ def tell_lies(original: Path, copy: Path, part: int, num_parts: int) -> tuple[Co
             continue
         for name, content in files.items():
             (copy / name).write_bytes(content)
-        loaded, reported = load_outcome(copy, target), report_of(copy)
+        loaded, reported = load_outcome(copy, target), report_outcome(copy)
         for name in files:
             shutil.copy(original / name, copy / name)
-        known = loaded in ("refused", "right", "wrong") and reported in ("whole", "damaged", "refused")
-        if not known or (loaded, reported) == ("wrong", "whole"):
+        outcome = loaded[0], reported[0]
+        outcomes[outcome] += 1
+        if "other" in outcome or outcome in (("wrong", "whole"), ("refused", "whole")):
             faults.append(f"{lie}: load: {loaded}, verify: {reported}")
-        outcomes[loaded if known else "other", reported if known else "other"] += 1
     return outcomes, faults

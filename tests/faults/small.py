@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 # Buffered, since the damage has just been written through the cache; the ring is kept between loads.
-CONFIG = Config(ring_bytes=16 << 20, direct_io=False)
+CONFIG = Config(ring_bytes=16 << 20, direct_io=False, io_threads=1)
 SEED = 20240612
 # One of so many loads goes all the way through dcp.load.
 _DCP_EVERY = 64

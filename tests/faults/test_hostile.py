@@ -209,8 +209,8 @@ def test_trailer_of_another_file(position: int, path: Path) -> None:
 def test_numbers_that_lie(small_checkpoint: Path, server: ForkServer, tmp_path: Path) -> None:
     """Every number of the manifest and of the trailers of data files, at its extremes, under right checksums.
 
-    Whatever they say: no crash, no gigabytes, no exception of another kind, and verify calls damaged what gives wrong
-    values.
+    Whatever they say: no crash, no gigabytes, no exception of another kind; and verify does not call whole what gives
+    wrong values, or does not load.
     """
     pids = [server.start(tell_lies, small_checkpoint, tmp_path / str(part), part, 2) for part in range(2)]
     results = [server.wait(pid, 280).unwrap() for pid in pids]
@@ -218,11 +218,13 @@ def test_numbers_that_lie(small_checkpoint: Path, server: ForkServer, tmp_path: 
     assert all(outcomes["refused", "damaged"] > 1000 for outcomes, _ in results)
 
 
-def test_names_that_are_not_utf8(path: Path) -> None:
+@pytest.mark.parametrize("section", [STRINGS, CHECKPOINT_ID], ids=["names", "checkpoint id"])
+def test_text_that_is_not_utf8(section: int, path: Path) -> None:
     crafted = MetadataFile.read(path / ".metadata")
-    crafted.sections[STRINGS][-1] = 0xFF
+    crafted.sections[section][-1] = 0xFF
     (path / ".metadata").write_bytes(crafted.to_bytes())
-    assert len(verify(path, config=CONFIG).problems) == 1
+    (problem,) = verify(path, config=CONFIG).problems
+    assert (problem.file, problem.section) == (".metadata", "metadata")
     assert type(load_small(path)) is CorruptCheckpointError
 
 
