@@ -156,6 +156,9 @@ TEST_CASE("manifest: names, boxes and ranges that point outside are refused by n
   refused([](Manifest* m) { m->items[0].chunks.clear(); }, "unknown kind");
   refused([](Manifest* m) { m->items[1].fqn = "extra"; }, "out of order");
   refused([](Manifest* m) { std::swap(m->items[0], m->items[1]); }, "out of order");
+  refused([](Manifest* m) { m->items[1].ordinal = m->items[0].ordinal; }, "no permutation");
+  refused([](Manifest* m) { m->items.back().fqn = "\xff"; }, "not UTF-8");
+  refused([](Manifest* m) { m->checkpoint_id = "\xff"; }, "not UTF-8");
 }
 
 TEST_CASE("manifest: names may not share bytes, which would make a small file fill the memory") {
@@ -163,6 +166,7 @@ TEST_CASE("manifest: names may not share bytes, which would make a small file fi
   for (const char* fqn : {"a", "ab"}) {
     Item item;
     item.fqn = fqn;
+    item.ordinal = static_cast<uint32_t>(manifest.items.size());
     item.is_tensor = true;
     item.tensor.dtype = tensor::DType::kUInt8;
     item.tensor.sizes = {0};
