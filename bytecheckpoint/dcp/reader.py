@@ -9,9 +9,9 @@ import io
 import json
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
@@ -40,6 +40,8 @@ __all__ = ["BcpReader"]
 _COPY_BYTES = 128 << 20
 # What a rank says that reads its own part of a checkpoint without collectives, instead of a save id.
 _ALONE = "a part of its own"
+
+_Memory = TypeVar("_Memory", bytearray, torch.Tensor | bytearray)
 
 
 class _FailedMetadata(Metadata):
@@ -267,26 +269,17 @@ class _Load:
 
     def _through_copies(self, left_out: list[tuple[int, torch.Tensor]]) -> None:
         """Fills tensors of other dtypes, devices or layouts, as ``copy_`` does, and those of opaque records."""
-        waiting = collections.deque(left_out)
-        while waiting:
-            sources: list[tuple[int, torch.Tensor, torch.Tensor | bytearray]] = []
-            num_bytes = 0
-            while waiting and num_bytes < _COPY_BYTES:
-                position, target = waiting.popleft()
-                source = self._add_copy(position)
-                sources.append((position, target, source))
-                num_bytes += len(source) if isinstance(source, bytearray) else source.nbytes
-            self._run()
-            for position, target, source in sources:
-                item = self._plan.tensors[position]
-                value = self._unpacked(item, source) if isinstance(source, bytearray) else source
-                if not _compat.is_quantized_alike(value, target):
-                    raise InvalidPlanError(
-                        f"'{item.dest_index.fqn}': stored is a tensor of {_compat.quantization(value)}, to be filled "
-                        f"one of {_compat.quantization(target)}; it must be quantized alike"
-                    )
-                target.copy_(value)
-                self._planner.commit_tensor(item, target)
+        targets = dict(left_out)
+        for position, source in self._read_in_turns(targets, self._add_copy):
+            item, target = self._plan.tensors[position], targets[position]
+            value = self._unpacked(item, source) if isinstance(source, bytearray) else source
+            if not _compat.is_quantized_alike(value, target):
+                raise InvalidPlanError(
+                    f"'{item.dest_index.fqn}': stored is a tensor of {_compat.quantization(value)}, to be filled "
+                    f"one of {_compat.quantization(target)}; it must be quantized alike"
+                )
+            target.copy_(value)
+            self._planner.commit_tensor(item, target)
 
     def _add_copy(self, position: int) -> torch.Tensor | bytearray:
         """A host tensor that the next run fills, or, for an opaque record, a buffer."""
@@ -311,22 +304,32 @@ class _Load:
 
     def objects(self) -> None:
         """Hands bytes to the planner, once they are known to be plain data."""
-        waiting = collections.deque(enumerate(self._plan.objects))
+        items = self._plan.objects
+        for position, buffer in self._read_in_turns(range(len(items)), self._add_object):
+            item = items[position]
+            if not self._config.allow_pickle:
+                # The planner unpickles freely, so the bytes are loaded under torch's rules before it sees them.
+                _load_plain_data(item.storage_index.fqn, buffer, self._config)
+            self._planner.load_bytes(item, io.BytesIO(buffer))
+
+    def _add_object(self, position: int) -> bytearray:
+        buffer = bytearray(self._job.object_bytes(position))
+        self._job.add_object(position, buffer)
+        return buffer
+
+    def _read_in_turns(self, positions: Iterable[int], add: Callable[[int], _Memory]) -> Iterator[tuple[int, _Memory]]:
+        """Positions and the memory that ``add`` has had filled for each, no more of it at a time than a turn's."""
+        waiting = collections.deque(positions)
         while waiting:
-            read: list[tuple[ReadItem, bytearray]] = []
+            turn: list[tuple[int, _Memory]] = []
             num_bytes = 0
             while waiting and num_bytes < _COPY_BYTES:
-                position, item = waiting.popleft()
-                buffer = bytearray(self._job.object_bytes(position))
-                self._job.add_object(position, buffer)
-                read.append((item, buffer))
-                num_bytes += len(buffer)
+                position = waiting.popleft()
+                memory = add(position)
+                turn.append((position, memory))
+                num_bytes += len(memory) if isinstance(memory, bytearray) else memory.nbytes
             self._run()
-            for item, buffer in read:
-                if not self._config.allow_pickle:
-                    # The planner unpickles freely, so the bytes are loaded under torch's rules before it sees them.
-                    _load_plain_data(item.storage_index.fqn, buffer, self._config)
-                self._planner.load_bytes(item, io.BytesIO(buffer))
+            yield from turn
 
     def report(self) -> LoadReport:
         return LoadReport(**self._totals)

@@ -33,10 +33,7 @@ Status check_file(const std::string& directory, const format::FileEntry& wanted)
     return Status::make(Code::kCorrupt,
                         text("check(", path, "): ", wanted.bytes, " bytes wanted, the coordinator sees ", size), path);
   }
-  std::string bytes(static_cast<size_t>(format::kDataTrailerBytes), '\0');
-  BCP_RETURN_IF_ERROR(
-      file.read_at(bytes.data(), format::kDataTrailerBytes, size - format::kDataTrailerBytes, format::kDataTrailerBytes)
-          .status());
+  BCP_ASSIGN_OR_RETURN(const std::string bytes, file.read(size - format::kDataTrailerBytes, format::kDataTrailerBytes));
   base::Result<format::DataTrailer> trailer = format::decode_data_trailer(bytes, size);
   if (!trailer.is_ok()) return trailer.status().with_context(text("check(", path, ")"));
   if (trailer.value().trailer_crc != wanted.trailer_crc || trailer.value().id.file_id != wanted.id.file_id) {
@@ -69,10 +66,6 @@ base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
   if (type == io::EntryType::kDirectory) {
     return Status::storage("begin", mark, "is a directory, a checkpoint's metadata is a file", EISDIR);
   }
-  if (type != io::EntryType::kAbsent && !o.overwrite) {
-    return Status::make(Code::kExists, text("begin(", o.directory, "): a checkpoint is there and overwrite is False"),
-                        o.directory, EEXIST);
-  }
   BCP_RETURN_IF_ERROR(commit->refuse_what_is_there());
   const std::string own_tmp = tmp_name(o.save_id, o.scope);
   BCP_ASSIGN_OR_RETURN(commit->tmp_, LockFile::create(commit->path(own_tmp)));
@@ -90,6 +83,11 @@ base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
 
 Status Commit::refuse_what_is_there() const {
   const CommitOptions& o = options_;
+  BCP_ASSIGN_OR_RETURN(const io::EntryType own, io::entry_type(path(mark_name(o.scope))));
+  if (own != io::EntryType::kAbsent && !o.overwrite) {
+    return Status::make(Code::kExists, text("begin(", o.directory, "): a checkpoint is there and overwrite is False"),
+                        o.directory, EEXIST);
+  }
   if (o.scope.has_value()) {
     BCP_ASSIGN_OR_RETURN(const io::EntryType global, io::entry_type(path(std::string(kMetadataName))));
     if (global == io::EntryType::kAbsent) return Status::ok();

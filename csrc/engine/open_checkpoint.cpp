@@ -18,9 +18,9 @@ using base::text;
 
 bool is_our_data(const std::string& path) {
   auto file = io::File::open(path, false);
-  char magic[8];
-  return file.is_ok() && file.value().read_at(magic, 8, 0, 8).is_ok() &&
-         std::string_view(magic, 8) == format::kDataMagic;
+  if (!file.is_ok()) return false;
+  const base::Result<std::string> magic = file.value().read(0, format::kDataMagic.size());
+  return magic.is_ok() && magic.value() == format::kDataMagic;
 }
 
 /// Does any file in `directory` begin like ours?
@@ -37,7 +37,8 @@ bool has_our_data(const std::string& directory) {
 bool has_our_save_id(const format::Tree& storage_meta) {
   for (size_t i = 0; i + 1 < storage_meta.children.size(); i += 2) {
     const std::string& value = storage_meta.children[i + 1].text;
-    if (storage_meta.children[i].text == "save_id") return value.substr(0, 5) == format::kSaveIdPrefix;
+    if (storage_meta.children[i].text == "save_id")
+      return value.substr(0, format::kSaveIdPrefix.size()) == format::kSaveIdPrefix;
   }
   return false;
 }
@@ -73,23 +74,32 @@ base::Result<format::Manifest> open_foreign(const std::string& directory, const 
 
 }  // namespace
 
-base::Result<format::Manifest> open_checkpoint(const std::string& directory, const OpenOptions& options) {
-  const std::string path = io::join(directory, mark_name(options.scope));
+base::Result<std::string> read_mark(const std::string& directory, Scope scope) {
+  const std::string path = io::join(directory, mark_name(scope));
   base::Result<std::string> bytes = io::read_file(path);
-  if (!bytes.is_ok()) {
-    const int error = bytes.status().sys_errno();
-    if (error != ENOENT && error != ENOTDIR) return bytes.status();
-    return Status::make(Code::kNotFound, text("open(", path, "): no checkpoint there"), path, error);
-  }
-  base::Result<format::Manifest> manifest = format::decode_metadata_file(bytes.value());
+  if (bytes.is_ok()) return bytes;
+  const int error = bytes.status().sys_errno();
+  if (error != ENOENT && error != ENOTDIR) return bytes.status();
+  return Status::make(Code::kNotFound, text("open(", path, "): no checkpoint there"), path, error);
+}
+
+base::Result<format::Manifest> decode_mark(const std::string& directory, const std::string& bytes,
+                                           const OpenOptions& options) {
+  const std::string path = io::join(directory, mark_name(options.scope));
+  base::Result<format::Manifest> manifest = format::decode_metadata_file(bytes);
   if (!manifest.is_ok()) {
     if (manifest.status().code() == Code::kNotFound) {
-      return open_foreign(directory, path, bytes.value(), options.accept_rewritten);
+      return open_foreign(directory, path, bytes, options.accept_rewritten);
     }
     return manifest.status().in_file(path);
   }
-  if (options.check_pickle) BCP_RETURN_IF_ERROR(format::check_pickle(bytes.value()).in_file(path));
+  if (options.check_pickle) BCP_RETURN_IF_ERROR(format::check_pickle(bytes).in_file(path));
   return manifest;
+}
+
+base::Result<format::Manifest> open_checkpoint(const std::string& directory, const OpenOptions& options) {
+  BCP_ASSIGN_OR_RETURN(const std::string bytes, read_mark(directory, options.scope));
+  return decode_mark(directory, bytes, options);
 }
 
 }  // namespace bytecheckpoint::engine

@@ -15,6 +15,12 @@ struct OpenOptions {
   bool accept_rewritten = false;  // take the pickle for the truth where our files lost their manifest
 };
 
+/// The bytes of a commit mark. \returns kNotFound without one; kStorage.
+base::Result<std::string> read_mark(const std::string& directory, Scope scope);
+/// What `open_checkpoint` makes of them.
+base::Result<format::Manifest> decode_mark(const std::string& directory, const std::string& bytes,
+                                           const OpenOptions& options);
+
 /// Reads and checks the manifest of the checkpoint in `directory`, or what the pickle of another writer says. Nothing
 /// of a pickle is run.
 ///

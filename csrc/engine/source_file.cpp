@@ -14,17 +14,11 @@ using base::Code;
 using base::Status;
 using base::text;
 
-base::Result<std::string> read(io::File& file, int64_t offset, int64_t size) {
-  std::string bytes(static_cast<size_t>(size), '\0');
-  BCP_RETURN_IF_ERROR(file.read_at(bytes.data(), size, offset, size).status());
-  return bytes;
-}
-
 /// Of ours by its beginning and its end: if only one of them is, the other is damaged.
 base::Result<bool> is_ours(io::File& file, int64_t size) {
   if (size < 8) return false;
-  BCP_ASSIGN_OR_RETURN(const std::string first, read(file, 0, 8));
-  BCP_ASSIGN_OR_RETURN(const std::string last, read(file, size - 8, 8));
+  BCP_ASSIGN_OR_RETURN(const std::string first, file.read(0, 8));
+  BCP_ASSIGN_OR_RETURN(const std::string last, file.read(size - 8, 8));
   const bool begins = first == format::kDataMagic, ends = last == format::kDataTrailerMagic;
   if (begins == ends) return begins;
   return Status::make(Code::kCorrupt, begins ? "a data file of this format without its trailer"
@@ -39,7 +33,7 @@ base::Result<format::DataTrailer> read_trailer(io::File& file, int64_t file_byte
                         file.path());
   }
   BCP_ASSIGN_OR_RETURN(const std::string tail,
-                       read(file, file_bytes - format::kDataTrailerBytes, format::kDataTrailerBytes));
+                       file.read(file_bytes - format::kDataTrailerBytes, format::kDataTrailerBytes));
   base::Result<format::DataTrailer> trailer = format::decode_data_trailer(tail, file_bytes);
   if (trailer.is_ok()) return trailer;
   return trailer.status().at(file_bytes - format::kDataTrailerBytes, format::kDataTrailerBytes).in_file(file.path());
@@ -58,7 +52,7 @@ Status compare_with_manifest(const io::File& file, const format::FileEntry& entr
 }
 
 base::Result<std::vector<uint32_t>> read_table(io::File& file, const format::DataTrailer& trailer) {
-  BCP_ASSIGN_OR_RETURN(const std::string table, read(file, trailer.end_of_records, trailer.table_bytes()));
+  BCP_ASSIGN_OR_RETURN(const std::string table, file.read(trailer.end_of_records, trailer.table_bytes()));
   const uint32_t crc = base::crc32(0, table.data(), table.size());
   if (crc != trailer.table_crc) {
     return Status::make(Code::kCorrupt, text("block table has CRC ", crc, ", stored ", trailer.table_crc))

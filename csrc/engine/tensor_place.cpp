@@ -72,11 +72,7 @@ class Locator {
       BCP_ASSIGN_OR_RETURN(file_, io::File::open(path, /*direct=*/false));
       open_ = record.file;
     }
-    const auto read = [&](int64_t offset, int64_t size) -> base::Result<std::string> {
-      std::string bytes(static_cast<size_t>(size), '\0');
-      BCP_RETURN_IF_ERROR(file_.read_at(bytes.data(), size, record.offset + offset, size).status());
-      return bytes;
-    };
+    const auto read = [&](int64_t offset, int64_t size) { return file_.read(record.offset + offset, size); };
     base::Result<std::optional<format::ArchivedTensor>> stored = format::read_tensor_archive(record.bytes, read);
     if (!stored.is_ok()) {
       const Status fault = stored.status();

@@ -5,9 +5,10 @@
 #include <cerrno>
 
 #include "csrc/base/crc32.h"
-#include "csrc/engine/compare_metadata.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/engine/source_file.h"
+#include "csrc/format/compare_metadata.h"
+#include "csrc/format/metadata_file.h"
 #include "csrc/format/zip_record.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/reader.h"
@@ -34,8 +35,9 @@ class Verifier {
       : options_(options), progress_(progress), report_(report) {}
 
   Status verify(Scope scope) {
-    BCP_ASSIGN_OR_RETURN(const format::Manifest manifest, read_metadata(scope));
-    if (!is_readable_) return Status::ok();
+    BCP_ASSIGN_OR_RETURN(const std::optional<format::Manifest> readable, read_metadata(scope));
+    if (!readable.has_value()) return Status::ok();
+    const format::Manifest& manifest = *readable;
     report_->save_ids.push_back(base::to_hex(manifest.save_id));
     std::vector<std::vector<FileRecord>> records(manifest.files.size());
     for (const format::Item& item : manifest.items) {
@@ -61,26 +63,26 @@ class Verifier {
     if (!is_full()) report_->problems.push_back(std::move(problem));
   }
 
-  base::Result<format::Manifest> read_metadata(Scope scope) {
-    base::Result<format::Manifest> manifest = open_checkpoint(options_.directory, {scope, /*check_pickle=*/true});
+  /// Nothing for metadata that are damaged, which is then a problem.
+  base::Result<std::optional<format::Manifest>> read_metadata(Scope scope) {
+    BCP_ASSIGN_OR_RETURN(const std::string bytes, read_mark(options_.directory, scope));
+    base::Result<format::Manifest> manifest = decode_mark(options_.directory, bytes, {scope, /*check_pickle=*/true});
     if (!manifest.is_ok()) {
       const Status fault = manifest.status();
       if (fault.code() != Code::kCorrupt && fault.code() != Code::kVersion) return fault;
       add({mark_name(scope), "metadata", fault.offset(), fault.num_bytes(), {}, fault.message()});
-      is_readable_ = false;
-      return format::Manifest();
+      return std::optional<format::Manifest>();
     }
     if (manifest.value().foreign.has_value()) {
       return Status::make(Code::kUnsupported,
                           text("verify(", options_.directory,
-                               "): written by another tool; there is no checksum of ours to "
-                               "compare with"),
+                               "): written by another tool; there is no checksum of ours to compare with"),
                           options_.directory);
     }
-    BCP_ASSIGN_OR_RETURN(const std::string difference,
-                         compare_metadata(io::join(options_.directory, mark_name(scope)), manifest.value()));
+    BCP_ASSIGN_OR_RETURN(const std::string_view pickle, format::pickle_part(bytes));
+    const std::string difference = format::compare_metadata(pickle, manifest.value());
     if (!difference.empty()) add({mark_name(scope), "metadata", -1, -1, {}, difference});
-    return manifest;
+    return std::make_optional(std::move(manifest.value()));
   }
 
   Status verify_file(const format::Manifest& manifest, const format::FileEntry& entry,
@@ -182,12 +184,7 @@ class Verifier {
   Status verify_structure(const SourceFile& source, const format::FileEntry& entry,
                           const std::vector<FileRecord>& records) {
     BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(source.path, /*direct=*/false));
-    const auto read = [&](int64_t offset, int64_t size) -> base::Result<std::string> {
-      std::string bytes(static_cast<size_t>(size), '\0');
-      BCP_RETURN_IF_ERROR(file.read_at(bytes.data(), size, offset, size).status());
-      return bytes;
-    };
-    BCP_ASSIGN_OR_RETURN(const std::string head, read(0, format::kHeaderBytes));
+    BCP_ASSIGN_OR_RETURN(const std::string head, file.read(0, format::kHeaderBytes));
     const auto id = format::decode_header(head);
     if (!id.is_ok() || id.value().file_id != entry.id.file_id) {
       add({entry.name,
@@ -212,8 +209,8 @@ class Verifier {
       const auto zip = format::ZipRecord::layout(place.stored_dtype, record.chunk->box.sizes, place.offset);
       if (!zip.is_ok()) return zip.status();
       const int64_t data_end = place.data_offset + place.data_bytes;
-      BCP_ASSIGN_OR_RETURN(const std::string before, read(place.offset, place.data_offset - place.offset));
-      BCP_ASSIGN_OR_RETURN(const std::string after, read(data_end, place.offset + place.bytes - data_end));
+      BCP_ASSIGN_OR_RETURN(const std::string before, file.read(place.offset, place.data_offset - place.offset));
+      BCP_ASSIGN_OR_RETURN(const std::string after, file.read(data_end, place.offset + place.bytes - data_end));
       if (before != zip.value().head() || after != zip.value().tail(record.data_crc)) {
         add({entry.name,
              "records",
@@ -240,7 +237,6 @@ class Verifier {
   const VerifyOptions& options_;
   const std::function<bool(int64_t, int64_t)>& progress_;
   VerifyReport* report_;
-  bool is_readable_ = true;
   int64_t bytes_done_ = 0;
   int64_t bytes_total_ = 0;
 };

@@ -8,14 +8,16 @@
 
 namespace bytecheckpoint::format {
 
-using base::Code;
 using base::Status;
 using base::text;
 
+Status corrupt_archive(const std::string& message) {
+  return Status::make(base::Code::kCorrupt, "archive: " + message);
+}
+
 base::Result<std::string_view> ArchiveReader::view(int64_t offset, int64_t size, std::string_view what) {
   if (offset < 0 || size < 0 || offset > bytes_ || size > bytes_ - offset) {
-    return Status::make(Code::kCorrupt,
-                        text("archive: ", what, ", ", size, " bytes at ", offset, ", outside its ", bytes_, " bytes"));
+    return corrupt_archive(text(what, ", ", size, " bytes at ", offset, ", outside its ", bytes_, " bytes"));
   }
   for (const Piece& piece : pieces_) {
     const int64_t skipped = offset - piece.offset;
@@ -41,7 +43,7 @@ base::Result<std::string_view> ArchiveReader::tail(int64_t size) {
 base::Result<std::string_view> ArchiveReader::fetch(int64_t offset, int64_t size) {
   BCP_ASSIGN_OR_RETURN(std::string bytes, read_(offset, size));
   if (bytes.size() != static_cast<size_t>(size)) {
-    return Status::make(Code::kCorrupt, text("archive: read ", bytes.size(), " bytes at ", offset, ", wanted ", size));
+    return corrupt_archive(text("read ", bytes.size(), " bytes at ", offset, ", wanted ", size));
   }
   pieces_.push_back({offset, std::move(bytes)});
   return std::string_view(pieces_.back().bytes);

@@ -14,6 +14,9 @@ namespace bytecheckpoint::format {
 /// Reads `size` bytes at `offset` of a record.
 using ReadBytes = std::function<base::Result<std::string>(int64_t offset, int64_t size)>;
 
+/// kCorrupt: `archive: message`.
+base::Status corrupt_archive(const std::string& message);
+
 /// Looks at parts of one archive and keeps what it read, so that its two ends answer nearly every question.
 class ArchiveReader {
  public:

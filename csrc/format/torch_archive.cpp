@@ -65,10 +65,6 @@ bool is_complex(tensor::DType dtype) {
          dtype == tensor::DType::kComplex128;
 }
 
-Status corrupt(std::string message) {
-  return Status::make(Code::kCorrupt, "archive: " + std::move(message));
-}
-
 /// What the pickle says of a plain tensor.
 struct PickledTensor {
   const tensor::DTypeInfo* dtype = nullptr;
@@ -206,7 +202,7 @@ class TensorArchive {
     // Told to compute no CRCs, torch writes zeros.
     const bool has_crcs = pickle_entry->crc != 0 || crc == 0;
     if (has_crcs && crc != pickle_entry->crc) {
-      return corrupt(text("CRC of data.pkl is ", crc, ", stored ", pickle_entry->crc));
+      return corrupt_archive(text("CRC of data.pkl is ", crc, ", stored ", pickle_entry->crc));
     }
     const PickleRules rules{
         [](std::string_view m, std::string_view n) { return std::make_optional(find_global(m, n)); }, true};
@@ -215,7 +211,7 @@ class TensorArchive {
       if (read.status().code() == Code::kUnsupported) return opaque;
       return read.status().with_context("archive: data.pkl");
     }
-    if (read.value().end() != pickle.size()) return corrupt("data.pkl: bytes behind the pickle");
+    if (read.value().end() != pickle.size()) return corrupt_archive("data.pkl: bytes behind the pickle");
     PickledTensor pickled;
     if (!TensorPickle(read.value()).read(&pickled)) return opaque;
     return locate(std::move(pickled), has_crcs);
@@ -232,27 +228,27 @@ class TensorArchive {
     if (entry == nullptr) return true;  // as old as that only little-endian machines wrote it
     if (!entry->is_plain || entry->bytes > kMaxByteOrderBytes) return false;
     BCP_ASSIGN_OR_RETURN(const std::string_view order, content_of(*entry));
-    if (order != "little" && order != "big") return corrupt("byteorder is neither little nor big");
+    if (order != "little" && order != "big") return corrupt_archive("byteorder is neither little nor big");
     return order == "little";
   }
 
   base::Result<std::optional<ArchivedTensor>> locate(PickledTensor pickled, bool has_crcs) {
     const int64_t itemsize = pickled.dtype->itemsize_bytes;
     BCP_ASSIGN_OR_RETURN(const ZipEntry* storage, directory_.find(folder_, text("data/", pickled.storage_key)));
-    if (storage == nullptr) return corrupt(text("no storage '", pickled.storage_key, "'"));
+    if (storage == nullptr) return corrupt_archive(text("no storage '", pickled.storage_key, "'"));
     if (!storage->is_plain) return std::optional<ArchivedTensor>();
     int64_t storage_bytes, reach, reach_bytes;
     if (!base::checked_mul(pickled.storage_elements, pickled.is_typed ? itemsize : 1, &storage_bytes) ||
         storage_bytes != storage->bytes) {
-      return corrupt(text("storage '", pickled.storage_key, "' has ", storage->bytes, " bytes, the pickle wants ",
-                          pickled.storage_elements, pickled.is_typed ? " elements of " : " bytes for ",
-                          pickled.dtype->name));
+      return corrupt_archive(text("storage '", pickled.storage_key, "' has ", storage->bytes,
+                                  " bytes, the pickle wants ", pickled.storage_elements,
+                                  pickled.is_typed ? " elements of " : " bytes for ", pickled.dtype->name));
     }
     if (!reach_of(pickled, &reach) || !base::checked_mul(reach, itemsize, &reach_bytes) ||
         reach_bytes > storage_bytes) {
-      return corrupt(text("tensor of ", tensor::to_text(pickled.sizes), ", strides ", tensor::to_text(pickled.strides),
-                          ", from element ", pickled.first_element, " on, outside its storage of ", storage_bytes,
-                          " bytes of ", pickled.dtype->name));
+      return corrupt_archive(text("tensor of ", tensor::to_text(pickled.sizes), ", strides ",
+                                  tensor::to_text(pickled.strides), ", from element ", pickled.first_element,
+                                  " on, outside its storage of ", storage_bytes, " bytes of ", pickled.dtype->name));
     }
     ArchivedTensor out;
     BCP_ASSIGN_OR_RETURN(out.storage_offset, content_offset(*storage, directory_, &archive_));
@@ -275,7 +271,7 @@ class TensorArchive {
 }  // namespace
 
 base::Result<std::optional<ArchivedTensor>> read_tensor_archive(int64_t archive_bytes, const ReadBytes& read) {
-  if (archive_bytes < 0) return corrupt(text(archive_bytes, " bytes"));
+  if (archive_bytes < 0) return corrupt_archive(text(archive_bytes, " bytes"));
   return TensorArchive(archive_bytes, read).read();
 }
 

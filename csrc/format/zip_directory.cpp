@@ -5,6 +5,7 @@
 #include <string>
 
 #include "csrc/base/bytes.h"
+#include "csrc/format/zip_layout.h"
 
 namespace bytecheckpoint::format {
 namespace {
@@ -12,12 +13,7 @@ namespace {
 using base::Code;
 using base::Status;
 using base::text;
-
-constexpr uint32_t kLocalHeader = 0x04034B50;
-constexpr uint32_t kCentralEntry = 0x02014B50;
-constexpr uint32_t kZip64End = 0x06064B50;
-constexpr uint32_t kZip64Locator = 0x07064B50;
-constexpr uint32_t kEnd = 0x06054B50;
+using namespace zip;  // NOLINT: the numbers of the format
 
 constexpr int64_t kLocalHeaderBytes = 30;
 constexpr int64_t kZip64EndBytes = 56;
@@ -28,12 +24,6 @@ constexpr int64_t kMaxCommentBytes = 0xFFFF;
 constexpr int64_t kTailBytes = 8 << 10;
 
 constexpr uint16_t kFlagEncrypted = 1;
-constexpr uint16_t kExtraZip64 = 1;
-constexpr uint32_t kInZip64 = 0xFFFFFFFF;
-
-Status corrupt(std::string message) {
-  return Status::make(Code::kCorrupt, "archive: " + std::move(message));
-}
 
 /// Where the directory lies, and how many entries it has.
 struct Extent {
@@ -56,7 +46,8 @@ std::optional<size_t> find_end(std::string_view tail) {
 Status no_end(ArchiveReader* archive) {
   const int64_t magic_bytes = std::min<int64_t>(4, archive->bytes());
   BCP_ASSIGN_OR_RETURN(const std::string_view magic, archive->view(0, magic_bytes, "magic"));
-  if (base::ByteReader(magic).u32() == kLocalHeader) return corrupt("begins as a zip archive, but does not end as one");
+  if (base::ByteReader(magic).u32() == kLocalHeader)
+    return corrupt_archive("begins as a zip archive, but does not end as one");
   return Status::make(
       Code::kUnsupported,
       "not an archive of torch.save; safetensors and what stream extensions transformed cannot be read");
@@ -80,7 +71,7 @@ base::Result<Extent> read_extent(int64_t end, base::ByteReader in, ArchiveReader
       limit = locator.i64();
       BCP_ASSIGN_OR_RETURN(const std::string_view record, archive->view(limit, kZip64EndBytes, "zip64 end record"));
       base::ByteReader wide(record);
-      if (wide.u32() != kZip64End) return corrupt("no zip64 end record where its locator says");
+      if (wide.u32() != kZip64End) return corrupt_archive("no zip64 end record where its locator says");
       wide.skip(28);
       extent.entries = wide.u64();
       extent.bytes = wide.i64();
@@ -89,7 +80,7 @@ base::Result<Extent> read_extent(int64_t end, base::ByteReader in, ArchiveReader
   }
   int64_t behind;
   if (!base::checked_add(extent.offset, extent.bytes, &behind) || behind > limit) {
-    return corrupt(text("directory, ", extent.bytes, " bytes at ", extent.offset, ", reaches beyond ", limit));
+    return corrupt_archive(text("directory, ", extent.bytes, " bytes at ", extent.offset, ", reaches beyond ", limit));
   }
   return extent;
 }
@@ -143,7 +134,7 @@ base::Result<const ZipEntry*> ZipDirectory::find(std::string_view folder, std::s
                       entry.name.substr(0, folder.size()) == folder && entry.name[folder.size()] == '/' &&
                       entry.name.substr(folder.size() + 1) == name;
     if (!same) continue;
-    if (found != nullptr) return corrupt(text("two entries ", name));
+    if (found != nullptr) return corrupt_archive(text("two entries ", name));
     found = &entry;
   }
   return found;
@@ -167,11 +158,11 @@ base::Result<std::optional<ZipDirectory>> read_zip_directory(ArchiveReader* arch
   base::ByteReader in(bytes);
   while (in.remaining() != 0) {
     if (!read_entry(&in, &directory.entries.emplace_back())) {
-      return corrupt(text("directory: entry ", directory.entries.size() - 1, " is damaged"));
+      return corrupt_archive(text("directory: entry ", directory.entries.size() - 1, " is damaged"));
     }
   }
   if (directory.entries.size() != extent.entries) {
-    return corrupt(text("directory: ", directory.entries.size(), " entries, wanted ", extent.entries));
+    return corrupt_archive(text("directory: ", directory.entries.size(), " entries, wanted ", extent.entries));
   }
   return std::optional<ZipDirectory>(std::move(directory));
 }
@@ -180,13 +171,13 @@ base::Result<int64_t> content_offset(const ZipEntry& entry, const ZipDirectory& 
   BCP_ASSIGN_OR_RETURN(const std::string_view header,
                        archive->view(entry.header_offset, kLocalHeaderBytes, "header of an entry"));
   base::ByteReader in(header);
-  if (in.u32() != kLocalHeader) return corrupt(text("no header of an entry at ", entry.header_offset));
+  if (in.u32() != kLocalHeader) return corrupt_archive(text("no header of an entry at ", entry.header_offset));
   in.skip(22);
   const int64_t offset = entry.header_offset + kLocalHeaderBytes + in.u16() + in.u16();
   int64_t end;
   if (!base::checked_add(offset, entry.bytes, &end) || end > directory.begin) {
-    return corrupt(text("content of an entry, ", entry.bytes, " bytes at ", offset, ", reaches beyond ",
-                        directory.begin, ", where the directory starts"));
+    return corrupt_archive(text("content of an entry, ", entry.bytes, " bytes at ", offset, ", reaches beyond ",
+                                directory.begin, ", where the directory starts"));
   }
   return offset;
 }

@@ -4,28 +4,22 @@
 #include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
 #include "csrc/format/pickle_writer.h"
+#include "csrc/format/zip_layout.h"
 
 namespace bytecheckpoint::format {
 namespace {
 
+using namespace zip;  // NOLINT: the numbers of the format
+
 constexpr const char* kSmallNames[3] = {"archive/data.pkl", "archive/byteorder", "archive/version"};
 constexpr const char* kDataName = "archive/data/0";
-
-constexpr uint32_t kLocalHeader = 0x04034B50;
-constexpr uint32_t kDataDescriptor = 0x08074B50;
-constexpr uint32_t kCentralEntry = 0x02014B50;
-constexpr uint32_t kZip64End = 0x06064B50;
-constexpr uint32_t kZip64Locator = 0x07064B50;
-constexpr uint32_t kEnd = 0x06054B50;
 
 constexpr uint16_t kVersionPlain = 20;
 constexpr uint16_t kVersionZip64 = 45;
 constexpr uint16_t kFlagDescriptor = 1 << 3;
 constexpr uint16_t kDosTime = 0;                      // midnight
 constexpr uint16_t kDosDate = (0 << 9) | 1 << 5 | 1;  // 1980-01-01
-constexpr uint16_t kExtraZip64 = 0x0001;
-constexpr uint16_t kExtraPadding = 0x4246;  // "FB", the id that torch pads with
-constexpr uint32_t kInZip64 = 0xFFFFFFFFu;
+constexpr uint16_t kExtraPadding = 0x4246;            // "FB", the id that torch pads with
 
 /// Sizes that a plain zip field cannot hold. The central directory then starts beyond 4 GiB too.
 bool needs_zip64(int64_t data_bytes) {

@@ -142,6 +142,12 @@ base::Result<int64_t> File::read_at(void* bytes, int64_t size, int64_t offset, i
   return done;
 }
 
+base::Result<std::string> File::read(int64_t offset, int64_t size) {
+  std::string bytes(static_cast<size_t>(size), '\0');
+  BCP_RETURN_IF_ERROR(read_at(bytes.data(), size, offset, size).status());
+  return bytes;
+}
+
 base::Result<int64_t> File::size() const {
   struct stat info;
   if (::fstat(fd_, &info) != 0) return Status::storage("fstat", path_, "", errno);
@@ -182,10 +188,7 @@ Status File::close() {
 base::Result<std::string> read_file(const std::string& path) {
   BCP_ASSIGN_OR_RETURN(File file, File::open(path, /*direct=*/false));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
-  std::string bytes(static_cast<size_t>(size), '\0');
-  BCP_ASSIGN_OR_RETURN(const int64_t got, file.read_at(bytes.data(), size, 0, size));
-  bytes.resize(static_cast<size_t>(got));
-  return bytes;
+  return file.read(0, size);
 }
 
 }  // namespace bytecheckpoint::io

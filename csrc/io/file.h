@@ -33,6 +33,8 @@ class File {
   base::Status write_at(const void* bytes, int64_t size, int64_t offset);
   /// Reads until `size` bytes or the end of the file. \returns the bytes read; kCorrupt if fewer than `wanted`.
   base::Result<int64_t> read_at(void* bytes, int64_t size, int64_t offset, int64_t wanted);
+  /// `size` bytes at `offset`; kCorrupt if the file ends before.
+  base::Result<std::string> read(int64_t offset, int64_t size);
 
   base::Result<int64_t> size() const;
   /// Asks for disk space behind the end without changing the size. File systems that cannot are left alone.

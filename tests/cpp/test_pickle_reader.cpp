@@ -11,6 +11,7 @@
 #include "tests/cpp/expect.h"
 #include "tests/cpp/mutate.h"
 #include "tests/cpp/pickle_parts.h"
+#include "tests/cpp/pickle_rules.h"
 #include "tests/cpp/sample_file.h"
 
 namespace bytecheckpoint::format {
@@ -18,26 +19,10 @@ namespace {
 
 using namespace std::string_literals;  // NOLINT: many parts hold zeros
 using namespace test::pickled;         // NOLINT
+using test::kRules;
+using test::read;
+using test::tree_of;
 using Kind = PickleValue::Kind;
-
-/// Lets in `m.C` as 1 and `m.f` as 2.
-const PickleRules kRules{[](std::string_view module, std::string_view name) -> std::optional<uint32_t> {
-                           if (module == "m" && name == "C") return 1;
-                           if (module == "m" && name == "f") return 2;
-                           return std::nullopt;
-                         },
-                         false};
-
-base::Result<Pickle> read(std::string_view bytes) {
-  return read_pickle(bytes, kRules);
-}
-
-/// The tree of a pickle of builtin values.
-base::Result<Tree> tree_of(std::string_view bytes) {
-  BCP_ASSIGN_OR_RETURN(const Pickle pickle, read(bytes));
-  UnfoldBudget budget(bytes.size());
-  return unfold_tree(pickle, pickle.root(), &budget);
-}
 
 Tree leaf(Tree::Kind kind) {
   Tree tree;

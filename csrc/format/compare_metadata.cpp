@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/engine/compare_metadata.h"
+#include "csrc/format/compare_metadata.h"
 
 #include "csrc/format/foreign_metadata.h"
-#include "csrc/format/metadata_file.h"
-#include "csrc/io/file.h"
 
-namespace bytecheckpoint::engine {
+namespace bytecheckpoint::format {
 namespace {
 
 using base::text;
 
 /// An item as the pickle says it, beside the same in the manifest.
-std::string difference_of(const format::Manifest& theirs, const format::Item& a, const format::Manifest& ours,
-                          const format::Item& b) {
+std::string difference_of(const Manifest& theirs, const Item& a, const Manifest& ours, const Item& b) {
   if (a.fqn != b.fqn) return text("key '", a.fqn, "' where the manifest has '", b.fqn, "'");
   const auto differ = [&](const char* what) { return text("'", b.fqn, "': ", what, " differs from the manifest's"); };
   if (a.is_tensor != b.is_tensor) return differ("kind");
@@ -25,10 +22,10 @@ std::string difference_of(const format::Manifest& theirs, const format::Item& a,
   }
   if (a.chunks.size() != b.chunks.size()) return differ("number of chunks");
   for (size_t c = 0; c < a.chunks.size(); ++c) {
-    const format::Record &x = a.chunks[c].record, &y = b.chunks[c].record;
+    const Record &x = a.chunks[c].record, &y = b.chunks[c].record;
     if (!(a.chunks[c].box == b.chunks[c].box)) return differ("box of a chunk");
-    if (x.kind == format::RecordKind::kAbsent || theirs.files[x.file].name != ours.files[y.file].name ||
-        x.offset != y.offset || x.bytes != y.bytes) {
+    if (x.kind == RecordKind::kAbsent || theirs.files[x.file].name != ours.files[y.file].name || x.offset != y.offset ||
+        x.bytes != y.bytes) {
       return differ("place of a chunk");
     }
   }
@@ -37,12 +34,10 @@ std::string difference_of(const format::Manifest& theirs, const format::Item& a,
 
 }  // namespace
 
-base::Result<std::string> compare_metadata(const std::string& path, const format::Manifest& manifest) {
-  BCP_ASSIGN_OR_RETURN(const std::string file, io::read_file(path));
-  BCP_ASSIGN_OR_RETURN(const std::string_view pickle, format::pickle_part(file));
-  const base::Result<format::Manifest> read = format::read_foreign_metadata(pickle);
+std::string compare_metadata(std::string_view pickle, const Manifest& manifest) {
+  const base::Result<Manifest> read = read_foreign_metadata(pickle);
   if (!read.is_ok()) return text("the pickle cannot be read: ", read.status().message());
-  const format::Manifest& theirs = read.value();
+  const Manifest& theirs = read.value();
   if (theirs.items.size() != manifest.items.size()) {
     return text("the pickle has ", theirs.items.size(), " keys, the manifest ", manifest.items.size());
   }
@@ -50,8 +45,8 @@ base::Result<std::string> compare_metadata(const std::string& path, const format
     std::string difference = difference_of(theirs, theirs.items[i], manifest, manifest.items[i]);
     if (!difference.empty()) return text("in the pickle, ", difference);
   }
-  if (!(theirs.planner_data == manifest.planner_data)) return std::string("planner data of pickle and manifest differ");
-  return std::string();
+  if (!(theirs.planner_data == manifest.planner_data)) return "planner data of pickle and manifest differ";
+  return {};
 }
 
-}  // namespace bytecheckpoint::engine
+}  // namespace bytecheckpoint::format
