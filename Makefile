@@ -76,6 +76,7 @@ $(VENV)/.built: $(VENV)/.dependencies setup.py $(SOURCES)
 build/failpoints/.built: BUILD_WITH := BCP_BUILD_FAILPOINTS=1
 build/nochecks/.built: BUILD_WITH := BCP_BUILD_WITHOUT_CHECKS=1
 build/failpoints/.built build/nochecks/.built: build/%/.built: $(VENV)/.built $(shell find bytecheckpoint -name '*.py')
+	mkdir -p build
 	MAX_JOBS=$(JOBS) $(BUILD_WITH) $(BIN)/python setup.py -q build --build-base build/$*/objects \
 	  --build-lib build/$*/lib > build/$*.log 2>&1 || (tail -30 build/$*.log; false)
 	touch $@
