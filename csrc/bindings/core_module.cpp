@@ -6,6 +6,7 @@
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_verify.h"
 #include "csrc/bindings/build_info.h"
+#include "csrc/bindings/dims_caster.h"
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/tree_caster.h"
 #include "csrc/format/pickle_writer.h"

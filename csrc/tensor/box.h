@@ -3,11 +3,10 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
+
+#include "csrc/tensor/dims.h"
 
 namespace bytecheckpoint::tensor {
-
-using Dims = std::vector<int64_t>;
 
 /// A box of a tensor: `sizes[d]` elements from `offsets[d]` on, in every dim. A scalar has no dims and one element.
 struct Box {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "csrc/tensor/box.h"
 #include "csrc/tensor/dtype.h"
