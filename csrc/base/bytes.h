@@ -50,6 +50,11 @@ inline int64_t align_down(int64_t value, int64_t alignment) {
 /// Appends fixed-width little-endian fields to a growing buffer.
 class ByteWriter {
  public:
+  ByteWriter() = default;
+  /// Goes on behind `bytes`.
+  explicit ByteWriter(std::string bytes) : out_(std::move(bytes)) {}
+
+  void reserve(size_t bytes) { out_.reserve(bytes); }
   void u8(uint8_t value) { out_.push_back(static_cast<char>(value)); }
   void u16(uint16_t value) { raw(&value, sizeof value); }
   void u32(uint32_t value) { raw(&value, sizeof value); }
@@ -68,6 +73,9 @@ class ByteWriter {
   void align(size_t alignment) { zeros((alignment - out_.size() % alignment) % alignment); }
   void put_u32(size_t position, uint32_t value) { std::memcpy(&out_[position], &value, sizeof value); }
   void put_u64(size_t position, uint64_t value) { std::memcpy(&out_[position], &value, sizeof value); }
+
+  /// Takes back what stands behind `size`.
+  void truncate(size_t size) { out_.resize(size); }
 
   size_t size() const { return out_.size(); }
   const std::string& bytes() const { return out_; }

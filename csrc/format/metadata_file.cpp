@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "csrc/base/crc32.h"
+#include "csrc/format/manifest_encoder.h"
 
 namespace bytecheckpoint::format {
 namespace {
@@ -23,6 +24,15 @@ std::vector<uint32_t> block_crcs(std::string_view bytes) {
     crcs.push_back(base::crc32(0, block.data(), block.size()));
   }
   return crcs;
+}
+
+/// CRC of the whole, from those of its blocks.
+uint32_t joined(const std::vector<uint32_t>& crcs, size_t bytes) {
+  uint32_t whole = 0;
+  for (size_t b = 0; b < crcs.size(); ++b) {
+    whole = base::crc32_combine(whole, crcs[b], std::min<size_t>(kBlockBytes, bytes - b * kBlockBytes));
+  }
+  return whole;
 }
 
 std::string encode_trailer(const MetadataTrailer& trailer) {
@@ -53,18 +63,22 @@ base::Result<MetadataTrailer> trailer_of(std::string_view file) {
 }  // namespace
 
 std::string encode_metadata_file(const Manifest& manifest) {
-  std::string out = metadata_pickle(manifest);
-  const std::string body = encode_manifest(manifest);
-  const std::string table = encode_block_table(block_crcs(body));
+  const ManifestEncoder encoder(manifest);
+  const size_t table_bytes = 4 * num_blocks_of(static_cast<int64_t>(encoder.num_bytes()));
+  // One buffer for all: these are hundreds of megabytes for thousands of ranks.
+  std::string out = metadata_pickle(manifest, encoder.num_bytes() + table_bytes + kMetadataTrailerBytes);
   MetadataTrailer trailer;
   trailer.save_id = manifest.save_id;
   trailer.pickle_bytes = static_cast<int64_t>(out.size());
-  trailer.manifest_bytes = static_cast<int64_t>(body.size());
+  trailer.manifest_bytes = static_cast<int64_t>(encoder.num_bytes());
   trailer.num_blocks = num_blocks_of(trailer.manifest_bytes);
   trailer.pickle_crc = base::crc32(0, out.data(), out.size());
-  trailer.manifest_crc = base::crc32(0, body.data(), body.size());
+  encoder.append_to(&out);
+  const std::string_view body = std::string_view(out).substr(static_cast<size_t>(trailer.pickle_bytes));
+  const std::vector<uint32_t> crcs = block_crcs(body);
+  const std::string table = encode_block_table(crcs);
+  trailer.manifest_crc = joined(crcs, body.size());
   trailer.table_crc = base::crc32(0, table.data(), table.size());
-  out += body;
   out += table;
   out += encode_trailer(trailer);
   return out;
@@ -105,28 +119,32 @@ base::Result<MetadataTrailer> decode_metadata_trailer(std::string_view bytes, in
   return trailer;
 }
 
+Status check_table(const MetadataTrailer& trailer, std::string_view table) {
+  const uint32_t computed = base::crc32(0, table.data(), table.size());
+  if (computed == trailer.table_crc) return Status::ok();
+  return Status::make(Code::kCorrupt,
+                      text("block table of the manifest: CRC is ", computed, ", stored ", trailer.table_crc))
+      .at(trailer.table_offset(), 4 * trailer.num_blocks);
+}
+
+Status wrong_block(const MetadataTrailer& trailer, int64_t number, uint32_t computed, uint32_t stored) {
+  const int64_t begin = number * kBlockBytes;
+  return Status::make(Code::kCorrupt, text("manifest block ", number, ": CRC is ", computed, ", stored ", stored))
+      .at(trailer.pickle_bytes + begin, std::min(kBlockBytes, trailer.manifest_bytes - begin));
+}
+
 base::Result<Manifest> decode_metadata_file(std::string_view bytes) {
   BCP_ASSIGN_OR_RETURN(const MetadataTrailer trailer, trailer_of(bytes));
   const std::string_view body = bytes.substr(trailer.pickle_bytes, trailer.manifest_bytes);
   const std::string_view table = bytes.substr(trailer.table_offset(), 4 * trailer.num_blocks);
-  const uint32_t table_crc = base::crc32(0, table.data(), table.size());
-  if (table_crc != trailer.table_crc) {
-    return Status::make(Code::kCorrupt,
-                        text("block table of the manifest: CRC is ", table_crc, ", stored ", trailer.table_crc))
-        .at(trailer.table_offset(), 4 * trailer.num_blocks);
-  }
+  BCP_RETURN_IF_ERROR(check_table(trailer, table));
   const std::vector<uint32_t> stored = decode_block_table(table);
   const std::vector<uint32_t> computed = block_crcs(body);
-  uint32_t whole = 0;
   for (size_t b = 0; b < computed.size(); ++b) {
-    if (stored[b] != computed[b]) {
-      const auto begin = static_cast<int64_t>(b) * kBlockBytes;
-      return Status::make(Code::kCorrupt, text("manifest block ", b, ": CRC is ", computed[b], ", stored ", stored[b]))
-          .at(trailer.pickle_bytes + begin, std::min(kBlockBytes, trailer.manifest_bytes - begin));
-    }
-    whole = base::crc32_combine(whole, computed[b], std::min<size_t>(kBlockBytes, body.size() - b * kBlockBytes));
+    if (stored[b] != computed[b]) return wrong_block(trailer, static_cast<int64_t>(b), computed[b], stored[b]);
   }
-  if (whole != trailer.manifest_crc) return Status::make(Code::kCorrupt, "manifest: CRC differs from the trailer's");
+  if (joined(computed, body.size()) != trailer.manifest_crc)
+    return Status::make(Code::kCorrupt, "manifest: CRC differs from the trailer's");
   BCP_ASSIGN_OR_RETURN(Manifest manifest, decode_manifest(body));
   if (manifest.save_id != trailer.save_id) {
     return Status::make(Code::kCorrupt, "manifest: save id differs from the trailer's");

@@ -39,6 +39,11 @@ std::string encode_metadata_file(const Manifest& manifest);
 /// \returns kNotFound if there is no trailer of ours at all; kCorrupt, kVersion.
 base::Result<MetadataTrailer> decode_metadata_trailer(std::string_view bytes, int64_t file_bytes);
 
+/// kCorrupt if `table` is not the one that the trailer was written with.
+base::Status check_table(const MetadataTrailer& trailer, std::string_view table);
+/// The failure of block `number` of the manifest, whose CRC is not the stored one.
+base::Status wrong_block(const MetadataTrailer& trailer, int64_t number, uint32_t computed, uint32_t stored);
+
 /// Checks table and manifest against the trailer and decodes the manifest. `bytes` is the whole file.
 base::Result<Manifest> decode_metadata_file(std::string_view bytes);
 
@@ -49,6 +54,7 @@ base::Result<std::string_view> pickle_part(std::string_view file_bytes);
 base::Status check_pickle(std::string_view file_bytes);
 
 /// The pickle part: what stock DCP unpickles. Equal, once unpickled, to what DCP writes for the same state.
-std::string metadata_pickle(const Manifest& manifest);
+/// \param spare_bytes  Capacity to have behind it, for what the caller appends.
+std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes = 0);
 
 }  // namespace bytecheckpoint::format

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "csrc/format/metadata_file.h"
 #include "csrc/format/pickle_writer.h"
@@ -28,9 +30,11 @@ void end_attributes(PickleWriter* out) {
   out->build();
 }
 
-void torch_size(PickleWriter* out, const tensor::Dims& sizes) {
+void begin_torch_size(PickleWriter* out) {
   out->global("torch", "Size");
-  out->int_tuple(sizes);
+}
+
+void end_torch_size(PickleWriter* out) {
   out->tuple1();
   out->reduce();
 }
@@ -67,53 +71,89 @@ void tensor_properties(PickleWriter* out, const TensorInfo& info) {
   out->build();
 }
 
-void tensor_entry(PickleWriter* out, const Item& item) {
+/// What stands the same in every chunk, once the first has been written: pickles have millions of them.
+struct Phrases {
+  std::string chunk, chunk_sizes, chunk_end;   // of ChunkStorageMetadata
+  std::string index, index_offset, index_end;  // of MetadataIndex
+  std::string info, info_offset, info_length;  // of _StorageInfo
+  std::vector<std::string> file_names;         // of each file
+};
+
+void chunk_entry(PickleWriter* out, const Chunk& chunk, Phrases* phrases) {
+  out->repeat(&phrases->chunk, [&] {
+    begin_dataclass(out, kMetadataModule, "ChunkStorageMetadata");
+    begin_attributes(out);
+    out->string("offsets");
+    begin_torch_size(out);
+  });
+  out->int_tuple(chunk.box.offsets);
+  out->repeat(&phrases->chunk_sizes, [&] {
+    end_torch_size(out);
+    out->string("sizes");
+    begin_torch_size(out);
+  });
+  out->int_tuple(chunk.box.sizes);
+  out->repeat(&phrases->chunk_end, [&] {
+    end_torch_size(out);
+    end_attributes(out);
+  });
+}
+
+void tensor_entry(PickleWriter* out, const Item& item, Phrases* phrases) {
   begin_dataclass(out, kMetadataModule, "TensorStorageMetadata");
   begin_attributes(out);
   out->string("properties");
   tensor_properties(out, item.tensor);
   out->string("size");
-  torch_size(out, item.tensor.sizes);
+  begin_torch_size(out);
+  out->int_tuple(item.tensor.sizes);
+  end_torch_size(out);
   out->string("chunks");
   out->empty_list();
   out->mark();
-  for (const Chunk& chunk : item.chunks) {
-    begin_dataclass(out, kMetadataModule, "ChunkStorageMetadata");
-    begin_attributes(out);
-    out->string("offsets");
-    torch_size(out, chunk.box.offsets);
-    out->string("sizes");
-    torch_size(out, chunk.box.sizes);
-    end_attributes(out);
-  }
+  for (const Chunk& chunk : item.chunks) chunk_entry(out, chunk, phrases);
   out->append_items();
   end_attributes(out);
 }
 
-void metadata_index(PickleWriter* out, const Item& item, size_t chunk) {
-  begin_dataclass(out, kMetadataModule, "MetadataIndex");
-  begin_attributes(out);
-  out->string("fqn");
-  out->string(item.fqn);
-  out->string("index");
-  if (item.is_tensor) {
-    out->integer(static_cast<int64_t>(chunk));
-    out->string("offset");
-    torch_size(out, item.chunks[chunk].box.offsets);
-  } else {
+/// \param fqn  The phrase of the item's name.
+void metadata_index(PickleWriter* out, const Item& item, size_t chunk, std::string* fqn, Phrases* phrases) {
+  out->repeat(&phrases->index, [&] {
+    begin_dataclass(out, kMetadataModule, "MetadataIndex");
+    begin_attributes(out);
+    out->string("fqn");
+  });
+  out->repeat(fqn, [&] {
+    out->string(item.fqn);
+    out->string("index");
+  });
+  if (!item.is_tensor) {
     out->none();
+    end_attributes(out);
+    return;
   }
-  end_attributes(out);
+  out->integer(static_cast<int64_t>(chunk));
+  out->repeat(&phrases->index_offset, [&] {
+    out->string("offset");
+    begin_torch_size(out);
+  });
+  out->int_tuple(item.chunks[chunk].box.offsets);
+  out->repeat(&phrases->index_end, [&] {
+    end_torch_size(out);
+    end_attributes(out);
+  });
 }
 
-void storage_info(PickleWriter* out, const std::string& file_name, const Record& record) {
-  begin_dataclass(out, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
-  begin_attributes(out);
-  out->string("relative_path");
-  out->string(file_name);
-  out->string("offset");
+void storage_info(PickleWriter* out, const Manifest& manifest, const Record& record, Phrases* phrases) {
+  out->repeat(&phrases->info, [&] {
+    begin_dataclass(out, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
+    begin_attributes(out);
+    out->string("relative_path");
+  });
+  out->repeat(&phrases->file_names[record.file], [&] { out->string(manifest.files[record.file].name); });
+  out->repeat(&phrases->info_offset, [&] { out->string("offset"); });
   out->integer(record.offset);
-  out->string("length");
+  out->repeat(&phrases->info_length, [&] { out->string("length"); });
   out->integer(record.bytes);
   end_attributes(out);
 }
@@ -135,9 +175,29 @@ void storage_meta(PickleWriter* out, const Manifest& manifest) {
   end_attributes(out);
 }
 
+/// At least the bytes of a tree.
+size_t most_bytes_of(const Tree& tree) {
+  size_t bytes = 16 + tree.text.size();
+  for (const Tree& child : tree.children) bytes += most_bytes_of(child);
+  return bytes;
+}
+
+/// At least the bytes of the pickle. Looks at no chunk: those of one item differ by what their integers take.
+size_t most_bytes_of(const Manifest& manifest) {
+  constexpr size_t kFixedBytes = 4096, kNameBytes = 16, kItemBytes = 256, kChunkBytes = 160;
+  size_t bytes = kFixedBytes + manifest.checkpoint_id.size() + most_bytes_of(manifest.planner_data);
+  for (const FileEntry& file : manifest.files) bytes += kNameBytes + file.name.size();
+  for (const Item& item : manifest.items) {
+    // No offset or size of a chunk is larger than the tensor's.
+    const auto dims_bytes = static_cast<size_t>(PickleWriter::int_tuple_bytes(item.tensor.sizes));
+    bytes += kItemBytes + item.fqn.size() + dims_bytes + item.chunks.size() * (kChunkBytes + 3 * dims_bytes);
+  }
+  return bytes;
+}
+
 }  // namespace
 
-std::string metadata_pickle(const Manifest& manifest) {
+std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes) {
   // The dicts keep the order of the state dict, as DCP's do; the manifest is sorted by name.
   std::vector<const Item*> items;
   items.reserve(manifest.items.size());
@@ -145,6 +205,9 @@ std::string metadata_pickle(const Manifest& manifest) {
   std::sort(items.begin(), items.end(), [](const Item* a, const Item* b) { return a->ordinal < b->ordinal; });
 
   PickleWriter out(4);
+  out.reserve(most_bytes_of(manifest) + spare_bytes);
+  Phrases phrases;
+  phrases.file_names.resize(manifest.files.size());
   begin_dataclass(&out, kMetadataModule, "Metadata");
   begin_attributes(&out);
   out.string("state_dict_metadata");
@@ -153,7 +216,7 @@ std::string metadata_pickle(const Manifest& manifest) {
   for (const Item* item : items) {
     out.string(item->fqn);
     if (item->is_tensor) {
-      tensor_entry(&out, *item);
+      tensor_entry(&out, *item, &phrases);
     } else {
       begin_dataclass(&out, kMetadataModule, "BytesStorageMetadata");
     }
@@ -165,9 +228,10 @@ std::string metadata_pickle(const Manifest& manifest) {
   out.empty_dict();
   out.mark();
   for (const Item* item : items) {
+    std::string fqn;
     for (size_t c = 0; c < item->chunks.size(); ++c) {
-      metadata_index(&out, *item, c);
-      storage_info(&out, manifest.files[item->chunks[c].record.file].name, item->chunks[c].record);
+      metadata_index(&out, *item, c, &fqn, &phrases);
+      storage_info(&out, manifest, item->chunks[c].record, &phrases);
     }
   }
   out.set_items();

@@ -5,6 +5,28 @@
 #include <cstring>
 
 namespace bytecheckpoint::format {
+namespace {
+
+constexpr size_t kMaxIntegerBytes = 10;
+
+/// Writes the opcode and what follows it. \returns their bytes.
+size_t put_integer(int64_t value, char* out) {
+  const auto put = [&](char opcode, size_t size) {
+    out[0] = opcode;
+    std::memcpy(out + 1, &value, size);  // little-endian two's complement, cut to what holds the value
+    return 1 + size;
+  };
+  if (value >= 0 && value <= 0xFF) return put('K', 1);
+  if (value >= 0 && value <= 0xFFFF) return put('M', 2);
+  if (value >= INT32_MIN && value <= INT32_MAX) return put('J', 4);
+  // LONG1: 8 bytes hold every int64.
+  out[0] = static_cast<char>(0x8A);
+  out[1] = 8;
+  std::memcpy(out + 2, &value, 8);
+  return kMaxIntegerBytes;
+}
+
+}  // namespace
 
 PickleWriter::PickleWriter(int protocol) : protocol_(protocol) {
   out_.u8(0x80);
@@ -12,21 +34,14 @@ PickleWriter::PickleWriter(int protocol) : protocol_(protocol) {
 }
 
 void PickleWriter::integer(int64_t value) {
-  if (value >= 0 && value <= 0xFF) {
-    out_.u8('K');
-    out_.u8(static_cast<uint8_t>(value));
-  } else if (value >= 0 && value <= 0xFFFF) {
-    out_.u8('M');
-    out_.u16(static_cast<uint16_t>(value));
-  } else if (value >= INT32_MIN && value <= INT32_MAX) {
-    out_.u8('J');
-    out_.u32(static_cast<uint32_t>(static_cast<int32_t>(value)));
-  } else {
-    // LONG1: two's complement, little-endian, 8 bytes hold every int64.
-    out_.u8(0x8A);
-    out_.u8(8);
-    out_.i64(value);
-  }
+  char opcode[kMaxIntegerBytes];
+  out_.raw(opcode, put_integer(value, opcode));
+}
+
+int64_t PickleWriter::integer_bytes(int64_t value) {
+  if (value >= 0 && value <= 0xFF) return 2;
+  if (value >= 0 && value <= 0xFFFF) return 3;
+  return value >= INT32_MIN && value <= INT32_MAX ? 5 : kMaxIntegerBytes;
 }
 
 void PickleWriter::real(double value) {
@@ -85,12 +100,26 @@ void PickleWriter::global(std::string_view module, std::string_view name) {
 void PickleWriter::int_tuple(const tensor::Dims& values) {
   if (values.empty()) return empty_tuple();
   if (values.size() > 3) mark();
-  for (int64_t value : values) integer(value);
+  // Several at a time: a manifest has millions of these.
+  char opcodes[4 * kMaxIntegerBytes];
+  size_t used = 0;
+  for (int64_t value : values) {
+    used += put_integer(value, opcodes + used);
+    if (used <= sizeof opcodes - kMaxIntegerBytes) continue;
+    out_.raw(opcodes, std::exchange(used, 0));
+  }
+  out_.raw(opcodes, used);
   if (values.size() > 3) {
     tuple_from_mark();
   } else {
     out_.u8(static_cast<uint8_t>(0x84 + values.size()));  // TUPLE1..TUPLE3
   }
+}
+
+int64_t PickleWriter::int_tuple_bytes(const tensor::Dims& values) {
+  int64_t bytes = values.size() > 3 ? 2 : 1;
+  for (int64_t value : values) bytes += integer_bytes(value);
+  return bytes;
 }
 
 void PickleWriter::tree(const Tree& value) {

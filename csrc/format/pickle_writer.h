@@ -19,6 +19,8 @@ namespace bytecheckpoint::format {
 class PickleWriter {
  public:
   explicit PickleWriter(int protocol);
+  /// Room for so many bytes in all; what is not needed of it is never touched.
+  void reserve(size_t bytes) { out_.reserve(bytes); }
 
   void none() { out_.u8('N'); }
   void boolean(bool value) { out_.u8(value ? 0x88 : 0x89); }
@@ -43,12 +45,27 @@ class PickleWriter {
 
   /// Ints as one tuple.
   void int_tuple(const tensor::Dims& values);
+  /// Bytes that `integer` and `int_tuple` write.
+  static int64_t integer_bytes(int64_t value);
+  static int64_t int_tuple_bytes(const tensor::Dims& values);
   /// A tree of builtin values.
   void tree(const Tree& value);
   /// Pushes what was memoised under `key`; false if nothing was.
   bool recall(const std::string& key);
   /// Memoises the top of the stack under `key`.
   void memoise(std::string key);
+
+  /// Emits what `emit()` does, which must be the same each time: by calling it as long as `*phrase` is empty, by
+  /// copying from there on. The copy recalls all that the first call memoised.
+  template <class Emit>
+  void repeat(std::string* phrase, Emit&& emit) {
+    if (!phrase->empty()) return out_.raw(*phrase);
+    emit();
+    const size_t end = out_.size();
+    emit();
+    *phrase = out_.bytes().substr(end);
+    out_.truncate(end);
+  }
 
   /// Ends the pickle with STOP and hands it out.
   std::string finish();

@@ -2,8 +2,11 @@
 #include <cstring>
 #include "csrc/format/metadata_file.h"
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
+#include "csrc/base/crc32.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/sample_manifest.h"
 
@@ -81,6 +84,51 @@ TEST_CASE("metadata_file: the pickle carries the save id and keeps the order of 
   CHECK(pickle.find("layer.weight") < pickle.find("layer.empty"));
   CHECK(pickle.find("layer.empty") < pickle.find("extra"));
   CHECK(pickle.find("extra") < pickle.find("layer.opaque"));
+}
+
+/// Whatever makes opcodes differ: names that are words of the pickle, memo entries beyond one byte, integers of all
+/// lengths, more than three dims, chunks before and after bytes items.
+Manifest crowded_manifest() {
+  Manifest manifest = test::sample_manifest();
+  manifest.items.clear();
+  for (uint32_t f = 2; f < 300; ++f) {
+    FileEntry file = manifest.files[0];
+    file.id.rank = f;
+    file.name = data_file_name(file.id);
+    manifest.files.push_back(file);
+  }
+  std::vector<std::string> names = {"", "chunks", "fqn", "index", "length", "offset", "sizes", manifest.files[7].name};
+  for (int n = 0; n < 300; ++n) names.push_back(base::text("layers.", 1000 + n, ".weight"));
+  std::sort(names.begin(), names.end());
+  for (size_t n = 0; n < names.size(); ++n) {
+    Item item;
+    item.fqn = names[n];
+    item.ordinal = static_cast<uint32_t>((n + names.size() / 2) % names.size());
+    item.is_tensor = n % 5 != 1;
+    const size_t num_dims = item.is_tensor ? n % 7 : 0;
+    item.tensor.dtype = item.is_tensor ? tensor::DType::kFloat16 : tensor::DType::kNone;
+    item.tensor.sizes = tensor::Dims(num_dims, int64_t{1} << 40);
+    for (size_t c = 0; c < (item.is_tensor ? n % 4 * 100 : 1); ++c) {
+      const auto number = static_cast<int64_t>(n * 131 + c);
+      Chunk chunk{{tensor::Dims(num_dims, number << (c % 30)), tensor::Dims(num_dims, number)}, {}};
+      chunk.record = {item.is_tensor ? RecordKind::kTensor : RecordKind::kBytes,
+                      tensor::DType::kFloat16,
+                      static_cast<uint32_t>(number % 300),
+                      number << (c % 40),
+                      number,
+                      number + 64,
+                      number};
+      item.chunks.push_back(std::move(chunk));
+    }
+    manifest.items.push_back(std::move(item));
+  }
+  return manifest;
+}
+
+TEST_CASE("metadata_file: the bytes of version 1 stay what they are") {
+  const std::string file = encode_metadata_file(crowded_manifest());
+  CHECK(file.size() == 8605735);
+  CHECK(base::crc32(0, file.data(), file.size()) == 0x533361A0u);
 }
 
 TEST_CASE("metadata_file: a trailer that describes more than any file is damage") {

@@ -98,5 +98,37 @@ TEST_CASE("pickle_writer: a string and a global of the same text are not mistake
   CHECK(bytes.find("s:a") != std::string::npos);
 }
 
+TEST_CASE("pickle_writer: what is repeated is memoised the first time and recalled from then on") {
+  const auto say = [](PickleWriter* out) {
+    out->global("a", "b");
+    out->string("c");
+    out->integer(7);
+  };
+  const auto plain = [&](PickleWriter* out) {
+    for (int n = 0; n < 4; ++n) say(out);
+    out->string("d");
+  };
+  const auto repeated = [&](PickleWriter* out) {
+    std::string phrase;
+    for (int n = 0; n < 4; ++n) out->repeat(&phrase, [&] { say(out); });
+    out->string("d");
+  };
+  for (int protocol : {2, 4}) CHECK(body(protocol, plain) == body(protocol, repeated));
+}
+
+TEST_CASE("pickle_writer: the bytes of integers are known beforehand") {
+  for (int shift = 0; shift < 64; ++shift) {
+    for (int64_t near : {-1, 0, 1}) {
+      const int64_t value = static_cast<int64_t>(uint64_t{1} << shift) + (shift == 63 && near < 0 ? 0 : near);
+      CHECK(PickleWriter::integer_bytes(value) == static_cast<int64_t>(integer(value).size()));
+      for (size_t count : {0, 1, 3, 4, 5, 9}) {
+        const tensor::Dims dims(count, value);
+        const std::string tuple = body(2, [&](PickleWriter* out) { out->int_tuple(dims); });
+        CHECK(PickleWriter::int_tuple_bytes(dims) == static_cast<int64_t>(tuple.size()));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::format
