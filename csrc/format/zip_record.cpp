@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/format/zip_record.h"
 
+#include <array>
+#include <string_view>
+
 #include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
 #include "csrc/format/pickle_writer.h"
@@ -11,8 +14,9 @@ namespace {
 
 using namespace zip;  // NOLINT: the numbers of the format
 
-constexpr const char* kSmallNames[3] = {"archive/data.pkl", "archive/byteorder", "archive/version"};
-constexpr const char* kDataName = "archive/data/0";
+constexpr std::string_view kSmallNames[3] = {"archive/data.pkl", "archive/byteorder", "archive/version"};
+constexpr std::string_view kSmallContents[3] = {{}, "little", "3\n"};  // the first is the tensor's pickle
+constexpr std::string_view kDataName = "archive/data/0";
 
 constexpr uint16_t kVersionPlain = 20;
 constexpr uint16_t kVersionZip64 = 45;
@@ -26,8 +30,27 @@ bool needs_zip64(int64_t data_bytes) {
   return data_bytes >= 0xFFFF0000;
 }
 
+constexpr int64_t kLocalHeaderBytes = 30;
+constexpr int64_t kCentralEntryBytes = 46;
+constexpr int64_t kExtraHeadBytes = 4;
+constexpr int64_t kZip64ExtraBytes = kExtraHeadBytes + 2 * 8;
+
+constexpr int64_t names_bytes() {
+  size_t bytes = kDataName.size();
+  for (const std::string_view name : kSmallNames) bytes += name.size();
+  return static_cast<int64_t>(bytes);
+}
+
+/// Of a head without the tensor's pickle and without what fills the last extra field.
+constexpr int64_t kFixedHeadBytes = 4 * kLocalHeaderBytes + names_bytes() +
+                                    static_cast<int64_t>(kSmallContents[1].size() + kSmallContents[2].size()) +
+                                    kExtraHeadBytes;
+/// Descriptor, central directory, end records.
+constexpr int64_t kPlainTailBytes = 16 + 4 * kCentralEntryBytes + names_bytes() + 22;
+constexpr int64_t kZip64TailBytes = kPlainTailBytes + 8 + kZip64ExtraBytes + 56 + 20;
+
 struct EntryHead {
-  const char* name;
+  std::string_view name;
   uint16_t version;
   uint16_t flags;
   uint32_t crc;
@@ -44,14 +67,14 @@ void shared_fields(const EntryHead& entry, base::ByteWriter* out) {
   out->u32(entry.crc);
   out->u32(entry.bytes);
   out->u32(entry.bytes);
-  out->u16(static_cast<uint16_t>(std::string_view(entry.name).size()));
+  out->u16(static_cast<uint16_t>(entry.name.size()));
 }
 
 void local_header(const EntryHead& entry, const std::string& extra, base::ByteWriter* out) {
   out->u32(kLocalHeader);
   shared_fields(entry, out);
   out->u16(static_cast<uint16_t>(extra.size()));
-  out->raw(std::string_view(entry.name));
+  out->raw(entry.name);
   out->raw(extra);
 }
 
@@ -65,7 +88,7 @@ void central_entry(const EntryHead& entry, const std::string& extra, uint32_t he
   out->u16(0);  // internal attributes
   out->u32(0);  // external attributes
   out->u32(header_offset);
-  out->raw(std::string_view(entry.name));
+  out->raw(entry.name);
   out->raw(extra);
 }
 
@@ -76,6 +99,16 @@ std::string zip64_extra(uint64_t bytes) {
   out.u64(bytes);
   out.u64(bytes);
   return out.take();
+}
+
+int64_t storage_elements(const tensor::DTypeInfo& dtype, int64_t data_bytes) {
+  return dtype.typed_storage != nullptr ? data_bytes / dtype.itemsize_bytes : data_bytes;
+}
+
+/// Bytes of a tensor's pickle that depend on its shape.
+int64_t shape_bytes(const tensor::DTypeInfo& dtype, const tensor::Dims& sizes, int64_t data_bytes) {
+  return PickleWriter::integer_bytes(storage_elements(dtype, data_bytes)) + PickleWriter::int_tuple_bytes(sizes) +
+         PickleWriter::int_tuple_bytes(tensor::row_major_strides(sizes));
 }
 
 }  // namespace
@@ -94,7 +127,7 @@ std::string tensor_pickle(const tensor::DTypeInfo& dtype, const tensor::Dims& si
   }
   pickle.string("0");
   pickle.string("cpu");
-  pickle.integer(typed ? data_bytes / dtype.itemsize_bytes : data_bytes);
+  pickle.integer(storage_elements(dtype, data_bytes));
   pickle.tuple_from_mark();
   pickle.persistent_id();
   pickle.integer(0);  // storage offset
@@ -110,17 +143,45 @@ std::string tensor_pickle(const tensor::DTypeInfo& dtype, const tensor::Dims& si
   return pickle.finish();
 }
 
-base::Result<ZipRecord> ZipRecord::layout(tensor::DType dtype, const tensor::Dims& sizes, int64_t record_offset) {
+int64_t tensor_pickle_bytes(const tensor::DTypeInfo& dtype, const tensor::Dims& sizes, int64_t data_bytes) {
+  // By dtype, without what depends on the shape.
+  static const std::array<int64_t, tensor::kLastPlainDType + 1> fixed_bytes = [] {
+    std::array<int64_t, tensor::kLastPlainDType + 1> bytes{};
+    for (uint8_t code = 1; code <= tensor::kLastPlainDType; ++code) {
+      const tensor::DTypeInfo& info = *tensor::find_plain_dtype(code);
+      const auto scalar_bytes = static_cast<int64_t>(tensor_pickle(info, {}, info.itemsize_bytes).size());
+      bytes[code] = scalar_bytes - shape_bytes(info, {}, info.itemsize_bytes);
+    }
+    return bytes;
+  }();
+  return fixed_bytes[static_cast<size_t>(dtype.dtype)] + shape_bytes(dtype, sizes, data_bytes);
+}
+
+base::Result<RecordExtent> ZipRecord::measure(tensor::DType dtype, const tensor::Dims& sizes, int64_t record_offset) {
   const tensor::DTypeInfo* info = tensor::find_plain_dtype(dtype);
-  ZipRecord record;
-  if (info == nullptr || !tensor::checked_numel(sizes, &record.data_bytes_) ||
-      !base::checked_mul(record.data_bytes_, info->itemsize_bytes, &record.data_bytes_)) {
+  RecordExtent extent;
+  if (info == nullptr || !tensor::checked_numel(sizes, &extent.data_bytes) ||
+      !base::checked_mul(extent.data_bytes, info->itemsize_bytes, &extent.data_bytes)) {
     return base::Status::make(base::Code::kInvalidArgument,
                               base::text("tensor record: dtype code ", static_cast<int>(dtype), " with shape ",
                                          tensor::to_text(sizes), " cannot be stored"));
   }
+  const bool zip64 = needs_zip64(extent.data_bytes);
+  const int64_t unpadded = record_offset + kFixedHeadBytes + tensor_pickle_bytes(*info, sizes, extent.data_bytes) +
+                           (zip64 ? kZip64ExtraBytes : 0);
+  extent.data_offset =
+      base::align_up(unpadded, extent.data_bytes >= kLargeDataBytes ? kLargeDataAlignment : kRecordAlignment);
+  extent.record_bytes =
+      extent.data_offset - record_offset + extent.data_bytes + (zip64 ? kZip64TailBytes : kPlainTailBytes);
+  return extent;
+}
+
+base::Result<ZipRecord> ZipRecord::layout(tensor::DType dtype, const tensor::Dims& sizes, int64_t record_offset) {
+  ZipRecord record;
+  BCP_ASSIGN_OR_RETURN(record.extent_, measure(dtype, sizes, record_offset));
   record.record_offset_ = record_offset;
-  const std::string contents[3] = {tensor_pickle(*info, sizes, record.data_bytes_), "little", "3\n"};
+  const std::string pickle = tensor_pickle(*tensor::find_plain_dtype(dtype), sizes, record.data_bytes());
+  const std::string_view contents[3] = {pickle, kSmallContents[1], kSmallContents[2]};
 
   base::ByteWriter out;
   for (int i = 0; i < 3; ++i) {
@@ -131,15 +192,13 @@ base::Result<ZipRecord> ZipRecord::layout(tensor::DType dtype, const tensor::Dim
     out.raw(contents[i]);
   }
 
-  const bool zip64 = needs_zip64(record.data_bytes_);
+  const bool zip64 = needs_zip64(record.data_bytes());
   std::string extra = zip64 ? zip64_extra(0) : std::string();
   record.data_entry_offset_ = static_cast<int64_t>(out.size());
-  constexpr int64_t kLocalHeaderBytes = 30, kExtraHeadBytes = 4;
   const int64_t unpadded = record_offset + record.data_entry_offset_ + kLocalHeaderBytes +
-                           static_cast<int64_t>(std::string_view(kDataName).size() + extra.size()) + kExtraHeadBytes;
-  const int64_t alignment = record.data_bytes_ >= kLargeDataBytes ? kLargeDataAlignment : kRecordAlignment;
+                           static_cast<int64_t>(kDataName.size() + extra.size()) + kExtraHeadBytes;
   base::ByteWriter padding;
-  const auto fill = static_cast<uint16_t>(base::align_up(unpadded, alignment) - unpadded);
+  const auto fill = static_cast<uint16_t>(record.data_offset() - unpadded);
   padding.u16(kExtraPadding);
   padding.u16(fill);
   padding.zeros(fill);
@@ -148,13 +207,12 @@ base::Result<ZipRecord> ZipRecord::layout(tensor::DType dtype, const tensor::Dim
   local_header({kDataName, zip64 ? kVersionZip64 : kVersionPlain, kFlagDescriptor, 0, zip64 ? kInZip64 : 0}, extra,
                &out);
   record.head_ = out.take();
-  record.tail_bytes_ = static_cast<int64_t>(record.tail(0).size());
   return record;
 }
 
 std::string ZipRecord::tail(uint32_t data_crc) const {
-  const bool zip64 = needs_zip64(data_bytes_);
-  const auto bytes = static_cast<uint64_t>(data_bytes_);
+  const bool zip64 = needs_zip64(data_bytes());
+  const auto bytes = static_cast<uint64_t>(data_bytes());
   base::ByteWriter out;
   out.u32(kDataDescriptor);
   out.u32(data_crc);

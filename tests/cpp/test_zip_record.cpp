@@ -72,6 +72,39 @@ TEST_CASE("zip_record: lengths and places are known before the data") {
   }
 }
 
+/// As long as its text is: what is measured is what is laid out.
+void check_measured(DType dtype, const Dims& sizes, int64_t offset) {
+  const ZipRecord record = test::value_of(ZipRecord::layout(dtype, sizes, offset));
+  const RecordExtent extent = test::value_of(ZipRecord::measure(dtype, sizes, offset));
+  REQUIRE(extent.data_offset == offset + static_cast<int64_t>(record.head().size()));
+  REQUIRE(extent.data_bytes == record.data_bytes());
+  REQUIRE(extent.record_bytes ==
+          static_cast<int64_t>(record.head().size() + record.tail(1).size()) + record.data_bytes());
+  REQUIRE(record.record_bytes() == extent.record_bytes);
+}
+
+TEST_CASE("zip_record: measured without its text, a record has the same numbers") {
+  test::Random random(12);
+  for (int round = 0; round < 20000; ++round) {
+    const auto dtype = static_cast<DType>(test::draw(&random, 1, tensor::kLastPlainDType));
+    Dims sizes = test::draw_sizes(&random, 9, 3);
+    if (!sizes.empty())
+      sizes[random() % sizes.size()] = test::draw(&random, 0, int64_t{1} << test::draw(&random, 0, 38));
+    check_measured(dtype, sizes, kRecordAlignment * test::draw(&random, 0, int64_t{1} << test::draw(&random, 1, 40)));
+  }
+  for (int64_t limit : {kLargeDataBytes, int64_t{0xFFFF0000}, int64_t{1} << 32}) {
+    for (int64_t bytes = limit - 2; bytes <= limit + 2; ++bytes) {
+      for (int64_t offset = 0; offset < 2 * kLargeDataAlignment; offset += kRecordAlignment) {
+        check_measured(DType::kUInt8, {bytes}, offset);
+        check_measured(DType::kFloat8E5M2, {1, bytes, 1}, offset);
+        check_measured(DType::kBFloat16, {bytes / 2}, offset);
+      }
+    }
+  }
+  EXPECT_FAILURE(kInvalidArgument, "[-2, 3]", ZipRecord::measure(DType::kUInt8, {-2, 3}, 0));
+  EXPECT_CODE(kInvalidArgument, ZipRecord::measure(DType::kNone, {2}, 0));
+}
+
 TEST_CASE("zip_record: data is aligned to 4096 from 1 MiB on, counted from the start of the file") {
   for (int64_t offset = 0; offset < 3 * kLargeDataAlignment; offset += kRecordAlignment) {
     const ZipRecord large = test::value_of(ZipRecord::layout(DType::kUInt8, {kLargeDataBytes}, offset));
