@@ -2,7 +2,8 @@
 #include "csrc/engine/assemble.h"
 
 #include <algorithm>
-#include <string>
+#include <numeric>
+#include <string_view>
 #include <unordered_map>
 
 namespace bytecheckpoint::engine {
@@ -12,26 +13,75 @@ using base::Code;
 using base::Status;
 using base::text;
 
+/// What was written for one planned chunk; nothing yet if `record` is null.
 struct Written {
-  const format::WrittenRecord* record;
-  uint32_t file;
+  const format::WrittenRecord* record = nullptr;
+  uint32_t file = 0;
 };
 
-std::string key_of(const std::string& fqn, const tensor::Dims& offsets) {
-  std::string key = fqn;
-  key.push_back('\0');
-  key.append(reinterpret_cast<const char*>(offsets.data()), 8 * offsets.size());
-  return key;
-}
+/// Finds the planned chunks of one item by their offsets.
+///
+/// Ranks mostly hand in records in the order of the chunks, so the one behind the last is looked at first. Otherwise it
+/// is a binary search: of the chunks themselves, or of their numbers where offsets do not ascend or come twice.
+class ItemMatcher {
+ public:
+  explicit ItemMatcher(const format::Item& item) : item_(item), written_(item.chunks.size()) {
+    const auto is_before = [](const format::Chunk& a, const format::Chunk& b) { return a.box.offsets < b.box.offsets; };
+    for (size_t c = 1; c < item.chunks.size() && ascending_; ++c) {
+      ascending_ = is_before(item.chunks[c - 1], item.chunks[c]);
+    }
+    if (ascending_) return;
+    sorted_.resize(item.chunks.size());
+    std::iota(sorted_.begin(), sorted_.end(), size_t{0});
+    std::sort(sorted_.begin(), sorted_.end(),
+              [&](size_t a, size_t b) { return is_before(item.chunks[a], item.chunks[b]); });
+  }
 
-Status fill_chunk(const format::Item& item, const std::unordered_map<std::string, Written>& written,
-                  format::Chunk* chunk) {
-  const auto found = written.find(key_of(item.fqn, chunk->box.offsets));
-  if (found == written.end()) {
+  /// A record written later replaces what was noted for its chunk; one that was not planned counts for nothing.
+  void note(const format::WrittenRecord& record, uint32_t file) {
+    const tensor::Dims& offsets = record.box.offsets;
+    if (ascending_) {
+      if (next_ >= written_.size() || offsets_of(next_) != offsets) next_ = lower_bound(offsets);
+      if (next_ < written_.size() && offsets_of(next_) == offsets) written_[next_++] = {&record, file};
+      return;
+    }
+    for (size_t n = lower_bound(offsets); n < sorted_.size() && offsets_of(n) == offsets; ++n) {
+      written_[sorted_[n]] = {&record, file};
+    }
+  }
+
+  const Written& written(size_t chunk) const { return written_[chunk]; }
+
+ private:
+  /// Of the n-th chunk in ascending order.
+  const tensor::Dims& offsets_of(size_t n) const { return item_.chunks[ascending_ ? n : sorted_[n]].box.offsets; }
+
+  size_t lower_bound(const tensor::Dims& offsets) const {
+    size_t low = 0, high = written_.size();
+    while (low < high) {
+      const size_t middle = low + (high - low) / 2;
+      if (offsets_of(middle) < offsets) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+  const format::Item& item_;
+  std::vector<Written> written_;  // by number of the chunk
+  bool ascending_ = true;
+  std::vector<size_t> sorted_;  // numbers of the chunks by their offsets, unless those ascend anyway
+  size_t next_ = 0;
+};
+
+Status fill_chunk(const format::Item& item, const Written& written, format::Chunk* chunk) {
+  if (written.record == nullptr) {
     return Status::make(Code::kInvalidArgument, text("'", item.fqn, "' chunk at ", tensor::to_text(chunk->box.offsets),
                                                      ": planned, but written by no rank"));
   }
-  const format::WrittenRecord& record = *found->second.record;
+  const format::WrittenRecord& record = *written.record;
   const bool is_bytes = record.record.kind == format::RecordKind::kBytes;
   if (is_bytes == item.is_tensor || !(record.box == chunk->box)) {
     return Status::make(
@@ -41,7 +91,28 @@ Status fill_chunk(const format::Item& item, const std::unordered_map<std::string
              is_bytes ? "bytes" : "a tensor", " of ", tensor::to_text(record.box.sizes)));
   }
   chunk->record = record.record;
-  chunk->record.file = found->second.file;
+  chunk->record.file = written.file;
+  return Status::ok();
+}
+
+Status fill_item(const ItemMatcher& matcher, format::Item* item) {
+  if (item->is_tensor && tensor::find_dtype(item->tensor.dtype) == nullptr) {
+    return Status::make(Code::kInvalidArgument, text("'", item->fqn, "': unknown dtype"));
+  }
+  if (item->tensor.sizes.size() > format::kMaxDims) {
+    return Status::make(Code::kInvalidArgument, text("'", item->fqn, "': ", item->tensor.sizes.size(),
+                                                     " dims, the format has at most ", format::kMaxDims));
+  }
+  for (size_t c = 0; c < item->chunks.size(); ++c) {
+    format::Chunk& chunk = item->chunks[c];
+    if (!tensor::is_inside(chunk.box, item->tensor.sizes)) {
+      return Status::make(Code::kInvalidArgument,
+                          text("'", item->fqn, "' chunk at ", tensor::to_text(chunk.box.offsets), " of ",
+                               tensor::to_text(chunk.box.sizes), ": outside its tensor of shape ",
+                               tensor::to_text(item->tensor.sizes)));
+    }
+    BCP_RETURN_IF_ERROR(fill_chunk(*item, matcher.written(c), &chunk));
+  }
   return Status::ok();
 }
 
@@ -49,40 +120,27 @@ Status fill_chunk(const format::Item& item, const std::unordered_map<std::string
 
 base::Result<format::Manifest> assemble_manifest(format::Manifest manifest,
                                                  const std::vector<format::WriteResult>& results) {
-  std::unordered_map<std::string, Written> written;
+  std::unordered_map<std::string_view, size_t> numbers;
+  std::vector<ItemMatcher> matchers;
+  matchers.reserve(manifest.items.size());
+  for (const format::Item& item : manifest.items) {
+    if (!numbers.emplace(item.fqn, matchers.size()).second) {
+      return Status::make(Code::kInvalidArgument, text("'", item.fqn, "': planned twice"));
+    }
+    matchers.emplace_back(item);
+  }
   for (const format::WriteResult& result : results) {
     const auto first_file = static_cast<uint32_t>(manifest.files.size());
     manifest.files.insert(manifest.files.end(), result.files.begin(), result.files.end());
     for (const format::WrittenRecord& record : result.records) {
-      written[key_of(record.fqn, record.box.offsets)] = {&record, first_file + record.record.file};
+      const auto found = numbers.find(record.fqn);
+      if (found != numbers.end()) matchers[found->second].note(record, first_file + record.record.file);
     }
   }
-  for (format::Item& item : manifest.items) {
-    if (item.is_tensor && tensor::find_dtype(item.tensor.dtype) == nullptr) {
-      return Status::make(Code::kInvalidArgument, text("'", item.fqn, "': unknown dtype"));
-    }
-    if (item.tensor.sizes.size() > format::kMaxDims) {
-      return Status::make(Code::kInvalidArgument, text("'", item.fqn, "': ", item.tensor.sizes.size(),
-                                                       " dims, the format has at most ", format::kMaxDims));
-    }
-    for (format::Chunk& chunk : item.chunks) {
-      if (!tensor::is_inside(chunk.box, item.tensor.sizes)) {
-        return Status::make(Code::kInvalidArgument,
-                            text("'", item.fqn, "' chunk at ", tensor::to_text(chunk.box.offsets), " of ",
-                                 tensor::to_text(chunk.box.sizes), ": outside its tensor of shape ",
-                                 tensor::to_text(item.tensor.sizes)));
-      }
-      BCP_RETURN_IF_ERROR(fill_chunk(item, written, &chunk));
-    }
-  }
+  for (size_t i = 0; i < manifest.items.size(); ++i) BCP_RETURN_IF_ERROR(fill_item(matchers[i], &manifest.items[i]));
   // std::string compares as unsigned bytes: the order of UTF-8.
   std::sort(manifest.items.begin(), manifest.items.end(),
             [](const format::Item& a, const format::Item& b) { return a.fqn < b.fqn; });
-  const auto twice = std::adjacent_find(manifest.items.begin(), manifest.items.end(),
-                                        [](const format::Item& a, const format::Item& b) { return a.fqn == b.fqn; });
-  if (twice != manifest.items.end()) {
-    return Status::make(Code::kInvalidArgument, text("'", twice->fqn, "': planned twice"));
-  }
   return manifest;
 }
 

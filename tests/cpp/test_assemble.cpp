@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/assemble.h"
 
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "tests/cpp/expect.h"
+#include "tests/cpp/random_box.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -153,6 +160,50 @@ TEST_CASE("assemble: more dims than one byte counts are refused") {
   EXPECT_CODE(kInvalidArgument, assemble_manifest(plan, {}));
   plan.items = {planned_tensor("deep", tensor::Dims(255, 1), {})};
   EXPECT_OK(assemble_manifest(plan, {}));
+}
+
+TEST_CASE("assemble: any order of chunks and records, records twice, chunks that begin at one place") {
+  test::Random random(5);
+  for (int round = 0; round < 2000; ++round) {
+    Manifest plan;
+    for (const char* fqn : {"b", "a", "c"}) {
+      std::vector<Box> boxes;
+      for (int64_t row = 0; row < test::draw(&random, 0, 6); ++row) {
+        const int64_t rows = test::draw(&random, 0, 3) == 0 ? 0 : 1;  // empty shards may share their place
+        boxes.push_back({{row - (rows == 0 && row != 0 ? 1 : 0), 2}, {0, 3}});
+      }
+      if (test::draw(&random, 0, 1) == 0) std::shuffle(boxes.begin(), boxes.end(), random);
+      plan.items.push_back(planned_tensor(fqn, {9, 5}, boxes));
+    }
+    std::vector<WriteResult> results(3);
+    for (uint32_t rank = 0; rank < 3; ++rank) results[rank].files = {file_of(rank)};
+    // By name and offsets: the record of the last rank, of those the last.
+    std::map<std::pair<std::string, int64_t>, std::pair<size_t, int64_t>> wanted;
+    for (size_t rank = 0; rank < 3; ++rank) {
+      for (const Item& item : plan.items) {
+        for (const format::Chunk& chunk : item.chunks) {
+          if (rank != 2 && test::draw(&random, 0, 1) == 0) continue;
+          results[rank].records.push_back(written(item.fqn, chunk.box, test::draw(&random, 0, 1000000)));
+        }
+      }
+      if (test::draw(&random, 0, 1) == 0) {
+        std::shuffle(results[rank].records.begin(), results[rank].records.end(), random);
+      }
+      for (const format::WrittenRecord& record : results[rank].records) {
+        wanted[{record.fqn, record.box.offsets[0]}] = {rank, record.record.offset};
+      }
+    }
+    results[0].records.push_back(written("nobody planned this", {{0}, {1}}, 1));
+    results[0].records.push_back(written("a", {{8, 2}, {0, 3}}, 1));
+    const Manifest manifest = test::value_of(assemble_manifest(plan, results));
+    for (const Item& item : manifest.items) {
+      for (const format::Chunk& chunk : item.chunks) {
+        const auto& [rank, offset] = wanted.at({item.fqn, chunk.box.offsets[0]});
+        REQUIRE(chunk.record.file == rank);
+        REQUIRE(chunk.record.offset == offset);
+      }
+    }
+  }
 }
 
 }  // namespace
