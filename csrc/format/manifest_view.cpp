@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/manifest_view.h"
+
+#include <algorithm>
+
+#include "csrc/base/utf8.h"
+#include "csrc/format/chunk_search.h"
+
+namespace bytecheckpoint::format {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+
+Status corrupt(std::string_view what) {
+  return Status::make(Code::kCorrupt, text("manifest: ", what));
+}
+
+}  // namespace
+
+base::Result<ManifestView> ManifestView::open(int64_t file_bytes, ReadInto read) {
+  BCP_ASSIGN_OR_RETURN(ManifestBlocks blocks, ManifestBlocks::open(file_bytes, std::move(read)));
+  ManifestView view(std::move(blocks));
+  std::string head(std::min<size_t>(kManifestHeadBytes, view.blocks_.num_bytes()), '\0');
+  BCP_RETURN_IF_ERROR(view.blocks_.copy(0, head.size(), head.data()));
+  BCP_ASSIGN_OR_RETURN(view.head_, decode_manifest_head(head, view.blocks_.num_bytes()));
+  if (view.head_.save_id != view.blocks_.trailer().save_id) return corrupt("save id differs from the trailer's");
+  return view;
+}
+
+Status ManifestView::copy(Section section, uint64_t offset, uint64_t size, void* into) {
+  const ManifestHead::Range& range = head_.sections[section];
+  if (offset > range.bytes || size > range.bytes - offset) return corrupt("a reference outside its section");
+  return blocks_.copy(range.offset + offset, size, into);
+}
+
+template <class Row>
+base::Result<Row> ManifestView::read_row(Section section, uint64_t number) {
+  Row row;
+  if (number >= head_.sections[section].bytes / kRowBytes) return corrupt("a row that is not there");
+  BCP_RETURN_IF_ERROR(copy(section, kRowBytes * number, kRowBytes, &row));
+  return row;
+}
+
+base::Result<std::string> ManifestView::read_name(uint64_t offset, uint32_t size) {
+  if (size > head_.sections[kStrings].bytes) return corrupt("name: outside the string table");
+  std::string name(size, '\0');
+  BCP_RETURN_IF_ERROR(copy(kStrings, offset, size, name.data()));
+  if (!base::is_utf8(name)) return corrupt("name: not UTF-8");
+  return name;
+}
+
+base::Result<std::optional<FoundItem>> ManifestView::find_item(std::string_view fqn) {
+  uint64_t low = 0, high = num_items();
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2;
+    BCP_ASSIGN_OR_RETURN(const ItemRow row, read_row<ItemRow>(kItems, middle));
+    BCP_ASSIGN_OR_RETURN(std::string name, read_name(row.name_offset, row.name_bytes));
+    if (name == fqn) {
+      BCP_ASSIGN_OR_RETURN(FoundItem found, read_item(row, std::move(name)));
+      return std::optional<FoundItem>(std::move(found));
+    }
+    if (name < fqn) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return std::optional<FoundItem>();
+}
+
+base::Result<FoundItem> ManifestView::read_item(const ItemRow& row, std::string fqn) {
+  FoundItem found;
+  found.item.fqn = std::move(fqn);
+  const std::string where = text("item '", found.item.fqn, "': ");
+  const uint64_t all_dims = head_.sections[kDims].bytes / 8;
+  const uint64_t all_chunks = head_.sections[kChunks].bytes / kRowBytes;
+  const uint64_t num_dims = row.num_dims * (1 + 2 * uint64_t{row.num_chunks});
+  if (row.first_dim > all_dims || num_dims > all_dims - row.first_dim)
+    return corrupt(where + "dims outside their section");
+  if (row.first_chunk > all_chunks || row.num_chunks > all_chunks - row.first_chunk) {
+    return corrupt(where + "chunks outside their section");
+  }
+  if (row.ordinal >= num_items()) return corrupt(where + "impossible position");
+  found.first_dim = row.first_dim + row.num_dims;
+  found.first_chunk = row.first_chunk;
+  found.num_chunks = row.num_chunks;
+  tensor::Dims& sizes = found.item.tensor.sizes;
+  sizes.resize(row.num_dims);
+  BCP_RETURN_IF_ERROR(copy(kDims, 8 * row.first_dim, 8 * sizes.size(), sizes.data()));
+  std::string fault;
+  if (!unpack_item(row, &found.item, &fault)) return corrupt(where + fault);
+  return found;
+}
+
+base::Result<tensor::Box> ManifestView::read_box(const FoundItem& found, uint32_t number) {
+  const tensor::Dims& sizes = found.item.tensor.sizes;
+  tensor::Box box{tensor::Dims(sizes.size()), tensor::Dims(sizes.size())};
+  const uint64_t bytes = 8 * sizes.size();
+  const uint64_t offset = 8 * found.first_dim + 2 * bytes * number;
+  BCP_RETURN_IF_ERROR(copy(kDims, offset, bytes, box.offsets.data()));
+  BCP_RETURN_IF_ERROR(copy(kDims, offset + bytes, bytes, box.sizes.data()));
+  if (!tensor::is_inside(box, sizes)) {
+    return corrupt(text("item '", found.item.fqn, "': chunk at ", tensor::to_text(box.offsets), " of ",
+                        tensor::to_text(box.sizes), " outside shape ", tensor::to_text(sizes)));
+  }
+  return box;
+}
+
+base::Result<Chunk> ManifestView::read_chunk(const FoundItem& found, uint32_t number) {
+  if (number >= found.num_chunks) {
+    return Status::make(Code::kInvalidArgument,
+                        text("'", found.item.fqn, "': chunk ", number, " of ", found.num_chunks));
+  }
+  BCP_ASSIGN_OR_RETURN(tensor::Box box, read_box(found, number));
+  return read_chunk(found, number, std::move(box));
+}
+
+base::Result<Chunk> ManifestView::read_chunk(const FoundItem& found, uint32_t number, tensor::Box box) {
+  const std::string where = text("item '", found.item.fqn, "': ");
+  BCP_ASSIGN_OR_RETURN(const ChunkRow row, read_row<ChunkRow>(kChunks, found.first_chunk + number));
+  // Boxes stand without gaps, so their place is known without the row.
+  if (row.first_dim != found.first_dim + 2 * box.num_dims() * number) return corrupt(where + "dims out of order");
+  if (row.file >= num_files()) return corrupt(where + "record in a file that is not listed");
+  BCP_ASSIGN_OR_RETURN(const FileRow file, read_row<FileRow>(kFiles, row.file));
+  Chunk chunk;
+  chunk.box = std::move(box);
+  std::string fault;
+  if (!unpack_chunk(row, found.item, file.bytes, &chunk, &fault)) return corrupt(where + fault);
+  return chunk;
+}
+
+base::Result<std::vector<Chunk>> ManifestView::read_overlapping(const FoundItem& found, const tensor::Box& box) {
+  int64_t num_elements = 0;
+  if (!tensor::is_inside(box, found.item.tensor.sizes) || !tensor::checked_numel(box.sizes, &num_elements)) {
+    return Status::make(Code::kInvalidArgument, text("'", found.item.fqn, "': ", tensor::to_text(box.sizes), " at ",
+                                                     tensor::to_text(box.offsets), " is outside shape ",
+                                                     tensor::to_text(found.item.tensor.sizes)));
+  }
+  std::vector<Chunk> chunks;
+  if (num_elements == 0) return chunks;
+  BCP_ASSIGN_OR_RETURN(Overlap overlap, search(found, box, num_elements));
+  if (overlap.num_elements != num_elements) {
+    BCP_ASSIGN_OR_RETURN(overlap, scan(found, box));
+  }
+  for (auto& [number, chunk_box] : overlap.chunks) {
+    BCP_ASSIGN_OR_RETURN(Chunk chunk, read_chunk(found, number, std::move(chunk_box)));
+    chunks.push_back(std::move(chunk));
+  }
+  return chunks;
+}
+
+Status ManifestView::add_if_overlapping(const FoundItem& found, uint32_t number, const tensor::Box& box,
+                                        Overlap* overlap) {
+  BCP_ASSIGN_OR_RETURN(tensor::Box chunk_box, read_box(found, number));
+  tensor::Box common;
+  int64_t num_elements;
+  if (!tensor::intersect(box, chunk_box, &common) || !tensor::checked_numel(common.sizes, &num_elements)) {
+    return Status::ok();
+  }
+  overlap->chunks.emplace_back(number, std::move(chunk_box));
+  // Of chunks that overlap there may be more than can be counted; then it is not the number wanted either.
+  if (!base::checked_add(overlap->num_elements, num_elements, &overlap->num_elements))
+    overlap->num_elements = INT64_MAX;
+  return Status::ok();
+}
+
+base::Result<ManifestView::Overlap> ManifestView::search(const FoundItem& found, const tensor::Box& box,
+                                                         int64_t num_elements) {
+  Status status;
+  const uint64_t num_dims = box.num_dims();
+  const OffsetOf offset_of = [&](uint32_t chunk, size_t dim) {
+    int64_t offset = 0;
+    if (status.is_ok()) status = copy(kDims, 8 * (found.first_dim + 2 * num_dims * chunk + dim), 8, &offset);
+    return offset;
+  };
+  Overlap overlap;
+  const std::vector<uint32_t> numbers = search_overlapping(found.item.tensor.sizes, box, found.num_chunks, offset_of);
+  BCP_RETURN_IF_ERROR(status);
+  for (uint32_t number : numbers) {
+    BCP_RETURN_IF_ERROR(add_if_overlapping(found, number, box, &overlap));
+    if (overlap.num_elements > num_elements) break;
+  }
+  return overlap;
+}
+
+base::Result<ManifestView::Overlap> ManifestView::scan(const FoundItem& found, const tensor::Box& box) {
+  Overlap overlap;
+  for (uint32_t number = 0; number < found.num_chunks; ++number) {
+    BCP_RETURN_IF_ERROR(add_if_overlapping(found, number, box, &overlap));
+  }
+  return overlap;
+}
+
+base::Result<FileEntry> ManifestView::read_file(uint32_t number) {
+  BCP_ASSIGN_OR_RETURN(const FileRow row, read_row<FileRow>(kFiles, number));
+  FileEntry file;
+  BCP_ASSIGN_OR_RETURN(file.name, read_name(row.name_offset, row.name_bytes));
+  std::string fault;
+  if (!unpack_file(row, &file, &fault)) return corrupt(fault);
+  return file;
+}
+
+}  // namespace bytecheckpoint::format
