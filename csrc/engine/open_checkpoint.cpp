@@ -78,8 +78,12 @@ base::Result<std::string> read_mark(const std::string& directory, Scope scope) {
   const std::string path = io::join(directory, mark_name(scope));
   base::Result<std::string> bytes = io::read_file(path);
   if (bytes.is_ok()) return bytes;
-  const int error = bytes.status().sys_errno();
-  if (error != ENOENT && error != ENOTDIR) return bytes.status();
+  return mark_failure(bytes.status(), path);
+}
+
+Status mark_failure(Status status, const std::string& path) {
+  const int error = status.sys_errno();
+  if (error != ENOENT && error != ENOTDIR) return status;
   return Status::make(Code::kNotFound, text("open(", path, "): no checkpoint there"), path, error);
 }
 

@@ -17,6 +17,8 @@ struct OpenOptions {
 
 /// The bytes of a commit mark. \returns kNotFound without one; kStorage.
 base::Result<std::string> read_mark(const std::string& directory, Scope scope);
+/// Why the mark at `path` could not be opened: kNotFound where nothing is there, otherwise `status`.
+base::Status mark_failure(base::Status status, const std::string& path);
 /// What `open_checkpoint` makes of them.
 base::Result<format::Manifest> decode_mark(const std::string& directory, const std::string& bytes,
                                            const OpenOptions& options);

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/manifest_reader.h"
+
+#include <memory>
+
+#include "csrc/engine/open_checkpoint.h"
+#include "csrc/io/directory.h"
+#include "csrc/io/file.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+using base::Code;
+using base::Status;
+
+/// What the file system refused names the file already.
+Status naming(Status status, const std::string& path) {
+  return status.path().empty() ? std::move(status).in_file(path) : std::move(status);
+}
+
+template <class T>
+base::Result<T> naming(base::Result<T> result, const std::string& path) {
+  if (result.is_ok()) return result;
+  return naming(result.status(), path);
+}
+
+}  // namespace
+
+base::Result<ManifestReader> ManifestReader::open(const std::string& directory, Scope scope) {
+  const std::string path = io::join(directory, mark_name(scope));
+  base::Result<io::File> opened = io::File::open(path, false);
+  if (!opened.is_ok()) return mark_failure(opened.status(), path);
+  const auto file = std::make_shared<io::File>(std::move(opened.value()));
+  BCP_ASSIGN_OR_RETURN(const int64_t file_bytes, file->size());
+  const format::ReadInto read = [file](int64_t offset, int64_t size, char* into) {
+    return file->read_at(into, size, offset, size).status();
+  };
+  base::Result<format::ManifestView> view = format::ManifestView::open(file_bytes, read);
+  if (view.is_ok()) return ManifestReader(path, std::move(view.value()));
+  if (view.status().code() != Code::kNotFound) return naming(view.status(), path);
+  return naming(Status::make(Code::kUnsupported, "no manifest of ours to read in parts"), path);
+}
+
+base::Result<std::optional<format::FoundItem>> ManifestReader::find_item(std::string_view fqn) {
+  return naming(view_.find_item(fqn), path_);
+}
+
+base::Result<std::vector<format::Chunk>> ManifestReader::read_overlapping(const format::FoundItem& found,
+                                                                          const tensor::Box& box) {
+  base::Result<std::vector<format::Chunk>> chunks = view_.read_overlapping(found, box);
+  // A box that cannot be is no fault of the file.
+  if (!chunks.is_ok() && chunks.status().code() == Code::kInvalidArgument) return chunks;
+  return naming(std::move(chunks), path_);
+}
+
+base::Result<format::FileEntry> ManifestReader::read_file(uint32_t number) {
+  return naming(view_.read_file(number), path_);
+}
+
+}  // namespace bytecheckpoint::engine

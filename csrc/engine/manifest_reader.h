@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "csrc/base/status.h"
+#include "csrc/engine/names.h"
+#include "csrc/format/manifest_view.h"
+
+namespace bytecheckpoint::engine {
+
+/// The manifest of a checkpoint on disk, of which only what is asked for is read: `open_checkpoint` for a rank that
+/// wants a few of millions of chunks. Failures name the file. Not thread-safe.
+class ManifestReader {
+ public:
+  /// Reads trailer, block table and the first block.
+  /// \returns kNotFound without a commit mark; kUnsupported for one without our trailer, of which `open_checkpoint`
+  /// can tell more; kCorrupt, kVersion, kStorage.
+  static base::Result<ManifestReader> open(const std::string& directory, Scope scope = {});
+
+  // As of ManifestView.
+  base::Result<std::optional<format::FoundItem>> find_item(std::string_view fqn);
+  base::Result<std::vector<format::Chunk>> read_overlapping(const format::FoundItem& found, const tensor::Box& box);
+  base::Result<format::FileEntry> read_file(uint32_t number);
+
+  const format::ManifestView& view() const { return view_; }
+
+ private:
+  ManifestReader(std::string path, format::ManifestView view) : path_(std::move(path)), view_(std::move(view)) {}
+
+  std::string path_;
+  format::ManifestView view_;
+};
+
+}  // namespace bytecheckpoint::engine
