@@ -109,7 +109,7 @@ class Metadata {
 
   /// The state of a TensorProperties is a tuple: dtype, layout, requires_grad, memory format, pin_memory; torch 2.15
   /// adds strides, of which nothing depends.
-  Status read_properties(const PickleValue& value, TensorInfo* info) {
+  Status read_properties(const PickleValue& value, tensor::TensorInfo* info) {
     const PickleObject* properties = pickle_.values().object(value, Kind::kObject, kTensorProperties);
     if (properties == nullptr) return corrupt("properties of another type");
     const PickleSpan state = pickle_.values().children(properties->state);

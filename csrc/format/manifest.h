@@ -13,6 +13,7 @@
 #include "csrc/format/tree.h"
 #include "csrc/tensor/box.h"
 #include "csrc/tensor/dtype.h"
+#include "csrc/tensor/tensor_info.h"
 
 namespace bytecheckpoint::format {
 
@@ -46,21 +47,12 @@ struct Chunk {
   Record record;
 };
 
-/// Tensor properties as DCP keeps them.
-struct TensorInfo {
-  tensor::DType dtype = tensor::DType::kNone;
-  bool requires_grad = false;
-  bool pin_memory = false;
-  uint8_t memory_format = 0;  // 0 contiguous, 1 channels last, 2 preserve
-  tensor::Dims sizes;
-};
-
 /// One entry of the state dict: a tensor with its chunks in the order of DCP's metadata, or a bytes item with one.
 struct Item {
   std::string fqn;
   bool is_tensor = false;
   uint32_t ordinal = 0;  // position in the state dict that was saved
-  TensorInfo tensor;
+  tensor::TensorInfo tensor;
   std::vector<Chunk> chunks;
 };
 

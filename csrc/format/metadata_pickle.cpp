@@ -59,7 +59,7 @@ void memory_format(PickleWriter* out, uint8_t encoding) {
   out->memoise(key);
 }
 
-void tensor_properties(PickleWriter* out, const TensorInfo& info) {
+void tensor_properties(PickleWriter* out, const tensor::TensorInfo& info) {
   begin_dataclass(out, kMetadataModule, "TensorProperties");
   out->mark();
   out->global("torch", tensor::find_dtype(info.dtype)->name);
