@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace bytecheckpoint::base {
+
+/// Finds indices into somebody else's array by the hash of what stands there: open addressing, no allocation an entry.
+/// The array may move and grow; the table keeps nothing but indices and hashes.
+class IndexTable {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  /// The index under `hash` for which `is_same(index)`; kNone if there is none.
+  template <class IsSame>
+  uint32_t find(uint64_t hash, IsSame&& is_same) const {
+    if (slots_.empty()) return kNone;
+    for (size_t at = hash & mask();; at = (at + 1) & mask()) {
+      if (slots_[at].index == kNone) return kNone;
+      if (slots_[at].hash == hash && is_same(slots_[at].index)) return slots_[at].index;
+    }
+  }
+
+  /// \param index  Not kNone, and not in the table yet.
+  void insert(uint64_t hash, uint32_t index) {
+    if (2 * (size_ + 1) > slots_.size()) grow();
+    place(Slot{hash, index});
+    ++size_;
+  }
+
+  size_t size() const { return size_; }
+
+ private:
+  struct Slot {
+    uint64_t hash = 0;
+    uint32_t index = kNone;
+  };
+
+  size_t mask() const { return slots_.size() - 1; }
+  void place(Slot slot) {
+    size_t at = slot.hash & mask();
+    while (slots_[at].index != kNone) at = (at + 1) & mask();
+    slots_[at] = slot;
+  }
+  void grow() {
+    std::vector<Slot> old(slots_.empty() ? 16 : 2 * slots_.size());
+    old.swap(slots_);
+    for (const Slot& slot : old) {
+      if (slot.index != kNone) place(slot);
+    }
+  }
+
+  std::vector<Slot> slots_;  // a power of two, at most half full
+  size_t size_ = 0;
+};
+
+}  // namespace bytecheckpoint::base

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+
+namespace bytecheckpoint::base {
+
+/// Appends unsigned numbers as LEB128: seven bits a byte, least significant first, the top bit says that more follow.
+/// For what travels between processes of one build; what is on disk has fixed widths.
+class VarintWriter {
+ public:
+  void number(uint64_t value) {
+    for (; value >= 0x80; value >>= 7) out_.push_back(static_cast<char>(value | 0x80));
+    out_.push_back(static_cast<char>(value));
+  }
+  void u8(uint8_t value) { out_.push_back(static_cast<char>(value)); }
+  void raw(std::string_view bytes) { out_.append(bytes); }
+
+  size_t size() const { return out_.size(); }
+  std::string take() { return std::move(out_); }
+
+ private:
+  std::string out_;
+};
+
+/// Reads them back from bytes that may be damaged or hostile: as `ByteReader`, it gives zeros behind the end and makes
+/// `ok()` false for good. A number has one spelling: trailing zero groups and bits beyond 64 are failures.
+class VarintReader {
+ public:
+  explicit VarintReader(std::string_view bytes) : bytes_(bytes) {}
+
+  uint64_t number() {
+    if (position_ < bytes_.size() && static_cast<uint8_t>(bytes_[position_]) < 0x80) {
+      return static_cast<uint8_t>(bytes_[position_++]);
+    }
+    return long_number();
+  }
+  /// Of sizes and offsets: fails beyond int64.
+  int64_t i64() { return static_cast<int64_t>(at_most(std::numeric_limits<int64_t>::max())); }
+  uint32_t u32() { return static_cast<uint32_t>(at_most(std::numeric_limits<uint32_t>::max())); }
+  /// How many things follow that take `least_bytes` each or more: fails if so many cannot be left.
+  size_t count(size_t least_bytes) { return static_cast<size_t>(at_most((bytes_.size() - position_) / least_bytes)); }
+  uint8_t u8() {
+    if (position_ == bytes_.size()) return static_cast<uint8_t>(failure());
+    return static_cast<uint8_t>(bytes_[position_++]);
+  }
+  std::string_view view(uint64_t size) {
+    if (size > bytes_.size() - position_) {
+      ok_ = false;
+      return {};
+    }
+    const std::string_view result = bytes_.substr(position_, size);
+    position_ += size;
+    return result;
+  }
+
+  bool ok() const { return ok_; }
+  void fail() { ok_ = false; }
+  size_t position() const { return position_; }
+  size_t remaining() const { return bytes_.size() - position_; }
+
+ private:
+  uint64_t failure() {
+    ok_ = false;
+    return 0;
+  }
+  uint64_t at_most(uint64_t limit) {
+    const uint64_t value = number();
+    return value <= limit ? value : failure();
+  }
+  uint64_t long_number() {
+    uint64_t value = 0;
+    for (int shift = 0; shift < 64 && position_ < bytes_.size(); shift += 7) {
+      const auto byte = static_cast<uint8_t>(bytes_[position_++]);
+      const uint64_t bits = byte & 0x7F;
+      if (shift == 63 && bits > 1) return failure();
+      value |= bits << shift;
+      if (byte < 0x80) return byte == 0 && shift != 0 ? failure() : value;
+    }
+    return failure();
+  }
+
+  std::string_view bytes_;
+  size_t position_ = 0;
+  bool ok_ = true;
+};
+
+}  // namespace bytecheckpoint::base
