@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/planner/merge_inventories.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "csrc/planner/inventory_blob.h"
+#include "tests/cpp/expect.h"
+#include "tests/cpp/random_world.h"
+
+namespace bytecheckpoint::planner {
+namespace {
+
+using tensor::DType;
+
+std::string merged_blob(const std::vector<std::string>& blobs) {
+  return encode_inventory(test::merged(blobs));
+}
+
+/// (fqn, offsets, sizes) -> ranks that hold it.
+using Holders = std::map<std::pair<std::string, std::pair<tensor::Dims, tensor::Dims>>, std::set<uint32_t>>;
+
+Holders holders_in(const test::World& world) {
+  Holders holders;
+  for (uint32_t rank = 0; rank < world.size(); ++rank) {
+    for (const test::HeldEntry& e : world[rank]) {
+      const tensor::Box box = e.boxes.empty() ? tensor::whole(e.info.sizes) : e.boxes[0];
+      holders[{e.fqn, {box.offsets, box.sizes}}].insert(rank);
+    }
+  }
+  return holders;
+}
+
+Holders holders_in(const Inventory& inventory) {
+  Holders holders;
+  for (const Entry& entry : inventory.entries) {
+    for (size_t b = 0; b < entry.num_boxes; ++b) {
+      const tensor::Box box = inventory.box(entry, b);
+      auto& ranks = holders[{std::string(inventory.fqn(entry)), {box.offsets, box.sizes}}];
+      REQUIRE(ranks.empty());
+      inventory.rank_sets.for_each(inventory.box_holders(entry, b), [&](uint32_t rank) { ranks.insert(rank); });
+    }
+  }
+  return holders;
+}
+
+std::vector<std::string> names_in_order(const test::World& world) {
+  std::vector<std::string> names;
+  for (const auto& held : world) {
+    for (const test::HeldEntry& e : held) {
+      if (std::find(names.begin(), names.end(), e.fqn) == names.end()) names.push_back(e.fqn);
+    }
+  }
+  return names;
+}
+
+TEST_CASE("merge_inventories: each box once with all its holders, entries by first appearance") {
+  test::Random random(20);
+  for (int round = 0; round < 600; ++round) {
+    const test::World world = test::draw_world(&random, static_cast<uint32_t>(test::draw(&random, 1, 16)));
+    const Inventory inventory = test::merged(test::blobs_of(world));
+    REQUIRE(inventory.rank_sets.size(inventory.ranks) == world.size());
+    REQUIRE(holders_in(inventory) == holders_in(world));
+    std::vector<std::string> names;
+    for (const Entry& entry : inventory.entries) names.emplace_back(inventory.fqn(entry));
+    REQUIRE(names == names_in_order(world));
+  }
+}
+
+TEST_CASE("merge_inventories: any tree of any order gives the same bytes") {
+  test::Random random(21);
+  for (int round = 0; round < 400; ++round) {
+    std::vector<std::string> blobs =
+        test::blobs_of(test::draw_world(&random, static_cast<uint32_t>(test::draw(&random, 1, 16))));
+    const std::string at_once = merged_blob(blobs);
+    REQUIRE(merged_blob({at_once}) == at_once);
+    while (blobs.size() > 1) {
+      std::shuffle(blobs.begin(), blobs.end(), random);
+      const auto take = static_cast<std::ptrdiff_t>(test::draw(&random, 1, static_cast<int64_t>(blobs.size())));
+      const std::vector<std::string> children(blobs.end() - take, blobs.end());
+      blobs.erase(blobs.end() - take, blobs.end());
+      blobs.push_back(merged_blob(children));
+    }
+    REQUIRE(blobs[0] == at_once);
+  }
+}
+
+TEST_CASE("merge_inventories: replicas travel once") {
+  test::World world(1000);
+  test::add_replicated(&world, "replicated", test::info_of({64, 64}));
+  CHECK(merged_blob(test::blobs_of(world)).size() < 50);
+  // HSDP: 8 replicas of 125 shards, and their 125 sets of holders.
+  test::Mesh mesh{{}, {8, 125}, {-1, 0}};
+  for (uint32_t rank = 0; rank < 1000; ++rank) mesh.ranks.push_back(rank);
+  for (int i = 0; i < 10; ++i) test::add_sharded(&world, "w" + std::to_string(i), test::info_of({1000, 64}), mesh);
+  CHECK(merged_blob(test::blobs_of(world)).size() < 125 * 10 * 8 + 125 * 6 + 200);
+}
+
+TEST_CASE("merge_inventories: the lowest rank's properties count, one objection stops splits") {
+  tensor::TensorInfo low = test::info_of({4});
+  tensor::TensorInfo high = test::info_of({4});
+  high.requires_grad = high.pin_memory = true;
+  high.memory_format = 2;
+  const std::string of_0 =
+      test::blob_of(0, {{"other", EntryKind::kBytes, "", {}, {}, {}}, {"w", EntryKind::kTensor, "low", low, true, {}}});
+  const std::string of_1 = test::blob_of(1, {{"w", EntryKind::kTensor, "a longer path", high, false, {}}});
+  for (const auto& blobs : {std::vector<std::string>{of_0, of_1}, {of_1, of_0}}) {
+    const Inventory inventory = test::merged(blobs);
+    REQUIRE(inventory.entries.size() == 2);
+    const Entry& entry = inventory.entries[1];
+    CHECK(inventory.path(entry) == "low");
+    CHECK_FALSE(entry.requires_grad);
+    CHECK_FALSE(entry.pin_memory);
+    CHECK(entry.memory_format == 0);
+    CHECK_FALSE(entry.can_split);
+    CHECK(entry.first_rank == 0);
+    CHECK(entry.ordinal == 1);
+  }
+}
+
+TEST_CASE("merge_inventories: ranks that disagree are named, the lower one first") {
+  const auto of = [](uint32_t rank, EntryKind kind, const tensor::TensorInfo& info) {
+    return test::blob_of(rank, {{"layers.0", kind, "", info, true, {tensor::whole(info.sizes)}}});
+  };
+  const std::string whole = of(2, EntryKind::kTensor, test::info_of({2, 3}));
+  const struct {
+    std::string other;
+    const char* part;
+  } cases[] = {
+      {of(5, EntryKind::kTensor, test::info_of({2, 3}, DType::kFloat32)),
+       "'layers.0': rank 2 has a plain tensor, bfloat16 [2, 3], rank 5 has a plain tensor, float32 [2, 3]"},
+      {of(5, EntryKind::kTensor, test::info_of({3, 2})), "rank 5 has a plain tensor, bfloat16 [3, 2]"},
+      {of(5, EntryKind::kTensor, test::info_of({2, 3, 1})), "rank 5 has a plain tensor, bfloat16 [2, 3, 1]"},
+      {of(5, EntryKind::kShard, test::info_of({2, 3})), "rank 5 has shards of a tensor, bfloat16 [2, 3]"},
+      {of(5, EntryKind::kBytes, {}), "rank 5 has an object"},
+  };
+  for (const auto& c : cases) {
+    EXPECT_FAILURE(kInvalidArgument, c.part, merge_inventories({whole, c.other}));
+    EXPECT_FAILURE(kInvalidArgument, c.part, merge_inventories({c.other, whole}));
+  }
+}
+
+TEST_CASE("merge_inventories: a rank twice, no inventory, damage") {
+  test::World world(3);
+  test::add_replicated(&world, "w", test::info_of({4}));
+  const std::vector<std::string> blobs = test::blobs_of(world);
+  const std::string both = merged_blob({blobs[0], blobs[1]});
+  EXPECT_FAILURE(kInvalidArgument, "rank 1 is in two", merge_inventories({both, blobs[1]}));
+  EXPECT_OK(merge_inventories({both, blobs[2]}));
+  EXPECT_CODE(kInvalidArgument, merge_inventories({}));
+  EXPECT_CODE(kCorrupt, merge_inventories({both, ""}));
+}
+
+TEST_CASE("merge_inventories: a rank without entries is a rank") {
+  const Inventory inventory = test::merged({test::blob_of(0, {}), test::blob_of(1, {})});
+  CHECK(inventory.entries.empty());
+  CHECK(inventory.rank_sets.size(inventory.ranks) == 2);
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::planner
