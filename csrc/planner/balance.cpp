@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/planner/balance.h"
+
+#include <algorithm>
+#include <functional>
+#include <tuple>
+#include <utility>
+
+namespace bytecheckpoint::planner {
+namespace {
+
+/// A box may lift its writer above its share by this part of it: fewer splits, and still well within 1.02.
+constexpr int64_t kSlackDivisor = 256;
+
+bool is_empty(const int64_t* box, size_t num_dims) {
+  return std::any_of(box + num_dims, box + 2 * num_dims, [](int64_t size) { return size == 0; });
+}
+
+}  // namespace
+
+Balance::Balance(const Inventory& inventory, const SaveOptions& options, uint32_t num_ranks)
+    : inventory_(inventory), options_(options), loads_(num_ranks, 0) {
+  plan_.writers.assign(inventory.num_boxes(), SavePlan::kNobody);
+  plan_.rank_bytes.assign(num_ranks, 0);
+  plan_.first_part.push_back(0);
+}
+
+SavePlan Balance::run() && {
+  for (uint32_t e = 0; e < inventory_.entries.size(); ++e) give_or_collect(e);
+  group_by_holders();
+  for (size_t first = 0; first < shared_.size();) {
+    size_t last = first + 1;
+    while (last < shared_.size() && shared_[last].group == shared_[first].group) ++last;
+    balance_group(first, last);
+    first = last;
+  }
+  return std::move(plan_);
+}
+
+/// Gives away what leaves no choice, and collects the rest.
+void Balance::give_or_collect(uint32_t entry_number) {
+  const Entry& entry = inventory_.entries[entry_number];
+  const tensor::DTypeInfo* dtype = entry.is_tensor() ? tensor::find_dtype(entry.dtype) : nullptr;
+  const bool can_split = entry.can_split && dtype != nullptr && dtype->is_plain() && !splits_may_collide(entry);
+  for (uint32_t b = 0; b < entry.num_boxes; ++b) {
+    const uint32_t box = entry.boxes_begin + b;
+    const RankSets::Id holders = inventory_.holders[box];
+    const int64_t bytes = inventory_.box_bytes(entry, b);
+    if (RankSets::is_single(holders) || bytes == 0 || options_.dedup_to_lowest_rank) {
+      give(box, inventory_.rank_sets.lowest(holders), bytes);
+      total_load_ += bytes + kRecordCostBytes;
+      continue;
+    }
+    const int64_t* sizes = inventory_.box_dims(entry, b) + entry.num_dims;
+    const size_t dim = row_dim(sizes, entry.num_dims);
+    Shared shared{holders, box, entry_number, false, bytes, bytes};
+    if (can_split && dim < entry.num_dims && bytes / 2 >= options_.min_part_bytes) {
+      shared.can_split = true;
+      shared.grain = std::max(bytes / sizes[dim], options_.min_part_bytes);
+    }
+    shared_.push_back(shared);
+    total_load_ += bytes + kRecordCostBytes;
+  }
+  if (entry.kind == EntryKind::kShard && entry.num_boxes > 1) leave_out_hidden(entry);
+}
+
+/// Stock readers find a record by name and offsets alone. Of boxes that begin at one place, which stand next to each
+/// other, only the one that has elements is written, or the first.
+void Balance::leave_out_hidden(const Entry& entry) {
+  const size_t num_dims = entry.num_dims;
+  for (uint32_t first = 0; first < entry.num_boxes;) {
+    const int64_t* offsets = inventory_.box_dims(entry, first);
+    uint32_t kept = first;
+    uint32_t last = first + 1;
+    for (; last < entry.num_boxes; ++last) {
+      const int64_t* other = inventory_.box_dims(entry, last);
+      if (!std::equal(offsets, offsets + num_dims, other)) break;
+      if (!is_empty(other, num_dims)) kept = last;
+    }
+    for (uint32_t b = first; b < last; ++b) {
+      if (b != kept) plan_.writers[entry.boxes_begin + b] = SavePlan::kNobody;
+    }
+    first = last;
+  }
+}
+
+/// Does a box without elements begin where a part of another could?
+bool Balance::splits_may_collide(const Entry& entry) const {
+  if (entry.kind != EntryKind::kShard || entry.num_boxes == 1) return false;
+  const int64_t* sizes = inventory_.sizes(entry);
+  for (uint32_t b = 0; b < entry.num_boxes; ++b) {
+    const int64_t* box = inventory_.box_dims(entry, b);
+    if (!is_empty(box, entry.num_dims)) continue;
+    bool begins_inside = true;
+    for (size_t d = 0; d < entry.num_dims; ++d) begins_inside = begins_inside && box[d] < sizes[d];
+    if (begins_inside) return true;
+  }
+  return false;
+}
+
+/// Smallest sets first: who is least free in giving away must not wait. Collected with sets for groups; after this
+/// groups are numbered in their order.
+void Balance::group_by_holders() {
+  std::vector<RankSets::Id> ids;
+  ids.reserve(shared_.size());
+  for (const Shared& shared : shared_) ids.push_back(shared.group);
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  groups_ = ids;
+  std::sort(groups_.begin(), groups_.end(),
+            [this](RankSets::Id a, RankSets::Id b) { return inventory_.rank_sets.is_before(a, b); });
+  std::vector<uint32_t> group_of(ids.size());
+  const auto place = [&](RankSets::Id id) { return std::lower_bound(ids.begin(), ids.end(), id) - ids.begin(); };
+  for (uint32_t g = 0; g < groups_.size(); ++g) group_of[static_cast<size_t>(place(groups_[g]))] = g;
+  for (Shared& shared : shared_) shared.group = group_of[static_cast<size_t>(place(shared.group))];
+  std::sort(shared_.begin(), shared_.end(), [](const Shared& a, const Shared& b) {
+    return std::tie(a.group, b.grain, b.bytes, a.box) < std::tie(b.group, a.grain, a.bytes, b.box);
+  });
+}
+
+void Balance::balance_group(size_t first, size_t last) {
+  const RankSets::Id holders = groups_[shared_[first].group];
+  heap_.clear();
+  inventory_.rank_sets.for_each(holders, [&](uint32_t rank) { heap_.push_back(Holder{loads_[rank], rank}); });
+  // No rank is asked for less than the mean of all: sets that come later fill up those that have less.
+  const auto num_ranks = static_cast<int64_t>(loads_.size());
+  const int64_t target = std::max(share(first, last), (total_load_ + num_ranks - 1) / num_ranks);
+  std::make_heap(heap_.begin(), heap_.end(), std::greater<Holder>());
+  for (size_t i = first; i < last; ++i) {
+    const Shared& shared = shared_[i];
+    const int64_t load = heap_.front().load + shared.bytes + kRecordCostBytes;
+    if (shared.can_split && load > target + target / kSlackDivisor) {
+      split(shared, target);
+      continue;
+    }
+    Holder holder = take_least();
+    give(shared.box, holder.rank, shared.bytes);
+    holder.load = load;
+    put(holder);
+  }
+}
+
+/// How high the holders in `heap_` would stand if the boxes were poured over them.
+int64_t Balance::share(size_t first, size_t last) const {
+  int64_t sum = 0;
+  for (size_t i = first; i < last; ++i) sum += shared_[i].bytes + kRecordCostBytes;
+  std::vector<int64_t> loads;
+  loads.reserve(heap_.size());
+  for (const Holder& holder : heap_) loads.push_back(holder.load);
+  std::sort(loads.begin(), loads.end());
+  int64_t level = 0;
+  for (size_t num = 0; num < loads.size() && (num == 0 || loads[num] < level); ++num) {
+    sum += loads[num];
+    level = (sum + static_cast<int64_t>(num)) / static_cast<int64_t>(num + 1);  // rounded up
+  }
+  return level;
+}
+
+void Balance::split(const Shared& shared, int64_t target) {
+  const Entry& entry = inventory_.entries[shared.entry];
+  const int64_t* sizes = inventory_.box_dims(entry, shared.box - entry.boxes_begin) + entry.num_dims;
+  const int64_t num_rows = sizes[row_dim(sizes, entry.num_dims)];
+  const int64_t row_bytes = shared.bytes / num_rows;
+  const int64_t min_rows = std::max<int64_t>((options_.min_part_bytes + row_bytes - 1) / row_bytes, 1);
+  std::vector<Part> parts;
+  taken_.clear();
+  int64_t rows_left = num_rows;
+  int64_t lacking = 0;  // by those taken so far, in bytes: roundings of one are made up for by the next
+  while (rows_left > 0 && !heap_.empty()) {
+    Holder holder = take_least();
+    lacking += std::max<int64_t>(target - holder.load, 0);
+    int64_t rows = std::min((lacking + row_bytes / 2) / row_bytes - (num_rows - rows_left), rows_left);
+    if (rows >= (min_rows + 1) / 2) {
+      rows = std::max(rows, min_rows);
+      const int64_t behind = rows_left - rows;
+      if (behind != 0 && behind < min_rows) rows = rows_left >= 2 * min_rows ? rows_left - min_rows : rows_left;
+      parts.push_back(Part{holder.rank, 0, rows});
+      holder.load += rows * row_bytes + kRecordCostBytes;
+      rows_left -= rows;
+    }
+    taken_.push_back(holder);
+  }
+  for (const Holder& holder : taken_) put(holder);
+  if (rows_left > 0) {  // roundings; one more part, or a longer one
+    Holder holder = take_least();
+    const auto same = std::find_if(parts.begin(), parts.end(), [&](const Part& p) { return p.rank == holder.rank; });
+    if (same != parts.end()) {
+      same->num_rows += rows_left;
+    } else {
+      parts.push_back(Part{holder.rank, 0, rows_left});
+    }
+    holder.load += rows_left * row_bytes;
+    put(holder);
+  }
+  if (parts.size() == 1) {
+    give(shared.box, parts[0].rank, shared.bytes);
+    return;
+  }
+  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.rank < b.rank; });
+  int64_t row = 0;
+  for (Part& part : parts) {
+    part.first_row = row;
+    row += part.num_rows;
+    loads_[part.rank] += part.num_rows * row_bytes + kRecordCostBytes;
+    plan_.rank_bytes[part.rank] += part.num_rows * row_bytes;
+  }
+  plan_.writers[shared.box] = SavePlan::kSplit | static_cast<uint32_t>(plan_.first_part.size() - 1);
+  plan_.parts.insert(plan_.parts.end(), parts.begin(), parts.end());
+  plan_.first_part.push_back(plan_.parts.size());
+}
+
+void Balance::give(uint32_t box, uint32_t rank, int64_t bytes) {
+  plan_.writers[box] = rank;
+  loads_[rank] += bytes + kRecordCostBytes;
+  plan_.rank_bytes[rank] += bytes;
+}
+
+void Balance::put(Holder holder) {
+  heap_.push_back(holder);
+  std::push_heap(heap_.begin(), heap_.end(), std::greater<Holder>());
+}
+
+Balance::Holder Balance::take_least() {
+  std::pop_heap(heap_.begin(), heap_.end(), std::greater<Holder>());
+  const Holder least = heap_.back();
+  heap_.pop_back();
+  return least;
+}
+
+}  // namespace bytecheckpoint::planner
