@@ -6,10 +6,9 @@
 #include <utility>
 
 #include "csrc/base/bytes.h"
-#include "csrc/base/crc32.h"
 #include "csrc/format/manifest.h"
+#include "csrc/format/pickle_entry.h"
 #include "csrc/format/pickle_reader.h"
-#include "csrc/format/zip_directory.h"
 
 namespace bytecheckpoint::format {
 namespace {
@@ -21,7 +20,6 @@ using Kind = PickleValue::Kind;
 
 /// One tensor's takes about 200 bytes.
 constexpr int64_t kMaxPickleBytes = 64 << 10;
-constexpr int64_t kMaxByteOrderBytes = 16;
 
 /// Globals that a plain tensor is made of. All others are let in as kOther: they make the archive opaque.
 enum Global : uint32_t {
@@ -186,55 +184,26 @@ class TensorArchive {
 
   base::Result<std::optional<ArchivedTensor>> read() {
     const std::optional<ArchivedTensor> opaque;
-    BCP_ASSIGN_OR_RETURN(std::optional<ZipDirectory> directory, read_zip_directory(&archive_));
-    if (!directory.has_value()) return opaque;
-    directory_ = std::move(*directory);
-    // torch takes the folder of the first entry for that of all.
-    const std::string_view first = directory_.entries.empty() ? std::string_view() : directory_.entries[0].name;
-    folder_ = first.substr(0, first.find('/'));
-    BCP_ASSIGN_OR_RETURN(const ZipEntry* pickle_entry, directory_.find(folder_, "data.pkl"));
-    if (pickle_entry == nullptr) return Status::make(Code::kUnsupported, "a zip archive, but not one of torch.save");
-    BCP_ASSIGN_OR_RETURN(const bool is_little, is_little_endian());
-    if (!is_little || !pickle_entry->is_plain || pickle_entry->bytes > kMaxPickleBytes) return opaque;
-
-    BCP_ASSIGN_OR_RETURN(const std::string_view pickle, content_of(*pickle_entry));
-    const uint32_t crc = base::crc32(0, pickle.data(), pickle.size());
-    // Told to compute no CRCs, torch writes zeros.
-    const bool has_crcs = pickle_entry->crc != 0 || crc == 0;
-    if (has_crcs && crc != pickle_entry->crc) {
-      return corrupt_archive(text("CRC of data.pkl is ", crc, ", stored ", pickle_entry->crc));
-    }
+    BCP_ASSIGN_OR_RETURN(std::optional<PickleEntry> entry, read_pickle_entry(&archive_, kMaxPickleBytes));
+    if (!entry.has_value()) return opaque;
+    entry_ = std::move(*entry);
     const PickleRules rules{
         [](std::string_view m, std::string_view n) { return std::make_optional(find_global(m, n)); }, true};
-    const base::Result<Pickle> read = read_pickle(pickle, rules);
+    const base::Result<Pickle> read = read_pickle(entry_.pickle, rules);
     if (!read.is_ok()) {
       if (read.status().code() == Code::kUnsupported) return opaque;
       return read.status().with_context("archive: data.pkl");
     }
-    if (read.value().end() != pickle.size()) return corrupt_archive("data.pkl: bytes behind the pickle");
+    if (read.value().end() != entry_.pickle.size()) return corrupt_archive("data.pkl: bytes behind the pickle");
     PickledTensor pickled;
     if (!TensorPickle(read.value()).read(&pickled)) return opaque;
-    return locate(std::move(pickled), has_crcs);
+    return locate(std::move(pickled));
   }
 
  private:
-  base::Result<std::string_view> content_of(const ZipEntry& entry) {
-    BCP_ASSIGN_OR_RETURN(const int64_t offset, content_offset(entry, directory_, &archive_));
-    return archive_.view(offset, entry.bytes, "content of an entry");
-  }
-
-  base::Result<bool> is_little_endian() {
-    BCP_ASSIGN_OR_RETURN(const ZipEntry* entry, directory_.find(folder_, "byteorder"));
-    if (entry == nullptr) return true;  // as old as that only little-endian machines wrote it
-    if (!entry->is_plain || entry->bytes > kMaxByteOrderBytes) return false;
-    BCP_ASSIGN_OR_RETURN(const std::string_view order, content_of(*entry));
-    if (order != "little" && order != "big") return corrupt_archive("byteorder is neither little nor big");
-    return order == "little";
-  }
-
-  base::Result<std::optional<ArchivedTensor>> locate(PickledTensor pickled, bool has_crcs) {
+  base::Result<std::optional<ArchivedTensor>> locate(PickledTensor pickled) {
     const int64_t itemsize = pickled.dtype->itemsize_bytes;
-    BCP_ASSIGN_OR_RETURN(const ZipEntry* storage, directory_.find(folder_, text("data/", pickled.storage_key)));
+    BCP_ASSIGN_OR_RETURN(const ZipEntry* storage, entry_.find(text("data/", pickled.storage_key)));
     if (storage == nullptr) return corrupt_archive(text("no storage '", pickled.storage_key, "'"));
     if (!storage->is_plain) return std::optional<ArchivedTensor>();
     int64_t storage_bytes, reach, reach_bytes;
@@ -251,11 +220,11 @@ class TensorArchive {
                                   " on, outside its storage of ", storage_bytes, " bytes of ", pickled.dtype->name));
     }
     ArchivedTensor out;
-    BCP_ASSIGN_OR_RETURN(out.storage_offset, content_offset(*storage, directory_, &archive_));
+    BCP_ASSIGN_OR_RETURN(out.storage_offset, content_offset(*storage, entry_.directory, &archive_));
     out.dtype = pickled.dtype->dtype;
     out.storage_bytes = storage_bytes;
     out.data_offset = out.storage_offset + (reach == 0 ? 0 : pickled.first_element * itemsize);
-    if (has_crcs) out.storage_crc = storage->crc;
+    if (entry_.has_crcs) out.storage_crc = storage->crc;
     out.sizes = std::move(pickled.sizes);
     out.strides = std::move(pickled.strides);
     out.is_conj = pickled.is_conj;
@@ -264,8 +233,7 @@ class TensorArchive {
   }
 
   ArchiveReader archive_;
-  ZipDirectory directory_;
-  std::string_view folder_;
+  PickleEntry entry_;
 };
 
 }  // namespace

@@ -15,7 +15,6 @@ using base::Status;
 using base::text;
 using namespace zip;  // NOLINT: the numbers of the format
 
-constexpr int64_t kLocalHeaderBytes = 30;
 constexpr int64_t kZip64EndBytes = 56;
 constexpr int64_t kZip64LocatorBytes = 20;
 constexpr int64_t kEndBytes = 22;

@@ -14,6 +14,8 @@ inline constexpr uint32_t kZip64End = 0x06064B50;
 inline constexpr uint32_t kZip64Locator = 0x07064B50;
 inline constexpr uint32_t kEnd = 0x06054B50;
 
+inline constexpr int64_t kLocalHeaderBytes = 30;  // before name and extra field
+
 inline constexpr uint16_t kExtraZip64 = 1;
 inline constexpr uint32_t kInZip64 = 0xFFFFFFFF;  // in a field: the value stands in the zip64 extra field
 

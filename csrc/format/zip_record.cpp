@@ -7,6 +7,7 @@
 #include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
 #include "csrc/format/pickle_writer.h"
+#include "csrc/format/zip_headers.h"
 #include "csrc/format/zip_layout.h"
 
 namespace bytecheckpoint::format {
@@ -18,19 +19,13 @@ constexpr std::string_view kSmallNames[3] = {"archive/data.pkl", "archive/byteor
 constexpr std::string_view kSmallContents[3] = {{}, "little", "3\n"};  // the first is the tensor's pickle
 constexpr std::string_view kDataName = "archive/data/0";
 
-constexpr uint16_t kVersionPlain = 20;
-constexpr uint16_t kVersionZip64 = 45;
 constexpr uint16_t kFlagDescriptor = 1 << 3;
-constexpr uint16_t kDosTime = 0;                      // midnight
-constexpr uint16_t kDosDate = (0 << 9) | 1 << 5 | 1;  // 1980-01-01
-constexpr uint16_t kExtraPadding = 0x4246;            // "FB", the id that torch pads with
 
 /// Sizes that a plain zip field cannot hold. The central directory then starts beyond 4 GiB too.
 bool needs_zip64(int64_t data_bytes) {
   return data_bytes >= 0xFFFF0000;
 }
 
-constexpr int64_t kLocalHeaderBytes = 30;
 constexpr int64_t kCentralEntryBytes = 46;
 constexpr int64_t kExtraHeadBytes = 4;
 constexpr int64_t kZip64ExtraBytes = kExtraHeadBytes + 2 * 8;
@@ -48,49 +43,6 @@ constexpr int64_t kFixedHeadBytes = 4 * kLocalHeaderBytes + names_bytes() +
 /// Descriptor, central directory, end records.
 constexpr int64_t kPlainTailBytes = 16 + 4 * kCentralEntryBytes + names_bytes() + 22;
 constexpr int64_t kZip64TailBytes = kPlainTailBytes + 8 + kZip64ExtraBytes + 56 + 20;
-
-struct EntryHead {
-  std::string_view name;
-  uint16_t version;
-  uint16_t flags;
-  uint32_t crc;
-  uint32_t bytes;
-};
-
-/// The fields that local headers and central entries share, from "version needed" to "name length".
-void shared_fields(const EntryHead& entry, base::ByteWriter* out) {
-  out->u16(entry.version);
-  out->u16(entry.flags);
-  out->u16(0);  // stored
-  out->u16(kDosTime);
-  out->u16(kDosDate);
-  out->u32(entry.crc);
-  out->u32(entry.bytes);
-  out->u32(entry.bytes);
-  out->u16(static_cast<uint16_t>(entry.name.size()));
-}
-
-void local_header(const EntryHead& entry, const std::string& extra, base::ByteWriter* out) {
-  out->u32(kLocalHeader);
-  shared_fields(entry, out);
-  out->u16(static_cast<uint16_t>(extra.size()));
-  out->raw(entry.name);
-  out->raw(extra);
-}
-
-void central_entry(const EntryHead& entry, const std::string& extra, uint32_t header_offset, base::ByteWriter* out) {
-  out->u32(kCentralEntry);
-  out->u16(entry.version);
-  shared_fields(entry, out);
-  out->u16(static_cast<uint16_t>(extra.size()));
-  out->u16(0);  // comment
-  out->u16(0);  // disk
-  out->u16(0);  // internal attributes
-  out->u32(0);  // external attributes
-  out->u32(header_offset);
-  out->raw(entry.name);
-  out->raw(extra);
-}
 
 std::string zip64_extra(uint64_t bytes) {
   base::ByteWriter out;
@@ -188,7 +140,7 @@ base::Result<ZipRecord> ZipRecord::layout(tensor::DType dtype, const tensor::Dim
     record.small_crc_[i] = base::crc32(0, contents[i].data(), contents[i].size());
     record.small_offset_[i] = static_cast<uint32_t>(out.size());
     record.small_bytes_[i] = static_cast<uint32_t>(contents[i].size());
-    local_header({kSmallNames[i], kVersionPlain, 0, record.small_crc_[i], record.small_bytes_[i]}, "", &out);
+    write_local_header({kSmallNames[i], kVersionPlain, 0, record.small_crc_[i], record.small_bytes_[i]}, "", &out);
     out.raw(contents[i]);
   }
 
@@ -196,16 +148,11 @@ base::Result<ZipRecord> ZipRecord::layout(tensor::DType dtype, const tensor::Dim
   std::string extra = zip64 ? zip64_extra(0) : std::string();
   record.data_entry_offset_ = static_cast<int64_t>(out.size());
   const int64_t unpadded = record_offset + record.data_entry_offset_ + kLocalHeaderBytes +
-                           static_cast<int64_t>(kDataName.size() + extra.size()) + kExtraHeadBytes;
-  base::ByteWriter padding;
-  const auto fill = static_cast<uint16_t>(record.data_offset() - unpadded);
-  padding.u16(kExtraPadding);
-  padding.u16(fill);
-  padding.zeros(fill);
-  extra += padding.bytes();
+                           static_cast<int64_t>(kDataName.size() + extra.size());
+  extra += padding_to(unpadded, record.data_bytes() >= kLargeDataBytes ? kLargeDataAlignment : kRecordAlignment);
   // CRC and sizes of the data follow it; in a zip64 archive their fields here refer to the extra field.
-  local_header({kDataName, zip64 ? kVersionZip64 : kVersionPlain, kFlagDescriptor, 0, zip64 ? kInZip64 : 0}, extra,
-               &out);
+  write_local_header({kDataName, zip64 ? kVersionZip64 : kVersionPlain, kFlagDescriptor, 0, zip64 ? kInZip64 : 0},
+                     extra, &out);
   record.head_ = out.take();
   return record;
 }
@@ -227,11 +174,11 @@ std::string ZipRecord::tail(uint32_t data_crc) const {
   const uint64_t directory_offset = head_.size() + bytes + out.size();
   const size_t directory_begin = out.size();
   for (int i = 0; i < 3; ++i) {
-    central_entry({kSmallNames[i], kVersionPlain, 0, small_crc_[i], small_bytes_[i]}, "", small_offset_[i], &out);
+    write_central_entry({kSmallNames[i], kVersionPlain, 0, small_crc_[i], small_bytes_[i]}, "", small_offset_[i], &out);
   }
   const uint32_t plain_bytes = zip64 ? kInZip64 : static_cast<uint32_t>(bytes);
-  central_entry({kDataName, zip64 ? kVersionZip64 : kVersionPlain, kFlagDescriptor, data_crc, plain_bytes},
-                zip64 ? zip64_extra(bytes) : std::string(), static_cast<uint32_t>(data_entry_offset_), &out);
+  write_central_entry({kDataName, zip64 ? kVersionZip64 : kVersionPlain, kFlagDescriptor, data_crc, plain_bytes},
+                      zip64 ? zip64_extra(bytes) : std::string(), static_cast<uint32_t>(data_entry_offset_), &out);
   const uint64_t directory_bytes = out.size() - directory_begin;
 
   constexpr uint16_t kEntries = 4;
@@ -252,14 +199,8 @@ std::string ZipRecord::tail(uint32_t data_crc) const {
     out.u64(end_offset);
     out.u32(1);
   }
-  out.u32(kEnd);
-  out.u16(0);
-  out.u16(0);
-  out.u16(kEntries);
-  out.u16(kEntries);
-  out.u32(static_cast<uint32_t>(directory_bytes));
-  out.u32(zip64 ? kInZip64 : static_cast<uint32_t>(directory_offset));
-  out.u16(0);
+  write_end(kEntries, static_cast<uint32_t>(directory_bytes),
+            zip64 ? kInZip64 : static_cast<uint32_t>(directory_offset), &out);
   return out.take();
 }
 

@@ -14,6 +14,7 @@
 #include "tests/cpp/pickle_parts.h"
 #include "tests/cpp/random_box.h"
 #include "tests/cpp/sample_file.h"
+#include "tests/cpp/zip_of.h"
 
 namespace bytecheckpoint::format {
 namespace {
@@ -21,6 +22,7 @@ namespace {
 using namespace test::pickled;  // NOLINT
 using tensor::Dims;
 using tensor::DType;
+using test::zip_of;
 using Archived = std::optional<ArchivedTensor>;
 
 /// \param num_reads  Counts them, if given.
@@ -60,45 +62,6 @@ Element element_at(const std::string& archive, const ArchivedTensor& t, const Di
 void check_crc(const std::string& archive, const ArchivedTensor& t) {
   REQUIRE(t.storage_crc.has_value());
   CHECK(*t.storage_crc == base::crc32(0, archive.data() + t.storage_offset, static_cast<size_t>(t.storage_bytes)));
-}
-
-/// A stored zip archive, entry after entry, as small as can be.
-std::string zip_of(const std::vector<std::pair<std::string, std::string>>& entries, const std::string& comment = "") {
-  base::ByteWriter out, directory;
-  for (const auto& [name, content] : entries) {
-    const uint32_t crc = base::crc32(0, content.data(), content.size());
-    const auto bytes = static_cast<uint32_t>(content.size());
-    const auto header = [&](base::ByteWriter* to) {
-      to->u16(20);
-      to->zeros(8);
-      to->u32(crc);
-      to->u32(bytes);
-      to->u32(bytes);
-      to->u16(static_cast<uint16_t>(name.size()));
-      to->u16(0);
-    };
-    directory.raw("PK\1\2");
-    directory.u16(20);
-    header(&directory);
-    directory.zeros(10);
-    directory.u32(static_cast<uint32_t>(out.size()));
-    directory.raw(name);
-    out.raw("PK\3\4");
-    header(&out);
-    out.raw(name);
-    out.raw(content);
-  }
-  const auto begin = static_cast<uint32_t>(out.size());
-  out.raw(directory.bytes());
-  out.raw("PK\5\6");
-  out.zeros(4);
-  out.u16(static_cast<uint16_t>(entries.size()));
-  out.u16(static_cast<uint16_t>(entries.size()));
-  out.u32(static_cast<uint32_t>(directory.size()));
-  out.u32(begin);
-  out.u16(static_cast<uint16_t>(comment.size()));
-  out.raw(comment);
-  return out.take();
 }
 
 std::string ints(std::initializer_list<int64_t> values) {

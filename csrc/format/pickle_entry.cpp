@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/pickle_entry.h"
+
+#include <utility>
+
+#include "csrc/base/bytes.h"
+#include "csrc/base/crc32.h"
+
+namespace bytecheckpoint::format {
+namespace {
+
+using base::Status;
+using base::text;
+
+constexpr int64_t kMaxByteOrderBytes = 16;
+
+base::Result<std::string_view> content_of(const ZipEntry& entry, const ZipDirectory& directory,
+                                          ArchiveReader* archive) {
+  BCP_ASSIGN_OR_RETURN(const int64_t offset, content_offset(entry, directory, archive));
+  return archive->view(offset, entry.bytes, "content of an entry");
+}
+
+base::Result<bool> is_little_endian(const PickleEntry& found, ArchiveReader* archive) {
+  BCP_ASSIGN_OR_RETURN(const ZipEntry* entry, found.find("byteorder"));
+  if (entry == nullptr) return true;  // as old as that only little-endian machines wrote it
+  if (!entry->is_plain || entry->bytes > kMaxByteOrderBytes) return false;
+  BCP_ASSIGN_OR_RETURN(const std::string_view order, content_of(*entry, found.directory, archive));
+  if (order != "little" && order != "big") return corrupt_archive("byteorder is neither little nor big");
+  return order == "little";
+}
+
+}  // namespace
+
+base::Result<std::optional<PickleEntry>> read_pickle_entry(ArchiveReader* archive, int64_t max_pickle_bytes) {
+  const std::optional<PickleEntry> opaque;
+  BCP_ASSIGN_OR_RETURN(std::optional<ZipDirectory> directory, read_zip_directory(archive));
+  if (!directory.has_value()) return opaque;
+  PickleEntry found;
+  found.directory = std::move(*directory);
+  // torch takes the folder of the first entry for that of all.
+  const std::vector<ZipEntry>& entries = found.directory.entries;
+  const std::string_view first = entries.empty() ? std::string_view() : entries[0].name;
+  found.folder = first.substr(0, first.find('/'));
+  BCP_ASSIGN_OR_RETURN(const ZipEntry* entry, found.find("data.pkl"));
+  if (entry == nullptr) return Status::make(base::Code::kUnsupported, "a zip archive, but not one of torch.save");
+  BCP_ASSIGN_OR_RETURN(const bool is_little, is_little_endian(found, archive));
+  if (!is_little || !entry->is_plain || entry->bytes > max_pickle_bytes) return opaque;
+
+  BCP_ASSIGN_OR_RETURN(found.pickle, content_of(*entry, found.directory, archive));
+  const uint32_t crc = base::crc32(0, found.pickle.data(), found.pickle.size());
+  // Told to compute no CRCs, torch writes zeros.
+  found.has_crcs = entry->crc != 0 || crc == 0;
+  if (found.has_crcs && crc != entry->crc) {
+    return corrupt_archive(text("CRC of data.pkl is ", crc, ", stored ", entry->crc));
+  }
+  return std::make_optional(std::move(found));
+}
+
+}  // namespace bytecheckpoint::format
