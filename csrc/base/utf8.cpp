@@ -54,4 +54,34 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
+std::string latin1_to_utf8(std::string_view bytes) {
+  std::string utf8;
+  utf8.reserve(bytes.size());
+  for (const char c : bytes) {
+    const auto byte = static_cast<uint8_t>(c);
+    if (byte < 0x80) {
+      utf8.push_back(c);
+    } else {
+      utf8.push_back(static_cast<char>(0xC0 | byte >> 6));
+      utf8.push_back(static_cast<char>(0x80 | (byte & 0x3F)));
+    }
+  }
+  return utf8;
+}
+
+bool utf8_to_latin1(std::string_view utf8, std::string* bytes) {
+  bytes->clear();
+  for (size_t at = 0; at < utf8.size(); ++at) {
+    const auto lead = static_cast<uint8_t>(utf8[at]);
+    if (lead < 0x80) {
+      bytes->push_back(utf8[at]);
+    } else if (lead <= 0xC3 && at + 1 < utf8.size()) {
+      bytes->push_back(static_cast<char>(lead << 6 | (utf8[++at] & 0x3F)));
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace bytecheckpoint::base

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 
 #include "csrc/base/status.h"
 #include "csrc/format/pickle_reader.h"
@@ -28,10 +30,18 @@ class UnfoldBudget {
   size_t text_left_;
 };
 
+struct UnfoldRules {
+  /// Refuses a list or dict that stands in several places: there would be a copy in each.
+  bool refuse_shared = false;
+  /// The caller's number for `_codecs.encode`, by which protocol 2 writes bytes; without it they are an object.
+  std::optional<uint32_t> encode;
+};
+
 /// Copies a value of builtin types. Of equal keys of a dict all are kept, in order.
 ///
 /// \returns kCorrupt beyond a depth of kMaxTreeDepth (so also for what holds itself), beyond the budget, or for a key
-///   that cannot be hashed; kUnsupported for a global or object.
-base::Result<Tree> unfold_tree(const Pickle& pickle, const PickleValue& value, UnfoldBudget* budget);
+///   that cannot be hashed; kUnsupported for a global or object, or what the rules refuse.
+base::Result<Tree> unfold_tree(const Pickle& pickle, const PickleValue& value, UnfoldBudget* budget,
+                               const UnfoldRules& rules = {});
 
 }  // namespace bytecheckpoint::format

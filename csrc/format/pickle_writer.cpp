@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "csrc/base/utf8.h"
+
 namespace bytecheckpoint::format {
 namespace {
 
@@ -75,6 +77,13 @@ void PickleWriter::string(std::string_view value) {
 }
 
 void PickleWriter::bytes(std::string_view value) {
+  if (protocol_ < 3) {
+    global("_codecs", "encode");
+    string(base::latin1_to_utf8(value));
+    string("latin1");
+    out_.u8(0x86);  // TUPLE2
+    return reduce();
+  }
   out_.u8('B');
   out_.u32(static_cast<uint32_t>(value.size()));
   out_.raw(value);

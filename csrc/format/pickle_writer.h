@@ -27,7 +27,8 @@ class PickleWriter {
   void integer(int64_t value);
   void real(double value);
   void string(std::string_view value);
-  void bytes(std::string_view value);  // protocol 4 only
+  /// Protocol 2 has none: as Python does, they become a call of `_codecs.encode` on text.
+  void bytes(std::string_view value);
   void global(std::string_view module, std::string_view name);
 
   void mark() { out_.u8('('); }

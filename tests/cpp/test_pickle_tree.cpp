@@ -50,5 +50,32 @@ TEST_CASE("pickle_tree: objects are no builtin values, and keys can be hashed") 
   EXPECT_OK(tree_of(whole("}(K\1N\x86]u")));
 }
 
+TEST_CASE("pickle_tree: lists and dicts that stand in two places are copied, unless the rules refuse it") {
+  const auto unfold = [](const std::string& value, const UnfoldRules& rules) -> base::Result<Tree> {
+    const std::string bytes = whole(value);
+    BCP_ASSIGN_OR_RETURN(const Pickle pickle, read(bytes));
+    UnfoldBudget budget(bytes.size());
+    return unfold_tree(pickle, pickle.root(), &budget, rules);
+  };
+  for (const char* shared : {"](]q\1h\1e", "](}q\1h\1e", "](]\x85q\1h\1e"}) {
+    EXPECT_OK(unfold(shared, {}));
+    EXPECT_FAILURE(kUnsupported, "two places", unfold(shared, {true, {}}));
+  }
+  EXPECT_OK(unfold("](K\1\x85q\1h\1e", {true, {}}));
+  EXPECT_OK(unfold("](]]e", {true, {}}));
+}
+
+TEST_CASE("pickle_tree: bytes of protocol 2, if the rules name their function") {
+  const std::string bytes = whole(call(global("m", "f"), tuple({text("\xC3\xBF"), text("latin1")})));
+  const Pickle pickle = test::value_of(read(bytes));
+  const auto unfold = [&](const UnfoldRules& rules) {
+    UnfoldBudget budget(bytes.size());
+    return unfold_tree(pickle, pickle.root(), &budget, rules);
+  };
+  EXPECT_CODE(kUnsupported, unfold({}));
+  EXPECT_CODE(kUnsupported, unfold({false, 1}));
+  CHECK(test::value_of(unfold({false, 2})).text == "\xFF");
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::format

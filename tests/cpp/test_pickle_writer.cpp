@@ -79,6 +79,12 @@ TEST_CASE("pickle_writer: the memo goes on beyond 256 entries, and long strings 
   CHECK(longer.substr(0, 5) == std::string("X\0\1\0\0", 5));
 }
 
+TEST_CASE("pickle_writer: bytes, of which protocol 2 has none, are a call on text") {
+  CHECK(body(4, [](PickleWriter* out) { out->bytes("a\xFF"); }) == std::string("B\2\0\0\0a\xFF", 7));
+  CHECK(body(2, [](PickleWriter* out) { out->bytes("a\xFF"); }) ==
+        std::string("c_codecs\nencode\nX\3\0\0\0a\xC3\xBFX\6\0\0\0latin1\x86R", 37));
+}
+
 TEST_CASE("pickle_writer: globals by name in protocol 2, from the stack and memoised in 4") {
   CHECK(body(2, [](PickleWriter* out) { out->global("torch", "Size"); }) == "ctorch\nSize\n");
   const std::string twice = body(4, [](PickleWriter* out) {

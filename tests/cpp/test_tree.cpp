@@ -4,30 +4,15 @@
 #include <doctest/doctest.h>
 
 #include <limits>
-#include <random>
 
 #include "tests/cpp/expect.h"
+#include "tests/cpp/random_tree.h"
 
 namespace bytecheckpoint::format {
 namespace {
 
-using Random = std::mt19937_64;
-
-Tree draw_tree(Random* random, int depth) {
-  Tree tree;
-  tree.kind = static_cast<Tree::Kind>((*random)() % (depth == 0 ? 7 : 10));
-  if (tree.kind == Tree::Kind::kInt) tree.integer = static_cast<int64_t>((*random)());
-  if (tree.kind == Tree::Kind::kFloat) tree.real = static_cast<double>((*random)()) / 7 - 1e18;
-  if (tree.kind == Tree::Kind::kString || tree.kind == Tree::Kind::kBytes) {
-    for (uint64_t left = (*random)() % 6; left != 0; --left) tree.text.push_back(static_cast<char>((*random)() % 128));
-  }
-  if (tree.kind >= Tree::Kind::kList) {
-    uint64_t count = (*random)() % 4;
-    if (tree.kind == Tree::Kind::kDict) count *= 2;
-    for (; count != 0; --count) tree.children.push_back(draw_tree(random, depth - 1));
-  }
-  return tree;
-}
+using test::draw_tree;
+using test::Random;
 
 std::string encoded(const Tree& tree) {
   base::ByteWriter out;

@@ -24,5 +24,18 @@ TEST_CASE("utf8: well-formed is what the standard says") {
   }
 }
 
+TEST_CASE("utf8: any bytes are text in Latin-1, and come back") {
+  std::string all;
+  for (int byte = 0; byte < 256; ++byte) all.push_back(static_cast<char>(byte));
+  const std::string utf8 = latin1_to_utf8(all);
+  CHECK(is_utf8(utf8));
+  CHECK(utf8.size() == 128 + 2 * 128);
+  std::string back = "what was there";
+  REQUIRE(utf8_to_latin1(utf8, &back));
+  CHECK(back == all);
+  for (const char* beyond : {"a\xC4\x80", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"})
+    CHECK_FALSE(utf8_to_latin1(beyond, &back));
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::base

@@ -2,7 +2,8 @@
 """Writes what the C++ tests read of others: ``python tests/cpp/data/make_data.py``, made once with torch 2.13.
 
 ``*.metadata`` are pickles of DCP's Metadata, ``*.pt`` archives of torch.save. What is in them stands in
-test_foreign_metadata.cpp and test_torch_archive.cpp.
+test_foreign_metadata.cpp, test_torch_archive.cpp and test_builtin_archive.cpp. ``make_data.py builtin`` writes what the
+last of them reads, and nothing else.
 """
 
 from __future__ import annotations
@@ -200,7 +201,38 @@ def write_archives() -> None:
     write("legacy.pt", saved(numbers, _use_new_zipfile_serialization=False))
 
 
+BUILTIN = {
+    "lr": 0.001,
+    "betas": (0.9, 0.95),
+    "amsgrad": False,
+    "fused": True,
+    "foreach": None,
+    "\u00e9": {-1: -0.0, (): None},
+    "params": [0, 300, 70000, -(2**63), float("inf")],
+    "raw": b"\x00\xff",
+    "empty": [],
+    "lr again": "lr",
+}
+
+
+def write_builtin_archives() -> None:
+    write("builtin.pt", saved(BUILTIN))
+    write("builtin_protocol4.pt", saved(BUILTIN, pickle_protocol=4))
+    write("builtin_older.pt", rewritten(saved(BUILTIN)))
+    torch.serialization.set_crc32_options(False)
+    write("builtin_no_crc.pt", saved(BUILTIN))
+    torch.serialization.set_crc32_options(True)
+    # Left to torch.load.
+    write("builtin_big_endian.pt", rewritten(saved(BUILTIN), byteorder=b"big"))
+    write("builtin_compressed.pt", rewritten(saved(BUILTIN), compression=zipfile.ZIP_DEFLATED))
+    empty: list[int] = []
+    write("builtin_shared.pt", saved([empty, empty]))
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    write_builtin_archives()
+    if sys.argv[1:] == ["builtin"]:
+        sys.exit()
     write_metadata()
     write_archives()

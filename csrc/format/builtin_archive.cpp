@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/format/builtin_archive.h"
+
+#include <iterator>
+#include <utility>
+
+#include "csrc/base/bytes.h"
+#include "csrc/base/crc32.h"
+#include "csrc/format/pickle_entry.h"
+#include "csrc/format/pickle_reader.h"
+#include "csrc/format/pickle_tree.h"
+#include "csrc/format/pickle_writer.h"
+#include "csrc/format/zip_headers.h"
+#include "csrc/format/zip_layout.h"
+
+namespace bytecheckpoint::format {
+namespace {
+
+constexpr int64_t kAlignment = 64;  // torch's
+constexpr uint32_t kEncode = 1;     // `_codecs.encode`, the one global that is let in
+
+}  // namespace
+
+std::string encode_builtin_archive(const Tree& tree) {
+  PickleWriter writer(2);
+  writer.tree(tree);
+  const std::string pickle = writer.finish();
+
+  const std::pair<std::string_view, std::string_view> entries[] = {
+      {"archive/data.pkl", pickle}, {"archive/byteorder", "little"}, {"archive/version", "3\n"}};
+  base::ByteWriter out, directory;
+  for (const auto& [name, content] : entries) {
+    zip::EntryHead head;
+    head.name = name;
+    head.crc = base::crc32(0, content.data(), content.size());
+    head.bytes = static_cast<uint32_t>(content.size());
+    zip::write_central_entry(head, "", static_cast<uint32_t>(out.size()), &directory);
+    const auto unpadded = static_cast<int64_t>(out.size() + zip::kLocalHeaderBytes + name.size());
+    zip::write_local_header(head, zip::padding_to(unpadded, kAlignment), &out);
+    out.raw(content);
+  }
+  const auto begin = static_cast<uint32_t>(out.size());
+  out.raw(directory.bytes());
+  zip::write_end(static_cast<uint16_t>(std::size(entries)), static_cast<uint32_t>(directory.size()), begin, &out);
+  return out.take();
+}
+
+base::Result<std::optional<Tree>> decode_builtin_archive(std::string_view archive) {
+  const std::optional<Tree> other;
+  // What begins otherwise torch.load takes for a bare pickle, whatever stands at its end.
+  if (base::ByteReader(archive).u32() != zip::kLocalHeader) return other;
+  const ReadBytes read = [archive](int64_t offset, int64_t size) -> base::Result<std::string> {
+    return std::string(archive.substr(static_cast<size_t>(offset), static_cast<size_t>(size)));
+  };
+  ArchiveReader reader(static_cast<int64_t>(archive.size()), read);
+  base::Result<std::optional<PickleEntry>> found = read_pickle_entry(&reader, kMaxBuiltinPickleBytes);
+  if (!found.is_ok() && found.status().code() == base::Code::kUnsupported) return other;
+  BCP_ASSIGN_OR_RETURN(const std::optional<PickleEntry> entry, std::move(found));
+  if (!entry.has_value()) return other;
+  // By this name torch.load tells a TorchScript archive, which is a program.
+  BCP_ASSIGN_OR_RETURN(const ZipEntry* constants, entry->find("constants.pkl"));
+  if (constants != nullptr) return other;
+
+  const PickleRules rules{[](std::string_view module, std::string_view name) {
+                            return module == "_codecs" && name == "encode" ? std::make_optional(kEncode) : std::nullopt;
+                          },
+                          false};
+  const base::Result<Pickle> pickle = read_pickle(entry->pickle, rules);
+  // What this reader takes for corrupt torch may read: text with surrogates, for one.
+  if (!pickle.is_ok() || pickle.value().end() != entry->pickle.size()) return other;
+  UnfoldBudget budget(entry->pickle.size());
+  base::Result<Tree> tree =
+      unfold_tree(pickle.value(), pickle.value().root(), &budget, {/*refuse_shared=*/true, kEncode});
+  if (!tree.is_ok()) return other;
+  return std::make_optional(std::move(tree.value()));
+}
+
+}  // namespace bytecheckpoint::format
