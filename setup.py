@@ -56,7 +56,10 @@ class SeparateBuild(BuildExtension):
 setup(
     ext_modules=[
         Extension(
-            "bytecheckpoint._core", sources(("core_module", "bind_verify", *SHARED_BINDINGS)), language="c++", **OPTIONS
+            "bytecheckpoint._core",
+            sources(("core_module", "bind_builtin", "bind_verify", *SHARED_BINDINGS)),
+            language="c++",
+            **OPTIONS,
         ),
         CppExtension("bytecheckpoint._C", sources((*TORCH_BINDINGS, *SHARED_BINDINGS)), **OPTIONS),
     ],

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from bytecheckpoint import _C
+from bytecheckpoint import _C, _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp.metadata import metadata_of
@@ -27,6 +27,7 @@ from bytecheckpoint.errors import (
     CheckpointChangedError,
     CheckpointError,
     CheckpointNotFoundError,
+    CorruptCheckpointError,
     InvalidPlanError,
     ShapeMismatchError,
     UnsafeObjectError,
@@ -303,14 +304,14 @@ class _Load:
         return _compat.narrow(value.detach(), item.storage_offsets, item.lengths)
 
     def objects(self) -> None:
-        """Hands bytes to the planner, once they are known to be plain data."""
+        """Hands bytes to the planner, which unpickles freely, once they are known to be plain data."""
         items = self._plan.objects
         for position, buffer in self._read_in_turns(range(len(items)), self._add_object):
             item = items[position]
+            record: bytes | bytearray = buffer
             if not self._config.allow_pickle:
-                # The planner unpickles freely, so the bytes are loaded under torch's rules before it sees them.
-                _load_plain_data(item.storage_index.fqn, buffer, self._config)
-            self._planner.load_bytes(item, io.BytesIO(buffer))
+                record = _plain_record(item.storage_index.fqn, buffer, self._config)
+            self._planner.load_bytes(item, io.BytesIO(record))
 
     def _add_object(self, position: int) -> bytearray:
         buffer = bytearray(self._job.object_bytes(position))
@@ -343,6 +344,23 @@ def _typed(error: Exception) -> CheckpointError:
     if isinstance(error, CheckpointError):
         return error
     return CheckpointError(f"the metadata cannot be used: {type(error).__name__}: {error}")
+
+
+def _plain_record(fqn: str, buffer: bytearray, config: Config) -> bytes | bytearray:
+    """A record that runs no code, whoever unpickles it.
+
+    Builtin values are read by C++ and written anew: that what it read is harmless says nothing of what torch would find
+    in bytes that were made to be read in two ways. All others torch loads itself, under its ``weights_only`` rules.
+    """
+    try:
+        value = _core.load_builtin(buffer)
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(f"'{fqn}': {error}") from None
+    record = None if value is None else _core.dump_builtin(value[0])
+    if record is None:
+        _load_plain_data(fqn, buffer, config)
+        return buffer
+    return record
 
 
 def _load_plain_data(fqn: str, buffer: bytearray, config: Config) -> Any:

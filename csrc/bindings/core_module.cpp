@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "csrc/base/crc32.h"
+#include "csrc/bindings/bind_builtin.h"
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_verify.h"
 #include "csrc/bindings/build_info.h"
@@ -107,6 +108,7 @@ void bind_core(py::module_& m) {
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Format, planning and checks; needs no torch.";
   bytecheckpoint::bindings::bind_core(m);
+  bytecheckpoint::bindings::bind_builtin(m);
   bytecheckpoint::bindings::bind_checkpoint(m);
   bytecheckpoint::bindings::bind_verify(m);
 }

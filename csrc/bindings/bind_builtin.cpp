@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bindings/bind_builtin.h"
+
+#include "csrc/bindings/errors.h"
+#include "csrc/bindings/tree_caster.h"
+#include "csrc/format/builtin_archive.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+
+/// Contiguous memory of an object, while this lives.
+class Contents {
+ public:
+  explicit Contents(py::handle owner) {
+    if (PyObject_GetBuffer(owner.ptr(), &buffer_, PyBUF_SIMPLE) != 0) throw py::error_already_set();
+  }
+  ~Contents() { PyBuffer_Release(&buffer_); }
+  Contents(const Contents&) = delete;
+  Contents& operator=(const Contents&) = delete;
+
+  std::string_view bytes() const { return {static_cast<const char*>(buffer_.buf), static_cast<size_t>(buffer_.len)}; }
+
+ private:
+  Py_buffer buffer_;
+};
+
+py::object dump_builtin(py::handle value) {
+  // Room for the protocol and STOP.
+  const auto tree = try_tree_from_python(value, format::kMaxBuiltinPickleBytes - 3);
+  if (!tree.has_value()) return py::none();
+  return py::bytes(format::encode_builtin_archive(*tree));
+}
+
+py::object load_builtin(py::handle buffer) {
+  const Contents contents(buffer);
+  const auto tree = value_or_raise(format::decode_builtin_archive(contents.bytes()));
+  if (!tree.has_value()) return py::none();
+  return py::make_tuple(tree_to_python(*tree));
+}
+
+}  // namespace
+
+void bind_builtin(py::module_& m) {
+  m.def("dump_builtin", &dump_builtin, py::arg("value"));
+  m.def("load_builtin", &load_builtin, py::arg("buffer"));
+}
+
+}  // namespace bytecheckpoint::bindings
