@@ -106,3 +106,10 @@ def test_checks(tmp_path: Path) -> None:
     file = tmp_path / "checks.json"
     run("checks.py", *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
     assert json.loads(file.read_text())["seconds"].keys() == {"save", "load", "load without"}
+
+
+def test_objects(tmp_path: Path) -> None:
+    file = tmp_path / "objects.json"
+    run("objects.py", "--repetitions", "2", "--turn-ms", "1", "--idle-limit-s", "0", "--json", str(file))
+    for by_contender in json.loads(file.read_text())["microseconds"].values():
+        assert {len(turns) for turns in by_contender.values()} == {2}
