@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "csrc/planner/find_overlap.h"
+
 #include <algorithm>
 #include <numeric>
 #include <set>
-
-#include "csrc/planner/validate.h"
 
 namespace bytecheckpoint::planner {
 namespace {

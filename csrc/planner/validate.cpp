@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/planner/validate.h"
 
+#include <vector>
+
 #include "csrc/base/bytes.h"
+#include "csrc/planner/find_overlap.h"
 
 namespace bytecheckpoint::planner {
 namespace {

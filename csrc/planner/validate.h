@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <utility>
-#include <vector>
-
 #include "csrc/base/status.h"
 #include "csrc/planner/inventory.h"
 
@@ -18,10 +13,5 @@ namespace bytecheckpoint::planner {
 /// anywhere inside the bounds. Stricter: the same first element with other sizes is an overlap, where DCP writes one.
 /// Pure; O(n log n) in boxes where a mesh has made them, or where they differ in two dims.
 base::Status validate_inventory(const Inventory& inventory);
-
-/// Two of the boxes that have a common element; equal numbers if there are none. All must lie in one tensor.
-///
-/// \param boxes  Offsets, then sizes, of each: 2 * num_dims numbers, wherever they lie.
-std::pair<size_t, size_t> find_overlap(const std::vector<const int64_t*>& boxes, size_t num_dims);
 
 }  // namespace bytecheckpoint::planner

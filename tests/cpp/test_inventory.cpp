@@ -6,7 +6,6 @@
 #include "csrc/planner/inventory_blob.h"
 #include "csrc/planner/merge_inventories.h"
 #include "tests/cpp/expect.h"
-#include "tests/cpp/mutate.h"
 #include "tests/cpp/random_world.h"
 
 namespace bytecheckpoint::planner {
@@ -14,37 +13,6 @@ namespace {
 
 using tensor::Box;
 using tensor::DType;
-
-TEST_CASE("inventory: a rank's entries come back from their bytes as they were given") {
-  test::Random random(5);
-  for (int round = 0; round < 400; ++round) {
-    const auto num_ranks = static_cast<uint32_t>(test::draw(&random, 1, 16));
-    const auto rank = static_cast<uint32_t>(test::draw(&random, 0, num_ranks - 1));
-    const std::vector<test::HeldEntry> held = test::draw_world(&random, num_ranks)[rank];
-    const std::string blob = test::blob_of(rank, held);
-    const Inventory inventory = test::value_of(decode_inventory(blob));
-    REQUIRE(encode_inventory(inventory) == blob);
-    REQUIRE(test::blob_of(rank, held) == blob);
-    REQUIRE(inventory.ranks == RankSets::single(rank));
-    REQUIRE(inventory.entries.size() == held.size());
-    for (size_t i = 0; i < held.size(); ++i) {
-      const Entry& entry = inventory.entries[i];
-      REQUIRE(inventory.fqn(entry) == held[i].fqn);
-      REQUIRE(inventory.path(entry) == held[i].path);
-      REQUIRE(entry.kind == held[i].kind);
-      REQUIRE(entry.first_rank == rank);
-      REQUIRE(entry.ordinal == i);
-      REQUIRE(inventory.box_holders(entry, 0) == RankSets::single(rank));
-      REQUIRE(entry.num_boxes == 1);
-      if (!entry.is_tensor()) continue;
-      REQUIRE(inventory.info(entry).dtype == held[i].info.dtype);
-      REQUIRE(inventory.info(entry).sizes == held[i].info.sizes);
-      REQUIRE(entry.can_split == held[i].can_split);
-      REQUIRE(inventory.box(entry, 0) ==
-              (held[i].boxes.empty() ? tensor::whole(held[i].info.sizes) : held[i].boxes[0]));
-    }
-  }
-}
 
 TEST_CASE("inventory: properties, several boxes, long and empty names") {
   tensor::TensorInfo info = test::info_of({8, 6}, DType::kFloat32);
@@ -108,60 +76,6 @@ TEST_CASE("inventory: what cannot be is refused, and leaves no trace") {
   CHECK(inventory.entries.size() == 2);
   CHECK(encode_inventory(test::value_of(decode_inventory(encode_inventory(inventory)))) == encode_inventory(inventory));
   EXPECT_CODE(kInvalidArgument, InventoryBuilder(kMaxRanks).finish());
-}
-
-/// Everything that later code relies on without looking again.
-void check_decoded(const Inventory& inventory, size_t blob_bytes) {
-  REQUIRE(inventory.text.size() <= 600 * blob_bytes);
-  REQUIRE(inventory.dims.size() <= 256 * blob_bytes);
-  size_t boxes = 0;
-  for (const Entry& entry : inventory.entries) {
-    REQUIRE(entry.boxes_begin == boxes);
-    boxes += entry.num_boxes;
-    (void)inventory.fqn(entry);
-    (void)inventory.path(entry);
-    if (!entry.is_tensor()) continue;
-    REQUIRE(is_possible(entry.dtype, inventory.sizes(entry), entry.num_dims));
-    for (size_t b = 0; b < entry.num_boxes; ++b) {
-      const Box box = inventory.box(entry, b);
-      for (size_t d = 0; d < entry.num_dims; ++d) REQUIRE(std::min(box.offsets[d], box.sizes[d]) >= 0);
-      REQUIRE(inventory.rank_sets.highest(inventory.box_holders(entry, b)) < kMaxRanks);
-    }
-  }
-  REQUIRE(boxes == inventory.num_boxes());
-}
-
-TEST_CASE("inventory: damaged bytes are refused or read as something valid") {
-  test::Random random(6);
-  std::vector<std::string> blobs;
-  for (int i = 0; i < 40; ++i) {
-    const test::World world = test::draw_world(&random, static_cast<uint32_t>(test::draw(&random, 1, 9)));
-    const std::vector<std::string> of_ranks = test::blobs_of(world);
-    blobs.push_back(of_ranks[0]);
-    blobs.push_back(encode_inventory(test::merged(of_ranks)));
-  }
-  test::Mutator mutate(7, blobs, std::string("\0\x01\x02\x7F\x80\xFF", 6));
-  int num_read = 0;
-  for (int round = 0; round < 40000; ++round) {
-    const std::string damaged = mutate(blobs[mutate.below(blobs.size())]);
-    const auto decoded = decode_inventory(damaged);
-    if (!decoded.is_ok()) {
-      REQUIRE(decoded.status().code() == base::Code::kCorrupt);
-      continue;
-    }
-    ++num_read;
-    check_decoded(decoded.value(), damaged.size());
-    const std::string again = encode_inventory(decoded.value());
-    REQUIRE(encode_inventory(test::value_of(decode_inventory(again))) == again);
-  }
-  CHECK(num_read > 100);
-}
-
-TEST_CASE("inventory: every cut is damage") {
-  test::Random random(8);
-  const std::string blob = encode_inventory(test::merged(test::blobs_of(test::draw_world(&random, 6))));
-  for (size_t size = 0; size < blob.size(); ++size) EXPECT_CODE(kCorrupt, decode_inventory(blob.substr(0, size)));
-  EXPECT_FAILURE(kCorrupt, "damaged at byte", decode_inventory(blob + '\0'));
 }
 
 }  // namespace
