@@ -57,7 +57,7 @@ setup(
     ext_modules=[
         Extension(
             "bytecheckpoint._core",
-            sources(("core_module", "bind_builtin", "bind_verify", *SHARED_BINDINGS)),
+            sources(("core_module", "bind_builtin", "bind_planning", "bind_verify", *SHARED_BINDINGS)),
             language="c++",
             **OPTIONS,
         ),

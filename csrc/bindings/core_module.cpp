@@ -5,6 +5,7 @@
 #include "csrc/base/crc32.h"
 #include "csrc/bindings/bind_builtin.h"
 #include "csrc/bindings/bind_checkpoint.h"
+#include "csrc/bindings/bind_planning.h"
 #include "csrc/bindings/bind_verify.h"
 #include "csrc/bindings/build_info.h"
 #include "csrc/bindings/dims_caster.h"
@@ -110,5 +111,6 @@ PYBIND11_MODULE(_core, m) {
   bytecheckpoint::bindings::bind_core(m);
   bytecheckpoint::bindings::bind_builtin(m);
   bytecheckpoint::bindings::bind_checkpoint(m);
+  bytecheckpoint::bindings::bind_planning(m);
   bytecheckpoint::bindings::bind_verify(m);
 }
