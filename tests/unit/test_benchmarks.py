@@ -113,3 +113,17 @@ def test_objects(tmp_path: Path) -> None:
     run("objects.py", "--repetitions", "2", "--turn-ms", "1", "--idle-limit-s", "0", "--json", str(file))
     for by_contender in json.loads(file.read_text())["microseconds"].values():
         assert {len(turns) for turns in by_contender.values()} == {2}
+
+
+def test_planning(tmp_path: Path) -> None:
+    file = tmp_path / "planning.json"
+    sizes = ("--ranks", "20", "40", "--stock-ranks", "20", "--repetitions", "1", "--idle-limit-s", "0")
+    run("planning.py", *sizes, "--json", str(file))
+    figures = json.loads(file.read_text())["figures"]
+    assert [(f["who"], f["ranks"]) for f in figures] == [("ours", 20), ("ours", 40)] * 4 + [("stock DCP", 20)] * 4
+    by_name = {(f["kind"], f["who"], f["ranks"]): f for f in figures}
+    for kind in ("ddp", "fsdp", "hsdp", "3-d"):
+        ours, stock = by_name[kind, "ours", 20], by_name[kind, "stock DCP", 20]
+        assert ours["blob_bytes"] * 5 < stock["blob_bytes"]
+        assert ours["max_over_mean"] <= stock["max_over_mean"] + 0.01
+        assert ours["chunks"] >= stock["chunks"]  # splits

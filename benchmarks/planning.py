@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planning a save of very many ranks, simulated in one process: what the coordinator does with what they send.
+
+Each rank holds about 200 chunks. Ours begins with the ranks' inventories as bytes and ends with the answers as bytes;
+stock DCP begins with the ranks' pickled plans and ends with pickled plans for them. Stock needs minutes and gigabytes
+where ours needs a second, so it runs at sizes of its own (--stock-ranks). One thread; medians of --repetitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import pickle
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import machine
+from measuring import wait_until_idle
+from rich.console import Console
+from rich.table import Table
+
+from bytecheckpoint import _core
+
+MIB = 1 << 20
+NUM_TENSORS = 200
+# Rows of the tensors of a layer: what does not divide evenly leaves some ranks less than others, and some nothing.
+ROWS = (1_000_003, 524_288, 131_072, 262_144, 1_000_000, 524_288, 131_072, 262_147)
+COLUMNS = 1024
+STEPS = ("receive", "validate", "dedup, balance", "answer")
+
+Box = tuple[list[int], list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A tensor of the model, and the box of it that one rank holds."""
+
+    fqn: str
+    sizes: list[int]
+    box: Box
+    is_whole: bool = False
+
+
+def _chunk(size: int, num_chunks: int, number: int) -> tuple[int, int]:
+    """Offset and size of one chunk, as torch.chunk cuts; an empty one lies at the end, as in DTensor."""
+    full = -(-size // num_chunks)
+    begin = min(full * number, size)
+    return begin, min(full, size - begin)
+
+
+def _name(tensor: int) -> str:
+    return f"model.layers.{tensor // len(ROWS)}.block.{tensor % len(ROWS)}.weight"
+
+
+def _sharded(rank: int, num_shards: int, first: int = 0) -> Iterator[Held]:
+    for tensor in range(first, first + NUM_TENSORS):
+        rows = ROWS[tensor % len(ROWS)]
+        begin, size = _chunk(rows, num_shards, rank % num_shards)
+        yield Held(_name(tensor), [rows, COLUMNS], ([begin, 0], [size, COLUMNS]))
+
+
+def ddp(rank: int, num_ranks: int) -> Iterator[Held]:
+    """Everybody holds everything."""
+    for tensor in range(NUM_TENSORS):
+        sizes = [ROWS[tensor % len(ROWS)], COLUMNS]
+        yield Held(_name(tensor), sizes, ([0, 0], sizes), is_whole=True)
+
+
+def fsdp(rank: int, num_ranks: int) -> Iterator[Held]:
+    """Every tensor cut into as many shards as there are ranks."""
+    return _sharded(rank, num_ranks)
+
+
+def hsdp(rank: int, num_ranks: int) -> Iterator[Held]:
+    """Eight replicas, each cut into shards."""
+    return _sharded(rank, max(num_ranks // 8, 1))
+
+
+def three_d(rank: int, num_ranks: int) -> Iterator[Held]:
+    """Five pipeline stages of 200 tensors, tensor parallel by columns in fours, FSDP by rows; a quarter of the tensors
+    are not tensor parallel, so that four ranks hold each of their shards."""
+    num_shards = max(num_ranks // 20, 1)
+    stage, place = divmod(rank, 4 * num_shards)
+    shard, column = divmod(place, 4)
+    for held in _sharded(shard, num_shards, first=stage * NUM_TENSORS):
+        if held.fqn.endswith(("3.weight", "7.weight")):
+            yield held
+            continue
+        begin, size = _chunk(COLUMNS, 4, column)
+        yield dataclasses.replace(held, box=([held.box[0][0], begin], [held.box[1][0], size]))
+
+
+KINDS: dict[str, Callable[[int, int], Iterator[Held]]] = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp, "3-d": three_d}
+
+
+def blob_of(rank: int, held: Iterator[Held]) -> bytes:
+    entries = [
+        (h.fqn, "tensor" if h.is_whole else "shard", b"", True, "bfloat16", h.sizes, [h.box], False, False, 0)
+        for h in held
+    ]
+    return _core.Inventory.of_rank(rank, entries).encode()
+
+
+def _status_bytes(field: str) -> int:
+    return int(Path("/proc/self/status").read_text().split(f"{field}:")[1].split()[0]) * 1024
+
+
+class Timer:
+    """Seconds of each step, by repetition."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {step: [] for step in STEPS}
+
+    def time(self, step: str, call: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        result = call()
+        self.seconds[step].append(time.perf_counter() - begin)
+        return result
+
+
+def measure_ours(kind: str, num_ranks: int, repetitions: int, idle_limit_s: float) -> dict[str, Any]:
+    begin = time.perf_counter()
+    blobs = [blob_of(rank, KINDS[kind](rank, num_ranks)) for rank in range(num_ranks)]
+    generated_s = time.perf_counter() - begin
+    timer = Timer()
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
+    before = _status_bytes("VmRSS")
+    for _ in range(repetitions):
+        inventory = plan = answers = None  # a coordinator has them once
+        wait_until_idle(idle_limit_s)
+        inventory = timer.time("receive", lambda: _core.Inventory.merge(blobs))
+        timer.time("validate", inventory.validate)
+        plan = timer.time("dedup, balance", lambda inventory=inventory: _core.plan_save(inventory))
+        timer.seconds["dedup, balance"][-1] -= timer.seconds["validate"][-1]  # plan_save validates, too
+        answers = timer.time("answer", lambda plan=plan: [plan.answer(rank) for rank in range(num_ranks)])
+    summary = plan.summary()
+    return {
+        "seconds": timer.seconds,
+        "generated_s": generated_s,
+        "ranks": num_ranks,
+        "boxes": inventory.num_boxes,
+        "chunks": summary["num_chunks"],
+        "max_over_mean": summary["max_bytes"] * num_ranks / max(summary["total_bytes"], 1),
+        "blob_bytes": sum(map(len, blobs)),
+        "merged_bytes": len(inventory.encode()),
+        "answer_bytes": sum(map(len, answers)),
+        "peak_bytes": _status_bytes("VmHWM"),
+        "added_bytes": _status_bytes("VmHWM") - before,
+    }
+
+
+def _stock_plan(held: Iterator[Held]) -> Any:
+    import torch
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+    items = []
+    for h in held:
+        offsets, sizes = torch.Size(h.box[0]), torch.Size(h.box[1])
+        write = TensorWriteData(
+            chunk=ChunkStorageMetadata(offsets=offsets, sizes=sizes),
+            properties=TensorProperties(dtype=torch.bfloat16),
+            size=torch.Size(h.sizes),
+        )
+        kind = WriteItemType.TENSOR if h.is_whole else WriteItemType.SHARD
+        items.append(WriteItem(index=MetadataIndex(h.fqn, offsets), type=kind, tensor_data=write))
+    return SavePlan(items)
+
+
+def measure_stock(kind: str, num_ranks: int, repetitions: int, idle_limit_s: float) -> dict[str, Any]:
+    from torch.distributed.checkpoint import default_planner
+    from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
+
+    pickled = [pickle.dumps(_stock_plan(KINDS[kind](rank, num_ranks))) for rank in range(num_ranks)]
+    timer = Timer()
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status_bytes("VmRSS")
+    for _ in range(repetitions):
+        plans = planned = metadata = answers = None
+        wait_until_idle(idle_limit_s)
+        plans = timer.time("receive", lambda: [pickle.loads(plan) for plan in pickled])
+        planned, metadata = timer.time(
+            "dedup, balance",
+            lambda plans=plans: default_planner.create_default_global_save_plan(dedup_save_plans(plans)),
+        )
+        errors = timer.time("validate", lambda p=planned, m=metadata: default_planner._validate_global_plan(p, m))
+        if errors:
+            raise RuntimeError(errors[0])
+        answers = timer.time("answer", lambda planned=planned: [pickle.dumps(plan) for plan in planned])
+    rank_bytes = [sum(item.tensor_storage_size() or 0 for item in plan.items) for plan in planned]
+    return {
+        "seconds": timer.seconds,
+        "ranks": num_ranks,
+        "chunks": sum(len(plan.items) for plan in planned),
+        "max_over_mean": max(rank_bytes) * num_ranks / max(sum(rank_bytes), 1),
+        "blob_bytes": sum(map(len, pickled)),
+        "answer_bytes": sum(map(len, answers)),
+        "peak_bytes": _status_bytes("VmHWM"),
+        "added_bytes": _status_bytes("VmHWM") - before,
+    }
+
+
+def table_of(rows: list[tuple[str, str, dict[str, Any]]]) -> Table:
+    table = Table()
+    for column in ("", "ranks", "chunks", "in, MB", *(f"{step}, s" for step in STEPS), "sum, s", "max/mean", "MiB"):
+        table.add_column(column, justify="right" if column else "left")
+    for kind, who, figures in rows:
+        medians = [statistics.median(figures["seconds"][step]) for step in STEPS]
+        table.add_row(
+            f"{kind}, {who}",
+            f"{figures['ranks']:,}",
+            f"{figures['chunks']:,}",
+            f"{figures['blob_bytes'] / 1e6:.1f}",
+            *(f"{s:.3f}" for s in (*medians, sum(medians))),
+            f"{figures['max_over_mean']:.3f}",
+            f"{figures['peak_bytes'] / MIB:.0f}",
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", help=f"layouts: {', '.join(KINDS)} (default: all)")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[100, 1000, 10000], help="ranks of ours")
+    parser.add_argument("--stock-ranks", type=int, nargs="*", default=[100], help="ranks of stock DCP; none to skip it")
+    parser.add_argument("--repetitions", type=int, default=3, help="rounds of each (default 3)")
+    parser.add_argument("--idle-limit-s", type=float, default=20.0, help="longest wait for idleness (default 20)")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    arguments = parser.parse_args()
+    kinds = arguments.kinds or list(KINDS)
+    if unknown := set(kinds) - KINDS.keys():
+        parser.error(f"unknown layout: {', '.join(sorted(unknown))}")
+
+    # Stock last: its imports and its garbage would count among our memory.
+    rows = []
+    limits = (arguments.repetitions, arguments.idle_limit_s)
+    for measure, who, sizes in (
+        (measure_ours, "ours", arguments.ranks),
+        (measure_stock, "stock DCP", arguments.stock_ranks),
+    ):
+        rows += [(kind, who, measure(kind, num_ranks, *limits)) for kind in kinds for num_ranks in sizes]
+
+    facts = machine.facts(Path.cwd())
+    console = Console(highlight=False, width=150)
+    console.print(table_of(rows))
+    console.print(f"MiB: the highest resident size of the whole process; {machine.summary(facts)}")
+    if arguments.json:
+        report: dict[str, Any] = {"command": _command(arguments), "machine": facts, "versions": machine.versions()}
+        report["figures"] = [{"kind": kind, "who": who} | figures for kind, who, figures in rows]
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    words = ["python benchmarks/planning.py", *arguments.kinds, "--ranks", *map(str, arguments.ranks)]
+    words += ["--stock-ranks", *map(str, arguments.stock_ranks), "--repetitions", str(arguments.repetitions)]
+    return " ".join(words)
+
+
+if __name__ == "__main__":
+    main()
