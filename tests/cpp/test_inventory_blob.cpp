@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "csrc/planner/merge_inventories.h"
+#include "csrc/planner/save_answer.h"
+#include "csrc/planner/save_plan.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/mutate.h"
 #include "tests/cpp/random_world.h"
@@ -76,6 +78,7 @@ TEST_CASE("inventory_blob: damaged bytes are refused or read as something valid"
   }
   test::Mutator mutate(7, blobs, std::string("\0\x01\x02\x7F\x80\xFF", 6));
   int num_read = 0;
+  int num_planned = 0;
   for (int round = 0; round < 40000; ++round) {
     const std::string damaged = mutate(blobs[mutate.below(blobs.size())]);
     const auto decoded = decode_inventory(damaged);
@@ -87,7 +90,15 @@ TEST_CASE("inventory_blob: damaged bytes are refused or read as something valid"
     check_decoded(decoded.value(), damaged.size());
     const std::string again = encode_inventory(decoded.value());
     REQUIRE(encode_inventory(test::value_of(decode_inventory(again))) == again);
+    // What a coordinator does next: it refuses, or it plans for every rank.
+    const Inventory& inventory = decoded.value();
+    if (inventory.rank_sets.size(inventory.ranks) > 1000) continue;
+    const auto plan = plan_save(inventory, {});
+    if (!plan.is_ok()) continue;
+    ++num_planned;
+    REQUIRE(encode_answers(inventory, plan.value()).size() == inventory.rank_sets.size(inventory.ranks));
   }
+  CHECK(num_planned > 100);
   CHECK(num_read > 100);
 }
 
