@@ -11,7 +11,20 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 ROOT = Path(__file__).parent
 LAYERS = ("base", "tensor", "format", "planner", "io", "staging", "engine")
 SHARED_BINDINGS = ("errors", "tree_caster", "bind_checkpoint")
-TORCH_BINDINGS = ("torch_module", "torch_tensor", "dcp_objects", "bind_save", "bind_load", "bind_commit")
+TORCH_BINDINGS = (
+    "torch_module",
+    "torch_tensor",
+    "dcp_objects",
+    "flatten",
+    "held_state",
+    "local_state",
+    "global_plan",
+    "read_plan",
+    "write_plan",
+    "bind_save",
+    "bind_load",
+    "bind_commit",
+)
 
 # Failpoints are for the crash tests alone; `make test` builds them apart, the installed package has none.
 DEFINES = [("_GNU_SOURCE", None)]

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bytecheckpoint.config import Config
+    from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
     from bytecheckpoint.dcp.reader import BcpReader
+    from bytecheckpoint.dcp.save_planner import BcpSavePlanner
     from bytecheckpoint.dcp.writer import BcpWriter
     from bytecheckpoint.errors import CheckpointError
     from bytecheckpoint.report import LoadReport, Problem, SaveReport, VerifyReport
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BcpLoadPlanner",
     "BcpReader",
+    "BcpSavePlanner",
     "BcpWriter",
     "CheckpointError",
     "Config",
@@ -35,7 +39,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BcpLoadPlanner": "bytecheckpoint.dcp.load_planner",
     "BcpReader": "bytecheckpoint.dcp.reader",
+    "BcpSavePlanner": "bytecheckpoint.dcp.save_planner",
     "BcpWriter": "bytecheckpoint.dcp.writer",
     "CheckpointError": "bytecheckpoint.errors",
     "Config": "bytecheckpoint.config",

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.metadata import Metadata
+import torch.distributed as dist
+from torch.distributed.checkpoint import _nested_dict, _version, filesystem, planner_helpers
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
+from torch.distributed.checkpoint.planner import WriteItem
 
 from bytecheckpoint import _core
 
@@ -16,13 +18,17 @@ __all__ = [
     "PLAIN_DTYPES",
     "TORCH_SAVE",
     "StorageInfo",
+    "chunks_of",
+    "flatten_as_2_3",
     "holds_more_than_itself",
     "increment_version",
+    "init_meta_tensors",
     "is_quantized_alike",
     "narrow",
     "new_metadata",
     "plain_tensor",
     "quantization",
+    "write_items_of",
 ]
 
 # DCP's own readers want this very class in `Metadata.storage_data`.
@@ -30,6 +36,32 @@ StorageInfo = filesystem._StorageInfo
 
 # The one serialization format that can be honoured; torch before 2.8 knows no other, and has no name for it.
 TORCH_SAVE: Any = getattr(getattr(filesystem, "SerializationFormat", None), "TORCH_SAVE", None)
+
+# The chunks that this rank holds of a tensor of any kind.
+chunks_of: Callable[[torch.Tensor], list[ChunkStorageMetadata]] = planner_helpers._create_chunk_list
+
+
+# The WriteItems of a value of any kind.
+write_items_of: Callable[[str, Any], list[WriteItem]] = planner_helpers._create_write_items
+
+
+def init_meta_tensors(tensors: dict[str, torch.Tensor]) -> None:
+    """Replaces tensors on the meta device by empty ones, on the device of the default group, or else of torch."""
+    if dist.is_available() and dist.is_initialized():
+        planner_helpers._init_state_dict(tensors)  # of nested dicts it would lose values that it does not know
+        return
+    for fqn, tensor in tensors.items():
+        tensors[fqn] = torch.empty_like(tensor, device=torch.get_default_device())
+
+
+def flatten_as_2_3(state_dict: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As DCP flattened until torch 2.3; it has a global switch for that."""
+    _version._derived_version = "2_3"
+    try:
+        return _nested_dict.flatten_state_dict(state_dict)
+    finally:
+        _version._derived_version = None
+
 
 # Types whose elements are exactly their storage; any other subclass may mean something else.
 _PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -22,6 +22,8 @@ from torch.futures import Future
 from bytecheckpoint import _C, _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._plan_items import PlanItems, source_of
+from bytecheckpoint.dcp.load_planner import as_plain
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.errors import (
     CheckpointChangedError,
@@ -174,9 +176,11 @@ class BcpReader(StorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
         checkpoint = self._opened()
-        to_read = _C.ReadPlan(checkpoint, plan.items)
+        to_read = _plan_to_read(checkpoint, plan)
         # Pages are touched in the background while ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)
+        if isinstance(plan.items, PlanItems) and plan.items.may_stay:
+            plan.items.stay()
         # Ranks that saved on their own have saves of their own; all of a load must read such, or none.
         return dataclasses.replace(plan, storage_data=checkpoint.save_id if self._rank is None else _ALONE)
 
@@ -228,6 +232,14 @@ class BcpReader(StorageReader):
         )
 
 
+def _plan_to_read(checkpoint: _C.Checkpoint, plan: LoadPlan) -> _C.ReadPlan:
+    """The plan that our planner made of this checkpoint, or one made of its items."""
+    source = source_of(plan.items)
+    if isinstance(source, _C.ReadPlan) and source.is_of(checkpoint):
+        return source
+    return _C.ReadPlan(checkpoint, plan.items)
+
+
 class _Load:
     """One rank's reading of one plan."""
 
@@ -242,7 +254,9 @@ class _Load:
     ) -> None:
         self._planner = planner
         self._config = config
-        self._plan = _C.ReadPlan(checkpoint, plan.items)
+        self._plan = _plan_to_read(checkpoint, plan)
+        # The planner, if tensors and objects just go where its state dict says.
+        self._plain = as_plain(planner) if source_of(plan.items) is self._plan else None
         self._job = _C.LoadJob(
             checkpoint,
             self._plan,
@@ -257,22 +271,29 @@ class _Load:
 
     def tensors(self) -> None:
         """Straight into the destinations where their memory allows; the rest through host copies, a few at a time."""
-        items = self._plan.tensors
-        targets = [self._planner.resolve_tensor(item).detach() for item in items]
+        if self._plain is not None:
+            left_out = self._job.add_state(self._plain.state_dict)
+            self._run()
+            self._through_copies({position: self._resolved(position) for position in left_out})
+            return
+        positions = range(self._plan.num_tensors)
+        targets = [self._resolved(position) for position in positions]
         left_out = self._job.add_tensors(0, targets)
         self._run()
         skipped = set(left_out)
-        filled = [position for position in range(len(items)) if position not in skipped]
+        filled = [position for position in positions if position not in skipped]
         _compat.increment_version([targets[position] for position in filled])
         for position in filled:
-            self._planner.commit_tensor(items[position], targets[position])
-        self._through_copies([(position, targets[position]) for position in left_out])
+            self._planner.commit_tensor(self._plan.tensor_item(position), targets[position])
+        self._through_copies({position: targets[position] for position in left_out})
 
-    def _through_copies(self, left_out: list[tuple[int, torch.Tensor]]) -> None:
+    def _resolved(self, position: int) -> torch.Tensor:
+        return self._planner.resolve_tensor(self._plan.tensor_item(position)).detach()
+
+    def _through_copies(self, targets: dict[int, torch.Tensor]) -> None:
         """Fills tensors of other dtypes, devices or layouts, as ``copy_`` does, and those of opaque records."""
-        targets = dict(left_out)
         for position, source in self._read_in_turns(targets, self._add_copy):
-            item, target = self._plan.tensors[position], targets[position]
+            item, target = self._plan.tensor_item(position), targets[position]
             value = self._unpacked(item, source) if isinstance(source, bytearray) else source
             if not _compat.is_quantized_alike(value, target):
                 raise InvalidPlanError(
@@ -289,10 +310,11 @@ class _Load:
             archive = bytearray(self._job.archive_bytes(position))
             self._job.add_archive(position, archive)
             return archive
+        item = self._plan.tensor_item(position)
         # On the host, whatever device is the default.
-        copy = torch.empty(self._plan.tensors[position].lengths, dtype=getattr(torch, dtype), device="cpu")
+        copy = torch.empty(item.lengths, dtype=getattr(torch, dtype), device="cpu")
         if self._job.add_tensors(position, [copy]):
-            raise CheckpointError(f"'{self._plan.tensors[position].dest_index.fqn}': its host copy cannot be filled")
+            raise CheckpointError(f"'{item.dest_index.fqn}': its host copy cannot be filled")
         return copy
 
     def _unpacked(self, item: ReadItem, archive: bytearray) -> torch.Tensor:
@@ -304,10 +326,13 @@ class _Load:
         return _compat.narrow(value.detach(), item.storage_offsets, item.lengths)
 
     def objects(self) -> None:
-        """Hands bytes to the planner, which unpickles freely, once they are known to be plain data."""
-        items = self._plan.objects
-        for position, buffer in self._read_in_turns(range(len(items)), self._add_object):
-            item = items[position]
+        """Hands objects over; to a planner that unpickles freely, bytes that are known to be plain data."""
+        for position, buffer in self._read_in_turns(range(self._plan.num_objects), self._add_object):
+            if self._plain is not None:
+                fqn = self._plan.object_fqn(position)
+                self._plain.put_object(fqn, _plain_object(fqn, buffer, self._config))
+                continue
+            item = self._plan.object_item(position)
             record: bytes | bytearray = buffer
             if not self._config.allow_pickle:
                 record = _plain_record(item.storage_index.fqn, buffer, self._config)
@@ -346,16 +371,19 @@ def _typed(error: Exception) -> CheckpointError:
     return CheckpointError(f"the metadata cannot be used: {type(error).__name__}: {error}")
 
 
+def _plain_object(fqn: str, buffer: bytearray, config: Config) -> Any:
+    """The object of a record: by C++ if it is made of builtin values, else by torch."""
+    value = _builtin_of(fqn, buffer)
+    return _load_plain_data(fqn, buffer, config, map_location=None) if value is None else value[0]
+
+
 def _plain_record(fqn: str, buffer: bytearray, config: Config) -> bytes | bytearray:
     """A record that runs no code, whoever unpickles it.
 
     Builtin values are read by C++ and written anew: that what it read is harmless says nothing of what torch would find
     in bytes that were made to be read in two ways. All others torch loads itself, under its ``weights_only`` rules.
     """
-    try:
-        value = _core.load_builtin(buffer)
-    except CorruptCheckpointError as error:
-        raise CorruptCheckpointError(f"'{fqn}': {error}") from None
+    value = _builtin_of(fqn, buffer)
     record = None if value is None else _core.dump_builtin(value[0])
     if record is None:
         _load_plain_data(fqn, buffer, config)
@@ -363,11 +391,19 @@ def _plain_record(fqn: str, buffer: bytearray, config: Config) -> bytes | bytear
     return record
 
 
-def _load_plain_data(fqn: str, buffer: bytearray, config: Config) -> Any:
+def _builtin_of(fqn: str, buffer: bytearray) -> tuple[Any] | None:
+    """The value of a record that is made of builtin values, in a tuple."""
+    try:
+        return _core.load_builtin(buffer)
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(f"'{fqn}': {error}") from None
+
+
+def _load_plain_data(fqn: str, buffer: bytearray, config: Config, map_location: str | None = "cpu") -> Any:
     """What torch.save wrote, under torch's ``weights_only`` rules unless ``config`` allows more."""
     load: Callable[..., Any] = torch.load
     try:
-        return load(io.BytesIO(buffer), map_location="cpu", weights_only=not config.allow_pickle)
+        return load(io.BytesIO(buffer), map_location=map_location, weights_only=not config.allow_pickle)
     except Exception as error:
         if config.allow_pickle:
             raise

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from bytecheckpoint import _C
+from bytecheckpoint import _C, _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._save_session import (
@@ -31,7 +31,8 @@ from bytecheckpoint.dcp._save_session import (
     end_unfinished_saves,
     note_coordinator,
 )
-from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata
+from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata, plan_of
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain, bytes_of, plan_to_write
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
@@ -157,9 +158,8 @@ class BcpWriter(StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuses what cannot be stored, before any rank has written a byte."""
-        to_write = _C.WritePlan(plan.items)
         # Pages are touched in the background while ranks exchange their plans.
-        _C.prepare_ring(self.config.ring_bytes, to_write.num_bytes)
+        _C.prepare_ring(self.config.ring_bytes, bytes_of(plan.items))
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -180,11 +180,13 @@ class BcpWriter(StorageWriter):
         session = self._session
         job: _C.SaveJob | None = None
         try:
-            to_write = _C.WritePlan(plan.items)
+            to_write = plan_to_write(plan.items)
             job = self._start_job(session, to_write)
-            _append_tensors(job, to_write, planner)
-            for item in to_write.objects:
-                job.append_bytes(item.index.fqn, _resolved_bytes(item, planner))
+            plain = as_plain(planner) if to_write.is_of_state else None
+            if plain is None:
+                _append_resolved(job, to_write, planner)
+            else:
+                _append_state(job, to_write, plain)
             result = RankResult(session.rank, job.finish(), tuple(job.file_names))
             save_id = session.save_id if session.is_coordinator or session.commits_alone else ""
             self.last_report = SaveReport(path=session.path, save_id=save_id, **job.stats())
@@ -274,13 +276,17 @@ class BcpWriter(StorageWriter):
         )
 
     def _assemble(self, session: SaveSession, metadata: Metadata, handed_in: list[RankResult]) -> _C.Checkpoint:
+        common: dict[str, Any] = {
+            "save_id": session.save_id,
+            "checkpoint_id": session.path,
+            "results": [result.written for result in handed_in],
+            "user_metadata": self.user_metadata,
+        }
+        planned = plan_of(metadata)
+        if planned is not None:
+            return _C.assemble_planned(planned, **common)
         return _C.assemble(
-            save_id=session.save_id,
-            checkpoint_id=session.path,
-            state_dict_metadata=metadata.state_dict_metadata,
-            results=[result.written for result in handed_in],
-            planner_data=metadata.planner_data,
-            user_metadata=self.user_metadata,
+            state_dict_metadata=metadata.state_dict_metadata, planner_data=metadata.planner_data, **common
         )
 
 
@@ -289,25 +295,54 @@ def _refuse_forked_child(session: SaveSession) -> None:
         raise CheckpointError(f"save({session.path}): in a forked child; the save is its parent's")
 
 
-def _append_tensors(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
-    """Plain tensors as they are, resolved as late as possible; then those that only torch.save can take."""
+def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner) -> None:
+    """All of a plan that C++ made of a state dict; what only torch can handle is resolved one by one."""
+    opaque: list[tuple[int, torch.Tensor]] = []
+    for position in job.append_state(plan, planner.state_dict):
+        opaque += _append_values(job, plan, position, [planner.resolve_data(plan.tensor_item(position))])
+    _append_opaque(job, plan, opaque)
+    for position in range(plan.num_objects):
+        fqn = plan.object_fqn(position)
+        data: bytes | memoryview | None = _core.dump_builtin(planner.state_dict[fqn])
+        job.append_bytes(fqn, _resolved_bytes(plan.object_item(position), planner) if data is None else data)
+
+
+def _append_resolved(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
+    """All of a plan as the planner resolves it, item by item and as late as possible."""
     opaque: list[tuple[int, torch.Tensor]] = []
     for begin, end in plan.batches(_BATCH_BYTES):
-        values = [planner.resolve_data(item) for item in plan.tensors[begin:end]]
-        for position in job.append_tensors(plan, begin, values):
-            value = values[position]
-            if not isinstance(value, torch.Tensor):
-                raise _not_storable(plan.tensors[begin + position], value, "not a tensor")
-            item = plan.tensors[begin + position]
-            if item.tensor_data is not None and value.shape != item.tensor_data.chunk.sizes:
-                raise _not_storable(item, value, f"planned {[*item.tensor_data.chunk.sizes]}, got {[*value.shape]}")
-            tensor = _compat.plain_tensor(value)
-            if tensor is None or tensor.dtype not in _compat.PLAIN_DTYPES:
-                opaque.append((begin + position, value))
-            elif job.append_tensors(plan, begin + position, [tensor]):
-                raise _not_storable(item, value, "its storage holds less than its elements: it was freed")
+        values = [planner.resolve_data(plan.tensor_item(position)) for position in range(begin, end)]
+        opaque += _append_values(job, plan, begin, values)
+    _append_opaque(job, plan, opaque)
+    for position in range(plan.num_objects):
+        item = plan.object_item(position)
+        job.append_bytes(item.index.fqn, _resolved_bytes(item, planner))
+
+
+def _append_values(
+    job: _C.SaveJob, plan: _C.WritePlan, begin: int, values: list[Any]
+) -> list[tuple[int, torch.Tensor]]:
+    """Plain tensors as they are; returns those that only torch.save can take, with their positions in the plan."""
+    opaque: list[tuple[int, torch.Tensor]] = []
+    for position in job.append_tensors(plan, begin, values):
+        value = values[position]
+        item = plan.tensor_item(begin + position)
+        if not isinstance(value, torch.Tensor):
+            raise _not_storable(item, value, "not a tensor")
+        if item.tensor_data is not None and value.shape != item.tensor_data.chunk.sizes:
+            raise _not_storable(item, value, f"planned {[*item.tensor_data.chunk.sizes]}, got {[*value.shape]}")
+        tensor = _compat.plain_tensor(value)
+        if tensor is None or tensor.dtype not in _compat.PLAIN_DTYPES:
+            opaque.append((begin + position, value))
+        elif job.append_tensors(plan, begin + position, [tensor]):
+            raise _not_storable(item, value, "its storage holds less than its elements: it was freed")
+    return opaque
+
+
+def _append_opaque(job: _C.SaveJob, plan: _C.WritePlan, opaque: list[tuple[int, torch.Tensor]]) -> None:
+    """Behind all plain ones."""
     for position, value in opaque:
-        job.append_opaque(plan, position, _archive(plan.tensors[position], value))
+        job.append_opaque(plan, position, _archive(plan.tensor_item(position), value))
 
 
 def _archive(item: WriteItem, value: torch.Tensor) -> memoryview:

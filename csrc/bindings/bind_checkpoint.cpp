@@ -37,6 +37,13 @@ py::object foreign_of(const Checkpoint& checkpoint) {
                         tree_to_python(foreign->version));
 }
 
+bool has_all(const Checkpoint& checkpoint, const py::iterable& fqns) {
+  for (const py::handle fqn : fqns) {
+    if (checkpoint.manifest.find(fqn.cast<std::string>()) == nullptr) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 const format::Chunk& Checkpoint::find_chunk(const std::string& fqn, const tensor::Dims& offsets, int64_t hint) const {
@@ -64,6 +71,10 @@ void bind_checkpoint(py::module_& m) {
       .def_property_readonly("planner_data",
                              [](const Checkpoint& c) { return tree_to_python(c.manifest.planner_data); })
       .def_property_readonly("foreign", &foreign_of)
+      .def(
+          "has", [](const Checkpoint& c, const std::string& fqn) { return c.manifest.find(fqn) != nullptr; },
+          py::arg("fqn"))
+      .def("has_all", &has_all, py::arg("fqns"))
       .def("files", &files_of)
       .def("metadata_file", [](const Checkpoint& c) { return py::bytes(format::encode_metadata_file(c.manifest)); });
 }

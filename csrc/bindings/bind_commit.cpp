@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/dcp_objects.h"
@@ -49,21 +51,43 @@ py::dict commit(engine::Commit& self, const Checkpoint& checkpoint) {
 }
 
 /// Joins what was planned with what all ranks wrote.
-std::unique_ptr<Checkpoint> assemble(const std::string& save_id, std::string checkpoint_id,
-                                     const py::dict& state_dict_metadata, const std::vector<py::bytes>& results,
-                                     py::handle planner_data, std::string user_metadata) {
-  format::Manifest manifest;
-  manifest.save_id = id_of(save_id);
-  manifest.checkpoint_id = std::move(checkpoint_id);
-  manifest.items = read_state_dict_metadata(state_dict_metadata);
-  manifest.planner_data = tree_from_python(planner_data);
-  manifest.user_metadata = std::move(user_metadata);
+std::unique_ptr<Checkpoint> join(format::Manifest planned, const std::string& save_id, std::string checkpoint_id,
+                                 const std::vector<py::bytes>& results, std::string user_metadata) {
+  planned.save_id = id_of(save_id);
+  planned.checkpoint_id = std::move(checkpoint_id);
+  planned.user_metadata = std::move(user_metadata);
   std::vector<format::WriteResult> written;
   for (const py::bytes& result : results) {
     written.push_back(value_or_raise(format::decode_write_result(std::string_view(result))));
   }
   return std::make_unique<Checkpoint>(
-      Checkpoint{value_unlocked([&] { return engine::assemble_manifest(std::move(manifest), written); })});
+      Checkpoint{value_unlocked([&] { return engine::assemble_manifest(std::move(planned), written); })});
+}
+
+/// \param planned  By our planner.
+std::unique_ptr<Checkpoint> assemble_planned(const Checkpoint& planned, const std::string& save_id,
+                                             std::string checkpoint_id, const std::vector<py::bytes>& results,
+                                             std::string user_metadata) {
+  return join(planned.manifest, save_id, std::move(checkpoint_id), results, std::move(user_metadata));
+}
+
+/// By another planner, whose metadata are read.
+std::unique_ptr<Checkpoint> assemble(const std::string& save_id, std::string checkpoint_id,
+                                     const py::dict& state_dict_metadata, const std::vector<py::bytes>& results,
+                                     py::handle planner_data, std::string user_metadata) {
+  format::Manifest planned;
+  planned.items = read_state_dict_metadata(state_dict_metadata);
+  planned.planner_data = tree_from_python(planner_data);
+  return join(std::move(planned), save_id, std::move(checkpoint_id), results, std::move(user_metadata));
+}
+
+/// What DCP's metadata say of the tensors of a checkpoint, without where they are.
+std::unique_ptr<Checkpoint> without_records(const py::dict& state_dict_metadata) {
+  auto checkpoint = std::make_unique<Checkpoint>();
+  std::vector<format::Item>& items = checkpoint->manifest.items;
+  items = read_state_dict_metadata(state_dict_metadata);
+  std::sort(items.begin(), items.end(), [](const format::Item& a, const format::Item& b) { return a.fqn < b.fqn; });
+  return checkpoint;
 }
 
 }  // namespace
@@ -78,6 +102,9 @@ void bind_commit(py::module_& m) {
       py::arg("ring_bytes"), py::arg("expected_bytes"));
   m.def("assemble", &assemble, py::arg("save_id"), py::arg("checkpoint_id"), py::arg("state_dict_metadata"),
         py::arg("results"), py::arg("planner_data"), py::arg("user_metadata"));
+  m.def("assemble_planned", &assemble_planned, py::arg("planned"), py::arg("save_id"), py::arg("checkpoint_id"),
+        py::arg("results"), py::arg("user_metadata"));
+  m.def("without_records", &without_records, py::arg("state_dict_metadata"));
   m.def(
       "state_dict_metadata", [](const Checkpoint& c) { return make_state_dict_metadata(c.manifest); },
       py::arg("checkpoint"));

@@ -3,7 +3,8 @@
 
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
-#include "csrc/bindings/dcp_objects.h"
+#include "csrc/bindings/flatten.h"
+#include "csrc/bindings/read_plan.h"
 #include "csrc/bindings/torch_tensor.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/engine/load_job.h"
@@ -14,69 +15,21 @@ namespace {
 namespace py = pybind11;
 using base::text;
 
-/// The items of a LoadPlan, their fields read once, and the stored chunks that they want. Raises KeyMismatchError,
-/// ShapeMismatchError or InvalidPlanError for what the checkpoint does not have.
-struct ReadPlan {
-  struct Read {
-    PlannedRead planned;
-    const format::Chunk* chunk;
-  };
-
-  ReadPlan(const Checkpoint& checkpoint, const py::iterable& plan_items) {
-    for (const py::handle item : plan_items) {
-      PlannedRead planned = read_read_item(item);
-      const format::Chunk& chunk = checkpoint.find_chunk(planned.fqn, planned.chunk_offsets, planned.hint);
-      check(planned, chunk);
-      (planned.is_tensor ? tensors : objects).append(item);
-      // Records may share bytes, and a foreign one may claim any number of them.
-      if (!base::checked_add(num_bytes, chunk.record.bytes, &num_bytes)) num_bytes = INT64_MAX;
-      (planned.is_tensor ? tensor_reads : object_reads).push_back({std::move(planned), &chunk});
-    }
-  }
-
-  static void check(const PlannedRead& planned, const format::Chunk& chunk) {
-    if (chunk.record.kind == format::RecordKind::kAbsent) return;  // told when its file is looked for
-    const bool stored_bytes = chunk.record.kind == format::RecordKind::kBytes;
-    if (planned.is_tensor == stored_bytes) {
-      raise(base::Status::make(base::Code::kInvalidArgument,
-                               text("'", planned.fqn, "': ", planned.is_tensor ? "a tensor" : "bytes",
-                                    " wanted, stored is ", stored_bytes ? "bytes" : "a tensor")));
-    }
-    if (planned.is_tensor && !tensor::is_inside(planned.box, chunk.box.sizes)) {
-      raise_as("ShapeMismatchError", text("'", planned.fqn, "': wanted ", tensor::to_text(planned.box.sizes), " at ",
-                                          tensor::to_text(planned.box.offsets), " of a stored chunk, got a chunk of ",
-                                          tensor::to_text(chunk.box.sizes)));
-    }
-  }
-
-  py::list tensors, objects;  // the items themselves
-  std::vector<Read> tensor_reads, object_reads;
-  int64_t num_bytes = 0;  // of the records that hold what is wanted
-};
-
 /// A LoadJob, the plan that it carries out, and where each tensor of the plan is stored.
 struct PyLoadJob {
   const ReadPlan& plan;
   engine::LoadJob job;
   std::vector<std::optional<engine::TensorPlace>> places;
-
-  const ReadPlan::Read& tensor_at(size_t position) const {
-    if (position >= plan.tensor_reads.size()) throw py::index_error("no such tensor in the plan");
-    return plan.tensor_reads[position];
-  }
-  const ReadPlan::Read& object_at(size_t position) const {
-    if (position >= plan.object_reads.size()) throw py::index_error("no such object in the plan");
-    return plan.object_reads[position];
-  }
+  std::vector<py::object> alive;  // tensors that the next run fills
 };
 
 std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPlan& plan, std::string directory,
                                       engine::Scope rank, bool direct_io, bool verify, int num_io_threads,
                                       int64_t ring_bytes) {
   std::vector<const format::Chunk*> chunks;
-  for (const ReadPlan::Read& read : plan.tensor_reads) chunks.push_back(read.chunk);
+  for (const Read& read : plan.tensors()) chunks.push_back(read.chunk);
   std::vector<const format::Chunk*> all = chunks;
-  for (const ReadPlan::Read& read : plan.object_reads) all.push_back(read.chunk);
+  for (const Read& read : plan.objects()) all.push_back(read.chunk);
   engine::LoadOptions options{std::move(directory), rank, direct_io, verify, num_io_threads, ring_bytes};
   const format::Manifest& manifest = checkpoint.manifest;
   engine::LoadJob job(options, manifest);
@@ -88,7 +41,7 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
     if (!located.is_ok()) return job.explain(located.status());
     return located;
   });
-  return std::unique_ptr<PyLoadJob>(new PyLoadJob{plan, std::move(job), std::move(places)});
+  return std::unique_ptr<PyLoadJob>(new PyLoadJob{plan, std::move(job), std::move(places), {}});
 }
 
 /// Can `view` be filled in place? Not if it has another dtype than what is stored, or elements that share memory.
@@ -105,7 +58,8 @@ bool can_fill(const tensor::StridedView& view, tensor::DType stored) {
 std::vector<size_t> add_tensors(PyLoadJob& self, size_t begin, const py::list& targets) {
   std::vector<size_t> left_out;
   for (size_t i = 0; i < targets.size(); ++i) {
-    const auto& [planned, chunk] = self.tensor_at(begin + i);
+    const Read& read = self.plan.tensor_at(begin + i);
+    const PlannedRead& planned = read.planned;
     const std::optional<tensor::Dims> sizes = sizes_of_tensor(targets[i].ptr());
     if (!sizes.has_value() || *sizes != planned.box.sizes) {
       raise_as("ShapeMismatchError", text("'", planned.fqn, "': wanted ", tensor::to_text(planned.box.sizes), ", got ",
@@ -117,13 +71,57 @@ std::vector<size_t> add_tensors(PyLoadJob& self, size_t begin, const py::list& t
       left_out.push_back(begin + i);
       continue;
     }
-    raise_if_error(self.job.add_tensor(planned.fqn, *chunk, *place, planned.box, view.value()));
+    raise_if_error(self.job.add_tensor(planned.fqn, *read.chunk, *place, planned.box, view.value()));
+  }
+  return left_out;
+}
+
+/// The part of `whole` that `read` fills.
+tensor::StridedView part_of(tensor::StridedView whole, const Read& read) {
+  for (size_t d = 0; d < whole.sizes.size(); ++d) whole.data += read.to[d] * whole.strides_bytes[d];
+  whole.sizes = read.planned.box.sizes;
+  return whole;
+}
+
+/// Adds the tensors of the state dict that the plan was made of.
+/// \param state_dict  As the planner has it now: what is no longer the value that was planned is left out.
+/// \returns positions in the plan that are left out, and those that cannot be filled directly.
+std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
+  constexpr size_t kNone = SIZE_MAX;
+  const std::vector<HeldValue>& state = self.plan.state();
+  std::vector<size_t> left_out;
+  base::Result<tensor::StridedView> memory = tensor::StridedView();
+  for (size_t i = 0, last = kNone; i < self.plan.tensors().size(); ++i) {
+    const Read& read = self.plan.tensors()[i];
+    const HeldValue& held = state[read.held];
+    const auto& place = self.places[i];
+    const bool is_direct = held.kind != HeldValue::Kind::kOther && place.has_value();
+    if (!is_direct || !is_still(held, state_dict)) {
+      left_out.push_back(i);
+      continue;
+    }
+    if (read.held != last) {
+      last = read.held;
+      const py::object local = held.local();
+      memory = view_of_tensor(local.ptr(), /*writable=*/true);
+      if (memory.is_ok() && memory.value().sizes != held.boxes[read.box].sizes) {
+        raise_as("ShapeMismatchError",
+                 text("'", held.fqn, "': the box held is of ", tensor::to_text(held.boxes[read.box].sizes),
+                      ", its tensor of ", tensor::to_text(memory.value().sizes)));
+      }
+      if (memory.is_ok() && can_fill(memory.value(), place->dtype)) self.alive.push_back(local);
+    }
+    if (!memory.is_ok() || !can_fill(memory.value(), place->dtype)) {
+      left_out.push_back(i);
+      continue;
+    }
+    raise_if_error(self.job.add_tensor(held.fqn, *read.chunk, *place, read.planned.box, part_of(memory.value(), read)));
   }
   return left_out;
 }
 
 /// Adds the destination of a whole record of bytes.
-void add_record(PyLoadJob& self, const ReadPlan::Read& read, const py::buffer& buffer) {
+void add_record(PyLoadJob& self, const Read& read, const py::buffer& buffer) {
   const py::buffer_info info = buffer.request(/*writable=*/true);
   if (info.size * info.itemsize != read.chunk->record.bytes) {
     throw py::value_error("'" + read.planned.fqn + "': buffer of another size");
@@ -145,6 +143,10 @@ py::dict run_load(PyLoadJob& self) {
   }();
   if (interrupted) throw py::error_already_set();
   const engine::LoadStats stats = value_or_raise(std::move(result));
+  std::vector<PyObject*> filled;
+  for (const py::object& tensor : self.alive) filled.push_back(tensor.ptr());
+  increment_versions(filled);
+  self.alive.clear();
   py::dict out;
   out["num_boxes"] = stats.num_boxes;
   out["num_files"] = stats.num_files;
@@ -154,46 +156,77 @@ py::dict run_load(PyLoadJob& self) {
   return out;
 }
 
+std::unique_ptr<ReadPlan> plan_state(const Checkpoint& checkpoint, const py::dict& flat, py::object chunks_of,
+                                     bool allow_partial) {
+  StateScanner scanner(std::move(chunks_of));
+  return std::make_unique<ReadPlan>(checkpoint, scanner.scan(flat), allow_partial);
+}
+
 }  // namespace
 
 void bind_load(py::module_& m) {
+  m.def(
+      "flatten_state_dict",
+      [](const py::object& state_dict) {
+        FlatState flat = flatten_state_dict(state_dict);
+        return py::make_tuple(std::move(flat.values), std::move(flat.mappings));
+      },
+      py::arg("state_dict"));
+  m.def(
+      "peculiarities",
+      [](const py::dict& flat) {
+        const Peculiarities found = find_peculiarities(flat);
+        return py::make_tuple(found.has_sharded_tensor, found.has_meta_tensor);
+      },
+      py::arg("flat"));
   py::class_<ReadPlan>(m, "ReadPlan", py::module_local())
       .def(py::init<const Checkpoint&, const py::iterable&>(), py::keep_alive<1, 2>(), py::arg("checkpoint"),
            py::arg("items"))
-      .def_readonly("tensors", &ReadPlan::tensors)
-      .def_readonly("objects", &ReadPlan::objects)
-      .def_readonly("num_bytes", &ReadPlan::num_bytes);
+      .def_static("of_state", &plan_state, py::keep_alive<0, 1>(), py::arg("checkpoint"), py::arg("flat"),
+                  py::arg("chunks_of"), py::arg("allow_partial"))
+      .def("is_of", &ReadPlan::is_of, py::arg("checkpoint"))
+      .def_property_readonly("num_items", &ReadPlan::num_items)
+      .def_property_readonly("num_tensors", [](const ReadPlan& plan) { return plan.tensors().size(); })
+      .def_property_readonly("num_objects", [](const ReadPlan& plan) { return plan.objects().size(); })
+      .def_property_readonly("num_bytes", &ReadPlan::num_bytes)
+      .def("tensor_item", &ReadPlan::tensor_item, py::arg("position"))
+      .def("object_item", &ReadPlan::object_item, py::arg("position"))
+      .def(
+          "object_fqn", [](const ReadPlan& plan, size_t position) { return plan.object_at(position).planned.fqn; },
+          py::arg("position"))
+      .def("items", &ReadPlan::items);
   py::class_<PyLoadJob>(m, "LoadJob", py::module_local())
       .def(py::init(&start_load), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("checkpoint"),
            py::arg("plan"), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
            py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"))
       .def("add_tensors", &add_tensors, py::arg("begin"), py::arg("targets"))
+      .def("add_state", &add_state, py::arg("state_dict"))
       .def(
           "stored_dtype",
           [](const PyLoadJob& self, size_t position) -> std::string {
-            (void)self.tensor_at(position);
+            (void)self.plan.tensor_at(position);
             const auto& place = self.places[position];
             return place.has_value() ? tensor::find_dtype(place->dtype)->name : "";
           },
           py::arg("position"))
       .def(
           "archive_bytes",
-          [](const PyLoadJob& self, size_t position) { return self.tensor_at(position).chunk->record.bytes; },
+          [](const PyLoadJob& self, size_t position) { return self.plan.tensor_at(position).chunk->record.bytes; },
           py::arg("position"))
       .def(
           "add_archive",
           [](PyLoadJob& self, size_t position, const py::buffer& buffer) {
-            add_record(self, self.tensor_at(position), buffer);
+            add_record(self, self.plan.tensor_at(position), buffer);
           },
           py::arg("position"), py::arg("buffer"))
       .def(
           "object_bytes",
-          [](const PyLoadJob& self, size_t position) { return self.object_at(position).chunk->record.bytes; },
+          [](const PyLoadJob& self, size_t position) { return self.plan.object_at(position).chunk->record.bytes; },
           py::arg("position"))
       .def(
           "add_object",
           [](PyLoadJob& self, size_t position, const py::buffer& buffer) {
-            add_record(self, self.object_at(position), buffer);
+            add_record(self, self.plan.object_at(position), buffer);
           },
           py::arg("position"), py::arg("buffer"))
       .def("run", &run_load);

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "csrc/bindings/dims_caster.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/planner/inventory_blob.h"
 #include "csrc/planner/merge_inventories.h"

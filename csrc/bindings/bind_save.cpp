@@ -2,11 +2,14 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
-#include "csrc/bindings/dcp_objects.h"
+#include "csrc/bindings/global_plan.h"
 #include "csrc/bindings/torch_tensor.h"
 #include "csrc/bindings/unlocked.h"
+#include "csrc/bindings/write_plan.h"
 #include "csrc/engine/save_job.h"
+#include "csrc/planner/merge_inventories.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -14,52 +17,6 @@ namespace {
 namespace py = pybind11;
 using base::Status;
 using base::text;
-
-/// The items of a SavePlan, their fields read once.
-struct WritePlan {
-  explicit WritePlan(const py::iterable& plan_items) {
-    for (const py::handle item : plan_items) {
-      PlannedWrite write = read_write_item(item);
-      (write.is_tensor ? tensors : objects).append(item);
-      if (!write.is_tensor) continue;
-      const int64_t bytes = planned_bytes(write);
-      tensor_bytes.push_back(bytes);
-      num_bytes += bytes;
-      writes.push_back(std::move(write));
-    }
-  }
-
-  /// An estimate only: tensors may resolve to another dtype.
-  static int64_t planned_bytes(const PlannedWrite& write) {
-    int64_t bytes = 0;
-    if (!tensor::checked_numel(write.box.sizes, &bytes) ||
-        !base::checked_mul(bytes, write.dtype->itemsize_bytes, &bytes)) {
-      raise(Status::make(base::Code::kInvalidArgument,
-                         text("'", write.fqn, "': impossible shape ", tensor::to_text(write.box.sizes))));
-    }
-    return bytes;
-  }
-
-  /// Ranges of tensors of about `limit_bytes` each.
-  std::vector<std::pair<size_t, size_t>> batches(int64_t limit_bytes) const {
-    std::vector<std::pair<size_t, size_t>> ranges;
-    int64_t bytes = 0;
-    size_t begin = 0;
-    for (size_t i = 0; i < writes.size(); ++i) {
-      bytes += tensor_bytes[i];
-      if (bytes < limit_bytes && i + 1 < writes.size()) continue;
-      ranges.emplace_back(begin, i + 1);
-      begin = i + 1;
-      bytes = 0;
-    }
-    return ranges;
-  }
-
-  py::list tensors, objects;  // the items themselves
-  std::vector<PlannedWrite> writes;
-  std::vector<int64_t> tensor_bytes;
-  int64_t num_bytes = 0;
-};
 
 /// A forked child has none of a job's threads, and would wait for them for ever in its destructor: there it is leaked.
 struct LeakInForkedChild {
@@ -77,34 +34,13 @@ SaveJobHolder start_save(std::string directory, uint32_t rank, bool direct_io, b
   return SaveJobHolder(value_unlocked([&] { return engine::SaveJob::start(std::move(options)); }).release());
 }
 
-const PlannedWrite& write_at(const WritePlan& plan, size_t position) {
-  if (position >= plan.writes.size()) throw py::index_error("no such tensor in the plan");
-  return plan.writes[position];
-}
+/// The memory of one tensor that is to be written.
+struct Ready {
+  const PlannedWrite* planned;
+  tensor::StridedView view;
+};
 
-/// Writes what the planner resolved tensors [begin, begin + len(values)) to; the list keeps them alive meanwhile.
-/// \returns positions in `values` that are not plain host tensors, which are left out.
-std::vector<size_t> append_tensors(engine::SaveJob& job, const WritePlan& plan, size_t begin, const py::list& values) {
-  struct Ready {
-    const PlannedWrite* planned;
-    tensor::StridedView view;
-  };
-  std::vector<Ready> ready;
-  std::vector<size_t> left_out;
-  for (size_t i = 0; i < values.size(); ++i) {
-    const PlannedWrite& planned = write_at(plan, begin + i);
-    base::Result<tensor::StridedView> view = view_of_plain_tensor(values[i].ptr());
-    if (!view.is_ok()) {
-      left_out.push_back(i);
-      continue;
-    }
-    if (view.value().sizes != planned.box.sizes) {
-      raise(Status::make(base::Code::kInvalidArgument,
-                         text("while saving '", planned.fqn, "': planned shape ", tensor::to_text(planned.box.sizes),
-                              ", the planner resolved it to ", tensor::to_text(view.value().sizes))));
-    }
-    ready.push_back({&planned, std::move(view.value())});
-  }
+void append_ready(engine::SaveJob& job, const std::vector<Ready>& ready) {
   run_unlocked([&] {
     for (const Ready& r : ready) {
       Status outcome = job.append_tensor(r.planned->fqn, r.planned->box, r.view);
@@ -112,6 +48,67 @@ std::vector<size_t> append_tensors(engine::SaveJob& job, const WritePlan& plan, 
     }
     return Status::ok();
   });
+}
+
+void check_shape(const std::string& fqn, const tensor::Dims& planned, const tensor::Dims& got) {
+  if (got == planned) return;
+  raise(Status::make(base::Code::kInvalidArgument,
+                     text("while saving '", fqn, "': planned shape ", tensor::to_text(planned),
+                          ", the planner resolved it to ", tensor::to_text(got))));
+}
+
+/// Writes what the planner resolved tensors [begin, begin + len(values)) to; the list keeps them alive meanwhile.
+/// \returns positions in `values` that are not plain host tensors, which are left out.
+std::vector<size_t> append_tensors(engine::SaveJob& job, const WritePlan& plan, size_t begin, const py::list& values) {
+  std::vector<Ready> ready;
+  std::vector<size_t> left_out;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const PlannedWrite& planned = plan.tensor_at(begin + i).planned;
+    base::Result<tensor::StridedView> view = view_of_plain_tensor(values[i].ptr());
+    if (!view.is_ok()) {
+      left_out.push_back(i);
+      continue;
+    }
+    check_shape(planned.fqn, planned.box.sizes, view.value().sizes);
+    ready.push_back({&planned, std::move(view.value())});
+  }
+  append_ready(job, ready);
+  return left_out;
+}
+
+/// The part of `held` that `box` is, both boxes of one tensor.
+tensor::StridedView part_of(tensor::StridedView held, const tensor::Box& held_box, const tensor::Box& box) {
+  for (size_t d = 0; d < held.sizes.size(); ++d) {
+    held.data += (box.offsets[d] - held_box.offsets[d]) * held.strides_bytes[d];
+  }
+  held.sizes = box.sizes;
+  return held;
+}
+
+/// Writes all tensors of a plan that was made of a local state.
+/// \param state_dict  As the planner has it now: what is no longer the value that was planned is left out.
+/// \returns positions in the plan of what is left out, and of what is not in plain host memory.
+std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, const py::dict& state_dict) {
+  const LocalState& state = *plan.state();
+  std::vector<Ready> ready;
+  std::vector<py::object> alive;
+  std::vector<size_t> left_out;
+  for (size_t i = 0; i < plan.tensors().size(); ++i) {
+    const Write& write = plan.tensors()[i];
+    const HeldValue& held = state.held(write.entry);
+    if (held.kind != HeldValue::Kind::kOther && is_still(held, state_dict)) {
+      const py::object& local = alive.emplace_back(held.local());
+      base::Result<tensor::StridedView> view = view_of_plain_tensor(local.ptr());
+      if (view.is_ok() && view.value().dtype == write.planned.dtype->dtype) {
+        const tensor::Box box = state.inventory().box(state.inventory().entries[write.entry], write.box);
+        check_shape(held.fqn, box.sizes, view.value().sizes);
+        ready.push_back({&write.planned, part_of(std::move(view.value()), box, write.planned.box)});
+        continue;
+      }
+    }
+    left_out.push_back(i);
+  }
+  append_ready(job, ready);
   return left_out;
 }
 
@@ -120,7 +117,7 @@ std::string_view contents(const py::buffer_info& info) {
 }
 
 void append_opaque(engine::SaveJob& job, const WritePlan& plan, size_t position, const py::buffer& archive) {
-  const PlannedWrite& planned = write_at(plan, position);
+  const PlannedWrite& planned = plan.tensor_at(position).planned;
   const py::buffer_info info = archive.request();
   run_unlocked([&] {
     return job.append_opaque(planned.fqn, planned.box, contents(info))
@@ -144,20 +141,64 @@ py::dict save_stats(const engine::SaveJob& job) {
   return out;
 }
 
+std::unique_ptr<WritePlan> plan_answer(std::shared_ptr<LocalState> state, const py::bytes& answer,
+                                       py::object part_class) {
+  return std::make_unique<WritePlan>(std::move(state), std::string_view(answer), std::move(part_class));
+}
+
+/// (answers, numbers of items and bytes, each by rank; what the metadata will say)
+py::tuple plan_ranks_of(const std::vector<py::bytes>& blobs, bool dedup_to_lowest_rank, bool is_nested) {
+  const std::vector<std::string_view> views(blobs.begin(), blobs.end());
+  planner::SaveOptions options;
+  options.dedup_to_lowest_rank = dedup_to_lowest_rank;
+  GlobalPlan plan = value_unlocked([&] { return plan_ranks(views, options, is_nested); });
+  py::list answers;
+  for (const std::string& answer : plan.answers) answers.append(py::bytes(answer));
+  return py::make_tuple(std::move(answers), std::move(plan.rank_items), std::move(plan.rank_bytes),
+                        std::make_unique<Checkpoint>(Checkpoint{std::move(plan.manifest)}));
+}
+
+/// The items of a plan of another rank. \param answer  What that rank is told to write; none for all it holds.
+py::list items_of_blob(const py::bytes& blob, const py::object& answer, const py::object& part_class) {
+  auto state = std::make_shared<LocalState>(value_or_raise(planner::decode_inventory(std::string_view(blob))));
+  if (answer.is_none()) return state->items();
+  return WritePlan(std::move(state), std::string_view(answer.cast<py::bytes>()), part_class).items();
+}
+
 }  // namespace
 
 void bind_save(py::module_& m) {
+  py::class_<LocalState, std::shared_ptr<LocalState>>(m, "LocalState", py::module_local())
+      .def(py::init<const py::dict&, const py::object&, const py::object&, const py::object&>(), py::arg("flat"),
+           py::arg("mappings"), py::arg("chunks_of"), py::arg("items_of"))
+      .def_property_readonly("blob", [](const LocalState& state) { return py::bytes(state.blob()); })
+      .def_property_readonly("num_items", [](const LocalState& state) { return state.inventory().num_boxes(); })
+      .def_property_readonly("num_bytes", &LocalState::num_bytes)
+      .def("items", &LocalState::items);
+  m.def("plan_ranks", &plan_ranks_of, py::arg("blobs"), py::kw_only(), py::arg("dedup_to_lowest_rank"),
+        py::arg("is_nested"));
+  m.def("items_of_blob", &items_of_blob, py::arg("blob"), py::arg("answer"), py::arg("part_class"));
   py::class_<WritePlan>(m, "WritePlan", py::module_local())
       .def(py::init<const py::iterable&>(), py::arg("items"))
-      .def_readonly("tensors", &WritePlan::tensors)
-      .def_readonly("objects", &WritePlan::objects)
-      .def_readonly("num_bytes", &WritePlan::num_bytes)
+      .def_static("of_answer", &plan_answer, py::arg("state"), py::arg("answer"), py::arg("part_class"))
+      .def_property_readonly("is_of_state", [](const WritePlan& plan) { return plan.state() != nullptr; })
+      .def_property_readonly("num_items", &WritePlan::num_items)
+      .def_property_readonly("num_tensors", [](const WritePlan& plan) { return plan.tensors().size(); })
+      .def_property_readonly("num_objects", [](const WritePlan& plan) { return plan.objects().size(); })
+      .def_property_readonly("num_bytes", &WritePlan::num_bytes)
+      .def("tensor_item", &WritePlan::tensor_item, py::arg("position"))
+      .def("object_item", &WritePlan::object_item, py::arg("position"))
+      .def(
+          "object_fqn", [](const WritePlan& plan, size_t position) { return plan.object_at(position).planned.fqn; },
+          py::arg("position"))
+      .def("items", &WritePlan::items)
       .def("batches", &WritePlan::batches, py::arg("limit_bytes"));
   py::class_<engine::SaveJob, SaveJobHolder>(m, "SaveJob", py::module_local())
       .def(py::init(&start_save), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
            py::arg("sync"), py::arg("one_file_a_record"), py::arg("num_io_threads"), py::arg("ring_bytes"),
            py::arg("expected_bytes"))
       .def("append_tensors", &append_tensors, py::arg("plan"), py::arg("begin"), py::arg("values"))
+      .def("append_state", &append_state, py::arg("plan"), py::arg("state_dict"))
       .def("append_opaque", &append_opaque, py::arg("plan"), py::arg("position"), py::arg("archive"))
       .def("append_bytes", &append_bytes, py::arg("fqn"), py::arg("data"))
       .def("finish",

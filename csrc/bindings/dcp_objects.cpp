@@ -32,7 +32,13 @@ struct Dcp {
   py::object chunk_class = metadata.attr("ChunkStorageMetadata");
   py::object index_class = metadata.attr("MetadataIndex");
   py::object write_bytes = planner.attr("WriteItemType").attr("BYTE_IO");
+  py::object write_tensor = planner.attr("WriteItemType").attr("TENSOR");
+  py::object write_shard = planner.attr("WriteItemType").attr("SHARD");
+  py::object write_item_class = planner.attr("WriteItem");
+  py::object write_data_class = planner.attr("TensorWriteData");
   py::object read_bytes = planner.attr("LoadItemType").attr("BYTE_IO");
+  py::object read_tensor = planner.attr("LoadItemType").attr("TENSOR");
+  py::object read_item_class = planner.attr("ReadItem");
   std::unordered_map<PyObject*, const tensor::DTypeInfo*> dtypes;
   std::vector<py::object> dtype_objects;  // by code; none where this torch lacks it
 
@@ -41,8 +47,8 @@ struct Dcp {
              sizes = name("sizes"), properties = name("properties"), dtype = name("dtype"), layout = name("layout"),
              requires_grad = name("requires_grad"), memory_format = name("memory_format"),
              pin_memory = name("pin_memory"), size_name = name("size"), dest_index = name("dest_index"),
-             storage_index = name("storage_index"), storage_offsets = name("storage_offsets"),
-             lengths = name("lengths");
+             dest_offsets = name("dest_offsets"), storage_index = name("storage_index"),
+             storage_offsets = name("storage_offsets"), lengths = name("lengths"), held = name("held");
 
   Dcp() : dtype_objects(tensor::kLastDType + 1, py::none()) {
     for (uint8_t code = 1; code <= tensor::kLastDType; ++code) {
@@ -144,35 +150,52 @@ uint8_t read_memory_format(const std::string& fqn, const py::object& properties)
   refuse(fqn, text("a tensor of ", to_text(format), " cannot be stored"));
 }
 
-tensor::Box read_chunk(const py::handle& chunk) {
-  return {read_dims(get(chunk, dcp().offsets)), read_dims(get(chunk, dcp().sizes))};
-}
-
-py::object make_entry(const format::Item& item) {
-  if (!item.is_tensor) return make_instance(dcp().bytes_entry);
-  const py::object dtype = dcp().dtype_objects[static_cast<size_t>(item.tensor.dtype)];
+/// TensorProperties; raises if this torch lacks the dtype.
+py::object make_properties(const std::string& fqn, const tensor::TensorInfo& info) {
+  const py::object dtype = dcp().dtype_objects[static_cast<size_t>(info.dtype)];
   if (dtype.is_none()) {
-    raise(Status::make(Code::kUnsupported, text("'", item.fqn, "': this torch has no dtype ",
-                                                tensor::find_dtype(item.tensor.dtype)->name)));
+    raise(Status::make(Code::kUnsupported,
+                       text("'", fqn, "': this torch has no dtype ", tensor::find_dtype(info.dtype)->name)));
   }
   const py::object properties = make_instance(dcp().properties_class);
   set(properties, dcp().dtype, dtype);
   set(properties, dcp().layout, dcp().strided);
-  set(properties, dcp().requires_grad, py::bool_(item.tensor.requires_grad));
-  set(properties, dcp().memory_format, dcp().memory_formats[item.tensor.memory_format]);
-  set(properties, dcp().pin_memory, py::bool_(item.tensor.pin_memory));
+  set(properties, dcp().requires_grad, py::bool_(info.requires_grad));
+  set(properties, dcp().memory_format, dcp().memory_formats[info.memory_format]);
+  set(properties, dcp().pin_memory, py::bool_(info.pin_memory));
+  return properties;
+}
+
+py::object make_chunk(const tensor::Box& box) {
+  const py::object chunk = make_instance(dcp().chunk_class);
+  set(chunk, dcp().offsets, make_size(box.offsets));
+  set(chunk, dcp().sizes, make_size(box.sizes));
+  return chunk;
+}
+
+py::object make_entry(const format::Item& item) {
+  if (!item.is_tensor) return make_instance(dcp().bytes_entry);
+  const py::object properties = make_properties(item.fqn, item.tensor);
   py::list chunks(item.chunks.size());
-  for (size_t c = 0; c < item.chunks.size(); ++c) {
-    const py::object chunk = make_instance(dcp().chunk_class);
-    set(chunk, dcp().offsets, make_size(item.chunks[c].box.offsets));
-    set(chunk, dcp().sizes, make_size(item.chunks[c].box.sizes));
-    chunks[c] = chunk;
-  }
+  for (size_t c = 0; c < item.chunks.size(); ++c) chunks[c] = make_chunk(item.chunks[c].box);
   const py::object entry = make_instance(dcp().tensor_entry);
   set(entry, dcp().properties, properties);
   set(entry, dcp().size_name, make_size(item.tensor.sizes));
   set(entry, dcp().chunks, chunks);
   return entry;
+}
+
+py::object make_tensor_item(const py::object& of_class, const std::string& fqn, const DeclaredTensor& declared,
+                            const tensor::Box& box) {
+  const py::object data = make_instance(dcp().write_data_class);
+  set(data, dcp().chunk, make_chunk(box));
+  set(data, dcp().properties, make_properties(fqn, declared.info));
+  set(data, dcp().size_name, make_size(declared.info.sizes));
+  const py::object item = make_instance(of_class);
+  set(item, dcp().index, dcp().index_class(fqn, make_size(box.offsets)));
+  set(item, dcp().type, declared.is_shard ? dcp().write_shard : dcp().write_tensor);
+  set(item, dcp().tensor_data, data);
+  return item;
 }
 
 /// The items in the order of the state dict; raises if their positions are no permutation.
@@ -189,6 +212,10 @@ std::vector<const format::Item*> in_order(const format::Manifest& manifest) {
 
 }  // namespace
 
+tensor::Box read_chunk(py::handle chunk) {
+  return {read_dims(get(chunk, dcp().offsets)), read_dims(get(chunk, dcp().sizes))};
+}
+
 PlannedWrite read_write_item(py::handle item) {
   const py::object index = get(item, dcp().index);
   const py::object data = get(item, dcp().tensor_data);
@@ -200,6 +227,39 @@ PlannedWrite read_write_item(py::handle item) {
     planned.box = read_chunk(get(data, dcp().chunk));
   }
   return planned;
+}
+
+DeclaredTensor read_declared_tensor(py::handle item) {
+  const std::string fqn = get(get(item, dcp().index), dcp().fqn).cast<std::string>();
+  const py::object data = get(item, dcp().tensor_data);
+  const py::object properties = get(data, dcp().properties);
+  DeclaredTensor declared;
+  declared.is_shard = get(item, dcp().type).is(dcp().write_shard);
+  declared.info.dtype = read_dtype(fqn, properties)->dtype;
+  declared.info.memory_format = read_memory_format(fqn, properties);
+  declared.info.requires_grad = get(properties, dcp().requires_grad).cast<bool>();
+  declared.info.pin_memory = get(properties, dcp().pin_memory).cast<bool>();
+  declared.info.sizes = read_dims(get(data, dcp().size_name));
+  return declared;
+}
+
+py::object make_bytes_item(const std::string& fqn) {
+  const py::object item = make_instance(dcp().write_item_class);
+  set(item, dcp().index, dcp().index_class(fqn));
+  set(item, dcp().type, dcp().write_bytes);
+  set(item, dcp().tensor_data, py::none());
+  return item;
+}
+
+py::object make_write_item(const std::string& fqn, const DeclaredTensor& declared, const tensor::Box& box) {
+  return make_tensor_item(dcp().write_item_class, fqn, declared, box);
+}
+
+py::object make_part_item(const std::string& fqn, const DeclaredTensor& declared, const tensor::Box& part,
+                          const tensor::Box& held, const py::object& part_class) {
+  const py::object item = make_tensor_item(part_class, fqn, {declared.info, /*is_shard=*/true}, part);
+  set(item, dcp().held, make_chunk(held));
+  return item;
 }
 
 PlannedRead read_read_item(py::handle item) {
@@ -215,6 +275,19 @@ PlannedRead read_read_item(py::handle item) {
     planned.box = {read_dims(get(item, dcp().storage_offsets)), read_dims(get(item, dcp().lengths))};
   }
   return planned;
+}
+
+py::object make_read_item(const PlannedRead& read, const Dims& local, const Dims& to) {
+  const py::object item = make_instance(dcp().read_item_class);
+  const bool is_tensor = read.is_tensor;
+  set(item, dcp().type, is_tensor ? dcp().read_tensor : dcp().read_bytes);
+  set(item, dcp().dest_index, is_tensor ? dcp().index_class(read.fqn, make_size(local)) : dcp().index_class(read.fqn));
+  set(item, dcp().dest_offsets, make_size(is_tensor ? to : Dims{0}));
+  set(item, dcp().storage_index,
+      is_tensor ? dcp().index_class(read.fqn, make_size(read.chunk_offsets), read.hint) : dcp().index_class(read.fqn));
+  set(item, dcp().storage_offsets, make_size(is_tensor ? read.box.offsets : Dims{0}));
+  set(item, dcp().lengths, make_size(is_tensor ? read.box.sizes : Dims{0}));
+  return item;
 }
 
 std::vector<format::Item> read_state_dict_metadata(py::handle entries) {

@@ -24,6 +24,22 @@ struct PlannedWrite {
 /// Raises InvalidPlanError, naming the key, for a layout that is not strided or a dtype that is not in the format.
 PlannedWrite read_write_item(pybind11::handle item);
 
+/// The rest of what the `WriteItem` of a tensor says.
+struct DeclaredTensor {
+  tensor::TensorInfo info;
+  bool is_shard = false;  // other ranks may hold other parts
+};
+
+/// Raises InvalidPlanError, naming the key, for what the format does not have.
+DeclaredTensor read_declared_tensor(pybind11::handle item);
+
+pybind11::object make_bytes_item(const std::string& fqn);
+pybind11::object make_write_item(const std::string& fqn, const DeclaredTensor& declared, const tensor::Box& box);
+/// The item for a part of a box that this rank holds: one of a shard, with the box it is cut from as `held`.
+/// \param part_class  Subclass of WriteItem.
+pybind11::object make_part_item(const std::string& fqn, const DeclaredTensor& declared, const tensor::Box& part,
+                                const tensor::Box& held, const pybind11::object& part_class);
+
 /// What a `ReadItem` asks for: a box of one stored chunk.
 struct PlannedRead {
   std::string fqn;
@@ -34,6 +50,13 @@ struct PlannedRead {
 };
 
 PlannedRead read_read_item(pybind11::handle item);
+
+/// The ReadItem that asks for `read`. \param to  Where its first element goes, in the tensor that is loaded into.
+/// \param local  Begin of the box that is held of that tensor.
+pybind11::object make_read_item(const PlannedRead& read, const tensor::Dims& local, const tensor::Dims& to);
+
+/// A ChunkStorageMetadata.
+tensor::Box read_chunk(pybind11::handle chunk);
 
 /// Items of `Metadata.state_dict_metadata`, in its order, without records.
 /// Raises InvalidPlanError, naming the key, for what the format does not have.

@@ -61,24 +61,61 @@ Status refuse(const std::string& why) {
   return Status::make(Code::kInvalidArgument, why);
 }
 
+tensor::DType dtype_of(const at::Tensor& tensor) {
+  static const DTypeTable kTable = make_table();
+  return kTable[static_cast<size_t>(tensor.scalar_type())];
+}
+
 }  // namespace
 
+bool is_tensor(PyObject* object) {
+  return THPVariable_Check(object);
+}
+
+bool is_plain_tensor(PyObject* object) {
+  return THPVariable_CheckExact(object);
+}
+
+bool is_meta_tensor(PyObject* object) {
+  return THPVariable_Unpack(object).is_meta();
+}
+
+bool is_pinned(PyObject* object) {
+  return THPVariable_Unpack(object).is_pinned();
+}
+
+TensorFacts facts_of_tensor(PyObject* object) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  TensorFacts facts;
+  facts.dtype = tensor.is_quantized() ? tensor::DType::kNone : dtype_of(tensor);
+  facts.requires_grad = tensor.requires_grad();
+  facts.is_strided = tensor.layout() == c10::kStrided;
+  facts.sizes = tensor::Dims(tensor.sizes().begin(), tensor.sizes().end());
+  return facts;
+}
+
+void increment_versions(const std::vector<PyObject*>& tensors) {
+  for (PyObject* object : tensors) {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable) {
-  static const DTypeTable kTable = make_table();
   if (!THPVariable_Check(object)) return refuse(text("a tensor wanted, got a ", Py_TYPE(object)->tp_name));
   const at::Tensor& tensor = THPVariable_Unpack(object);
   if (tensor.layout() != c10::kStrided) return refuse("a strided tensor wanted, got a sparse or opaque layout");
   if (!tensor.device().is_cpu()) return refuse(text("a CPU tensor wanted, got one on ", tensor.device().str()));
   if (tensor.is_quantized()) return refuse("quantized tensors are not stored yet");
   if (tensor.is_conj() || tensor.is_neg()) return refuse("pending conjugation or negation: resolve it first");
-  const tensor::DType dtype = kTable[static_cast<size_t>(tensor.scalar_type())];
+  const tensor::DType dtype = dtype_of(tensor);
   if (dtype == tensor::DType::kNone) {
     return refuse(text("dtype ", c10::toString(tensor.scalar_type()), " is not in the format"));
   }
   tensor::StridedView view;
   view.dtype = dtype;
   const int64_t itemsize = tensor::find_dtype(dtype)->itemsize_bytes;
-  view.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  view.sizes = tensor::Dims(tensor.sizes().begin(), tensor.sizes().end());
   for (const int64_t stride : tensor.strides()) view.strides_bytes.push_back(stride * itemsize);
   if (tensor.numel() != 0) {
     if (!tensor.has_storage() || tensor.storage().data() == nullptr) return refuse("the tensor has no memory");

@@ -4,13 +4,38 @@
 #include <Python.h>
 
 #include <optional>
+#include <vector>
 
 #include "csrc/base/status.h"
 #include "csrc/tensor/strided_view.h"
 
 namespace bytecheckpoint::bindings {
 
-/// The host memory of a torch tensor. The only function that knows torch.
+/// Is it an instance of torch.Tensor?
+bool is_tensor(PyObject* object);
+
+/// What plans need of a tensor beside its memory.
+struct TensorFacts {
+  tensor::DType dtype = tensor::DType::kNone;  // none if its elements need torch.save
+  bool requires_grad = false;
+  bool is_strided = false;
+  tensor::Dims sizes;
+};
+
+/// Of a tensor of any type and device. Needs the GIL.
+TensorFacts facts_of_tensor(PyObject* tensor);
+
+bool is_meta_tensor(PyObject* tensor);
+/// In page-locked memory? Of a plain tensor.
+bool is_pinned(PyObject* tensor);
+
+/// A torch.Tensor or Parameter itself, rather than a subclass whose elements may mean something else than its memory?
+bool is_plain_tensor(PyObject* object);
+
+/// Tells autograd that tensors were written to behind its back.
+void increment_versions(const std::vector<PyObject*>& tensors);
+
+/// The host memory of a torch tensor.
 ///
 /// \param writable  The caller will write through the view: memory shared copy-on-write is made the tensor's own.
 /// \returns kInvalidArgument unless `object` is a dense, strided CPU tensor without pending conjugation or negation,

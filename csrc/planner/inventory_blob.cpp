@@ -147,6 +147,10 @@ bool InventoryReader::read_sets() {
     if (rank_sets_->lowest(id) < rank_sets_->lowest(sets_[0])) return damaged();
     if (rank_sets_->highest(id) > rank_sets_->highest(sets_[0])) return damaged();
   }
+  if (as_rank_.has_value()) {
+    if (num_sets != 1 || !RankSets::is_single(sets_[0])) return damaged();
+    sets_[0] = RankSets::single(*as_rank_);
+  }
   lowest_rank_ = rank_sets_->lowest(sets_[0]);
   highest_rank_ = rank_sets_->highest(sets_[0]);
   return true;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +29,9 @@ std::string encode_inventory(const Inventory& inventory);
 class InventoryReader {
  public:
   /// \param rank_sets  Where the sets of ranks go; must outlive the reader.
-  InventoryReader(std::string_view blob, RankSets* rank_sets) : reader_(blob), rank_sets_(rank_sets) {}
+  /// \param as_rank    The inventory is that of this rank, whatever its own word: a rank may not know its number.
+  InventoryReader(std::string_view blob, RankSets* rank_sets, std::optional<uint32_t> as_rank = std::nullopt)
+      : reader_(blob), rank_sets_(rank_sets), as_rank_(as_rank) {}
 
   base::Status begin();
   /// False at the end and after damage.
@@ -62,6 +65,7 @@ class InventoryReader {
 
   base::VarintReader reader_;
   RankSets* rank_sets_;
+  const std::optional<uint32_t> as_rank_;
   std::vector<RankSets::Id> sets_;
   uint32_t lowest_rank_ = 0;
   uint32_t highest_rank_ = 0;

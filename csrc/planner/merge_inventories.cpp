@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -27,7 +28,7 @@ struct Record {
 
 class Merger {
  public:
-  Status add(std::string_view blob);
+  Status add(std::string_view blob, std::optional<uint32_t> as_rank = std::nullopt);
   base::Result<Inventory> finish();
 
  private:
@@ -61,8 +62,8 @@ class Merger {
   std::vector<RankSets::Id> holders_;
 };
 
-Status Merger::add(std::string_view blob) {
-  InventoryReader reader(blob, &found_.rank_sets);
+Status Merger::add(std::string_view blob, std::optional<uint32_t> as_rank) {
+  InventoryReader reader(blob, &found_.rank_sets, as_rank);
   BCP_RETURN_IF_ERROR(reader.begin());
   ++num_blobs_;
   expected_ = 0;
@@ -265,6 +266,15 @@ base::Result<Inventory> merge_inventories(const std::vector<std::string_view>& b
   if (blobs.empty()) return Status::make(Code::kInvalidArgument, "no inventory to merge");
   Merger merger;
   for (const std::string_view blob : blobs) BCP_RETURN_IF_ERROR(merger.add(blob));
+  return merger.finish();
+}
+
+base::Result<Inventory> merge_ranks(const std::vector<std::string_view>& blobs) {
+  if (blobs.empty()) return Status::make(Code::kInvalidArgument, "no inventory to merge");
+  Merger merger;
+  for (size_t rank = 0; rank < blobs.size(); ++rank) {
+    BCP_RETURN_IF_ERROR(merger.add(blobs[rank], static_cast<uint32_t>(rank)));
+  }
   return merger.finish();
 }
 

@@ -21,6 +21,9 @@ namespace bytecheckpoint::planner {
 /// ranks hold ascending shards.
 base::Result<Inventory> merge_inventories(const std::vector<std::string_view>& blobs);
 
+/// The same for the inventories of ranks 0, 1, ..., of each of which only the order of `blobs` tells the number.
+base::Result<Inventory> merge_ranks(const std::vector<std::string_view>& blobs);
+
 /// One encoded inventory. kCorrupt for damage; takes no memory beyond a small multiple of the blob.
 base::Result<Inventory> decode_inventory(std::string_view blob);
 

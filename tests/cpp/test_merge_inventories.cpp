@@ -152,6 +152,20 @@ TEST_CASE("merge_inventories: a rank twice, no inventory, damage") {
   EXPECT_CODE(kCorrupt, merge_inventories({both, ""}));
 }
 
+TEST_CASE("merge_ranks: ranks that do not know their numbers, by their order") {
+  test::Random random(27);
+  for (int round = 0; round < 100; ++round) {
+    const test::World world = test::draw_world(&random, 1 + static_cast<uint32_t>(round % 6));
+    std::vector<std::string> nameless;
+    for (const auto& held : world) nameless.push_back(test::blob_of(0, held));
+    const Inventory merged = test::value_of(merge_ranks({nameless.begin(), nameless.end()}));
+    CHECK(encode_inventory(merged) == merged_blob(test::blobs_of(world)));
+  }
+  const std::string of_two = merged_blob({test::blob_of(0, {}), test::blob_of(1, {})});
+  CHECK(merge_ranks({of_two}).status().code() == base::Code::kCorrupt);
+  CHECK_FALSE(merge_ranks({}).is_ok());
+}
+
 TEST_CASE("merge_inventories: a rank without entries is a rank") {
   const Inventory inventory = test::merged({test::blob_of(0, {}), test::blob_of(1, {})});
   CHECK(inventory.entries.empty());

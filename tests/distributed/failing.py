@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,12 +13,14 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem
 
-from bytecheckpoint import BcpWriter
+from bytecheckpoint import BcpLoadPlanner, BcpSavePlanner, BcpWriter
 
 __all__ = [
     "LOAD_PLANNER_HOOKS",
     "SAVE_PLANNER_HOOKS",
     "WRITER_HOOKS",
+    "FailingBcpLoadPlanner",
+    "FailingBcpSavePlanner",
     "FailingLoadPlanner",
     "FailingSavePlanner",
     "FailingWriter",
@@ -78,7 +80,14 @@ class _Failing:
             raise self.error or Reason(f"{hook} on rank {self.rank}")
 
 
-class FailingSavePlanner(_Failing, DefaultSavePlanner):
+# What the mixins may use is the same in DCP's planners and in ours.
+if TYPE_CHECKING:
+    _Save, _Load = DefaultSavePlanner, DefaultLoadPlanner
+else:
+    _Save = _Load = object
+
+
+class _FailingSavePlanner(_Failing, _Save):
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         self.at("set_up_planner")
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
@@ -100,7 +109,7 @@ class FailingSavePlanner(_Failing, DefaultSavePlanner):
         return super().finish_plan(new_plan)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        if write_item.index.fqn == "shared.of_rank_1" or self.rank == 0:
+        if write_item.index.fqn.startswith("shared.") or self.rank == 0:
             self.at("resolve_data")
         return super().resolve_data(write_item)
 
@@ -135,7 +144,7 @@ class FailingWriter(_Failing, BcpWriter):
         self.at("after_finish")
 
 
-class FailingLoadPlanner(_Failing, DefaultLoadPlanner):
+class _FailingLoadPlanner(_Failing, _Load):
     def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
         self.at("set_up_planner")
         super().set_up_planner(state_dict, metadata, is_coordinator)
@@ -163,3 +172,19 @@ class FailingLoadPlanner(_Failing, DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         self.at("load_bytes")
         super().load_bytes(read_item, value)
+
+
+class FailingSavePlanner(_FailingSavePlanner, DefaultSavePlanner):
+    pass
+
+
+class FailingBcpSavePlanner(_FailingSavePlanner, BcpSavePlanner):
+    pass
+
+
+class FailingLoadPlanner(_FailingLoadPlanner, DefaultLoadPlanner):
+    pass
+
+
+class FailingBcpLoadPlanner(_FailingLoadPlanner, BcpLoadPlanner):
+    pass

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planners as users write them: those of DCP's docstrings, with the docstrings' own mistakes put right."""
+"""Planners as users write them: those of DCP's docstrings, with the docstrings' own mistakes put right.
+
+Each is written once, as what stands between a user's class and its base, and made over DCP's planners and over ours.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import io
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
@@ -15,18 +18,19 @@ from torch.distributed.checkpoint._sharded_tensor_utils import _flatten_sharded_
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
 
-__all__ = [
-    "DDPLoadBalancingPlanner",
-    "FP16Planner",
-    "MetaModelMaterialize",
-    "OtherDtypePlanner",
-    "RenameLoadPlanner",
-    "RenamePlanner",
-    "SaveExtraDataPlanner",
-]
+from bytecheckpoint import BcpLoadPlanner, BcpSavePlanner
+
+__all__ = ["OURS", "STOCK", "Planners"]
 
 
-class RenamePlanner(DefaultSavePlanner):
+# What the mixins may use is the same in all bases.
+if TYPE_CHECKING:
+    _Save, _Load = DefaultSavePlanner, DefaultLoadPlanner
+else:
+    _Save = _Load = object
+
+
+class _RenamePlanner(_Save):
     """Prefixes all keys with ``foo_``."""
 
     def set_up_planner(
@@ -35,7 +39,7 @@ class RenamePlanner(DefaultSavePlanner):
         super().set_up_planner({"foo_" + k: v for k, v in state_dict.items()}, storage_meta, is_coordinator)
 
 
-class RenameLoadPlanner(DefaultLoadPlanner):
+class _RenameLoadPlanner(_Load):
     """Takes the prefix off again. As printed it ignores ``load_bytes`` into nested keys; ours has none."""
 
     def set_up_planner(
@@ -55,7 +59,7 @@ class RenameLoadPlanner(DefaultLoadPlanner):
         self.original_state_dict[read_item.dest_index.fqn[4:]] = torch.load(value, weights_only=False)
 
 
-class FP16Planner(DefaultSavePlanner):
+class _FP16Planner(_Save):
     """Declares and resolves float16. As printed it iterates over the plan, which is not iterable."""
 
     def create_local_plan(self) -> SavePlan:
@@ -70,7 +74,7 @@ class FP16Planner(DefaultSavePlanner):
         return item if write_item.type == WriteItemType.BYTE_IO else item.to(torch.float16)
 
 
-class OtherDtypePlanner(DefaultSavePlanner):
+class _OtherDtypePlanner(_Save):
     """Resolves to float64 what the plan declares as it is; stock DCP stores what is resolved."""
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
@@ -78,7 +82,7 @@ class OtherDtypePlanner(DefaultSavePlanner):
         return item if write_item.type == WriteItemType.BYTE_IO else item.to(torch.float64)
 
 
-class DDPLoadBalancingPlanner(DefaultSavePlanner):
+class _DDPLoadBalancingPlanner(_Save):
     """Deals the items of rank 0 out to all ranks. As printed the iterators and the transposition are mixed up."""
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -89,7 +93,7 @@ class DDPLoadBalancingPlanner(DefaultSavePlanner):
         return super().create_global_plan(plans)
 
 
-class SaveExtraDataPlanner(DefaultSavePlanner):
+class _SaveExtraDataPlanner(_Save):
     """Each rank adds data of its own. As printed, flattening has already put its mappings where the data goes."""
 
     def __init__(self, data: Any) -> None:
@@ -104,7 +108,7 @@ class SaveExtraDataPlanner(DefaultSavePlanner):
         return global_plan, dataclasses.replace(metadata, planner_data=[p.planner_data for p in global_plan])
 
 
-class MetaModelMaterialize(DefaultLoadPlanner):
+class _MetaModelMaterialize(_Load):
     """Makes tensors as they are needed. As printed it extends the save planner and keeps one part per key."""
 
     def __init__(self) -> None:
@@ -124,3 +128,22 @@ class MetaModelMaterialize(DefaultLoadPlanner):
     def _whole(self, index: MetadataIndex) -> torch.Tensor:
         tensor: torch.Tensor = self.state_dict[index.fqn]
         return tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Planners:
+    """All of them over one pair of planners."""
+
+    save: type[DefaultSavePlanner]
+    load: type[DefaultLoadPlanner]
+
+    def __getattr__(self, name: str) -> Any:
+        mixin = globals().get("_" + name)
+        if not isinstance(mixin, type):
+            raise AttributeError(name)
+        base = self.load if mixin in (_RenameLoadPlanner, _MetaModelMaterialize) else self.save
+        return type(name, (mixin, base), {})
+
+
+STOCK = Planners(DefaultSavePlanner, DefaultLoadPlanner)
+OURS = Planners(BcpSavePlanner, BcpLoadPlanner)

@@ -24,7 +24,7 @@ from bytecheckpoint.errors import (
     RankError,
     ShapeMismatchError,
 )
-from distributed.failing import LOAD_PLANNER_HOOKS, FailingLoadPlanner, Reason, Unreadable
+from distributed.failing import LOAD_PLANNER_HOOKS, FailingBcpLoadPlanner, FailingLoadPlanner, Reason, Unreadable
 from distributed.ranks import failures, run_ranks
 from distributed.states import check
 
@@ -39,17 +39,17 @@ def load(path: str, planner: DefaultLoadPlanner | None = None) -> None:
     check(got, state(1))
 
 
-def hooks_raise(path: str) -> None:
+def hooks_raise(path: str, failing: Any) -> None:
     for hook in LOAD_PLANNER_HOOKS:
         for rank in (0, 1):
             if hook == "create_global_plan" and rank == 1:
                 continue
-            planner = FailingLoadPlanner(hook=hook, rank=rank)
+            planner = failing(hook=hook, rank=rank)
             found = failures(partial(load, path, planner))
             assert {r: (type(e), str(e)) for r, e in found.items()} == {rank: (Reason, f"{hook} on rank {rank}")}
             load(path)
     for hook in ("resolve_tensor", "commit_tensor", "load_bytes"):
-        planner = FailingLoadPlanner(hook=hook, rank=1, error=Unreadable("this", "that"))
+        planner = failing(hook=hook, rank=1, error=Unreadable("this", "that"))
         found = failures(partial(load, path, planner))
         assert list(found) == [1]
         assert isinstance(found[1], RankError)
@@ -176,8 +176,9 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "ckpt")
 
 
-def test_a_hook_of_the_planner_raises(path: str) -> None:
-    run_ranks(2, hooks_raise, path)
+@pytest.mark.parametrize("failing", [FailingLoadPlanner, FailingBcpLoadPlanner])
+def test_a_hook_of_the_planner_raises(path: str, failing: type[DefaultLoadPlanner]) -> None:
+    run_ranks(2, hooks_raise, path, failing)
 
 
 def test_plans_that_do_not_fit(path: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -14,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from bytecheckpoint import BcpReader, BcpWriter
-from distributed import planners
+from distributed.planners import OURS, STOCK, Planners
 from distributed.ranks import run_ranks
 from distributed.states import check, full
 
@@ -33,7 +34,7 @@ def sharded(*, filled: bool) -> dict[str, Any]:
     }
 
 
-def rename(path: str) -> None:
+def rename(path: str, planners: Planners) -> None:
     dcp.save({**tensors(), "n": 5}, storage_writer=BcpWriter(path), planner=planners.RenamePlanner())
     assert set(BcpReader(path).read_metadata().state_dict_metadata) == {"foo_" + key for key in (*SHAPES, "n")}
     for reader in (BcpReader(path), dcp.FileSystemReader(path)):
@@ -42,7 +43,7 @@ def rename(path: str) -> None:
         check(got, {**tensors(), "n": 5})
 
 
-def halve(path: str) -> None:
+def halve(path: str, planners: Planners) -> None:
     state = {**tensors(), "n": 5, "sharded": sharded(filled=True)}
     dcp.save(state, storage_writer=BcpWriter(path), planner=planners.FP16Planner())
     entry = BcpReader(path).read_metadata().state_dict_metadata["a"]
@@ -53,26 +54,26 @@ def halve(path: str) -> None:
         for dtype in (torch.float16, torch.float64):
             got = {**tensors(dtype, filled=False), "n": 0, "sharded": sharded(filled=False)}
             before = {key: got[key].data_ptr() for key in SHAPES}
-            dcp.load(got, storage_reader=reader)
+            dcp.load(got, storage_reader=reader, planner=planners.load())
             check(got, {**tensors(dtype), "n": 5, "sharded": sharded(filled=True)})
             assert {key: got[key].data_ptr() for key in SHAPES} == before
 
 
-def resolve_to_another_dtype(path: str) -> None:
+def resolve_to_another_dtype(path: str, planners: Planners) -> None:
     dcp.save({**tensors(), "n": 5}, storage_writer=BcpWriter(path), planner=planners.OtherDtypePlanner())
     for reader in (BcpReader(path), dcp.FileSystemReader(path)):
         for dtype in (torch.float32, torch.float64):
             got = {**tensors(dtype, filled=False), "n": 0}
-            dcp.load(got, storage_reader=reader)
+            dcp.load(got, storage_reader=reader, planner=planners.load())
             check(got, {**tensors(dtype), "n": 5})
 
 
-def balance(path: str) -> int:
+def balance(path: str, planners: Planners) -> int:
     writer = BcpWriter(path)
     dcp.save({**tensors(), "n": 5}, storage_writer=writer, planner=planners.DDPLoadBalancingPlanner())
     for reader in (BcpReader(path), dcp.FileSystemReader(path)):
         got = {**tensors(filled=False), "n": 0}
-        dcp.load(got, storage_reader=reader)
+        dcp.load(got, storage_reader=reader, planner=planners.load())
         check(got, {**tensors(), "n": 5})
     assert writer.last_report is not None
     return writer.last_report.num_records
@@ -82,7 +83,7 @@ def extra_data(rank: int) -> Any:
     return {"rank": rank, 7: (1.5, None, True, False, b"\0\xff", "\u00e4\U0001f600", [-1, 2**40, -(2**40), ()], {})}
 
 
-def save_extra_data(path: str) -> None:
+def save_extra_data(path: str, planners: Planners) -> None:
     planner = planners.SaveExtraDataPlanner(extra_data(dist.get_rank()))
     metadata = dcp.save(tensors(), storage_writer=BcpWriter(path), planner=planner)
     wanted = [extra_data(rank) for rank in range(dist.get_world_size())]
@@ -91,7 +92,7 @@ def save_extra_data(path: str) -> None:
         assert repr(read.planner_data) == repr(wanted)  # True == 1 and 1 == 1.0
 
 
-def materialize(path: str) -> None:
+def materialize(path: str, planners: Planners) -> None:
     dcp.save(sharded(filled=True), storage_writer=BcpWriter(path))
     for reader in (BcpReader(path), dcp.FileSystemReader(path)):
         planner = planners.MetaModelMaterialize()
@@ -103,15 +104,16 @@ def materialize(path: str) -> None:
         check(planner.state_dict, tensors())
 
 
-def all_planners(root: str) -> int:
-    rename(f"{root}/rename")
-    halve(f"{root}/halve")
-    resolve_to_another_dtype(f"{root}/resolve")
-    save_extra_data(f"{root}/extra")
-    materialize(f"{root}/materialize")
-    return balance(f"{root}/balance")
+def all_planners(root: str, planners: Planners) -> int:
+    rename(f"{root}/rename", planners)
+    halve(f"{root}/halve", planners)
+    resolve_to_another_dtype(f"{root}/resolve", planners)
+    save_extra_data(f"{root}/extra", planners)
+    materialize(f"{root}/materialize", planners)
+    return balance(f"{root}/balance", planners)
 
 
-def test_planners_of_the_docstrings(tmp_path: Path) -> None:
-    assert run_ranks(2, all_planners, str(tmp_path)) == [3, 3]
-    assert run_ranks(4, balance, str(tmp_path / "four")) == [2, 2, 1, 1]
+@pytest.mark.parametrize("planners", [STOCK, OURS], ids=["stock", "ours"])
+def test_planners_of_the_docstrings(tmp_path: Path, planners: Planners) -> None:
+    assert run_ranks(2, all_planners, str(tmp_path), planners) == [3, 3]
+    assert run_ranks(4, balance, str(tmp_path / "four"), planners) == [2, 2, 1, 1]

@@ -17,6 +17,7 @@ from bytecheckpoint.errors import InvalidPlanError, RankError, SaveFailedError
 from distributed.failing import (
     SAVE_PLANNER_HOOKS,
     WRITER_HOOKS,
+    FailingBcpSavePlanner,
     FailingSavePlanner,
     FailingWriter,
     Reason,
@@ -88,11 +89,11 @@ class Scene:
         dist.barrier()
 
 
-def planner_raises(path: str, hook: str, rank: int) -> None:
+def planner_raises(path: str, hook: str, rank: int, failing: Any) -> None:
     scene = Scene(path)
     for keep_alive in (True, False):
         writer = BcpWriter(path)
-        found = scene.fail(writer, FailingSavePlanner(hook=hook, rank=rank))
+        found = scene.fail(writer, failing(hook=hook, rank=rank))
         if scene.saves:
             assert_reason(found, hook, rank)
         if not keep_alive:
@@ -170,9 +171,10 @@ def cases(hooks: tuple[str, ...]) -> list[tuple[str, int]]:
     return [(hook, rank) for hook in hooks for rank in (0, 1) if rank == 0 or hook not in ON_COORDINATOR]
 
 
+@pytest.mark.parametrize("failing", [FailingSavePlanner, FailingBcpSavePlanner])
 @pytest.mark.parametrize(("hook", "rank"), cases(SAVE_PLANNER_HOOKS))
-def test_a_hook_of_the_planner_raises(tmp_path: Path, hook: str, rank: int) -> None:
-    run_ranks(3, planner_raises, str(tmp_path / "ckpt"), hook, rank, limit_s=30)
+def test_a_hook_of_the_planner_raises(tmp_path: Path, hook: str, rank: int, failing: type[DefaultSavePlanner]) -> None:
+    run_ranks(3, planner_raises, str(tmp_path / "ckpt"), hook, rank, failing, limit_s=30)
 
 
 @pytest.mark.parametrize(("hook", "rank"), cases(WRITER_HOOKS))

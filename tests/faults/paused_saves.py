@@ -155,6 +155,6 @@ def _wait(child: int) -> int:
     """Exit status of a child, or of its death when it hangs."""
     ended = select.poll()
     ended.register(os.pidfd_open(child), select.POLLIN)
-    if not ended.poll(LIMIT_S / 6 * 1000):
+    if not ended.poll(LIMIT_S / 2 * 1000):
         os.kill(child, 9)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

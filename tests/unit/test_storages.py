@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from pathlib import Path
 
 import pytest
@@ -63,5 +64,6 @@ def test_metadata_can_be_replaced_and_filled_from_outside(tmp_path: Path) -> Non
     assert emptied.storage_data is None
     metadata = reader.read_metadata()
     metadata.storage_data = {"other": 1}
-    assert type(metadata) is Metadata
     assert metadata.storage_data == {"other": 1}
+    assert list(metadata.state_dict_metadata) == ["t"]
+    assert type(pickle.loads(pickle.dumps(metadata))) is Metadata

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bindings/flatten.h"
+
+#include <unordered_map>
+#include <vector>
+
+#include "csrc/bindings/torch_tensor.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+
+/// Python's own limit, so that a dict that holds itself is a RecursionError.
+class Descent {
+ public:
+  Descent() {
+    if (Py_EnterRecursiveCall(" while flattening a state dict") != 0) throw py::error_already_set();
+  }
+  ~Descent() { Py_LeaveRecursiveCall(); }
+  Descent(const Descent&) = delete;
+  Descent& operator=(const Descent&) = delete;
+};
+
+class Flattener {
+ public:
+  void enter_mapping(py::handle mapping) {
+    const Descent descent;
+    const auto visit = [this](py::handle key, py::handle value) { visit_at(py::str(key), py::str(key), value); };
+    if (PyDict_CheckExact(mapping.ptr())) {
+      for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(mapping)) visit(key, value);
+      return;
+    }
+    for (const py::handle item : mapping.attr("items")()) {
+      const py::tuple pair(py::reinterpret_borrow<py::object>(item));
+      visit(pair[0], pair[1]);
+    }
+  }
+
+  FlatState take() { return std::move(flat_); }
+
+ private:
+  bool is_mapping(py::handle value) {
+    if (PyDict_Check(value.ptr())) return true;
+    const auto [found, is_new] = mappings_.try_emplace(Py_TYPE(value.ptr()), false);
+    if (is_new) found->second = py::isinstance(value, mapping_class_);
+    return found->second;
+  }
+
+  /// A leaf, whatever is in it.
+  bool is_terminal(py::handle value) {
+    if (is_mapping(value)) return false;
+    if (!PyList_Check(value.ptr())) return true;
+    const Descent descent;
+    for (const py::handle entry : py::reinterpret_borrow<py::list>(value)) {
+      if (is_tensor(entry.ptr())) return false;
+      if ((is_mapping(entry) || PyList_Check(entry.ptr())) && !is_terminal(entry)) return false;
+    }
+    return true;
+  }
+
+  void visit_at(const py::str& text, py::object step, py::handle value) {
+    const py::str outer = name_;
+    name_ = path_.empty() ? text : concat(concat(outer, dot_), text);
+    path_.push_back(std::move(step));
+    if (is_mapping(value)) {
+      enter_mapping(value);
+    } else if (is_terminal(value)) {
+      add_leaf(value);
+    } else {
+      const Descent descent;
+      Py_ssize_t position = 0;
+      for (const py::handle entry : py::reinterpret_borrow<py::list>(value)) {
+        const py::int_ number(position++);
+        visit_at(py::str(number), number, entry);
+      }
+    }
+    path_.pop_back();
+    name_ = outer;
+  }
+
+  void add_leaf(py::handle value) {
+    if (flat_.values.contains(name_)) throw py::value_error("duplicated flatten key " + name_.cast<std::string>());
+    py::tuple path(path_.size());
+    for (size_t i = 0; i < path_.size(); ++i) path[i] = path_[i];
+    flat_.values[name_] = value;
+    flat_.mappings[name_] = path;
+  }
+
+  static py::str concat(const py::str& a, const py::str& b) {
+    PyObject* joined = PyUnicode_Concat(a.ptr(), b.ptr());
+    if (joined == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::str>(joined);
+  }
+
+  const py::object mapping_class_ = py::module_::import("collections.abc").attr("Mapping");
+  const py::str dot_{"."};
+  std::unordered_map<PyTypeObject*, bool> mappings_;  // types that were asked whether they are Mappings
+  FlatState flat_;
+  py::str name_;
+  std::vector<py::object> path_;
+};
+
+}  // namespace
+
+FlatState flatten_state_dict(py::handle state_dict) {
+  Flattener flattener;
+  flattener.enter_mapping(state_dict);
+  return flattener.take();
+}
+
+}  // namespace bytecheckpoint::bindings

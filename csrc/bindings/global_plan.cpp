@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bindings/global_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/planner/merge_inventories.h"
+#include "csrc/planner/save_answer.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+using format::Tree;
+
+Tree text_tree(std::string_view text) {
+  Tree tree;
+  tree.kind = Tree::Kind::kString;
+  tree.text = text;
+  return tree;
+}
+
+/// DCP's planner data of a flattened state: FQN to the way through nested dicts.
+base::Result<Tree> mappings_of(const planner::Inventory& inventory) {
+  Tree mappings;
+  mappings.kind = Tree::Kind::kDict;
+  mappings.children.reserve(2 * inventory.entries.size());
+  for (const planner::Entry& entry : inventory.entries) {
+    const std::string_view fqn = inventory.fqn(entry);
+    Tree way;
+    if (entry.path_size == 0) {
+      way.kind = Tree::Kind::kTuple;
+      way.children.push_back(text_tree(fqn));
+    } else {
+      BCP_ASSIGN_OR_RETURN(way, format::decode_tree(inventory.path(entry)));
+    }
+    mappings.children.push_back(text_tree(fqn));
+    mappings.children.push_back(std::move(way));
+  }
+  return mappings;
+}
+
+/// \param rank_items  Counted up for each rank that writes a chunk of it.
+format::Item item_of(const planner::Inventory& inventory, const planner::SavePlan& plan, const planner::Entry& entry,
+                     std::vector<size_t>* rank_items) {
+  format::Item item;
+  item.fqn = inventory.fqn(entry);
+  item.is_tensor = entry.is_tensor();
+  if (!item.is_tensor) {
+    item.chunks.emplace_back();
+    ++(*rank_items)[plan.writers[entry.boxes_begin]];
+    return item;
+  }
+  item.tensor = inventory.info(entry);
+  for (planner::PlannedChunk& chunk : planner::chunks_of(inventory, plan, entry)) {
+    ++(*rank_items)[chunk.rank];
+    item.chunks.push_back({std::move(chunk.box), {}});
+  }
+  return item;
+}
+
+}  // namespace
+
+base::Result<GlobalPlan> plan_ranks(const std::vector<std::string_view>& blobs, const planner::SaveOptions& options,
+                                    bool is_nested) {
+  BCP_ASSIGN_OR_RETURN(const planner::Inventory inventory, planner::merge_ranks(blobs));
+  BCP_ASSIGN_OR_RETURN(planner::SavePlan plan, planner::plan_save(inventory, options));
+  GlobalPlan global;
+  global.answers = planner::encode_answers(inventory, plan);
+  format::Manifest& manifest = global.manifest;
+  global.rank_items.resize(blobs.size());
+  manifest.items.reserve(inventory.entries.size());
+  for (const planner::Entry& entry : inventory.entries) {
+    manifest.items.push_back(item_of(inventory, plan, entry, &global.rank_items));
+    manifest.items.back().ordinal = static_cast<uint32_t>(manifest.items.size() - 1);
+  }
+  std::sort(manifest.items.begin(), manifest.items.end(),
+            [](const format::Item& a, const format::Item& b) { return a.fqn < b.fqn; });
+  if (is_nested) {
+    BCP_ASSIGN_OR_RETURN(manifest.planner_data, mappings_of(inventory));
+  }
+  global.rank_bytes = std::move(plan.rank_bytes);
+  return global;
+}
+
+}  // namespace bytecheckpoint::bindings

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bindings/held_state.h"
+
+#include <pybind11/gil_safe_call_once.h>
+
+#include "csrc/bindings/dcp_objects.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+
+/// Looked up once, and never freed.
+struct Names {
+  py::object dtensor = py::module_::import("torch.distributed.tensor").attr("DTensor");
+  py::object sharded_tensor = py::module_::import("torch.distributed._shard.sharded_tensor").attr("ShardedTensor");
+  py::object local_tensor = py::str("_local_tensor"), device_mesh = py::str("device_mesh"),
+             placements = py::str("placements"), shape = py::str("shape");
+};
+
+const Names& names() {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Names> found;
+  return found.call_once_and_store_result([] { return Names(); }).get_stored();
+}
+
+bool is_dtensor(py::handle value) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())) == names().dtensor.ptr();
+}
+
+/// Values without attributes of their own, which DCP takes for bytes whatever happens.
+bool is_builtin(py::handle value) {
+  PyObject* v = value.ptr();
+  return v == Py_None || PyBool_Check(v) || PyLong_CheckExact(v) || PyFloat_CheckExact(v) || PyUnicode_CheckExact(v) ||
+         PyList_CheckExact(v) || PyTuple_CheckExact(v) || PyDict_CheckExact(v);
+}
+
+bool has_chunks(py::handle value) {
+  return py::isinstance(value, names().sharded_tensor) || py::hasattr(value, "__create_chunk_list__");
+}
+
+}  // namespace
+
+py::object HeldValue::local() const {
+  return kind == Kind::kPlain ? value : value.attr(names().local_tensor);
+}
+
+bool is_still(const HeldValue& held, const py::dict& flat) {
+  const py::str key(held.fqn);
+  PyObject* value = PyDict_GetItemWithError(flat.ptr(), key.ptr());
+  if (value == nullptr && PyErr_Occurred()) throw py::error_already_set();
+  return value == held.value.ptr();
+}
+
+std::vector<HeldValue> StateScanner::scan(const py::dict& flat) {
+  std::vector<HeldValue> state;
+  state.reserve(flat.size());
+  for (const auto& [key, value] : flat) {
+    HeldValue& held = state.emplace_back();
+    held.fqn = key.cast<std::string>();
+    held.value = py::reinterpret_borrow<py::object>(value);
+    if (is_builtin(value)) continue;
+    if (is_tensor(value.ptr()) || has_chunks(value)) read_tensor(&held);
+  }
+  return state;
+}
+
+void StateScanner::read_tensor(HeldValue* held) {
+  held->kind = HeldValue::Kind::kOther;
+  const bool sharded = is_dtensor(held->value);
+  if (sharded || is_plain_tensor(held->value.ptr())) {
+    held->facts = facts_of_tensor(held->value.ptr());
+    const bool is_direct = held->facts.dtype != tensor::DType::kNone && held->facts.is_strided;
+    if (is_direct && !sharded) {
+      held->kind = HeldValue::Kind::kPlain;
+      held->boxes = {tensor::whole(held->facts.sizes)};
+      return;
+    }
+    if (is_direct && is_plain_tensor(held->value.attr(names().local_tensor).ptr())) {
+      held->kind = HeldValue::Kind::kDTensor;
+      held->boxes = boxes_of_dtensor(held->value);
+      return;
+    }
+  }
+  held->boxes = ask_dcp(held->value);
+}
+
+const std::vector<tensor::Box>& StateScanner::boxes_of_dtensor(py::handle dtensor) {
+  const py::object mesh = dtensor.attr(names().device_mesh);
+  // The mesh by its address, which it keeps while the state lives: comparing meshes costs more than all else here.
+  const py::tuple key = py::make_tuple(reinterpret_cast<uintptr_t>(mesh.ptr()), dtensor.attr(names().placements),
+                                       dtensor.attr(names().shape));
+  if (known_.contains(key)) return boxes_[known_[key].cast<size_t>()];
+  const bool is_in_mesh = !mesh.attr("get_coordinate")().is_none();
+  boxes_.push_back(is_in_mesh ? ask_dcp(dtensor) : std::vector<tensor::Box>());
+  known_[key] = boxes_.size() - 1;
+  return boxes_.back();
+}
+
+std::vector<tensor::Box> StateScanner::ask_dcp(py::handle tensor) const {
+  std::vector<tensor::Box> boxes;
+  for (const py::handle chunk : chunks_of_(tensor)) boxes.push_back(read_chunk(chunk));
+  return boxes;
+}
+
+Peculiarities find_peculiarities(const py::dict& flat) {
+  Peculiarities found;
+  for (const auto& [key, value] : flat) {
+    if (is_builtin(value)) continue;
+    const bool is_plain = is_plain_tensor(value.ptr());  // asked first: it costs nothing
+    if (!is_plain && py::isinstance(value, names().sharded_tensor)) {
+      found.has_sharded_tensor = true;
+    } else if (is_plain || is_tensor(value.ptr())) {
+      found.has_meta_tensor = found.has_meta_tensor || is_meta_tensor(value.ptr());
+    }
+  }
+  return found;
+}
+
+}  // namespace bytecheckpoint::bindings

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bindings/local_state.h"
+
+#include "csrc/base/bytes.h"
+#include "csrc/bindings/errors.h"
+#include "csrc/bindings/tree_caster.h"
+#include "csrc/planner/inventory_blob.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+using planner::EntryKind;
+
+/// The way through nested dicts as it travels: nothing if it is the name itself.
+std::string encode_path(const std::string& fqn, py::handle path) {
+  const auto keys = py::reinterpret_borrow<py::tuple>(path);
+  if (keys.size() == 1 && PyUnicode_Check(keys[0].ptr()) && keys[0].cast<std::string>() == fqn) return "";
+  base::ByteWriter out;
+  format::encode_tree(tree_from_python(path), &out);
+  return out.take();
+}
+
+/// What TensorProperties would say of a tensor that is a piece of `whole`.
+tensor::TensorInfo info_of(py::handle local, const TensorFacts& whole) {
+  tensor::TensorInfo info;
+  info.dtype = whole.dtype;
+  info.requires_grad = whole.requires_grad;
+  info.pin_memory = is_pinned(local.ptr());
+  info.sizes = whole.sizes;
+  return info;
+}
+
+}  // namespace
+
+LocalState::LocalState(const py::dict& flat, const py::object& mappings, const py::object& chunks_of,
+                       const py::object& items_of)
+    : state_(StateScanner(chunks_of).scan(flat)) {
+  planner::InventoryBuilder builder(0);  // whoever merges inventories knows the ranks
+  for (size_t i = 0; i < state_.size(); ++i) add(i, mappings, items_of, &builder);
+  inventory_ = value_or_raise(builder.finish());
+}
+
+LocalState::LocalState(planner::Inventory inventory) : inventory_(std::move(inventory)) {}
+
+void LocalState::add(size_t number, const py::object& mappings, const py::object& items_of,
+                     planner::InventoryBuilder* builder) {
+  HeldValue& held = state_[number];
+  EntryKind kind = EntryKind::kBytes;
+  tensor::TensorInfo info;
+  switch (held.kind) {
+    case HeldValue::Kind::kObject:
+      break;
+    case HeldValue::Kind::kPlain:
+      kind = EntryKind::kTensor;
+      info = info_of(held.value, held.facts);
+      break;
+    case HeldValue::Kind::kDTensor:
+      kind = EntryKind::kShard;
+      info = info_of(held.local(), held.facts);
+      break;
+    case HeldValue::Kind::kOther:
+      kind = ask_dcp(items_of, &held, &info);
+      break;
+  }
+  if (kind != EntryKind::kBytes && held.boxes.empty()) return;  // other ranks have it
+  std::string path;
+  if (!mappings.is_none() && mappings.contains(py::str(held.fqn))) {
+    path = encode_path(held.fqn, mappings[py::str(held.fqn)]);
+  }
+  const bool can_split = held.kind != HeldValue::Kind::kOther;
+  raise_if_error(builder->add(held.fqn, kind, path, info, can_split, held.boxes));
+  held_of_entry_.push_back(number);
+}
+
+EntryKind LocalState::ask_dcp(const py::object& items_of, HeldValue* held, tensor::TensorInfo* info) {
+  EntryKind kind = EntryKind::kBytes;
+  held->boxes.clear();
+  for (const py::handle item : items_of(held->fqn, held->value)) {
+    const PlannedWrite planned = read_write_item(item);
+    held->items.push_back(py::reinterpret_borrow<py::object>(item));
+    if (!planned.is_tensor) continue;
+    const DeclaredTensor declared = read_declared_tensor(item);
+    kind = declared.is_shard ? EntryKind::kShard : EntryKind::kTensor;
+    *info = declared.info;
+    held->boxes.push_back(planned.box);
+  }
+  return kind;
+}
+
+int64_t LocalState::num_bytes() const {
+  int64_t bytes = 0;
+  for (const planner::Entry& entry : inventory_.entries) {
+    for (uint32_t b = 0; entry.is_tensor() && b < entry.num_boxes; ++b) bytes += inventory_.box_bytes(entry, b);
+  }
+  return bytes;
+}
+
+std::string LocalState::blob() const {
+  return planner::encode_inventory(inventory_);
+}
+
+py::object LocalState::item(uint32_t entry_number, uint32_t number, const tensor::Box& part,
+                            const py::object& part_class) const {
+  const planner::Entry& entry = inventory_.entries[entry_number];
+  const std::string fqn(inventory_.fqn(entry));
+  const tensor::Box box = entry.is_tensor() ? inventory_.box(entry, number) : tensor::Box();
+  if (!state_.empty() && held(entry_number).kind == HeldValue::Kind::kOther) {
+    const HeldValue& value = held(entry_number);
+    for (size_t i = 0; i < value.items.size(); ++i) {
+      if (!entry.is_tensor() || value.boxes[i] == box) return value.items[i];
+    }
+  }
+  if (!entry.is_tensor()) return make_bytes_item(fqn);
+  const bool is_shard = entry.kind == EntryKind::kShard;
+  const DeclaredTensor declared{inventory_.info(entry), is_shard};
+  if (part == box) return make_write_item(fqn, declared, box);
+  return make_part_item(fqn, declared, part, box, part_class);
+}
+
+py::list LocalState::items() const {
+  py::list all;
+  for (uint32_t e = 0; e < inventory_.entries.size(); ++e) {
+    const planner::Entry& entry = inventory_.entries[e];
+    if (!entry.is_tensor()) all.append(item(e, 0, {}, py::none()));
+    for (uint32_t b = 0; entry.is_tensor() && b < entry.num_boxes; ++b) {
+      all.append(item(e, b, inventory_.box(entry, b), py::none()));
+    }
+  }
+  return all;
+}
+
+}  // namespace bytecheckpoint::bindings

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bindings/read_plan.h"
+
+#include <algorithm>
+
+#include "csrc/bindings/errors.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+using base::text;
+
+// A message names no more keys than this.
+constexpr size_t kMostNames = 20;
+
+/// `'a', 'b' and 3 more`.
+std::string list_names(const std::vector<std::string>& names) {
+  std::string out;
+  for (size_t i = 0; i < names.size() && i < kMostNames; ++i) out += (i == 0 ? "'" : ", '") + names[i] + "'";
+  if (names.size() > kMostNames) out += text(" and ", names.size() - kMostNames, " more");
+  return out;
+}
+
+[[noreturn]] void refuse_plan(const std::string& message) {
+  raise(base::Status::make(base::Code::kInvalidArgument, message));
+}
+
+void check(const PlannedRead& planned, const format::Chunk& chunk) {
+  if (chunk.record.kind == format::RecordKind::kAbsent) return;  // told when its file is looked for
+  const bool stored_bytes = chunk.record.kind == format::RecordKind::kBytes;
+  if (planned.is_tensor == stored_bytes) {
+    refuse_plan(text("'", planned.fqn, "': ", planned.is_tensor ? "a tensor" : "bytes", " wanted, stored is ",
+                     stored_bytes ? "bytes" : "a tensor"));
+  }
+  if (planned.is_tensor && !tensor::is_inside(planned.box, chunk.box.sizes)) {
+    raise_as("ShapeMismatchError", text("'", planned.fqn, "': wanted ", tensor::to_text(planned.box.sizes), " at ",
+                                        tensor::to_text(planned.box.offsets), " of a stored chunk, got a chunk of ",
+                                        tensor::to_text(chunk.box.sizes)));
+  }
+}
+
+bool is_complex(tensor::DType dtype) {
+  return dtype == tensor::DType::kComplex32 || dtype == tensor::DType::kComplex64 ||
+         dtype == tensor::DType::kComplex128;
+}
+
+/// Shape of a tensor of the state, whatever its type; nothing if it has none.
+std::optional<tensor::Dims> shape_of(const HeldValue& held) {
+  if (held.kind == HeldValue::Kind::kObject) return std::nullopt;
+  if (held.kind != HeldValue::Kind::kOther) return held.facts.sizes;
+  tensor::Dims sizes;
+  for (const py::handle size : held.value.attr("size")()) sizes.push_back(size.cast<int64_t>());
+  return sizes;
+}
+
+/// Why a stored tensor cannot be loaded into `held`, or nothing.
+std::optional<std::string> mismatch(const format::Item& item, const HeldValue& held) {
+  const std::optional<tensor::Dims> shape = shape_of(held);
+  if (!shape.has_value()) {
+    return text("'", item.fqn, "': stored is a tensor of ", tensor::to_text(item.tensor.sizes),
+                ", to be loaded into a value of type ", Py_TYPE(held.value.ptr())->tp_name);
+  }
+  if (*shape != item.tensor.sizes) {
+    return text("'", item.fqn, "': stored is a tensor of ", tensor::to_text(item.tensor.sizes),
+                ", to be loaded into one of ", tensor::to_text(*shape));
+  }
+  if (is_complex(item.tensor.dtype) && held.facts.dtype != tensor::DType::kNone && !is_complex(held.facts.dtype)) {
+    return text("'", item.fqn, "': stored is ", tensor::find_dtype(item.tensor.dtype)->name, ", to be loaded into ",
+                tensor::find_dtype(held.facts.dtype)->name, ", which has no place for the imaginary parts");
+  }
+  return std::nullopt;
+}
+
+/// All that the checkpoint lacks, and, as it may be the same under another name, all that nobody asks for.
+[[noreturn]] void refuse_keys(const format::Manifest& manifest, const std::vector<HeldValue>& state,
+                              const std::vector<std::string>& missing) {
+  std::vector<std::string> asked;
+  for (const HeldValue& held : state) asked.push_back(held.fqn);
+  std::sort(asked.begin(), asked.end());
+  std::vector<std::string> unexpected;
+  for (const format::Item& item : manifest.items) {
+    if (!std::binary_search(asked.begin(), asked.end(), item.fqn)) unexpected.push_back(item.fqn);
+  }
+  std::string message = text("to be loaded, but not in the checkpoint: ", list_names(missing));
+  if (!unexpected.empty()) message += text("; in the checkpoint, but not asked for: ", list_names(unexpected));
+  raise_as("KeyMismatchError", message + "; allow_partial_load=True leaves out what is missing");
+}
+
+int64_t numel_of(const tensor::Box& box) {
+  int64_t numel = 1;
+  for (const int64_t size : box.sizes) numel *= size;
+  return numel;
+}
+
+}  // namespace
+
+ReadPlan::ReadPlan(const Checkpoint& checkpoint, const py::iterable& items) : checkpoint_(&checkpoint) {
+  for (const py::handle item : items) {
+    Read read;
+    read.planned = read_read_item(item);
+    read.chunk = &checkpoint.find_chunk(read.planned.fqn, read.planned.chunk_offsets, read.planned.hint);
+    read.item = py::reinterpret_borrow<py::object>(item);
+    check(read.planned, *read.chunk);
+    add(std::move(read));
+  }
+}
+
+ReadPlan::ReadPlan(const Checkpoint& checkpoint, std::vector<HeldValue> state, bool allow_partial)
+    : checkpoint_(&checkpoint), state_(std::move(state)) {
+  std::vector<const format::Item*> items;
+  std::vector<std::string> missing, mismatches;
+  for (const HeldValue& held : state_) {
+    const format::Item* item = items.emplace_back(checkpoint.manifest.find(held.fqn));
+    if (item == nullptr) {
+      missing.push_back(held.fqn);
+    } else if (item->is_tensor) {
+      if (auto why = mismatch(*item, held)) mismatches.push_back(std::move(*why));
+    }
+  }
+  if (!missing.empty() && !allow_partial) refuse_keys(checkpoint.manifest, state_, missing);
+  if (!mismatches.empty()) {
+    std::string message = std::move(mismatches.front());
+    for (size_t i = 1; i < mismatches.size() && i < kMostNames; ++i) message += "; " + mismatches[i];
+    if (mismatches.size() > kMostNames) message += text("; and ", mismatches.size() - kMostNames, " more");
+    raise_as("ShapeMismatchError", message);
+  }
+  for (size_t i = 0; i < state_.size(); ++i) {
+    if (items[i] == nullptr) continue;
+    if (items[i]->is_tensor) {
+      read_boxes(*items[i], i);
+    } else {
+      Read read;
+      read.planned.fqn = state_[i].fqn;
+      read.chunk = &items[i]->chunks.front();
+      read.held = i;
+      add(std::move(read));
+    }
+  }
+}
+
+void ReadPlan::read_boxes(const format::Item& item, size_t held) {
+  const std::vector<tensor::Box>& boxes = state_[held].boxes;
+  for (size_t b = 0; b < boxes.size(); ++b) {
+    int64_t left = numel_of(boxes[b]);
+    for (size_t c = 0; c < item.chunks.size() && left > 0; ++c) {
+      const format::Chunk& chunk = item.chunks[c];
+      tensor::Box common;
+      if (!tensor::intersect(chunk.box, boxes[b], &common)) continue;
+      left -= numel_of(common);
+      Read read;
+      read.planned.fqn = item.fqn;
+      read.planned.is_tensor = true;
+      read.planned.chunk_offsets = chunk.box.offsets;
+      read.planned.hint = static_cast<int64_t>(c);
+      read.planned.box = common;
+      for (size_t d = 0; d < common.num_dims(); ++d) {
+        read.planned.box.offsets[d] -= chunk.box.offsets[d];
+        read.to.push_back(common.offsets[d] - boxes[b].offsets[d]);
+      }
+      read.chunk = &chunk;
+      read.held = held;
+      read.box = b;
+      add(std::move(read));
+    }
+    if (left > 0) {
+      refuse_plan(text("'", item.fqn, "': ", left, " of ", numel_of(boxes[b]), " elements of the box of ",
+                       tensor::to_text(boxes[b].sizes), " at ", tensor::to_text(boxes[b].offsets),
+                       " are in no stored chunk"));
+    }
+  }
+}
+
+void ReadPlan::add(Read read) {
+  // Records may share bytes, and a foreign one may claim any number of them.
+  if (!base::checked_add(num_bytes_, read.chunk->record.bytes, &num_bytes_)) num_bytes_ = INT64_MAX;
+  (read.planned.is_tensor ? tensors_ : objects_).push_back(std::move(read));
+}
+
+const Read& ReadPlan::tensor_at(size_t position) const {
+  if (position >= tensors_.size()) throw py::index_error("no such tensor in the plan");
+  return tensors_[position];
+}
+
+const Read& ReadPlan::object_at(size_t position) const {
+  if (position >= objects_.size()) throw py::index_error("no such object in the plan");
+  return objects_[position];
+}
+
+py::object ReadPlan::item_of(const Read& read) const {
+  if (read.item) return read.item;
+  const bool is_tensor = read.planned.is_tensor;
+  return make_read_item(read.planned, is_tensor ? state_[read.held].boxes[read.box].offsets : tensor::Dims(), read.to);
+}
+
+py::list ReadPlan::items() const {
+  py::list all;
+  for (const Read& read : tensors_) all.append(item_of(read));
+  for (const Read& read : objects_) all.append(item_of(read));
+  return all;
+}
+
+}  // namespace bytecheckpoint::bindings
