@@ -11,6 +11,14 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 ROOT = Path(__file__).parent
 LAYERS = ("base", "tensor", "format", "planner", "io", "staging", "engine")
 SHARED_BINDINGS = ("errors", "tree_caster", "bind_checkpoint")
+CORE_BINDINGS = (
+    "core_module",
+    "bind_builtin",
+    "bind_planning",
+    "bind_verify",
+    "bind_synthetic",
+    "synthetic_checkpoint",
+)
 TORCH_BINDINGS = (
     "torch_module",
     "torch_tensor",
@@ -68,12 +76,7 @@ class SeparateBuild(BuildExtension):
 
 setup(
     ext_modules=[
-        Extension(
-            "bytecheckpoint._core",
-            sources(("core_module", "bind_builtin", "bind_planning", "bind_verify", *SHARED_BINDINGS)),
-            language="c++",
-            **OPTIONS,
-        ),
+        Extension("bytecheckpoint._core", sources((*CORE_BINDINGS, *SHARED_BINDINGS)), language="c++", **OPTIONS),
         CppExtension("bytecheckpoint._C", sources((*TORCH_BINDINGS, *SHARED_BINDINGS)), **OPTIONS),
     ],
     cmdclass={"build_ext": SeparateBuild},

@@ -6,6 +6,7 @@
 #include "csrc/bindings/bind_builtin.h"
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_planning.h"
+#include "csrc/bindings/bind_synthetic.h"
 #include "csrc/bindings/bind_verify.h"
 #include "csrc/bindings/build_info.h"
 #include "csrc/bindings/dims_caster.h"
@@ -113,4 +114,5 @@ PYBIND11_MODULE(_core, m) {
   bytecheckpoint::bindings::bind_checkpoint(m);
   bytecheckpoint::bindings::bind_planning(m);
   bytecheckpoint::bindings::bind_verify(m);
+  bytecheckpoint::bindings::bind_synthetic(m);
 }

@@ -21,13 +21,18 @@ class ChunkSearch {
     const double share = static_cast<double>(begin) / static_cast<double>(std::max<int64_t>(sizes_[dim], 1));
     const auto guess = first + static_cast<uint32_t>(share * (last - first));
     // The box begins in the chunks before this one, which themselves begin at one place.
-    const uint32_t behind = first_above(dim, begin, first, last, guess);
+    const uint32_t behind =
+        find_first(first, last, guess, [&](uint32_t chunk) { return offset_of_(chunk, dim) > begin; });
     uint32_t group = first;
-    if (behind > first) group = first_above(dim, offset_of_(behind - 1, dim) - 1, first, behind, behind - 1);
+    if (behind > first) {
+      const int64_t offset = offset_of_(behind - 1, dim);
+      group = find_first(first, behind, behind - 1, [&](uint32_t chunk) { return offset_of_(chunk, dim) >= offset; });
+    }
     while (group < last) {
       const int64_t offset = offset_of_(group, dim);
       if (offset >= begin + box_.sizes[dim]) return;
-      const uint32_t next = first_above(dim, offset, group + 1, last, group + 1);
+      const uint32_t next =
+          find_first(group + 1, last, group + 1, [&](uint32_t chunk) { return offset_of_(chunk, dim) > offset; });
       search(dim + 1, group, next);
       group = next;
     }
@@ -36,15 +41,16 @@ class ChunkSearch {
   std::vector<uint32_t> take() { return std::move(found_); }
 
  private:
-  /// The first chunk of [low, high) whose offset is above `value`, or `high`. Looks around `guess` in growing steps.
-  uint32_t first_above(size_t dim, int64_t value, uint32_t low, uint32_t high, uint32_t guess) const {
-    const auto is_above = [&](uint32_t chunk) { return offset_of_(chunk, dim) > value; };
+  /// The first chunk of [low, high) that is, as then all behind it are, or `high`. Looks around `guess` in growing
+  /// steps.
+  template <class Is>
+  static uint32_t find_first(uint32_t low, uint32_t high, uint32_t guess, const Is& is) {
     if (low == high) return high;
     guess = std::clamp(guess, low, high - 1);
-    if (is_above(guess)) {
+    if (is(guess)) {
       high = guess;
       for (uint32_t step = 1; step < high - low; step *= 2) {
-        if (!is_above(high - step)) {
+        if (!is(high - step)) {
           low = high - step + 1;
           break;
         }
@@ -53,7 +59,7 @@ class ChunkSearch {
     } else {
       low = guess + 1;
       for (uint32_t step = 1; step < high - low; step *= 2) {
-        if (is_above(low + step - 1)) {
+        if (is(low + step - 1)) {
           high = low + step - 1;
           break;
         }
@@ -62,7 +68,7 @@ class ChunkSearch {
     }
     while (low < high) {
       const uint32_t middle = low + (high - low) / 2;
-      if (is_above(middle)) {
+      if (is(middle)) {
         high = middle;
       } else {
         low = middle + 1;
