@@ -41,6 +41,7 @@ class Contender:
 
 
 OURS = "bytecheckpoint"
+OUR_PLANNERS = "bytecheckpoint-planners"
 BASELINE = "dcp-2"
 
 
@@ -118,6 +119,18 @@ def _bytecheckpoint() -> Contender:
     return Contender("bytecheckpoint", save, load)
 
 
+def _bytecheckpoint_planners() -> Contender:
+    def save(state: State, path: Path) -> None:
+        planner = bytecheckpoint.BcpSavePlanner()
+        dcp.save(state.tree, storage_writer=bytecheckpoint.BcpWriter(path), planner=planner, no_dist=True)
+
+    def load(state: State, path: Path) -> None:
+        planner = bytecheckpoint.BcpLoadPlanner()
+        dcp.load(state.tree, storage_reader=bytecheckpoint.BcpReader(path), planner=planner, no_dist=True)
+
+    return Contender("bytecheckpoint, its planners", save, load)
+
+
 def _disk(label: str, num_threads: int) -> Contender:
     disk = Disk(num_threads)
 
@@ -138,6 +151,7 @@ _MAKERS: dict[str, Callable[[], Contender]] = {
     "safetensors": _safetensors,
     "torch_checkpointing": _torch_checkpointing,
     OURS: _bytecheckpoint,
+    OUR_PLANNERS: _bytecheckpoint_planners,
     "disk-1": lambda: _disk("disk, 1 thread", 1),
     "disk-2": lambda: _disk("disk, 2 threads", 2),
 }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner
     from bytecheckpoint.dcp.writer import BcpWriter
     from bytecheckpoint.errors import CheckpointError
+    from bytecheckpoint.registration import register, registered, unregister
     from bytecheckpoint.report import LoadReport, Problem, SaveReport, VerifyReport
     from bytecheckpoint.verification import verify
 
@@ -35,6 +36,9 @@ __all__ = [
     "VerifyReport",
     "__version__",
     "build_info",
+    "register",
+    "registered",
+    "unregister",
     "verify",
 ]
 
@@ -49,6 +53,9 @@ _HOMES = {
     "Problem": "bytecheckpoint.report",
     "SaveReport": "bytecheckpoint.report",
     "VerifyReport": "bytecheckpoint.report",
+    "register": "bytecheckpoint.registration",
+    "registered": "bytecheckpoint.registration",
+    "unregister": "bytecheckpoint.registration",
     "verify": "bytecheckpoint.verification",
 }
 

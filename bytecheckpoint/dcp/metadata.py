@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from bytecheckpoint import _C
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
 
 __all__ = ["SAVE_ID_PREFIX", "checkpoint_of", "complete_metadata", "metadata_of", "plan_of", "planned_metadata"]
 
@@ -40,7 +42,7 @@ def _late(name: str) -> Any:
         with _filling:
             fields = self.__dict__
             if name not in fields:
-                fields[name] = _make_late(fields["_checkpoint"], name)
+                fields[name] = _make_late(self._manifest(), name)
             value = fields[name]
             self._settle()
         return value
@@ -72,7 +74,15 @@ class _UnfilledMetadata(Metadata):
     def _settle(self) -> None:
         if all(name in self.__dict__ for name in _LATE):
             self.__dict__.pop("_checkpoint", None)
+            self.__dict__.pop("_place", None)
             self.__class__ = Metadata  # type: ignore[assignment]
+
+    def _manifest(self) -> _C.Checkpoint:
+        fields = self.__dict__
+        if "_checkpoint" not in fields:
+            fields["_checkpoint"] = fields["_place"].open()
+        checkpoint: _C.Checkpoint = fields["_checkpoint"]
+        return checkpoint
 
     def __eq__(self, other: object) -> bool:
         return self._filled() == other
@@ -83,7 +93,40 @@ class _UnfilledMetadata(Metadata):
         return repr(self._filled())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        fields = self.__dict__
+        if "_place" in fields and not any(name in fields for name in _LATE):
+            # DCP broadcasts what a save returns: where it is says enough.
+            return _at_place, ({name: value for name, value in fields.items() if name != "_checkpoint"},)
         return self._filled().__reduce_ex__(protocol)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a committed manifest can be read again."""
+
+    path: str
+    rank: int | None
+    save_id: str
+
+    def open(self) -> _C.Checkpoint:
+        try:
+            checkpoint = _C.Checkpoint.open(self.path, rank=self.rank)
+        except CheckpointNotFoundError as error:
+            raise self._changed("nothing") from error
+        if checkpoint.save_id != self.save_id:
+            raise self._changed(f"save {checkpoint.save_id}")
+        return checkpoint
+
+    def _changed(self, found: str) -> CheckpointChangedError:
+        return CheckpointChangedError(
+            f"metadata of save {self.save_id}, looked at for the first time: {self.path} now holds {found}", self.path
+        )
+
+
+def _at_place(fields: dict[str, Any]) -> Metadata:
+    metadata = Metadata.__new__(_UnfilledMetadata)
+    metadata.__dict__.update(fields)
+    return metadata
 
 
 def _fill_later(metadata: Metadata, checkpoint: _C.Checkpoint, fields: tuple[str, ...]) -> Metadata:
@@ -103,8 +146,7 @@ def checkpoint_of(metadata: Metadata) -> _C.Checkpoint:
     changed it, or it is another reader's."""
     fields = metadata.__dict__
     if isinstance(metadata, _UnfilledMetadata) and "state_dict_metadata" not in fields:
-        checkpoint: _C.Checkpoint = fields["_checkpoint"]
-        return checkpoint
+        return metadata._manifest()
     return _C.without_records(metadata.state_dict_metadata)
 
 
@@ -117,16 +159,22 @@ def plan_of(metadata: Metadata) -> _C.Checkpoint | None:
     """What ``planned_metadata`` was given, unless somebody looked at it and may have changed it."""
     fields = metadata.__dict__
     if isinstance(metadata, _UnfilledMetadata) and not {"state_dict_metadata", "planner_data"} & fields.keys():
-        planned: _C.Checkpoint = fields["_checkpoint"]
-        return planned
+        return metadata._manifest()
     return None
 
 
-def complete_metadata(metadata: Metadata, checkpoint: _C.Checkpoint) -> None:
-    """Adds to the metadata of a plan what only the committed checkpoint knows."""
+def complete_metadata(metadata: Metadata, checkpoint: _C.Checkpoint, path: str, rank: int | None) -> None:
+    """Adds to the metadata of a plan what only the committed checkpoint knows.
+
+    Args:
+        path: Directory of the checkpoint.
+        rank: That has committed a part of its own, or None.
+    """
     metadata.version = DCP_VERSION
     metadata.storage_meta = _storage_meta(checkpoint)
     _fill_later(metadata, checkpoint, ("storage_data",))
+    if isinstance(metadata, _UnfilledMetadata):
+        metadata.__dict__["_place"] = _Place(str(Path(path).absolute()), rank, checkpoint.save_id)
 
 
 def metadata_of(checkpoint: _C.Checkpoint, load_id: str) -> Metadata:

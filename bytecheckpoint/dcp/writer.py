@@ -225,7 +225,7 @@ class BcpWriter(StorageWriter):
             raise
         finally:
             session.end()
-        complete_metadata(metadata, checkpoint)
+        complete_metadata(metadata, checkpoint, session.path, session.rank if session.commits_alone else None)
         for warning in report["warnings"]:
             warnings.warn(f"bytecheckpoint: {session.path}: {warning}", RuntimeWarning, stacklevel=2)
         if self.last_report is not None:

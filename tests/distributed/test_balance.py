@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter
+from bytecheckpoint.errors import CheckpointChangedError
 from distributed.ranks import run_ranks
 from distributed.states import check, full
 
@@ -90,3 +92,26 @@ def test_the_same_state_is_split_alike_every_time(tmp_path: Path) -> None:
         assert metadata.storage_data is not None
         plans.append([(index, info.relative_path.split("_")[2]) for index, info in metadata.storage_data.items()])
     assert plans[0] == plans[1]
+
+
+def look_at_what_a_save_returns(path: str) -> int:
+    metadata = dcp.save(state("llama", None, filled=True), storage_writer=BcpWriter(path), planner=BcpSavePlanner())
+    num_bytes = len(pickle.dumps(metadata))
+    again = pickle.loads(pickle.dumps(metadata))
+    read = BcpReader(path).read_metadata()
+    read.storage_meta.load_id = None  # type: ignore[union-attr]  # of that load
+    dist.barrier()
+    assert metadata == read
+    assert again.state_dict_metadata == read.state_dict_metadata
+    assert again.planner_data == read.planner_data
+    late = dcp.save(state("llama", None, filled=True), storage_writer=BcpWriter(path), planner=BcpSavePlanner())
+    late = pickle.loads(pickle.dumps(late))
+    dcp.save({"other": 1}, storage_writer=BcpWriter(path), planner=BcpSavePlanner())
+    with pytest.raises(CheckpointChangedError, match=r"looked at for the first time: .* now holds save"):
+        _ = late.state_dict_metadata
+    assert late.version == read.version
+    return num_bytes
+
+
+def test_metadata_travel_as_a_place(tmp_path: Path) -> None:
+    assert max(run_ranks(2, look_at_what_a_save_returns, str(tmp_path))) < 1000

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes our writer, reader and planners DCP's own defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import UnsupportedError
+
+__all__ = ["register", "registered", "unregister"]
+
+_lock = threading.RLock()
+_replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, DCP's own, ours
+
+
+def register(*, allow_pickle: bool = False, config: Config | None = None) -> None:
+    """Makes ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` use our writer, reader and planners by default.
+
+    Local, and for this process alone; call it on every rank, once, before saving. Whatever a call names itself
+    (``storage_writer``, ``storage_reader``, ``planner``) is used as before. Without a writer or reader, a
+    ``checkpoint_id`` that DCP would have given to its ``FileSystemWriter`` or ``FileSystemReader`` goes to ours; URLs
+    go where DCP sends them. Checkpoints that stock DCP wrote load, too. Saves that ``async_save`` has begun keep what
+    they were begun with. Where DCP names its classes elsewhere (``format_utils``, the Hugging Face classes) nothing
+    changes.
+
+    Calling it again changes nothing.
+
+    Args:
+        allow_pickle: Load objects that torch's ``weights_only`` rules refuse; as ``Config(allow_pickle=True)``.
+        config: Settings of all writers and readers that are made; None reads ``BYTECHECKPOINT_*`` variables each time.
+
+    Raises:
+        UnsupportedError: DCP of this torch is not built as it would have to be; nothing was changed.
+        ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value, with ``allow_pickle``.
+    """
+    if allow_pickle:
+        config = _allowing_pickle(config)
+    with _lock:
+        if _replaced:
+            return
+        replacements = _replacements(config)
+        for module, name, _, ours in replacements:
+            setattr(module, name, ours)
+        _replaced.extend(replacements)
+
+
+def unregister() -> None:
+    """Gives DCP its own defaults back. No effect without ``register``."""
+    with _lock:
+        for module, name, theirs, ours in _replaced:
+            if getattr(module, name) is ours:  # else somebody has replaced it since, and goes on
+                setattr(module, name, theirs)
+        _replaced.clear()
+
+
+@contextmanager
+def registered(*, allow_pickle: bool = False, config: Config | None = None) -> Iterator[None]:
+    """``register`` for the time of a ``with`` block; inside another one, or after ``register``, it changes nothing."""
+    with _lock:
+        was_registered = bool(_replaced)
+        register(allow_pickle=allow_pickle, config=config)
+    try:
+        yield
+    finally:
+        if not was_registered:
+            unregister()
+
+
+def _allowing_pickle(config: Config | None) -> Config:
+    return dataclasses.replace(config or Config.from_env(), allow_pickle=True)
+
+
+def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any]]:
+    """What to put where, once everything has been found to be as expected."""
+    import torch
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+
+    from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
+    from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+
+    saver: Any = state_dict_saver  # as a module of any names: those that are not public, too
+    loader: Any = state_dict_loader
+    problems = [
+        *_missing(saver, "_storage_setup", used_in=("save",)),
+        *_missing(saver, "DefaultSavePlanner", used_in=("_save_state_dict",)),
+        *_missing(loader, "_storage_setup", used_in=("load",)),
+        *_missing(loader, "DefaultLoadPlanner", used_in=("_load_state_dict",)),
+        *_missing(saver, "_ProcessBasedAsyncCheckpointExecutor", used_in=("async_save",)),
+        *_missing(saver, "_ThreadBasedAsyncCheckpointExecutor", used_in=("async_save",)),
+    ]
+    if not problems:
+        problems = _other_parameters(saver)
+    if problems:
+        raise UnsupportedError(
+            f"register(): torch {torch.__version__} is built otherwise ({'; '.join(problems)}); nothing was changed. "
+            "Pass storage_writer, storage_reader and planner to each call instead."
+        )
+    setup = _storage_setup(saver._storage_setup, config)
+    pairs: list[tuple[ModuleType, str, Any]] = [
+        (saver, "_storage_setup", setup),
+        (loader, "_storage_setup", setup),
+        (saver, "DefaultSavePlanner", BcpSavePlanner),
+        (loader, "DefaultLoadPlanner", BcpLoadPlanner),
+    ]
+    for name in ("_ProcessBasedAsyncCheckpointExecutor", "_ThreadBasedAsyncCheckpointExecutor"):
+        pairs.append((saver, name, _filling(getattr(saver, name), setup)))
+    return [(module, name, getattr(module, name), ours) for module, name, ours in pairs]
+
+
+def _missing(module: ModuleType, name: str, used_in: tuple[str, ...]) -> list[str]:
+    """Is there a global ``name``, and do the functions look it up when they run?"""
+    if not hasattr(module, name):
+        return [f"{module.__name__} has no {name}"]
+    problems = []
+    for user in used_in:
+        function = inspect.unwrap(getattr(module, user, lambda: None))
+        if name not in function.__code__.co_names:
+            problems.append(f"{module.__name__}.{user} does not use {name}")
+    return problems
+
+
+def _other_parameters(saver: Any) -> list[str]:
+    problems = []
+    if list(inspect.signature(saver._storage_setup).parameters) != ["storage", "checkpoint_id", "reader"]:
+        problems.append("_storage_setup takes other arguments")
+    for name in ("_ProcessBasedAsyncCheckpointExecutor", "_ThreadBasedAsyncCheckpointExecutor"):
+        parameters = inspect.signature(getattr(saver, name).execute_save).parameters
+        if not {"checkpoint_id", "storage_writer", "planner"} <= parameters.keys():
+            problems.append(f"{name}.execute_save takes other arguments")
+    return problems
+
+
+def _storage_setup(theirs: Callable[..., Any], config: Config | None) -> Callable[..., Any]:
+    """DCP's choice of a writer or reader, with ours in the place of those of the file system."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+
+    from bytecheckpoint.dcp.reader import BcpReader
+    from bytecheckpoint.dcp.writer import BcpWriter
+
+    def setup(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
+        stock: Any = FileSystemReader if reader else FileSystemWriter
+        if storage or not checkpoint_id or not stock.validate_checkpoint_id(checkpoint_id):
+            return theirs(storage, checkpoint_id, reader)
+        return (BcpReader if reader else BcpWriter)(checkpoint_id, config=config)
+
+    return setup
+
+
+def _filling(executor: type, setup: Callable[..., Any]) -> type:
+    """An executor that chooses writer and planner before the save goes to a thread or to another process.
+
+    The thread may outlive ``unregister``; the process knows nothing of ``register``.
+    """
+    from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+
+    class Filling(executor):  # type: ignore[misc]
+        def execute_save(
+            self,
+            staged: Any,
+            *,
+            checkpoint_id: Any = None,
+            storage_writer: Any = None,
+            planner: Any = None,
+            **rest: Any,
+        ) -> Any:
+            if storage_writer is None and checkpoint_id:
+                storage_writer = setup(None, checkpoint_id)
+            return super().execute_save(
+                staged,
+                checkpoint_id=checkpoint_id,
+                storage_writer=storage_writer,
+                planner=BcpSavePlanner() if planner is None else planner,
+                **rest,
+            )
+
+    Filling.__name__ = Filling.__qualname__ = executor.__name__
+    return Filling

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``register``: scripts that know nothing of it use bytecheckpoint, and get what they name; all of it can be undone."""
+
+from __future__ import annotations
+
+import fractions
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+
+import bytecheckpoint
+from bytecheckpoint.errors import UnsupportedError
+
+TESTS = Path(__file__).parent.parent
+STEPS = ("save", "save_in_a_thread", "save_in_a_process", "explicit_arguments", "stock_checkpoint", "url", "no_path")
+# Of these the registered script's files are ours; all else must be equal.
+OURS = {"save", "save_in_a_thread", "save_in_a_process"}
+
+
+def run(root: Path, who: str) -> dict[str, Any]:
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-m", "interop.trainer", str(root), who, *STEPS]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+def test_the_same_script_with_and_without(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec", reason="URLs need fsspec")
+    results = {}
+    for who in ("stock", "registered"):
+        root = tmp_path / who
+        root.mkdir()
+        old = {"model": {"w": torch.full((50, 4), 9.0), "b": torch.arange(3)}, "step": 9, "lrs": [0.1, 9]}
+        dcp.save(old, storage_writer=dcp.FileSystemWriter(root / "old"), no_dist=True)
+        results[who] = run(root, who)
+    for step in STEPS:
+        stock, ours = results["stock"][step], results["registered"][step]
+        if step in OURS:
+            pairs = zip(stock, ours, strict=True) if step == "save_in_a_process" else [(stock, ours)]
+            for (stock_is_ours, stock_values), (ours_is_ours, our_values) in pairs:
+                assert (stock_is_ours, ours_is_ours) == (False, True), step
+                assert stock_values == our_values
+        else:
+            assert stock == ours, step
+    assert results["registered"]["explicit_arguments"][:2] == [False, True]
+    assert len(results["registered"]["no_path"]) == 2
+
+
+def names() -> dict[str, Any]:
+    return {
+        f"{module.__name__}.{name}": getattr(module, name)
+        for module in (state_dict_saver, state_dict_loader)
+        for name in dir(module)
+        if not name.startswith("__")
+    }
+
+
+def is_ours(path: Path) -> bool:
+    return (path / ".metadata").read_bytes()[-8:-1] == b"BCPMETA"
+
+
+def test_everything_is_undone(tmp_path: Path) -> None:
+    before = names()
+    bytecheckpoint.unregister()  # no effect
+    with bytecheckpoint.registered():
+        changed = {name for name, value in names().items() if value is not before[name]}
+        assert changed
+        dcp.save({"a": 1}, checkpoint_id=tmp_path / "in", no_dist=True)
+        inside = names()
+        bytecheckpoint.register(allow_pickle=True)
+        with bytecheckpoint.registered():
+            pass
+        assert names() == inside, "a second register changes nothing"
+    assert names() == before
+    dcp.save({"a": 1}, checkpoint_id=tmp_path / "out", no_dist=True)
+    assert is_ours(tmp_path / "in")
+    assert not is_ours(tmp_path / "out")
+    with pytest.raises(ZeroDivisionError), bytecheckpoint.registered():
+        _ = 1 / 0
+    assert names() == before
+
+
+def test_objects_that_need_pickle(tmp_path: Path) -> None:
+    value = {"o": fractions.Fraction(1, 3)}
+    for allow_pickle in (False, True):
+        with bytecheckpoint.registered(allow_pickle=allow_pickle):
+            dcp.save(value, checkpoint_id=tmp_path, no_dist=True)
+            got: dict[str, Any] = {"o": None}
+            if allow_pickle:
+                dcp.load(got, checkpoint_id=tmp_path, no_dist=True)
+                assert got == value
+            else:
+                with pytest.raises(CheckpointException, match="Fraction"):
+                    dcp.load(got, checkpoint_id=tmp_path, no_dist=True)
+
+
+def test_a_save_that_has_begun_outlives_unregister(tmp_path: Path) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with bytecheckpoint.registered():
+            future = dcp.async_save({"w": torch.ones(1000, 1000)}, checkpoint_id=tmp_path)
+        future.result()  # type: ignore[union-attr]
+        assert is_ours(tmp_path)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("_storage_setup", lambda storage, somewhere, reader=False: None),
+        ("_ThreadBasedAsyncCheckpointExecutor", type("Other", (), {"execute_save": lambda self, save: None})),
+        ("_save_state_dict", lambda state_dict: None),
+    ],
+)
+def test_another_torch_is_refused_whole(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
+    monkeypatch.setattr(state_dict_saver, name, value)
+    before = names()
+    with pytest.raises(UnsupportedError, match=f"torch {torch.__version__.split('+')[0]}"):
+        bytecheckpoint.register()
+    assert names() == before
