@@ -57,27 +57,36 @@ OPTIONS = {
 }
 
 
-def sources(bindings: tuple[str, ...]) -> list[str]:
-    core = [str(p.relative_to(ROOT)) for layer in LAYERS for p in sorted((ROOT / "csrc" / layer).glob("*.cpp"))]
-    return core + [f"csrc/bindings/{name}.cpp" for name in bindings]
+CORE, TORCH = "bytecheckpoint._core", "bytecheckpoint._C"
 
 
-class SeparateBuild(BuildExtension):
-    """One folder of objects for each module: they compile the same sources with other flags."""
+def below_bindings() -> list[str]:
+    """Sources that both modules link."""
+    return [str(p.relative_to(ROOT)) for layer in LAYERS for p in sorted((ROOT / "csrc" / layer).glob("*.cpp"))]
+
+
+def in_bindings(*names: str) -> list[str]:
+    return [f"csrc/bindings/{name}.cpp" for name in names]
+
+
+class Build(BuildExtension):
+    """Compiles what is below the bindings once, with the first module; the second links the same objects."""
 
     def build_extension(self, ext: Extension) -> None:
-        shared = self.build_temp
-        self.build_temp = str(Path(shared) / ext.name)
+        root = Path(self.build_temp)
+        self.build_temp = str(root / ext.name)  # bindings that both have differ by the name of the module
+        if ext.name == TORCH:
+            ext.extra_objects = [str((root / CORE / source).with_suffix(".o")) for source in below_bindings()]
         try:
             super().build_extension(ext)
         finally:
-            self.build_temp = shared
+            self.build_temp = str(root)
 
 
 setup(
     ext_modules=[
-        Extension("bytecheckpoint._core", sources((*CORE_BINDINGS, *SHARED_BINDINGS)), language="c++", **OPTIONS),
-        CppExtension("bytecheckpoint._C", sources((*TORCH_BINDINGS, *SHARED_BINDINGS)), **OPTIONS),
+        Extension(CORE, [*below_bindings(), *in_bindings(*CORE_BINDINGS, *SHARED_BINDINGS)], language="c++", **OPTIONS),
+        CppExtension(TORCH, in_bindings(*TORCH_BINDINGS, *SHARED_BINDINGS), **OPTIONS),
     ],
-    cmdclass={"build_ext": SeparateBuild},
+    cmdclass={"build_ext": Build},
 )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint import _C
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._plan_items import PlanItems
 from bytecheckpoint.dcp.metadata import checkpoint_of
 
@@ -22,9 +24,10 @@ __all__ = ["BcpLoadPlanner", "as_plain"]
 class BcpLoadPlanner(DefaultLoadPlanner):
     """Plans a load in C++: names, shapes and dtypes of all keys are compared before a byte is read.
 
-    Collective: used by ``dcp.load`` alone. Works with any ``StorageReader``; with ``BcpReader`` no Python runs per
-    tensor, unless a subclass overrides a hook that DCP calls per tensor. Subclasses may use and override whatever those
-    of ``DefaultLoadPlanner`` may: ``state_dict``, ``mappings``, ``original_state_dict`` and ``metadata`` are the truth.
+    Collective: used by ``dcp.load`` alone. Works with any ``StorageReader``; with ``BcpReader`` no Python runs for a
+    plain tensor in host memory, unless a subclass overrides a hook that DCP calls per tensor. Subclasses may use and
+    override whatever those of ``DefaultLoadPlanner`` may: ``state_dict``, ``mappings``, ``original_state_dict`` and
+    ``metadata`` are the truth.
 
     Args:
         flatten_state_dict: Handle nested dicts and lists.
@@ -54,7 +57,8 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         flat, mappings = _C.flatten_state_dict(state_dict)
         has_sharded_tensor, has_meta_tensor = _C.peculiarities(flat)
         if has_meta_tensor:
-            _make_meta_tensors(state_dict, flat, mappings)
+            _make_meta_tensors(state_dict)
+            flat, mappings = _C.flatten_state_dict(state_dict)
         if has_sharded_tensor and self.flatten_sharded_tensors:
             super().set_up_planner(state_dict, metadata, is_coordinator)
             return
@@ -68,12 +72,11 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         if self.metadata is None:
             raise AssertionError("set_up_planner was given no metadata")
         checkpoint = checkpoint_of(self.metadata)
-        if self.flatten_state_dict and not checkpoint.has_all(self.state_dict):
+        if self.flatten_state_dict and checkpoint.has_others_than(self.state_dict):
             self._use_names_of_2_3(checkpoint)
-        plan = _C.ReadPlan.of_state(checkpoint, self.state_dict, _compat.chunks_of, self.allow_partial_load)
+        plan = _C.ReadPlan.of_state(checkpoint, dict(self.state_dict), _compat.chunks_of, self.allow_partial_load)
         self._items = PlanItems(plan)
-        if _is_ours(self, "create_global_plan"):
-            self._items.may_stay = True
+        self._items.may_stay = _hooks.are_own(self, "create_global_plan")
         return LoadPlan(self._items)  # type: ignore[arg-type]  # a sequence is what DCP needs
 
     def put_object(self, fqn: str, value: Any) -> None:
@@ -90,27 +93,24 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             self.state_dict, self.mappings = flat, mappings
 
 
-# As defined here and in DCP: what differs from these, in a class or an instance, is somebody's own.
-_HOOKS = {name: getattr(BcpLoadPlanner, name) for name in dir(BcpLoadPlanner) if not name.startswith("__")}
+_hooks = Hooks(BcpLoadPlanner)
 _PER_ITEM = ("resolve_tensor", "commit_tensor", "lookup_tensor", "transform_tensor", "load_bytes")
-
-
-def _is_ours(planner: BcpLoadPlanner, name: str) -> bool:
-    return getattr(getattr(planner, name), "__func__", None) is _HOOKS[name]
 
 
 def as_plain(planner: object) -> BcpLoadPlanner | None:
     """``planner``, if nobody would miss the calls per item: all of them are as defined here and in DCP."""
-    if isinstance(planner, BcpLoadPlanner) and all(_is_ours(planner, name) for name in _PER_ITEM):
+    if isinstance(planner, BcpLoadPlanner) and _hooks.are_own(planner, *_PER_ITEM) and type(planner.state_dict) is dict:
         return planner
     return None
 
 
-def _make_meta_tensors(state_dict: dict[str, Any], flat: dict[str, Any], mappings: dict[str, Any]) -> None:
-    meta = {
-        fqn: value for fqn, value in flat.items() if isinstance(value, torch.Tensor) and value.device.type == "meta"
-    }
-    _compat.init_meta_tensors(meta)
-    for fqn, value in meta.items():
-        flat[fqn] = value
-        set_element(state_dict, mappings[fqn], value)
+def _make_meta_tensors(container: Any) -> None:
+    """In the containers themselves: their keys need not be the text that a flat name has of them."""
+    for key, value in [*(container.items() if isinstance(container, Mapping) else enumerate(container))]:
+        if isinstance(value, torch.Tensor):
+            if value.is_meta:
+                made = {"": value}
+                _compat.init_meta_tensors(made)
+                container[key] = made[""]
+        elif isinstance(value, Mapping | list):
+            _make_meta_tensors(value)

@@ -179,7 +179,8 @@ class BcpReader(StorageReader):
         to_read = _plan_to_read(checkpoint, plan)
         # Pages are touched in the background while ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)
-        if isinstance(plan.items, PlanItems) and plan.items.may_stay:
+        looks_at_plans = getattr(self.prepare_global_plan, "__func__", None) is not BcpReader.prepare_global_plan
+        if isinstance(plan.items, PlanItems) and plan.items.may_stay and not looks_at_plans:
             plan.items.stay()
         # Ranks that saved on their own have saves of their own; all of a load must read such, or none.
         return dataclasses.replace(plan, storage_data=checkpoint.save_id if self._rank is None else _ALONE)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from bytecheckpoint import _C
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._plan_items import Home, PlanItems, Travels, at_home, home_of, source_of
 from bytecheckpoint.dcp.metadata import planned_metadata
 
@@ -35,10 +38,13 @@ class WritePart(WriteItem):
 class BcpSavePlanner(DefaultSavePlanner):
     """Plans a save in C++: what several ranks hold is written once, by all of them in equal parts.
 
-    Collective: used by ``dcp.save`` alone. Works with any ``StorageWriter``; with ``BcpWriter`` no Python runs per
-    tensor, unless a subclass overrides a hook that DCP calls per tensor. Between ranks travel a few bytes a tensor.
-    Subclasses may use and override whatever those of ``DefaultSavePlanner`` may: ``state_dict`` and ``mappings`` are
-    the truth.
+    Collective: used by ``dcp.save`` alone. Works with any ``StorageWriter``; with ``BcpWriter`` no Python runs for a
+    plain tensor in host memory, unless a subclass overrides a hook that DCP calls per tensor. Between ranks travel a
+    few bytes a tensor. Subclasses may use and override whatever those of ``DefaultSavePlanner`` may: ``state_dict`` and
+    ``mappings`` are the truth; boxes are not split if a subclass resolves or transforms data itself.
+
+    A plain tensor that several ranks have under one key must be equal on all: each writes some rows of it. If it is
+    not, give each rank a key of its own, or keep one rank's with ``dedup_save_to_lowest_rank``.
 
     Args:
         flatten_state_dict: Handle nested dicts and lists.
@@ -49,7 +55,8 @@ class BcpSavePlanner(DefaultSavePlanner):
             class alone, is not used.
 
     During a save, on all ranks and inside DCP's ``CheckpointException``: ``InvalidPlanError`` for what cannot be
-    stored, ranks that disagree about a tensor, boxes that overlap or leave a gap; it names keys, boxes and ranks.
+    stored, ranks that disagree about a tensor, boxes that overlap or, with several ranks, leave a gap; it names keys,
+    boxes and ranks.
     """
 
     def __init__(
@@ -77,8 +84,15 @@ class BcpSavePlanner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         """What this rank holds."""
         mappings = self.mappings if self.flatten_state_dict else None
-        state = self.state_dict if type(self.state_dict) is dict else dict(self.state_dict)
-        held = _Held(_C.LocalState(state, mappings, _compat.chunks_of, _compat.write_items_of), mappings)
+        state = _C.LocalState(
+            dict(self.state_dict),
+            mappings,
+            _compat.chunks_of,
+            _compat.write_items_of,
+            # Whoever resolves data in a way of his own does not know of parts.
+            can_split=_hooks.are_own(self, *_PER_ITEM),
+        )
+        held = _Held(state, mappings)
         items: Any = PlanItems(held)  # a sequence is what DCP needs
         self.plan = SavePlan(items, planner_data=None if mappings is None else _Ways(held))
         return self.plan
@@ -86,16 +100,22 @@ class BcpSavePlanner(DefaultSavePlanner):
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Who writes what. Plans that somebody has looked at, and may have changed, are left to DCP's own planner."""
         held = [source_of(plan.items) for plan in all_plans]
-        if not all(isinstance(of_rank, _Held | _HeldElsewhere) for of_rank in held) or not _plans_by_itself(self):
+        plans_by_itself = _hooks.are_own(self, "_create_global_plan", "_dedup_save_plans")
+        if not plans_by_itself or not all(isinstance(of_rank, _Held | _HeldElsewhere) for of_rank in held):
             return super().create_global_plan(all_plans)
         answers, num_items, _, planned = _C.plan_ranks(
             [of_rank.blob for of_rank in held],
             dedup_to_lowest_rank=self.dedup_save_to_lowest_rank,
-            is_nested=self.flatten_state_dict and all(isinstance(plan.planner_data, _Ways) for plan in all_plans),
+            is_nested=all(isinstance(plan.planner_data, _Ways) for plan in all_plans),
         )
         told: list[Any] = [PlanItems(_Told(*of_rank)) for of_rank in zip(held, answers, num_items, strict=True)]
         self.global_plan = [dataclasses.replace(plan, items=items) for plan, items in zip(all_plans, told, strict=True)]
         self.metadata = planned_metadata(planned)
+        data = [plan.planner_data for plan in all_plans]
+        if not all(isinstance(of_rank, _Ways) for of_rank in data) and all(
+            isinstance(of_rank, Mapping) for of_rank in data
+        ):
+            self.metadata.planner_data = dict(ChainMap(*data))  # somebody has added to it; as DCP joins them
         return self.global_plan, self.metadata
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
@@ -137,8 +157,9 @@ class _HeldElsewhere(Travels):
     def items(self) -> list[WriteItem]:
         return _C.items_of_blob(self.blob, None, WritePart)
 
-    @property
+    @functools.cached_property
     def mappings(self) -> dict[str, Any]:
+        """Read from the blob, which takes as long as planning it."""
         _, _, _, planned = _C.plan_ranks([self.blob], dedup_to_lowest_rank=True, is_nested=True)
         mappings: dict[str, Any] = planned.planner_data
         return mappings
@@ -192,22 +213,13 @@ class _Ways(Mapping[str, Any]):
         return type(self), (self._held if isinstance(self._held, _Held) else None,)
 
 
-# As defined here and in DCP: what differs from these, in a class or an instance, is somebody's own.
-_HOOKS = {name: getattr(BcpSavePlanner, name) for name in dir(BcpSavePlanner) if not name.startswith("__")}
-
-
-def _are_ours(planner: BcpSavePlanner, *names: str) -> bool:
-    return all(getattr(getattr(planner, name), "__func__", None) is _HOOKS[name] for name in names)
-
-
-def _plans_by_itself(planner: BcpSavePlanner) -> bool:
-    """Has nobody changed how DCP's planner makes a global plan, below ``create_global_plan``?"""
-    return _are_ours(planner, "_create_global_plan", "_dedup_save_plans")
+_hooks = Hooks(BcpSavePlanner)
+_PER_ITEM = ("resolve_data", "lookup_object", "transform_object")
 
 
 def as_plain(planner: object) -> BcpSavePlanner | None:
     """``planner``, if nobody would miss the calls per item: all of them are as defined here and in DCP."""
-    if isinstance(planner, BcpSavePlanner) and _are_ours(planner, "resolve_data", "lookup_object", "transform_object"):
+    if isinstance(planner, BcpSavePlanner) and _hooks.are_own(planner, *_PER_ITEM) and type(planner.state_dict) is dict:
         return planner
     return None
 

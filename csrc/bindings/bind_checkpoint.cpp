@@ -3,6 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/tree_caster.h"
 #include "csrc/bindings/unlocked.h"
@@ -37,11 +39,9 @@ py::object foreign_of(const Checkpoint& checkpoint) {
                         tree_to_python(foreign->version));
 }
 
-bool has_all(const Checkpoint& checkpoint, const py::iterable& fqns) {
-  for (const py::handle fqn : fqns) {
-    if (checkpoint.manifest.find(fqn.cast<std::string>()) == nullptr) return false;
-  }
-  return true;
+bool has_others_than(const Checkpoint& checkpoint, const py::dict& names) {
+  return std::any_of(checkpoint.manifest.items.begin(), checkpoint.manifest.items.end(),
+                     [&](const format::Item& item) { return !names.contains(to_text(item.fqn)); });
 }
 
 }  // namespace
@@ -74,7 +74,7 @@ void bind_checkpoint(py::module_& m) {
       .def(
           "has", [](const Checkpoint& c, const std::string& fqn) { return c.manifest.find(fqn) != nullptr; },
           py::arg("fqn"))
-      .def("has_all", &has_all, py::arg("fqns"))
+      .def("has_others_than", &has_others_than, py::arg("names"))
       .def("files", &files_of)
       .def("metadata_file", [](const Checkpoint& c) { return py::bytes(format::encode_metadata_file(c.manifest)); });
 }

@@ -76,13 +76,6 @@ std::vector<size_t> add_tensors(PyLoadJob& self, size_t begin, const py::list& t
   return left_out;
 }
 
-/// The part of `whole` that `read` fills.
-tensor::StridedView part_of(tensor::StridedView whole, const Read& read) {
-  for (size_t d = 0; d < whole.sizes.size(); ++d) whole.data += read.to[d] * whole.strides_bytes[d];
-  whole.sizes = read.planned.box.sizes;
-  return whole;
-}
-
 /// Adds the tensors of the state dict that the plan was made of.
 /// \param state_dict  As the planner has it now: what is no longer the value that was planned is left out.
 /// \returns positions in the plan that are left out, and those that cannot be filled directly.
@@ -109,13 +102,14 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
                  text("'", held.fqn, "': the box held is of ", tensor::to_text(held.boxes[read.box].sizes),
                       ", its tensor of ", tensor::to_text(memory.value().sizes)));
       }
-      if (memory.is_ok() && can_fill(memory.value(), place->dtype)) self.alive.push_back(local);
+      if (memory.is_ok()) self.alive.push_back(local);
     }
     if (!memory.is_ok() || !can_fill(memory.value(), place->dtype)) {
       left_out.push_back(i);
       continue;
     }
-    raise_if_error(self.job.add_tensor(held.fqn, *read.chunk, *place, read.planned.box, part_of(memory.value(), read)));
+    raise_if_error(self.job.add_tensor(held.fqn, *read.chunk, *place, read.planned.box,
+                                       tensor::part_of(memory.value(), read.to, read.planned.box.sizes)));
   }
   return left_out;
 }

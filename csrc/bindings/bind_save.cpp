@@ -76,15 +76,6 @@ std::vector<size_t> append_tensors(engine::SaveJob& job, const WritePlan& plan, 
   return left_out;
 }
 
-/// The part of `held` that `box` is, both boxes of one tensor.
-tensor::StridedView part_of(tensor::StridedView held, const tensor::Box& held_box, const tensor::Box& box) {
-  for (size_t d = 0; d < held.sizes.size(); ++d) {
-    held.data += (box.offsets[d] - held_box.offsets[d]) * held.strides_bytes[d];
-  }
-  held.sizes = box.sizes;
-  return held;
-}
-
 /// Writes all tensors of a plan that was made of a local state.
 /// \param state_dict  As the planner has it now: what is no longer the value that was planned is left out.
 /// \returns positions in the plan of what is left out, and of what is not in plain host memory.
@@ -102,7 +93,9 @@ std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, co
       if (view.is_ok() && view.value().dtype == write.planned.dtype->dtype) {
         const tensor::Box box = state.inventory().box(state.inventory().entries[write.entry], write.box);
         check_shape(held.fqn, box.sizes, view.value().sizes);
-        ready.push_back({&write.planned, part_of(std::move(view.value()), box, write.planned.box)});
+        tensor::Dims begin = write.planned.box.offsets;
+        for (size_t d = 0; d < begin.size(); ++d) begin[d] -= box.offsets[d];
+        ready.push_back({&write.planned, tensor::part_of(std::move(view.value()), begin, write.planned.box.sizes)});
         continue;
       }
     }
@@ -169,8 +162,8 @@ py::list items_of_blob(const py::bytes& blob, const py::object& answer, const py
 
 void bind_save(py::module_& m) {
   py::class_<LocalState, std::shared_ptr<LocalState>>(m, "LocalState", py::module_local())
-      .def(py::init<const py::dict&, const py::object&, const py::object&, const py::object&>(), py::arg("flat"),
-           py::arg("mappings"), py::arg("chunks_of"), py::arg("items_of"))
+      .def(py::init<const py::dict&, const py::object&, const py::object&, const py::object&, bool>(), py::arg("flat"),
+           py::arg("mappings"), py::arg("chunks_of"), py::arg("items_of"), py::kw_only(), py::arg("can_split"))
       .def_property_readonly("blob", [](const LocalState& state) { return py::bytes(state.blob()); })
       .def_property_readonly("num_items", [](const LocalState& state) { return state.inventory().num_boxes(); })
       .def_property_readonly("num_bytes", &LocalState::num_bytes)

@@ -4,6 +4,7 @@
 #include <pybind11/gil_safe_call_once.h>
 
 #include "csrc/bindings/dcp_objects.h"
+#include "csrc/bindings/errors.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -34,6 +35,17 @@ bool is_builtin(py::handle value) {
          PyList_CheckExact(v) || PyTuple_CheckExact(v) || PyDict_CheckExact(v);
 }
 
+/// Raises InvalidPlanError for what is no text of UTF-8.
+std::string name_of(py::handle key) {
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_Check(key.ptr()) ? PyUnicode_AsUTF8AndSize(key.ptr(), &size) : nullptr;
+  if (text != nullptr) return {text, static_cast<size_t>(size)};
+  PyErr_Clear();
+  raise(base::Status::make(base::Code::kInvalidArgument,
+                           "a key of the state dict is no text of UTF-8: " +
+                               py::reinterpret_steal<py::str>(PyObject_ASCII(key.ptr())).cast<std::string>()));
+}
+
 bool has_chunks(py::handle value) {
   return py::isinstance(value, names().sharded_tensor) || py::hasattr(value, "__create_chunk_list__");
 }
@@ -56,7 +68,7 @@ std::vector<HeldValue> StateScanner::scan(const py::dict& flat) {
   state.reserve(flat.size());
   for (const auto& [key, value] : flat) {
     HeldValue& held = state.emplace_back();
-    held.fqn = key.cast<std::string>();
+    held.fqn = name_of(key);
     held.value = py::reinterpret_borrow<py::object>(value);
     if (is_builtin(value)) continue;
     if (is_tensor(value.ptr()) || has_chunks(value)) read_tensor(&held);

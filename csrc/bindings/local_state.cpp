@@ -14,7 +14,7 @@ using planner::EntryKind;
 
 /// The way through nested dicts as it travels: nothing if it is the name itself.
 std::string encode_path(const std::string& fqn, py::handle path) {
-  const auto keys = py::reinterpret_borrow<py::tuple>(path);
+  const py::tuple keys(py::reinterpret_borrow<py::object>(path));
   if (keys.size() == 1 && PyUnicode_Check(keys[0].ptr()) && keys[0].cast<std::string>() == fqn) return "";
   base::ByteWriter out;
   format::encode_tree(tree_from_python(path), &out);
@@ -34,16 +34,16 @@ tensor::TensorInfo info_of(py::handle local, const TensorFacts& whole) {
 }  // namespace
 
 LocalState::LocalState(const py::dict& flat, const py::object& mappings, const py::object& chunks_of,
-                       const py::object& items_of)
+                       const py::object& items_of, bool can_split)
     : state_(StateScanner(chunks_of).scan(flat)) {
   planner::InventoryBuilder builder(0);  // whoever merges inventories knows the ranks
-  for (size_t i = 0; i < state_.size(); ++i) add(i, mappings, items_of, &builder);
+  for (size_t i = 0; i < state_.size(); ++i) add(i, mappings, items_of, can_split, &builder);
   inventory_ = value_or_raise(builder.finish());
 }
 
 LocalState::LocalState(planner::Inventory inventory) : inventory_(std::move(inventory)) {}
 
-void LocalState::add(size_t number, const py::object& mappings, const py::object& items_of,
+void LocalState::add(size_t number, const py::object& mappings, const py::object& items_of, bool can_split,
                      planner::InventoryBuilder* builder) {
   HeldValue& held = state_[number];
   EntryKind kind = EntryKind::kBytes;
@@ -63,12 +63,14 @@ void LocalState::add(size_t number, const py::object& mappings, const py::object
       kind = ask_dcp(items_of, &held, &info);
       break;
   }
-  if (kind != EntryKind::kBytes && held.boxes.empty()) return;  // other ranks have it
+  const bool is_elsewhere =
+      held.kind == HeldValue::Kind::kOther ? held.items.empty() : kind != EntryKind::kBytes && held.boxes.empty();
+  if (is_elsewhere) return;
   std::string path;
   if (!mappings.is_none() && mappings.contains(py::str(held.fqn))) {
     path = encode_path(held.fqn, mappings[py::str(held.fqn)]);
   }
-  const bool can_split = held.kind != HeldValue::Kind::kOther;
+  can_split = can_split && held.kind != HeldValue::Kind::kOther;
   raise_if_error(builder->add(held.fqn, kind, path, info, can_split, held.boxes));
   held_of_entry_.push_back(number);
 }

@@ -18,9 +18,10 @@ class LocalState {
   /// \param flat      FQN to value; the values are kept.
   /// \param mappings  FQN to the way through nested dicts, or none if the state is not to be nested again.
   /// \param items_of  DCP's function from an FQN and a value to its WriteItems, asked for what only DCP understands.
+  /// \param can_split  May several ranks write parts of one box?
   /// Raises InvalidPlanError, naming the key, for what cannot be stored.
   LocalState(const pybind11::dict& flat, const pybind11::object& mappings, const pybind11::object& chunks_of,
-             const pybind11::object& items_of);
+             const pybind11::object& items_of, bool can_split);
 
   /// Of another rank: without values, so that only items can be made.
   explicit LocalState(planner::Inventory inventory);
@@ -40,7 +41,7 @@ class LocalState {
   pybind11::list items() const;
 
  private:
-  void add(size_t number, const pybind11::object& mappings, const pybind11::object& items_of,
+  void add(size_t number, const pybind11::object& mappings, const pybind11::object& items_of, bool can_split,
            planner::InventoryBuilder* builder);
   static planner::EntryKind ask_dcp(const pybind11::object& items_of, HeldValue* held, tensor::TensorInfo* info);
 

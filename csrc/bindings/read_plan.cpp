@@ -143,7 +143,8 @@ void ReadPlan::read_boxes(const format::Item& item, size_t held) {
   const std::vector<tensor::Box>& boxes = state_[held].boxes;
   for (size_t b = 0; b < boxes.size(); ++b) {
     int64_t left = numel_of(boxes[b]);
-    for (size_t c = 0; c < item.chunks.size() && left > 0; ++c) {
+    // All of them: chunks of other writers may overlap, and what is counted twice must not hide the last ones.
+    for (size_t c = 0; c < item.chunks.size(); ++c) {
       const format::Chunk& chunk = item.chunks[c];
       tensor::Box common;
       if (!tensor::intersect(chunk.box, boxes[b], &common)) continue;

@@ -3,6 +3,12 @@
 
 namespace bytecheckpoint::tensor {
 
+StridedView part_of(StridedView view, const Dims& offsets, const Dims& sizes) {
+  for (size_t d = 0; d < sizes.size(); ++d) view.data += offsets[d] * view.strides_bytes[d];
+  view.sizes = sizes;
+  return view;
+}
+
 BoxRuns::BoxRuns(const Dims& chunk_sizes, const Box& box, int64_t itemsize_bytes, const Dims& memory_strides_bytes)
     : itemsize_bytes_(itemsize_bytes), memory_step_bytes_(itemsize_bytes) {
   const Dims strides = row_major_strides(chunk_sizes);

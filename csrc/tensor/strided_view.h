@@ -17,6 +17,9 @@ struct StridedView {
   Dims strides_bytes;  // may be 0 (expanded) or negative
 };
 
+/// The part of `view` that begins at `offsets`, which lies in it.
+StridedView part_of(StridedView view, const Dims& offsets, const Dims& sizes);
+
 /// The bytes of one box of a row-major chunk as an ascending sequence of equally long runs.
 ///
 /// A run is a stretch that is contiguous in the chunk and evenly strided in memory. Dims that are laid out alike on

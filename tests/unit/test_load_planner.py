@@ -14,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from unit.planned_states import assert_equal, blank, state
 
@@ -86,6 +87,42 @@ def test_tensors_on_meta_are_made(path: Path) -> None:
     got["model"]["layers"][1]["deep"] = torch.empty(4, device="meta")
     load(got, BcpReader(path))
     assert_equal(got, state())
+
+
+def test_tensors_on_meta_under_keys_of_any_kind(tmp_path: Path) -> None:
+    def of(make: Any) -> dict[str, Any]:
+        return {"opt": {"state": {0: {"m": make(3)}, 1: {"m": make(4)}}, "list": [make(2), {"x": make(1)}]}}
+
+    dcp.save(of(torch.ones), storage_writer=BcpWriter(tmp_path), no_dist=True)
+    got = of(lambda n: torch.empty(n, device="meta"))
+    load(got, BcpReader(tmp_path))
+    assert_equal(got, of(torch.ones))
+
+
+def test_chunks_that_overlap_hide_nothing(path: Path) -> None:
+    metadata = BcpReader(path).read_metadata()
+    entry: Any = metadata.state_dict_metadata["model.w"]
+    boxes = (((0, 0), (4, 5)), ((2, 0), (4, 5)), ((6, 0), (1, 5)))
+    entry.chunks = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in boxes]
+    planner = BcpLoadPlanner()
+    planner.set_up_planner({"model": {"w": torch.zeros(7, 5)}}, metadata, True)
+    items = planner.create_local_plan().items
+    assert sorted(item.storage_index.offset for item in items) == [offsets for offsets, _ in boxes]
+
+
+class LooksAtPlans(BcpReader):
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        self.seen = [item.dest_index.fqn for plan in plans for item in plan.items]
+        return super().prepare_global_plan(plans)
+
+
+def test_a_reader_that_looks_at_plans_gets_them(path: Path) -> None:
+    reader = LooksAtPlans(path)
+    planner = BcpLoadPlanner()
+    planner.set_up_planner(blank(state()), reader.read_metadata(), True)
+    there = pickle.loads(pickle.dumps(reader.prepare_local_plan(planner.create_local_plan())))
+    reader.prepare_global_plan([there])
+    assert "model.w" in reader.seen
 
 
 @pytest.mark.parametrize("reader", READERS)

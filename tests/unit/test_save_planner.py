@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import io
 import pickle
@@ -125,18 +126,22 @@ def test_what_several_ranks_hold_is_split_between_them() -> None:
     assert max(num_bytes) / (sum(num_bytes) / 4) < 1.02
 
 
-def test_parts_come_after_what_a_subclass_makes_of_the_whole() -> None:
-    class Doubles(BcpSavePlanner):
-        def transform_object(self, write_item: WriteItem, object: Any) -> Any:
-            made = super().transform_object(write_item, object)
-            return made * 2 if isinstance(made, torch.Tensor) else made
+class OwnResolve(BcpSavePlanner):
+    """Knows nothing of parts."""
 
-    planners = [Doubles() for _ in range(2)]
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        value: torch.Tensor = self.state_dict[write_item.index.fqn]
+        return value
+
+
+def test_boxes_are_not_split_for_who_resolves_data_himself() -> None:
+    planners = [OwnResolve() for _ in range(2)]
+    value = {"w": torch.arange(200_000.0).reshape(200, 1000)}
     for planner in planners:
-        planner.set_up_planner({"w": torch.arange(200_000.0).reshape(200, 1000)}, None, True)
+        planner.set_up_planner(value, None, True)
     told, _ = planners[0].create_global_plan([planner.create_local_plan() for planner in planners])
-    parts = [planner.resolve_data(plan.items[0]) for planner, plan in zip(planners, told, strict=True)]
-    assert torch.equal(torch.cat(parts), torch.arange(200_000.0).reshape(200, 1000) * 2)
+    assert [len(plan.items) for plan in told] == [1, 0]
+    assert planners[0].resolve_data(told[0].items[0]) is value["w"]
 
 
 def test_the_lowest_rank_writes_all_if_asked() -> None:
@@ -210,3 +215,54 @@ def test_a_hook_of_an_instance_is_called(tmp_path: Path) -> None:
     save(state(), BcpWriter(tmp_path), planner)
     assert "model.w" in seen
     assert "epoch" in seen
+
+
+class AddsData(BcpSavePlanner):
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        return dataclasses.replace(plan, planner_data={**plan.planner_data, "extra": ("mine",)})
+
+
+def test_planner_data_that_a_subclass_has_added_to() -> None:
+    planner = AddsData()
+    planner.set_up_planner(state(), None, True)
+    _, metadata = planner.create_global_plan([planner.create_local_plan()])
+    assert metadata.planner_data == {**planner.mappings, "extra": ("mine",)}
+
+
+def test_plans_that_were_looked_at_go_the_way_of_dcp() -> None:
+    value = {"model": {f"layers.{i}.weight": torch.zeros(4, 4) for i in range(5000)}}
+    planners = plans_of(2, value)
+    plans = [planner.create_local_plan() for planner in planners]
+    assert len(list(plans[0].items)) == 5000
+    plans = [pickle.loads(pickle.dumps(plan)) for plan in plans]
+    told, metadata = planners[0].create_global_plan(plans)
+    assert sum(len(plan.items) for plan in told) == 5000
+    assert metadata.planner_data == planners[0].mappings
+
+
+def test_a_state_dict_of_another_class(tmp_path: Path) -> None:
+    class Flat(BcpSavePlanner):
+        def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
+            super().set_up_planner(*args, **kwargs)
+            self.state_dict = collections.UserDict(self.state_dict)
+
+    save(state(), BcpWriter(tmp_path), Flat())
+    got = blank(state())
+    dcp.load(got, storage_reader=BcpReader(tmp_path), planner=BcpLoadPlanner(), no_dist=True)
+    assert_equal(got, state())
+
+
+def test_names_that_are_no_text_are_refused() -> None:
+    planner = BcpSavePlanner()
+    planner.set_up_planner({"a": {"\udc80": torch.ones(1)}}, None, True)
+    with pytest.raises(InvalidPlanError, match=r"no text of UTF-8: 'a\.\\udc80'"):
+        planner.create_local_plan()
+
+
+def test_ways_that_are_lists() -> None:
+    planner = BcpSavePlanner()
+    planner.set_up_planner(state(), None, True)
+    planner.mappings = {fqn: list(way) for fqn, way in planner.mappings.items()}  # type: ignore[misc]
+    _, metadata = planner.create_global_plan([planner.create_local_plan()])
+    assert [*metadata.planner_data["model.w"]] == ["model", "w"]
