@@ -40,7 +40,6 @@ TORCH_SAVE: Any = getattr(getattr(filesystem, "SerializationFormat", None), "TOR
 # The chunks that this rank holds of a tensor of any kind.
 chunks_of: Callable[[torch.Tensor], list[ChunkStorageMetadata]] = planner_helpers._create_chunk_list
 
-
 # The WriteItems of a value of any kind.
 write_items_of: Callable[[str, Any], list[WriteItem]] = planner_helpers._create_write_items
 

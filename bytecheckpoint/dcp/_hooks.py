@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hooks of a planner are its own, and which somebody's."""
+"""Which hooks of a planner or reader are its own, and which somebody's."""
 
 from __future__ import annotations
 

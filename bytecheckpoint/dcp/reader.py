@@ -22,6 +22,7 @@ from torch.futures import Future
 from bytecheckpoint import _C, _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._plan_items import PlanItems, source_of
 from bytecheckpoint.dcp.load_planner import as_plain
 from bytecheckpoint.dcp.metadata import metadata_of
@@ -179,8 +180,7 @@ class BcpReader(StorageReader):
         to_read = _plan_to_read(checkpoint, plan)
         # Pages are touched in the background while ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)
-        looks_at_plans = getattr(self.prepare_global_plan, "__func__", None) is not BcpReader.prepare_global_plan
-        if isinstance(plan.items, PlanItems) and plan.items.may_stay and not looks_at_plans:
+        if isinstance(plan.items, PlanItems) and plan.items.may_stay and _hooks.are_own(self, "prepare_global_plan"):
             plan.items.stay()
         # Ranks that saved on their own have saves of their own; all of a load must read such, or none.
         return dataclasses.replace(plan, storage_data=checkpoint.save_id if self._rank is None else _ALONE)
@@ -239,6 +239,9 @@ def _plan_to_read(checkpoint: _C.Checkpoint, plan: LoadPlan) -> _C.ReadPlan:
     if isinstance(source, _C.ReadPlan) and source.is_of(checkpoint):
         return source
     return _C.ReadPlan(checkpoint, plan.items)
+
+
+_hooks = Hooks(BcpReader)
 
 
 class _Load:

@@ -150,6 +150,18 @@ uint8_t read_memory_format(const std::string& fqn, const py::object& properties)
   refuse(fqn, text("a tensor of ", to_text(format), " cannot be stored"));
 }
 
+/// Of TensorStorageMetadata or TensorWriteData, which both have `properties` and `size`.
+tensor::TensorInfo read_info(const std::string& fqn, py::handle described) {
+  const py::object properties = get(described, dcp().properties);
+  tensor::TensorInfo info;
+  info.dtype = read_dtype(fqn, properties)->dtype;
+  info.memory_format = read_memory_format(fqn, properties);
+  info.requires_grad = get(properties, dcp().requires_grad).cast<bool>();
+  info.pin_memory = get(properties, dcp().pin_memory).cast<bool>();
+  info.sizes = read_dims(get(described, dcp().size_name));
+  return info;
+}
+
 /// TensorProperties; raises if this torch lacks the dtype.
 py::object make_properties(const std::string& fqn, const tensor::TensorInfo& info) {
   const py::object dtype = dcp().dtype_objects[static_cast<size_t>(info.dtype)];
@@ -232,15 +244,7 @@ PlannedWrite read_write_item(py::handle item) {
 DeclaredTensor read_declared_tensor(py::handle item) {
   const std::string fqn = get(get(item, dcp().index), dcp().fqn).cast<std::string>();
   const py::object data = get(item, dcp().tensor_data);
-  const py::object properties = get(data, dcp().properties);
-  DeclaredTensor declared;
-  declared.is_shard = get(item, dcp().type).is(dcp().write_shard);
-  declared.info.dtype = read_dtype(fqn, properties)->dtype;
-  declared.info.memory_format = read_memory_format(fqn, properties);
-  declared.info.requires_grad = get(properties, dcp().requires_grad).cast<bool>();
-  declared.info.pin_memory = get(properties, dcp().pin_memory).cast<bool>();
-  declared.info.sizes = read_dims(get(data, dcp().size_name));
-  return declared;
+  return {read_info(fqn, data), get(item, dcp().type).is(dcp().write_shard)};
 }
 
 py::object make_bytes_item(const std::string& fqn) {
@@ -301,12 +305,7 @@ std::vector<format::Item> read_state_dict_metadata(py::handle entries) {
       item.chunks.emplace_back();
       continue;
     }
-    const py::object properties = get(entry, dcp().properties);
-    item.tensor.dtype = read_dtype(item.fqn, properties)->dtype;
-    item.tensor.memory_format = read_memory_format(item.fqn, properties);
-    item.tensor.requires_grad = get(properties, dcp().requires_grad).cast<bool>();
-    item.tensor.pin_memory = get(properties, dcp().pin_memory).cast<bool>();
-    item.tensor.sizes = read_dims(get(entry, dcp().size_name));
+    item.tensor = read_info(item.fqn, entry);
     for (const py::handle chunk : get(entry, dcp().chunks)) item.chunks.push_back({read_chunk(chunk), {}});
   }
   return items;
