@@ -3,49 +3,36 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import io
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-import torch
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from bytecheckpoint import _C, _core
+from bytecheckpoint import _C
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._hooks import Hooks
-from bytecheckpoint.dcp._plan_items import PlanItems, source_of
-from bytecheckpoint.dcp.load_planner import as_plain
+from bytecheckpoint.dcp._load import Load, plan_to_read
+from bytecheckpoint.dcp._plan_items import PlanItems
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.errors import (
     CheckpointChangedError,
     CheckpointError,
     CheckpointNotFoundError,
-    CorruptCheckpointError,
-    InvalidPlanError,
-    ShapeMismatchError,
-    UnsafeObjectError,
     sendable,
 )
 from bytecheckpoint.report import LoadReport
 
 __all__ = ["BcpReader"]
 
-# Tensors that cannot be filled in place are read through host copies, no more of them at a time than this.
-_COPY_BYTES = 128 << 20
 # What a rank says that reads its own part of a checkpoint without collectives, instead of a save id.
 _ALONE = "a part of its own"
-
-_Memory = TypeVar("_Memory", bytearray, torch.Tensor | bytearray)
 
 
 class _FailedMetadata(Metadata):
@@ -177,7 +164,7 @@ class BcpReader(StorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
         checkpoint = self._opened()
-        to_read = _plan_to_read(checkpoint, plan)
+        to_read = plan_to_read(checkpoint, plan)
         # Pages are touched in the background while ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)
         if isinstance(plan.items, PlanItems) and plan.items.may_stay and _hooks.are_own(self, "prepare_global_plan"):
@@ -198,7 +185,7 @@ class BcpReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads, verifies and scatters everything that ``plan`` asks for."""
         try:
-            load = _Load(self._opened(), plan, str(self.path), self._rank, self.config, planner)
+            load = Load(self._opened(), plan, str(self.path), self._rank, self.config, planner)
             load.tensors()
             load.objects()
         except Exception as error:
@@ -233,195 +220,10 @@ class BcpReader(StorageReader):
         )
 
 
-def _plan_to_read(checkpoint: _C.Checkpoint, plan: LoadPlan) -> _C.ReadPlan:
-    """The plan that our planner made of this checkpoint, or one made of its items."""
-    source = source_of(plan.items)
-    if isinstance(source, _C.ReadPlan) and source.is_of(checkpoint):
-        return source
-    return _C.ReadPlan(checkpoint, plan.items)
-
-
 _hooks = Hooks(BcpReader)
-
-
-class _Load:
-    """One rank's reading of one plan."""
-
-    def __init__(
-        self,
-        checkpoint: _C.Checkpoint,
-        plan: LoadPlan,
-        path: str,
-        rank: int | None,
-        config: Config,
-        planner: LoadPlanner,
-    ) -> None:
-        self._planner = planner
-        self._config = config
-        self._plan = _plan_to_read(checkpoint, plan)
-        # The planner, if tensors and objects just go where its state dict says.
-        self._plain = as_plain(planner) if source_of(plan.items) is self._plan else None
-        self._job = _C.LoadJob(
-            checkpoint,
-            self._plan,
-            directory=path,
-            rank=rank,
-            direct_io=config.direct_io,
-            verify=config.verify,
-            num_io_threads=config.io_threads,
-            ring_bytes=config.ring_bytes,
-        )
-        self._totals: dict[str, Any] = {"path": path, "save_id": checkpoint.save_id}
-
-    def tensors(self) -> None:
-        """Straight into the destinations where their memory allows; the rest through host copies, a few at a time."""
-        if self._plain is not None:
-            left_out = self._job.add_state(self._plain.state_dict)
-            self._run()
-            self._through_copies({position: self._resolved(position) for position in left_out})
-            return
-        positions = range(self._plan.num_tensors)
-        targets = [self._resolved(position) for position in positions]
-        left_out = self._job.add_tensors(0, targets)
-        self._run()
-        skipped = set(left_out)
-        filled = [position for position in positions if position not in skipped]
-        _compat.increment_version([targets[position] for position in filled])
-        for position in filled:
-            self._planner.commit_tensor(self._plan.tensor_item(position), targets[position])
-        self._through_copies({position: targets[position] for position in left_out})
-
-    def _resolved(self, position: int) -> torch.Tensor:
-        return self._planner.resolve_tensor(self._plan.tensor_item(position)).detach()
-
-    def _through_copies(self, targets: dict[int, torch.Tensor]) -> None:
-        """Fills tensors of other dtypes, devices or layouts, as ``copy_`` does, and those of opaque records."""
-        for position, source in self._read_in_turns(targets, self._add_copy):
-            item, target = self._plan.tensor_item(position), targets[position]
-            value = self._unpacked(item, source) if isinstance(source, bytearray) else source
-            if not _compat.is_quantized_alike(value, target):
-                raise InvalidPlanError(
-                    f"'{item.dest_index.fqn}': stored is a tensor of {_compat.quantization(value)}, to be filled "
-                    f"one of {_compat.quantization(target)}; it must be quantized alike"
-                )
-            target.copy_(value)
-            self._planner.commit_tensor(item, target)
-
-    def _add_copy(self, position: int) -> torch.Tensor | bytearray:
-        """A host tensor that the next run fills, or, for an opaque record, a buffer."""
-        dtype = self._job.stored_dtype(position)
-        if not dtype:
-            archive = bytearray(self._job.archive_bytes(position))
-            self._job.add_archive(position, archive)
-            return archive
-        item = self._plan.tensor_item(position)
-        # On the host, whatever device is the default.
-        copy = torch.empty(item.lengths, dtype=getattr(torch, dtype), device="cpu")
-        if self._job.add_tensors(position, [copy]):
-            raise CheckpointError(f"'{item.dest_index.fqn}': its host copy cannot be filled")
-        return copy
-
-    def _unpacked(self, item: ReadItem, archive: bytearray) -> torch.Tensor:
-        """The wanted box of what torch.save wrote."""
-        fqn = item.storage_index.fqn
-        value = _load_plain_data(fqn, archive, self._config)
-        if not isinstance(value, torch.Tensor):
-            raise ShapeMismatchError(f"'{fqn}': a tensor wanted, the record holds a {type(value).__name__}")
-        return _compat.narrow(value.detach(), item.storage_offsets, item.lengths)
-
-    def objects(self) -> None:
-        """Hands objects over; to a planner that unpickles freely, bytes that are known to be plain data."""
-        for position, buffer in self._read_in_turns(range(self._plan.num_objects), self._add_object):
-            if self._plain is not None:
-                fqn = self._plan.object_fqn(position)
-                self._plain.put_object(fqn, _plain_object(fqn, buffer, self._config))
-                continue
-            item = self._plan.object_item(position)
-            record: bytes | bytearray = buffer
-            if not self._config.allow_pickle:
-                record = _plain_record(item.storage_index.fqn, buffer, self._config)
-            self._planner.load_bytes(item, io.BytesIO(record))
-
-    def _add_object(self, position: int) -> bytearray:
-        buffer = bytearray(self._job.object_bytes(position))
-        self._job.add_object(position, buffer)
-        return buffer
-
-    def _read_in_turns(self, positions: Iterable[int], add: Callable[[int], _Memory]) -> Iterator[tuple[int, _Memory]]:
-        """Positions and the memory that ``add`` has had filled for each, no more of it at a time than a turn's."""
-        waiting = collections.deque(positions)
-        while waiting:
-            turn: list[tuple[int, _Memory]] = []
-            num_bytes = 0
-            while waiting and num_bytes < _COPY_BYTES:
-                position = waiting.popleft()
-                memory = add(position)
-                turn.append((position, memory))
-                num_bytes += len(memory) if isinstance(memory, bytearray) else memory.nbytes
-            self._run()
-            yield from turn
-
-    def report(self) -> LoadReport:
-        return LoadReport(**self._totals)
-
-    def _run(self) -> None:
-        for name, value in self._job.run().items():
-            self._totals[name] = self._totals.get(name, 0) + value
 
 
 def _typed(error: Exception) -> CheckpointError:
     if isinstance(error, CheckpointError):
         return error
     return CheckpointError(f"the metadata cannot be used: {type(error).__name__}: {error}")
-
-
-def _plain_object(fqn: str, buffer: bytearray, config: Config) -> Any:
-    """The object of a record: by C++ if it is made of builtin values, else by torch."""
-    value = _builtin_of(fqn, buffer)
-    return _load_plain_data(fqn, buffer, config, map_location=None) if value is None else value[0]
-
-
-def _plain_record(fqn: str, buffer: bytearray, config: Config) -> bytes | bytearray:
-    """A record that runs no code, whoever unpickles it.
-
-    Builtin values are read by C++ and written anew: that what it read is harmless says nothing of what torch would find
-    in bytes that were made to be read in two ways. All others torch loads itself, under its ``weights_only`` rules.
-    """
-    value = _builtin_of(fqn, buffer)
-    record = None if value is None else _core.dump_builtin(value[0])
-    if record is None:
-        _load_plain_data(fqn, buffer, config)
-        return buffer
-    return record
-
-
-def _builtin_of(fqn: str, buffer: bytearray) -> tuple[Any] | None:
-    """The value of a record that is made of builtin values, in a tuple."""
-    try:
-        return _core.load_builtin(buffer)
-    except CorruptCheckpointError as error:
-        raise CorruptCheckpointError(f"'{fqn}': {error}") from None
-
-
-def _load_plain_data(fqn: str, buffer: bytearray, config: Config, map_location: str | None = "cpu") -> Any:
-    """What torch.save wrote, under torch's ``weights_only`` rules unless ``config`` allows more."""
-    load: Callable[..., Any] = torch.load
-    try:
-        return load(io.BytesIO(buffer), map_location=map_location, weights_only=not config.allow_pickle)
-    except Exception as error:
-        if config.allow_pickle:
-            raise
-        raise UnsafeObjectError(
-            f"'{fqn}' is not plain data under torch's weights_only rules ({_offenders(buffer, error)}); if you trust "
-            "this checkpoint, add its types with torch.serialization.add_safe_globals, or pass "
-            "BcpReader(..., config=Config(allow_pickle=True)), which may run code of the checkpoint"
-        ) from None
-
-
-def _offenders(buffer: bytearray, error: Exception) -> str:
-    """Names of the classes and functions that ``buffer`` asks for, or else what torch said."""
-    try:
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(buffer))
-    except Exception:
-        names = []
-    return ", ".join(sorted(names)) or str(error).strip().partition("\n")[0] or repr(error)
