@@ -31,6 +31,7 @@ TORCH_BINDINGS = (
     "write_plan",
     "bind_save",
     "bind_load",
+    "bind_sharing",
     "bind_commit",
 )
 

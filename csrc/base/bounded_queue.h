@@ -40,6 +40,16 @@ class BoundedQueue {
     return item;
   }
 
+  /// \returns nothing while empty.
+  std::optional<T> try_pop() {
+    MutexLock lock(mutex_);
+    if (items_.empty()) return std::nullopt;
+    T item = std::move(items_.front());
+    items_.pop_front();
+    not_full_.notify_one();
+    return item;
+  }
+
   void close() {
     MutexLock lock(mutex_);
     closed_ = true;

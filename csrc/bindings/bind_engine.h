@@ -9,6 +9,8 @@ namespace bytecheckpoint::bindings {
 void bind_save(pybind11::module_& m);
 /// ReadPlan and LoadJob.
 void bind_load(pybind11::module_& m);
+/// SharedRun, and what ranks tell one another before it.
+void bind_sharing(pybind11::module_& m);
 /// Commit, the joining of what was planned with what was written, and DCP's metadata of a checkpoint.
 void bind_commit(pybind11::module_& m);
 

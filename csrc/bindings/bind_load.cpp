@@ -4,6 +4,7 @@
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/flatten.h"
+#include "csrc/bindings/py_load_job.h"
 #include "csrc/bindings/read_plan.h"
 #include "csrc/bindings/torch_tensor.h"
 #include "csrc/bindings/unlocked.h"
@@ -14,14 +15,6 @@ namespace {
 
 namespace py = pybind11;
 using base::text;
-
-/// A LoadJob, the plan that it carries out, and where each tensor of the plan is stored.
-struct PyLoadJob {
-  const ReadPlan& plan;
-  engine::LoadJob job;
-  std::vector<std::optional<engine::TensorPlace>> places;
-  std::vector<py::object> alive;  // tensors that the next run fills
-};
 
 std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPlan& plan, std::string directory,
                                       engine::Scope rank, bool direct_io, bool verify, int num_io_threads,
@@ -71,7 +64,7 @@ std::vector<size_t> add_tensors(PyLoadJob& self, size_t begin, const py::list& t
       left_out.push_back(begin + i);
       continue;
     }
-    raise_if_error(self.job.add_tensor(planned.fqn, *read.chunk, *place, planned.box, view.value()));
+    raise_if_error(self.job.destinations().add_tensor(planned.fqn, *read.chunk, *place, planned.box, view.value()));
   }
   return left_out;
 }
@@ -108,8 +101,9 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
       left_out.push_back(i);
       continue;
     }
-    raise_if_error(self.job.add_tensor(held.fqn, *read.chunk, *place, read.planned.box,
-                                       tensor::part_of(memory.value(), read.to, read.planned.box.sizes)));
+    raise_if_error(
+        self.job.destinations().add_tensor(held.fqn, *read.chunk, *place, read.planned.box,
+                                           tensor::part_of(memory.value(), read.to, read.planned.box.sizes)));
   }
   return left_out;
 }
@@ -120,7 +114,7 @@ void add_record(PyLoadJob& self, const Read& read, const py::buffer& buffer) {
   if (info.size * info.itemsize != read.chunk->record.bytes) {
     throw py::value_error("'" + read.planned.fqn + "': buffer of another size");
   }
-  self.job.add_bytes(read.chunk->record, static_cast<uint8_t*>(info.ptr));
+  self.job.destinations().add_bytes(read.chunk->record, static_cast<uint8_t*>(info.ptr));
 }
 
 py::dict run_load(PyLoadJob& self) {
@@ -136,18 +130,7 @@ py::dict run_load(PyLoadJob& self) {
     return self.job.run(cancelled);
   }();
   if (interrupted) throw py::error_already_set();
-  const engine::LoadStats stats = value_or_raise(std::move(result));
-  std::vector<PyObject*> filled;
-  for (const py::object& tensor : self.alive) filled.push_back(tensor.ptr());
-  increment_versions(filled);
-  self.alive.clear();
-  py::dict out;
-  out["num_boxes"] = stats.num_boxes;
-  out["num_files"] = stats.num_files;
-  out["bytes_wanted"] = stats.bytes_wanted;
-  out["bytes_read"] = stats.bytes_read;
-  out["seconds"] = stats.seconds;
-  return out;
+  return self.finish(value_or_raise(std::move(result)));
 }
 
 std::unique_ptr<ReadPlan> plan_state(const Checkpoint& checkpoint, const py::dict& flat, py::object chunks_of,
@@ -157,6 +140,21 @@ std::unique_ptr<ReadPlan> plan_state(const Checkpoint& checkpoint, const py::dic
 }
 
 }  // namespace
+
+py::dict PyLoadJob::finish(const engine::LoadStats& stats) {
+  std::vector<PyObject*> filled;
+  for (const py::object& tensor : alive) filled.push_back(tensor.ptr());
+  increment_versions(filled);
+  alive.clear();
+  py::dict out;
+  out["num_boxes"] = stats.num_boxes;
+  out["num_files"] = stats.num_files;
+  out["bytes_wanted"] = stats.bytes_wanted;
+  out["bytes_read"] = stats.bytes_read;
+  out["bytes_received"] = stats.bytes_received;
+  out["seconds"] = stats.seconds;
+  return out;
+}
 
 void bind_load(py::module_& m) {
   m.def(

@@ -41,11 +41,14 @@ py::list plan_load(const std::vector<std::tuple<uint32_t, int64_t, Dims, Dims, D
     wanted.push_back({file, data_offset, chunk_sizes, {box_offsets, box_sizes}, itemsize});
   }
   const planner::LoadPlan plan = value_or_raise(planner::plan_load(wanted, block_bytes, max_segment_bytes));
-  py::list out;
-  for (const planner::FileReads& reads : plan.files) {
-    py::list segments;
-    for (const planner::ReadSegment& s : reads.segments) segments.append(py::make_tuple(s.offset, s.bytes, s.wanted));
-    out.append(py::make_tuple(reads.file, segments));
+  py::list out, segments;
+  for (size_t i = 0; i < plan.segments.size(); ++i) {
+    const planner::ReadSegment& s = plan.segments[i];
+    if (i == 0 || plan.segments[i - 1].file != s.file) {
+      segments = py::list();
+      out.append(py::make_tuple(s.file, segments));
+    }
+    segments.append(py::make_tuple(s.offset, s.bytes, s.wanted));
   }
   return out;
 }

@@ -11,5 +11,6 @@ PYBIND11_MODULE(_C, m) {
   bytecheckpoint::bindings::bind_checkpoint(m);
   bytecheckpoint::bindings::bind_save(m);
   bytecheckpoint::bindings::bind_load(m);
+  bytecheckpoint::bindings::bind_sharing(m);
   bytecheckpoint::bindings::bind_commit(m);
 }

@@ -28,6 +28,10 @@ std::optional<FilledSlot> Reader::next() {
   return filled_.pop();
 }
 
+std::optional<FilledSlot> Reader::try_next() {
+  return filled_.try_pop();
+}
+
 base::Result<std::optional<ReadRequest>> Reader::pull() {
   base::MutexLock lock(mutex_);
   if (exhausted_) return std::optional<ReadRequest>();

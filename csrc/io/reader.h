@@ -42,6 +42,8 @@ class Reader {
 
   /// Next filled slot in any order, nothing when all is read. Blocks. After a failure ask no more.
   std::optional<FilledSlot> next();
+  /// The same without blocking: nothing also if none is filled yet.
+  std::optional<FilledSlot> try_next();
   /// Hands a slot back to be filled again.
   void release(int slot) { free_.push(slot); }
 

@@ -2,103 +2,50 @@
 #include "csrc/planner/load_plan.h"
 
 #include <algorithm>
-
-#include "csrc/base/bytes.h"
-#include "csrc/tensor/strided_view.h"
+#include <utility>
 
 namespace bytecheckpoint::planner {
-namespace {
 
-/// Whole blocks [begin, end), in bytes of the file, wanted by one box.
-struct BlockRange {
-  uint32_t file;
-  int64_t begin;
-  int64_t end;
-  uint32_t wanted;
-};
-
-/// Skips from block to block, not from run to run: a narrow column of a long tensor costs one step a block.
-void append_block_ranges(const WantedBox& wanted, uint32_t index, int64_t block_bytes, std::vector<BlockRange>* out) {
-  const tensor::Dims strides = tensor::row_major_strides(wanted.chunk_sizes);
-  tensor::Dims strides_bytes(strides.size());
-  for (size_t d = 0; d < strides.size(); ++d) strides_bytes[d] = strides[d] * wanted.itemsize_bytes;
-  const tensor::BoxRuns runs(wanted.chunk_sizes, wanted.box, wanted.itemsize_bytes, strides_bytes);
-  const size_t first = out->size();
-  for (int64_t run = 0; run < runs.num_runs();) {
-    const int64_t from = wanted.data_offset + runs.chunk_offset(run);
-    const BlockRange range{wanted.file, base::align_down(from, block_bytes),
-                           base::align_up(from + runs.run_bytes(), block_bytes), index};
-    if (out->size() > first && out->back().end >= range.begin) {
-      out->back().end = range.end;
-    } else {
-      out->push_back(range);
-    }
-    run = runs.first_run_ending_after(range.end - wanted.data_offset);
+int64_t LoadPlan::num_files() const {
+  int64_t count = 0;
+  for (size_t s = 0; s < segments.size(); ++s) {
+    if (s == 0 || segments[s - 1].file != segments[s].file) ++count;
   }
+  return count;
 }
 
-/// Joins ranges of one file (sorted by begin) into segments and notes in each which boxes it serves.
-std::vector<ReadSegment> segments_of(const std::vector<BlockRange>& ranges, size_t first, size_t last,
-                                     int64_t max_segment_bytes) {
-  std::vector<ReadSegment> segments;
-  for (size_t r = first; r < last; ++r) {
-    int64_t covered = segments.empty() ? -1 : segments.back().offset + segments.back().bytes;
-    for (int64_t begin = std::max(ranges[r].begin, covered); begin < ranges[r].end;) {
-      int64_t take = std::min(ranges[r].end - begin, max_segment_bytes);
-      if (begin == covered && segments.back().bytes < max_segment_bytes) {
-        take = std::min(take, max_segment_bytes - segments.back().bytes);
-        segments.back().bytes += take;
-      } else {
-        segments.push_back(ReadSegment{begin, take, {}});
-      }
-      begin += take;
-      covered = begin;
+base::Result<LoadPlan> plan_load(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes) {
+  BCP_ASSIGN_OR_RETURN(const WantedBlocks blocks, find_wanted_blocks(wanted, block_bytes));
+  LoadPlan plan;
+  plan.bytes_wanted = blocks.bytes_wanted;
+  for (const BlockRange& range : blocks.merged()) {
+    for (int64_t begin = range.begin; begin < range.end; begin += max_segment_bytes) {
+      plan.segments.push_back({range.file, begin, std::min(range.end - begin, max_segment_bytes), {}});
+    }
+    plan.bytes_read += range.end - range.begin;
+  }
+  note_wanted(blocks, &plan.segments);
+  return plan;
+}
+
+void note_wanted(const WantedBlocks& blocks, std::vector<ReadSegment>* segments) {
+  // Ranges ascend by their begin, so the first segment of each is never before that of the last one.
+  auto first = segments->begin();
+  for (const WantedBlocks::OfBox& of_box : blocks.ranges) {
+    const BlockRange& range = of_box.range;
+    const auto is_before = [&](const ReadSegment& segment) {
+      return std::pair(segment.file, segment.offset + segment.bytes) <= std::pair(range.file, range.begin);
+    };
+    while (first != segments->end() && is_before(*first)) ++first;
+    for (auto segment = first; segment != segments->end() && segment->file == range.file && segment->offset < range.end;
+         ++segment) {
+      segment->wanted.push_back(of_box.box);
     }
   }
-  for (size_t r = first; r < last; ++r) {
-    auto segment = std::upper_bound(segments.begin(), segments.end(), ranges[r].begin,
-                                    [](int64_t offset, const ReadSegment& s) { return offset < s.offset + s.bytes; });
-    for (; segment != segments.end() && segment->offset < ranges[r].end; ++segment) {
-      segment->wanted.push_back(ranges[r].wanted);
-    }
-  }
-  for (ReadSegment& segment : segments) {
+  for (ReadSegment& segment : *segments) {
     std::sort(segment.wanted.begin(), segment.wanted.end());
     segment.wanted.erase(std::unique(segment.wanted.begin(), segment.wanted.end()), segment.wanted.end());
   }
-  return segments;
-}
-
-}  // namespace
-
-base::Result<LoadPlan> plan_load(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes) {
-  LoadPlan plan;
-  std::vector<BlockRange> ranges;
-  for (uint32_t i = 0; i < wanted.size(); ++i) {
-    if (!tensor::is_inside(wanted[i].box, wanted[i].chunk_sizes)) {
-      return base::Status::make(base::Code::kInvalidArgument,
-                                base::text("wanted box at ", tensor::to_text(wanted[i].box.offsets), " of ",
-                                           tensor::to_text(wanted[i].box.sizes), " is not inside a chunk of shape ",
-                                           tensor::to_text(wanted[i].chunk_sizes)));
-    }
-    append_block_ranges(wanted[i], i, block_bytes, &ranges);
-    int64_t numel = 0;
-    (void)tensor::checked_numel(wanted[i].box.sizes, &numel);
-    plan.bytes_wanted += numel * wanted[i].itemsize_bytes;
-  }
-  std::sort(ranges.begin(), ranges.end(), [](const BlockRange& a, const BlockRange& b) {
-    return a.file != b.file ? a.file < b.file : a.begin < b.begin;
-  });
-  for (size_t first = 0; first < ranges.size();) {
-    size_t last = first;
-    while (last < ranges.size() && ranges[last].file == ranges[first].file) ++last;
-    FileReads& reads = plan.files.emplace_back();
-    reads.file = ranges[first].file;
-    reads.segments = segments_of(ranges, first, last, max_segment_bytes);
-    for (const ReadSegment& segment : reads.segments) plan.bytes_read += segment.bytes;
-    first = last;
-  }
-  return plan;
 }
 
 }  // namespace bytecheckpoint::planner

@@ -5,35 +5,24 @@
 #include <vector>
 
 #include "csrc/base/status.h"
-#include "csrc/tensor/box.h"
+#include "csrc/planner/wanted_blocks.h"
 
 namespace bytecheckpoint::planner {
 
-/// One box wanted of one stored chunk. A record that is wanted whole (bytes) is a chunk of one dim of bytes.
-struct WantedBox {
-  uint32_t file = 0;
-  int64_t data_offset = 0;  // of the chunk's first element in its file
-  tensor::Dims chunk_sizes;
-  tensor::Box box;  // inside the chunk
-  int64_t itemsize_bytes = 1;
-};
-
 /// One stretch of whole blocks to read, and which wanted boxes have bytes in it.
 struct ReadSegment {
+  uint32_t file = 0;
   int64_t offset = 0;  // multiple of the block size
   int64_t bytes = 0;
   std::vector<uint32_t> wanted;  // indices into the plan's boxes, ascending
 };
 
-struct FileReads {
-  uint32_t file = 0;
-  std::vector<ReadSegment> segments;  // ascending, disjoint
-};
-
 struct LoadPlan {
-  std::vector<FileReads> files;  // ascending by number
+  std::vector<ReadSegment> segments;  // ascending by file and offset, disjoint
   int64_t bytes_wanted = 0;
   int64_t bytes_read = 0;
+
+  int64_t num_files() const;
 };
 
 /// Turns wanted boxes into reads: every block that holds a wanted byte once, no other block, in one forward sweep a
@@ -45,5 +34,10 @@ struct LoadPlan {
 /// \returns kInvalidArgument for a box outside its chunk.
 /// Pure; O(n log n) in blocks and boxes.
 base::Result<LoadPlan> plan_load(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes);
+
+/// Notes in each segment which boxes have bytes in it.
+///
+/// \param segments  Ascending by file and offset, disjoint; together they hold all wanted blocks.
+void note_wanted(const WantedBlocks& blocks, std::vector<ReadSegment>* segments);
 
 }  // namespace bytecheckpoint::planner

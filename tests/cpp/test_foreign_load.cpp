@@ -81,12 +81,12 @@ TEST_CASE("foreign load: an archive may begin anywhere, so that segments end ins
     std::vector<float> whole(values.size()), part(5 * 7), turned(5 * 7);
     const Box box{{kRows - 6, 3}, {5, 7}};
     auto* memory = reinterpret_cast<uint8_t*>(whole.data());
-    EXPECT_OK(
-        job.add_tensor("t", chunk, place, chunk.box, {memory, DType::kFloat32, {kRows, kColumns}, {4 * kColumns, 4}}));
+    EXPECT_OK(job.destinations().add_tensor("t", chunk, place, chunk.box,
+                                            {memory, DType::kFloat32, {kRows, kColumns}, {4 * kColumns, 4}}));
     memory = reinterpret_cast<uint8_t*>(part.data());
-    EXPECT_OK(job.add_tensor("t", chunk, place, box, {memory, DType::kFloat32, {5, 7}, {28, 4}}));
+    EXPECT_OK(job.destinations().add_tensor("t", chunk, place, box, {memory, DType::kFloat32, {5, 7}, {28, 4}}));
     memory = reinterpret_cast<uint8_t*>(turned.data());
-    EXPECT_OK(job.add_tensor("t", chunk, place, box, {memory, DType::kFloat32, {5, 7}, {4, 20}}));
+    EXPECT_OK(job.destinations().add_tensor("t", chunk, place, box, {memory, DType::kFloat32, {5, 7}, {4, 20}}));
     EXPECT_OK(job.run([] { return false; }));
     CHECK(whole == values);
     for (int64_t r = 0; r < 5; ++r) {
@@ -110,8 +110,8 @@ TEST_CASE("foreign load: the checksum of the archive is compared when all of it 
     std::vector<float> whole(values.size());
     LoadJob job(options_for(dir, verify), manifest);
     auto* memory = reinterpret_cast<uint8_t*>(whole.data());
-    EXPECT_OK(
-        job.add_tensor("t", chunk, place, chunk.box, {memory, DType::kFloat32, {kRows, kColumns}, {4 * kColumns, 4}}));
+    EXPECT_OK(job.destinations().add_tensor("t", chunk, place, chunk.box,
+                                            {memory, DType::kFloat32, {kRows, kColumns}, {4 * kColumns, 4}}));
     if (verify) {
       EXPECT_FAILURE(kCorrupt, dir / "data.distcp", job.run([] { return false; }));
     } else {

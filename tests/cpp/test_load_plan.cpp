@@ -36,33 +36,32 @@ void check_plan(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64
   auto expected = wanted_blocks(wanted, block_bytes);
   const auto num_blocks = static_cast<int64_t>(expected.size());
   int64_t bytes_read = 0;
-  for (size_t f = 0; f < plan.files.size(); ++f) {
-    const FileReads& reads = plan.files[f];
-    if (f != 0) REQUIRE(plan.files[f - 1].file < reads.file);
-    REQUIRE_FALSE(reads.segments.empty());
-    int64_t covered = 0;
-    for (size_t s = 0; s < reads.segments.size(); ++s) {
-      const ReadSegment& segment = reads.segments[s];
-      REQUIRE(segment.offset % block_bytes == 0);
-      REQUIRE(segment.bytes % block_bytes == 0);
-      REQUIRE(segment.bytes > 0);
-      REQUIRE(segment.bytes <= max_segment_bytes);
-      REQUIRE(segment.offset >= covered);
-      // Neighbours are joined as far as the limit lets them.
-      if (s != 0 && segment.offset == covered) REQUIRE(reads.segments[s - 1].bytes == max_segment_bytes);
-      covered = segment.offset + segment.bytes;
-      bytes_read += segment.bytes;
-      REQUIRE(std::is_sorted(segment.wanted.begin(), segment.wanted.end()));
-      std::set<uint32_t> in_blocks;
-      for (int64_t block = segment.offset / block_bytes; block < covered / block_bytes; ++block) {
-        const auto found = expected.find({reads.file, block});
-        REQUIRE(found != expected.end());  // no block that nobody wants, none twice
-        in_blocks.insert(found->second.begin(), found->second.end());
-        expected.erase(found);
-      }
-      REQUIRE(std::includes(segment.wanted.begin(), segment.wanted.end(), in_blocks.begin(), in_blocks.end()));
-      REQUIRE(std::set<uint32_t>(segment.wanted.begin(), segment.wanted.end()).size() == segment.wanted.size());
+  int64_t covered = 0;
+  for (size_t s = 0; s < plan.segments.size(); ++s) {
+    const ReadSegment& segment = plan.segments[s];
+    if (s == 0 || plan.segments[s - 1].file != segment.file) {
+      if (s != 0) REQUIRE(plan.segments[s - 1].file < segment.file);
+      covered = -1;
     }
+    REQUIRE(segment.offset % block_bytes == 0);
+    REQUIRE(segment.bytes % block_bytes == 0);
+    REQUIRE(segment.bytes > 0);
+    REQUIRE(segment.bytes <= max_segment_bytes);
+    REQUIRE(segment.offset >= covered);
+    // Neighbours are joined as far as the limit lets them.
+    if (segment.offset == covered) REQUIRE(plan.segments[s - 1].bytes == max_segment_bytes);
+    covered = segment.offset + segment.bytes;
+    bytes_read += segment.bytes;
+    REQUIRE(std::is_sorted(segment.wanted.begin(), segment.wanted.end()));
+    std::set<uint32_t> in_blocks;
+    for (int64_t block = segment.offset / block_bytes; block < covered / block_bytes; ++block) {
+      const auto found = expected.find({segment.file, block});
+      REQUIRE(found != expected.end());  // no block that nobody wants, none twice
+      in_blocks.insert(found->second.begin(), found->second.end());
+      expected.erase(found);
+    }
+    REQUIRE(std::includes(segment.wanted.begin(), segment.wanted.end(), in_blocks.begin(), in_blocks.end()));
+    REQUIRE(std::set<uint32_t>(segment.wanted.begin(), segment.wanted.end()).size() == segment.wanted.size());
   }
   REQUIRE(expected.empty());
   REQUIRE(plan.bytes_read == bytes_read);
@@ -96,28 +95,28 @@ TEST_CASE("load_plan: a segment names only boxes that its blocks serve, up to wh
   // One box in block 0 and one in block 2: two segments, each with its own box.
   const std::vector<WantedBox> wanted = {{0, 0, {8}, tensor::whole({8}), 1}, {0, 32, {8}, tensor::whole({8}), 1}};
   const LoadPlan plan = test::value_of(plan_load(wanted, 16, 64));
-  REQUIRE(plan.files.size() == 1);
-  REQUIRE(plan.files[0].segments.size() == 2);
-  CHECK(plan.files[0].segments[0].wanted == std::vector<uint32_t>{0});
-  CHECK(plan.files[0].segments[1].wanted == std::vector<uint32_t>{1});
+  CHECK(plan.num_files() == 1);
+  REQUIRE(plan.segments.size() == 2);
+  CHECK(plan.segments[0].wanted == std::vector<uint32_t>{0});
+  CHECK(plan.segments[1].wanted == std::vector<uint32_t>{1});
 }
 
 TEST_CASE("load_plan: a large record is cut at the limit, a column of it skips blocks") {
   const std::vector<WantedBox> whole = {{0, 64, {1 << 20}, tensor::whole({1 << 20}), 1}};
   const LoadPlan plan = test::value_of(plan_load(whole, 4096, 1 << 18));
-  CHECK(plan.files[0].segments.size() == 5);
+  CHECK(plan.segments.size() == 5);
   CHECK(plan.bytes_read == (1 << 20) + 4096);
   const std::vector<WantedBox> column = {{0, 0, {100, 4096}, {{0, 0}, {100, 1}}, 4}};
   const LoadPlan narrow = test::value_of(plan_load(column, 4096, 1 << 18));
-  CHECK(narrow.files[0].segments.size() == 100);
+  CHECK(narrow.segments.size() == 100);
   CHECK(narrow.bytes_read == 100 * 4096);
   CHECK(narrow.bytes_wanted == 400);
 }
 
 TEST_CASE("load_plan: nothing wanted, or only boxes without elements, is nothing to read") {
-  CHECK(test::value_of(plan_load({}, 4096, 4096)).files.empty());
+  CHECK(test::value_of(plan_load({}, 4096, 4096)).segments.empty());
   const std::vector<WantedBox> empty = {{0, 4096, {4, 0}, tensor::whole({4, 0}), 4}, {0, 4096, {4}, {{2}, {0}}, 4}};
-  CHECK(test::value_of(plan_load(empty, 4096, 4096)).files.empty());
+  CHECK(test::value_of(plan_load(empty, 4096, 4096)).segments.empty());
 }
 
 TEST_CASE("load_plan: a box outside its chunk is refused") {

@@ -113,9 +113,9 @@ void add(LoadJob* job, const format::Manifest& manifest, const std::string& fqn,
   REQUIRE(item != nullptr);
   const DType dtype = item->tensor.dtype;
   out->assign(static_cast<size_t>(bytes_of(box.sizes, dtype)), '\xEE');
-  EXPECT_OK(job->add_tensor(fqn, item->chunks[0], place_of(item->chunks[0].record), box,
-                            {reinterpret_cast<uint8_t*>(out->data()), dtype, box.sizes,
-                             contiguous_strides(box.sizes, tensor::find_dtype(dtype)->itemsize_bytes)}));
+  EXPECT_OK(job->destinations().add_tensor(fqn, item->chunks[0], place_of(item->chunks[0].record), box,
+                                           {reinterpret_cast<uint8_t*>(out->data()), dtype, box.sizes,
+                                            contiguous_strides(box.sizes, tensor::find_dtype(dtype)->itemsize_bytes)}));
 }
 
 base::Status load_all(const TempDir& dir, const format::Manifest& manifest, const std::vector<Saved>& tensors) {
@@ -150,7 +150,8 @@ TEST_CASE("save_load_job: tensors of every layout and bytes come back, whatever 
       add(&job, manifest, tensors[t].fqn, tensor::whole(tensors[t].sizes), &loaded[t]);
     }
     std::string content(300001, '\0');
-    job.add_bytes(manifest.find("content")->chunks[0].record, reinterpret_cast<uint8_t*>(content.data()));
+    job.destinations().add_bytes(manifest.find("content")->chunks[0].record,
+                                 reinterpret_cast<uint8_t*>(content.data()));
     const LoadStats stats = test::value_of(job.run(kNever));
     CHECK((content == test::patterned(300001)));
     for (size_t t = 0; t < tensors.size(); ++t) {
@@ -205,9 +206,9 @@ TEST_CASE("save_load_job: any box goes into memory of any layout, and beside it 
         at += static_cast<size_t>(itemsize);
       });
       expected.push_back(std::move(after));
-      EXPECT_OK(job.add_tensor(saved.fqn, manifest.find(saved.fqn)->chunks[0],
-                               place_of(manifest.find(saved.fqn)->chunks[0].record), box,
-                               {memory.data(), saved.dtype, box.sizes, memory.strides_bytes}));
+      EXPECT_OK(job.destinations().add_tensor(saved.fqn, manifest.find(saved.fqn)->chunks[0],
+                                              place_of(manifest.find(saved.fqn)->chunks[0].record), box,
+                                              {memory.data(), saved.dtype, box.sizes, memory.strides_bytes}));
     }
     EXPECT_OK(job.run(kNever));
     for (size_t w = 0; w < memories.size(); ++w) REQUIRE((memories[w].bytes == expected[w]));
@@ -317,15 +318,17 @@ TEST_CASE("save_load_job: what does not fit the stored chunk is refused") {
   const format::Chunk& chunk = manifest.find("contiguous")->chunks[0];
   uint8_t memory[64] = {};
   EXPECT_FAILURE(kInvalidArgument, "'contiguous'",
-                 job.add_tensor("contiguous", chunk, place_of(chunk.record), {{13, 0, 0}, {1, 1, 1}},
-                                {memory, DType::kFloat32, {1, 1, 1}, {4, 4, 4}}));
-  EXPECT_CODE(kInvalidArgument, job.add_tensor("contiguous", chunk, place_of(chunk.record), {{0, 0, 0}, {1, 1, 2}},
+                 job.destinations().add_tensor("contiguous", chunk, place_of(chunk.record), {{13, 0, 0}, {1, 1, 1}},
                                                {memory, DType::kFloat32, {1, 1, 1}, {4, 4, 4}}));
-  EXPECT_CODE(kInvalidArgument, job.add_tensor("contiguous", chunk, place_of(chunk.record), {{0, 0, 0}, {1, 1, 1}},
-                                               {memory, DType::kInt32, {1, 1, 1}, {4, 4, 4}}));
-  const format::Chunk& bytes = manifest.find("content")->chunks[0];
   EXPECT_CODE(kInvalidArgument,
-              job.add_tensor("content", bytes, place_of(bytes.record), {}, {memory, DType::kFloat32, {}, {}}));
+              job.destinations().add_tensor("contiguous", chunk, place_of(chunk.record), {{0, 0, 0}, {1, 1, 2}},
+                                            {memory, DType::kFloat32, {1, 1, 1}, {4, 4, 4}}));
+  EXPECT_CODE(kInvalidArgument,
+              job.destinations().add_tensor("contiguous", chunk, place_of(chunk.record), {{0, 0, 0}, {1, 1, 1}},
+                                            {memory, DType::kInt32, {1, 1, 1}, {4, 4, 4}}));
+  const format::Chunk& bytes = manifest.find("content")->chunks[0];
+  EXPECT_CODE(kInvalidArgument, job.destinations().add_tensor("content", bytes, place_of(bytes.record), {},
+                                                              {memory, DType::kFloat32, {}, {}}));
 }
 
 TEST_CASE("save_load_job: a load that is interrupted ends") {
@@ -378,7 +381,7 @@ TEST_CASE("save_load_job: a record that reaches behind the records of its file i
     record.bytes = 50;
     std::string out(50, 'E');
     LoadJob job(load_options(dir.path()), manifest);
-    job.add_bytes(record, reinterpret_cast<uint8_t*>(out.data()));
+    job.destinations().add_bytes(record, reinterpret_cast<uint8_t*>(out.data()));
     EXPECT_CODE(kCorrupt, job.run(kNever));
     CHECK(out == std::string(50, 'E'));
   }

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/py_load_job.h"
+#include "csrc/bindings/unlocked.h"
+#include "csrc/engine/shared_run.h"
+#include "csrc/io/file_system.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+
+/// A SharedRun, and the job whose destinations it fills.
+struct PySharedRun {
+  PyLoadJob& job;
+  std::unique_ptr<engine::SharedRun> run;
+};
+
+base::Result<planner::SharePlan> plan_of(const std::vector<std::string>& ranges_by_rank) {
+  std::vector<std::vector<planner::BlockRange>> wanted;
+  for (const std::string& ranges : ranges_by_rank) {
+    BCP_ASSIGN_OR_RETURN(wanted.emplace_back(), planner::decode_ranges(ranges, format::kBlockBytes));
+  }
+  return planner::plan_share(wanted, format::kBlockBytes, staging::kSlotBytes);
+}
+
+/// What the next run wants, as a blob of ranges.
+py::bytes next_ranges(PyLoadJob& self) {
+  return value_unlocked([&]() -> base::Result<std::string> {
+    BCP_ASSIGN_OR_RETURN(const planner::WantedBlocks blocks, engine::wanted_blocks(&self.job));
+    return planner::encode_ranges(blocks.merged(), format::kBlockBytes);
+  });
+}
+
+/// What all runs of the plan will want, as a blob of ranges.
+py::bytes all_ranges(const PyLoadJob& self) {
+  return value_unlocked([&]() -> base::Result<std::string> {
+    std::vector<planner::WantedBox> wanted;
+    for (size_t i = 0; i < self.plan.tensors().size(); ++i) {
+      const Read& read = self.plan.tensors()[i];
+      const auto& place = self.places[i];
+      wanted.push_back(place.has_value() ? engine::wanted_of(*read.chunk, *place, read.planned.box)
+                                         : engine::wanted_of(read.chunk->record));
+    }
+    for (const Read& read : self.plan.objects()) wanted.push_back(engine::wanted_of(read.chunk->record));
+    BCP_ASSIGN_OR_RETURN(const planner::WantedBlocks blocks, planner::find_wanted_blocks(wanted, format::kBlockBytes));
+    return planner::encode_ranges(blocks.merged(), format::kBlockBytes);
+  });
+}
+
+/// Bytes that all ranks want together, and how many of them are different bytes.
+std::pair<int64_t, int64_t> measure_sharing(const std::vector<std::string>& ranges_by_rank) {
+  const planner::SharePlan plan = value_unlocked([&] { return plan_of(ranges_by_rank); });
+  return {plan.bytes_wanted, plan.bytes_distinct};
+}
+
+std::unique_ptr<PySharedRun> start_run(PyLoadJob& job, const std::vector<std::string>& ranges_by_rank, uint32_t rank) {
+  auto run = value_unlocked([&]() -> base::Result<std::unique_ptr<engine::SharedRun>> {
+    BCP_ASSIGN_OR_RETURN(const planner::SharePlan plan, plan_of(ranges_by_rank));
+    BCP_ASSIGN_OR_RETURN(const planner::WantedBlocks blocks, engine::wanted_blocks(&job.job));
+    return engine::SharedRun::start(&job.job, blocks, plan, rank);
+  });
+  return std::unique_ptr<PySharedRun>(new PySharedRun{job, std::move(run)});
+}
+
+py::list units_of(const PySharedRun& self) {
+  py::list out;
+  for (const engine::SharedUnit& unit : self.run->units()) {
+    out.append(py::make_tuple(unit.owner, unit.segment.bytes, unit.wanted_by));
+  }
+  return out;
+}
+
+py::object next_own(PySharedRun& self, bool wait) {
+  const auto own = value_unlocked([&] { return self.run->next_own(wait); });
+  if (!own.has_value()) return py::none();
+  return py::make_tuple(own->unit, own->slot, own->bytes);
+}
+
+const uint8_t* checked_slot(const PySharedRun& self, size_t unit, int slot) {
+  if (unit >= self.run->units().size() || slot < 0 || slot >= self.run->num_slots()) {
+    throw py::index_error("no such unit or slot");
+  }
+  return self.run->slot(slot);
+}
+
+}  // namespace
+
+void bind_sharing(py::module_& m) {
+  m.def("is_on_local_file_system", &io::is_on_local_file_system, py::arg("path"));
+  m.def("measure_sharing", &measure_sharing, py::arg("ranges_by_rank"));
+  m.def("next_ranges", &next_ranges, py::arg("job"));
+  m.def("all_ranges", &all_ranges, py::arg("job"));
+  m.def(
+      "digest_of", [](const Checkpoint& checkpoint) { return engine::digest_of(checkpoint.manifest); },
+      py::arg("checkpoint"));
+  py::class_<PySharedRun>(m, "SharedRun", py::module_local())
+      .def(py::init(&start_run), py::keep_alive<1, 2>(), py::arg("job"), py::arg("ranges_by_rank"), py::arg("rank"))
+      .def_property_readonly("units", &units_of)
+      .def_property_readonly("num_own_slots", [](const PySharedRun& self) { return self.run->num_own_slots(); })
+      .def_property_readonly("num_slots", [](const PySharedRun& self) { return self.run->num_slots(); })
+      .def(
+          "slot",
+          [](const PySharedRun& self, int slot) {
+            if (slot < 0 || slot >= self.run->num_slots()) throw py::index_error("no such slot");
+            return py::memoryview::from_memory(self.run->slot(slot), staging::kSlotBytes);
+          },
+          py::keep_alive<0, 1>(), py::arg("slot"))
+      .def("next_own", &next_own, py::arg("wait"))
+      .def(
+          "check",
+          [](PySharedRun& self, size_t unit, int slot, int64_t bytes) {
+            const uint8_t* memory = checked_slot(self, unit, slot);
+            run_unlocked([&] { return self.run->check(unit, memory, bytes); });
+          },
+          py::arg("unit"), py::arg("slot"), py::arg("bytes"))
+      .def(
+          "scatter",
+          [](PySharedRun& self, size_t unit, int slot, int64_t bytes) {
+            const uint8_t* memory = checked_slot(self, unit, slot);
+            run_unlocked([&] { return self.run->scatter(unit, memory, bytes); });
+          },
+          py::arg("unit"), py::arg("slot"), py::arg("bytes"))
+      .def(
+          "release", [](PySharedRun& self, int slot) { self.run->release(slot); }, py::arg("slot"))
+      .def("finish",
+           [](PySharedRun& self) { return self.job.finish(value_unlocked([&] { return self.run->finish(); })); });
+}
+
+}  // namespace bytecheckpoint::bindings

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/shared_run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/base/crc32.h"
+#include "csrc/base/varint.h"
+#include "csrc/format/data_file.h"
+
+namespace bytecheckpoint::engine {
+
+using base::Code;
+using base::Status;
+using base::text;
+
+namespace {
+
+/// The units that `rank` wants, with all who want them.
+std::vector<SharedUnit> units_of(const planner::SharePlan& plan, uint32_t rank) {
+  std::unordered_map<planner::RankSets::Id, bool> is_in;
+  std::vector<SharedUnit> units;
+  for (const planner::ShareUnit& unit : plan.units) {
+    const auto [known, is_new] = is_in.try_emplace(unit.wanted_by, false);
+    if (is_new) plan.sets.for_each(unit.wanted_by, [&, found = &known->second](uint32_t r) { *found |= r == rank; });
+    if (!known->second) continue;
+    SharedUnit mine{{unit.file, unit.offset, unit.bytes, {}}, unit.owner, {}};
+    plan.sets.for_each(unit.wanted_by, [&](uint32_t r) { mine.wanted_by.push_back(r); });
+    units.push_back(std::move(mine));
+  }
+  return units;
+}
+
+/// Are `segments` exactly the blocks of `ranges`?
+bool cover(const std::vector<planner::ReadSegment>& segments, const std::vector<planner::BlockRange>& ranges) {
+  size_t s = 0;
+  for (const planner::BlockRange& range : ranges) {
+    int64_t position = range.begin;
+    for (; s < segments.size() && segments[s].file == range.file && segments[s].offset == position; ++s) {
+      position += segments[s].bytes;
+      if (position >= range.end) {
+        ++s;
+        break;
+      }
+    }
+    if (position != range.end) return false;
+  }
+  return s == segments.size();
+}
+
+}  // namespace
+
+base::Result<planner::WantedBlocks> wanted_blocks(LoadJob* job) {
+  return planner::find_wanted_blocks(job->destinations().wanted(), format::kBlockBytes);
+}
+
+uint32_t digest_of(const format::Manifest& manifest) {
+  base::VarintWriter out;
+  out.raw(base::to_hex(manifest.save_id));
+  for (const format::FileEntry& file : manifest.files) {
+    out.number(file.name.size());
+    out.raw(file.name);
+    out.number(static_cast<uint64_t>(file.bytes));
+    out.number(file.trailer_crc);
+  }
+  const std::string all = out.take();
+  return base::crc32(0, all.data(), all.size());
+}
+
+SharedRun::SharedRun(LoadJob* job) : job_(job), files_(job->options().directory, job->manifest()) {}
+
+SharedRun::~SharedRun() {
+  job_->destinations().clear();
+}
+
+base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const planner::WantedBlocks& blocks,
+                                                          const planner::SharePlan& plan, uint32_t rank) {
+  std::unique_ptr<SharedRun> run(new SharedRun(job));
+  run->units_ = units_of(plan, rank);
+  std::vector<planner::ReadSegment> segments;
+  for (const SharedUnit& unit : run->units_) segments.push_back(unit.segment);
+  if (!cover(segments, blocks.merged())) {
+    return Status::make(
+        Code::kInvalidArgument,
+        text("load(", job->options().directory, "): the plan of all ranks has not what rank ", rank, " of them wants"));
+  }
+  planner::note_wanted(blocks, &segments);
+  LoadStats& stats = run->stats_;
+  std::vector<const planner::ReadSegment*> to_read;
+  for (size_t u = 0; u < segments.size(); ++u) {
+    SharedUnit& unit = run->units_[u];
+    unit.segment = std::move(segments[u]);
+    if (u == 0 || run->units_[u - 1].segment.file != unit.segment.file) ++stats.num_files;
+    if (unit.owner == rank) {
+      run->own_.push_back(u);
+      to_read.push_back(&unit.segment);
+      stats.bytes_read += unit.segment.bytes;
+    } else {
+      stats.bytes_received += unit.segment.bytes;
+    }
+  }
+  stats.num_boxes = static_cast<int64_t>(job->destinations().wanted().size());
+  stats.bytes_wanted = blocks.bytes_wanted;
+  if (run->units_.empty()) return run;
+
+  BCP_ASSIGN_OR_RETURN(run->ring_, staging::BorrowedRing::borrow(job->options().ring_bytes));
+  const int num_slots = run->num_slots();
+  run->num_own_slots_ = to_read.empty() ? 0 : stats.bytes_received == 0 ? num_slots : num_slots - num_slots / 2;
+  if (to_read.empty()) return run;
+  run->source_.emplace(&run->files_, job->options().direct_io, std::move(to_read));
+  SharedRun* self = run.get();
+  run->reader_ = std::make_unique<io::Reader>(
+      job->options().num_io_threads, run->num_own_slots_, [self] { return self->source_->next(); },
+      [self](int slot) { return self->slot(slot); });
+  return run;
+}
+
+base::Result<std::optional<SharedRun::Own>> SharedRun::next_own(bool wait) {
+  if (next_own_ == own_.size()) return std::optional<Own>();
+  while (read_.count(next_own_) == 0) {
+    std::optional<io::FilledSlot> filled = wait ? reader_->next() : reader_->try_next();
+    if (!filled.has_value()) return std::optional<Own>();
+    if (!filled->status.is_ok()) return job_->explain(filled->status);
+    const size_t place = filled->request.tag;
+    read_.emplace(place, std::move(*filled));
+  }
+  const auto found = read_.find(next_own_);
+  const Own own{own_[next_own_], found->second.slot, found->second.request.wanted};
+  read_.erase(found);
+  ++next_own_;
+  Status checked = check(own.unit, slot(own.slot), own.bytes);
+  if (!checked.is_ok()) return checked;
+  return std::optional<Own>(own);
+}
+
+Status SharedRun::check(size_t unit, const uint8_t* slot, int64_t bytes) {
+  const planner::ReadSegment& segment = units_[unit].segment;
+  const auto file = files_.get(segment.file);
+  if (!file.is_ok()) return job_->explain(file.status());
+  const int64_t there = bytes_there(segment, *file.value());
+  if (bytes != there) {
+    return job_->explain(Status::make(Code::kCorrupt,
+                                      text("read(", file.value()->path, ", offset=", segment.offset, "): rank ",
+                                           units_[unit].owner, " read ", bytes, " bytes, here are ", there),
+                                      file.value()->path));
+  }
+  Status checked = job_->destinations().check(slot, segment, bytes, *file.value());
+  return checked.is_ok() ? checked : job_->explain(std::move(checked));
+}
+
+Status SharedRun::scatter(size_t unit, const uint8_t* slot, int64_t bytes) {
+  const planner::ReadSegment& segment = units_[unit].segment;
+  const auto file = files_.get(segment.file);
+  if (!file.is_ok()) return job_->explain(file.status());
+  Status done = job_->destinations().scatter(slot, segment, bytes, *file.value());
+  return done.is_ok() ? done : job_->explain(std::move(done));
+}
+
+base::Result<LoadStats> SharedRun::finish() {
+  Status archives = job_->destinations().check_archives();
+  if (!archives.is_ok()) return job_->explain(std::move(archives));
+  stats_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  return stats_;
+}
+
+}  // namespace bytecheckpoint::engine
