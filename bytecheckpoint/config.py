@@ -15,6 +15,7 @@ __all__ = ["Config"]
 
 _PREFIX = "BYTECHECKPOINT_"
 _MIB = 1 << 20
+_CHOICES = {"shared_reading": ("auto", "cooperative", "independent")}
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -35,6 +36,9 @@ class Config:
         take_over: Begin even if another save holds the path; that save can then no longer commit.
         accept_rewritten_metadata: Read a checkpoint of ours whose ``.metadata`` another tool has written anew. Blocks
             are still checked; that files belong together is then only what that tool says.
+        shared_reading: What ranks do that want the same bytes. ``independent``: each reads for itself. ``cooperative``:
+            each byte is read by one of them, and sent to the others. ``auto``: as the README says. If ranks differ,
+            ``independent`` goes before ``cooperative``, and that before ``auto``.
         allow_pickle: Hand objects to the planner that torch's ``weights_only`` rules refuse. Loading may then run code.
 
     Raises:
@@ -49,12 +53,16 @@ class Config:
     take_over: bool = False
     accept_rewritten_metadata: bool = False
     allow_pickle: bool = False
+    shared_reading: str = "auto"
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
             if type(value) is not kind and not (kind is float and type(value) is int):
                 raise ConfigError(f"Config({name}={value!r}): {kind.__name__} wanted")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"Config({name}={getattr(self, name)!r}): one of {', '.join(choices)} wanted")
         self._check("ring_bytes", 16 * _MIB, 256 * _MIB)
         self._check("io_threads", 1, 16)
         self._check("commit_deadline_s", 0.0, float("inf"))
@@ -77,7 +85,7 @@ class Config:
         environ = os.environ if environ is None else environ
         kinds = get_type_hints(cls)
         fields = {_PREFIX + field.name.upper(): field.name for field in dataclasses.fields(cls)}
-        values: dict[str, bool | int | float] = {}
+        values: dict[str, bool | int | float | str] = {}
         for variable, text in environ.items():
             if not variable.startswith(_PREFIX):
                 continue
@@ -87,7 +95,9 @@ class Config:
         return cls(**values)  # type: ignore[arg-type]
 
 
-def _parse(variable: str, text: str, kind: type) -> bool | int | float:
+def _parse(variable: str, text: str, kind: type) -> bool | int | float | str:
+    if kind is str:
+        return text.strip().lower()
     try:
         if kind is bool:
             return _WORDS[text.strip().lower()]

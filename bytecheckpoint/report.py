@@ -50,7 +50,9 @@ class LoadReport:
         num_boxes: Stored boxes that were read into tensors or buffers.
         num_files: Data files that were opened.
         bytes_wanted: Bytes of those boxes.
-        bytes_read: Bytes read for them: whole blocks of 256 KiB, each once.
+        bytes_read: Bytes that this rank read: whole blocks of 256 KiB, each once.
+        bytes_received: Bytes that another rank read for this one, and sent.
+        reading: ``independent``, or ``cooperative`` where the ranks shared it.
         seconds: Reading, verifying and scattering.
     """
 
@@ -60,6 +62,8 @@ class LoadReport:
     num_files: int = 0
     bytes_wanted: int = 0
     bytes_read: int = 0
+    bytes_received: int = 0
+    reading: str = "independent"
     seconds: float = 0.0
 
 

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from bytecheckpoint import _C, _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._exchange import Exchange
 from bytecheckpoint.dcp._plan_items import source_of
 from bytecheckpoint.dcp.load_planner import as_plain
 from bytecheckpoint.errors import (
@@ -52,8 +53,10 @@ class Load:
         rank: int | None,
         config: Config,
         planner: LoadPlanner,
+        exchange: Exchange | None,
     ) -> None:
         self._planner = planner
+        self._exchange = exchange
         self._config = config
         self._plan = plan_to_read(checkpoint, plan)
         # The planner, if tensors and objects just go where its state dict says.
@@ -69,6 +72,9 @@ class Load:
             ring_bytes=config.ring_bytes,
         )
         self._totals: dict[str, Any] = {"path": path, "save_id": checkpoint.save_id}
+        if exchange is not None:
+            exchange.agree(checkpoint, self._job)
+            self._totals["reading"] = exchange.reading
 
     def tensors(self) -> None:
         """Straight into the destinations where their memory allows; the rest through host copies, a few at a time."""
@@ -162,7 +168,8 @@ class Load:
         return LoadReport(**self._totals)
 
     def _run(self) -> None:
-        for name, value in self._job.run().items():
+        done = self._job.run() if self._exchange is None else self._exchange.run(self._job)
+        for name, value in done.items():
             self._totals[name] = self._totals.get(name, 0) + value
 
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.utils import _DistWrapper
 
-__all__ = ["Peers", "peers_of_call"]
+__all__ = ["Channel", "Peers", "peers_of_call", "planned_by_own_hooks"]
 
 # The methods in which DCP calls hooks.
 _STEPS = tuple(
@@ -28,6 +29,8 @@ _STEPS = tuple(
     for name in ("reduce_scatter", "all_reduce", "all_gather")
     if hasattr(_DistWrapper, name)
 )
+# As it was when this was imported; it cannot fail.
+_FINISH_PLAN = DefaultLoadPlanner.finish_plan
 # Of messages about plans; whatever else runs on the group at the same time does not use it.
 _TAG = 0xB9C
 
@@ -95,6 +98,24 @@ class Channel:
         dist.recv(tensor, src=self._global_ranks[sender], group=self._carrier, tag=_TAG)
         self.bytes_received += tensor.nbytes
 
+    def begin_send(self, tensor: torch.Tensor, to: int, kind: int = 0) -> dist.Work:
+        """As ``send_tensor``, without waiting; ``tensor`` must not change until the work is done.
+
+        Args:
+            kind: Small number; messages of different kinds may overtake one another.
+        """
+        work = dist.isend(tensor, dst=self._global_ranks[to], group=self._carrier, tag=_TAG + kind)
+        assert work is not None
+        self.bytes_sent += tensor.nbytes
+        return work
+
+    def begin_receive(self, tensor: torch.Tensor, sender: int, kind: int = 0) -> dist.Work:
+        """As ``receive_tensor``, without waiting."""
+        work = dist.irecv(tensor, src=self._global_ranks[sender], group=self._carrier, tag=_TAG + kind)
+        assert work is not None
+        self.bytes_received += tensor.nbytes
+        return work
+
 
 def peers_of_call() -> Peers | None:
     """The ranks of the call of DCP in which this thread runs a hook; None if it is not known, or has one rank."""
@@ -108,6 +129,22 @@ def peers_of_call() -> Peers | None:
             return peers if peers.size > 1 else None
         frame = frame.f_back
     return None
+
+
+def planned_by_own_hooks(reader: object) -> bool:
+    """Do all ranks that come to ``reader.read_data`` in this call come there together?
+
+    Between DCP's planning and ``read_data`` only ``finish_plan`` of the planner runs, and what wraps the reader. If one
+    of them raises on one rank, the others would wait for it; so both must be known, as objects of the call.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not any(frame.f_code is step for step in _STEPS):
+        if "storage_reader" in frame.f_locals and "planner" in frame.f_locals:
+            planner: Any = frame.f_locals["planner"]
+            finish = getattr(getattr(planner, "finish_plan", None), "__func__", None)
+            return frame.f_locals["storage_reader"] is reader and finish is _FINISH_PLAN
+        frame = frame.f_back
+    return False
 
 
 _lock = threading.Lock()

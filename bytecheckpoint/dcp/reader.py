@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,6 +18,7 @@ from torch.futures import Future
 
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._exchange import Exchange, Told, choose_reading
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._load import Load, plan_to_read
 from bytecheckpoint.dcp._plan_items import PlanItems
@@ -170,24 +172,31 @@ class BcpReader(StorageReader):
         if isinstance(plan.items, PlanItems) and plan.items.may_stay and _hooks.are_own(self, "prepare_global_plan"):
             plan.items.stay()
         # Ranks that saved on their own have saves of their own; all of a load must read such, or none.
-        return dataclasses.replace(plan, storage_data=checkpoint.save_id if self._rank is None else _ALONE)
+        told = Told.by(
+            self,
+            checkpoint.save_id if self._rank is None else _ALONE,
+            comes=_hooks.are_own(self, "read_data"),
+            num_bytes=to_read.num_bytes,
+        )
+        return dataclasses.replace(plan, storage_data=told)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Coordinator: all ranks must be looking at the same save."""
-        ids = sorted({str(plan.storage_data) for plan in plans})
+        """Coordinator: all ranks must be looking at the same save, and read it in the same way."""
+        ids = sorted({str(getattr(plan.storage_data, "save", None)) for plan in plans})
         if len(ids) > 1:
             raise CheckpointChangedError(
                 f"load({self.path}): ranks read different saves ({', '.join(ids)}): a newer commit came in between",
                 str(self.path),
             )
-        return plans
+        return choose_reading(plans)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads, verifies and scatters everything that ``plan`` asks for."""
         try:
-            load = Load(self._opened(), plan, str(self.path), self._rank, self.config, planner)
-            load.tensors()
-            load.objects()
+            with Exchange.of_call(plan) or contextlib.nullcontext() as exchange:
+                load = Load(self._opened(), plan, str(self.path), self._rank, self.config, planner, exchange)
+                load.tensors()
+                load.objects()
         except Exception as error:
             sent = sendable(error)  # to every rank, by DCP
             if sent is error:

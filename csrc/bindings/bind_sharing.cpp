@@ -55,27 +55,22 @@ py::bytes all_ranges(const PyLoadJob& self) {
   });
 }
 
-/// Bytes that all ranks want together, and how many of them are different bytes.
-std::pair<int64_t, int64_t> measure_sharing(const std::vector<std::string>& ranges_by_rank) {
-  const planner::SharePlan plan = value_unlocked([&] { return plan_of(ranges_by_rank); });
-  return {plan.bytes_wanted, plan.bytes_distinct};
+std::unique_ptr<planner::SharePlan> make_plan(const std::vector<std::string>& ranges_by_rank) {
+  return std::make_unique<planner::SharePlan>(value_unlocked([&] { return plan_of(ranges_by_rank); }));
 }
 
-std::unique_ptr<PySharedRun> start_run(PyLoadJob& job, const std::vector<std::string>& ranges_by_rank, uint32_t rank) {
-  auto run = value_unlocked([&]() -> base::Result<std::unique_ptr<engine::SharedRun>> {
-    BCP_ASSIGN_OR_RETURN(const planner::SharePlan plan, plan_of(ranges_by_rank));
-    BCP_ASSIGN_OR_RETURN(const planner::WantedBlocks blocks, engine::wanted_blocks(&job.job));
-    return engine::SharedRun::start(&job.job, blocks, plan, rank);
-  });
-  return std::unique_ptr<PySharedRun>(new PySharedRun{job, std::move(run)});
-}
-
-py::list units_of(const PySharedRun& self) {
+/// [(owner, bytes, [who wants it, ...]), ...]
+py::list list_units(const planner::SharePlan& plan, uint32_t rank) {
   py::list out;
-  for (const engine::SharedUnit& unit : self.run->units()) {
+  for (const engine::SharedUnit& unit : engine::units_of(plan, rank)) {
     out.append(py::make_tuple(unit.owner, unit.segment.bytes, unit.wanted_by));
   }
   return out;
+}
+
+std::unique_ptr<PySharedRun> start_run(PyLoadJob& job, const planner::SharePlan& plan, uint32_t rank) {
+  auto run = value_unlocked([&] { return engine::SharedRun::start(&job.job, plan, rank); });
+  return std::unique_ptr<PySharedRun>(new PySharedRun{job, std::move(run)});
 }
 
 py::object next_own(PySharedRun& self, bool wait) {
@@ -95,15 +90,18 @@ const uint8_t* checked_slot(const PySharedRun& self, size_t unit, int slot) {
 
 void bind_sharing(py::module_& m) {
   m.def("is_on_local_file_system", &io::is_on_local_file_system, py::arg("path"));
-  m.def("measure_sharing", &measure_sharing, py::arg("ranges_by_rank"));
   m.def("next_ranges", &next_ranges, py::arg("job"));
   m.def("all_ranges", &all_ranges, py::arg("job"));
   m.def(
       "digest_of", [](const Checkpoint& checkpoint) { return engine::digest_of(checkpoint.manifest); },
       py::arg("checkpoint"));
+  py::class_<planner::SharePlan>(m, "SharePlan", py::module_local())
+      .def(py::init(&make_plan), py::arg("ranges_by_rank"))
+      .def_readonly("bytes_wanted", &planner::SharePlan::bytes_wanted)
+      .def_readonly("bytes_distinct", &planner::SharePlan::bytes_distinct)
+      .def("units", &list_units, py::arg("rank"));
   py::class_<PySharedRun>(m, "SharedRun", py::module_local())
-      .def(py::init(&start_run), py::keep_alive<1, 2>(), py::arg("job"), py::arg("ranges_by_rank"), py::arg("rank"))
-      .def_property_readonly("units", &units_of)
+      .def(py::init(&start_run), py::keep_alive<1, 2>(), py::arg("job"), py::arg("plan"), py::arg("rank"))
       .def_property_readonly("num_own_slots", [](const PySharedRun& self) { return self.run->num_own_slots(); })
       .def_property_readonly("num_slots", [](const PySharedRun& self) { return self.run->num_slots(); })
       .def(

@@ -16,21 +16,6 @@ using base::text;
 
 namespace {
 
-/// The units that `rank` wants, with all who want them.
-std::vector<SharedUnit> units_of(const planner::SharePlan& plan, uint32_t rank) {
-  std::unordered_map<planner::RankSets::Id, bool> is_in;
-  std::vector<SharedUnit> units;
-  for (const planner::ShareUnit& unit : plan.units) {
-    const auto [known, is_new] = is_in.try_emplace(unit.wanted_by, false);
-    if (is_new) plan.sets.for_each(unit.wanted_by, [&, found = &known->second](uint32_t r) { *found |= r == rank; });
-    if (!known->second) continue;
-    SharedUnit mine{{unit.file, unit.offset, unit.bytes, {}}, unit.owner, {}};
-    plan.sets.for_each(unit.wanted_by, [&](uint32_t r) { mine.wanted_by.push_back(r); });
-    units.push_back(std::move(mine));
-  }
-  return units;
-}
-
 /// Are `segments` exactly the blocks of `ranges`?
 bool cover(const std::vector<planner::ReadSegment>& segments, const std::vector<planner::BlockRange>& ranges) {
   size_t s = 0;
@@ -49,6 +34,20 @@ bool cover(const std::vector<planner::ReadSegment>& segments, const std::vector<
 }
 
 }  // namespace
+
+std::vector<SharedUnit> units_of(const planner::SharePlan& plan, uint32_t rank) {
+  std::unordered_map<planner::RankSets::Id, bool> is_in;
+  std::vector<SharedUnit> units;
+  for (const planner::ShareUnit& unit : plan.units) {
+    const auto [known, is_new] = is_in.try_emplace(unit.wanted_by, false);
+    if (is_new) plan.sets.for_each(unit.wanted_by, [&, found = &known->second](uint32_t r) { *found |= r == rank; });
+    if (!known->second) continue;
+    SharedUnit mine{{unit.file, unit.offset, unit.bytes, {}}, unit.owner, {}};
+    plan.sets.for_each(unit.wanted_by, [&](uint32_t r) { mine.wanted_by.push_back(r); });
+    units.push_back(std::move(mine));
+  }
+  return units;
+}
 
 base::Result<planner::WantedBlocks> wanted_blocks(LoadJob* job) {
   return planner::find_wanted_blocks(job->destinations().wanted(), format::kBlockBytes);
@@ -73,8 +72,8 @@ SharedRun::~SharedRun() {
   job_->destinations().clear();
 }
 
-base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const planner::WantedBlocks& blocks,
-                                                          const planner::SharePlan& plan, uint32_t rank) {
+base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const planner::SharePlan& plan, uint32_t rank) {
+  BCP_ASSIGN_OR_RETURN(const planner::WantedBlocks blocks, wanted_blocks(job));
   std::unique_ptr<SharedRun> run(new SharedRun(job));
   run->units_ = units_of(plan, rank);
   std::vector<planner::ReadSegment> segments;

@@ -23,6 +23,9 @@ struct SharedUnit {
   std::vector<uint32_t> wanted_by;  // ascending, this rank included
 };
 
+/// The units of a plan that `rank` wants, in its order, without what they are wanted for.
+std::vector<SharedUnit> units_of(const planner::SharePlan& plan, uint32_t rank);
+
 /// One rank's part of a load that several ranks read together, in steps: whoever calls moves the bytes between ranks.
 ///
 ///     its own units    next_own -> send slot to all who want it -> scatter -> release, when it has been sent
@@ -41,10 +44,9 @@ class SharedRun {
   };
 
   /// \param job   Outlives the run.
-  /// \param plan  Of all ranks, this one's ranges those of `wanted_blocks(job)`.
+  /// \param plan  Of all ranks, made of `wanted_blocks(job)` for this one.
   /// \returns kInvalidArgument for a plan without what the destinations need; kStorage without memory.
-  static base::Result<std::unique_ptr<SharedRun>> start(LoadJob* job, const planner::WantedBlocks& blocks,
-                                                        const planner::SharePlan& plan, uint32_t rank);
+  static base::Result<std::unique_ptr<SharedRun>> start(LoadJob* job, const planner::SharePlan& plan, uint32_t rank);
   ~SharedRun();
   SharedRun(const SharedRun&) = delete;
   SharedRun& operator=(const SharedRun&) = delete;
