@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -72,7 +73,7 @@ class _Chosen:
 
 
 def choose_reading(plans: Sequence[LoadPlan]) -> list[LoadPlan]:
-    """Coordinator: the plans, with one answer for all of them. ``auto`` is left to the ranks where it may be worth it."""
+    """Coordinator: the plans, with one answer for all. ``auto`` is left to the ranks where it may be worth it."""
     told = [plan.storage_data for plan in plans]
     reading = _AUTO
     settings = {t.setting if isinstance(t, Told) and t.can_share else _INDEPENDENT for t in told}
@@ -91,14 +92,14 @@ class _Statement:
     """What a rank says at the begin of a round.
 
     Attributes:
-        digest: Of the checkpoint that it reads.
+        checkpoint: Which it reads, and what numbers of files mean in it.
         ranges: What it wants in this round.
         is_done: It wants nothing more, and comes because others may.
         error: It has failed.
     """
 
     version: int
-    digest: int = 0
+    checkpoint: str = ""
     ranges: bytes = b""
     is_done: bool = False
     error: BaseException | None = None
@@ -118,7 +119,7 @@ class Exchange:
         self._mail = mail
         self._rank = rank
         self._reading = reading
-        self._digest = 0
+        self._checkpoint = ""
         self._is_over = False
 
     @classmethod
@@ -137,16 +138,16 @@ class Exchange:
         """``cooperative`` or ``independent``, once ``agree`` has returned."""
         return self._reading
 
-    def agree(self, checkpoint: _C.Checkpoint, job: _C.LoadJob) -> None:
+    def agree(self, checkpoint: _C.Checkpoint, job: _C.LoadJob, path: str) -> None:
         """Begins: all must look at the same checkpoint; ``auto`` becomes one of the others.
 
         Raises:
             InvalidPlanError: They do not.
             BaseException: What another rank failed with.
         """
-        self._digest = _C.digest_of(checkpoint)
+        self._checkpoint = _identity(checkpoint, path)
         all_ranges = _C.all_ranges(job) if self._reading == _AUTO else b""
-        ranges = self._say(_Statement(_VERSION, self._digest, all_ranges))
+        ranges = self._say(_Statement(_VERSION, self._checkpoint, all_ranges))
         if self._reading == _AUTO:
             plan = _C.SharePlan(ranges)
             saved = plan.bytes_wanted - plan.bytes_distinct
@@ -158,7 +159,7 @@ class Exchange:
         """A round: fills all that was added to ``job``. Each rank's own reads, and what it receives."""
         if self._is_over:
             return job.run()
-        return self._round(job, _Statement(_VERSION, self._digest, _C.next_ranges(job)))
+        return self._round(job, _Statement(_VERSION, self._checkpoint, _C.next_ranges(job)))
 
     def _round(self, job: _C.LoadJob | None, statement: _Statement) -> dict[str, Any]:
         with HeldInterrupt() as interrupt:
@@ -176,7 +177,7 @@ class Exchange:
             done = relay.run()
             if done is not None:
                 return done
-            self._say(_Statement(_VERSION, self._digest))
+            self._say(_Statement(_VERSION, self._checkpoint))
             raise CheckpointError("another rank stopped reading and did not say why")
 
     def _say(self, statement: _Statement) -> list[bytes]:
@@ -188,11 +189,11 @@ class Exchange:
                     raise _from_rank(rank, said.error)
             self._is_over = all(said.is_done for said in heard)
             versions = {said.version for said in heard}
-            digests = {said.digest for said in heard}
-            if len(versions) > 1 or len(digests) > 1:
+            checkpoints = {said.checkpoint for said in heard}
+            if len(versions) > 1 or len(checkpoints) > 1:
                 self._is_over = True
-                what = "versions of this package" if len(versions) > 1 else "checkpoints"
-                raise InvalidPlanError(f"ranks that share the reading of a load have different {what}")
+                what = "have different versions of this package" if len(versions) > 1 else "read different checkpoints"
+                raise InvalidPlanError(f"ranks that share the reading of a load {what}")
             return [said.ranges for said in heard]
 
     def _gather(self, statement: _Statement) -> list[_Statement]:
@@ -216,7 +217,14 @@ class Exchange:
             with HeldInterrupt(), contextlib.suppress(CheckpointError):  # what this rank failed with comes first
                 self._gather(_Statement(_VERSION, error=_for_others(error)))
         while error is None and not self._is_over:
-            self._round(None, _Statement(_VERSION, self._digest, is_done=True))
+            self._round(None, _Statement(_VERSION, self._checkpoint, is_done=True))
+
+
+def _identity(checkpoint: _C.Checkpoint, path: str) -> str:
+    """Equal on all ranks if and only if they read the same. Of other writers not all give a save an id."""
+    if checkpoint.foreign is None:
+        return f"{_C.digest_of(checkpoint):08x}"
+    return f"{_C.digest_of(checkpoint):08x} {checkpoint.foreign} {os.path.realpath(path)}"
 
 
 def _from_rank(rank: int, error: BaseException) -> BaseException:

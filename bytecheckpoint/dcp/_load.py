@@ -73,7 +73,7 @@ class Load:
         )
         self._totals: dict[str, Any] = {"path": path, "save_id": checkpoint.save_id}
         if exchange is not None:
-            exchange.agree(checkpoint, self._job)
+            exchange.agree(checkpoint, self._job, path)
             self._totals["reading"] = exchange.reading
 
     def tensors(self) -> None:

@@ -66,8 +66,8 @@ class Mail:
     def gather(self, data: bytes) -> list[bytes]:
         """What every rank gave, by rank; all ranks must call it.
 
-        Each sends to each: in a ring of collectives the loss of one rank is seen by its neighbours alone, and the others
-        wait for them.
+        Each sends to each: in a ring of collectives only the neighbours of a rank see its loss, and the others wait
+        for them.
 
         Raises:
             CheckpointError: A peer is lost.

@@ -89,6 +89,7 @@ std::string encode_ranges(const std::vector<BlockRange>& merged, int64_t block_b
 }
 
 base::Result<std::vector<BlockRange>> decode_ranges(std::string_view bytes, int64_t block_bytes) {
+  if (bytes.empty()) return std::vector<BlockRange>();
   base::VarintReader reader(bytes);
   const auto damaged = [&] {
     return Status::make(Code::kCorrupt,

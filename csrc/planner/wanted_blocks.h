@@ -52,7 +52,7 @@ base::Result<WantedBlocks> find_wanted_blocks(const std::vector<WantedBox>& want
 /// Merged ranges as a few bytes each, for other ranks.
 std::string encode_ranges(const std::vector<BlockRange>& merged, int64_t block_bytes);
 
-/// The ranges again. \returns kCorrupt for what `encode_ranges` does not make of merged ranges.
+/// The ranges again; none of no bytes. \returns kCorrupt for what `encode_ranges` does not make of merged ranges.
 base::Result<std::vector<BlockRange>> decode_ranges(std::string_view bytes, int64_t block_bytes);
 
 }  // namespace bytecheckpoint::planner

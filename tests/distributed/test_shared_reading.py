@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config
+from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpWriter, Config
+from bytecheckpoint.dcp import _exchange, _load, _peers
 from bytecheckpoint.report import LoadReport
 from distributed.ranks import run_ranks
-from distributed.states import check
+from distributed.states import check, state
 
 MIB = 1 << 20
 COOPERATIVE = Config(shared_reading="cooperative")
@@ -86,3 +88,178 @@ def save_and_load_hybrid(path: str, planner: Any) -> LoadReport:
 @pytest.mark.parametrize("planner", [None, BcpLoadPlanner])
 def test_shards_with_replicas_are_read_once(tmp_path: Path, planner: Any) -> None:
     assert_shared(run_ranks(4, save_and_load_hybrid, str(tmp_path), planner), tmp_path)
+
+
+def load_in_layouts(path: str, planner: Any) -> list[LoadReport]:
+    reports = []
+    for layout in ("saved", "moved", "plain"):
+        got = state(layout, filled=False)
+        reports.append(load(path, got, planner=planner and planner()))
+        check(got, state(layout, filled=True))
+    return reports
+
+
+def save_states(path: str) -> None:
+    dcp.save(state("saved", filled=True), storage_writer=BcpWriter(path))
+
+
+@pytest.mark.parametrize("planner", [None, BcpLoadPlanner])
+@pytest.mark.parametrize("num_ranks", [4, 3])
+def test_any_layout_with_objects_on_any_number_of_ranks(tmp_path: Path, planner: Any, num_ranks: int) -> None:
+    run_ranks(4, save_states, str(tmp_path))
+    for reports in run_ranks(num_ranks, load_in_layouts, str(tmp_path), planner):
+        assert {report.reading for report in reports} == {"cooperative"}
+
+
+def odd(number: float) -> dict[str, Any]:
+    """What is filled through host copies: other dtypes than stored, expanded memory; and opaque tensors, objects."""
+    half = torch.quantize_per_tensor(torch.full((50, 7), number), 0.5, 3, torch.qint8)
+    out: dict[str, Any] = {f"converted{i}": torch.full((200, 1000), number + i, dtype=torch.float64) for i in range(5)}
+    return out | {"quantized": half, "objects": {"epoch": int(number), "names": ["a"] * 3}}
+
+
+def load_odd(path: str, planner: Any) -> LoadReport:
+    _load._COPY_BYTES = MIB  # several turns
+    got = odd(0.0)
+    if dist.get_rank() == 2:
+        del got["converted3"], got["quantized"]
+    report = load(path, got, planner=planner and planner())
+    wanted = odd(4.0)
+    for key, value in got.items():
+        if key == "objects":
+            assert value == wanted[key]
+        elif key != "quantized":
+            assert torch.equal(value, wanted[key])
+        else:
+            assert torch.equal(value.int_repr(), wanted[key].int_repr())
+    return report
+
+
+@pytest.mark.parametrize("planner", [None, BcpLoadPlanner])
+def test_tensors_that_go_through_host_copies_are_shared_too(tmp_path: Path, planner: Any) -> None:
+    saved = {k: v.to(torch.float32) if k.startswith("converted") else v for k, v in odd(4.0).items()}
+    dcp.save(saved, storage_writer=BcpWriter(tmp_path))
+    reports = run_ranks(4, load_odd, str(tmp_path), planner)
+    # Turns read blocks at their borders again, and a rank whose turns differ has them of its own.
+    assert sum(report.bytes_read for report in reports) <= 2.5 * size_of(tmp_path)
+    assert {report.reading for report in reports} == {"cooperative"}
+
+
+def load_subsets(path: str) -> LoadReport:
+    wanted = replicated(filled=True)
+    keys = [["t0", "t1"], ["t1", "t2", "t3"], ["t3"], []][dist.get_rank()]
+    got = {key: torch.zeros_like(wanted[key]) for key in keys}
+    report = load(path, got, planner=BcpLoadPlanner())
+    check(got, {key: wanted[key] for key in keys})
+    return report
+
+
+def test_ranks_want_different_things_and_one_nothing(tmp_path: Path) -> None:
+    dcp.save(replicated(filled=True), storage_writer=BcpWriter(tmp_path))
+    reports = run_ranks(4, load_subsets, str(tmp_path))
+    assert reports[3].bytes_read == reports[3].bytes_received == 0
+    assert sum(report.bytes_read for report in reports) <= 1.05 * size_of(tmp_path)
+    assert reports[0].bytes_received + reports[1].bytes_received > 0
+
+
+def load_on_a_group(path: str, own_carrier: bool) -> LoadReport | None:
+    if own_carrier:
+        _peers._is_carrier = lambda group: False  # as of NCCL
+    group = dist.new_group([1, 3], backend="gloo")
+    if dist.get_rank() not in (1, 3):
+        return None
+    got = replicated(filled=False)
+    report = load(path, got, process_group=group)
+    check(got, replicated(filled=True))
+    return report
+
+
+@pytest.mark.parametrize("own_carrier", [False, True])
+def test_a_group_shares_among_itself(tmp_path: Path, own_carrier: bool) -> None:
+    dcp.save(replicated(filled=True), storage_writer=BcpWriter(tmp_path))
+    reports = run_ranks(4, load_on_a_group, str(tmp_path), own_carrier)
+    assert_shared([report for report in reports if report is not None], tmp_path)
+
+
+def load_stock(path: str) -> LoadReport:
+    got = replicated(filled=False) | {"object": None}
+    report = load(path, got)
+    check(got, replicated(filled=True) | {"object": [1, "two"]})
+    return report
+
+
+def test_stock_checkpoints_are_shared(tmp_path: Path) -> None:
+    dcp.save(replicated(filled=True) | {"object": [1, "two"]}, storage_writer=dcp.FileSystemWriter(tmp_path))
+    assert_shared(run_ranks(4, load_stock, str(tmp_path)), tmp_path)
+
+
+def in_modes(path: str, modes: list[str]) -> str:
+    got = replicated(filled=False)
+    report = load(path, got, Config(shared_reading=modes[dist.get_rank()]))
+    check(got, replicated(filled=True))
+    return report.reading
+
+
+@pytest.mark.parametrize(
+    ("modes", "reading"),
+    [
+        (["auto", "auto", "auto"], "independent"),  # small, and on a disk of this machine
+        (["auto", "cooperative", "auto"], "cooperative"),
+        (["cooperative", "cooperative", "independent"], "independent"),
+    ],
+)
+def test_ranks_with_different_settings_agree(tmp_path: Path, modes: list[str], reading: str) -> None:
+    dcp.save(replicated(filled=True), storage_writer=BcpWriter(tmp_path))
+    assert run_ranks(3, in_modes, str(tmp_path), modes) == [reading] * 3
+
+
+def auto_on_a_network(path: str) -> list[str]:
+    """As if the checkpoint were on one, and larger."""
+    _exchange._C = _OnANetwork()  # type: ignore[assignment]
+    _exchange._LEAST_SAVED_BYTES = MIB
+    mesh = init_device_mesh("cpu", (2,))
+    full = replicated(filled=True)
+    replicas = in_modes(path, ["auto", "auto"])
+    shards = {k: distribute_tensor(v, mesh, [Shard(0)], src_data_rank=None) for k, v in full.items()}
+    return [replicas, load(path, shards, Config()).reading]
+
+
+class _OnANetwork:
+    def __getattr__(self, name: str) -> Any:
+        return (lambda path: False) if name == "is_on_local_file_system" else getattr(_C, name)
+
+
+def test_auto_shares_where_it_saves_reading_of_a_network(tmp_path: Path) -> None:
+    dcp.save(replicated(filled=True), storage_writer=BcpWriter(tmp_path))
+    assert run_ranks(2, auto_on_a_network, str(tmp_path)) == [["cooperative", "independent"]] * 2
+
+
+class OwnFinish(DefaultLoadPlanner):
+    def finish_plan(self, new_plan: Any) -> Any:
+        return super().finish_plan(new_plan)
+
+
+class Wrapper(BcpReader):
+    """Might fail on one rank before all have come."""
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        return super().read_data(plan, planner)
+
+
+def not_sure_that_all_come(path: str) -> None:
+    assert load(path, replicated(filled=False), planner=OwnFinish()).reading == "independent"
+    reader = Wrapper(path, config=COOPERATIVE)
+    dcp.load(replicated(filled=False), storage_reader=reader)
+    assert reader.last_report is not None
+    assert reader.last_report.reading == "independent"
+    assert load(path, replicated(filled=False), no_dist=True).reading == "independent"
+    assert load(path, replicated(filled=False)).reading == "cooperative"
+
+
+def test_nobody_waits_for_ranks_that_may_not_come(tmp_path: Path) -> None:
+    dcp.save(replicated(filled=True), storage_writer=BcpWriter(tmp_path))
+    run_ranks(2, not_sure_that_all_come, str(tmp_path))
+    reader = BcpReader(tmp_path, config=COOPERATIVE)
+    dcp.load(replicated(filled=False), storage_reader=reader)
+    assert reader.last_report is not None
+    assert reader.last_report.reading == "independent"
