@@ -115,6 +115,21 @@ def test_objects(tmp_path: Path) -> None:
         assert {len(turns) for turns in by_contender.values()} == {2}
 
 
+def test_sharing(tmp_path: Path) -> None:
+    file = tmp_path / "sharing.json"
+    sizes = ("--ranks", "2", "--gigabytes", "0.05", "--repetitions", "1", "--idle-limit-s", "0")
+    run("sharing.py", *sizes, "--dir", str(tmp_path), "--json", str(file))
+    assert [path.name for path in tmp_path.iterdir()] == ["sharing.json"]
+    kept = json.loads(file.read_text())
+    assert str(tmp_path) not in file.read_text()
+    assert [f["layout"] for f in kept["figures"]] == ["ddp", "hsdp", "fsdp"]
+    for figures in kept["figures"]:
+        modes = figures["modes"]
+        assert modes["cooperative"]["bytes_read"] <= 1.05 * figures["stored_bytes"]
+        assert modes["independent"]["bytes_received"] == 0
+        assert all(len(mode["seconds"]) == 1 for mode in modes.values())
+
+
 def test_planning(tmp_path: Path) -> None:
     file = tmp_path / "planning.json"
     sizes = ("--ranks", "20", "40", "--stock-ranks", "20", "--repetitions", "1", "--idle-limit-s", "0")

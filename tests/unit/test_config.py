@@ -22,6 +22,14 @@ def test_defaults() -> None:
     assert (config.commit_deadline_s, config.take_over, config.allow_pickle) == (3600.0, False, False)
 
 
+def test_a_choice_is_one_of_those_there_are() -> None:
+    assert Config().shared_reading == "auto"
+    with pytest.raises(ConfigError, match="one of auto, cooperative, independent wanted"):
+        Config(shared_reading="together")
+    with pytest.raises(ConfigError, match="'sometimes'"):
+        Config.from_env({"BYTECHECKPOINT_SHARED_READING": "sometimes"})
+
+
 def test_it_is_a_frozen_value() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().verify = False  # type: ignore[misc]
@@ -40,6 +48,7 @@ def test_from_env() -> None:
         "BYTECHECKPOINT_TAKE_OVER": "Yes",
         "BYTECHECKPOINT_ACCEPT_REWRITTEN_METADATA": "1",
         "BYTECHECKPOINT_ALLOW_PICKLE": " true ",
+        "BYTECHECKPOINT_SHARED_READING": " Cooperative",
         "PATH": "/bin",
         "BYTECHECK": "another prefix",
     }
@@ -52,6 +61,7 @@ def test_from_env() -> None:
         take_over=True,
         accept_rewritten_metadata=True,
         allow_pickle=True,
+        shared_reading="cooperative",
     )
     assert Config.from_env(environ) == wanted
     assert set(dataclasses.asdict(wanted)) == {
