@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "csrc/engine/open_checkpoint.h"
+#include "tests/cpp/aligned_bytes.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/saved_checkpoint.h"
 #include "tests/cpp/temp_dir.h"
