@@ -213,11 +213,22 @@ class Exchange:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Takes part until all ranks are done, or tells them why this one is not."""
-        if error is not None and not self._is_over:
-            with HeldInterrupt(), contextlib.suppress(CheckpointError):  # what this rank failed with comes first
-                self._gather(_Statement(_VERSION, error=_for_others(error)))
-        while error is None and not self._is_over:
-            self._round(None, _Statement(_VERSION, self._checkpoint, is_done=True))
+        if error is not None:
+            self._tell(error)
+            return
+        try:
+            while not self._is_over:
+                self._round(None, _Statement(_VERSION, self._checkpoint, is_done=True))
+        except BaseException as late:
+            self._tell(late)
+            raise
+
+    def _tell(self, error: BaseException) -> None:
+        """Lets the others raise what this rank failed with, unless none of them waits any more."""
+        if self._is_over:
+            return
+        with HeldInterrupt(), contextlib.suppress(CheckpointError):  # what this rank failed with comes first
+            self._gather(_Statement(_VERSION, error=_for_others(error)))
 
 
 def _identity(checkpoint: _C.Checkpoint, path: str) -> str:

@@ -115,9 +115,9 @@ class Relay:
                 self._reclaim()
             for peer, work in self._unread:
                 self._mail.wait(peer, work)
-            self._mail.raise_if_lost()
             if self._error is not None:
                 raise self._error
+            self._mail.raise_if_lost()
             return None if self._is_stopped or self._job is None else self._job.finish()
         finally:
             # Slots are unmapped or lent to others; and an error keeps the frames that it came through.

@@ -61,10 +61,11 @@ class BcpReader(StorageReader):
     """Reads checkpoints of ``BcpWriter`` and of stock DCP, onto any world size and layout, in place.
 
     Collective: used by ``dcp.load`` alone; constructing it is local. Only the blocks that hold wanted bytes are read,
-    each once. Of our own checkpoints each block is checked before a byte of it reaches a tensor; of stock ones the
-    checksum of a record, where it has one, is compared once the whole record has been read. No code of the checkpoint
-    is run: its pickles are read by C++ that knows a few names, objects and opaque tensors load under torch's
-    ``weights_only`` rules, including what was added with ``torch.serialization.add_safe_globals``.
+    each once; by all ranks together where they share their reading (``Config.shared_reading``). Of our own checkpoints
+    each block is checked before a byte of it reaches a tensor; of stock ones the checksum of a record, where it has
+    one, is compared once the whole record has been read. No code of the checkpoint is run: its pickles are read by C++
+    that knows a few names, objects and opaque tensors load under torch's ``weights_only`` rules, including what was
+    added with ``torch.serialization.add_safe_globals``.
 
     Args:
         path: Directory of the checkpoint. ``checkpoint_id`` of ``dcp.load`` takes its place.

@@ -207,6 +207,27 @@ def test_ctrl_c_on_one_rank_ends_the_load_on_all(path: Path) -> None:
     run_ranks(3, interrupted, str(path))
 
 
+def interrupted_when_done(path: str) -> None:
+    begin = _exchange.Exchange._round
+
+    def round_and_press(exchange: Any, job: Any, statement: Any) -> Any:
+        done = begin(exchange, job, statement)
+        if dist.get_rank() == 1 and statement.is_done:
+            raise KeyboardInterrupt
+        return done
+
+    _exchange.Exchange._round = round_and_press  # type: ignore[method-assign]
+    # Objects come in a round of their own, in which rank 1 has nothing left to do.
+    got = replicated(filled=False) | {"step": 0} if dist.get_rank() != 1 else {}
+    reader = BcpReader(path, config=COOPERATIVE)
+    found = failures(partial(dcp.load, got, storage_reader=reader, planner=BcpLoadPlanner()))
+    assert [type(found[rank]) for rank in range(3)] == [RankError, KeyboardInterrupt, RankError]
+
+
+def test_ctrl_c_on_a_rank_that_waits_for_the_others(path: Path) -> None:
+    run_ranks(3, interrupted_when_done, str(path))
+
+
 def lose_a_rank(path: str, step: str) -> None:
     if dist.get_rank() == 1:
         target: Any = {"round": _relay.Relay, "gather": _exchange.Exchange}[step]
