@@ -27,8 +27,9 @@ __all__ = ["Exchange", "Told", "choose_reading"]
 _INDEPENDENT, _COOPERATIVE, _AUTO = "independent", "cooperative", "auto"
 # Of messages between ranks: all must run code that means the same by them.
 _VERSION = 1
-# `auto` shares where that saves as many bytes as this, and this part of what all ranks would read.
-_LEAST_SAVED_BYTES = 64 << 20
+# `auto` shares where that saves as many bytes as this, and this part of what all ranks would read: what was measured to
+# be no slower than reading twice, on one machine with a fast disk (benchmarks/sharing.py).
+_LEAST_SAVED_BYTES = 256 << 20
 _LEAST_SAVED_PART = 0.2
 
 
@@ -47,22 +48,22 @@ class Told:
         save: Id of the save that it reads.
         can_share: Its peers are known, and all of them will come to the exchange if this one does.
         setting: ``Config.shared_reading``.
-        is_local: The checkpoint is on a file system of its own machine.
+        is_in_memory: The checkpoint is on a file system that is memory of its machine.
         num_bytes: Of the records that it wants something of.
     """
 
     save: str
     can_share: bool
     setting: str
-    is_local: bool
+    is_in_memory: bool
     num_bytes: int
 
     @classmethod
     def by(cls, reader: Reader, save: str, *, comes: bool, num_bytes: int) -> Told:
         """``comes``: ``read_data`` of the reader is our own, so that nothing fails before its exchange."""
         can_share = comes and peers_of_call() is not None and planned_by_own_hooks(reader)
-        is_local = _C.is_on_local_file_system(str(reader.path))
-        return cls(save, can_share, reader.config.shared_reading, is_local, num_bytes)
+        is_in_memory = _C.is_in_memory(str(reader.path))
+        return cls(save, can_share, reader.config.shared_reading, is_in_memory, num_bytes)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def choose_reading(plans: Sequence[LoadPlan]) -> list[LoadPlan]:
             reading = setting
     if reading == _AUTO:
         wanted = sum(t.num_bytes for t in told)
-        if all(t.is_local for t in told) or wanted * (len(told) - 1) // len(told) < _LEAST_SAVED_BYTES:
+        if all(t.is_in_memory for t in told) or wanted * (len(told) - 1) // len(told) < _LEAST_SAVED_BYTES:
             reading = _INDEPENDENT
     return [replace(plan, storage_data=_Chosen(reading)) for plan in plans]
 

@@ -89,7 +89,7 @@ const uint8_t* checked_slot(const PySharedRun& self, size_t unit, int slot) {
 }  // namespace
 
 void bind_sharing(py::module_& m) {
-  m.def("is_on_local_file_system", &io::is_on_local_file_system, py::arg("path"));
+  m.def("is_in_memory", &io::is_in_memory, py::arg("path"));
   m.def("next_ranges", &next_ranges, py::arg("job"));
   m.def("all_ranges", &all_ranges, py::arg("job"));
   m.def(

@@ -5,8 +5,7 @@
 
 namespace bytecheckpoint::io {
 
-/// Is `path` on a file system whose disks, or memory, are this machine's own? No for anything that is not known to be:
-/// networks, FUSE, and what cannot be asked.
-bool is_on_local_file_system(const std::string& path);
+/// Is `path` on a file system that is memory of this machine (tmpfs, ramfs)? No for what cannot be asked.
+bool is_in_memory(const std::string& path);
 
 }  // namespace bytecheckpoint::io

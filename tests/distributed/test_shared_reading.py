@@ -203,7 +203,7 @@ def in_modes(path: str, modes: list[str]) -> str:
 @pytest.mark.parametrize(
     ("modes", "reading"),
     [
-        (["auto", "auto", "auto"], "independent"),  # small, and on a disk of this machine
+        (["auto", "auto", "auto"], "independent"),  # too small
         (["auto", "cooperative", "auto"], "cooperative"),
         (["cooperative", "cooperative", "independent"], "independent"),
     ],
@@ -213,9 +213,19 @@ def test_ranks_with_different_settings_agree(tmp_path: Path, modes: list[str], r
     assert run_ranks(3, in_modes, str(tmp_path), modes) == [reading] * 3
 
 
-def auto_on_a_network(path: str) -> list[str]:
-    """As if the checkpoint were on one, and larger."""
-    _exchange._C = _OnANetwork()  # type: ignore[assignment]
+class _Where:
+    """Stands for the extension module."""
+
+    def __init__(self, is_in_memory: bool) -> None:
+        self._is_in_memory = is_in_memory
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda path: self._is_in_memory) if name == "is_in_memory" else getattr(_C, name)
+
+
+def auto(path: str, is_in_memory: bool) -> list[str]:
+    """As if the checkpoint were larger."""
+    _exchange._C = _Where(is_in_memory)  # type: ignore[assignment]
     _exchange._LEAST_SAVED_BYTES = MIB
     mesh = init_device_mesh("cpu", (2,))
     full = replicated(filled=True)
@@ -224,14 +234,10 @@ def auto_on_a_network(path: str) -> list[str]:
     return [replicas, load(path, shards, Config()).reading]
 
 
-class _OnANetwork:
-    def __getattr__(self, name: str) -> Any:
-        return (lambda path: False) if name == "is_on_local_file_system" else getattr(_C, name)
-
-
-def test_auto_shares_where_it_saves_reading_of_a_network(tmp_path: Path) -> None:
+def test_auto_shares_where_that_saves_much_reading_of_a_disk(tmp_path: Path) -> None:
     dcp.save(replicated(filled=True), storage_writer=BcpWriter(tmp_path))
-    assert run_ranks(2, auto_on_a_network, str(tmp_path)) == [["cooperative", "independent"]] * 2
+    assert run_ranks(2, auto, str(tmp_path), False) == [["cooperative", "independent"]] * 2
+    assert run_ranks(2, auto, str(tmp_path), True) == [["independent", "independent"]] * 2
 
 
 class OwnFinish(DefaultLoadPlanner):
