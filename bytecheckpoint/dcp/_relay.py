@@ -18,7 +18,6 @@ __all__ = ["Relay"]
 
 _UNREAD = -1  # a header that says that no payload follows
 _HEADERS_AHEAD = 16
-_SLOT_BYTES = 8 << 20
 
 _Work: TypeAlias = dist.Work | None
 
@@ -230,5 +229,6 @@ class Relay:
 
     def _make_spare_slot(self) -> None:
         """For payloads that come although this rank could not even begin."""
-        self._slots.append(torch.empty(_SLOT_BYTES, dtype=torch.uint8, device="cpu"))
+        largest = max(num_bytes for _, num_bytes, _ in self._units)
+        self._slots.append(torch.empty(largest, dtype=torch.uint8, device="cpu"))
         self._free.append(len(self._slots) - 1)
