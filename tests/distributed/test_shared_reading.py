@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -211,6 +212,45 @@ def in_modes(path: str, modes: list[str]) -> str:
 def test_ranks_with_different_settings_agree(tmp_path: Path, modes: list[str], reading: str) -> None:
     dcp.save(replicated(filled=True), storage_writer=BcpWriter(tmp_path))
     assert run_ranks(3, in_modes, str(tmp_path), modes) == [reading] * 3
+
+
+def in_rings(path: str) -> str:
+    rank = dist.get_rank()
+    config = Config(
+        shared_reading="cooperative",
+        ring_bytes=(16, 256, 24)[rank] * MIB,
+        io_threads=1 + rank,
+        verify=rank != 0,
+        direct_io=rank != 1,
+    )
+    return load_and_check(path, replicated, None, config).reading
+
+
+def test_ranks_need_not_have_equal_memory(tmp_path: Path) -> None:
+    dcp.save(replicated(filled=True), storage_writer=BcpWriter(tmp_path))
+    assert run_ranks(3, in_rings, str(tmp_path)) == ["cooperative"] * 3
+
+
+def load_at_random(path: str, num_loads: int) -> None:
+    """Each rank wants some keys, some of them converted, some only in part."""
+    _load._COPY_BYTES = 2 * MIB
+    full = replicated(filled=True)
+    for number in range(num_loads):
+        random = Random(100 * number + dist.get_rank())
+        keys = random.sample(list(full), random.randrange(len(full) + 1))
+        dtypes = {key: random.choice([torch.int32, torch.int32, torch.float64]) for key in keys}
+        got = {key: torch.zeros(full[key].shape, dtype=dtypes[key]) for key in keys}
+        ring_bytes = random.choice([16, 64]) * MIB
+        config = Config(shared_reading="cooperative", ring_bytes=ring_bytes, io_threads=random.choice([1, 3]))
+        assert load(path, got, config, planner=BcpLoadPlanner()).reading == "cooperative"
+        for key in keys:
+            assert torch.equal(got[key], full[key].to(dtypes[key])), (number, key)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 5])
+def test_whatever_ranks_want_they_get_it(tmp_path: Path, num_ranks: int) -> None:
+    dcp.save(replicated(filled=True), storage_writer=BcpWriter(tmp_path))
+    run_ranks(num_ranks, load_at_random, str(tmp_path), 12)
 
 
 class _Where:
