@@ -173,10 +173,11 @@ class BcpReader(StorageReader):
         if isinstance(plan.items, PlanItems) and plan.items.may_stay and _hooks.are_own(self, "prepare_global_plan"):
             plan.items.stay()
         # Ranks that saved on their own have saves of their own; all of a load must read such, or none.
+        is_alone = self._rank is not None  # then DCP plans with collectives, and reads without
         told = Told.by(
             self,
-            checkpoint.save_id if self._rank is None else _ALONE,
-            comes=_hooks.are_own(self, "read_data"),
+            _ALONE if is_alone else checkpoint.save_id,
+            comes=not is_alone and _hooks.are_own(self, "read_data"),
             num_bytes=to_read.num_bytes,
         )
         return dataclasses.replace(plan, storage_data=told)

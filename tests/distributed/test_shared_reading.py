@@ -309,3 +309,17 @@ def test_nobody_waits_for_ranks_that_may_not_come(tmp_path: Path) -> None:
     dcp.load(replicated(filled=False), storage_reader=reader)
     assert reader.last_report is not None
     assert reader.last_report.reading == "independent"
+
+
+def parts_of_their_own(path: str) -> str:
+    """DCP plans such a load with collectives, and reads without."""
+    wanted = {"rank": torch.full((MIB,), dist.get_rank())}
+    dcp.save(wanted, storage_writer=BcpWriter(path), use_collectives=False)
+    got = {"rank": torch.zeros(MIB, dtype=torch.int64)}
+    report = load(path, got)
+    check(got, wanted)
+    return report.reading
+
+
+def test_parts_that_were_saved_without_collectives_are_not_shared(tmp_path: Path) -> None:
+    assert run_ranks(2, parts_of_their_own, str(tmp_path)) == ["independent"] * 2
