@@ -35,6 +35,10 @@ class Config:
         take_over: Begin even if another save holds the path; that save can then no longer commit.
         accept_rewritten_metadata: Read a checkpoint of ours whose ``.metadata`` another tool has written anew. Blocks
             are still checked; that files belong together is then only what that tool says.
+        enable_tree_topo: Let the plans of many ranks travel up and down a tree, instead of all to one rank.
+        tree_topo_threshold: Number of ranks above which they do.
+        tree_topo_fan_out: Ranks that hand their plans to one, 2 to 1024.
+        planner_cache_capacity: Plans, and answers to them, that a process keeps, 1 to 1024.
         allow_pickle: Hand objects to the planner that torch's ``weights_only`` rules refuse. Loading may then run code.
 
     Raises:
@@ -48,6 +52,10 @@ class Config:
     commit_deadline_s: float = 3600.0
     take_over: bool = False
     accept_rewritten_metadata: bool = False
+    enable_tree_topo: bool = True
+    tree_topo_threshold: int = 64
+    tree_topo_fan_out: int = 16
+    planner_cache_capacity: int = 8
     allow_pickle: bool = False
 
     def __post_init__(self) -> None:
@@ -58,6 +66,9 @@ class Config:
         self._check("ring_bytes", 16 * _MIB, 256 * _MIB)
         self._check("io_threads", 1, 16)
         self._check("commit_deadline_s", 0.0, float("inf"))
+        self._check("tree_topo_threshold", 1, float("inf"))
+        self._check("tree_topo_fan_out", 2, 1024)
+        self._check("planner_cache_capacity", 1, 1024)
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

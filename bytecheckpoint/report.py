@@ -8,7 +8,24 @@ from pathlib import Path
 
 from bytecheckpoint.errors import CorruptCheckpointError
 
-__all__ = ["LoadReport", "Problem", "SaveReport", "VerifyReport"]
+__all__ = ["LoadReport", "PlanReport", "Problem", "SaveReport", "VerifyReport"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """How a planner came to its plan.
+
+    Attributes:
+        cache: ``hit``: the plan is that of an earlier save. ``miss``: it was made, and kept. ``off``: nothing is kept.
+        bytes_sent: Bytes of plans that this rank sent to others.
+        bytes_received: Bytes of plans that it got from others.
+        seconds: Spent in the planner on this rank.
+    """
+
+    cache: str = "off"
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from torch.futures import Future
 from bytecheckpoint import _C, _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._save_session import (
     RankResult,
     SaveSession,
@@ -32,7 +33,7 @@ from bytecheckpoint.dcp._save_session import (
     note_coordinator,
 )
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata, plan_of
-from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain, bytes_of, plan_to_write
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain, bytes_of, may_send_digest, plan_to_write
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
@@ -160,6 +161,8 @@ class BcpWriter(StorageWriter):
         """Refuses what cannot be stored, before any rank has written a byte."""
         # Pages are touched in the background while ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, bytes_of(plan.items))
+        if _hooks.are_own(self, "prepare_global_plan"):
+            may_send_digest(plan.items)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -288,6 +291,9 @@ class BcpWriter(StorageWriter):
         return _C.assemble(
             state_dict_metadata=metadata.state_dict_metadata, planner_data=metadata.planner_data, **common
         )
+
+
+_hooks = Hooks(BcpWriter)
 
 
 def _refuse_forked_child(session: SaveSession) -> None:
