@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import uuid
 from pathlib import Path
@@ -19,6 +20,7 @@ from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._load import Load, plan_to_read
+from bytecheckpoint.dcp._phases import Phases
 from bytecheckpoint.dcp._plan_items import PlanItems
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.errors import (
@@ -33,6 +35,8 @@ __all__ = ["BcpReader"]
 
 # What a rank says that reads its own part of a checkpoint without collectives, instead of a save id.
 _ALONE = "a part of its own"
+
+_logger = logging.getLogger("bytecheckpoint")
 
 
 class _FailedMetadata(Metadata):
@@ -95,6 +99,8 @@ class BcpReader(StorageReader):
         self._checkpoint: _C.Checkpoint | None = None
         self._rank: int | None = None  # whose part is read, of a checkpoint that was saved without collectives
         self._error: CheckpointError | None = None
+        self._is_coordinator = False
+        self._phases = Phases()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_checkpoint": None, "_error": None}
@@ -136,11 +142,13 @@ class BcpReader(StorageReader):
         self._forget()
         try:
             self._checkpoint, self._rank = self._open(rank), rank
-            return metadata_of(self._checkpoint, self._load_id)
+            metadata = metadata_of(self._checkpoint, self._load_id)
         except Exception as error:
             # Remembered whatever it is: else DCP would go on to the metadata of one rank, which may be older.
             self._error = _typed(error)
             raise self._error from error
+        self._phases.end("metadata_s")
+        return metadata
 
     def _read_metadata_after_all(self, rank: int, error: CheckpointError) -> Metadata:
         """DCP's second try, for the metadata of one rank. It hides what is raised now, so nothing is."""
@@ -154,12 +162,14 @@ class BcpReader(StorageReader):
         except Exception as of_rank:
             return _FailedMetadata(_typed(of_rank))
         self._rank, self._error = rank, None
+        self._phases.end("metadata_s")
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Raises here, where every rank gets it, what ``read_metadata`` could not."""
         if isinstance(metadata, _FailedMetadata):
             metadata._raise()
+        self._is_coordinator = is_coordinator
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
@@ -169,6 +179,7 @@ class BcpReader(StorageReader):
         _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)
         if isinstance(plan.items, PlanItems) and plan.items.may_stay and _hooks.are_own(self, "prepare_global_plan"):
             plan.items.stay()
+        self._phases.end("plan_s")
         # Ranks that saved on their own have saves of their own; all of a load must read such, or none.
         return dataclasses.replace(plan, storage_data=checkpoint.save_id if self._rank is None else _ALONE)
 
@@ -184,16 +195,22 @@ class BcpReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads, verifies and scatters everything that ``plan`` asks for."""
+        phases = self._phases
+        phases.end("exchange_s")
         try:
             load = Load(self._opened(), plan, str(self.path), self._rank, self.config, planner)
             load.tensors()
+            phases.end("read_s")
             load.objects()
+            phases.end("objects_s")
         except Exception as error:
             sent = sendable(error)  # to every rank, by DCP
             if sent is error:
                 raise
             raise sent from error
-        self.last_report = load.report()
+        self.last_report = dataclasses.replace(load.report(), **phases.seconds, total_s=phases.total_s)
+        if self._is_coordinator:
+            _logger.info("%s", self.last_report.summary())
         future: Future[None] = Future()
         future.set_result(None)
         return future
