@@ -40,6 +40,7 @@ class Config:
         tree_topo_fan_out: Ranks that hand their plans to one, 2 to 1024.
         planner_cache_capacity: Plans, and answers to them, that a process keeps, 1 to 1024.
         allow_pickle: Hand objects to the planner that torch's ``weights_only`` rules refuse. Loading may then run code.
+        progress: Show a bar of the bytes that the coordinator has written or read, on stderr. Needs tqdm.
 
     Raises:
         ConfigError: A value out of range.
@@ -57,6 +58,7 @@ class Config:
     tree_topo_fan_out: int = 16
     planner_cache_capacity: int = 8
     allow_pickle: bool = False
+    progress: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():

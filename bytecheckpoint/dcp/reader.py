@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._load import Load, plan_to_read
 from bytecheckpoint.dcp._phases import Phases
 from bytecheckpoint.dcp._plan_items import PlanItems
+from bytecheckpoint.dcp._progress import check_progress
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.errors import (
     CheckpointChangedError,
@@ -91,6 +93,7 @@ class BcpReader(StorageReader):
             raise ValueError("_extension_registry: stream transforms cannot be honoured; leave it out")
         self.path = Path(path)
         self.config = config or Config.from_env()
+        check_progress(self.config)
         self.last_report: LoadReport | None = None
         self._load_id = str(uuid.uuid4())
         self._forget()
@@ -199,10 +202,11 @@ class BcpReader(StorageReader):
         phases.end("exchange_s")
         try:
             load = Load(self._opened(), plan, str(self.path), self._rank, self.config, planner)
-            load.tensors()
-            phases.end("read_s")
-            load.objects()
-            phases.end("objects_s")
+            with load.progress_bar() if self.config.progress and self._is_coordinator else nullcontext():
+                load.tensors()
+                phases.end("read_s")
+                load.objects()
+                phases.end("objects_s")
         except Exception as error:
             sent = sendable(error)  # to every rank, by DCP
             if sent is error:

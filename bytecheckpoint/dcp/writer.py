@@ -13,6 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from bytecheckpoint import _C, _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._hooks import Hooks
+from bytecheckpoint.dcp._progress import check_progress, progress_bar
 from bytecheckpoint.dcp._save_session import (
     RankResult,
     SaveSession,
@@ -113,6 +115,7 @@ class BcpWriter(StorageWriter):
         self.sync_files = sync_files
         self.overwrite = overwrite
         config = config or Config.from_env()
+        check_progress(config)
         self.config = dataclasses.replace(config, io_threads=thread_count) if thread_count > 1 else config
         self.user_metadata = "" if user_metadata is None else json.dumps(user_metadata)
         self.last_report: SaveReport | None = None
@@ -193,12 +196,9 @@ class BcpWriter(StorageWriter):
         try:
             to_write = plan_to_write(plan.items)
             job = self._start_job(session, to_write)
-            plain = as_plain(planner) if to_write.is_of_state else None
-            if plain is None:
-                _append_resolved(job, to_write, planner)
-            else:
-                _append_state(job, to_write, plain)
-            written = job.finish()
+            with self._progress_bar(session, job, to_write.num_bytes):
+                _append_all(job, to_write, planner)
+                written = job.finish()
             of_rank, self.last_report = _report(session, job, planner)
             result = RankResult(session.rank, written, tuple(job.file_names), report=of_rank)
         except BaseException as error:
@@ -284,6 +284,11 @@ class BcpWriter(StorageWriter):
             expected_bytes=plan.num_bytes,
         )
 
+    def _progress_bar(self, session: SaveSession, job: _C.SaveJob, num_bytes: int) -> AbstractContextManager[None]:
+        if not (self.config.progress and session.is_coordinator):
+            return nullcontext()
+        return progress_bar(f"saving {session.path}", num_bytes, lambda: job.bytes_done)
+
     def _assemble(self, session: SaveSession, metadata: Metadata, handed_in: list[RankResult]) -> _C.Checkpoint:
         common: dict[str, Any] = {
             "save_id": session.save_id,
@@ -337,6 +342,14 @@ def _report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Ma
         files_swept=commit["files_swept"],
         warnings=commit["warnings"],
     )
+
+
+def _append_all(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
+    plain = as_plain(planner) if plan.is_of_state else None
+    if plain is None:
+        _append_resolved(job, plan, planner)
+    else:
+        _append_state(job, plan, plain)
 
 
 def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner) -> None:

@@ -148,6 +148,7 @@ void bind_save(py::module_& m) {
              return py::bytes(format::encode_write_result(result));
            })
       .def_property_readonly("file_names", &engine::SaveJob::file_names)
+      .def_property_readonly("bytes_done", &engine::SaveJob::bytes_done)
       .def("stats", &save_stats);
 }
 

@@ -146,12 +146,18 @@ Status LoadJob::execute(const planner::LoadPlan& plan, const std::function<bool(
   io::Reader reader(
       options_.num_io_threads, ring->num_slots(), [&] { return source.next(); },
       [&](int slot) { return ring->slot(slot); });
+  int64_t bytes_read = 0;
   while (const auto filled = reader.next()) {
     BCP_RETURN_IF_ERROR(filled->status);
     if (cancelled()) return Status::make(Code::kCancelled, text("load(", options_.directory, "): interrupted"));
     const size_t tag = filled->request.tag;
     BCP_RETURN_IF_ERROR(deliver(ring->slot(filled->slot), source.segment(tag), *source.open_file(tag)));
     reader.release(filled->slot);
+    if (!options_.progress) continue;
+    bytes_read += source.segment(tag).bytes;
+    // In proportion: what a segment delivers is not counted one by one.
+    const double share = static_cast<double>(bytes_read) / static_cast<double>(plan.bytes_read);
+    options_.progress(static_cast<int64_t>(static_cast<double>(plan.bytes_wanted) * share));
   }
   return Status::ok();
 }

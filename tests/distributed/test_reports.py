@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import logging
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, LoadReport, RankSaveReport, SaveReport
+from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config, LoadReport, RankSaveReport, SaveReport
 from distributed.ranks import run_ranks
 
 NUM_RANKS = 4
@@ -107,3 +111,20 @@ def test_without_collectives(tmp_path: Path) -> None:
         assert report.ranks == (own_part(report),)
         assert report.rank == rank
         assert report.commit_s > 0
+
+
+def progress(path: str) -> str:
+    """What this rank has written to stderr in a save and a load."""
+    config, text = Config(progress=True), io.StringIO()
+    with contextlib.redirect_stderr(text):
+        dcp.save(state(), storage_writer=BcpWriter(path, config=config))
+        dcp.load(state(), storage_reader=BcpReader(path, config=config))
+    return text.getvalue()
+
+
+@pytest.mark.skipif(find_spec("tqdm") is None, reason="NO BAR WAS DRAWN: tqdm is missing; pip install tqdm")
+def test_one_rank_shows_progress(tmp_path: Path) -> None:
+    first, *others = run_ranks(NUM_RANKS, progress, str(tmp_path))
+    assert others == [""] * (NUM_RANKS - 1)
+    assert first.count("100%") == 2
+    assert first.index(f"saving {tmp_path}: ") < first.index(f"loading {tmp_path}: ")

@@ -20,6 +20,7 @@ def test_defaults() -> None:
     assert config == Config.from_env({})
     assert (config.ring_bytes, config.io_threads, config.direct_io, config.verify) == (64 * MIB, 2, True, True)
     assert (config.commit_deadline_s, config.take_over, config.allow_pickle) == (3600.0, False, False)
+    assert config.progress is False
 
 
 def test_it_is_a_frozen_value() -> None:
@@ -44,6 +45,7 @@ def test_from_env() -> None:
         "BYTECHECKPOINT_TREE_TOPO_FAN_OUT": "4",
         "BYTECHECKPOINT_PLANNER_CACHE_CAPACITY": "2",
         "BYTECHECKPOINT_ALLOW_PICKLE": " true ",
+        "BYTECHECKPOINT_PROGRESS": "1",
         "PATH": "/bin",
         "BYTECHECK": "another prefix",
     }
@@ -60,6 +62,7 @@ def test_from_env() -> None:
         tree_topo_fan_out=4,
         planner_cache_capacity=2,
         allow_pickle=True,
+        progress=True,
     )
     assert Config.from_env(environ) == wanted
     assert set(dataclasses.asdict(wanted)) == {
