@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -106,11 +107,11 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
     pairs: list[tuple[ModuleType, str, Any]] = [
         (saver, "_storage_setup", setup),
         (loader, "_storage_setup", setup),
-        (saver, "DefaultSavePlanner", BcpSavePlanner),
+        (saver, "DefaultSavePlanner", functools.partial(BcpSavePlanner, config=config)),
         (loader, "DefaultLoadPlanner", BcpLoadPlanner),
     ]
     for name in ("_ProcessBasedAsyncCheckpointExecutor", "_ThreadBasedAsyncCheckpointExecutor"):
-        pairs.append((saver, name, _filling(getattr(saver, name), setup)))
+        pairs.append((saver, name, _filling(getattr(saver, name), setup, config)))
     return [(module, name, getattr(module, name), ours) for module, name, ours in pairs]
 
 
@@ -153,7 +154,7 @@ def _storage_setup(theirs: Callable[..., Any], config: Config | None) -> Callabl
     return setup
 
 
-def _filling(executor: type, setup: Callable[..., Any]) -> type:
+def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -> type:
     """An executor that chooses writer and planner before the save goes to a thread or to another process.
 
     The thread may outlive ``unregister``; the process knows nothing of ``register``.
@@ -176,7 +177,7 @@ def _filling(executor: type, setup: Callable[..., Any]) -> type:
                 staged,
                 checkpoint_id=checkpoint_id,
                 storage_writer=storage_writer,
-                planner=BcpSavePlanner() if planner is None else planner,
+                planner=BcpSavePlanner(config=config) if planner is None else planner,
                 **rest,
             )
 

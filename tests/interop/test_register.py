@@ -132,3 +132,9 @@ def test_another_torch_is_refused_whole(monkeypatch: pytest.MonkeyPatch, name: s
     with pytest.raises(UnsupportedError, match=f"torch {torch.__version__.split('+')[0]}"):
         bytecheckpoint.register()
     assert names() == before
+
+
+def test_settings_are_those_of_planners_too() -> None:
+    with bytecheckpoint.registered(config=bytecheckpoint.Config(planner_cache_capacity=3)):
+        planner: Any = state_dict_saver.DefaultSavePlanner()  # type: ignore[attr-defined]
+        assert planner.config.planner_cache_capacity == 3
