@@ -16,7 +16,7 @@ from bytecheckpoint.dcp._plan_cache import Answer, digest_of, plan_cache
 from bytecheckpoint.dcp._plan_items import Home, Travels, at_home, home_of
 from bytecheckpoint.errors import InvalidPlanError
 
-__all__ = ["Awaiting", "Held", "HeldElsewhere", "Told", "Ways"]
+__all__ = ["Held", "HeldElsewhere", "Later", "Told", "Ways"]
 
 
 class Held(Travels):
@@ -148,27 +148,25 @@ def _told(home: Home, key: bytes, answer: tuple[bytes, int] | None, cache: str) 
     return told
 
 
-class Awaiting(Travels):
-    """What a rank is to write, once plans have been exchanged: in ``finish_plan``, where all ranks arrive or none."""
+class Later(Travels):
+    """What a rank is to write, known in ``finish_plan``, where all ranks arrive or none. The same object for all ranks.
 
-    def __init__(self, held: Held | HeldElsewhere, key: bytes, fan_out: int) -> None:
-        self.held = held
+    Attributes:
+        key: Of the plan.
+        num_items: Of all ranks, on average.
+        fan_out: Of the tree through which plans are exchanged; None if every rank knows its answer.
+    """
+
+    def __init__(self, key: bytes, num_items: int, fan_out: int | None) -> None:
         self.key = key
+        self.num_items = num_items
         self.fan_out = fan_out
 
-    @property
-    def num_items(self) -> int:
-        return self.held.num_items  # at most
-
     def items(self) -> list[WriteItem]:
-        raise InvalidPlanError("the items of a plan are looked at before finish_plan has exchanged it with other ranks")
+        raise InvalidPlanError("the items of a plan are looked at before the planner's finish_plan has made them")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _awaiting, (self.held.home, self.key, self.fan_out)
-
-
-def _awaiting(home: Home, key: bytes, fan_out: int) -> Awaiting:
-    return Awaiting(at_home(home) or HeldElsewhere(home), key, fan_out)
+        return Later, (self.key, self.num_items, self.fan_out)
 
 
 class Ways(Mapping[str, Any]):

@@ -8,6 +8,7 @@ what it was told to write. DCP makes new planners for each save, so all of this 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections import OrderedDict
@@ -56,6 +57,11 @@ class Planned:
     answers: list[Answer]
     manifest: _C.Checkpoint
     blobs: Mapping[bytes, bytes] = field(default_factory=dict)
+
+    @functools.cached_property
+    def num_items(self) -> int:
+        """Of all ranks."""
+        return sum(answer.num_items for answer in self.answers)
 
     @classmethod
     def of(cls, plan: tuple[list[bytes], list[int], list[int], _C.Checkpoint]) -> Planned:
@@ -136,7 +142,7 @@ class PlanCache:
             self._plans, self._answers = _Recent(), _Recent()
 
     def _num_chunks(self) -> int:
-        return sum(answer.num_items for _, planned in self._plans.items() for answer in planned.answers)
+        return sum(planned.num_items for _, planned in self._plans.items())
 
 
 _cache = PlanCache()

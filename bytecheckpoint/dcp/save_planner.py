@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._held import Awaiting, Held, HeldElsewhere, Told, Ways
+from bytecheckpoint.dcp._held import Held, HeldElsewhere, Later, Told, Ways
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._part import WritePart
 from bytecheckpoint.dcp._plan_cache import Answer, Planned, digest_of, plan_cache
@@ -100,9 +100,9 @@ class BcpSavePlanner(DefaultSavePlanner):
             # Whoever resolves data in a way of his own does not know of parts.
             can_split=_hooks.are_own(self, *_PER_ITEM),
         )
-        held = Held(state, mappings, self._settings(), self.enable_plan_caching, self._tree_threshold())
-        items: Any = PlanItems(held)  # a sequence is what DCP needs
-        self.plan = SavePlan(items, planner_data=None if mappings is None else Ways(held))
+        self._held = Held(state, mappings, self._settings(), self.enable_plan_caching, self._tree_threshold())
+        items: Any = PlanItems(self._held)  # a sequence is what DCP needs
+        self.plan = SavePlan(items, planner_data=None if mappings is None else Ways(self._held))
         self._seconds = time.perf_counter() - begin
         return self.plan
 
@@ -117,17 +117,15 @@ class BcpSavePlanner(DefaultSavePlanner):
         options = {"dedup_to_lowest_rank": self.dedup_save_to_lowest_rank, "is_nested": is_nested}
         key = digest_of((repr(options).encode(), *(of_rank.digest for of_rank in held)))
         cache, planned = self._planned(key, held, options)
-        told: list[Any]  # sequences are what DCP needs
         if planned is None:
             _refuse_digests(held)
-            told = [PlanItems(Awaiting(of_rank, key, self.config.tree_topo_fan_out)) for of_rank in held]
+            num_items = sum(of_rank.num_items for of_rank in held)
+            self.global_plan = _same_for_all(Later(key, num_items // len(held), self.config.tree_topo_fan_out), held)
             self.metadata = Metadata({})
             self._awaited = key, options
         else:
-            pairs = zip(held, planned.answers, strict=True)
-            told = [PlanItems(Told(of_rank, key, answer, cache)) for of_rank, answer in pairs]
+            self.global_plan = _tell(all_plans, held, key, planned, cache)
             self.metadata = planned_metadata(planned.manifest)
-        self.global_plan = [dataclasses.replace(plan, items=items) for plan, items in zip(all_plans, told, strict=True)]
         if not is_nested and all(isinstance(of_rank, Mapping) for of_rank in data):
             self.metadata.planner_data = dict(ChainMap(*data))  # somebody has added to it; as DCP joins them
         return self.global_plan, self.metadata
@@ -136,8 +134,8 @@ class BcpSavePlanner(DefaultSavePlanner):
         """Exchanges plans with the other ranks, if the coordinator has not told this one what to write."""
         source = source_of(new_plan.items)
         begin = time.perf_counter()
-        if isinstance(source, Awaiting):
-            source = self._exchange(source)
+        if isinstance(source, Later):
+            source = self._known(source) if source.fan_out is None else self._exchange(source.key, source.fan_out)
             items: Any = PlanItems(source)
             new_plan = dataclasses.replace(new_plan, items=items)
         if isinstance(source, Told) and isinstance(source.held, Held):
@@ -197,14 +195,18 @@ class BcpSavePlanner(DefaultSavePlanner):
         if self.enable_plan_caching:
             plan_cache().keep_plan(key, planned, self.config.planner_cache_capacity)
 
-    def _exchange(self, awaiting: Awaiting) -> Told:
-        held = awaiting.held
-        assert isinstance(held, Held)
+    def _known(self, later: Later) -> Told:
+        told = Told(self._held, later.key, self._held.known[later.key], "hit")
+        told.num_bytes_received = len(later.key)
+        return told
+
+    def _exchange(self, key: bytes, fan_out: int) -> Told:
+        held = self._held
         assert held.peers is not None
         channel = held.peers.connect()
         plan = functools.partial(self._plan_tree, held) if held.peers.is_coordinator else None
-        answer = PlanTree(channel, held.peers, awaiting.fan_out).exchange(held.blob, plan)
-        told = Told(held, awaiting.key, answer, "miss" if self.enable_plan_caching else "off")
+        answer = PlanTree(channel, held.peers, fan_out).exchange(held.blob, plan)
+        told = Told(held, key, answer, "miss" if self.enable_plan_caching else "off")
         held.num_bytes_sent += channel.bytes_sent
         told.num_bytes_received = channel.bytes_received
         return told
@@ -230,6 +232,23 @@ def as_plain(planner: object) -> BcpSavePlanner | None:
     if isinstance(planner, BcpSavePlanner) and _hooks.are_own(planner, *_PER_ITEM) and type(planner.state_dict) is dict:
         return planner
     return None
+
+
+def _tell(
+    plans: list[SavePlan], held: list[Held | HeldElsewhere], key: bytes, planned: Planned, cache: str
+) -> list[SavePlan]:
+    """The plans with what each rank is to write."""
+    if len(held) > 1 and all(of_rank.can_exchange and key in of_rank.known for of_rank in held):
+        return _same_for_all(Later(key, planned.num_items // len(held), None), held)
+    told: list[Any] = [
+        PlanItems(Told(of_rank, key, answer, cache)) for of_rank, answer in zip(held, planned.answers, strict=True)
+    ]
+    return [dataclasses.replace(plan, items=items) for plan, items in zip(plans, told, strict=True)]
+
+
+def _same_for_all(later: Later, held: list[Held | HeldElsewhere]) -> list[SavePlan]:
+    items: Any = PlanItems(later)
+    return [SavePlan(items)] * len(held)
 
 
 def _refuse_digests(held: list[Held | HeldElsewhere]) -> None:

@@ -115,6 +115,14 @@ def test_objects(tmp_path: Path) -> None:
         assert {len(turns) for turns in by_contender.values()} == {2}
 
 
+def test_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "ranks.json"
+    run("ranks.py", "--ranks", "2", "--tensors", "20", *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
+    kept = json.loads(file.read_text())
+    assert [set(by_action) for by_action in kept["seconds"].values()] == [{"save", "load"}] * 2
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_planning(tmp_path: Path) -> None:
     file = tmp_path / "planning.json"
     sizes = ("--ranks", "20", "40", "--stock-ranks", "20", "--repetitions", "1", "--idle-limit-s", "0")
