@@ -83,6 +83,7 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
     import torch
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
+    from bytecheckpoint.dcp._stateful import QuickStateful, quick_copy
     from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 
@@ -93,6 +94,8 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         *_missing(saver, "DefaultSavePlanner", used_in=("_save_state_dict",)),
         *_missing(loader, "_storage_setup", used_in=("load",)),
         *_missing(loader, "DefaultLoadPlanner", used_in=("_load_state_dict",)),
+        *_missing(saver, "_stateful_to_state_dict", used_in=("save", "async_save")),
+        *_missing(loader, "Stateful", used_in=("load",)),
         *_missing(saver, "_ProcessBasedAsyncCheckpointExecutor", used_in=("async_save",)),
         *_missing(saver, "_ThreadBasedAsyncCheckpointExecutor", used_in=("async_save",)),
     ]
@@ -109,6 +112,8 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         (loader, "_storage_setup", setup),
         (saver, "DefaultSavePlanner", functools.partial(BcpSavePlanner, config=config)),
         (loader, "DefaultLoadPlanner", BcpLoadPlanner),
+        (saver, "_stateful_to_state_dict", quick_copy(saver._stateful_to_state_dict)),
+        (loader, "Stateful", QuickStateful),
     ]
     for name in ("_ProcessBasedAsyncCheckpointExecutor", "_ThreadBasedAsyncCheckpointExecutor"):
         pairs.append((saver, name, _filling(getattr(saver, name), setup, config)))
