@@ -68,8 +68,8 @@ class SaveReport(RankSaveReport):
     """One rank's part of a committed or handed-in save; on the coordinator, all of a committed one.
 
     The phases of the coordinator are ``plan_s``, ``global_plan_s``, ``begin_s``, ``exchange_s``, ``write_s``,
-    ``wait_s``, ``assemble_s`` and ``commit_s``, in this order; together they are ``total_s``. On other ranks those of
-    the coordinator alone are 0.
+    ``wait_s``, ``assemble_s``, ``commit_s`` and ``sweep_s``, in this order; together they are ``total_s``. On other
+    ranks those of the coordinator alone are 0.
 
     Attributes:
         path: Directory of the checkpoint.
@@ -78,7 +78,8 @@ class SaveReport(RankSaveReport):
         begin_s: Seconds of taking the right to commit: lock, sweep of dead saves, reserved disk space.
         wait_s: Seconds of waiting for what the other ranks wrote.
         assemble_s: Seconds of joining what was planned with what was written.
-        commit_s: Seconds of the commit: check of all files, ``.metadata``, fsync, rename, sweep.
+        commit_s: Seconds of the commit: check of all files, ``.metadata``, fsync, rename, fsync.
+        sweep_s: Seconds of removing data files of older saves. File systems may take long to free large files.
         total_s: Seconds from the beginning to the end on this rank. Asynchronous saves begin once they are staged.
         ranks: On the coordinator, all ranks in the order of their numbers; empty on others.
         files_swept: Data files of older saves that the commit removed.
@@ -92,6 +93,7 @@ class SaveReport(RankSaveReport):
     wait_s: float = 0.0
     assemble_s: float = 0.0
     commit_s: float = 0.0
+    sweep_s: float = 0.0
     total_s: float = 0.0
     ranks: tuple[RankSaveReport, ...] = ()
     files_swept: int = 0
@@ -116,11 +118,12 @@ class SaveReport(RankSaveReport):
         return largest * len(self.ranks) / self.total_bytes if largest else 1.0
 
     def summary(self) -> str:
-        """One line for people. Its plan, write and commit add up to the whole."""
+        """One line for people. Its phases add up to the whole."""
         phases = {
             "plan": self.plan_s + self.global_plan_s + self.begin_s + self.exchange_s,
             "write": self.write_s + self.wait_s,
             "commit": self.assemble_s + self.commit_s,
+            "sweep": self.sweep_s,
         }
         notes = [_in_words(phases)]
         if self.balance is not None and len(self.ranks) > 1:

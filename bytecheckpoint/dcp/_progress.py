@@ -57,7 +57,7 @@ def _draw(
     tqdm: Any = import_module("tqdm").tqdm  # here, because few ask for it
     with tqdm(desc=title, total=expected_bytes, unit="B", unit_scale=True) as bar:
         while not over.wait(_INTERVAL_S):
-            bar.update(bytes_done() - bar.n)
+            bar.update(min(bytes_done(), expected_bytes) - bar.n)
         done = bytes_done()
         if succeeded.is_set():
             bar.total = done

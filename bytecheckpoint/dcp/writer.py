@@ -334,9 +334,12 @@ def _report(session: SaveSession, job: _C.SaveJob, planner: SavePlanner) -> tupl
 def _report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Mapping[str, Any]) -> SaveReport:
     """Of a committed save, on the rank that has committed it."""
     of_ranks = [result.report for result in handed_in if result.report is not None]
+    sweep_s: float = commit["sweep_s"]
+    seconds = {**session.phases.seconds, "sweep_s": sweep_s}
+    seconds["commit_s"] -= sweep_s
     return dataclasses.replace(
         session.report or SaveReport(path=session.path, save_id=session.save_id),
-        **session.phases.seconds,
+        **seconds,
         total_s=session.phases.total_s,
         ranks=tuple(sorted(of_ranks, key=lambda of_rank: of_rank.rank)),
         files_swept=commit["files_swept"],

@@ -46,6 +46,7 @@ py::dict commit(engine::Commit& self, const Checkpoint& checkpoint) {
   py::dict out;
   out["directory_synced"] = report.directory_synced;
   out["files_swept"] = report.files_swept;
+  out["sweep_s"] = report.sweep_s;
   out["warnings"] = report.warnings;
   return out;
 }

@@ -135,3 +135,13 @@ def test_planning(tmp_path: Path) -> None:
         assert ours["blob_bytes"] * 5 < stock["blob_bytes"]
         assert ours["max_over_mean"] <= stock["max_over_mean"] + 0.01
         assert ours["chunks"] >= stock["chunks"]  # splits
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_phases(tmp_path: Path, ranks: int) -> None:
+    file = tmp_path / "phases.json"
+    out = run("phases.py", *TINY, *AT_ONCE, "--ranks", str(ranks), "--dir", str(tmp_path), "--json", str(file))
+    assert "planning, metadata and commit" in out
+    kept = json.loads(file.read_text())
+    assert [len(report["ranks"]) for report in kept["reports"]] == [ranks]
+    assert str(tmp_path) not in file.read_text()

@@ -28,7 +28,9 @@ from bytecheckpoint import (
     SaveReport,
 )
 
-SAVE_PHASES = ("plan_s", "global_plan_s", "begin_s", "exchange_s", "write_s", "wait_s", "assemble_s", "commit_s")
+PHASES_OF_ALL = ("plan_s", "exchange_s", "write_s")
+OF_THE_COORDINATOR = ("global_plan_s", "begin_s", "wait_s", "assemble_s", "commit_s", "sweep_s")
+SAVE_PHASES = PHASES_OF_ALL + OF_THE_COORDINATOR
 LOAD_PHASES = ("metadata_s", "plan_s", "exchange_s", "read_s", "objects_s")
 
 
@@ -118,14 +120,15 @@ def test_the_line_of_a_save() -> None:
         wait_s=0.08,
         assemble_s=0.001,
         commit_s=0.03,
-        total_s=0.515,
+        sweep_s=0.12,
+        total_s=0.635,
     )
     assert report.summary() == (
-        "saved /ckpt: 1.07 GB by 8 ranks in 515 ms (2.08 GB/s; plan 4.0 ms, write 480 ms, commit 31 ms; "
+        "saved /ckpt: 1.07 GB by 8 ranks in 635 ms (1.69 GB/s; plan 4.0 ms, write 480 ms, commit 31 ms, sweep 120 ms; "
         "largest rank 1.04x the mean; plan cache hit)"
     )
     assert coordinator_report(10_000, total_s=61.0).summary() == (
-        "saved /ckpt: 10.00 kB by 1 rank in 61.00 s (0.00 GB/s; plan 0.0 ms, write 0.0 ms, commit 0.0 ms)"
+        "saved /ckpt: 10.00 kB by 1 rank in 61.00 s (0.00 GB/s; plan 0.0 ms, write 0.0 ms, commit 0.0 ms, sweep 0.0 ms)"
     )
     assert SaveReport(path="/ckpt", save_id="", rank=3).summary().startswith("saved /ckpt: 0 bytes by rank 3 in ")
 
