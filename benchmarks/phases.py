@@ -48,8 +48,8 @@ PLANNING = ("plan_s", "global_plan_s", "exchange_s")
 METADATA = ("begin_s", "assemble_s", "commit_s")
 GOAL_PERCENT = 2.0
 PLANNERS: dict[str, Callable[[], Any]] = {
-    "cached": lambda: BcpSavePlanner(enable_plan_caching=True),
-    "uncached": lambda: BcpSavePlanner(),
+    "cached": lambda: BcpSavePlanner(),
+    "uncached": lambda: BcpSavePlanner(enable_plan_caching=False),
     "dcp": lambda: None,
 }
 

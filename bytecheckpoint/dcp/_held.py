@@ -24,7 +24,7 @@ class Held(Travels):
 
     Attributes:
         digest: Of what it holds and of the settings of its planner.
-        known: What it was told to write, by plan, when it held the same.
+        known: What it was told to write when it held the same, by part of a plan.
         peers: The ranks with which plans can be exchanged once DCP has gathered them; None if they cannot.
         sends_blob: Not the digest alone.
         num_bytes_sent: To DCP and to other ranks, without what DCP wraps around it.
@@ -113,9 +113,9 @@ class HeldElsewhere(Travels):
 class Told(Travels):
     """What a rank is to write, of what it holds."""
 
-    def __init__(self, held: Held | HeldElsewhere, key: bytes, answer: Answer, cache: str) -> None:
+    def __init__(self, held: Held | HeldElsewhere, part: bytes, answer: Answer, cache: str) -> None:
         self.held = held
-        self.key = key
+        self.part = part
         self.answer = answer
         self.cache = cache
         self.num_bytes_received = 0
@@ -134,17 +134,17 @@ class Told(Travels):
         return _C.WritePlan.of_answer(self.held.state, self.answer.encoded, WritePart)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        answer = None if self.key in self.held.known else tuple(self.answer)
-        return _told, (self.held.home, self.key, answer, self.cache)
+        answer = None if self.part in self.held.known else tuple(self.answer)
+        return _told, (self.held.home, self.part, answer, self.cache)
 
 
-def _told(home: Home, key: bytes, answer: tuple[bytes, int] | None, cache: str) -> Told:
+def _told(home: Home, part: bytes, answer: tuple[bytes, int] | None, cache: str) -> Told:
     held = at_home(home)
     if not isinstance(held, Held):
         # The answer of one rank is of no use to another, nor to a rank that no longer has the plan.
-        return Told(HeldElsewhere(home), key, Answer(b"", 0), cache)
-    told = Told(held, key, held.known[key] if answer is None else Answer(*answer), cache)
-    told.num_bytes_received = len(key) + (0 if answer is None else len(told.answer.encoded))
+        return Told(HeldElsewhere(home), part, Answer(b"", 0), cache)
+    told = Told(held, part, held.known[part] if answer is None else Answer(*answer), cache)
+    told.num_bytes_received = len(part) + (0 if answer is None else len(told.answer.encoded))
     return told
 
 

@@ -18,7 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from bytecheckpoint import _C
 
-__all__ = ["Answer", "PlanCache", "Planned", "digest_of", "plan_cache"]
+__all__ = ["Answer", "PlanCache", "Planned", "digest_of", "part_of", "plan_cache"]
 
 # Of the oldest plans, those are dropped that would make all chunks together more than this: a chunk takes some 150
 # bytes, and 10,000 ranks have two million.
@@ -35,6 +35,12 @@ def digest_of(parts: Iterable[bytes]) -> bytes:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
+
+
+def part_of(key: bytes, rank: int) -> bytes:
+    """Names the answer to one rank in the plan ``key``. A process may be another rank in another group that plans the
+    same, and threads may be ranks of one."""
+    return key + rank.to_bytes(4, "little")
 
 
 class Answer(NamedTuple):
@@ -125,14 +131,14 @@ class PlanCache:
         return None
 
     def answers(self, digest: bytes) -> dict[bytes, Answer]:
-        """What a rank that holds what ``digest`` is of was told, by the key of the plan."""
+        """What was told, by part of a plan, to a rank of this process that held what ``digest`` is of."""
         with self._lock:
-            return {key: answer for (of, key), answer in self._answers.items() if of == digest}
+            return {part: answer for (of, part), answer in self._answers.items() if of == digest}
 
-    def keep_answer(self, digest: bytes, key: bytes, answer: Answer, capacity: int) -> None:
+    def keep_answer(self, digest: bytes, part: bytes, answer: Answer, capacity: int) -> None:
         """Forgets the least recently used beyond ``capacity`` answers."""
         with self._lock:
-            self._answers.put((digest, key), answer)
+            self._answers.put((digest, part), answer)
             while len(self._answers) > capacity:
                 self._answers.drop_oldest()
 

@@ -23,7 +23,7 @@ from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._held import Held, HeldElsewhere, Later, Told, Ways
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._part import WritePart
-from bytecheckpoint.dcp._plan_cache import Answer, Planned, digest_of, plan_cache
+from bytecheckpoint.dcp._plan_cache import Answer, Planned, digest_of, part_of, plan_cache
 from bytecheckpoint.dcp._plan_items import PlanItems, source_of
 from bytecheckpoint.dcp._plan_tree import PlanTree
 from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
@@ -141,7 +141,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         if isinstance(source, Told) and isinstance(source.held, Held):
             if self.enable_plan_caching:
                 capacity = self.config.planner_cache_capacity
-                plan_cache().keep_answer(source.held.digest, source.key, source.answer, capacity)
+                plan_cache().keep_answer(source.held.digest, source.part, source.answer, capacity)
             self.last_plan = PlanReport(
                 cache=source.cache,
                 bytes_sent=source.held.num_bytes_sent,
@@ -196,7 +196,9 @@ class BcpSavePlanner(DefaultSavePlanner):
             plan_cache().keep_plan(key, planned, self.config.planner_cache_capacity)
 
     def _known(self, later: Later) -> Told:
-        told = Told(self._held, later.key, self._held.known[later.key], "hit")
+        assert self._held.peers is not None
+        part = part_of(later.key, self._held.peers.rank)
+        told = Told(self._held, part, self._held.known[part], "hit")
         told.num_bytes_received = len(later.key)
         return told
 
@@ -206,7 +208,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         channel = held.peers.connect()
         plan = functools.partial(self._plan_tree, held) if held.peers.is_coordinator else None
         answer = PlanTree(channel, held.peers, fan_out).exchange(held.blob, plan)
-        told = Told(held, key, answer, "miss" if self.enable_plan_caching else "off")
+        told = Told(held, part_of(key, held.peers.rank), answer, "miss" if self.enable_plan_caching else "off")
         held.num_bytes_sent += channel.bytes_sent
         told.num_bytes_received = channel.bytes_received
         return told
@@ -238,10 +240,13 @@ def _tell(
     plans: list[SavePlan], held: list[Held | HeldElsewhere], key: bytes, planned: Planned, cache: str
 ) -> list[SavePlan]:
     """The plans with what each rank is to write."""
-    if len(held) > 1 and all(of_rank.can_exchange and key in of_rank.known for of_rank in held):
+    parts = [part_of(key, rank) for rank in range(len(held))]
+    know = (of_rank.can_exchange and part in of_rank.known for of_rank, part in zip(held, parts, strict=True))
+    if len(held) > 1 and all(know):
         return _same_for_all(Later(key, planned.num_items // len(held), None), held)
     told: list[Any] = [
-        PlanItems(Told(of_rank, key, answer, cache)) for of_rank, answer in zip(held, planned.answers, strict=True)
+        PlanItems(Told(of_rank, part, answer, cache))
+        for of_rank, part, answer in zip(held, parts, planned.answers, strict=True)
     ]
     return [dataclasses.replace(plan, items=items) for plan, items in zip(plans, told, strict=True)]
 
