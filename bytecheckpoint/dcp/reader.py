@@ -75,6 +75,9 @@ class BcpReader(StorageReader):
         _extension_registry: Not supported; transformed streams cannot be read in part.
         config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
 
+    Attributes:
+        last_report: Of this rank's part of the last load that brought everything; None before the first.
+
     During a load, on all ranks and inside DCP's ``CheckpointException``: ``CheckpointNotFoundError``,
     ``CorruptCheckpointError`` (file and offset), ``CheckpointChangedError`` (a newer commit; load again),
     ``KeyMismatchError``, ``ShapeMismatchError``, ``UnsafeObjectError`` (names the key), ``FormatVersionError``,

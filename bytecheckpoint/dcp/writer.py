@@ -79,6 +79,10 @@ class BcpWriter(StorageWriter):
         config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
         user_metadata: Free-form, JSON-serialisable, stored in ``.metadata``; ``BcpReader.user_metadata`` gives it back.
 
+    Attributes:
+        last_report: Of the save in which this rank last wrote its part; the coordinator completes it when it has
+            committed. None before the first. Of two saves at once, the later one's.
+
     Raises:
         ValueError: ``_extensions`` or ``serialization_format`` ask for what cannot be honoured; a ConfigError for a
             wrong number.

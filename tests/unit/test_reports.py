@@ -259,14 +259,15 @@ class Keeping(BcpWriter):
     def __init__(self, path: Path, barrier: threading.Barrier) -> None:
         super().__init__(path)
         self._barrier = barrier
+        self._lock = threading.Lock()
         self.reports: dict[str, SaveReport] = {}
 
     def finish(self, metadata: Any, results: Any) -> None:
         self._barrier.wait(timeout=60)  # both have written: `last_report` is one of the two
-        super().finish(metadata, results)
-        report = self.last_report
-        assert report is not None
-        self.reports[report.path] = report
+        with self._lock:
+            super().finish(metadata, results)
+            assert self.last_report is not None
+            self.reports[self.last_report.path] = self.last_report
 
 
 def test_two_saves_at_once_on_one_writer(tmp_path: Path) -> None:
@@ -289,6 +290,7 @@ def test_two_saves_at_once_on_one_writer(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not failed
+    assert {Path(path).name for path in writer.reports} == {"1", "5"}
     for path, report in writer.reports.items():
         assert report.num_records == report.ranks[0].num_records == int(Path(path).name)
         assert math.isclose(sum(getattr(report, name) for name in SAVE_PHASES), report.total_s)
