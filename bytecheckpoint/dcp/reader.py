@@ -35,6 +35,8 @@ from bytecheckpoint.report import LoadReport
 
 __all__ = ["BcpReader"]
 
+# Of metadata that are larger each rank reads only what its state asks for: what 10,000 ranks write is half a gigabyte.
+_MAX_WHOLE_METADATA_BYTES = 32 << 20
 # What a rank says that reads its own part of a checkpoint without collectives, instead of a save id.
 _ALONE = "a part of its own"
 
@@ -229,7 +231,11 @@ class BcpReader(StorageReader):
 
     def _open(self, rank: int | None) -> _C.Checkpoint:
         return _C.Checkpoint.open(
-            str(self.path), rank=rank, check_pickle=True, accept_rewritten=self.config.accept_rewritten_metadata
+            str(self.path),
+            rank=rank,
+            check_pickle=True,
+            accept_rewritten=self.config.accept_rewritten_metadata,
+            max_whole_bytes=_MAX_WHOLE_METADATA_BYTES,
         )
 
     def _no_part_of(self, rank: int) -> CheckpointNotFoundError | None:

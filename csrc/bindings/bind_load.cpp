@@ -51,7 +51,7 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
   auto bytes_done = std::make_shared<std::atomic<int64_t>>(0);
   engine::LoadOptions options{std::move(directory), rank, direct_io, verify, num_io_threads, ring_bytes, {}};
   options.progress = [bytes_done](int64_t bytes) { *bytes_done = bytes; };
-  const format::Manifest& manifest = checkpoint.manifest;
+  const format::Manifest& manifest = plan.manifest();
   engine::LoadJob job(options, manifest);
   auto places = value_unlocked([&]() -> base::Result<std::vector<std::optional<engine::TensorPlace>>> {
     // A file that is gone or short may be a newer commit's doing.

@@ -21,7 +21,8 @@ struct GlobalPlan {
 
 /// \param inventory   Of all ranks.
 /// \param is_nested   The state dict was flattened: its planner data are the ways through nested dicts.
-/// \returns kInvalidArgument if a rank is missing, or the ranks do not hold all of a tensor; kCorrupt for a damaged way.
+/// \returns kInvalidArgument if a rank is missing, or the ranks do not hold all of a tensor; kCorrupt for a damaged
+/// way.
 base::Result<GlobalPlan> plan_inventory(const planner::Inventory& inventory, const planner::SaveOptions& options,
                                         bool is_nested);
 

@@ -25,6 +25,25 @@ TEST_CASE("manifest_reader: reads what it is asked for from the mark") {
   CHECK_FALSE(test::value_of(reader.find_item("layer")).has_value());
 }
 
+TEST_CASE("manifest_reader: head and parts say what the whole says") {
+  const test::TempDir dir;
+  const format::Manifest whole = test::sample_manifest();
+  test::write_all(dir / ".metadata", format::encode_metadata_file(whole));
+  ManifestReader reader = test::value_of(ManifestReader::open(dir.path()));
+  format::Manifest head = test::value_of(reader.read_head());
+  CHECK(head.items.empty());
+  head.items = whole.items;
+  head.planner_data = whole.planner_data;
+  CHECK(head == whole);
+  for (const format::Item& item : whole.items) {
+    const auto found = test::value_of(reader.find_item(item.fqn));
+    REQUIRE(found.has_value());
+    const tensor::Box all = tensor::whole(item.tensor.sizes);
+    CHECK(test::value_of(reader.read_part(*found, {all, all})) == item);  // each chunk once
+    if (item.is_tensor) CHECK(test::value_of(reader.read_part(*found, {})).chunks.empty());
+  }
+}
+
 TEST_CASE("manifest_reader: what cannot be read is told by name") {
   const test::TempDir dir;
   EXPECT_FAILURE(kNotFound, ".metadata", ManifestReader::open(dir.path()));
