@@ -29,6 +29,7 @@ TORCH_BINDINGS = (
     "global_plan",
     "read_plan",
     "write_plan",
+    "bind_save_plan",
     "bind_save",
     "bind_load",
     "bind_sharing",

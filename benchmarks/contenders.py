@@ -42,6 +42,7 @@ class Contender:
 
 OURS = "bytecheckpoint"
 OUR_PLANNERS = "bytecheckpoint-planners"
+REGISTERED = "bytecheckpoint-registered"
 BASELINE = "dcp-2"
 
 
@@ -131,6 +132,20 @@ def _bytecheckpoint_planners() -> Contender:
     return Contender("bytecheckpoint, its planners", save, load)
 
 
+def _registered() -> Contender:
+    """As a program calls DCP that has called ``bytecheckpoint.register()``."""
+
+    def save(state: State, path: Path) -> None:
+        with bytecheckpoint.registered():
+            dcp.save(state.tree, checkpoint_id=path, no_dist=True)
+
+    def load(state: State, path: Path) -> None:
+        with bytecheckpoint.registered():
+            dcp.load(state.tree, checkpoint_id=path, no_dist=True)
+
+    return Contender("bytecheckpoint, registered", save, load)
+
+
 def _disk(label: str, num_threads: int) -> Contender:
     disk = Disk(num_threads)
 
@@ -152,6 +167,7 @@ _MAKERS: dict[str, Callable[[], Contender]] = {
     "torch_checkpointing": _torch_checkpointing,
     OURS: _bytecheckpoint,
     OUR_PLANNERS: _bytecheckpoint_planners,
+    REGISTERED: _registered,
     "disk-1": lambda: _disk("disk, 1 thread", 1),
     "disk-2": lambda: _disk("disk, 2 threads", 2),
 }

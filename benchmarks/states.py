@@ -108,6 +108,24 @@ def _huge(gigabytes: float) -> State:
     return State(f"one tensor of {tensor.nbytes / 1e9:.2f} GB", {"weight": tensor})
 
 
+def _adamw(gigabytes: float) -> State:
+    """Parameters of 16 KiB with AdamW's moments and steps, four tensors each; nested as torch nests them."""
+    names = [f"layers.{i}.weight" for i in range(max(1, round(gigabytes * 1e9 / (3 * 16384))))]
+    tree: Tree = {
+        "model": {name: torch.empty(4096) for name in names},
+        "optimizer": {
+            "state": {
+                name: {"step": torch.empty(()), "exp_avg": torch.empty(4096), "exp_avg_sq": torch.empty(4096)}
+                for name in names
+            },
+            "param_groups": [{"lr": 3e-4, "betas": (0.9, 0.95), "fused": None, "params": names}],
+        },
+    }
+    state = State("", tree)
+    state.description = f"{state.num_bytes / 1e9:.2f} GB of small model and AdamW in {state.num_tensors:,} tensors"
+    return state
+
+
 def _optimizer(gigabytes: float) -> State:
     """A transformer's parameters in bf16 and AdamW's moments in float32: matrices, norms, biases, scalars, values."""
     width = 1024 if gigabytes >= 0.25 else 128
@@ -150,6 +168,7 @@ KINDS = {
         20_000 * 16384 / 1e9,
         _like_one((4096,), torch.float32, "16 KiB", flat=True),
     ),
+    "adamw": Kind("model and AdamW, nested, float32 of 16 KiB", 5_000 * 3 * 16384 / 1e9, _adamw),
     "many": Kind("float32 tensors of 1 KiB", 100_000 * 1024 / 1e9, _like_one((256,), torch.float32, "1 KiB")),
     "huge": Kind("one bf16 tensor", (8 << 30) / 1e9, _huge),
     "optimizer": Kind("nested dicts: bf16 model, float32 moments, scalars, plain values", 1.0, _optimizer),

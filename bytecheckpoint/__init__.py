@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bytecheckpoint.dcp.writer import BcpWriter
     from bytecheckpoint.errors import CheckpointError
     from bytecheckpoint.registration import register, registered, unregister
-    from bytecheckpoint.report import LoadReport, Problem, SaveReport, VerifyReport
+    from bytecheckpoint.report import LoadReport, PlanReport, Problem, RankSaveReport, SaveReport, VerifyReport
     from bytecheckpoint.verification import verify
 
 __version__ = "0.1.0"
@@ -31,7 +31,9 @@ __all__ = [
     "CheckpointError",
     "Config",
     "LoadReport",
+    "PlanReport",
     "Problem",
+    "RankSaveReport",
     "SaveReport",
     "VerifyReport",
     "__version__",
@@ -50,7 +52,9 @@ _HOMES = {
     "CheckpointError": "bytecheckpoint.errors",
     "Config": "bytecheckpoint.config",
     "LoadReport": "bytecheckpoint.report",
+    "PlanReport": "bytecheckpoint.report",
     "Problem": "bytecheckpoint.report",
+    "RankSaveReport": "bytecheckpoint.report",
     "SaveReport": "bytecheckpoint.report",
     "VerifyReport": "bytecheckpoint.report",
     "register": "bytecheckpoint.registration",

@@ -64,8 +64,15 @@ class SyntheticMetadata:
 class Checkpoint:
     @staticmethod
     def open(
-        directory: str, *, rank: int | None = None, check_pickle: bool = False, accept_rewritten: bool = False
+        directory: str,
+        *,
+        rank: int | None = None,
+        check_pickle: bool = False,
+        accept_rewritten: bool = False,
+        max_whole_bytes: int = ...,
     ) -> Checkpoint: ...
+    @property
+    def is_whole(self) -> bool: ...
     @property
     def save_id(self) -> str: ...
     @property

@@ -39,7 +39,12 @@ class Config:
         shared_reading: What ranks do that want the same bytes. ``independent``: each reads for itself. ``cooperative``:
             each byte is read by one of them, and sent to the others. ``auto``: as the README says. If ranks differ,
             ``independent`` goes before ``cooperative``, and that before ``auto``.
+        enable_tree_topo: Let the plans of many ranks travel up and down a tree, instead of all to one rank.
+        tree_topo_threshold: Number of ranks above which they do.
+        tree_topo_fan_out: Ranks that hand their plans to one, 2 to 1024.
+        planner_cache_capacity: Plans, and answers to them, that a process keeps, 1 to 1024.
         allow_pickle: Hand objects to the planner that torch's ``weights_only`` rules refuse. Loading may then run code.
+        progress: Show a bar of the bytes that the coordinator has written or read, on stderr. Needs tqdm.
 
     Raises:
         ConfigError: A value out of range.
@@ -52,8 +57,13 @@ class Config:
     commit_deadline_s: float = 3600.0
     take_over: bool = False
     accept_rewritten_metadata: bool = False
+    enable_tree_topo: bool = True
+    tree_topo_threshold: int = 64
+    tree_topo_fan_out: int = 16
+    planner_cache_capacity: int = 8
     allow_pickle: bool = False
     shared_reading: str = "auto"
+    progress: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
@@ -66,6 +76,9 @@ class Config:
         self._check("ring_bytes", 16 * _MIB, 256 * _MIB)
         self._check("io_threads", 1, 16)
         self._check("commit_deadline_s", 0.0, float("inf"))
+        self._check("tree_topo_threshold", 1, float("inf"))
+        self._check("tree_topo_fan_out", 2, 1024)
+        self._check("planner_cache_capacity", 1, 1024)
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

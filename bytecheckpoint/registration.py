@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -82,6 +83,7 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
     import torch
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
+    from bytecheckpoint.dcp._stateful import QuickStateful, quick_copy
     from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 
@@ -92,6 +94,8 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         *_missing(saver, "DefaultSavePlanner", used_in=("_save_state_dict",)),
         *_missing(loader, "_storage_setup", used_in=("load",)),
         *_missing(loader, "DefaultLoadPlanner", used_in=("_load_state_dict",)),
+        *_missing(saver, "_stateful_to_state_dict", used_in=("save", "async_save")),
+        *_missing(loader, "Stateful", used_in=("load",)),
         *_missing(saver, "_ProcessBasedAsyncCheckpointExecutor", used_in=("async_save",)),
         *_missing(saver, "_ThreadBasedAsyncCheckpointExecutor", used_in=("async_save",)),
     ]
@@ -106,11 +110,13 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
     pairs: list[tuple[ModuleType, str, Any]] = [
         (saver, "_storage_setup", setup),
         (loader, "_storage_setup", setup),
-        (saver, "DefaultSavePlanner", BcpSavePlanner),
+        (saver, "DefaultSavePlanner", functools.partial(BcpSavePlanner, config=config)),
         (loader, "DefaultLoadPlanner", BcpLoadPlanner),
+        (saver, "_stateful_to_state_dict", quick_copy(saver._stateful_to_state_dict)),
+        (loader, "Stateful", QuickStateful),
     ]
     for name in ("_ProcessBasedAsyncCheckpointExecutor", "_ThreadBasedAsyncCheckpointExecutor"):
-        pairs.append((saver, name, _filling(getattr(saver, name), setup)))
+        pairs.append((saver, name, _filling(getattr(saver, name), setup, config)))
     return [(module, name, getattr(module, name), ours) for module, name, ours in pairs]
 
 
@@ -153,7 +159,7 @@ def _storage_setup(theirs: Callable[..., Any], config: Config | None) -> Callabl
     return setup
 
 
-def _filling(executor: type, setup: Callable[..., Any]) -> type:
+def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -> type:
     """An executor that chooses writer and planner before the save goes to a thread or to another process.
 
     The thread may outlive ``unregister``; the process knows nothing of ``register``.
@@ -176,7 +182,7 @@ def _filling(executor: type, setup: Callable[..., Any]) -> type:
                 staged,
                 checkpoint_id=checkpoint_id,
                 storage_writer=storage_writer,
-                planner=BcpSavePlanner() if planner is None else planner,
+                planner=BcpSavePlanner(config=config) if planner is None else planner,
                 **rest,
             )
 

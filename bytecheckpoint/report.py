@@ -3,46 +3,152 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bytecheckpoint.errors import CorruptCheckpointError
 
-__all__ = ["LoadReport", "Problem", "SaveReport", "VerifyReport"]
+__all__ = ["LoadReport", "PlanReport", "Problem", "RankSaveReport", "SaveReport", "VerifyReport"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveReport:
-    """One rank's part of a committed or handed-in save.
+class PlanReport:
+    """How a planner came to its plan.
+
+    Attributes:
+        cache: ``hit``: the plan is that of an earlier save. ``miss``: it was made, and kept. ``off``: nothing is kept.
+        bytes_sent: Bytes of plans that this rank sent to others.
+        bytes_received: Bytes of plans that it got from others.
+        seconds: Spent in the planner on this rank.
+    """
+
+    cache: str = "off"
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSaveReport:
+    """What one rank did until its files were durable.
+
+    The phases ``plan_s``, ``exchange_s`` and ``write_s`` follow one another; ``stage_s``, ``flush_s`` and ``sync_s``
+    are parts of ``write_s``.
+
+    Attributes:
+        rank: Number of the rank in the save.
+        num_records: Records it wrote.
+        bytes_written: Bytes of its files.
+        plan_s: Seconds from the beginning of the save until its own plan was ready.
+        exchange_s: Seconds from there until it knew what to write: plans of the other ranks, planning by the
+            coordinator, the way back. On the coordinator without ``global_plan_s`` and ``begin_s``.
+        write_s: Seconds of writing.
+        stage_s: Seconds spent copying, summing and waiting for slots.
+        flush_s: Seconds spent waiting for the last writes.
+        sync_s: Seconds spent in fsync.
+        plan: Of the planner, if it says anything.
+    """
+
+    rank: int = 0
+    num_records: int = 0
+    bytes_written: int = 0
+    plan_s: float = 0.0
+    exchange_s: float = 0.0
+    write_s: float = 0.0
+    stage_s: float = 0.0
+    flush_s: float = 0.0
+    sync_s: float = 0.0
+    plan: PlanReport = PlanReport()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveReport(RankSaveReport):
+    """One rank's part of a committed or handed-in save; on the coordinator, all of a committed one.
+
+    The phases of the coordinator are ``plan_s``, ``global_plan_s``, ``begin_s``, ``exchange_s``, ``write_s``,
+    ``wait_s``, ``assemble_s``, ``commit_s`` and ``sweep_s``, in this order; together they are ``total_s``. On other
+    ranks those of the coordinator alone are 0.
 
     Attributes:
         path: Directory of the checkpoint.
         save_id: 32 hex digits, drawn by the coordinator; "" on other ranks, which are not told.
-        num_records: Records this rank wrote.
-        bytes_written: Bytes of this rank's files.
-        stage_s: Seconds spent copying, summing and waiting for slots.
-        flush_s: Seconds spent waiting for the last writes.
-        sync_s: Seconds spent in fsync.
-        commit_s: Seconds of the commit; 0 on ranks that do not coordinate.
+        global_plan_s: Seconds of the coordinator gathering plans and deciding who writes what.
+        begin_s: Seconds of taking the right to commit: lock, sweep of dead saves, reserved disk space.
+        wait_s: Seconds of waiting for what the other ranks wrote.
+        assemble_s: Seconds of joining what was planned with what was written.
+        commit_s: Seconds of the commit: check of all files, ``.metadata``, fsync, rename, fsync.
+        sweep_s: Seconds of removing data files of older saves. File systems may take long to free large files.
+        total_s: Seconds from the beginning to the end on this rank. Asynchronous saves begin once they are staged.
+        ranks: On the coordinator, all ranks in the order of their numbers; empty on others.
         files_swept: Data files of older saves that the commit removed.
         warnings: What went wrong after the commit and did not undo it.
     """
 
     path: str
     save_id: str
-    num_records: int = 0
-    bytes_written: int = 0
-    stage_s: float = 0.0
-    flush_s: float = 0.0
-    sync_s: float = 0.0
+    global_plan_s: float = 0.0
+    begin_s: float = 0.0
+    wait_s: float = 0.0
+    assemble_s: float = 0.0
     commit_s: float = 0.0
+    sweep_s: float = 0.0
+    total_s: float = 0.0
+    ranks: tuple[RankSaveReport, ...] = ()
     files_swept: int = 0
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that all ``ranks`` wrote; without them, this rank."""
+        return sum(of_rank.bytes_written for of_rank in self.ranks) if self.ranks else self.bytes_written
+
+    @property
+    def gb_per_s(self) -> float:
+        """``total_bytes`` in 10^9 bytes by ``total_s``."""
+        return _ratio(self.total_bytes / 1e9, self.total_s)
+
+    @property
+    def balance(self) -> float | None:
+        """Bytes of the rank that wrote most by the mean of all ranks, at best 1; None if other ranks are not known."""
+        if not self.ranks:
+            return None
+        largest = max(of_rank.bytes_written for of_rank in self.ranks)
+        return largest * len(self.ranks) / self.total_bytes if largest else 1.0
+
+    def summary(self) -> str:
+        """One line for people. Its phases add up to the whole."""
+        phases = {
+            "plan": self.plan_s + self.global_plan_s + self.begin_s + self.exchange_s,
+            "write": self.write_s + self.wait_s,
+            "commit": self.assemble_s + self.commit_s,
+            "sweep": self.sweep_s,
+        }
+        notes = [_in_words(phases)]
+        if self.balance is not None and len(self.ranks) > 1:
+            notes.append(f"largest rank {self.balance:.2f}x the mean")
+        if self.plan.cache != "off":
+            notes.append(f"plan cache {self.plan.cache}")
+        writers = (
+            "1 rank" if len(self.ranks) == 1 else f"{len(self.ranks)} ranks" if self.ranks else f"rank {self.rank}"
+        )
+        return (
+            f"saved {self.path}: {_size(self.total_bytes)} by {writers} in {_duration(self.total_s)} "
+            f"({_rate(self.gb_per_s)}; {'; '.join(notes)})"
+        )
+
+    def to_json(self) -> str:
+        """All of it as a JSON object: fields under their names, ``total_bytes``, ``gb_per_s`` and ``balance``."""
+        return _to_json(self, total_bytes=self.total_bytes, gb_per_s=self.gb_per_s, balance=self.balance)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
     """One rank's part of a load.
+
+    The phases ``metadata_s``, ``plan_s``, ``exchange_s``, ``read_s`` and ``objects_s`` follow one another; together
+    they are ``total_s``.
 
     Attributes:
         path: Directory of the checkpoint.
@@ -53,7 +159,13 @@ class LoadReport:
         bytes_read: Bytes that this rank read: whole blocks of 256 KiB, each once.
         bytes_received: Bytes that another rank read for this one, and sent.
         reading: ``independent``, or ``cooperative`` where the ranks shared it.
-        seconds: Reading, verifying and scattering.
+        seconds: Reading, verifying and scattering, of tensors and objects.
+        metadata_s: Seconds of reading ``.metadata``.
+        plan_s: Seconds from there until this rank's own plan was ready.
+        exchange_s: Seconds from there until all ranks had agreed on what to read.
+        read_s: Seconds of bringing tensors to where they belong.
+        objects_s: Seconds of reading and unpacking all that is not a tensor.
+        total_s: Seconds from the beginning to the end of this rank's part.
     """
 
     path: str
@@ -65,6 +177,40 @@ class LoadReport:
     bytes_received: int = 0
     reading: str = "independent"
     seconds: float = 0.0
+    metadata_s: float = 0.0
+    plan_s: float = 0.0
+    exchange_s: float = 0.0
+    read_s: float = 0.0
+    objects_s: float = 0.0
+    total_s: float = 0.0
+
+    @property
+    def gb_per_s(self) -> float:
+        """``bytes_wanted`` in 10^9 bytes by ``total_s``."""
+        return _ratio(self.bytes_wanted / 1e9, self.total_s)
+
+    @property
+    def read_amplification(self) -> float:
+        """``bytes_read`` by ``bytes_wanted``; 0 if nothing was wanted."""
+        return _ratio(self.bytes_read, self.bytes_wanted)
+
+    def summary(self) -> str:
+        """One line for people. Its phases add up to the whole."""
+        phases = {
+            "metadata": self.metadata_s,
+            "plan": self.plan_s + self.exchange_s,
+            "read": self.read_s,
+            "objects": self.objects_s,
+        }
+        notes = [_in_words(phases), f"read {self.read_amplification:.2f}x what it needed"]
+        return (
+            f"loaded {self.path}: {_size(self.bytes_wanted)} on this rank in {_duration(self.total_s)} "
+            f"({_rate(self.gb_per_s)}; {'; '.join(notes)})"
+        )
+
+    def to_json(self) -> str:
+        """All of it as a JSON object: fields under their names, ``gb_per_s`` and ``read_amplification``."""
+        return _to_json(self, gb_per_s=self.gb_per_s, read_amplification=self.read_amplification)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +271,34 @@ class VerifyReport:
 
 def _keys(problem: Problem) -> str:
     return f" of {', '.join(map(repr, problem.fqns))}" if problem.fqns else ""
+
+
+def _ratio(value: float, by: float) -> float:
+    return value / by if by > 0 else 0.0
+
+
+def _to_json(report: SaveReport | LoadReport, **derived: float | None) -> str:
+    return json.dumps({**dataclasses.asdict(report), **derived}, allow_nan=False)
+
+
+def _size(num_bytes: int) -> str:
+    """In words: 1.07 GB."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.2f} {unit}"
+    return f"{num_bytes} bytes"
+
+
+def _rate(gb_per_s: float) -> str:
+    return f"{gb_per_s:.2f} GB/s" if gb_per_s < 10 else f"{gb_per_s:.0f} GB/s"
+
+
+def _duration(seconds: float) -> str:
+    """In words: 31 ms."""
+    if seconds >= 1.0:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.1f} ms"
+
+
+def _in_words(phases: dict[str, float]) -> str:
+    return ", ".join(f"{name} {_duration(seconds)}" for name, seconds in phases.items())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import io
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._exchange import Exchange
 from bytecheckpoint.dcp._plan_items import source_of
+from bytecheckpoint.dcp._progress import progress_bar
 from bytecheckpoint.dcp.load_planner import as_plain
 from bytecheckpoint.errors import (
     CheckpointError,
@@ -75,6 +77,11 @@ class Load:
         if exchange is not None:
             exchange.agree(checkpoint, self._job, path)
             self._totals["reading"] = exchange.reading
+
+    def progress_bar(self) -> AbstractContextManager[None]:
+        """Shows, in a ``with`` block, how much of what is wanted has been read."""
+        job = self._job
+        return progress_bar(f"loading {self._totals['path']}", job.bytes_wanted, lambda: job.bytes_done)
 
     def tensors(self) -> None:
         """Straight into the destinations where their memory allows; the rest through host copies, a few at a time."""

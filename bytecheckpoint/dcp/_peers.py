@@ -51,6 +51,11 @@ class Peers:
     size: int
     coordinator: int
 
+    @property
+    def is_coordinator(self) -> bool:
+        """Is it this rank?"""
+        return self.rank == self.coordinator
+
     def connect(self) -> Channel:
         """Collective, the first time for each group: all ranks must call it, and none may have failed before.
 

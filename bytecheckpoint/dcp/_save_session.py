@@ -19,6 +19,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
+from bytecheckpoint.dcp._phases import Phases
+from bytecheckpoint.report import RankSaveReport, SaveReport
+
 if TYPE_CHECKING:
     from bytecheckpoint import _C
 
@@ -40,6 +43,8 @@ class SaveSession:
         commit: The right to commit; on the coordinator, from ``prepare_global_plan`` on.
         handed_in: This rank's result is with DCP.
         finishing: ``finish`` runs, or ran.
+        phases: What took how long so far.
+        report: Of this rank, once its result is with DCP.
         thread: That runs the save.
         pid: Of the process that began the save; a forked child must leave it alone.
     """
@@ -52,6 +57,8 @@ class SaveSession:
     commit: _C.Commit | None = None
     handed_in: bool = False
     finishing: bool = False
+    phases: Phases = field(default_factory=Phases)
+    report: SaveReport | None = None
     thread: threading.Thread = field(default_factory=threading.current_thread)
     pid: int = field(default_factory=os.getpid)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -175,9 +182,11 @@ class RankResult:
         written: Encoded ``format::WriteResult``; empty on failure.
         file_names: Files that were created, whatever became of them.
         error: What failed, in a form that survives pickling.
+        report: What the rank did; None on failure.
     """
 
     rank: int
     written: bytes = b""
     file_names: tuple[str, ...] = ()
     error: BaseException | None = None
+    report: RankSaveReport | None = None

@@ -14,7 +14,15 @@ from bytecheckpoint import _C
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
 
-__all__ = ["SAVE_ID_PREFIX", "checkpoint_of", "complete_metadata", "metadata_of", "plan_of", "planned_metadata"]
+__all__ = [
+    "SAVE_ID_PREFIX",
+    "checkpoint_of",
+    "complete_metadata",
+    "fill_planned_metadata",
+    "metadata_of",
+    "plan_of",
+    "planned_metadata",
+]
 
 DCP_VERSION = "1.0.0"
 SAVE_ID_PREFIX = "bcp1-"
@@ -153,6 +161,11 @@ def checkpoint_of(metadata: Metadata) -> _C.Checkpoint:
 def planned_metadata(planned: _C.Checkpoint) -> Metadata:
     """What a plan says of a checkpoint that is not written yet."""
     return _fill_later(Metadata({}), planned, ("state_dict_metadata", "planner_data"))
+
+
+def fill_planned_metadata(metadata: Metadata, planned: _C.Checkpoint) -> None:
+    """Makes of empty metadata, which DCP already has, those of a plan that was made later."""
+    _fill_later(metadata, planned, ("state_dict_metadata", "planner_data"))
 
 
 def plan_of(metadata: Metadata) -> _C.Checkpoint | None:

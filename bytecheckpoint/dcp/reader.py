@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
+import logging
 import os
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +22,9 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._exchange import Exchange, Told, choose_reading
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._load import Load, plan_to_read
+from bytecheckpoint.dcp._phases import Phases
 from bytecheckpoint.dcp._plan_items import PlanItems
+from bytecheckpoint.dcp._progress import check_progress
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.errors import (
     CheckpointChangedError,
@@ -33,8 +36,12 @@ from bytecheckpoint.report import LoadReport
 
 __all__ = ["BcpReader"]
 
+# Of metadata that are larger each rank reads only what its state asks for: what 10,000 ranks write is half a gigabyte.
+_MAX_WHOLE_METADATA_BYTES = 32 << 20
 # What a rank says that reads its own part of a checkpoint without collectives, instead of a save id.
 _ALONE = "a part of its own"
+
+_logger = logging.getLogger("bytecheckpoint")
 
 
 class _FailedMetadata(Metadata):
@@ -72,6 +79,9 @@ class BcpReader(StorageReader):
         _extension_registry: Not supported; transformed streams cannot be read in part.
         config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
 
+    Attributes:
+        last_report: Of this rank's part of the last load that brought everything; None before the first.
+
     During a load, on all ranks and inside DCP's ``CheckpointException``: ``CheckpointNotFoundError``,
     ``CorruptCheckpointError`` (file and offset), ``CheckpointChangedError`` (a newer commit; load again),
     ``KeyMismatchError``, ``ShapeMismatchError``, ``UnsafeObjectError`` (names the key), ``FormatVersionError``,
@@ -90,6 +100,7 @@ class BcpReader(StorageReader):
             raise ValueError("_extension_registry: stream transforms cannot be honoured; leave it out")
         self.path = Path(path)
         self.config = config or Config.from_env()
+        check_progress(self.config)
         self.last_report: LoadReport | None = None
         self._load_id = str(uuid.uuid4())
         self._forget()
@@ -98,6 +109,8 @@ class BcpReader(StorageReader):
         self._checkpoint: _C.Checkpoint | None = None
         self._rank: int | None = None  # whose part is read, of a checkpoint that was saved without collectives
         self._error: CheckpointError | None = None
+        self._is_coordinator = False
+        self._phases = Phases()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_checkpoint": None, "_error": None}
@@ -139,11 +152,13 @@ class BcpReader(StorageReader):
         self._forget()
         try:
             self._checkpoint, self._rank = self._open(rank), rank
-            return metadata_of(self._checkpoint, self._load_id)
+            metadata = metadata_of(self._checkpoint, self._load_id)
         except Exception as error:
             # Remembered whatever it is: else DCP would go on to the metadata of one rank, which may be older.
             self._error = _typed(error)
             raise self._error from error
+        self._phases.end("metadata_s")
+        return metadata
 
     def _read_metadata_after_all(self, rank: int, error: CheckpointError) -> Metadata:
         """DCP's second try, for the metadata of one rank. It hides what is raised now, so nothing is."""
@@ -157,12 +172,14 @@ class BcpReader(StorageReader):
         except Exception as of_rank:
             return _FailedMetadata(_typed(of_rank))
         self._rank, self._error = rank, None
+        self._phases.end("metadata_s")
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Raises here, where every rank gets it, what ``read_metadata`` could not."""
         if isinstance(metadata, _FailedMetadata):
             metadata._raise()
+        self._is_coordinator = is_coordinator
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
@@ -172,6 +189,7 @@ class BcpReader(StorageReader):
         _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)
         if isinstance(plan.items, PlanItems) and plan.items.may_stay and _hooks.are_own(self, "prepare_global_plan"):
             plan.items.stay()
+        self._phases.end("plan_s")
         # Ranks that saved on their own have saves of their own; all of a load must read such, or none.
         is_alone = self._rank is not None  # then DCP plans with collectives, and reads without
         told = Told.by(
@@ -194,17 +212,24 @@ class BcpReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads, verifies and scatters everything that ``plan`` asks for."""
+        phases = self._phases
+        phases.end("exchange_s")
         try:
-            with Exchange.of_call(plan) or contextlib.nullcontext() as exchange:
+            with Exchange.of_call(plan) or nullcontext() as exchange:
                 load = Load(self._opened(), plan, str(self.path), self._rank, self.config, planner, exchange)
-                load.tensors()
-                load.objects()
+                with load.progress_bar() if self.config.progress and self._is_coordinator else nullcontext():
+                    load.tensors()
+                    phases.end("read_s")
+                    load.objects()
+            phases.end("objects_s")
         except Exception as error:
             sent = sendable(error)  # to every rank, by DCP
             if sent is error:
                 raise
             raise sent from error
-        self.last_report = load.report()
+        self.last_report = dataclasses.replace(load.report(), **phases.seconds, total_s=phases.total_s)
+        if self._is_coordinator:
+            _logger.info("%s", self.last_report.summary())
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -216,7 +241,11 @@ class BcpReader(StorageReader):
 
     def _open(self, rank: int | None) -> _C.Checkpoint:
         return _C.Checkpoint.open(
-            str(self.path), rank=rank, check_pickle=True, accept_rewritten=self.config.accept_rewritten_metadata
+            str(self.path),
+            rank=rank,
+            check_pickle=True,
+            accept_rewritten=self.config.accept_rewritten_metadata,
+            max_whole_bytes=_MAX_WHOLE_METADATA_BYTES,
         )
 
     def _no_part_of(self, rank: int) -> CheckpointNotFoundError | None:

@@ -6,33 +6,31 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import sys
+import time
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from bytecheckpoint import _C
+from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._held import Held, HeldElsewhere, Later, Told, Ways
 from bytecheckpoint.dcp._hooks import Hooks
-from bytecheckpoint.dcp._plan_items import Home, PlanItems, Travels, at_home, home_of, source_of
-from bytecheckpoint.dcp.metadata import planned_metadata
+from bytecheckpoint.dcp._part import WritePart
+from bytecheckpoint.dcp._plan_cache import Answer, Planned, digest_of, part_of, plan_cache
+from bytecheckpoint.dcp._plan_items import PlanItems, source_of
+from bytecheckpoint.dcp._plan_tree import PlanTree
+from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
+from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.report import PlanReport
 
-__all__ = ["BcpSavePlanner", "WritePart", "as_plain", "bytes_of", "plan_to_write"]
-
-
-@dataclasses.dataclass(frozen=True)
-class WritePart(WriteItem):
-    """Some rows of a box that several ranks hold, each of which writes a part.
-
-    Attributes:
-        held: The whole box. ``tensor_data.chunk`` lies in it.
-    """
-
-    held: ChunkStorageMetadata | None = None
+__all__ = ["BcpSavePlanner", "WritePart", "as_plain", "bytes_of", "may_send_digest", "plan_to_write"]
 
 
 class BcpSavePlanner(DefaultSavePlanner):
@@ -51,8 +49,12 @@ class BcpSavePlanner(DefaultSavePlanner):
         flatten_sharded_tensors: Handle ShardedTensors within ShardedTensors, of FSDP over tensor parallelism.
         dedup_replicated_tensors: Deprecated by DCP, and without effect.
         dedup_save_to_lowest_rank: What several ranks hold is written by the lowest of them, whole.
-        enable_plan_caching: Without effect yet. DCP's own cache, which tells states apart by the name of the planner's
-            class alone, is not used.
+        enable_plan_caching: Keep plans in this process and find them again by what they are made of: names, shapes,
+            dtypes, boxes, ranks and settings, never by a class. Then an unchanged state sends 16 bytes a rank.
+        config: Settings of cache and tree; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
+
+    Attributes:
+        last_plan: How the last plan came about, as this rank saw it.
 
     During a save, on all ranks and inside DCP's ``CheckpointException``: ``InvalidPlanError`` for what cannot be
     stored, ranks that disagree about a tensor, boxes that overlap or, with several ranks, leave a gap; it names keys,
@@ -65,11 +67,16 @@ class BcpSavePlanner(DefaultSavePlanner):
         flatten_sharded_tensors: bool = True,
         dedup_replicated_tensors: bool | None = None,
         dedup_save_to_lowest_rank: bool = False,
-        enable_plan_caching: bool = False,
+        enable_plan_caching: bool = True,
+        *,
+        config: Config | None = None,
     ) -> None:
         super().__init__(
             flatten_state_dict, flatten_sharded_tensors, dedup_replicated_tensors, dedup_save_to_lowest_rank
         )
+        self.enable_plan_caching = enable_plan_caching
+        self.config = config or Config.from_env()
+        self.last_plan = PlanReport()
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
@@ -83,6 +90,7 @@ class BcpSavePlanner(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         """What this rank holds."""
+        begin = time.perf_counter()
         mappings = self.mappings if self.flatten_state_dict else None
         state = _C.LocalState(
             dict(self.state_dict),
@@ -92,31 +100,55 @@ class BcpSavePlanner(DefaultSavePlanner):
             # Whoever resolves data in a way of his own does not know of parts.
             can_split=_hooks.are_own(self, *_PER_ITEM),
         )
-        held = _Held(state, mappings)
-        items: Any = PlanItems(held)  # a sequence is what DCP needs
-        self.plan = SavePlan(items, planner_data=None if mappings is None else _Ways(held))
+        self._held = Held(state, mappings, self._settings(), self.enable_plan_caching, self._tree_threshold())
+        items: Any = PlanItems(self._held)  # a sequence is what DCP needs
+        self.plan = SavePlan(items, planner_data=None if mappings is None else Ways(self._held))
+        self._seconds = time.perf_counter() - begin
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Who writes what. Plans that somebody has looked at, and may have changed, are left to DCP's own planner."""
         held = [source_of(plan.items) for plan in all_plans]
         plans_by_itself = _hooks.are_own(self, "_create_global_plan", "_dedup_save_plans")
-        if not plans_by_itself or not all(isinstance(of_rank, _Held | _HeldElsewhere) for of_rank in held):
+        if not plans_by_itself or not all(isinstance(of_rank, Held | HeldElsewhere) for of_rank in held):
             return super().create_global_plan(all_plans)
-        answers, num_items, _, planned = _C.plan_ranks(
-            [of_rank.blob for of_rank in held],
-            dedup_to_lowest_rank=self.dedup_save_to_lowest_rank,
-            is_nested=all(isinstance(plan.planner_data, _Ways) for plan in all_plans),
-        )
-        told: list[Any] = [PlanItems(_Told(*of_rank)) for of_rank in zip(held, answers, num_items, strict=True)]
-        self.global_plan = [dataclasses.replace(plan, items=items) for plan, items in zip(all_plans, told, strict=True)]
-        self.metadata = planned_metadata(planned)
         data = [plan.planner_data for plan in all_plans]
-        if not all(isinstance(of_rank, _Ways) for of_rank in data) and all(
-            isinstance(of_rank, Mapping) for of_rank in data
-        ):
+        is_nested = all(isinstance(of_rank, Ways) for of_rank in data)
+        options = {"dedup_to_lowest_rank": self.dedup_save_to_lowest_rank, "is_nested": is_nested}
+        key = digest_of((repr(options).encode(), *(of_rank.digest for of_rank in held)))
+        cache, planned = self._planned(key, held, options)
+        if planned is None:
+            _refuse_digests(held)
+            num_items = sum(of_rank.num_items for of_rank in held)
+            self.global_plan = _same_for_all(Later(key, num_items // len(held), self.config.tree_topo_fan_out), held)
+            self.metadata = Metadata({})
+            self._awaited = key, options
+        else:
+            self.global_plan = _tell(all_plans, held, key, planned, cache)
+            self.metadata = planned_metadata(planned.manifest)
+        if not is_nested and all(isinstance(of_rank, Mapping) for of_rank in data):
             self.metadata.planner_data = dict(ChainMap(*data))  # somebody has added to it; as DCP joins them
         return self.global_plan, self.metadata
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """Exchanges plans with the other ranks, if the coordinator has not told this one what to write."""
+        source = source_of(new_plan.items)
+        begin = time.perf_counter()
+        if isinstance(source, Later):
+            source = self._known(source) if source.fan_out is None else self._exchange(source.key, source.fan_out)
+            items: Any = PlanItems(source)
+            new_plan = dataclasses.replace(new_plan, items=items)
+        if isinstance(source, Told) and isinstance(source.held, Held):
+            if self.enable_plan_caching:
+                capacity = self.config.planner_cache_capacity
+                plan_cache().keep_answer(source.held.digest, source.part, source.answer, capacity)
+            self.last_plan = PlanReport(
+                cache=source.cache,
+                bytes_sent=source.held.num_bytes_sent,
+                bytes_received=source.num_bytes_received,
+                seconds=self._seconds + time.perf_counter() - begin,
+            )
+        return super().finish_plan(new_plan)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """The tensor of ``write_item``, or the bytes of an object."""
@@ -130,90 +162,70 @@ class BcpSavePlanner(DefaultSavePlanner):
         begins = [at - of_held for at, of_held in zip(part.offsets, write_item.held.offsets, strict=True)]
         return _compat.narrow(whole, begins, part.sizes)
 
+    def _tree_threshold(self) -> int | None:
+        """More ranks than that exchange plans in a tree; None if they cannot."""
+        if not _hooks.are_own(self, *_BETWEEN_RANKS):
+            return None
+        return self.config.tree_topo_threshold if self.config.enable_tree_topo else sys.maxsize
 
-class _Held(Travels):
-    """What this rank holds: items of everything."""
+    def _settings(self) -> bytes:
+        return repr((self.flatten_state_dict, self.flatten_sharded_tensors, self.dedup_save_to_lowest_rank)).encode()
 
-    def __init__(self, state: _C.LocalState, mappings: dict[str, Any] | None) -> None:
-        self.state = state
-        self.mappings = mappings or {}
-        self.blob = state.blob
-        self.num_items = state.num_items
-        self.home = home_of(self)
+    def _planned(
+        self, key: bytes, held: list[Held | HeldElsewhere], options: dict[str, bool]
+    ) -> tuple[str, Planned | None]:
+        """What the cache did, and the plan; no plan if what some rank holds is not here."""
+        planned = plan_cache().plan(key) if self.enable_plan_caching else None
+        if planned is not None:
+            return "hit", planned
+        cache = "miss" if self.enable_plan_caching else "off"
+        blobs: dict[bytes, bytes] = {}
+        for of_rank in held:
+            blob = plan_cache().blob(of_rank.digest) if of_rank.blob is None else of_rank.blob
+            if blob is None:
+                return cache, None
+            blobs[of_rank.digest] = blob
+        planned = Planned.of(_C.plan_ranks([blobs[of_rank.digest] for of_rank in held], **options))
+        if len(held) <= self.config.tree_topo_threshold:
+            planned = dataclasses.replace(planned, blobs=blobs)
+        self._keep_plan(key, planned)
+        return cache, planned
 
-    def items(self) -> list[WriteItem]:
-        return self.state.items()
+    def _keep_plan(self, key: bytes, planned: Planned) -> None:
+        if self.enable_plan_caching:
+            plan_cache().keep_plan(key, planned, self.config.planner_cache_capacity)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _HeldElsewhere, (self.home, self.blob, self.num_items)
+    def _known(self, later: Later) -> Told:
+        assert self._held.peers is not None
+        part = part_of(later.key, self._held.peers.rank)
+        told = Told(self._held, part, self._held.known[part], "hit")
+        told.num_bytes_received = len(later.key)
+        return told
 
+    def _exchange(self, key: bytes, fan_out: int) -> Told:
+        held = self._held
+        assert held.peers is not None
+        channel = held.peers.connect()
+        plan = functools.partial(self._plan_tree, held) if held.peers.is_coordinator else None
+        answer = PlanTree(channel, held.peers, fan_out).exchange(held.blob, plan)
+        told = Told(held, part_of(key, held.peers.rank), answer, "miss" if self.enable_plan_caching else "off")
+        held.num_bytes_sent += channel.bytes_sent
+        told.num_bytes_received = channel.bytes_received
+        return told
 
-class _HeldElsewhere(Travels):
-    """What another rank holds."""
-
-    def __init__(self, home: Home, blob: bytes, num_items: int) -> None:
-        self.home, self.blob, self.num_items = home, blob, num_items
-
-    def items(self) -> list[WriteItem]:
-        return _C.items_of_blob(self.blob, None, WritePart)
-
-    @functools.cached_property
-    def mappings(self) -> dict[str, Any]:
-        """Read from the blob, which takes as long as planning it."""
-        _, _, _, planned = _C.plan_ranks([self.blob], dedup_to_lowest_rank=True, is_nested=True)
-        mappings: dict[str, Any] = planned.planner_data
-        return mappings
-
-
-class _Told(Travels):
-    """What a rank is to write, of what it holds."""
-
-    def __init__(self, held: _Held | _HeldElsewhere, answer: bytes, num_items: int) -> None:
-        self.held, self.answer, self.num_items = held, answer, num_items
-
-    def items(self) -> list[WriteItem]:
-        if isinstance(self.held, _Held):
-            return self.plan().items()
-        return _C.items_of_blob(self.held.blob, self.answer, WritePart)
-
-    def plan(self) -> _C.WritePlan:
-        assert isinstance(self.held, _Held)
-        return _C.WritePlan.of_answer(self.held.state, self.answer, WritePart)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _told, (self.held.home, self.answer, self.num_items)
-
-
-def _told(home: Home, answer: bytes, num_items: int) -> _Told:
-    held = at_home(home)
-    # The answer of one rank is of no use to another, nor to a rank that no longer has the plan.
-    return _Told(_HeldElsewhere(home, b"", 0) if held is None else held, answer, num_items)
-
-
-class _Ways(Mapping[str, Any]):
-    """Planner data of a flattened state: FQN to the way through nested dicts. Travels within the inventory."""
-
-    def __init__(self, held: _Held | _HeldElsewhere | None) -> None:
-        self._held = held
-
-    def __getitem__(self, fqn: str) -> Any:
-        return self._mappings()[fqn]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._mappings())
-
-    def __len__(self) -> int:
-        return len(self._mappings())
-
-    def _mappings(self) -> dict[str, Any]:
-        return {} if self._held is None else self._held.mappings
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # From the coordinator back to its rank they have nothing to say.
-        return type(self), (self._held if isinstance(self._held, _Held) else None,)
+    def _plan_tree(self, own: Held, below: list[bytes]) -> list[Answer]:
+        """Root of the exchange: plans, and fills the metadata that DCP was promised."""
+        assert own.peers is not None
+        key, options = self._awaited
+        planned = Planned.of(_C.plan_tree(own.blob, own.peers.rank, below, **options))
+        self._keep_plan(key, planned)
+        fill_planned_metadata(self.metadata, planned.manifest)
+        return planned.answers
 
 
 _hooks = Hooks(BcpSavePlanner)
+# Hooks that see plans of other ranks, or in which a rank may fail that others wait for.
+_BETWEEN_RANKS = ("create_local_plan", "create_global_plan", "_create_global_plan", "_dedup_save_plans", "finish_plan")
 _PER_ITEM = ("resolve_data", "lookup_object", "transform_object")
 
 
@@ -224,15 +236,57 @@ def as_plain(planner: object) -> BcpSavePlanner | None:
     return None
 
 
+def _tell(
+    plans: list[SavePlan], held: list[Held | HeldElsewhere], key: bytes, planned: Planned, cache: str
+) -> list[SavePlan]:
+    """The plans with what each rank is to write."""
+    parts = [part_of(key, rank) for rank in range(len(held))]
+    know = (of_rank.can_exchange and part in of_rank.known for of_rank, part in zip(held, parts, strict=True))
+    if len(held) > 1 and all(know):
+        return _same_for_all(Later(key, planned.num_items // len(held), None), held)
+    told: list[Any] = [
+        PlanItems(Told(of_rank, part, answer, cache))
+        for of_rank, part, answer in zip(held, parts, planned.answers, strict=True)
+    ]
+    return [dataclasses.replace(plan, items=items) for plan, items in zip(plans, told, strict=True)]
+
+
+def _same_for_all(later: Later, held: list[Held | HeldElsewhere]) -> list[SavePlan]:
+    items: Any = PlanItems(later)
+    return [SavePlan(items)] * len(held)
+
+
+def _refuse_digests(held: list[Held | HeldElsewhere]) -> None:
+    """What is lacking can be exchanged by all ranks together, or not at all."""
+    for rank, of_rank in enumerate(held):
+        if not of_rank.can_exchange:
+            raise InvalidPlanError(
+                f"rank {rank} cannot exchange plans with others, of which some sent the digest of theirs alone. Use "
+                "the same planner class on all ranks, or enable_plan_caching=False; saving again works, too"
+            )
+
+
+def may_send_digest(items: Any) -> None:
+    """Called by a writer that looks at no items of other ranks: where the coordinator may know what this rank holds, or
+    plans go through a tree, the digest of it is enough for DCP to gather.
+
+    Only where all ranks can exchange what is lacking: their group is known, and no hook of the planner is somebody's
+    own that sees other ranks' plans or may fail before the exchange.
+    """
+    source = source_of(items)
+    if isinstance(source, Held):
+        source.may_send_digest()
+
+
 def bytes_of(items: Any) -> int:
     """Of the tensors of a local plan, which is checked if it is another planner's."""
     source = source_of(items)
-    return source.state.num_bytes if isinstance(source, _Held) else _C.WritePlan(items).num_bytes
+    return source.state.num_bytes if isinstance(source, Held) else _C.WritePlan(items).num_bytes
 
 
 def plan_to_write(items: Any) -> _C.WritePlan:
     """The plan that our planner made, or one made of its items."""
     source = source_of(items)
-    if isinstance(source, _Told) and isinstance(source.held, _Held):
+    if isinstance(source, Told) and isinstance(source.held, Held):
         return source.plan()
     return _C.WritePlan(items)

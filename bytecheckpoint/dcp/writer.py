@@ -6,12 +6,14 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import logging
 import os
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from torch.futures import Future
 from bytecheckpoint import _C, _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._hooks import Hooks
+from bytecheckpoint.dcp._progress import check_progress, progress_bar
 from bytecheckpoint.dcp._save_session import (
     RankResult,
     SaveSession,
@@ -32,7 +36,7 @@ from bytecheckpoint.dcp._save_session import (
     note_coordinator,
 )
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata, plan_of
-from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain, bytes_of, plan_to_write
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain, bytes_of, may_send_digest, plan_to_write
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
@@ -41,7 +45,7 @@ from bytecheckpoint.errors import (
     SaveFailedError,
     sendable,
 )
-from bytecheckpoint.report import SaveReport
+from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
 
 __all__ = ["BcpWriter"]
 
@@ -52,6 +56,8 @@ _BATCH_BYTES = 64 << 20
 _METADATA_BYTES_A_CHUNK = 512
 # A save that failed in another process lets go of the path within a fraction of this; see _save_session.
 _BUSY_GRACE_S = 1.0
+
+_logger = logging.getLogger("bytecheckpoint")
 
 
 class BcpWriter(StorageWriter):
@@ -72,6 +78,10 @@ class BcpWriter(StorageWriter):
         serialization_format: TORCH_SAVE only.
         config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
         user_metadata: Free-form, JSON-serialisable, stored in ``.metadata``; ``BcpReader.user_metadata`` gives it back.
+
+    Attributes:
+        last_report: Of the save in which this rank last wrote its part; the coordinator completes it when it has
+            committed. None before the first. Of two saves at once, the later one's.
 
     Raises:
         ValueError: ``_extensions`` or ``serialization_format`` ask for what cannot be honoured; a ConfigError for a
@@ -109,6 +119,7 @@ class BcpWriter(StorageWriter):
         self.sync_files = sync_files
         self.overwrite = overwrite
         config = config or Config.from_env()
+        check_progress(config)
         self.config = dataclasses.replace(config, io_threads=thread_count) if thread_count > 1 else config
         self.user_metadata = "" if user_metadata is None else json.dumps(user_metadata)
         self.last_report: SaveReport | None = None
@@ -158,18 +169,24 @@ class BcpWriter(StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuses what cannot be stored, before any rank has written a byte."""
+        session = self._session
         # Pages are touched in the background while ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, bytes_of(plan.items))
+        if _hooks.are_own(self, "prepare_global_plan"):
+            may_send_digest(plan.items)
+        session.phases.end("plan_s")
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Coordinator, or each rank that saves without collectives: takes the right to commit."""
         session = self._session
+        session.phases.end("global_plan_s")
         end_unfinished_saves(session)
         num_items = sum(len(plan.items) for plan in plans)
         session.commit = self._begin_commit(session, (num_items + 8) * _METADATA_BYTES_A_CHUNK)
         note_coordinator(session)
         session.watch(self.config.commit_deadline_s)
+        session.phases.end("begin_s")
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -178,18 +195,16 @@ class BcpWriter(StorageWriter):
         Failures are handed in as a result: the coordinator can then clean up before it raises on every rank.
         """
         session = self._session
+        session.phases.end("exchange_s")
         job: _C.SaveJob | None = None
         try:
             to_write = plan_to_write(plan.items)
             job = self._start_job(session, to_write)
-            plain = as_plain(planner) if to_write.is_of_state else None
-            if plain is None:
-                _append_resolved(job, to_write, planner)
-            else:
-                _append_state(job, to_write, plain)
-            result = RankResult(session.rank, job.finish(), tuple(job.file_names))
-            save_id = session.save_id if session.is_coordinator or session.commits_alone else ""
-            self.last_report = SaveReport(path=session.path, save_id=save_id, **job.stats())
+            with self._progress_bar(session, job, to_write.num_bytes):
+                _append_all(job, to_write, planner)
+                written = job.finish()
+            of_rank, self.last_report = _report(session, job, planner)
+            result = RankResult(session.rank, written, tuple(job.file_names), report=of_rank)
         except BaseException as error:
             _refuse_forked_child(session)
             names = () if job is None else tuple(job.file_names)
@@ -207,13 +222,14 @@ class BcpWriter(StorageWriter):
         commit = session.commit
         assert commit is not None, "prepare_global_plan was not called"
         session.finishing = True
-        begin = time.perf_counter()
+        session.phases.end("wait_s")
         handed_in: list[RankResult] = [result for of_rank in results for result in of_rank]  # type: ignore[misc]
         try:
             failed = {result.rank: result.error for result in handed_in if result.error is not None}
             if failed:
                 raise _save_failed(session.path, failed)
             checkpoint = self._assemble(session, metadata, handed_in)
+            session.phases.end("assemble_s")
             commit.check_files(checkpoint)
             report = commit.commit(checkpoint)
         except BaseException as error:
@@ -228,13 +244,10 @@ class BcpWriter(StorageWriter):
         complete_metadata(metadata, checkpoint, session.path, session.rank if session.commits_alone else None)
         for warning in report["warnings"]:
             warnings.warn(f"bytecheckpoint: {session.path}: {warning}", RuntimeWarning, stacklevel=2)
-        if self.last_report is not None:
-            self.last_report = dataclasses.replace(
-                self.last_report,
-                commit_s=time.perf_counter() - begin,
-                files_swept=report["files_swept"],
-                warnings=report["warnings"],
-            )
+        session.phases.end("commit_s")
+        self.last_report = _report_of_all(session, handed_in, report)
+        if session.is_coordinator:  # without collectives every rank comes here
+            _logger.info("%s", self.last_report.summary())
 
     @property
     def _session(self) -> SaveSession:
@@ -275,6 +288,11 @@ class BcpWriter(StorageWriter):
             expected_bytes=plan.num_bytes,
         )
 
+    def _progress_bar(self, session: SaveSession, job: _C.SaveJob, num_bytes: int) -> AbstractContextManager[None]:
+        if not (self.config.progress and session.is_coordinator):
+            return nullcontext()
+        return progress_bar(f"saving {session.path}", num_bytes, lambda: job.bytes_done)
+
     def _assemble(self, session: SaveSession, metadata: Metadata, handed_in: list[RankResult]) -> _C.Checkpoint:
         common: dict[str, Any] = {
             "save_id": session.save_id,
@@ -290,9 +308,55 @@ class BcpWriter(StorageWriter):
         )
 
 
+_hooks = Hooks(BcpWriter)
+
+
 def _refuse_forked_child(session: SaveSession) -> None:
     if session.pid != os.getpid():
         raise CheckpointError(f"save({session.path}): in a forked child; the save is its parent's")
+
+
+def _report(session: SaveSession, job: _C.SaveJob, planner: SavePlanner) -> tuple[RankSaveReport, SaveReport]:
+    """What this rank has done, for the coordinator and for itself; no other save in flight on the writer is in it."""
+    session.phases.end("write_s")
+    plan = getattr(planner, "last_plan", None)
+    own: dict[str, Any] = {"rank": session.rank, **job.stats()}
+    if isinstance(plan, PlanReport):
+        own["plan"] = plan
+    seconds = session.phases.seconds
+    of_rank = RankSaveReport(**own, **{name: seconds.get(name, 0.0) for name in ("plan_s", "exchange_s", "write_s")})
+    session.report = SaveReport(
+        path=session.path,
+        save_id=session.save_id if session.is_coordinator or session.commits_alone else "",
+        total_s=session.phases.total_s,
+        **own,
+        **seconds,
+    )
+    return of_rank, session.report
+
+
+def _report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Mapping[str, Any]) -> SaveReport:
+    """Of a committed save, on the rank that has committed it."""
+    of_ranks = [result.report for result in handed_in if result.report is not None]
+    sweep_s: float = commit["sweep_s"]
+    seconds = {**session.phases.seconds, "sweep_s": sweep_s}
+    seconds["commit_s"] -= sweep_s
+    return dataclasses.replace(
+        session.report or SaveReport(path=session.path, save_id=session.save_id),
+        **seconds,
+        total_s=session.phases.total_s,
+        ranks=tuple(sorted(of_ranks, key=lambda of_rank: of_rank.rank)),
+        files_swept=commit["files_swept"],
+        warnings=commit["warnings"],
+    )
+
+
+def _append_all(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
+    plain = as_plain(planner) if plan.is_of_state else None
+    if plain is None:
+        _append_resolved(job, plan, planner)
+    else:
+        _append_state(job, plan, plain)
 
 
 def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner) -> None:

@@ -8,24 +8,32 @@
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/tree_caster.h"
 #include "csrc/bindings/unlocked.h"
-#include "csrc/engine/open_checkpoint.h"
 #include "csrc/format/metadata_file.h"
+#include "csrc/io/directory.h"
+#include "csrc/io/file.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
 
 namespace py = pybind11;
 
+/// Bytes of the commit mark, or 0 if that cannot be told: then opening it will say why.
+int64_t mark_bytes(const std::string& directory, engine::Scope rank) {
+  const base::Result<io::File> mark = io::File::open(io::join(directory, engine::mark_name(rank)), false);
+  if (!mark.is_ok()) return 0;
+  const base::Result<int64_t> size = mark.value().size();
+  return size.is_ok() ? size.value() : 0;
+}
+
 std::unique_ptr<Checkpoint> open(const std::string& directory, engine::Scope rank, bool check_pickle,
-                                 bool accept_rewritten) {
-  const engine::OpenOptions options{rank, check_pickle, accept_rewritten};
+                                 bool accept_rewritten, int64_t max_whole_bytes) {
   return std::make_unique<Checkpoint>(
-      Checkpoint{value_unlocked([&] { return engine::open_checkpoint(directory, options); })});
+      Checkpoint::open(directory, {rank, check_pickle, accept_rewritten}, max_whole_bytes));
 }
 
 std::vector<std::tuple<std::string, int64_t, uint32_t, std::string>> files_of(const Checkpoint& checkpoint) {
   std::vector<std::tuple<std::string, int64_t, uint32_t, std::string>> files;
-  for (const format::FileEntry& file : checkpoint.manifest.files) {
+  for (const format::FileEntry& file : checkpoint.head().files) {
     files.emplace_back(file.name, file.bytes, file.id.rank, base::to_hex(file.id.file_id));
   }
   return files;
@@ -33,22 +41,61 @@ std::vector<std::tuple<std::string, int64_t, uint32_t, std::string>> files_of(co
 
 /// (attributes of StorageMeta or None, is its checkpoint_id a path, version or None); None of our own checkpoints.
 py::object foreign_of(const Checkpoint& checkpoint) {
-  const auto& foreign = checkpoint.manifest.foreign;
+  const auto& foreign = checkpoint.head().foreign;
   if (!foreign.has_value()) return py::none();
   return py::make_tuple(tree_to_python(foreign->storage_meta), foreign->checkpoint_id_is_path,
                         tree_to_python(foreign->version));
 }
 
+bool has(const Checkpoint& checkpoint, const std::string& fqn) {
+  engine::ManifestReader* parts = checkpoint.parts();
+  if (parts == nullptr) return checkpoint.whole().find(fqn) != nullptr;
+  return value_or_raise(parts->find_item(fqn)).has_value();
+}
+
 bool has_others_than(const Checkpoint& checkpoint, const py::dict& names) {
-  return std::any_of(checkpoint.manifest.items.begin(), checkpoint.manifest.items.end(),
+  if (const engine::ManifestReader* parts = checkpoint.parts(); parts != nullptr) {
+    uint64_t num_found = 0;
+    for (const auto& [name, value] : names) num_found += has(checkpoint, py::str(name).cast<std::string>()) ? 1 : 0;
+    return parts->view().num_items() > num_found;
+  }
+  const std::vector<format::Item>& items = checkpoint.whole().items;
+  return std::any_of(items.begin(), items.end(),
                      [&](const format::Item& item) { return !names.contains(to_text(item.fqn)); });
 }
 
 }  // namespace
 
+Checkpoint Checkpoint::open(const std::string& directory, const engine::OpenOptions& options, int64_t max_whole_bytes) {
+  if (mark_bytes(directory, options.scope) > max_whole_bytes) {
+    auto reader = unlocked([&] { return engine::ManifestReader::open(directory, options.scope); });
+    // Others' metadata can only be read whole.
+    if (reader.is_ok() || reader.status().code() != base::Code::kUnsupported) {
+      engine::ManifestReader opened = value_or_raise(std::move(reader));
+      Checkpoint checkpoint(value_unlocked([&] { return opened.read_head(); }));
+      checkpoint.parts_ = Parts{std::move(opened), directory, options};
+      return checkpoint;
+    }
+  }
+  return Checkpoint(value_unlocked([&] { return engine::open_checkpoint(directory, options); }));
+}
+
+const format::Manifest& Checkpoint::whole() const {
+  if (!parts_.has_value()) return manifest_;
+  format::Manifest all = value_unlocked([&] { return engine::open_checkpoint(parts_->directory, parts_->options); });
+  if (all.save_id != manifest_.save_id) {
+    raise(base::Status::make(base::Code::kChanged,
+                             base::text("open(", parts_->directory, "): a newer commit replaced the checkpoint"),
+                             parts_->directory));
+  }
+  manifest_ = std::move(all);
+  parts_.reset();
+  return manifest_;
+}
+
 const format::Chunk& Checkpoint::find_chunk(const std::string& fqn, const tensor::Dims& offsets, int64_t hint) const {
   const auto refuse = [&](const std::string& why) { raise_as("KeyMismatchError", "'" + fqn + "': " + why); };
-  const format::Item* item = manifest.find(fqn);
+  const format::Item* item = whole().find(fqn);
   if (item == nullptr) refuse("wanted, but the checkpoint has no such key");
   const auto& chunks = item->chunks;
   if (hint >= 0 && hint < static_cast<int64_t>(chunks.size()) && chunks[hint].box.offsets == offsets) {
@@ -64,19 +111,18 @@ const format::Chunk& Checkpoint::find_chunk(const std::string& fqn, const tensor
 void bind_checkpoint(py::module_& m) {
   py::class_<Checkpoint>(m, "Checkpoint", py::module_local())
       .def_static("open", &open, py::arg("directory"), py::kw_only(), py::arg("rank") = py::none(),
-                  py::arg("check_pickle") = false, py::arg("accept_rewritten") = false)
-      .def_property_readonly("save_id", [](const Checkpoint& c) { return base::to_hex(c.manifest.save_id); })
-      .def_property_readonly("checkpoint_id", [](const Checkpoint& c) { return c.manifest.checkpoint_id; })
-      .def_property_readonly("user_metadata", [](const Checkpoint& c) { return c.manifest.user_metadata; })
-      .def_property_readonly("planner_data",
-                             [](const Checkpoint& c) { return tree_to_python(c.manifest.planner_data); })
+                  py::arg("check_pickle") = false, py::arg("accept_rewritten") = false,
+                  py::arg("max_whole_bytes") = INT64_MAX)
+      .def_property_readonly("save_id", [](const Checkpoint& c) { return base::to_hex(c.head().save_id); })
+      .def_property_readonly("checkpoint_id", [](const Checkpoint& c) { return c.head().checkpoint_id; })
+      .def_property_readonly("user_metadata", [](const Checkpoint& c) { return c.head().user_metadata; })
+      .def_property_readonly("planner_data", [](const Checkpoint& c) { return tree_to_python(c.whole().planner_data); })
       .def_property_readonly("foreign", &foreign_of)
-      .def(
-          "has", [](const Checkpoint& c, const std::string& fqn) { return c.manifest.find(fqn) != nullptr; },
-          py::arg("fqn"))
+      .def("has", &has, py::arg("fqn"))
+      .def_property_readonly("is_whole", [](const Checkpoint& c) { return c.parts() == nullptr; })
       .def("has_others_than", &has_others_than, py::arg("names"))
       .def("files", &files_of)
-      .def("metadata_file", [](const Checkpoint& c) { return py::bytes(format::encode_metadata_file(c.manifest)); });
+      .def("metadata_file", [](const Checkpoint& c) { return py::bytes(format::encode_metadata_file(c.whole())); });
 }
 
 }  // namespace bytecheckpoint::bindings

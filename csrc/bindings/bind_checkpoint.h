@@ -3,17 +3,46 @@
 
 #include <pybind11/pybind11.h>
 
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "csrc/engine/manifest_reader.h"
+#include "csrc/engine/open_checkpoint.h"
 #include "csrc/format/manifest.h"
 
 namespace bytecheckpoint::bindings {
 
-/// A manifest as Python holds it. Each extension module has its own Python class of it.
-struct Checkpoint {
-  format::Manifest manifest;
+/// A manifest as Python holds it: whole, or of a large checkpoint at first only what a load asks for. Each extension
+/// module has its own Python class of it. Needs the GIL.
+class Checkpoint {
+ public:
+  explicit Checkpoint(format::Manifest whole) : manifest_(std::move(whole)) {}
+
+  /// \param max_whole_bytes  Commit marks of ours that are larger are read in parts.
+  static Checkpoint open(const std::string& directory, const engine::OpenOptions& options, int64_t max_whole_bytes);
+
+  /// All but items and planner data.
+  const format::Manifest& head() const { return manifest_; }
+  /// Reads what has not been read. Raises what `engine::open_checkpoint` fails with, CheckpointChangedError if a newer
+  /// commit has replaced the checkpoint since.
+  const format::Manifest& whole() const;
+  /// What can be read by itself; null if all of it has been.
+  engine::ManifestReader* parts() const { return parts_.has_value() ? &parts_->reader : nullptr; }
 
   /// The stored chunk of `fqn` that begins at `offsets`; raises KeyMismatchError if there is none.
   /// \param hint  Position to look at first, or -1.
   const format::Chunk& find_chunk(const std::string& fqn, const tensor::Dims& offsets, int64_t hint) const;
+
+ private:
+  struct Parts {
+    engine::ManifestReader reader;
+    std::string directory;
+    engine::OpenOptions options;
+  };
+
+  mutable format::Manifest manifest_;
+  mutable std::optional<Parts> parts_;
 };
 
 void bind_checkpoint(pybind11::module_& m);

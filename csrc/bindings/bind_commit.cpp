@@ -42,10 +42,11 @@ std::unique_ptr<engine::Commit> begin_commit(std::string directory, const std::s
 
 py::dict commit(engine::Commit& self, const Checkpoint& checkpoint) {
   const engine::CommitReport report = value_unlocked(
-      [&] { return self.commit(format::encode_metadata_file(checkpoint.manifest), checkpoint.manifest.files); });
+      [&] { return self.commit(format::encode_metadata_file(checkpoint.whole()), checkpoint.whole().files); });
   py::dict out;
   out["directory_synced"] = report.directory_synced;
   out["files_swept"] = report.files_swept;
+  out["sweep_s"] = report.sweep_s;
   out["warnings"] = report.warnings;
   return out;
 }
@@ -68,7 +69,7 @@ std::unique_ptr<Checkpoint> join(format::Manifest planned, const std::string& sa
 std::unique_ptr<Checkpoint> assemble_planned(const Checkpoint& planned, const std::string& save_id,
                                              std::string checkpoint_id, const std::vector<py::bytes>& results,
                                              std::string user_metadata) {
-  return join(planned.manifest, save_id, std::move(checkpoint_id), results, std::move(user_metadata));
+  return join(planned.whole(), save_id, std::move(checkpoint_id), results, std::move(user_metadata));
 }
 
 /// By another planner, whose metadata are read.
@@ -83,11 +84,11 @@ std::unique_ptr<Checkpoint> assemble(const std::string& save_id, std::string che
 
 /// What DCP's metadata say of the tensors of a checkpoint, without where they are.
 std::unique_ptr<Checkpoint> without_records(const py::dict& state_dict_metadata) {
-  auto checkpoint = std::make_unique<Checkpoint>();
-  std::vector<format::Item>& items = checkpoint->manifest.items;
+  format::Manifest manifest;
+  std::vector<format::Item>& items = manifest.items;
   items = read_state_dict_metadata(state_dict_metadata);
   std::sort(items.begin(), items.end(), [](const format::Item& a, const format::Item& b) { return a.fqn < b.fqn; });
-  return checkpoint;
+  return std::make_unique<Checkpoint>(std::move(manifest));
 }
 
 }  // namespace
@@ -106,11 +107,11 @@ void bind_commit(py::module_& m) {
         py::arg("results"), py::arg("user_metadata"));
   m.def("without_records", &without_records, py::arg("state_dict_metadata"));
   m.def(
-      "state_dict_metadata", [](const Checkpoint& c) { return make_state_dict_metadata(c.manifest); },
+      "state_dict_metadata", [](const Checkpoint& c) { return make_state_dict_metadata(c.whole()); },
       py::arg("checkpoint"));
   m.def(
       "storage_data",
-      [](const Checkpoint& c, const py::object& storage_info) { return make_storage_data(c.manifest, storage_info); },
+      [](const Checkpoint& c, const py::object& storage_info) { return make_storage_data(c.whole(), storage_info); },
       py::arg("checkpoint"), py::arg("storage_info"));
   py::class_<engine::Commit>(m, "Commit", py::module_local())
       .def(py::init(&begin_commit), py::kw_only(), py::arg("directory"), py::arg("save_id"), py::arg("rank"),
@@ -118,7 +119,7 @@ void bind_commit(py::module_& m) {
       .def(
           "check_files",
           [](engine::Commit& self, const Checkpoint& checkpoint) {
-            run_unlocked([&] { return self.check_files(checkpoint.manifest.files); });
+            run_unlocked([&] { return self.check_files(checkpoint.whole().files); });
           },
           py::arg("checkpoint"))
       .def("commit", &commit, py::arg("checkpoint"))

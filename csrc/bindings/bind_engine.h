@@ -5,7 +5,9 @@
 
 namespace bytecheckpoint::bindings {
 
-/// WritePlan and SaveJob.
+/// LocalState, the plan of all ranks and WritePlan.
+void bind_save_plan(pybind11::module_& m);
+/// SaveJob.
 void bind_save(pybind11::module_& m);
 /// ReadPlan and LoadJob.
 void bind_load(pybind11::module_& m);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/stl.h>
 
+#include <atomic>
+
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/flatten.h"
@@ -16,6 +18,20 @@ namespace {
 namespace py = pybind11;
 using base::text;
 
+/// What all runs of the plan want together.
+int64_t bytes_wanted(const PyLoadJob& self) {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < self.places.size(); ++i) {
+    const Read& read = self.plan.tensors()[i];
+    const auto& place = self.places[i];
+    int64_t numel = 0;
+    const bool is_direct = place.has_value() && tensor::checked_numel(read.planned.box.sizes, &numel);
+    bytes += is_direct ? numel * tensor::find_dtype(place->dtype)->itemsize_bytes : read.chunk->record.bytes;
+  }
+  for (const Read& read : self.plan.objects()) bytes += read.chunk->record.bytes;
+  return bytes;
+}
+
 std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPlan& plan, std::string directory,
                                       engine::Scope rank, bool direct_io, bool verify, int num_io_threads,
                                       int64_t ring_bytes) {
@@ -23,8 +39,10 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
   for (const Read& read : plan.tensors()) chunks.push_back(read.chunk);
   std::vector<const format::Chunk*> all = chunks;
   for (const Read& read : plan.objects()) all.push_back(read.chunk);
-  engine::LoadOptions options{std::move(directory), rank, direct_io, verify, num_io_threads, ring_bytes};
-  const format::Manifest& manifest = checkpoint.manifest;
+  auto bytes_done = std::make_shared<std::atomic<int64_t>>(0);
+  engine::LoadOptions options{std::move(directory), rank, direct_io, verify, num_io_threads, ring_bytes, {}};
+  options.progress = [bytes_done](int64_t bytes) { *bytes_done = bytes; };
+  const format::Manifest& manifest = plan.manifest();
   engine::LoadJob job(options, manifest);
   auto places = value_unlocked([&]() -> base::Result<std::vector<std::optional<engine::TensorPlace>>> {
     // A file that is gone or short may be a newer commit's doing.
@@ -34,7 +52,8 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
     if (!located.is_ok()) return job.explain(located.status());
     return located;
   });
-  return std::unique_ptr<PyLoadJob>(new PyLoadJob{plan, std::move(job), std::move(places), {}});
+  return std::unique_ptr<PyLoadJob>(
+      new PyLoadJob{plan, std::move(job), std::move(places), {}, 0, std::move(bytes_done)});
 }
 
 /// Can `view` be filled in place? Not if it has another dtype than what is stored, or elements that share memory.
@@ -142,6 +161,8 @@ std::unique_ptr<ReadPlan> plan_state(const Checkpoint& checkpoint, const py::dic
 }  // namespace
 
 py::dict PyLoadJob::finish(const engine::LoadStats& stats) {
+  *bytes_done_now = 0;
+  bytes_done_before += stats.bytes_wanted;
   std::vector<PyObject*> filled;
   for (const py::object& tensor : alive) filled.push_back(tensor.ptr());
   increment_versions(filled);
@@ -221,6 +242,9 @@ void bind_load(py::module_& m) {
             add_record(self, self.plan.object_at(position), buffer);
           },
           py::arg("position"), py::arg("buffer"))
+      .def_property_readonly("bytes_wanted", &bytes_wanted)
+      .def_property_readonly("bytes_done",
+                             [](const PyLoadJob& self) { return self.bytes_done_before + *self.bytes_done_now; })
       .def("run", &run_load);
 }
 

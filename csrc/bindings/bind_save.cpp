@@ -2,14 +2,11 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
-#include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
-#include "csrc/bindings/global_plan.h"
 #include "csrc/bindings/torch_tensor.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/bindings/write_plan.h"
 #include "csrc/engine/save_job.h"
-#include "csrc/planner/merge_inventories.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -134,58 +131,9 @@ py::dict save_stats(const engine::SaveJob& job) {
   return out;
 }
 
-std::unique_ptr<WritePlan> plan_answer(std::shared_ptr<LocalState> state, const py::bytes& answer,
-                                       py::object part_class) {
-  return std::make_unique<WritePlan>(std::move(state), std::string_view(answer), std::move(part_class));
-}
-
-/// (answers, numbers of items and bytes, each by rank; what the metadata will say)
-py::tuple plan_ranks_of(const std::vector<py::bytes>& blobs, bool dedup_to_lowest_rank, bool is_nested) {
-  const std::vector<std::string_view> views(blobs.begin(), blobs.end());
-  planner::SaveOptions options;
-  options.dedup_to_lowest_rank = dedup_to_lowest_rank;
-  GlobalPlan plan = value_unlocked([&] { return plan_ranks(views, options, is_nested); });
-  py::list answers;
-  for (const std::string& answer : plan.answers) answers.append(py::bytes(answer));
-  return py::make_tuple(std::move(answers), std::move(plan.rank_items), std::move(plan.rank_bytes),
-                        std::make_unique<Checkpoint>(Checkpoint{std::move(plan.manifest)}));
-}
-
-/// The items of a plan of another rank. \param answer  What that rank is told to write; none for all it holds.
-py::list items_of_blob(const py::bytes& blob, const py::object& answer, const py::object& part_class) {
-  auto state = std::make_shared<LocalState>(value_or_raise(planner::decode_inventory(std::string_view(blob))));
-  if (answer.is_none()) return state->items();
-  return WritePlan(std::move(state), std::string_view(answer.cast<py::bytes>()), part_class).items();
-}
-
 }  // namespace
 
 void bind_save(py::module_& m) {
-  py::class_<LocalState, std::shared_ptr<LocalState>>(m, "LocalState", py::module_local())
-      .def(py::init<const py::dict&, const py::object&, const py::object&, const py::object&, bool>(), py::arg("flat"),
-           py::arg("mappings"), py::arg("chunks_of"), py::arg("items_of"), py::kw_only(), py::arg("can_split"))
-      .def_property_readonly("blob", [](const LocalState& state) { return py::bytes(state.blob()); })
-      .def_property_readonly("num_items", [](const LocalState& state) { return state.inventory().num_boxes(); })
-      .def_property_readonly("num_bytes", &LocalState::num_bytes)
-      .def("items", &LocalState::items);
-  m.def("plan_ranks", &plan_ranks_of, py::arg("blobs"), py::kw_only(), py::arg("dedup_to_lowest_rank"),
-        py::arg("is_nested"));
-  m.def("items_of_blob", &items_of_blob, py::arg("blob"), py::arg("answer"), py::arg("part_class"));
-  py::class_<WritePlan>(m, "WritePlan", py::module_local())
-      .def(py::init<const py::iterable&>(), py::arg("items"))
-      .def_static("of_answer", &plan_answer, py::arg("state"), py::arg("answer"), py::arg("part_class"))
-      .def_property_readonly("is_of_state", [](const WritePlan& plan) { return plan.state() != nullptr; })
-      .def_property_readonly("num_items", &WritePlan::num_items)
-      .def_property_readonly("num_tensors", [](const WritePlan& plan) { return plan.tensors().size(); })
-      .def_property_readonly("num_objects", [](const WritePlan& plan) { return plan.objects().size(); })
-      .def_property_readonly("num_bytes", &WritePlan::num_bytes)
-      .def("tensor_item", &WritePlan::tensor_item, py::arg("position"))
-      .def("object_item", &WritePlan::object_item, py::arg("position"))
-      .def(
-          "object_fqn", [](const WritePlan& plan, size_t position) { return plan.object_at(position).planned.fqn; },
-          py::arg("position"))
-      .def("items", &WritePlan::items)
-      .def("batches", &WritePlan::batches, py::arg("limit_bytes"));
   py::class_<engine::SaveJob, SaveJobHolder>(m, "SaveJob", py::module_local())
       .def(py::init(&start_save), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
            py::arg("sync"), py::arg("one_file_a_record"), py::arg("num_io_threads"), py::arg("ring_bytes"),
@@ -200,6 +148,7 @@ void bind_save(py::module_& m) {
              return py::bytes(format::encode_write_result(result));
            })
       .def_property_readonly("file_names", &engine::SaveJob::file_names)
+      .def_property_readonly("bytes_done", &engine::SaveJob::bytes_done)
       .def("stats", &save_stats);
 }
 

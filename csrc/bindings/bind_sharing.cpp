@@ -93,7 +93,7 @@ void bind_sharing(py::module_& m) {
   m.def("next_ranges", &next_ranges, py::arg("job"));
   m.def("all_ranges", &all_ranges, py::arg("job"));
   m.def(
-      "digest_of", [](const Checkpoint& checkpoint) { return engine::digest_of(checkpoint.manifest); },
+      "digest_of", [](const Checkpoint& checkpoint) { return engine::digest_of(checkpoint.head()); },
       py::arg("checkpoint"));
   py::class_<planner::SharePlan>(m, "SharePlan", py::module_local())
       .def(py::init(&make_plan), py::arg("ranges_by_rank"))

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "csrc/planner/merge_inventories.h"
 #include "csrc/planner/save_answer.h"
 
 namespace bytecheckpoint::bindings {
@@ -60,14 +59,13 @@ format::Item item_of(const planner::Inventory& inventory, const planner::SavePla
 
 }  // namespace
 
-base::Result<GlobalPlan> plan_ranks(const std::vector<std::string_view>& blobs, const planner::SaveOptions& options,
-                                    bool is_nested) {
-  BCP_ASSIGN_OR_RETURN(const planner::Inventory inventory, planner::merge_ranks(blobs));
+base::Result<GlobalPlan> plan_inventory(const planner::Inventory& inventory, const planner::SaveOptions& options,
+                                        bool is_nested) {
   BCP_ASSIGN_OR_RETURN(planner::SavePlan plan, planner::plan_save(inventory, options));
   GlobalPlan global;
   global.answers = planner::encode_answers(inventory, plan);
   format::Manifest& manifest = global.manifest;
-  global.rank_items.resize(blobs.size());
+  global.rank_items.resize(plan.rank_bytes.size());
   manifest.items.reserve(inventory.entries.size());
   for (const planner::Entry& entry : inventory.entries) {
     manifest.items.push_back(item_of(inventory, plan, entry, &global.rank_items));

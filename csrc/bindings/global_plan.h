@@ -19,10 +19,11 @@ struct GlobalPlan {
   format::Manifest manifest;  // items with chunks and planner data; records, files and ids are not known yet
 };
 
-/// \param blobs       What LocalState::blob gave on ranks 0, 1, ...
+/// \param inventory   Of all ranks.
 /// \param is_nested   The state dict was flattened: its planner data are the ways through nested dicts.
-/// \returns kInvalidArgument if ranks disagree, or do not hold all of a tensor; kCorrupt for a damaged blob.
-base::Result<GlobalPlan> plan_ranks(const std::vector<std::string_view>& blobs, const planner::SaveOptions& options,
-                                    bool is_nested);
+/// \returns kInvalidArgument if a rank is missing, or the ranks do not hold all of a tensor; kCorrupt for a damaged
+/// way.
+base::Result<GlobalPlan> plan_inventory(const planner::Inventory& inventory, const planner::SaveOptions& options,
+                                        bool is_nested);
 
 }  // namespace bytecheckpoint::bindings

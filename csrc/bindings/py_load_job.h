@@ -3,6 +3,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <atomic>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -18,6 +20,8 @@ struct PyLoadJob {
   engine::LoadJob job;
   std::vector<std::optional<engine::TensorPlace>> places;
   std::vector<pybind11::object> alive;  // tensors that the next run fills
+  int64_t bytes_done_before = 0;        // by the runs that have ended
+  std::shared_ptr<std::atomic<int64_t>> bytes_done_now;
 
   /// After a run: tells autograd what was filled, and Python what was done.
   pybind11::dict finish(const engine::LoadStats& stats);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "csrc/bindings/errors.h"
+#include "csrc/bindings/unlocked.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -87,6 +88,30 @@ std::optional<std::string> mismatch(const format::Item& item, const HeldValue& h
   raise_as("KeyMismatchError", message + "; allow_partial_load=True leaves out what is missing");
 }
 
+using Found = std::optional<format::FoundItem>;
+
+/// Nothing for what the checkpoint does not have.
+base::Result<std::vector<Found>> find_items(engine::ManifestReader* parts, const std::vector<HeldValue>& state) {
+  std::vector<Found> found;
+  for (const HeldValue& held : state) {
+    BCP_ASSIGN_OR_RETURN(Found item, parts->find_item(held.fqn));
+    found.push_back(std::move(item));
+  }
+  return found;
+}
+
+/// Those that were found, with the chunks that the state wants.
+base::Result<std::vector<format::Item>> read_parts(engine::ManifestReader* parts, const std::vector<Found>& found,
+                                                   const std::vector<HeldValue>& state) {
+  std::vector<format::Item> items;
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (!found[i].has_value()) continue;
+    BCP_ASSIGN_OR_RETURN(format::Item item, parts->read_part(*found[i], state[i].boxes));
+    items.push_back(std::move(item));
+  }
+  return items;
+}
+
 int64_t numel_of(const tensor::Box& box) {
   int64_t numel = 1;
   for (const int64_t size : box.sizes) numel *= size;
@@ -109,21 +134,19 @@ ReadPlan::ReadPlan(const Checkpoint& checkpoint, const py::iterable& items) : ch
 ReadPlan::ReadPlan(const Checkpoint& checkpoint, std::vector<HeldValue> state, bool allow_partial)
     : checkpoint_(&checkpoint), state_(std::move(state)) {
   std::vector<const format::Item*> items;
-  std::vector<std::string> missing, mismatches;
-  for (const HeldValue& held : state_) {
-    const format::Item* item = items.emplace_back(checkpoint.manifest.find(held.fqn));
-    if (item == nullptr) {
-      missing.push_back(held.fqn);
-    } else if (item->is_tensor) {
-      if (auto why = mismatch(*item, held)) mismatches.push_back(std::move(*why));
+  if (engine::ManifestReader* parts = checkpoint.parts(); parts != nullptr) {
+    const std::vector<Found> found = value_unlocked([&] { return find_items(parts, state_); });
+    for (const Found& item : found) items.push_back(item.has_value() ? &item->item : nullptr);
+    check_state(items, allow_partial);
+    part_ = std::make_shared<format::Manifest>(checkpoint.head());
+    part_->items = value_unlocked([&] { return read_parts(parts, found, state_); });
+    size_t next = 0;
+    for (const format::Item*& item : items) {
+      if (item != nullptr) item = &part_->items[next++];
     }
-  }
-  if (!missing.empty() && !allow_partial) refuse_keys(checkpoint.manifest, state_, missing);
-  if (!mismatches.empty()) {
-    std::string message = std::move(mismatches.front());
-    for (size_t i = 1; i < mismatches.size() && i < kMostNames; ++i) message += "; " + mismatches[i];
-    if (mismatches.size() > kMostNames) message += text("; and ", mismatches.size() - kMostNames, " more");
-    raise_as("ShapeMismatchError", message);
+  } else {
+    for (const HeldValue& held : state_) items.push_back(checkpoint.whole().find(held.fqn));
+    check_state(items, allow_partial);
   }
   for (size_t i = 0; i < state_.size(); ++i) {
     if (items[i] == nullptr) continue;
@@ -137,6 +160,23 @@ ReadPlan::ReadPlan(const Checkpoint& checkpoint, std::vector<HeldValue> state, b
       add(std::move(read));
     }
   }
+}
+
+void ReadPlan::check_state(const std::vector<const format::Item*>& items, bool allow_partial) const {
+  std::vector<std::string> missing, mismatches;
+  for (size_t i = 0; i < state_.size(); ++i) {
+    if (items[i] == nullptr) {
+      missing.push_back(state_[i].fqn);
+    } else if (items[i]->is_tensor) {
+      if (auto why = mismatch(*items[i], state_[i])) mismatches.push_back(std::move(*why));
+    }
+  }
+  if (!missing.empty() && !allow_partial) refuse_keys(checkpoint_->whole(), state_, missing);
+  if (mismatches.empty()) return;
+  std::string message = std::move(mismatches.front());
+  for (size_t i = 1; i < mismatches.size() && i < kMostNames; ++i) message += "; " + mismatches[i];
+  if (mismatches.size() > kMostNames) message += text("; and ", mismatches.size() - kMostNames, " more");
+  raise_as("ShapeMismatchError", message);
 }
 
 void ReadPlan::read_boxes(const format::Item& item, size_t held) {
@@ -153,7 +193,7 @@ void ReadPlan::read_boxes(const format::Item& item, size_t held) {
       read.planned.fqn = item.fqn;
       read.planned.is_tensor = true;
       read.planned.chunk_offsets = chunk.box.offsets;
-      read.planned.hint = static_cast<int64_t>(c);
+      read.planned.hint = part_ != nullptr ? -1 : static_cast<int64_t>(c);
       read.planned.box = common;
       for (size_t d = 0; d < common.num_dims(); ++d) {
         read.planned.box.offsets[d] -= chunk.box.offsets[d];

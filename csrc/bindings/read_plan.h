@@ -42,6 +42,8 @@ class ReadPlan {
   ReadPlan(const Checkpoint& checkpoint, std::vector<HeldValue> state, bool allow_partial);
 
   bool is_of(const Checkpoint& checkpoint) const { return checkpoint_ == &checkpoint; }
+  /// What the plan's chunks are of: at least all files, and the items that are read.
+  const format::Manifest& manifest() const { return part_ != nullptr ? *part_ : checkpoint_->whole(); }
   size_t num_items() const { return tensors_.size() + objects_.size(); }
   const std::vector<Read>& tensors() const { return tensors_; }
   const std::vector<Read>& objects() const { return objects_; }
@@ -63,7 +65,11 @@ class ReadPlan {
   pybind11::object item_of(const Read& read) const;
   void read_boxes(const format::Item& item, size_t held);
 
+  /// Raises what the constructor raises for keys and shapes.
+  void check_state(const std::vector<const format::Item*>& items, bool allow_partial) const;
+
   const Checkpoint* checkpoint_;
+  std::shared_ptr<format::Manifest> part_;  // of a checkpoint that is read in parts: items in the order of the state
   std::vector<HeldValue> state_;
   std::vector<Read> tensors_, objects_;
   int64_t num_bytes_ = 0;

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "Save, load and commit of checkpoints; knows torch tensors.";
   m.def("build_info", &bytecheckpoint::bindings::build_info);
   bytecheckpoint::bindings::bind_checkpoint(m);
+  bytecheckpoint::bindings::bind_save_plan(m);
   bytecheckpoint::bindings::bind_save(m);
   bytecheckpoint::bindings::bind_load(m);
   bytecheckpoint::bindings::bind_sharing(m);

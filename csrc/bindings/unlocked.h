@@ -9,25 +9,23 @@
 
 namespace bytecheckpoint::bindings {
 
+/// Runs `work` without the GIL.
+template <class Work>
+auto unlocked(Work&& work) {
+  const pybind11::gil_scoped_release no_gil;
+  return work();
+}
+
 /// Runs `work` without the GIL and raises its Status.
 template <class Work>
 void run_unlocked(Work&& work) {
-  base::Status outcome;
-  {
-    const pybind11::gil_scoped_release unlocked;
-    outcome = work();
-  }
-  raise_if_error(outcome);
+  raise_if_error(unlocked(std::forward<Work>(work)));
 }
 
 /// Runs `work` without the GIL and returns the value of its Result, or raises its Status.
 template <class Work>
 auto value_unlocked(Work&& work) {
-  auto result = [&] {
-    const pybind11::gil_scoped_release unlocked;
-    return work();
-  }();
-  return value_or_raise(std::move(result));
+  return value_or_raise(unlocked(std::forward<Work>(work)));
 }
 
 }  // namespace bytecheckpoint::bindings

@@ -183,6 +183,7 @@ base::Result<CommitReport> Commit::commit(std::string_view metadata_file, const 
   if (options_.sync && !report.directory_synced) {
     report.warnings.push_back("this file system cannot sync a directory: after power loss the rename may be missing");
   }
+  const auto begin_of_sweep = std::chrono::steady_clock::now();
   if (!options_.scope.has_value()) remove_rank_metadata(&report);
   std::vector<std::string> own_files;
   for (const format::FileEntry& file : files) own_files.push_back(file.name);
@@ -194,6 +195,7 @@ base::Result<CommitReport> Commit::commit(std::string_view metadata_file, const 
     report.files_swept = swept.value().files_removed;
     if (!swept.value().declined.empty()) report.warnings.push_back(text("sweep declined: ", swept.value().declined));
   }
+  report.sweep_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_of_sweep).count();
   tmp_.release();
   BCP_FAILPOINT(kCommitDone);
   return report;

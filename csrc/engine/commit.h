@@ -32,6 +32,7 @@ struct CommitOptions {
 struct CommitReport {
   bool directory_synced = false;
   int64_t files_swept = 0;
+  double sweep_s = 0;                 // seconds of removing what the commit has made superfluous
   std::vector<std::string> warnings;  // of what went wrong after the commit, and did not undo it
 };
 

@@ -48,6 +48,7 @@ Status LoadJob::execute(const planner::LoadPlan& plan, const std::function<bool(
   io::Reader reader(
       options_.num_io_threads, ring->num_slots(), [&] { return source.next(); },
       [&](int slot) { return ring->slot(slot); });
+  int64_t bytes_read = 0;
   while (const auto filled = reader.next()) {
     BCP_RETURN_IF_ERROR(filled->status);
     if (cancelled()) return Status::make(Code::kCancelled, text("load(", options_.directory, "): interrupted"));
@@ -58,6 +59,11 @@ Status LoadJob::execute(const planner::LoadPlan& plan, const std::function<bool(
     BCP_RETURN_IF_ERROR(destinations_.check(slot, segment, bytes, *file));
     BCP_RETURN_IF_ERROR(destinations_.scatter(slot, segment, bytes, *file));
     reader.release(filled->slot);
+    if (!options_.progress) continue;
+    bytes_read += segment.bytes;
+    // In proportion: what a segment delivers is not counted one by one.
+    const double share = static_cast<double>(bytes_read) / static_cast<double>(plan.bytes_read);
+    options_.progress(static_cast<int64_t>(static_cast<double>(plan.bytes_wanted) * share));
   }
   return Status::ok();
 }

@@ -20,6 +20,8 @@ struct LoadOptions {
   bool verify = true;  // CRCs of everything read; trailers are always compared with the manifest
   int num_io_threads = 1;
   int64_t ring_bytes = 64 << 20;
+  /// Told after each segment how many of the bytes that a run wants have arrived; in the calling thread.
+  std::function<void(int64_t)> progress;
 };
 
 struct LoadStats {

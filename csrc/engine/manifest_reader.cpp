@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/manifest_reader.h"
 
+#include <map>
 #include <memory>
 
 #include "csrc/engine/open_checkpoint.h"
@@ -39,6 +40,39 @@ base::Result<ManifestReader> ManifestReader::open(const std::string& directory, 
   if (view.is_ok()) return ManifestReader(path, std::move(view.value()));
   if (view.status().code() != Code::kNotFound) return naming(view.status(), path);
   return naming(Status::make(Code::kUnsupported, "no manifest of ours to read in parts"), path);
+}
+
+base::Result<format::Manifest> ManifestReader::read_head() {
+  format::Manifest head;
+  head.save_id = view_.save_id();
+  BCP_ASSIGN_OR_RETURN(head.checkpoint_id, naming(view_.read_checkpoint_id(), path_));
+  BCP_ASSIGN_OR_RETURN(head.user_metadata, naming(view_.read_user_metadata(), path_));
+  for (uint32_t number = 0; number < view_.num_files(); ++number) {
+    BCP_ASSIGN_OR_RETURN(format::FileEntry file, read_file(number));
+    head.files.push_back(std::move(file));
+  }
+  return head;
+}
+
+base::Result<format::Item> ManifestReader::read_part(const format::FoundItem& found,
+                                                     const std::vector<tensor::Box>& boxes) {
+  format::Item item = found.item;
+  if (!item.is_tensor) {
+    BCP_ASSIGN_OR_RETURN(format::Chunk chunk, naming(view_.read_chunk(found, 0), path_));
+    item.chunks.push_back(std::move(chunk));
+    return item;
+  }
+  std::map<uint32_t, format::Chunk> chunks;  // by number
+  for (const tensor::Box& box : boxes) {
+    BCP_ASSIGN_OR_RETURN(const auto overlapping, naming(view_.find_overlapping(found, box), path_));
+    for (const uint32_t number : overlapping) {
+      if (chunks.count(number) != 0) continue;
+      BCP_ASSIGN_OR_RETURN(format::Chunk chunk, naming(view_.read_chunk(found, number), path_));
+      chunks.emplace(number, std::move(chunk));
+    }
+  }
+  for (auto& [number, chunk] : chunks) item.chunks.push_back(std::move(chunk));
+  return item;
 }
 
 base::Result<std::optional<format::FoundItem>> ManifestReader::find_item(std::string_view fqn) {

@@ -21,6 +21,12 @@ class ManifestReader {
   /// can tell more; kCorrupt, kVersion, kStorage.
   static base::Result<ManifestReader> open(const std::string& directory, Scope scope = {});
 
+  /// Everything but items and planner data.
+  base::Result<format::Manifest> read_head();
+  /// An item with those of its chunks that share elements with any of `boxes`, each once, in the order of the manifest;
+  /// of bytes, with its chunk.
+  base::Result<format::Item> read_part(const format::FoundItem& found, const std::vector<tensor::Box>& boxes);
+
   // As of ManifestView.
   base::Result<std::optional<format::FoundItem>> find_item(std::string_view fqn);
   base::Result<std::vector<format::Chunk>> read_overlapping(const format::FoundItem& found, const tensor::Box& box);

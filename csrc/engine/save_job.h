@@ -54,6 +54,8 @@ class SaveJob {
   /// Of all files created so far, whatever became of them.
   const std::vector<std::string>& file_names() const { return file_names_; }
   const SaveStats& stats() const { return stats_; }
+  /// Bytes that have left for the files so far. Any thread, unlike all else.
+  int64_t bytes_done() const { return writer_->bytes_written(); }
 
  private:
   explicit SaveJob(SaveOptions options, staging::BorrowedRing ring);

@@ -152,7 +152,13 @@ Status SharedRun::scatter(size_t unit, const uint8_t* slot, int64_t bytes) {
   const auto file = files_.get(segment.file);
   if (!file.is_ok()) return job_->explain(file.status());
   Status done = job_->destinations().scatter(slot, segment, bytes, *file.value());
-  return done.is_ok() ? done : job_->explain(std::move(done));
+  if (!done.is_ok()) return job_->explain(std::move(done));
+  if (!job_->options().progress) return done;
+  bytes_scattered_ += segment.bytes;
+  const double share =
+      static_cast<double>(bytes_scattered_) / static_cast<double>(stats_.bytes_read + stats_.bytes_received);
+  job_->options().progress(static_cast<int64_t>(static_cast<double>(stats_.bytes_wanted) * share));
+  return done;
 }
 
 base::Result<LoadStats> SharedRun::finish() {

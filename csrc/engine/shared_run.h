@@ -79,6 +79,7 @@ class SharedRun {
   std::vector<SharedUnit> units_;
   std::vector<size_t> own_;  // numbers of those that this rank reads
   LoadStats stats_;
+  int64_t bytes_scattered_ = 0;
   std::optional<staging::BorrowedRing> ring_;  // none without units
   int num_own_slots_ = 0;
   SourceFiles files_;

@@ -51,6 +51,13 @@ base::Result<std::string> ManifestView::read_name(uint64_t offset, uint32_t size
   return name;
 }
 
+base::Result<std::string> ManifestView::read_text(Section section) {
+  std::string all(head_.sections[section].bytes, '\0');
+  BCP_RETURN_IF_ERROR(copy(section, 0, all.size(), all.data()));
+  if (!base::is_utf8(all)) return corrupt("text: not UTF-8");
+  return all;
+}
+
 base::Result<std::optional<FoundItem>> ManifestView::find_item(std::string_view fqn) {
   uint64_t low = 0, high = num_items();
   while (low < high) {
@@ -114,10 +121,6 @@ base::Result<Chunk> ManifestView::read_chunk(const FoundItem& found, uint32_t nu
                         text("'", found.item.fqn, "': chunk ", number, " of ", found.num_chunks));
   }
   BCP_ASSIGN_OR_RETURN(tensor::Box box, read_box(found, number));
-  return read_chunk(found, number, std::move(box));
-}
-
-base::Result<Chunk> ManifestView::read_chunk(const FoundItem& found, uint32_t number, tensor::Box box) {
   const std::string where = text("item '", found.item.fqn, "': ");
   BCP_ASSIGN_OR_RETURN(const ChunkRow row, read_row<ChunkRow>(kChunks, found.first_chunk + number));
   // Boxes stand without gaps, so their place is known without the row.
@@ -131,21 +134,27 @@ base::Result<Chunk> ManifestView::read_chunk(const FoundItem& found, uint32_t nu
   return chunk;
 }
 
-base::Result<std::vector<Chunk>> ManifestView::read_overlapping(const FoundItem& found, const tensor::Box& box) {
+base::Result<std::vector<uint32_t>> ManifestView::find_overlapping(const FoundItem& found, const tensor::Box& box) {
   int64_t num_elements = 0;
   if (!tensor::is_inside(box, found.item.tensor.sizes) || !tensor::checked_numel(box.sizes, &num_elements)) {
     return Status::make(Code::kInvalidArgument, text("'", found.item.fqn, "': ", tensor::to_text(box.sizes), " at ",
                                                      tensor::to_text(box.offsets), " is outside shape ",
                                                      tensor::to_text(found.item.tensor.sizes)));
   }
-  std::vector<Chunk> chunks;
-  if (num_elements == 0) return chunks;
+  if (num_elements == 0) return std::vector<uint32_t>();
   BCP_ASSIGN_OR_RETURN(Overlap overlap, search(found, box, num_elements));
   if (overlap.num_elements != num_elements) {
     BCP_ASSIGN_OR_RETURN(overlap, scan(found, box));
   }
-  for (auto& [number, chunk_box] : overlap.chunks) {
-    BCP_ASSIGN_OR_RETURN(Chunk chunk, read_chunk(found, number, std::move(chunk_box)));
+  std::sort(overlap.chunks.begin(), overlap.chunks.end());
+  return std::move(overlap.chunks);
+}
+
+base::Result<std::vector<Chunk>> ManifestView::read_overlapping(const FoundItem& found, const tensor::Box& box) {
+  BCP_ASSIGN_OR_RETURN(const std::vector<uint32_t> numbers, find_overlapping(found, box));
+  std::vector<Chunk> chunks;
+  for (const uint32_t number : numbers) {
+    BCP_ASSIGN_OR_RETURN(Chunk chunk, read_chunk(found, number));
     chunks.push_back(std::move(chunk));
   }
   return chunks;
@@ -153,13 +162,13 @@ base::Result<std::vector<Chunk>> ManifestView::read_overlapping(const FoundItem&
 
 Status ManifestView::add_if_overlapping(const FoundItem& found, uint32_t number, const tensor::Box& box,
                                         Overlap* overlap) {
-  BCP_ASSIGN_OR_RETURN(tensor::Box chunk_box, read_box(found, number));
+  BCP_ASSIGN_OR_RETURN(const tensor::Box chunk_box, read_box(found, number));
   tensor::Box common;
   int64_t num_elements;
   if (!tensor::intersect(box, chunk_box, &common) || !tensor::checked_numel(common.sizes, &num_elements)) {
     return Status::ok();
   }
-  overlap->chunks.emplace_back(number, std::move(chunk_box));
+  overlap->chunks.push_back(number);
   // Of chunks that overlap there may be more than can be counted; then it is not the number wanted either.
   if (!base::checked_add(overlap->num_elements, num_elements, &overlap->num_elements))
     overlap->num_elements = INT64_MAX;

@@ -44,22 +44,26 @@ class ManifestView {
   /// \param number  Of the chunk in its item, < found.num_chunks.
   base::Result<Chunk> read_chunk(const FoundItem& found, uint32_t number);
 
-  /// All chunks that share elements with `box`, in the order of the manifest.
+  /// Numbers of all chunks that share elements with `box`, ascending.
   ///
   /// Where chunks stand in the order of their offsets, as nearly always, these are found by searching, and that is
   /// taken if they cover the box, each element once. Otherwise all chunks of the item are looked at. Of chunks that
   /// overlap each other, which no save writes, some may be left out where the rest covers the box.
   /// \returns kInvalidArgument for a box outside the tensor.
+  base::Result<std::vector<uint32_t>> find_overlapping(const FoundItem& found, const tensor::Box& box);
+  /// These chunks.
   base::Result<std::vector<Chunk>> read_overlapping(const FoundItem& found, const tensor::Box& box);
 
   /// \param number  As in the records.
   base::Result<FileEntry> read_file(uint32_t number);
+  base::Result<std::string> read_checkpoint_id() { return read_text(kCheckpointId); }
+  base::Result<std::string> read_user_metadata() { return read_text(kUserMetadata); }
 
  private:
   /// Chunks that share elements with one box.
   struct Overlap {
-    std::vector<std::pair<uint32_t, tensor::Box>> chunks;  // number and box
-    int64_t num_elements = 0;                              // of the box that they have, counted once for each
+    std::vector<uint32_t> chunks;  // numbers
+    int64_t num_elements = 0;      // of the box that they have, counted once for each
   };
 
   explicit ManifestView(ManifestBlocks blocks) : blocks_(std::move(blocks)) {}
@@ -68,9 +72,9 @@ class ManifestView {
   template <class Row>
   base::Result<Row> read_row(Section section, uint64_t number);
   base::Result<std::string> read_name(uint64_t offset, uint32_t size);
+  base::Result<std::string> read_text(Section section);
   base::Result<FoundItem> read_item(const ItemRow& row, std::string fqn);
   base::Result<tensor::Box> read_box(const FoundItem& found, uint32_t number);
-  base::Result<Chunk> read_chunk(const FoundItem& found, uint32_t number, tensor::Box box);
   base::Status add_if_overlapping(const FoundItem& found, uint32_t number, const tensor::Box& box, Overlap* overlap);
   base::Result<Overlap> search(const FoundItem& found, const tensor::Box& box, int64_t num_elements);
   base::Result<Overlap> scan(const FoundItem& found, const tensor::Box& box);

@@ -19,6 +19,11 @@ void Writer::submit(WriteRequest request) {
   queue_.push(request);
 }
 
+int64_t Writer::bytes_written() {
+  base::MutexLock lock(mutex_);
+  return bytes_written_;
+}
+
 base::Status Writer::status() {
   base::MutexLock lock(mutex_);
   return first_failure_;
@@ -37,9 +42,11 @@ void Writer::run() {
     if (status().is_ok()) {
       base::Status outcome = request->file->write_at(request->bytes, request->size, request->offset);
       BCP_FAILPOINT(kWriteData);
-      if (!outcome.is_ok()) {
-        base::MutexLock lock(mutex_);
-        if (first_failure_.is_ok()) first_failure_ = std::move(outcome);
+      base::MutexLock lock(mutex_);
+      if (outcome.is_ok()) {
+        bytes_written_ += request->size;
+      } else if (first_failure_.is_ok()) {
+        first_failure_ = std::move(outcome);
       }
     }
     released_(request->slot);

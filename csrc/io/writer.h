@@ -33,6 +33,8 @@ class Writer {
   ~Writer();
 
   void submit(WriteRequest request);
+  /// Bytes that have been written so far. Any thread.
+  int64_t bytes_written();
   /// First failure so far.
   base::Status status();
   /// Ends the threads when all that was submitted is written. \returns the first failure.
@@ -45,6 +47,7 @@ class Writer {
   const std::function<void(int)> released_;
   base::Mutex mutex_;
   base::Status first_failure_ BCP_GUARDED_BY(mutex_);
+  int64_t bytes_written_ BCP_GUARDED_BY(mutex_) = 0;
   std::vector<std::thread> threads_;
 };
 

@@ -278,6 +278,13 @@ base::Result<Inventory> merge_ranks(const std::vector<std::string_view>& blobs) 
   return merger.finish();
 }
 
+base::Result<Inventory> merge_below(std::string_view own, uint32_t rank, const std::vector<std::string_view>& below) {
+  Merger merger;
+  BCP_RETURN_IF_ERROR(merger.add(own, rank));
+  for (const std::string_view blob : below) BCP_RETURN_IF_ERROR(merger.add(blob));
+  return merger.finish();
+}
+
 base::Result<Inventory> decode_inventory(std::string_view blob) {
   return merge_inventories({blob});
 }

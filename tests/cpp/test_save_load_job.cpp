@@ -331,6 +331,28 @@ TEST_CASE("save_load_job: what does not fit the stored chunk is refused") {
                                                               {memory, DType::kFloat32, {}, {}}));
 }
 
+TEST_CASE("save_load_job: both tell how far they are, up to the end") {
+  const TempDir dir;
+  std::vector<Saved> tensors = sample_tensors();
+  const format::Manifest manifest = save(dir, &tensors, test::save_options(dir.path()));
+  std::vector<int64_t> told;
+  LoadOptions options = load_options(dir.path());
+  options.progress = [&](int64_t bytes) { told.push_back(bytes); };
+  LoadJob job(options, manifest);
+  std::string loaded;
+  add(&job, manifest, "of_several_slots", tensor::whole(tensors[4].sizes), &loaded);
+  const LoadStats stats = test::value_of(job.run(kNever));
+  CHECK(told.size() > 1);
+  CHECK(std::is_sorted(told.begin(), told.end()));
+  CHECK(told.back() == stats.bytes_wanted);
+
+  const auto saving = test::value_of(SaveJob::start(test::save_options(dir.path())));
+  CHECK(saving->bytes_done() == 0);
+  EXPECT_OK(saving->append_bytes("content", test::patterned(300001)));
+  EXPECT_OK(saving->finish().status());
+  CHECK(saving->bytes_done() >= saving->stats().bytes_written);
+}
+
 TEST_CASE("save_load_job: a load that is interrupted ends") {
   const TempDir dir;
   std::vector<Saved> tensors = sample_tensors();

@@ -49,6 +49,7 @@ TEST_CASE("writer: everything that was submitted is in the file") {
       }
       EXPECT_OK(writer.finish());
       EXPECT_OK(writer.finish());
+      CHECK(writer.bytes_written() == static_cast<int64_t>(content.size()));
     }
     CHECK((test::read_all(dir / "a") == content));
   }

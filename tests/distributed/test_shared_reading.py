@@ -17,6 +17,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpWriter, Config
 from bytecheckpoint.dcp import _exchange, _load, _peers
+from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.report import LoadReport
 from distributed.ranks import run_ranks
 from distributed.states import check, state
@@ -323,3 +324,16 @@ def parts_of_their_own(path: str) -> str:
 
 def test_parts_that_were_saved_without_collectives_are_not_shared(tmp_path: Path) -> None:
     assert run_ranks(2, parts_of_their_own, str(tmp_path)) == ["independent"] * 2
+
+
+def load_metadata_in_parts(path: str) -> LoadReport:
+    """Each rank knows only of the items that it asks for; files have the same numbers on all."""
+    reader_module._MAX_WHOLE_METADATA_BYTES = 0
+    return load_subsets(path)
+
+
+def test_ranks_that_read_parts_of_the_metadata_share(tmp_path: Path) -> None:
+    dcp.save(replicated(filled=True), storage_writer=BcpWriter(tmp_path, single_file_per_rank=False))
+    reports = run_ranks(4, load_metadata_in_parts, str(tmp_path))
+    assert {report.reading for report in reports} == {"cooperative"}
+    assert sum(report.bytes_read for report in reports) <= 1.05 * size_of(tmp_path)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fractions
 import json
 import os
@@ -132,3 +133,48 @@ def test_another_torch_is_refused_whole(monkeypatch: pytest.MonkeyPatch, name: s
     with pytest.raises(UnsupportedError, match=f"torch {torch.__version__.split('+')[0]}"):
         bytecheckpoint.register()
     assert names() == before
+
+
+def test_settings_are_those_of_planners_too() -> None:
+    with bytecheckpoint.registered(config=bytecheckpoint.Config(planner_cache_capacity=3)):
+        planner: Any = state_dict_saver.DefaultSavePlanner()  # type: ignore[attr-defined]
+        assert planner.config.planner_cache_capacity == 3
+
+
+class Counter:
+    """Stateful."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": torch.tensor(self.count)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = int(state["count"])
+
+
+class CountingTensor(torch.Tensor):
+    """A tensor that is Stateful."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sum": torch.Tensor(self).sum()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = float(state["sum"])
+
+
+def counting(count: int) -> dict[str, Any]:
+    values = torch.full((3,), float(count)).as_subclass(CountingTensor)
+    return {"counter": Counter(count), "values": values, "plain": torch.full((2,), float(count)), "step": count}
+
+
+@pytest.mark.parametrize("is_registered", [False, True])
+def test_what_has_a_state_of_its_own_is_asked_for_it(tmp_path: Path, is_registered: bool) -> None:
+    with bytecheckpoint.registered() if is_registered else contextlib.nullcontext():
+        dcp.save(counting(5), checkpoint_id=tmp_path, no_dist=True)
+        got = counting(0)
+        dcp.load(got, checkpoint_id=tmp_path, no_dist=True)
+    assert (got["counter"].count, got["values"].loaded, got["plain"].tolist(), got["step"]) == (5, 15.0, [5.0, 5.0], 5)
+    assert torch.equal(torch.Tensor(got["values"]), torch.zeros(3)), "it is its state that was saved"
+    assert is_ours(tmp_path) == is_registered

@@ -130,6 +130,14 @@ def test_sharing(tmp_path: Path) -> None:
         assert all(len(mode["seconds"]) == 1 for mode in modes.values())
 
 
+def test_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "ranks.json"
+    run("ranks.py", "--ranks", "2", "--tensors", "20", *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
+    kept = json.loads(file.read_text())
+    assert [set(by_action) for by_action in kept["seconds"].values()] == [{"save", "load"}] * 2
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_planning(tmp_path: Path) -> None:
     file = tmp_path / "planning.json"
     sizes = ("--ranks", "20", "40", "--stock-ranks", "20", "--repetitions", "1", "--idle-limit-s", "0")
@@ -142,3 +150,13 @@ def test_planning(tmp_path: Path) -> None:
         assert ours["blob_bytes"] * 5 < stock["blob_bytes"]
         assert ours["max_over_mean"] <= stock["max_over_mean"] + 0.01
         assert ours["chunks"] >= stock["chunks"]  # splits
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_phases(tmp_path: Path, ranks: int) -> None:
+    file = tmp_path / "phases.json"
+    out = run("phases.py", *TINY, *AT_ONCE, "--ranks", str(ranks), "--dir", str(tmp_path), "--json", str(file))
+    assert "planning, metadata and commit" in out
+    kept = json.loads(file.read_text())
+    assert [len(report["ranks"]) for report in kept["reports"]] == [ranks]
+    assert str(tmp_path) not in file.read_text()

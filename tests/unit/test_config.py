@@ -20,6 +20,7 @@ def test_defaults() -> None:
     assert config == Config.from_env({})
     assert (config.ring_bytes, config.io_threads, config.direct_io, config.verify) == (64 * MIB, 2, True, True)
     assert (config.commit_deadline_s, config.take_over, config.allow_pickle) == (3600.0, False, False)
+    assert config.progress is False
 
 
 def test_a_choice_is_one_of_those_there_are() -> None:
@@ -47,8 +48,13 @@ def test_from_env() -> None:
         "BYTECHECKPOINT_COMMIT_DEADLINE_S": "1.5",
         "BYTECHECKPOINT_TAKE_OVER": "Yes",
         "BYTECHECKPOINT_ACCEPT_REWRITTEN_METADATA": "1",
+        "BYTECHECKPOINT_ENABLE_TREE_TOPO": "0",
+        "BYTECHECKPOINT_TREE_TOPO_THRESHOLD": "8",
+        "BYTECHECKPOINT_TREE_TOPO_FAN_OUT": "4",
+        "BYTECHECKPOINT_PLANNER_CACHE_CAPACITY": "2",
         "BYTECHECKPOINT_ALLOW_PICKLE": " true ",
         "BYTECHECKPOINT_SHARED_READING": " Cooperative",
+        "BYTECHECKPOINT_PROGRESS": "1",
         "PATH": "/bin",
         "BYTECHECK": "another prefix",
     }
@@ -60,8 +66,13 @@ def test_from_env() -> None:
         commit_deadline_s=1.5,
         take_over=True,
         accept_rewritten_metadata=True,
+        enable_tree_topo=False,
+        tree_topo_threshold=8,
+        tree_topo_fan_out=4,
+        planner_cache_capacity=2,
         allow_pickle=True,
         shared_reading="cooperative",
+        progress=True,
     )
     assert Config.from_env(environ) == wanted
     assert set(dataclasses.asdict(wanted)) == {
@@ -96,6 +107,9 @@ def test_an_unknown_variable_is_an_error() -> None:
         ("COMMIT_DEADLINE_S", "soon"),
         ("RING_BYTES", "1"),
         ("IO_THREADS", "0"),
+        ("TREE_TOPO_THRESHOLD", "0"),
+        ("TREE_TOPO_FAN_OUT", "1"),
+        ("PLANNER_CACHE_CAPACITY", "0"),
         ("COMMIT_DEADLINE_S", "nan"),
         ("COMMIT_DEADLINE_S", "-1"),
     ],
@@ -112,6 +126,9 @@ def test_wrong_values_in_the_environment(variable: str, text: str) -> None:
         ("ring_bytes", 256 * MIB),
         ("io_threads", 1),
         ("io_threads", 16),
+        ("tree_topo_threshold", 1),
+        ("tree_topo_fan_out", 2),
+        ("planner_cache_capacity", 1),
         ("commit_deadline_s", 0.0),
         ("commit_deadline_s", float("inf")),
     ],

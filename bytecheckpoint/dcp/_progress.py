@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bar of the bytes that are done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import ConfigError
+
+__all__ = ["check_progress", "progress_bar"]
+
+_INTERVAL_S = 0.1
+
+
+def check_progress(config: Config) -> None:
+    """Raises a ConfigError if a bar is asked for that nobody can draw: long before anything is saved or loaded."""
+    if config.progress and find_spec("tqdm") is None:
+        raise ConfigError("Config(progress=True): tqdm is not installed; pip install tqdm, or leave progress out")
+
+
+@contextmanager
+def progress_bar(title: str, expected_bytes: int, bytes_done: Callable[[], int]) -> Iterator[None]:
+    """Shows a bar on stderr while the ``with`` block runs. It ends full if the block does not raise.
+
+    A thread draws it, so that the work neither waits for a slow terminal nor fails with one that is gone.
+
+    Args:
+        title: In front of the bar.
+        expected_bytes: Its length. If more or less have been done in the end, that is the length.
+        bytes_done: Any thread may call it until the block has ended.
+    """
+    over, succeeded = threading.Event(), threading.Event()
+    arguments = (title, expected_bytes, bytes_done, over, succeeded)
+    thread = threading.Thread(target=_draw, args=arguments, name="bytecheckpoint-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+        succeeded.set()
+    finally:
+        over.set()
+        thread.join()
+
+
+def _draw(
+    title: str,
+    expected_bytes: int,
+    bytes_done: Callable[[], int],
+    over: threading.Event,
+    succeeded: threading.Event,
+) -> None:
+    tqdm: Any = import_module("tqdm").tqdm  # here, because few ask for it
+    with tqdm(desc=title, total=expected_bytes, unit="B", unit_scale=True) as bar:
+        while not over.wait(_INTERVAL_S):
+            bar.update(min(bytes_done(), expected_bytes) - bar.n)
+        done = bytes_done()
+        if succeeded.is_set():
+            bar.total = done
+        bar.update(done - bar.n)

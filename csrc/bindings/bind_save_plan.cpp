@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/stl.h>
+
+#include "csrc/bindings/bind_checkpoint.h"
+#include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/global_plan.h"
+#include "csrc/bindings/unlocked.h"
+#include "csrc/bindings/write_plan.h"
+#include "csrc/planner/inventory_blob.h"
+#include "csrc/planner/merge_inventories.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+
+std::unique_ptr<WritePlan> plan_answer(std::shared_ptr<LocalState> state, const py::bytes& answer,
+                                       py::object part_class) {
+  return std::make_unique<WritePlan>(std::move(state), std::string_view(answer), std::move(part_class));
+}
+
+using Blobs = std::vector<py::bytes>;
+
+std::vector<std::string_view> views_of(const Blobs& blobs) {
+  return {blobs.begin(), blobs.end()};
+}
+
+/// (answers, numbers of items and bytes, each by rank; what the metadata will say)
+template <class Merge>
+py::tuple plan_merged(bool dedup_to_lowest_rank, bool is_nested, const Merge& merge) {
+  planner::SaveOptions options;
+  options.dedup_to_lowest_rank = dedup_to_lowest_rank;
+  GlobalPlan plan = value_unlocked([&]() -> base::Result<GlobalPlan> {
+    BCP_ASSIGN_OR_RETURN(const planner::Inventory inventory, merge());
+    return plan_inventory(inventory, options, is_nested);
+  });
+  py::list answers;
+  for (const std::string& answer : plan.answers) answers.append(py::bytes(answer));
+  return py::make_tuple(std::move(answers), std::move(plan.rank_items), std::move(plan.rank_bytes),
+                        std::make_unique<Checkpoint>(Checkpoint{std::move(plan.manifest)}));
+}
+
+/// \param blobs  What LocalState::blob gave on ranks 0, 1, ...
+py::tuple plan_ranks(const Blobs& blobs, bool dedup_to_lowest_rank, bool is_nested) {
+  const std::vector<std::string_view> views = views_of(blobs);
+  return plan_merged(dedup_to_lowest_rank, is_nested, [&] { return planner::merge_ranks(views); });
+}
+
+/// The same at the root of a tree.
+/// \param below  What `merge_below` gave at the nodes right below it.
+py::tuple plan_tree(const py::bytes& own, uint32_t rank, const Blobs& below, bool dedup_to_lowest_rank,
+                    bool is_nested) {
+  const std::vector<std::string_view> views = views_of(below);
+  return plan_merged(dedup_to_lowest_rank, is_nested,
+                     [&, own = std::string_view(own)] { return planner::merge_below(own, rank, views); });
+}
+
+/// What a node of a tree hands up: what it and all ranks below it hold.
+py::bytes merge_below(const py::bytes& own, uint32_t rank, const Blobs& below) {
+  const std::vector<std::string_view> views = views_of(below);
+  return py::bytes(value_unlocked([&, own = std::string_view(own)]() -> base::Result<std::string> {
+    BCP_ASSIGN_OR_RETURN(const planner::Inventory inventory, planner::merge_below(own, rank, views));
+    return planner::encode_inventory(inventory);
+  }));
+}
+
+/// The items of a plan of another rank. \param answer  What that rank is told to write; none for all it holds.
+py::list items_of_blob(const py::bytes& blob, const py::object& answer, const py::object& part_class) {
+  auto state = std::make_shared<LocalState>(value_or_raise(planner::decode_inventory(std::string_view(blob))));
+  if (answer.is_none()) return state->items();
+  return WritePlan(std::move(state), std::string_view(answer.cast<py::bytes>()), part_class).items();
+}
+
+}  // namespace
+
+void bind_save_plan(py::module_& m) {
+  py::class_<LocalState, std::shared_ptr<LocalState>>(m, "LocalState", py::module_local())
+      .def(py::init<const py::dict&, const py::object&, const py::object&, const py::object&, bool>(), py::arg("flat"),
+           py::arg("mappings"), py::arg("chunks_of"), py::arg("items_of"), py::kw_only(), py::arg("can_split"))
+      .def_property_readonly("blob", [](const LocalState& state) { return py::bytes(state.blob()); })
+      .def_property_readonly("num_items", [](const LocalState& state) { return state.inventory().num_boxes(); })
+      .def_property_readonly("num_bytes", &LocalState::num_bytes)
+      .def("items", &LocalState::items);
+  m.def("plan_ranks", &plan_ranks, py::arg("blobs"), py::kw_only(), py::arg("dedup_to_lowest_rank"),
+        py::arg("is_nested"));
+  m.def("plan_tree", &plan_tree, py::arg("own"), py::arg("rank"), py::arg("below"), py::kw_only(),
+        py::arg("dedup_to_lowest_rank"), py::arg("is_nested"));
+  m.def("merge_below", &merge_below, py::arg("own"), py::arg("rank"), py::arg("below"));
+  m.def("items_of_blob", &items_of_blob, py::arg("blob"), py::arg("answer"), py::arg("part_class"));
+  py::class_<WritePlan>(m, "WritePlan", py::module_local())
+      .def(py::init<const py::iterable&>(), py::arg("items"))
+      .def_static("of_answer", &plan_answer, py::arg("state"), py::arg("answer"), py::arg("part_class"))
+      .def_property_readonly("is_of_state", [](const WritePlan& plan) { return plan.state() != nullptr; })
+      .def_property_readonly("num_items", &WritePlan::num_items)
+      .def_property_readonly("num_tensors", [](const WritePlan& plan) { return plan.tensors().size(); })
+      .def_property_readonly("num_objects", [](const WritePlan& plan) { return plan.objects().size(); })
+      .def_property_readonly("num_bytes", &WritePlan::num_bytes)
+      .def("tensor_item", &WritePlan::tensor_item, py::arg("position"))
+      .def("object_item", &WritePlan::object_item, py::arg("position"))
+      .def(
+          "object_fqn", [](const WritePlan& plan, size_t position) { return plan.object_at(position).planned.fqn; },
+          py::arg("position"))
+      .def("items", &WritePlan::items)
+      .def("batches", &WritePlan::batches, py::arg("limit_bytes"));
+}
+
+}  // namespace bytecheckpoint::bindings

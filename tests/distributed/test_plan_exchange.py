@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache and the tree of plans between real ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config
+from bytecheckpoint.dcp import _plan_tree, save_planner
+from bytecheckpoint.dcp._plan_cache import plan_cache
+from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.report import PlanReport
+from distributed.ranks import RanksFailed, failures, run_ranks
+
+TREE = Config(tree_topo_threshold=1, tree_topo_fan_out=2)
+GATHER = Config()
+
+
+def numbers(*shape: int, begin: float = 0.0) -> torch.Tensor:
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + begin
+
+
+def model(begin: float = 0.0, placement: Any = None, **more: Any) -> dict[str, Any]:
+    """Sharded and replicated tensors, and what each rank alone has."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    rank = dist.get_rank()
+    return {
+        "sharded": distribute_tensor(numbers(10, 8, begin=begin), mesh, [placement or Shard(0)]),
+        "replicated": distribute_tensor(numbers(6, 5, begin=begin), mesh, [Replicate()]),
+        "plain": numbers(300, 200, begin=begin),
+        "nested": {f"of rank {rank}": numbers(3, begin=begin + rank), "step": int(begin)},
+        **more,
+    }
+
+
+def save(path: str, state: dict[str, Any], config: Config, **settings: Any) -> PlanReport:
+    planner = BcpSavePlanner(config=config, **settings)
+    dcp.save(state, storage_writer=BcpWriter(path), planner=planner)
+    return planner.last_plan
+
+
+def whole(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def blank(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: blank(v) for key, v in value.items()}
+    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else None
+
+
+def assert_loads(path: str, wanted: dict[str, Any]) -> None:
+    """By stock DCP, every value as it was saved."""
+    got = blank(wanted)
+    dcp.load(got, storage_reader=dcp.FileSystemReader(path))
+    assert_equal(got, wanted)
+    dist.barrier()
+
+
+def assert_equal(got: Any, wanted: Any) -> None:
+    if isinstance(wanted, dict):
+        assert list(got) == list(wanted)
+        for key in wanted:
+            assert_equal(got[key], wanted[key])
+    elif isinstance(wanted, torch.Tensor):
+        assert torch.equal(whole(got), whole(wanted))
+    else:
+        assert got == wanted
+
+
+def save_twice(path: str, config: Config) -> tuple[PlanReport, PlanReport]:
+    first = save(path, model(0), config)
+    assert_loads(path, model(0))
+    second = save(path, model(7), config)
+    assert_loads(path, model(7))
+    return first, second
+
+
+@pytest.mark.parametrize("config", [GATHER, TREE])
+@pytest.mark.parametrize("num_ranks", [2, 3, 5, 8])
+def test_the_second_save_of_one_structure_sends_digests(num_ranks: int, config: Config, tmp_path: Path) -> None:
+    for first, second in run_ranks(num_ranks, save_twice, str(tmp_path), config):
+        assert (first.cache, second.cache) == ("miss", "hit")
+        assert first.bytes_sent > 100
+        assert second.bytes_sent == 16 + 20  # what it holds, and the plan that it knows of it
+        assert second.bytes_received == 16
+
+
+def test_a_tree_is_taken_above_the_threshold_alone(tmp_path: Path) -> None:
+    sent = {}
+    for threshold in (2, 3):
+        config = Config(tree_topo_threshold=threshold)
+        sent[threshold] = run_ranks(3, tree_bytes, str(tmp_path), config)
+    assert sent[3] == [0, 0, 0]
+    assert all(sent[2])
+
+
+def tree_bytes(path: str, config: Config) -> int:
+    """That went over a channel in one save."""
+    counted = []
+    exchange = _plan_tree.PlanTree.exchange
+
+    def count(tree: Any, *args: Any) -> Any:
+        answer = exchange(tree, *args)
+        counted.append(tree._channel.bytes_sent)
+        return answer
+
+    _plan_tree.PlanTree.exchange = count  # type: ignore[method-assign]
+    save(path, model(), config)
+    return sum(counted)
+
+
+def test_a_tree_can_be_turned_off(tmp_path: Path) -> None:
+    assert run_ranks(3, tree_bytes, str(tmp_path), Config(tree_topo_threshold=1, enable_tree_topo=False)) == [0, 0, 0]
+
+
+# One kind of change each, on one rank alone or on all of them.
+
+
+def on_rank_1(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    state = model(1)
+    if dist.get_rank() == 1:
+        change(state["nested"])
+    return state
+
+
+def changed(kind: str) -> dict[str, Any]:
+    if kind == "name":
+        return on_rank_1(lambda own: own.update({"new name": own.pop("of rank 1")}))
+    if kind == "shape":
+        return on_rank_1(lambda own: own.update({"of rank 1": numbers(4, 2)}))
+    if kind == "dtype":
+        return on_rank_1(lambda own: own.update({"of rank 1": numbers(3).to(torch.float64)}))
+    if kind == "one more":
+        return on_rank_1(lambda own: own.update({"more": torch.ones(5)}))
+    if kind == "one less":
+        return on_rank_1(lambda own: own.pop("of rank 1"))
+    if kind == "an object":
+        return on_rank_1(lambda own: own.update({"of rank 1": "an object"}))
+    assert kind == "placement"
+    return model(1, Shard(1))
+
+
+def save_changed(path: str, kind: str, config: Config) -> list[str]:
+    reports = [save(path, model(0), config)]
+    reports.append(save(path, changed(kind), config))
+    assert_loads(path, changed(kind))
+    reports.append(save(path, changed(kind), config))
+    reports.append(save(path, model(3), config))
+    assert_loads(path, model(3))
+    return [report.cache for report in reports]
+
+
+@pytest.mark.parametrize("config", [GATHER, TREE])
+@pytest.mark.parametrize("kind", ["name", "shape", "dtype", "one more", "one less", "an object", "placement"])
+def test_a_change_on_one_rank_is_a_miss_on_all(kind: str, config: Config, tmp_path: Path) -> None:
+    for caches in run_ranks(3, save_changed, str(tmp_path), kind, config):
+        assert caches == ["miss", "miss", "hit", "hit"]
+
+
+def save_with_other_settings(path: str, config: Config) -> list[str]:
+    caches = [save(path, model(0), config).cache]
+    lowest = dist.get_rank() == 1  # which does not decide
+    caches.append(save(path, model(1), config, dedup_save_to_lowest_rank=lowest).cache)
+    assert_loads(path, model(1))
+    caches.append(save(path, model(2), config, dedup_save_to_lowest_rank=True).cache)
+    assert_loads(path, model(2))
+    reader = BcpReader(path)
+    chunks = reader.read_metadata().storage_data
+    assert {info.relative_path for index, info in chunks.items() if index.fqn == "plain"} == {
+        info.relative_path for index, info in chunks.items() if index.fqn == "nested.of rank 0"
+    }, "the lowest rank writes all of it"
+    caches.append(save(path, model(3), config).cache)
+    assert_loads(path, model(3))
+    return caches
+
+
+@pytest.mark.parametrize("config", [GATHER, TREE])
+def test_a_change_of_a_setting_is_a_miss(config: Config, tmp_path: Path) -> None:
+    for caches in run_ranks(3, save_with_other_settings, str(tmp_path), config):
+        assert caches == ["miss", "miss", "miss", "hit"]
+
+
+def save_with_fewer_ranks(path: str, config: Config) -> list[str]:
+    """The same state, which every rank has whole, by 3 ranks and by 2 of them."""
+    state = {"plain": numbers(300, 200), "step": 1}
+    caches = [save(path, state, config).cache]
+    pair = dist.new_group([1, 2])
+    if dist.get_rank() > 0:
+        planner = BcpSavePlanner(config=config)
+        dcp.save(state, storage_writer=BcpWriter(path), planner=planner, process_group=pair)
+        caches.append(planner.last_plan.cache)
+    dist.barrier()
+    assert_loads(path, state)
+    caches.append(save(path, state, config).cache)
+    assert_loads(path, state)
+    return caches
+
+
+@pytest.mark.parametrize("config", [GATHER, TREE])
+def test_another_world_size_is_a_miss(config: Config, tmp_path: Path) -> None:
+    caches = run_ranks(3, save_with_fewer_ranks, str(tmp_path), config)
+    # Rank 1, which coordinates the pair, knows what rank 0 has planned of its own plan alone.
+    assert caches == [["miss", "hit"], ["miss", "miss", "hit"], ["miss", "miss", "hit"]]
+
+
+def save_objects(path: str, config: Config) -> list[str]:
+    caches = []
+    for value in ("short", "long " * 100_000, b"bytes", tuple(range(1000)), None):
+        state = {"text": value, "of all": numbers(3), f"of {dist.get_rank()}": str(value) * dist.get_rank()}
+        caches.append(save(path, state, config).cache)
+        assert_loads(path, state)
+    return caches
+
+
+def test_objects_of_another_length_need_no_other_plan(tmp_path: Path) -> None:
+    for caches in run_ranks(2, save_objects, str(tmp_path), GATHER):
+        assert caches == ["miss", "hit", "hit", "hit", "hit"]
+
+
+def save_two_in_turn(path: str, config: Config) -> list[str]:
+    caches = []
+    for turn in range(3):
+        for name, state in (("a", model(turn)), ("b", {"other": model(turn, Shard(1))})):
+            caches.append(save(f"{path}/{name}", state, config).cache)
+            assert_loads(f"{path}/{name}", state)
+    return caches
+
+
+@pytest.mark.parametrize("config", [GATHER, TREE])
+def test_two_models_in_turn(config: Config, tmp_path: Path) -> None:
+    for caches in run_ranks(3, save_two_in_turn, str(tmp_path), config):
+        assert caches == ["miss", "miss", "hit", "hit", "hit", "hit"]
+
+
+def save_what_the_coordinator_forgot(path: str, config: Config) -> list[PlanReport]:
+    reports = [save(path, model(0), config)]
+    if dist.get_rank() == 0:
+        plan_cache().clear()
+    reports.append(save(path, model(1), config))
+    assert_loads(path, model(1))
+    reports.append(save(path, model(2), config))
+    assert_loads(path, model(2))
+    return reports
+
+
+@pytest.mark.parametrize("config", [GATHER, TREE])
+def test_what_the_coordinator_has_forgotten_is_sent_again(config: Config, tmp_path: Path) -> None:
+    for reports in run_ranks(3, save_what_the_coordinator_forgot, str(tmp_path), config):
+        assert [report.cache for report in reports] == ["miss", "miss", "hit"]
+
+
+def save_without_cache(path: str, config: Config) -> list[str]:
+    caches = []
+    for turn in range(2):
+        caches.append(save(path, model(turn), config, enable_plan_caching=False).cache)
+        assert_loads(path, model(turn))
+    return caches
+
+
+@pytest.mark.parametrize("config", [GATHER, TREE])
+def test_a_cache_can_be_turned_off(config: Config, tmp_path: Path) -> None:
+    assert run_ranks(3, save_without_cache, str(tmp_path), config) == [["off", "off"]] * 3
+
+
+def save_beside_the_default_group(path: str) -> None:
+    """Coordinated by another rank than 0, in a group whose numbers are not those of the ranks."""
+    group = dist.new_group([1, 2, 4, 5])
+    if dist.get_rank() not in (1, 2, 4, 5):
+        return
+    rank = dist.get_rank(group)
+    for begin in (0.0, 5.0):
+        state = {"plain": numbers(300, 200, begin=begin), f"of {rank}": numbers(4, begin=begin)}
+        metadata: Any = dcp.state_dict_saver._save_state_dict(
+            state, BcpWriter(path), group, coordinator_rank=2, planner=BcpSavePlanner(config=TREE)
+        )
+        assert sorted(metadata.state_dict_metadata) == ["of 0", "of 1", "of 2", "of 3", "plain"]
+        got = blank(state)
+        dcp.load(got, storage_reader=BcpReader(path), process_group=group)
+        assert_equal(got, state)
+
+
+def test_a_tree_in_a_group_with_another_coordinator(tmp_path: Path) -> None:
+    run_ranks(6, save_beside_the_default_group, str(tmp_path))
+
+
+def save_as_another_rank(path: str, config: Config) -> list[str]:
+    """The same plan of the same two processes, which are ranks 0 and 1 of one group and 1 and 0 of the other."""
+    groups = [dist.new_group([0, 1], sort_ranks=False), dist.new_group([1, 0], sort_ranks=False)]
+    assert [dist.get_rank(group) for group in groups] == [dist.get_rank(), 1 - dist.get_rank()]
+    caches = []
+    for turn in range(2):
+        for group in groups:
+            state = {"plain": numbers(300, 200, begin=turn), "step": turn}
+            planner = BcpSavePlanner(config=config)
+            dcp.save(state, storage_writer=BcpWriter(path), planner=planner, process_group=group)
+            caches.append(planner.last_plan.cache)
+            assert_loads(path, state)
+    return caches
+
+
+@pytest.mark.parametrize("config", [GATHER, TREE])
+def test_a_process_may_be_another_rank_of_the_same_plan(config: Config, tmp_path: Path) -> None:
+    # Each group has a coordinator of its own.
+    assert run_ranks(2, save_as_another_rank, str(tmp_path), config) == [["miss", "miss", "hit", "hit"]] * 2
+
+
+# What goes wrong.
+
+
+def disagree(path: str, config: Config) -> None:
+    save(path, model(0), config)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    bad = {"plain": numbers(3, 4) if rank == size - 1 else numbers(3, 5)}
+    reasons = failures(lambda: save(path, bad, config))
+    assert any(isinstance(error, InvalidPlanError) for error in reasons.values())
+    assert any("'plain'" in str(error) and f"rank {size - 1}" in str(error) for error in reasons.values()), reasons
+    assert_loads(path, model(0))
+    save(path, model(1), config)
+    assert_loads(path, model(1))
+
+
+@pytest.mark.parametrize("config", [GATHER, TREE])
+@pytest.mark.parametrize("num_ranks", [2, 6])
+def test_ranks_that_disagree(num_ranks: int, config: Config, tmp_path: Path) -> None:
+    run_ranks(num_ranks, disagree, str(tmp_path), config)
+
+
+class Fails:
+    """Stands for a function of C++ on one rank."""
+
+    def __init__(self, module: Any, name: str, error: BaseException) -> None:
+        self._where = (module, name, getattr(module, name))
+        self._error = error
+
+    def __enter__(self) -> None:
+        setattr(*self._where[:2], self._fail)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(*self._where)
+
+    def _fail(self, *_: Any, **__: Any) -> None:
+        raise self._error
+
+
+def fail_within(path: str, failing: int, error: BaseException) -> None:
+    """At the node ``failing`` while it joins what is below it."""
+    save(path, model(0), TREE)
+    state = {"other": numbers(3), **model(1)}
+    name = "plan_tree" if failing == 0 else "merge_below"
+    module = save_planner._C if failing == 0 else _plan_tree._C
+    if dist.get_rank() == failing:
+        with Fails(module, name, error):
+            reasons = failures(lambda: save(path, state, TREE))
+    else:
+        reasons = failures(lambda: save(path, state, TREE))
+    assert sorted(reasons) == list(range(dist.get_world_size())), "everybody knows"
+    assert all("of this very rank" in str(reason) for reason in reasons.values()), reasons
+    assert_loads(path, model(0))
+    assert save(path, state, TREE).cache == "miss"
+    assert_loads(path, state)
+
+
+@pytest.mark.parametrize("error", [MemoryError("of this very rank"), KeyboardInterrupt("of this very rank")])
+@pytest.mark.parametrize("failing", [0, 1, 5])
+def test_an_error_within_the_exchange_reaches_all_ranks(failing: int, error: BaseException, tmp_path: Path) -> None:
+    run_ranks(6, fail_within, str(tmp_path), failing, error)
+
+
+def die_within(path: str, dying: int) -> None:
+    if dist.get_rank() == dying:
+        _plan_tree.PlanTree.exchange = die  # type: ignore[method-assign, assignment]
+    try:
+        save(path, model(0), TREE)
+    except BaseException as error:
+        raise ValueError(f"told: {error}") from None
+    raise AssertionError("nobody died")
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("dying", [0, 1, 5])
+def test_a_rank_that_dies_within_the_exchange_hangs_nobody(dying: int, tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(6, die_within, str(tmp_path), dying, limit_s=40)
+    assert "ValueError: told: " in str(caught.value)
+
+
+class RaisesFirst(BcpSavePlanner):
+    def finish_plan(self, new_plan: Any) -> Any:
+        raise ValueError("before any exchange")
+
+
+def raise_before(path: str, config: Config) -> None:
+    save(path, model(0), config)
+    planner = (RaisesFirst if dist.get_rank() == 1 else BcpSavePlanner)(config=config)
+    state = {"more": numbers(2), **model(1)}
+    reasons = failures(lambda: dcp.save(state, storage_writer=BcpWriter(path), planner=planner))
+    assert reasons
+    assert_loads(path, model(0))
+    save(path, model(2), config)
+    assert_loads(path, model(2))
+
+
+@pytest.mark.parametrize("config", [GATHER, TREE])
+def test_a_rank_with_a_hook_of_its_own_hangs_nobody(config: Config, tmp_path: Path) -> None:
+    run_ranks(3, raise_before, str(tmp_path), config)
+
+
+def look_at_metadata(path: str) -> None:
+    metadata: Any = dcp.save(model(0), storage_writer=BcpWriter(path), planner=BcpSavePlanner(config=TREE))
+    assert sorted(metadata.state_dict_metadata) == sorted(BcpReader(path).read_metadata().state_dict_metadata)
+    assert metadata == BcpReader(path).read_metadata() or metadata.storage_meta.load_id is None
+
+
+def test_metadata_of_a_plan_that_was_exchanged(tmp_path: Path) -> None:
+    run_ranks(3, look_at_metadata, str(tmp_path))
+
+
+@pytest.mark.long
+def test_sixty_four_ranks(tmp_path: Path) -> None:
+    config = Config(tree_topo_threshold=63)
+    reports = run_ranks(64, save_twice, str(tmp_path), config, limit_s=500)
+    assert {first.cache for first, _ in reports} == {"miss"}
+    assert {(second.cache, second.bytes_sent) for _, second in reports} == {("hit", 36)}

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks report of themselves is what the coordinator reports of them, and one of them logs it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config, LoadReport, RankSaveReport, SaveReport
+from distributed.ranks import run_ranks
+
+NUM_RANKS = 4
+OF_THE_COORDINATOR = ("global_plan_s", "begin_s", "wait_s", "assemble_s", "commit_s", "sweep_s")
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def logged() -> list[str]:
+    """All that this process logs from now on."""
+    handler = Lines()
+    logger = logging.getLogger("bytecheckpoint")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    return handler.lines
+
+
+def state() -> dict[str, Any]:
+    """Of each rank a tensor of its own size, and one that all have."""
+    rank = dist.get_rank()
+    return {f"of {rank}": torch.full(((rank + 1) * 1000, 100), rank), "shared": torch.arange(100_000)}
+
+
+def save(path: str, planned_by_us: bool, **arguments: Any) -> tuple[SaveReport, list[str]]:
+    lines, writer = logged(), BcpWriter(path)
+    planner = BcpSavePlanner() if planned_by_us else None
+    dcp.save(state(), storage_writer=writer, planner=planner, **arguments)
+    assert writer.last_report is not None
+    return writer.last_report, lines
+
+
+def save_alone(path: str) -> tuple[SaveReport, list[str]]:
+    return save(path, False, use_collectives=False)
+
+
+def load(path: str) -> tuple[LoadReport, list[str]]:
+    lines, reader = logged(), BcpReader(path)
+    dcp.load(state(), storage_reader=reader)
+    assert reader.last_report is not None
+    return reader.last_report, lines
+
+
+def own_part(report: SaveReport) -> RankSaveReport:
+    return RankSaveReport(**{field.name: getattr(report, field.name) for field in dataclasses.fields(RankSaveReport)})
+
+
+def test_the_coordinator_knows_all_ranks(tmp_path: Path) -> None:
+    for planned_by_us in (False, True):
+        path = tmp_path / str(planned_by_us)
+        reports, lines = zip(*run_ranks(NUM_RANKS, save, str(path), planned_by_us), strict=True)
+        ours = reports[0]
+        assert [report.rank for report in reports] == [*range(NUM_RANKS)]
+        assert ours.ranks == tuple(map(own_part, reports))
+        of_files = [0] * NUM_RANKS
+        for file in path.glob("__*.distcp"):
+            of_files[int(file.name.split("_")[2])] += file.stat().st_size
+        assert [of_rank.bytes_written for of_rank in ours.ranks] == of_files
+        assert ours.total_bytes == sum(of_files)
+        assert ours.balance == max(of_files) * NUM_RANKS / sum(of_files)
+        assert 1.0 < ours.balance < NUM_RANKS
+        assert [of_rank["bytes_written"] for of_rank in json.loads(ours.to_json())["ranks"]] == of_files
+        assert f"{sum(of_files) / 1e6:.2f} MB by {NUM_RANKS} ranks" in ours.summary()
+        assert f"largest rank {ours.balance:.2f}x the mean" in ours.summary()
+        assert [*lines] == [[ours.summary()], [], [], []]
+        for report in reports[1:]:
+            assert (report.ranks, report.balance, report.total_bytes) == ((), None, report.bytes_written)
+            assert all(getattr(report, name) == 0.0 for name in OF_THE_COORDINATOR)
+            assert math.isclose(report.plan_s + report.exchange_s + report.write_s, report.total_s)
+
+
+def test_one_rank_logs_a_load(tmp_path: Path) -> None:
+    run_ranks(NUM_RANKS, save, str(tmp_path), True)
+    reports, lines = zip(*run_ranks(NUM_RANKS, load, str(tmp_path)), strict=True)
+    assert [*lines] == [[reports[0].summary()], [], [], []]
+    for rank, report in enumerate(reports):
+        assert report.bytes_wanted == (rank + 1) * 1000 * 100 * 8 + 800_000
+        assert report.bytes_read >= report.bytes_wanted
+
+
+def test_without_collectives(tmp_path: Path) -> None:
+    reports, lines = zip(*run_ranks(2, save_alone, str(tmp_path)), strict=True)
+    assert [*lines] == [[reports[0].summary()], []]
+    for rank, report in enumerate(reports):
+        assert report.ranks == (own_part(report),)
+        assert report.rank == rank
+        assert report.commit_s > 0
+
+
+def progress(path: str) -> str:
+    """What this rank has written to stderr in a save and a load."""
+    config, text = Config(progress=True), io.StringIO()
+    with contextlib.redirect_stderr(text):
+        dcp.save(state(), storage_writer=BcpWriter(path, config=config))
+        dcp.load(state(), storage_reader=BcpReader(path, config=config))
+    return text.getvalue()
+
+
+@pytest.mark.skipif(find_spec("tqdm") is None, reason="NO BAR WAS DRAWN: tqdm is missing; pip install tqdm")
+def test_one_rank_shows_progress(tmp_path: Path) -> None:
+    first, *others = run_ranks(NUM_RANKS, progress, str(tmp_path))
+    assert others == [""] * (NUM_RANKS - 1)
+    assert first.count("100%") == 2
+    assert first.index(f"saving {tmp_path}: ") < first.index(f"loading {tmp_path}: ")

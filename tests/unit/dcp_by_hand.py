@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``dcp.save`` and ``dcp.load`` do with planner, writer and reader, for several ranks in one process.
+
+Each rank has objects of its own. What DCP sends from rank to rank is pickled and unpickled.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
+
+__all__ = ["PlannedSave", "load_by_hand", "plan_by_hand", "save_by_hand"]
+
+T = TypeVar("T")
+
+_CONFIG = Config(ring_bytes=16 << 20, io_threads=1, direct_io=False)
+
+
+def sent(value: T) -> T:
+    """As another rank gets it."""
+    copy: T = pickle.loads(pickle.dumps(value))
+    return copy
+
+
+@dataclass(frozen=True)
+class PlannedSave:
+    """A save up to where each rank knows what to write.
+
+    Attributes:
+        told: What the coordinator has for each rank.
+        plans: What each rank has made of that.
+        metadata: Of the checkpoint to be.
+    """
+
+    told: list[SavePlan]
+    plans: list[SavePlan]
+    metadata: Metadata
+
+
+def plan_by_hand(states: list[dict[str, Any]], **options: Any) -> PlannedSave:
+    """Plans a save of ``states``, one a rank; nothing is written.
+
+    Args:
+        options: Of ``BcpSavePlanner``.
+    """
+    planners = [BcpSavePlanner(**options) for _ in states]
+    local_plans = []
+    for rank, (planner, state) in enumerate(zip(planners, states, strict=True)):
+        planner.set_up_planner(state, None, rank == 0)
+        local_plans.append(planner.create_local_plan())
+    told, metadata = planners[0].create_global_plan([sent(plan) for plan in local_plans])
+    plans = [planner.finish_plan(sent(plan)) for planner, plan in zip(planners, told, strict=True)]
+    return PlannedSave(told, plans, metadata)
+
+
+def save_by_hand(states: list[dict[str, Any]], path: Path) -> None:
+    """Saves ``states``, one a rank."""
+    writers = [BcpWriter(path, sync_files=False, config=_CONFIG) for _ in states]
+    planners = [BcpSavePlanner() for _ in states]
+    local_plans: list[Any] = [None for _ in states]
+    # A save that begins ends an earlier one of its thread, and these are all of one thread. Only the coordinator's has
+    # anything to lose by that: it begins last.
+    for rank in reversed(range(len(states))):
+        storage_meta = writers[rank].storage_meta()
+        planners[rank].set_up_planner(states[rank], storage_meta, rank == 0)
+        writers[rank].set_up_storage_writer(rank == 0, rank=rank, use_collectives=True)
+        local_plans[rank] = writers[rank].prepare_local_plan(planners[rank].create_local_plan())
+    told, metadata = planners[0].create_global_plan([sent(plan) for plan in local_plans])
+    told = writers[0].prepare_global_plan(told)
+    results = [
+        sent(writer.write_data(planner.finish_plan(sent(plan)), planner).value())
+        for writer, planner, plan in zip(writers, planners, told, strict=True)
+    ]
+    writers[0].finish(metadata, results)
+
+
+def load_by_hand(
+    states: list[dict[str, Any]], path: Path, look: Callable[[BcpLoadPlanner], None] | None = None
+) -> None:
+    """Loads into ``states``, one a rank.
+
+    Args:
+        look: Is shown the planner of each rank once it is set up.
+    """
+    readers = [BcpReader(path, config=_CONFIG) for _ in states]
+    planners = [BcpLoadPlanner() for _ in states]
+    local_plans = []
+    for rank, (reader, planner) in enumerate(zip(readers, planners, strict=True)):
+        metadata = reader.read_metadata()
+        planner.set_up_planner(states[rank], metadata, rank == 0)
+        reader.set_up_storage_reader(metadata, rank == 0, rank=rank, use_collectives=True)
+        if look is not None:
+            look(planner)
+        local_plans.append(reader.prepare_local_plan(planner.create_local_plan()))
+    told = readers[0].prepare_global_plan(planners[0].create_global_plan([sent(plan) for plan in local_plans]))
+    for reader, planner, plan in zip(readers, planners, told, strict=True):
+        reader.read_data(planner.finish_plan(sent(plan)), planner).wait()

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bar of bytes that are done: from real figures, on stderr, only if it is asked for."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
+from bytecheckpoint.dcp._progress import progress_bar
+from bytecheckpoint.errors import ConfigError
+
+needs_tqdm = pytest.mark.skipif(find_spec("tqdm") is None, reason="NO BAR WAS DRAWN: tqdm is missing; pip install tqdm")
+SHOWN = Config(progress=True, ring_bytes=16 << 20)
+
+
+def state() -> dict[str, Any]:
+    """Of several slots, a tensor that is opaque, one that is loaded through a copy, and objects."""
+    quantized = torch.quantize_per_tensor(torch.arange(2000.0), 0.5, 0, torch.qint8)
+    return {"t": torch.arange(6 << 20), "quantized": quantized, "copied": torch.zeros(300), "set": {1, 2}, "step": 3}
+
+
+def last_line(text: str) -> str:
+    """What stands on the terminal in the end."""
+    return text.rstrip("\n").rpartition("\r")[2]
+
+
+def full_bar(what: str, path: Path, num_bytes: int) -> re.Pattern[str]:
+    return re.compile(rf"{what} {path}: 100%\|.*\| {num_bytes / 1e6:.1f}M/{num_bytes / 1e6:.1f}M \[")
+
+
+@needs_tqdm
+@pytest.mark.parametrize("planned_by_us", [False, True])
+def test_a_bar_for_a_save_and_one_for_a_load(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], planned_by_us: bool
+) -> None:
+    writer = BcpWriter(tmp_path, config=SHOWN)
+    dcp.save(state(), storage_writer=writer, planner=BcpSavePlanner() if planned_by_us else None, no_dist=True)
+    out, saved = capfd.readouterr()
+    assert out == ""
+    assert writer.last_report is not None
+    assert full_bar("saving", tmp_path, writer.last_report.bytes_written).match(last_line(saved)), saved
+    assert saved.endswith("\n")
+
+    got = {**state(), "copied": torch.zeros(300, dtype=torch.float64)}
+    reader = BcpReader(tmp_path, config=SHOWN)
+    with torch.serialization.safe_globals([set]):
+        dcp.load(got, storage_reader=reader, planner=BcpLoadPlanner() if planned_by_us else None, no_dist=True)
+    loaded = capfd.readouterr().err
+    assert reader.last_report is not None
+    assert full_bar("loading", tmp_path, reader.last_report.bytes_wanted).match(last_line(loaded)), loaded
+    assert torch.equal(got["t"], state()["t"])
+
+
+@pytest.mark.parametrize("of_stock", [False, True])
+def test_the_bytes_of_a_load_reach_what_it_wants(
+    tmp_path: Path, of_stock: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    class Bar:
+        def __init__(self, title: str, expected_bytes: int, bytes_done: Any) -> None:
+            self.expected, self.done = expected_bytes, bytes_done
+
+        def __enter__(self) -> None:
+            seen.append((self.expected, self.done(), 0))
+
+        def __exit__(self, *_: object) -> None:
+            seen.append((self.expected, self.done(), 1))
+
+    monkeypatch.setattr("bytecheckpoint.dcp._load.progress_bar", Bar)
+    monkeypatch.setattr("bytecheckpoint.dcp.reader.check_progress", lambda config: None)
+    dcp.save(state(), storage_writer=(dcp.FileSystemWriter if of_stock else BcpWriter)(tmp_path), no_dist=True)
+    reader = BcpReader(tmp_path, config=SHOWN)
+    got = {**state(), "t": torch.zeros(6 << 20, dtype=torch.int32)}  # through a copy
+    with torch.serialization.safe_globals([set]):
+        dcp.load(got, storage_reader=reader, no_dist=True)
+    assert reader.last_report is not None
+    wanted = reader.last_report.bytes_wanted
+    assert seen == [(wanted, 0, 0), (wanted, wanted, 1)]
+
+
+def test_none_unless_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = threading.active_count()
+    dcp.save({"t": torch.arange(10)}, storage_writer=BcpWriter(tmp_path), no_dist=True)
+    dcp.load({"t": torch.arange(10)}, storage_reader=BcpReader(tmp_path), no_dist=True)
+    assert capfd.readouterr().err == ""
+    assert threading.active_count() <= before + 1  # that of a session, which ends within a moment
+
+
+@needs_tqdm
+def test_it_ends_where_the_work_failed(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyError), progress_bar("doing", 200, lambda: 50):
+        raise KeyError
+    text = capfd.readouterr().err
+    assert last_line(text).startswith("doing:  25%|"), text
+    assert text.endswith("\n")
+    assert "bytecheckpoint-progress" not in {thread.name for thread in threading.enumerate()}
+
+
+@needs_tqdm
+def test_a_failed_save_closes_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Failing(BcpSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            raise OSError("no such device")
+
+    with pytest.raises(dcp.api.CheckpointException, match="no such device"):
+        dcp.save(state(), storage_writer=BcpWriter(tmp_path, config=SHOWN), planner=Failing(), no_dist=True)
+    assert "100%" not in capfd.readouterr().err
+    assert "bytecheckpoint-progress" not in {thread.name for thread in threading.enumerate()}
+
+
+@needs_tqdm
+def test_a_terminal_that_is_gone_does_not_fail_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    failed: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    monkeypatch.setattr(sys, "stderr", Gone())
+    with progress_bar("doing", 1, lambda: 1):
+        pass
+    monkeypatch.undo()
+    assert [hook.exc_type for hook in failed] == [BrokenPipeError]
+
+
+@pytest.mark.parametrize("made", [BcpWriter, BcpReader])
+def test_without_tqdm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(ConfigError, match=r"progress=True\): tqdm is not installed; pip install tqdm"):
+        made(tmp_path, config=Config(progress=True))
+    monkeypatch.setenv("BYTECHECKPOINT_PROGRESS", "1")
+    with pytest.raises(ConfigError, match="tqdm"):
+        made(tmp_path)
+    monkeypatch.delenv("BYTECHECKPOINT_PROGRESS")
+    made(tmp_path)
