@@ -60,6 +60,7 @@ class Held(Travels):
             self.sends_blob = self.peers.size <= self._tree_threshold and not self.known
 
     def items(self) -> list[WriteItem]:
+        self.sends_blob = True  # somebody looks: DCP's own planner will join what all ranks have
         return self.state.items()
 
     @property

@@ -164,8 +164,10 @@ def planned_metadata(planned: _C.Checkpoint) -> Metadata:
 
 
 def fill_planned_metadata(metadata: Metadata, planned: _C.Checkpoint) -> None:
-    """Makes of empty metadata, which DCP already has, those of a plan that was made later."""
-    _fill_later(metadata, planned, ("state_dict_metadata", "planner_data"))
+    """Makes of empty metadata, which DCP already has, those of a plan that was made later. Planner data that somebody
+    has put there are kept."""
+    of_plan = ("state_dict_metadata", "planner_data") if metadata.planner_data is None else ("state_dict_metadata",)
+    _fill_later(metadata, planned, of_plan)
 
 
 def plan_of(metadata: Metadata) -> _C.Checkpoint | None:

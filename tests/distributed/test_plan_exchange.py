@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Callable
@@ -314,6 +315,44 @@ def save_as_another_rank(path: str, config: Config) -> list[str]:
 def test_a_process_may_be_another_rank_of_the_same_plan(config: Config, tmp_path: Path) -> None:
     # Each group has a coordinator of its own.
     assert run_ranks(2, save_as_another_rank, str(tmp_path), config) == [["miss", "miss", "hit", "hit"]] * 2
+
+
+class LooksAtItems(BcpWriter):
+    """Lets itself be told first, and looks then."""
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        plan = super().prepare_local_plan(plan)
+        assert sum(item.index.fqn == "plain" for item in plan.items) == 1
+        return plan
+
+
+def save_looked_at(path: str, config: Config) -> None:
+    for turn in range(2):
+        dcp.save(model(turn), storage_writer=LooksAtItems(path), planner=BcpSavePlanner(config=config))
+        assert_loads(path, model(turn))
+
+
+@pytest.mark.parametrize("config", [GATHER, TREE])
+def test_a_writer_may_look_at_its_own_items(config: Config, tmp_path: Path) -> None:
+    run_ranks(3, save_looked_at, str(tmp_path), config)
+
+
+class AddsPlannerData(BcpWriter):
+    def prepare_local_plan(self, plan: Any) -> Any:
+        added = {f"of rank {dist.get_rank()}": dist.get_rank()}
+        return dataclasses.replace(super().prepare_local_plan(plan), planner_data=added)
+
+
+def save_with_planner_data(path: str, config: Config) -> None:
+    for _ in range(2):
+        dcp.save({"plain": numbers(3)}, storage_writer=AddsPlannerData(path), planner=BcpSavePlanner(config=config))
+        assert dcp.FileSystemReader(path).read_metadata().planner_data == {"of rank 0": 0, "of rank 1": 1}
+        dist.barrier()
+
+
+@pytest.mark.parametrize("config", [GATHER, TREE])
+def test_planner_data_that_a_writer_adds_are_kept(config: Config, tmp_path: Path) -> None:
+    run_ranks(2, save_with_planner_data, str(tmp_path), config)
 
 
 # What goes wrong.
