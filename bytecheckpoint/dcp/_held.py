@@ -16,7 +16,14 @@ from bytecheckpoint.dcp._plan_cache import Answer, digest_of, plan_cache
 from bytecheckpoint.dcp._plan_items import Home, Travels, at_home, home_of
 from bytecheckpoint.errors import InvalidPlanError
 
-__all__ = ["Held", "HeldElsewhere", "Later", "Told", "Ways"]
+__all__ = ["ONE_CLASS", "Held", "HeldElsewhere", "Later", "Told", "Ways"]
+
+
+# What to do where some ranks rely on an exchange of plans in which others cannot take part.
+ONE_CLASS = (
+    "Use the same planner and writer classes on all ranks; or, with Config(enable_tree_topo=False), save again, since "
+    "what ranks relied on is now forgotten"
+)
 
 
 class Held(Travels):
@@ -43,7 +50,7 @@ class Held(Travels):
         self.blob = state.blob
         self.num_items = state.num_items
         self.digest = digest_of((self.blob, settings))
-        self.known = plan_cache().answers(self.digest) if is_cached else {}
+        self.known = plan_cache().take_answers(self.digest) if is_cached else {}
         self.peers: Peers | None = None
         self.sends_blob = True
         self.num_bytes_sent = 0
@@ -106,19 +113,27 @@ class HeldElsewhere(Travels):
         if self.blob is None:
             raise InvalidPlanError(
                 "the items of a rank are looked at that sent the digest of its plan alone: no hook was known to look "
-                "at them. Use the same planner class on all ranks, or enable_plan_caching=False"
+                f"at them. {ONE_CLASS}"
             )
         return self.blob
 
 
 class Told(Travels):
-    """What a rank is to write, of what it holds."""
+    """What a rank is to write, of what it holds.
 
-    def __init__(self, held: Held | HeldElsewhere, part: bytes, answer: Answer, cache: str) -> None:
+    Attributes:
+        all_can_exchange: Every rank could take part in an exchange, so that this one may rely on what it knows the next
+            time.
+    """
+
+    def __init__(
+        self, held: Held | HeldElsewhere, part: bytes, answer: Answer, cache: str, *, all_can_exchange: bool
+    ) -> None:
         self.held = held
         self.part = part
         self.answer = answer
         self.cache = cache
+        self.all_can_exchange = all_can_exchange
         self.num_bytes_received = 0
 
     @property
@@ -136,15 +151,16 @@ class Told(Travels):
 
     def __reduce__(self) -> tuple[Any, ...]:
         answer = None if self.part in self.held.known else tuple(self.answer)
-        return _told, (self.held.home, self.part, answer, self.cache)
+        return _told, (self.held.home, self.part, answer, self.cache, self.all_can_exchange)
 
 
-def _told(home: Home, part: bytes, answer: tuple[bytes, int] | None, cache: str) -> Told:
+def _told(home: Home, part: bytes, answer: tuple[bytes, int] | None, cache: str, all_can_exchange: bool) -> Told:
     held = at_home(home)
     if not isinstance(held, Held):
         # The answer of one rank is of no use to another, nor to a rank that no longer has the plan.
-        return Told(HeldElsewhere(home), part, Answer(b"", 0), cache)
-    told = Told(held, part, held.known[part] if answer is None else Answer(*answer), cache)
+        return Told(HeldElsewhere(home), part, Answer(b"", 0), cache, all_can_exchange=False)
+    known = held.known[part] if answer is None else Answer(*answer)
+    told = Told(held, part, known, cache, all_can_exchange=all_can_exchange)
     told.num_bytes_received = len(part) + (0 if answer is None else len(told.answer.encoded))
     return told
 

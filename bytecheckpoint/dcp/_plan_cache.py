@@ -92,6 +92,9 @@ class _Recent(Generic[_Key, _Value]):
         self._entries[key] = value
         self._entries.move_to_end(key)
 
+    def take(self, key: _Key) -> _Value:
+        return self._entries.pop(key)
+
     def drop_oldest(self) -> None:
         self._entries.popitem(last=False)
 
@@ -130,15 +133,21 @@ class PlanCache:
                     return planned.blobs[digest]
         return None
 
-    def answers(self, digest: bytes) -> dict[bytes, Answer]:
-        """What was told, by part of a plan, to a rank of this process that held what ``digest`` is of."""
-        with self._lock:
-            return {part: answer for (of, part), answer in self._answers.items() if of == digest}
+    def take_answers(self, digest: bytes) -> dict[bytes, Answer]:
+        """What was told, by part of a plan, to a rank of this process that held what ``digest`` is of.
 
-    def keep_answer(self, digest: bytes, part: bytes, answer: Answer, capacity: int) -> None:
-        """Forgets the least recently used beyond ``capacity`` answers."""
+        Whoever comes to a plan keeps them again. If the save fails before, the next one sends what it holds: it shall
+        not fail because the ranks relied on what they know.
+        """
         with self._lock:
-            self._answers.put((digest, part), answer)
+            keys = [key for key, _ in self._answers.items() if key[0] == digest]
+            return {part: self._answers.take((digest, part)) for _, part in keys}
+
+    def keep_answers(self, digest: bytes, answers: Mapping[bytes, Answer], capacity: int) -> None:
+        """Forgets the least recently used beyond ``capacity`` answers; the last of ``answers`` is the newest."""
+        with self._lock:
+            for part, answer in answers.items():
+                self._answers.put((digest, part), answer)
             while len(self._answers) > capacity:
                 self._answers.drop_oldest()
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._held import Held, HeldElsewhere, Later, Told, Ways
+from bytecheckpoint.dcp._held import ONE_CLASS, Held, HeldElsewhere, Later, Told, Ways
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._part import WritePart
 from bytecheckpoint.dcp._plan_cache import Answer, Planned, digest_of, part_of, plan_cache
@@ -139,9 +139,9 @@ class BcpSavePlanner(DefaultSavePlanner):
             items: Any = PlanItems(source)
             new_plan = dataclasses.replace(new_plan, items=items)
         if isinstance(source, Told) and isinstance(source.held, Held):
-            if self.enable_plan_caching:
-                capacity = self.config.planner_cache_capacity
-                plan_cache().keep_answer(source.held.digest, source.part, source.answer, capacity)
+            if self.enable_plan_caching and source.all_can_exchange:
+                answers = {**source.held.known, source.part: source.answer}
+                plan_cache().keep_answers(source.held.digest, answers, self.config.planner_cache_capacity)
             self.last_plan = PlanReport(
                 cache=source.cache,
                 bytes_sent=source.held.num_bytes_sent,
@@ -198,7 +198,7 @@ class BcpSavePlanner(DefaultSavePlanner):
     def _known(self, later: Later) -> Told:
         assert self._held.peers is not None
         part = part_of(later.key, self._held.peers.rank)
-        told = Told(self._held, part, self._held.known[part], "hit")
+        told = Told(self._held, part, self._held.known[part], "hit", all_can_exchange=True)
         told.num_bytes_received = len(later.key)
         return told
 
@@ -208,7 +208,8 @@ class BcpSavePlanner(DefaultSavePlanner):
         channel = held.peers.connect()
         plan = functools.partial(self._plan_tree, held) if held.peers.is_coordinator else None
         answer = PlanTree(channel, held.peers, fan_out).exchange(held.blob, plan)
-        told = Told(held, part_of(key, held.peers.rank), answer, "miss" if self.enable_plan_caching else "off")
+        cache = "miss" if self.enable_plan_caching else "off"
+        told = Told(held, part_of(key, held.peers.rank), answer, cache, all_can_exchange=True)
         held.num_bytes_sent += channel.bytes_sent
         told.num_bytes_received = channel.bytes_received
         return told
@@ -241,11 +242,11 @@ def _tell(
 ) -> list[SavePlan]:
     """The plans with what each rank is to write."""
     parts = [part_of(key, rank) for rank in range(len(held))]
-    know = (of_rank.can_exchange and part in of_rank.known for of_rank, part in zip(held, parts, strict=True))
-    if len(held) > 1 and all(know):
+    all_can_exchange = len(held) > 1 and all(of_rank.can_exchange for of_rank in held)
+    if all_can_exchange and all(part in of_rank.known for of_rank, part in zip(held, parts, strict=True)):
         return _same_for_all(Later(key, planned.num_items // len(held), None), held)
     told: list[Any] = [
-        PlanItems(Told(of_rank, part, answer, cache))
+        PlanItems(Told(of_rank, part, answer, cache, all_can_exchange=all_can_exchange))
         for of_rank, part, answer in zip(held, parts, planned.answers, strict=True)
     ]
     return [dataclasses.replace(plan, items=items) for plan, items in zip(plans, told, strict=True)]
@@ -261,8 +262,8 @@ def _refuse_digests(held: list[Held | HeldElsewhere]) -> None:
     for rank, of_rank in enumerate(held):
         if not of_rank.can_exchange:
             raise InvalidPlanError(
-                f"rank {rank} cannot exchange plans with others, of which some sent the digest of theirs alone. Use "
-                "the same planner class on all ranks, or enable_plan_caching=False; saving again works, too"
+                f"rank {rank} cannot exchange plans with others, of which some sent the digest of theirs alone. "
+                f"{ONE_CLASS}"
             )
 
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -457,6 +459,35 @@ def raise_before(path: str, config: Config) -> None:
 @pytest.mark.parametrize("config", [GATHER, TREE])
 def test_a_rank_with_a_hook_of_its_own_hangs_nobody(config: Config, tmp_path: Path) -> None:
     run_ranks(3, raise_before, str(tmp_path), config)
+
+
+class Own(BcpSavePlanner):
+    def finish_plan(self, new_plan: Any) -> Any:
+        return super().finish_plan(new_plan)
+
+
+def another_class_on_one_rank(path: str, of_rank_1: type[Any]) -> list[str]:
+    """From the second save on, in which the coordinator has forgotten what the other ranks rely on."""
+    save(path, model(0), GATHER)
+    if dist.get_rank() == 0:
+        plan_cache().clear()
+    outcomes = []
+    for turn in range(1, 5):
+        planner = of_rank_1() if dist.get_rank() == 1 else BcpSavePlanner()
+        try:
+            dcp.save(model(turn), storage_writer=BcpWriter(path), planner=planner)
+        except CheckpointException as error:
+            outcomes.append(type(error.failures[0][0]).__name__)
+            continue
+        outcomes.append("saved")
+        assert_loads(path, model(turn))
+    return outcomes
+
+
+@pytest.mark.parametrize("of_rank_1", [Own, DefaultSavePlanner])
+def test_ranks_that_begin_to_differ_fail_once_at_most(of_rank_1: type[Any], tmp_path: Path) -> None:
+    for outcomes in run_ranks(3, another_class_on_one_rank, str(tmp_path), of_rank_1):
+        assert outcomes == ["InvalidPlanError", "saved", "saved", "saved"]
 
 
 def look_at_metadata(path: str) -> None:

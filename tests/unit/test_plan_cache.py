@@ -43,14 +43,17 @@ def test_large_plans_are_not_all_kept() -> None:
 
 def test_answers_are_those_to_the_same_inventory() -> None:
     cache = PlanCache()
-    cache.keep_answer(b"mine", b"plan 1", Answer(b"1", 1), 2)
-    cache.keep_answer(b"mine", b"plan 2", Answer(b"2", 2), 2)
-    assert cache.answers(b"mine") == {b"plan 1": Answer(b"1", 1), b"plan 2": Answer(b"2", 2)}
-    cache.keep_answer(b"other", b"plan 1", Answer(b"3", 3), 2)
-    assert cache.answers(b"mine") == {b"plan 2": Answer(b"2", 2)}
-    assert cache.answers(b"other") == {b"plan 1": Answer(b"3", 3)}
+    mine = {b"plan 1": Answer(b"1", 1), b"plan 2": Answer(b"2", 2)}
+    cache.keep_answers(b"mine", mine, 2)
+    assert cache.take_answers(b"mine") == mine
+    assert cache.take_answers(b"mine") == {}, "until they are kept again"
+    cache.keep_answers(b"mine", mine, 2)
+    cache.keep_answers(b"other", {b"plan 1": Answer(b"3", 3)}, 2)
+    assert cache.take_answers(b"mine") == {b"plan 2": Answer(b"2", 2)}
+    assert cache.take_answers(b"other") == {b"plan 1": Answer(b"3", 3)}
+    cache.keep_answers(b"other", mine, 2)
     cache.clear()
-    assert cache.answers(b"other") == {}
+    assert cache.take_answers(b"other") == {}
 
 
 def test_a_digest_knows_where_its_parts_end() -> None:
