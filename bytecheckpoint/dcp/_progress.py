@@ -16,6 +16,8 @@ from bytecheckpoint.errors import ConfigError
 __all__ = ["check_progress", "progress_bar"]
 
 _INTERVAL_S = 0.1
+# A terminal that takes longer than this for the last lines goes without them.
+_LAST_DRAW_S = 1.0
 
 
 def check_progress(config: Config) -> None:
@@ -28,12 +30,13 @@ def check_progress(config: Config) -> None:
 def progress_bar(title: str, expected_bytes: int, bytes_done: Callable[[], int]) -> Iterator[None]:
     """Shows a bar on stderr while the ``with`` block runs. It ends full if the block does not raise.
 
-    A thread draws it, so that the work neither waits for a slow terminal nor fails with one that is gone.
+    A thread draws it, so that the work neither waits for a slow terminal (a second in the end, at most) nor fails with
+    one that is gone.
 
     Args:
         title: In front of the bar.
         expected_bytes: Its length. If more or less have been done in the end, that is the length.
-        bytes_done: Any thread may call it until the block has ended.
+        bytes_done: Any thread may call it until the block has ended, and where the terminal is stuck also later.
     """
     over, succeeded = threading.Event(), threading.Event()
     arguments = (title, expected_bytes, bytes_done, over, succeeded)
@@ -44,7 +47,7 @@ def progress_bar(title: str, expected_bytes: int, bytes_done: Callable[[], int])
         succeeded.set()
     finally:
         over.set()
-        thread.join()
+        thread.join(_LAST_DRAW_S)
 
 
 def _draw(

@@ -136,6 +136,27 @@ def test_a_terminal_that_is_gone_does_not_fail_the_work(tmp_path: Path, monkeypa
     assert [hook.exc_type for hook in failed] == [BrokenPipeError]
 
 
+@needs_tqdm
+def test_a_terminal_that_is_stuck_does_not_hold_up_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = threading.Event()
+
+    class Stuck:
+        def write(self, text: str) -> int:
+            stuck.wait(timeout=60)
+            return len(text)
+
+        def flush(self) -> None:
+            pass
+
+    monkeypatch.setattr(sys, "stderr", Stuck())
+    with progress_bar("doing", 1, lambda: 1):
+        pass
+    drawing = [thread for thread in threading.enumerate() if thread.name == "bytecheckpoint-progress"]
+    assert len(drawing) == 1, "it waits, and nobody for it"
+    stuck.set()
+    drawing[0].join()
+
+
 @pytest.mark.parametrize("made", [BcpWriter, BcpReader])
 def test_without_tqdm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
