@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bytecheckpoint import _C
 from bytecheckpoint.dcp._peers import Channel, Peers
 from bytecheckpoint.dcp._plan_cache import Answer
-from bytecheckpoint.errors import CheckpointError, sendable
+from bytecheckpoint.errors import CheckpointError, RankError, sendable
 
 if TYPE_CHECKING:
     Plan = Callable[[list[bytes]], list[Answer]]
@@ -85,7 +85,7 @@ class PlanTree:
                 merged = _C.merge_below(held, self._peers.rank, below)
             except BaseException as error:
                 failure = error
-        message = pickle.dumps((merged, None if failure is None else sendable(failure)))
+        message = _packed(merged, failure)
         with contextlib.suppress(CheckpointError):  # nothing will be received from there either, and that is told
             self._send(message, self._above())
 
@@ -97,11 +97,10 @@ class PlanTree:
         return answers, failure
 
     def _hand_down(self, answers: dict[int, Answer], failure: BaseException | None) -> None:
-        error = None if failure is None else sendable(failure)
         for child in self._below(self._place):
-            wanted = {} if error else {rank: answers[rank] for rank in map(self._rank_at, self._subtree(child))}
+            ranks = () if failure is not None else map(self._rank_at, self._subtree(child))
             with contextlib.suppress(CheckpointError):  # DCP, which waits for all ranks, will find out
-                self._send(pickle.dumps((wanted, error)), child)
+                self._send(_packed({rank: answers[rank] for rank in ranks}, failure), child)
 
     def _send(self, message: bytes, place: int) -> None:
         try:
@@ -135,3 +134,11 @@ class PlanTree:
 
     def _rank_at(self, place: int) -> int:
         return (place + self._peers.coordinator) % self._peers.size
+
+
+def _packed(value: object, failure: BaseException | None) -> bytes:
+    """A message, whatever happens: somebody waits for it. Without ``value`` if there is no memory for it."""
+    try:
+        return pickle.dumps((value, None if failure is None else sendable(failure)))
+    except BaseException as error:
+        return pickle.dumps((None, RankError(f"plans are exchanged: {type(error).__name__}: {error}")))
