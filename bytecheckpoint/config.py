@@ -39,7 +39,8 @@ class Config:
         shared_reading: What ranks do that want the same bytes. ``independent``: each reads for itself. ``cooperative``:
             each byte is read by one of them, and sent to the others. ``auto``: as the README says. If ranks differ,
             ``independent`` goes before ``cooperative``, and that before ``auto``.
-        enable_tree_topo: Let the plans of many ranks travel up and down a tree, instead of all to one rank.
+        enable_tree_topo: Let the plans of many ranks travel up and down a tree, instead of all to one rank. Where ranks
+            rely on a kept plan that the coordinator has lost, they do so in any case.
         tree_topo_threshold: Number of ranks above which they do.
         tree_topo_fan_out: Ranks that hand their plans to one, 2 to 1024.
         planner_cache_capacity: Plans, and answers to them, that a process keeps, 1 to 1024.

@@ -36,10 +36,11 @@ __all__ = ["BcpSavePlanner", "WritePart", "as_plain", "bytes_of", "may_send_dige
 class BcpSavePlanner(DefaultSavePlanner):
     """Plans a save in C++: what several ranks hold is written once, by all of them in equal parts.
 
-    Collective: used by ``dcp.save`` alone. Works with any ``StorageWriter``; with ``BcpWriter`` no Python runs for a
-    plain tensor in host memory, unless a subclass overrides a hook that DCP calls per tensor. Between ranks travel a
-    few bytes a tensor. Subclasses may use and override whatever those of ``DefaultSavePlanner`` may: ``state_dict`` and
-    ``mappings`` are the truth; boxes are not split if a subclass resolves or transforms data itself.
+    Collective: used by ``dcp.save`` alone, and, as DCP's own, by one save at a time. Works with any ``StorageWriter``;
+    with ``BcpWriter`` no Python runs for a plain tensor in host memory, unless a subclass overrides a hook that DCP
+    calls per tensor. Between ranks travel a few bytes a tensor. Subclasses may use and override whatever those of
+    ``DefaultSavePlanner`` may: ``state_dict`` and ``mappings`` are the truth; boxes are not split if a subclass
+    resolves or transforms data itself.
 
     A plain tensor that several ranks have under one key must be equal on all: each writes some rows of it. If it is
     not, give each rank a key of its own, or keep one rank's with ``dedup_save_to_lowest_rank``.
