@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -110,7 +110,8 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
     pairs: list[tuple[ModuleType, str, Any]] = [
         (saver, "_storage_setup", setup),
         (loader, "_storage_setup", setup),
-        (saver, "DefaultSavePlanner", functools.partial(BcpSavePlanner, config=config)),
+        # The class itself where that does, so that whoever finds it there can subclass it.
+        (saver, "DefaultSavePlanner", BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config)),
         (loader, "DefaultLoadPlanner", BcpLoadPlanner),
         (saver, "_stateful_to_state_dict", quick_copy(saver._stateful_to_state_dict)),
         (loader, "Stateful", QuickStateful),

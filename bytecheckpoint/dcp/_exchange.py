@@ -31,6 +31,8 @@ _VERSION = 1
 # be no slower than reading twice, on one machine with a fast disk (benchmarks/sharing.py).
 _LEAST_SAVED_BYTES = 256 << 20
 _LEAST_SAVED_PART = 0.2
+# Each rank tells each other what it wants: beyond so many, `auto` does not ask.
+_MOST_RANKS = 512
 
 
 class Reader(Protocol):
@@ -83,7 +85,8 @@ def choose_reading(plans: Sequence[LoadPlan]) -> list[LoadPlan]:
             reading = setting
     if reading == _AUTO:
         wanted = sum(t.num_bytes for t in told)
-        if all(t.is_in_memory for t in told) or wanted * (len(told) - 1) // len(told) < _LEAST_SAVED_BYTES:
+        saved_at_most = wanted * (len(told) - 1) // len(told)
+        if len(told) > _MOST_RANKS or saved_at_most < _LEAST_SAVED_BYTES or all(t.is_in_memory for t in told):
             reading = _INDEPENDENT
     return [replace(plan, storage_data=_Chosen(reading)) for plan in plans]
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -33,6 +32,11 @@ _STEPS = tuple(
 _FINISH_PLAN = DefaultLoadPlanner.finish_plan
 # Of messages about plans; whatever else runs on the group at the same time does not use it.
 _TAG = 0xB9C
+# A message goes in pieces, so that one for which there is no memory can still be taken.
+_PIECE_BYTES = 16 << 20
+
+_Carrier: TypeAlias = Any
+"""A ProcessGroup, or the gloo backend by itself: their messages are sent alike, and torch has no type for both."""
 
 
 @dataclass(frozen=True)
@@ -65,59 +69,58 @@ class Peers:
         """
         group = self.group or dist.group.WORLD
         assert group is not None
-        return Channel(_carrier_of(group), dist.get_process_group_ranks(group))
+        return Channel(_carrier_of(group))
 
 
 class Channel:
     """Point to point between the ranks of a call; messages from one rank arrive in the order they were sent."""
 
-    def __init__(self, carrier: dist.ProcessGroup, global_ranks: Sequence[int]) -> None:
+    def __init__(self, carrier: _Carrier) -> None:
         self._carrier = carrier
-        self._global_ranks = global_ranks
         self.bytes_sent = 0
         self.bytes_received = 0
 
     def send(self, data: bytes, to: int) -> None:
         """Blocks until ``data`` is on its way. RuntimeError if the peer has died, or takes longer than the group's
         timeout."""
-        self.send_tensor(torch.tensor([len(data)], dtype=torch.int64, device="cpu"), to)
-        if data:
-            self.send_tensor(torch.frombuffer(bytearray(data), dtype=torch.uint8), to)
+        self.begin_send(torch.tensor([len(data)], dtype=torch.int64, device="cpu"), to).wait()
+        for begin in range(0, len(data), _PIECE_BYTES):
+            piece = bytearray(memoryview(data)[begin : begin + _PIECE_BYTES])
+            self.begin_send(torch.frombuffer(piece, dtype=torch.uint8), to).wait()
 
     def receive(self, sender: int) -> bytes:
-        """The next message of ``sender``. RuntimeError as for ``send``."""
+        """The next message of ``sender``. RuntimeError as for ``send``; MemoryError once it is through, for the sender
+        waits until all of it is taken."""
         size = torch.empty(1, dtype=torch.int64, device="cpu")
-        self.receive_tensor(size, sender)
-        data = bytearray(int(size))
-        if data:
-            self.receive_tensor(torch.frombuffer(data, dtype=torch.uint8), sender)
+        self.begin_receive(size, sender).wait()
+        num_bytes = int(size)
+        failure: MemoryError | None = None
+        try:
+            data = bytearray(num_bytes)
+        except MemoryError as error:
+            failure, data = error, bytearray(min(num_bytes, _PIECE_BYTES))
+        for begin in range(0, num_bytes, _PIECE_BYTES):
+            at = begin if failure is None else 0
+            piece = memoryview(data)[at : at + min(_PIECE_BYTES, num_bytes - begin)]
+            self.begin_receive(torch.frombuffer(piece, dtype=torch.uint8), sender).wait()
+        if failure is not None:
+            raise failure
         return bytes(data)
 
-    def send_tensor(self, tensor: torch.Tensor, to: int) -> None:
-        """Contiguous, in host memory; the peer knows its size."""
-        dist.send(tensor, dst=self._global_ranks[to], group=self._carrier, tag=_TAG)
-        self.bytes_sent += tensor.nbytes
-
-    def receive_tensor(self, tensor: torch.Tensor, sender: int) -> None:
-        """Fills ``tensor``, which is contiguous and in host memory."""
-        dist.recv(tensor, src=self._global_ranks[sender], group=self._carrier, tag=_TAG)
-        self.bytes_received += tensor.nbytes
-
     def begin_send(self, tensor: torch.Tensor, to: int, kind: int = 0) -> dist.Work:
-        """As ``send_tensor``, without waiting; ``tensor`` must not change until the work is done.
+        """Does not wait; ``tensor``, contiguous and in host memory, must not change until the work is done. The peer
+        knows its size.
 
         Args:
             kind: Small number; messages of different kinds may overtake one another.
         """
-        work = dist.isend(tensor, dst=self._global_ranks[to], group=self._carrier, tag=_TAG + kind)
-        assert work is not None
+        work: dist.Work = self._carrier.send([tensor], to, _TAG + kind)
         self.bytes_sent += tensor.nbytes
         return work
 
     def begin_receive(self, tensor: torch.Tensor, sender: int, kind: int = 0) -> dist.Work:
-        """As ``receive_tensor``, without waiting."""
-        work = dist.irecv(tensor, src=self._global_ranks[sender], group=self._carrier, tag=_TAG + kind)
-        assert work is not None
+        """Begins to fill ``tensor``, which is contiguous and in host memory."""
+        work: dist.Work = self._carrier.recv([tensor], sender, _TAG + kind)
         self.bytes_received += tensor.nbytes
         return work
 
@@ -127,13 +130,18 @@ def peers_of_call() -> Peers | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if any(frame.f_code is step for step in _STEPS):
-            call: Any = frame.f_locals["self"]
-            if not call.use_dist:
+            call: Any = frame.f_locals.get("self")
+            if not isinstance(call, _DistWrapper) or not call.use_dist or _is_fake(call.group):
                 return None
             peers = Peers(call.group, call.rank, call.get_world_size(), call.coordinator_rank)
             return peers if peers.size > 1 else None
         frame = frame.f_back
     return None
+
+
+def _is_fake(group: dist.ProcessGroup | None) -> bool:
+    """Is it torch's process group for dry runs, whose other ranks do not exist?"""
+    return "fake" in str(dist.get_backend_config(group))
 
 
 def planned_by_own_hooks(reader: object) -> bool:
@@ -153,16 +161,20 @@ def planned_by_own_hooks(reader: object) -> bool:
 
 
 _lock = threading.Lock()
-_carriers: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+_carriers: weakref.WeakKeyDictionary[dist.ProcessGroup, _Carrier] = weakref.WeakKeyDictionary()
 
 
-def _carrier_of(group: dist.ProcessGroup) -> dist.ProcessGroup:
+def _carrier_of(group: dist.ProcessGroup) -> _Carrier:
     if _is_carrier(group):
         return group
     with _lock:
-        if group not in _carriers:
-            _carriers[group] = _new_gloo_group(group)
-        return _carriers[group]
+        carrier = _carriers.get(group)
+    if carrier is None:
+        # Without the lock: two groups may be met in another order elsewhere.
+        carrier = _make_carrier(group)
+        with _lock:
+            _carriers[group] = carrier
+    return carrier
 
 
 def _is_carrier(group: dist.ProcessGroup) -> bool:
@@ -170,8 +182,11 @@ def _is_carrier(group: dist.ProcessGroup) -> bool:
     return "cpu:gloo" in str(dist.get_backend_config(group))
 
 
-def _new_gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Without the ranks outside ``group``, which know nothing of this call."""
-    ranks = dist.get_process_group_ranks(group)
-    made: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    return made
+def _make_carrier(group: dist.ProcessGroup) -> _Carrier:
+    """Gloo between the ranks of ``group``, and known to them alone.
+
+    ``new_group`` would name it by how many groups a process has, which need not be the same on all ranks.
+    """
+    c10d: Any = dist.distributed_c10d
+    store = c10d.PrefixStore(f"bytecheckpoint/{group.group_name}", c10d._get_default_store())
+    return c10d.ProcessGroupGloo(store, group.rank(), group.size())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from bytecheckpoint import _C
+from bytecheckpoint.dcp._held_interrupt import HeldInterrupt
 from bytecheckpoint.dcp._peers import Channel, Peers
 from bytecheckpoint.dcp._plan_cache import Answer
 from bytecheckpoint.errors import CheckpointError, RankError, sendable
@@ -50,19 +51,20 @@ class PlanTree:
             Exception: Whatever was raised first on any rank, on all of them.
             CheckpointError: A rank has died, or was not heard of within the timeout of the group.
         """
-        below, failure = self._take_from_below()
-        answers: dict[int, Answer] = {}
-        if plan is None:
-            self._hand_up(held, below, failure)
-            answers, failure = self._await_answers()
-        elif failure is None:
-            try:
-                answers = dict(enumerate(plan(below)))
-            except BaseException as error:
-                failure = error
-        self._hand_down(answers, failure)
-        if failure is not None:
-            raise failure
+        with HeldInterrupt():
+            below, failure = self._take_from_below()
+            answers: dict[int, Answer] = {}
+            if plan is None:
+                self._hand_up(held, below, failure)
+                answers, failure = self._await_answers()
+            elif failure is None:
+                try:
+                    answers = dict(enumerate(plan(below)))
+                except BaseException as error:
+                    failure = error
+            self._hand_down(answers, failure)
+            if failure is not None:
+                raise failure
         return answers[self._peers.rank]
 
     def _take_from_below(self) -> tuple[list[bytes], BaseException | None]:
@@ -75,7 +77,7 @@ class PlanTree:
             except BaseException as of_channel:
                 held, error = b"", of_channel
             below.append(held)
-            failure = failure or error
+            failure = error if failure is None else failure
         return below, failure
 
     def _hand_up(self, held: bytes, below: list[bytes], failure: BaseException | None) -> None:

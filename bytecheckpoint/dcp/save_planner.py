@@ -92,6 +92,7 @@ class BcpSavePlanner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         """What this rank holds."""
         begin = time.perf_counter()
+        self.last_plan = PlanReport()
         mappings = self.mappings if self.flatten_state_dict else None
         state = _C.LocalState(
             dict(self.state_dict),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,59 @@ def send_in_a_ring_of_two() -> None:
 
 def test_ranks_of_a_group_are_numbered_as_in_the_group() -> None:
     run_ranks(3, send_in_a_ring_of_two)
+
+
+def carry_beside_other_groups() -> None:
+    """With another number of groups on each rank, and two groups of the same ranks, met in another order."""
+    _peers._is_carrier = lambda group: False
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    for _ in range(2 * rank):
+        dist.new_group([rank], backend="gloo", use_local_synchronization=True)
+    order = [0, 1] if rank == 0 else [1, 0]
+    channels: dict[int, Any] = {}
+
+    def connect(which: int) -> None:
+        channels[which] = Peers(groups[which], rank, 2, 0).connect()
+
+    threads = [threading.Thread(target=connect, args=(which,)) for which in order]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for which in range(2):
+        if rank == 0:
+            channels[which].send(f"of group {which}".encode(), 1)
+        else:
+            assert channels[which].receive(0) == f"of group {which}".encode()
+
+
+def test_each_group_has_a_carrier_of_its_own() -> None:
+    run_ranks(2, carry_beside_other_groups)
+
+
+def run_out_of_memory() -> None:
+    channel = Peers(None, dist.get_rank(), 2, 0).connect()
+    _peers._PIECE_BYTES = 1 << 20
+    large, small = bytes(range(256)) * 10_000, b"and after it"
+    if dist.get_rank() == 1:
+        channel.send(large, 0)
+        channel.send(small, 0)
+        return
+
+    def scarce(argument: Any = b"") -> bytearray:
+        if argument == len(large):
+            raise MemoryError("as if")
+        return bytearray(argument)
+
+    _peers.bytearray = scarce  # type: ignore[attr-defined]
+    with pytest.raises(MemoryError, match="as if"):
+        channel.receive(1)
+    assert channel.receive(1) == small
+
+
+def test_a_message_for_which_there_is_no_memory_is_taken_all_the_same() -> None:
+    run_ranks(2, run_out_of_memory, limit_s=20)
 
 
 def lose_a_peer() -> float:
