@@ -24,8 +24,8 @@ base::Result<Inventory> merge_inventories(const std::vector<std::string_view>& b
 /// The same for the inventories of ranks 0, 1, ..., of each of which only the order of `blobs` tells the number.
 base::Result<Inventory> merge_ranks(const std::vector<std::string_view>& blobs);
 
-/// The same at a node of a tree: its own inventory, of which only `rank` tells the number, and those of the nodes below,
-/// which know theirs.
+/// The same at a node of a tree: its own inventory, of which only `rank` tells the number, and those of the nodes
+/// below, which know theirs.
 base::Result<Inventory> merge_below(std::string_view own, uint32_t rank, const std::vector<std::string_view>& below);
 
 /// One encoded inventory. kCorrupt for damage; takes no memory beyond a small multiple of the blob.
