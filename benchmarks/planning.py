@@ -164,6 +164,36 @@ def measure_ours(kind: str, num_ranks: int, repetitions: int, idle_limit_s: floa
     }
 
 
+def measure_kept(num_ranks: int, repetitions: int, idle_limit_s: float) -> dict[str, Any]:
+    """A save whose plan the coordinator has kept: from the ranks' unpickled digests to what DCP pickles for them."""
+    from torch.distributed.checkpoint.planner import SavePlan
+
+    from bytecheckpoint import _C, BcpSavePlanner
+    from bytecheckpoint.dcp._held import HeldElsewhere, Ways
+    from bytecheckpoint.dcp._plan_cache import Answer, Planned, part_of, plan_cache
+    from bytecheckpoint.dcp._plan_items import PlanItems, source_of
+
+    planner = BcpSavePlanner()
+    ranks: list[Any] = [
+        HeldElsewhere((0, "", rank), rank.to_bytes(16, "little"), None, NUM_TENSORS, (), True)
+        for rank in range(num_ranks)
+    ]
+    plans = [SavePlan(PlanItems(of_rank), planner_data=Ways(of_rank)) for of_rank in ranks]
+    key = source_of(planner.create_global_plan(plans)[0][0].items).key  # of the exchange that it asks for
+    for rank, of_rank in enumerate(ranks):
+        of_rank.known_answers = (part_of(key, rank),)
+    plan_cache().keep_plan(key, Planned([Answer(b"", NUM_TENSORS)] * num_ranks, _C.without_records({})), 8)
+    seconds = []
+    for _ in range(repetitions):
+        wait_until_idle(idle_limit_s)
+        begin = time.process_time()
+        told = planner.create_global_plan(plans)[0]
+        seconds.append(time.process_time() - begin)
+        if len(told) != num_ranks or source_of(told[-1].items).fan_out is not None:
+            raise RuntimeError("the plan was not found")
+    return {"ranks": num_ranks, "cpu_s": seconds}
+
+
 def _stock_plan(held: Iterator[Held]) -> Any:
     import torch
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
@@ -247,7 +277,7 @@ def main() -> None:
     if unknown := set(kinds) - KINDS.keys():
         parser.error(f"unknown layout: {', '.join(sorted(unknown))}")
 
-    # Stock last: its imports and its garbage would count among our memory.
+    # Stock, and what needs torch, last: imports and garbage would count among our memory.
     rows = []
     limits = (arguments.repetitions, arguments.idle_limit_s)
     for measure, who, sizes in (
@@ -256,12 +286,16 @@ def main() -> None:
     ):
         rows += [(kind, who, measure(kind, num_ranks, *limits)) for kind in kinds for num_ranks in sizes]
 
+    kept = [measure_kept(num_ranks, *limits) for num_ranks in arguments.ranks]
     facts = machine.facts(Path.cwd())
     console = Console(highlight=False, width=150)
     console.print(table_of(rows))
     console.print(f"processor seconds; MiB: the highest resident size of the whole process; {machine.summary(facts)}")
+    for figures in kept:
+        console.print(f"a plan that was kept, {figures['ranks']:,} ranks: {statistics.median(figures['cpu_s']):.4f} s")
     if arguments.json:
         report: dict[str, Any] = {"command": _command(arguments), "machine": facts, "versions": machine.versions()}
+        report["kept"] = kept
         report["figures"] = [{"kind": kind, "who": who} | figures for kind, who, figures in rows]
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -22,7 +22,7 @@ from bytecheckpoint.dcp._peers import peers_of_call, planned_by_own_hooks
 from bytecheckpoint.dcp._relay import Relay
 from bytecheckpoint.errors import CheckpointError, InvalidPlanError, RankError, sendable
 
-__all__ = ["Exchange", "Told", "choose_reading"]
+__all__ = ["Exchange", "Intent", "choose_reading"]
 
 _INDEPENDENT, _COOPERATIVE, _AUTO = "independent", "cooperative", "auto"
 # Of messages between ranks: all must run code that means the same by them.
@@ -43,7 +43,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class Told:
+class Intent:
     """What a rank tells the coordinator with its plan.
 
     Attributes:
@@ -61,7 +61,7 @@ class Told:
     num_bytes: int
 
     @classmethod
-    def by(cls, reader: Reader, save: str, *, comes: bool, num_bytes: int) -> Told:
+    def by(cls, reader: Reader, save: str, *, comes: bool, num_bytes: int) -> Intent:
         """``comes``: ``read_data`` of the reader is our own, so that nothing fails before its exchange."""
         can_share = comes and peers_of_call() is not None and planned_by_own_hooks(reader)
         is_in_memory = _C.is_in_memory(str(reader.path))
@@ -77,16 +77,16 @@ class _Chosen:
 
 def choose_reading(plans: Sequence[LoadPlan]) -> list[LoadPlan]:
     """Coordinator: the plans, with one answer for all. ``auto`` is left to the ranks where it may be worth it."""
-    told = [plan.storage_data for plan in plans]
+    intents = [plan.storage_data for plan in plans]
     reading = _AUTO
-    settings = {t.setting if isinstance(t, Told) and t.can_share else _INDEPENDENT for t in told}
+    settings = {t.setting if isinstance(t, Intent) and t.can_share else _INDEPENDENT for t in intents}
     for setting in (_COOPERATIVE, _INDEPENDENT):
         if setting in settings:
             reading = setting
     if reading == _AUTO:
-        wanted = sum(t.num_bytes for t in told)
-        saved_at_most = wanted * (len(told) - 1) // len(told)
-        if len(told) > _MOST_RANKS or saved_at_most < _LEAST_SAVED_BYTES or all(t.is_in_memory for t in told):
+        wanted = sum(t.num_bytes for t in intents)
+        saved_at_most = wanted * (len(intents) - 1) // len(intents)
+        if len(intents) > _MOST_RANKS or saved_at_most < _LEAST_SAVED_BYTES or all(t.is_in_memory for t in intents):
             reading = _INDEPENDENT
     return [replace(plan, storage_data=_Chosen(reading)) for plan in plans]
 

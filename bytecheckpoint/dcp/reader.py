@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._exchange import Exchange, Told, choose_reading
+from bytecheckpoint.dcp._exchange import Exchange, Intent, choose_reading
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._load import Load, plan_to_read
 from bytecheckpoint.dcp._phases import Phases
@@ -192,13 +192,13 @@ class BcpReader(StorageReader):
         self._phases.end("plan_s")
         # Ranks that saved on their own have saves of their own; all of a load must read such, or none.
         is_alone = self._rank is not None  # then DCP plans with collectives, and reads without
-        told = Told.by(
+        intent = Intent.by(
             self,
             _ALONE if is_alone else checkpoint.save_id,
             comes=not is_alone and _hooks.are_own(self, "read_data"),
             num_bytes=to_read.num_bytes,
         )
-        return dataclasses.replace(plan, storage_data=told)
+        return dataclasses.replace(plan, storage_data=intent)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Coordinator: all ranks must be looking at the same save, and read it in the same way."""

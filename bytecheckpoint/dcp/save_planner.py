@@ -20,17 +20,17 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._held import ONE_CLASS, Held, HeldElsewhere, Later, Told, Ways
+from bytecheckpoint.dcp._held import Held, HeldElsewhere, Ways, refuse_digests
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._part import WritePart
 from bytecheckpoint.dcp._plan_cache import Answer, Planned, digest_of, part_of, plan_cache
 from bytecheckpoint.dcp._plan_items import PlanItems, source_of
 from bytecheckpoint.dcp._plan_tree import PlanTree
+from bytecheckpoint.dcp._told import Later, Told, tell, tell_later
 from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
-from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.report import PlanReport
 
-__all__ = ["BcpSavePlanner", "WritePart", "as_plain", "bytes_of", "may_send_digest", "plan_to_write"]
+__all__ = ["BcpSavePlanner", "WritePart", "as_plain"]
 
 
 class BcpSavePlanner(DefaultSavePlanner):
@@ -120,13 +120,13 @@ class BcpSavePlanner(DefaultSavePlanner):
         key = digest_of((repr(options).encode(), *(of_rank.digest for of_rank in held)))
         cache, planned = self._planned(key, held, options)
         if planned is None:
-            _refuse_digests(held)
+            refuse_digests(held)
             num_items = sum(of_rank.num_items for of_rank in held)
-            self.global_plan = _same_for_all(Later(key, num_items // len(held), self.config.tree_topo_fan_out), held)
+            self.global_plan = tell_later(key, num_items, self.config.tree_topo_fan_out, held)
             self.metadata = Metadata({})
             self._awaited = key, options
         else:
-            self.global_plan = _tell(all_plans, held, key, planned, cache)
+            self.global_plan = tell(all_plans, held, key, planned, cache)
             self.metadata = planned_metadata(planned.manifest)
         if not is_nested and all(isinstance(of_rank, Mapping) for of_rank in data):
             self.metadata.planner_data = dict(ChainMap(*data))  # somebody has added to it; as DCP joins them
@@ -137,12 +137,12 @@ class BcpSavePlanner(DefaultSavePlanner):
         source = source_of(new_plan.items)
         begin = time.perf_counter()
         if isinstance(source, Later):
-            source = self._known(source) if source.fan_out is None else self._exchange(source.key, source.fan_out)
+            source = self._answer_to(source)
             items: Any = PlanItems(source)
             new_plan = dataclasses.replace(new_plan, items=items)
         if isinstance(source, Told) and isinstance(source.held, Held):
             if self.enable_plan_caching and source.all_can_exchange:
-                answers = {**source.held.known, source.part: source.answer}
+                answers = {**source.held.known_answers, source.part: source.answer}
                 plan_cache().keep_answers(source.held.digest, answers, self.config.planner_cache_capacity)
             self.last_plan = PlanReport(
                 cache=source.cache,
@@ -197,14 +197,19 @@ class BcpSavePlanner(DefaultSavePlanner):
         if self.enable_plan_caching:
             plan_cache().keep_plan(key, planned, self.config.planner_cache_capacity)
 
-    def _known(self, later: Later) -> Told:
+    def _answer_to(self, later: Later) -> Told:
+        if later.fan_out is None:
+            return self._answer_by_key(later.key)
+        return self._answer_by_exchange(later.key, later.fan_out)
+
+    def _answer_by_key(self, key: bytes) -> Told:
         assert self._held.peers is not None
-        part = part_of(later.key, self._held.peers.rank)
-        told = Told(self._held, part, self._held.known[part], "hit", all_can_exchange=True)
-        told.num_bytes_received = len(later.key)
+        part = part_of(key, self._held.peers.rank)
+        told = Told(self._held, part, self._held.known_answers[part], "hit", all_can_exchange=True)
+        told.num_bytes_received = len(key)
         return told
 
-    def _exchange(self, key: bytes, fan_out: int) -> Told:
+    def _answer_by_exchange(self, key: bytes, fan_out: int) -> Told:
         held = self._held
         assert held.peers is not None
         channel = held.peers.connect()
@@ -237,59 +242,3 @@ def as_plain(planner: object) -> BcpSavePlanner | None:
     if isinstance(planner, BcpSavePlanner) and _hooks.are_own(planner, *_PER_ITEM) and type(planner.state_dict) is dict:
         return planner
     return None
-
-
-def _tell(
-    plans: list[SavePlan], held: list[Held | HeldElsewhere], key: bytes, planned: Planned, cache: str
-) -> list[SavePlan]:
-    """The plans with what each rank is to write."""
-    parts = [part_of(key, rank) for rank in range(len(held))]
-    all_can_exchange = len(held) > 1 and all(of_rank.can_exchange for of_rank in held)
-    if all_can_exchange and all(part in of_rank.known for of_rank, part in zip(held, parts, strict=True)):
-        return _same_for_all(Later(key, planned.num_items // len(held), None), held)
-    told: list[Any] = [
-        PlanItems(Told(of_rank, part, answer, cache, all_can_exchange=all_can_exchange))
-        for of_rank, part, answer in zip(held, parts, planned.answers, strict=True)
-    ]
-    return [dataclasses.replace(plan, items=items) for plan, items in zip(plans, told, strict=True)]
-
-
-def _same_for_all(later: Later, held: list[Held | HeldElsewhere]) -> list[SavePlan]:
-    items: Any = PlanItems(later)
-    return [SavePlan(items)] * len(held)
-
-
-def _refuse_digests(held: list[Held | HeldElsewhere]) -> None:
-    """What is lacking can be exchanged by all ranks together, or not at all."""
-    for rank, of_rank in enumerate(held):
-        if not of_rank.can_exchange:
-            raise InvalidPlanError(
-                f"rank {rank} cannot exchange plans with others, of which some sent the digest of theirs alone. "
-                f"{ONE_CLASS}"
-            )
-
-
-def may_send_digest(items: Any) -> None:
-    """Called by a writer that looks at no items of other ranks: where the coordinator may know what this rank holds, or
-    plans go through a tree, the digest of it is enough for DCP to gather.
-
-    Only where all ranks can exchange what is lacking: their group is known, and no hook of the planner is somebody's
-    own that sees other ranks' plans or may fail before the exchange.
-    """
-    source = source_of(items)
-    if isinstance(source, Held):
-        source.may_send_digest()
-
-
-def bytes_of(items: Any) -> int:
-    """Of the tensors of a local plan, which is checked if it is another planner's."""
-    source = source_of(items)
-    return source.state.num_bytes if isinstance(source, Held) else _C.WritePlan(items).num_bytes
-
-
-def plan_to_write(items: Any) -> _C.WritePlan:
-    """The plan that our planner made, or one made of its items."""
-    source = source_of(items)
-    if isinstance(source, Told) and isinstance(source.held, Held):
-        return source.plan()
-    return _C.WritePlan(items)

@@ -26,6 +26,7 @@ from torch.futures import Future
 from bytecheckpoint import _C, _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._held import bytes_of, may_send_digest
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._progress import check_progress, progress_bar
 from bytecheckpoint.dcp._save_session import (
@@ -35,8 +36,9 @@ from bytecheckpoint.dcp._save_session import (
     end_unfinished_saves,
     note_coordinator,
 )
+from bytecheckpoint.dcp._told import plan_to_write
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata, plan_of
-from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain, bytes_of, may_send_digest, plan_to_write
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,

@@ -142,7 +142,9 @@ def test_planning(tmp_path: Path) -> None:
     file = tmp_path / "planning.json"
     sizes = ("--ranks", "20", "40", "--stock-ranks", "20", "--repetitions", "1", "--idle-limit-s", "0")
     run("planning.py", *sizes, "--json", str(file))
-    figures = json.loads(file.read_text())["figures"]
+    kept = json.loads(file.read_text())
+    figures = kept["figures"]
+    assert [f["ranks"] for f in kept["kept"]] == [20, 40]
     assert [(f["who"], f["ranks"]) for f in figures] == [("ours", 20), ("ours", 40)] * 4 + [("stock DCP", 20)] * 4
     by_name = {(f["kind"], f["who"], f["ranks"]): f for f in figures}
     for kind in ("ddp", "fsdp", "hsdp", "3-d"):
