@@ -277,16 +277,13 @@ def main() -> None:
     if unknown := set(kinds) - KINDS.keys():
         parser.error(f"unknown layout: {', '.join(sorted(unknown))}")
 
-    # Stock, and what needs torch, last: imports and garbage would count among our memory.
-    rows = []
+    # What needs torch comes later, and stock last: imports and garbage would count among our memory and time.
     limits = (arguments.repetitions, arguments.idle_limit_s)
-    for measure, who, sizes in (
-        (measure_ours, "ours", arguments.ranks),
-        (measure_stock, "stock DCP", arguments.stock_ranks),
-    ):
-        rows += [(kind, who, measure(kind, num_ranks, *limits)) for kind in kinds for num_ranks in sizes]
-
+    rows = [(kind, "ours", measure_ours(kind, size, *limits)) for kind in kinds for size in arguments.ranks]
     kept = [measure_kept(num_ranks, *limits) for num_ranks in arguments.ranks]
+    rows += [
+        (kind, "stock DCP", measure_stock(kind, size, *limits)) for kind in kinds for size in arguments.stock_ranks
+    ]
     facts = machine.facts(Path.cwd())
     console = Console(highlight=False, width=150)
     console.print(table_of(rows))

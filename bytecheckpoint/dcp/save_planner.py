@@ -112,7 +112,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         """Who writes what. Plans that somebody has looked at, and may have changed, are left to DCP's own planner."""
         held = [source_of(plan.items) for plan in all_plans]
         plans_by_itself = _hooks.are_own(self, "_create_global_plan", "_dedup_save_plans")
-        if not plans_by_itself or not all(isinstance(of_rank, Held | HeldElsewhere) for of_rank in held):
+        if not plans_by_itself or not all(isinstance(of_rank, (Held, HeldElsewhere)) for of_rank in held):
             return super().create_global_plan(all_plans)
         data = [plan.planner_data for plan in all_plans]
         is_nested = all(isinstance(of_rank, Ways) for of_rank in data)
