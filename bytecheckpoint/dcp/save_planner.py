@@ -110,14 +110,18 @@ class BcpSavePlanner(DefaultSavePlanner):
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Who writes what. Plans that somebody has looked at, and may have changed, are left to DCP's own planner."""
-        held = [source_of(plan.items) for plan in all_plans]
-        plans_by_itself = _hooks.are_own(self, "_create_global_plan", "_dedup_save_plans")
-        if not plans_by_itself or not all(isinstance(of_rank, (Held, HeldElsewhere)) for of_rank in held):
+        held: list[Held | HeldElsewhere] = []
+        is_nested = True
+        for plan in all_plans:  # once over all of them: there may be tens of thousands
+            of_rank = source_of(plan.items)
+            if not isinstance(of_rank, (Held, HeldElsewhere)):
+                return super().create_global_plan(all_plans)
+            held.append(of_rank)
+            is_nested = is_nested and isinstance(plan.planner_data, Ways)
+        if not _hooks.are_own(self, "_create_global_plan", "_dedup_save_plans"):
             return super().create_global_plan(all_plans)
-        data = [plan.planner_data for plan in all_plans]
-        is_nested = all(isinstance(of_rank, Ways) for of_rank in data)
         options = {"dedup_to_lowest_rank": self.dedup_save_to_lowest_rank, "is_nested": is_nested}
-        key = digest_of((repr(options).encode(), *(of_rank.digest for of_rank in held)))
+        key = digest_of((repr(options).encode(), b"".join([of_rank.digest for of_rank in held])))
         cache, planned = self._planned(key, held, options)
         if planned is None:
             refuse_digests(held)
@@ -128,7 +132,8 @@ class BcpSavePlanner(DefaultSavePlanner):
         else:
             self.global_plan = tell(all_plans, held, key, planned, cache)
             self.metadata = planned_metadata(planned.manifest)
-        if not is_nested and all(isinstance(of_rank, Mapping) for of_rank in data):
+        data = () if is_nested else [plan.planner_data for plan in all_plans]
+        if data and all(isinstance(of_rank, Mapping) for of_rank in data):
             self.metadata.planner_data = dict(ChainMap(*data))  # somebody has added to it; as DCP joins them
         return self.global_plan, self.metadata
 
