@@ -11,17 +11,26 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from bytecheckpoint import _C, _core
 from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain
 from bytecheckpoint.errors import InvalidPlanError
 
-__all__ = ["append_resolved", "append_state"]
+__all__ = ["append_plan"]
 
 # Tensors are resolved and copied in batches of about this size: a planner that makes new tensors as it resolves
 # (casts, gathers) never has more of them alive.
 _BATCH_BYTES = 64 << 20
 
 
-def append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner) -> None:
+def append_plan(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
+    """All that ``plan`` says: from the state dict itself where nobody would miss the calls per item."""
+    plain = as_plain(planner) if plan.is_of_state else None
+    if plain is None:
+        _append_resolved(job, plan, planner)
+    else:
+        _append_state(job, plan, plain)
+
+
+def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner) -> None:
     """All of a plan that C++ made of a state dict; what only torch can handle is resolved one by one."""
     opaque: list[tuple[int, torch.Tensor]] = []
     for position in job.append_state(plan, planner.state_dict):
@@ -33,7 +42,7 @@ def append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner) -
         job.append_bytes(fqn, _resolved_bytes(plan.object_item(position), planner) if data is None else data)
 
 
-def append_resolved(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
+def _append_resolved(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
     """All of a plan as the planner resolves it, item by item and as late as possible."""
     opaque: list[tuple[int, torch.Tensor]] = []
     for begin, end in plan.batches(_BATCH_BYTES):

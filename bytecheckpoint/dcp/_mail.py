@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -34,22 +36,21 @@ class Mail:
 
     def send(self, tensor: torch.Tensor, to: int, kind: int) -> dist.Work | None:
         """Begins to; ``tensor`` must not change until the work is done. None if the peer is lost."""
-        if to in self.lost:
-            return None
-        try:
-            return self._channel.begin_send(tensor, to, kind)
-        except RuntimeError as error:
-            self.lost[to] = error
-            return None
+        return self._begin(self._channel.begin_send, tensor, to, kind)
 
     def receive(self, tensor: torch.Tensor, sender: int, kind: int) -> dist.Work | None:
         """Begins to fill ``tensor``. None if the peer is lost."""
-        if sender in self.lost:
+        return self._begin(self._channel.begin_receive, tensor, sender, kind)
+
+    def _begin(
+        self, begin: Callable[[torch.Tensor, int, int], dist.Work], tensor: torch.Tensor, peer: int, kind: int
+    ) -> dist.Work | None:
+        if peer in self.lost:
             return None
         try:
-            return self._channel.begin_receive(tensor, sender, kind)
+            return begin(tensor, peer, kind)
         except RuntimeError as error:
-            self.lost[sender] = error
+            self.lost[peer] = error
             return None
 
     def wait(self, peer: int, work: dist.Work | None) -> bool:

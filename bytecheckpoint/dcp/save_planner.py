@@ -51,7 +51,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         dedup_replicated_tensors: Deprecated by DCP, and without effect.
         dedup_save_to_lowest_rank: What several ranks hold is written by the lowest of them, whole.
         enable_plan_caching: Keep plans in this process and find them again by what they are made of: names, shapes,
-            dtypes, boxes, ranks and settings, never by a class. Then an unchanged state sends 16 bytes a rank.
+            dtypes, boxes, ranks and settings, never by a class. Then an unchanged state sends 36 bytes a rank.
         config: Settings of cache and tree; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
 
     Attributes:

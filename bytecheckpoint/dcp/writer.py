@@ -24,7 +24,7 @@ from torch.futures import Future
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._append import append_resolved, append_state
+from bytecheckpoint.dcp._append import append_plan
 from bytecheckpoint.dcp._held import bytes_of, may_send_digest
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._progress import check_progress, progress_bar
@@ -37,7 +37,6 @@ from bytecheckpoint.dcp._save_session import (
 )
 from bytecheckpoint.dcp._told import plan_to_write
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata, plan_of
-from bytecheckpoint.dcp.save_planner import as_plain
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
@@ -198,7 +197,7 @@ class BcpWriter(StorageWriter):
             to_write = plan_to_write(plan.items)
             job = self._start_job(session, to_write)
             with self._progress_bar(session, job, to_write.num_bytes):
-                _append_all(job, to_write, planner)
+                append_plan(job, to_write, planner)
                 written = job.finish()
             of_rank, self.last_report = _report(session, job, planner)
             result = RankResult(session.rank, written, tuple(job.file_names), report=of_rank)
@@ -346,14 +345,6 @@ def _report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Ma
         files_swept=commit["files_swept"],
         warnings=commit["warnings"],
     )
-
-
-def _append_all(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
-    plain = as_plain(planner) if plan.is_of_state else None
-    if plain is None:
-        append_resolved(job, plan, planner)
-    else:
-        append_state(job, plan, plain)
 
 
 def _save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedError:

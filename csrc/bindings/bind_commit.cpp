@@ -41,8 +41,9 @@ std::unique_ptr<engine::Commit> begin_commit(std::string directory, const std::s
 }
 
 py::dict commit(engine::Commit& self, const Checkpoint& checkpoint) {
-  const engine::CommitReport report = value_unlocked(
-      [&] { return self.commit(format::encode_metadata_file(checkpoint.whole()), checkpoint.whole().files); });
+  const format::Manifest& manifest = checkpoint.whole();
+  const engine::CommitReport report =
+      value_unlocked([&] { return self.commit(format::encode_metadata_file(manifest), manifest.files); });
   py::dict out;
   out["directory_synced"] = report.directory_synced;
   out["files_swept"] = report.files_swept;
@@ -119,7 +120,7 @@ void bind_commit(py::module_& m) {
       .def(
           "check_files",
           [](engine::Commit& self, const Checkpoint& checkpoint) {
-            run_unlocked([&] { return self.check_files(checkpoint.whole().files); });
+            run_unlocked([&] { return self.check_files(checkpoint.head().files); });
           },
           py::arg("checkpoint"))
       .def("commit", &commit, py::arg("checkpoint"))
