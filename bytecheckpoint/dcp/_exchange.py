@@ -1,94 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of one load tell one another, so that each byte is read by one of them."""
+"""Rounds in which the ranks of one load read together, so that each byte is read by one of them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint import _C
-from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._held_interrupt import HeldInterrupt
+from bytecheckpoint.dcp._intent import AUTO, COOPERATIVE, INDEPENDENT, Chosen, is_worth_sharing
 from bytecheckpoint.dcp._mail import Mail
-from bytecheckpoint.dcp._peers import peers_of_call, planned_by_own_hooks
+from bytecheckpoint.dcp._peers import peers_of_call
 from bytecheckpoint.dcp._relay import Relay
 from bytecheckpoint.errors import CheckpointError, InvalidPlanError, RankError, sendable
 
-__all__ = ["Exchange", "Intent", "choose_reading"]
+__all__ = ["Exchange"]
 
-_INDEPENDENT, _COOPERATIVE, _AUTO = "independent", "cooperative", "auto"
 # Of messages between ranks: all must run code that means the same by them.
 _VERSION = 1
-# `auto` shares where that saves as many bytes as this, and this part of what all ranks would read: what was measured to
-# be no slower than reading twice, on one machine with a fast disk (benchmarks/sharing.py).
-_LEAST_SAVED_BYTES = 256 << 20
-_LEAST_SAVED_PART = 0.2
-# Each rank tells each other what it wants: beyond so many, `auto` does not ask.
-_MOST_RANKS = 512
-
-
-class Reader(Protocol):
-    """What is asked of a storage reader."""
-
-    path: Path
-    config: Config
-
-
-@dataclass(frozen=True)
-class Intent:
-    """What a rank tells the coordinator with its plan.
-
-    Attributes:
-        save: Id of the save that it reads.
-        can_share: Its peers are known, and all of them will come to the exchange if this one does.
-        setting: ``Config.shared_reading``.
-        is_in_memory: The checkpoint is on a file system that is memory of its machine.
-        num_bytes: Of the records that it wants something of.
-    """
-
-    save: str
-    can_share: bool
-    setting: str
-    is_in_memory: bool
-    num_bytes: int
-
-    @classmethod
-    def by(cls, reader: Reader, save: str, *, comes: bool, num_bytes: int) -> Intent:
-        """``comes``: ``read_data`` of the reader is our own, so that nothing fails before its exchange."""
-        can_share = comes and peers_of_call() is not None and planned_by_own_hooks(reader)
-        is_in_memory = _C.is_in_memory(str(reader.path))
-        return cls(save, can_share, reader.config.shared_reading, is_in_memory, num_bytes)
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """What the coordinator answers with the plan: how all ranks read."""
-
-    reading: str
-
-
-def choose_reading(plans: Sequence[LoadPlan]) -> list[LoadPlan]:
-    """Coordinator: the plans, with one answer for all. ``auto`` is left to the ranks where it may be worth it."""
-    intents = [plan.storage_data for plan in plans]
-    reading = _AUTO
-    settings = {t.setting if isinstance(t, Intent) and t.can_share else _INDEPENDENT for t in intents}
-    for setting in (_COOPERATIVE, _INDEPENDENT):
-        if setting in settings:
-            reading = setting
-    if reading == _AUTO:
-        wanted = sum(t.num_bytes for t in intents)
-        saved_at_most = wanted * (len(intents) - 1) // len(intents)
-        if len(intents) > _MOST_RANKS or saved_at_most < _LEAST_SAVED_BYTES or all(t.is_in_memory for t in intents):
-            reading = _INDEPENDENT
-    return [replace(plan, storage_data=_Chosen(reading)) for plan in plans]
 
 
 @dataclass(frozen=True)
@@ -130,7 +65,7 @@ class Exchange:
     def of_call(cls, plan: LoadPlan) -> Exchange | None:
         """With the peers of this call; None if each rank reads for itself."""
         chosen = plan.storage_data
-        if not isinstance(chosen, _Chosen) or chosen.reading == _INDEPENDENT:
+        if not isinstance(chosen, Chosen) or chosen.reading == INDEPENDENT:
             return None
         peers = peers_of_call()
         if peers is None:
@@ -150,14 +85,13 @@ class Exchange:
             BaseException: What another rank failed with.
         """
         self._checkpoint = _identity(checkpoint, path)
-        all_ranges = _C.all_ranges(job) if self._reading == _AUTO else b""
+        all_ranges = _C.all_ranges(job) if self._reading == AUTO else b""
         ranges = self._say(_Statement(_VERSION, self._checkpoint, all_ranges))
-        if self._reading == _AUTO:
+        if self._reading == AUTO:
             plan = _C.SharePlan(ranges)
             saved = plan.bytes_wanted - plan.bytes_distinct
-            is_worth_it = saved >= max(_LEAST_SAVED_BYTES, _LEAST_SAVED_PART * plan.bytes_wanted)
-            self._reading = _COOPERATIVE if is_worth_it else _INDEPENDENT
-        self._is_over = self._reading == _INDEPENDENT
+            self._reading = COOPERATIVE if is_worth_sharing(saved, plan.bytes_wanted) else INDEPENDENT
+        self._is_over = self._reading == INDEPENDENT
 
     def run(self, job: _C.LoadJob) -> dict[str, Any]:
         """A round: fills all that was added to ``job``. Each rank's own reads, and what it receives."""

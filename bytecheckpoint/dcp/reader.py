@@ -19,8 +19,9 @@ from torch.futures import Future
 
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._exchange import Exchange, Intent, choose_reading
+from bytecheckpoint.dcp._exchange import Exchange
 from bytecheckpoint.dcp._hooks import Hooks
+from bytecheckpoint.dcp._intent import Intent, choose_reading
 from bytecheckpoint.dcp._load import Load, plan_to_read
 from bytecheckpoint.dcp._phases import Phases
 from bytecheckpoint.dcp._plan_items import PlanItems

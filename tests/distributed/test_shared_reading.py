@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpWriter, Config
-from bytecheckpoint.dcp import _exchange, _load, _peers
+from bytecheckpoint.dcp import _intent, _load, _peers
 from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.report import LoadReport
 from distributed.ranks import run_ranks
@@ -266,8 +266,8 @@ class _Where:
 
 def auto(path: str, is_in_memory: bool) -> list[str]:
     """As if the checkpoint were larger."""
-    _exchange._C = _Where(is_in_memory)  # type: ignore[assignment]
-    _exchange._LEAST_SAVED_BYTES = MIB
+    _intent._C = _Where(is_in_memory)  # type: ignore[assignment]
+    _intent._LEAST_SAVED_BYTES = MIB
     mesh = init_device_mesh("cpu", (2,))
     full = replicated(filled=True)
     replicas = in_modes(path, ["auto", "auto"])
