@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from bytecheckpoint.dcp.writer import BcpWriter
     from bytecheckpoint.errors import CheckpointError
     from bytecheckpoint.registration import register, registered, unregister
-    from bytecheckpoint.report import LoadReport, PlanReport, Problem, RankSaveReport, SaveReport, VerifyReport
+    from bytecheckpoint.report import (
+        LoadReport,
+        PlanReport,
+        Problem,
+        RankLoadReport,
+        RankSaveReport,
+        SaveReport,
+        VerifyReport,
+    )
     from bytecheckpoint.verification import verify
 
 __version__ = "0.1.0"
@@ -33,6 +41,7 @@ __all__ = [
     "LoadReport",
     "PlanReport",
     "Problem",
+    "RankLoadReport",
     "RankSaveReport",
     "SaveReport",
     "VerifyReport",
@@ -54,6 +63,7 @@ _HOMES = {
     "LoadReport": "bytecheckpoint.report",
     "PlanReport": "bytecheckpoint.report",
     "Problem": "bytecheckpoint.report",
+    "RankLoadReport": "bytecheckpoint.report",
     "RankSaveReport": "bytecheckpoint.report",
     "SaveReport": "bytecheckpoint.report",
     "VerifyReport": "bytecheckpoint.report",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bytecheckpoint.errors import CorruptCheckpointError
 
-__all__ = ["LoadReport", "PlanReport", "Problem", "RankSaveReport", "SaveReport", "VerifyReport"]
+__all__ = ["LoadReport", "PlanReport", "Problem", "RankLoadReport", "RankSaveReport", "SaveReport", "VerifyReport"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +130,8 @@ class SaveReport(RankSaveReport):
             notes.append(f"largest rank {self.balance:.2f}x the mean")
         if self.plan.cache != "off":
             notes.append(f"plan cache {self.plan.cache}")
-        writers = (
-            "1 rank" if len(self.ranks) == 1 else f"{len(self.ranks)} ranks" if self.ranks else f"rank {self.rank}"
-        )
         return (
-            f"saved {self.path}: {_size(self.total_bytes)} by {writers} in {_duration(self.total_s)} "
+            f"saved {self.path}: {_size(self.total_bytes)} by {_who(self)} in {_duration(self.total_s)} "
             f"({_rate(self.gb_per_s)}; {'; '.join(notes)})"
         )
 
@@ -144,55 +141,83 @@ class SaveReport(RankSaveReport):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadReport:
-    """One rank's part of a load.
+class RankLoadReport:
+    """What one rank did until all that it wanted was where it belongs.
 
-    The phases ``metadata_s``, ``plan_s``, ``exchange_s``, ``read_s`` and ``objects_s`` follow one another; together
-    they are ``total_s``.
+    The phases ``metadata_s``, ``plan_s``, ``exchange_s``, ``read_s`` and ``objects_s`` follow one another.
 
     Attributes:
-        path: Directory of the checkpoint.
-        save_id: 32 hex digits.
+        rank: Number of the rank in the load.
         num_boxes: Stored boxes that were read into tensors or buffers.
         num_files: Data files that were opened.
         bytes_wanted: Bytes of those boxes.
         bytes_read: Bytes that this rank read: whole blocks of 256 KiB, each once.
         bytes_received: Bytes that another rank read for this one, and sent.
-        reading: ``independent``, or ``cooperative`` where the ranks shared it.
         seconds: Reading, verifying and scattering, of tensors and objects.
         metadata_s: Seconds of reading ``.metadata``.
         plan_s: Seconds from there until this rank's own plan was ready.
         exchange_s: Seconds from there until all ranks had agreed on what to read.
         read_s: Seconds of bringing tensors to where they belong.
         objects_s: Seconds of reading and unpacking all that is not a tensor.
-        total_s: Seconds from the beginning to the end of this rank's part.
     """
 
-    path: str
-    save_id: str
+    rank: int = 0
     num_boxes: int = 0
     num_files: int = 0
     bytes_wanted: int = 0
     bytes_read: int = 0
     bytes_received: int = 0
-    reading: str = "independent"
     seconds: float = 0.0
     metadata_s: float = 0.0
     plan_s: float = 0.0
     exchange_s: float = 0.0
     read_s: float = 0.0
     objects_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReport(RankLoadReport):
+    """One rank's part of a load; on the coordinator, all of it.
+
+    The phases and, on the coordinator, ``wait_s`` after them are together ``total_s``.
+
+    Attributes:
+        path: Directory of the checkpoint.
+        save_id: 32 hex digits.
+        reading: ``independent``, or ``cooperative`` where the ranks shared it.
+        wait_s: Seconds of the coordinator waiting until all ranks had what they wanted; 0 on others.
+        total_s: Seconds from the beginning to the end on this rank.
+        ranks: On the coordinator, all ranks in the order of their numbers; empty on others. Empty also where not all
+            ranks were certain to come to tell it: ``read_data`` of the reader or ``finish_plan`` of the planner is
+            overridden, or each rank read what it had saved without collectives.
+    """
+
+    path: str
+    save_id: str
+    reading: str = "independent"
+    wait_s: float = 0.0
     total_s: float = 0.0
+    ranks: tuple[RankLoadReport, ...] = ()
+
+    @property
+    def total_bytes_wanted(self) -> int:
+        """``bytes_wanted`` of all ``ranks``; without them, of this rank."""
+        return sum(of_rank.bytes_wanted for of_rank in self.ranks) if self.ranks else self.bytes_wanted
+
+    @property
+    def total_bytes_read(self) -> int:
+        """``bytes_read`` of all ``ranks``; without them, of this rank."""
+        return sum(of_rank.bytes_read for of_rank in self.ranks) if self.ranks else self.bytes_read
 
     @property
     def gb_per_s(self) -> float:
-        """``bytes_wanted`` in 10^9 bytes by ``total_s``."""
-        return _ratio(self.bytes_wanted / 1e9, self.total_s)
+        """``total_bytes_wanted`` in 10^9 bytes by ``total_s``."""
+        return _ratio(self.total_bytes_wanted / 1e9, self.total_s)
 
     @property
     def read_amplification(self) -> float:
-        """``bytes_read`` by ``bytes_wanted``; 0 if nothing was wanted."""
-        return _ratio(self.bytes_read, self.bytes_wanted)
+        """``total_bytes_read`` by ``total_bytes_wanted``; 0 if nothing was wanted. Below 1 where ranks share."""
+        return _ratio(self.total_bytes_read, self.total_bytes_wanted)
 
     def summary(self) -> str:
         """One line for people. Its phases add up to the whole."""
@@ -202,15 +227,23 @@ class LoadReport:
             "read": self.read_s,
             "objects": self.objects_s,
         }
-        notes = [_in_words(phases), f"read {self.read_amplification:.2f}x what it needed"]
+        if self.wait_s > 0:
+            phases["wait"] = self.wait_s
+        notes = [_in_words(phases), f"read {self.read_amplification:.2f}x what was wanted"]
         return (
-            f"loaded {self.path}: {_size(self.bytes_wanted)} on this rank in {_duration(self.total_s)} "
+            f"loaded {self.path}: {_size(self.total_bytes_wanted)} by {_who(self)} in {_duration(self.total_s)} "
             f"({_rate(self.gb_per_s)}; {'; '.join(notes)})"
         )
 
     def to_json(self) -> str:
-        """All of it as a JSON object: fields under their names, ``gb_per_s`` and ``read_amplification``."""
-        return _to_json(self, gb_per_s=self.gb_per_s, read_amplification=self.read_amplification)
+        """All of it as a JSON object: fields under their names, and the properties but ``summary``."""
+        return _to_json(
+            self,
+            total_bytes_wanted=self.total_bytes_wanted,
+            total_bytes_read=self.total_bytes_read,
+            gb_per_s=self.gb_per_s,
+            read_amplification=self.read_amplification,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +308,13 @@ def _keys(problem: Problem) -> str:
 
 def _ratio(value: float, by: float) -> float:
     return value / by if by > 0 else 0.0
+
+
+def _who(report: SaveReport | LoadReport) -> str:
+    """Did what the report says: 4 ranks."""
+    if not report.ranks:
+        return f"rank {report.rank}"
+    return "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
 
 
 def _to_json(report: SaveReport | LoadReport, **derived: float | None) -> str:

@@ -38,38 +38,47 @@ class Intent:
 
     Attributes:
         save: Id of the save that it reads.
-        can_share: Its peers are known, and all of them will come to the exchange if this one does.
+        comes: Its peers are known, and all of them will come to what follows in ``read_data`` if this one does.
         setting: ``Config.shared_reading``.
         is_in_memory: The checkpoint is on a file system that is memory of its machine.
         num_bytes: Of the records that it wants something of.
     """
 
     save: str
-    can_share: bool
+    comes: bool
     setting: str
     is_in_memory: bool
     num_bytes: int
 
     @classmethod
-    def by(cls, reader: Reader, save: str, *, comes: bool, num_bytes: int) -> Intent:
-        """``comes``: ``read_data`` of the reader is our own, so that nothing fails before its exchange."""
-        can_share = comes and peers_of_call() is not None and planned_by_own_hooks(reader)
+    def by(cls, reader: Reader, save: str, *, reads_by_own_hook: bool, num_bytes: int) -> Intent:
+        """``reads_by_own_hook``: ``read_data`` of the reader is our own, so that nothing fails before its exchange."""
+        comes = reads_by_own_hook and peers_of_call() is not None and planned_by_own_hooks(reader)
         is_in_memory = _C.is_in_memory(str(reader.path))
-        return cls(save, can_share, reader.config.shared_reading, is_in_memory, num_bytes)
+        return cls(save, comes, reader.config.shared_reading, is_in_memory, num_bytes)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the coordinator answers with the plan: how all ranks read."""
+    """What the coordinator answers with the plan: how all ranks read.
+
+    Attributes:
+        reading: ``independent``, ``cooperative``, or ``auto`` where the ranks have to find out together.
+        all_come: ``Intent.comes`` of all ranks.
+        num_ranks: Of the load.
+    """
 
     reading: str
+    all_come: bool
+    num_ranks: int
 
 
 def choose_reading(plans: Sequence[LoadPlan]) -> list[LoadPlan]:
     """Coordinator: the plans, with one answer for all. ``auto`` is left to the ranks where it may be worth it."""
     intents = [plan.storage_data for plan in plans]
     reading = AUTO
-    settings = {t.setting if isinstance(t, Intent) and t.can_share else INDEPENDENT for t in intents}
+    all_come = all(isinstance(t, Intent) and t.comes for t in intents)
+    settings = {t.setting for t in intents} if all_come else {INDEPENDENT}
     for setting in (COOPERATIVE, INDEPENDENT):
         if setting in settings:
             reading = setting
@@ -78,7 +87,7 @@ def choose_reading(plans: Sequence[LoadPlan]) -> list[LoadPlan]:
         saved_at_most = wanted * (len(intents) - 1) // len(intents)
         if len(intents) > _MOST_RANKS or saved_at_most < _LEAST_SAVED_BYTES or all(t.is_in_memory for t in intents):
             reading = INDEPENDENT
-    return [replace(plan, storage_data=Chosen(reading)) for plan in plans]
+    return [replace(plan, storage_data=Chosen(reading, all_come, len(plans))) for plan in plans]
 
 
 def is_worth_sharing(bytes_saved: int, bytes_wanted: int) -> bool:

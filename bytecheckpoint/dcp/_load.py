@@ -26,7 +26,6 @@ from bytecheckpoint.errors import (
     ShapeMismatchError,
     UnsafeObjectError,
 )
-from bytecheckpoint.report import LoadReport
 
 __all__ = ["Load", "plan_to_read"]
 
@@ -45,7 +44,11 @@ def plan_to_read(checkpoint: _C.Checkpoint, plan: LoadPlan) -> _C.ReadPlan:
 
 
 class Load:
-    """One rank's reading of one plan."""
+    """One rank's reading of one plan.
+
+    Attributes:
+        done: What was read so far, by the fields of a ``RankLoadReport``.
+    """
 
     def __init__(
         self,
@@ -73,15 +76,15 @@ class Load:
             num_io_threads=config.io_threads,
             ring_bytes=config.ring_bytes,
         )
-        self._totals: dict[str, Any] = {"path": path, "save_id": checkpoint.save_id}
+        self._path = path
+        self.done: dict[str, Any] = {}
         if exchange is not None:
             exchange.agree(checkpoint, self._job, path)
-            self._totals["reading"] = exchange.reading
 
     def progress_bar(self) -> AbstractContextManager[None]:
         """Shows, in a ``with`` block, how much of what is wanted has been read."""
         job = self._job
-        return progress_bar(f"loading {self._totals['path']}", job.bytes_wanted, lambda: job.bytes_done)
+        return progress_bar(f"loading {self._path}", job.bytes_wanted, lambda: job.bytes_done)
 
     def tensors(self) -> None:
         """Straight into the destinations where their memory allows; the rest through host copies, a few at a time."""
@@ -171,13 +174,10 @@ class Load:
             self._run()
             yield from turn
 
-    def report(self) -> LoadReport:
-        return LoadReport(**self._totals)
-
     def _run(self) -> None:
         done = self._job.run() if self._exchange is None else self._exchange.run(self._job)
         for name, value in done.items():
-            self._totals[name] = self._totals.get(name, 0) + value
+            self.done[name] = self.done.get(name, 0) + value
 
 
 def _plain_object(fqn: str, buffer: bytearray, config: Config) -> Any:

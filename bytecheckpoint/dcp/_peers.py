@@ -13,7 +13,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,8 @@ _FINISH_PLAN = DefaultLoadPlanner.finish_plan
 _TAG = 0xB9C
 # A message goes in pieces, so that one for which there is no memory can still be taken.
 _PIECE_BYTES = 16 << 20
+
+T = TypeVar("T")
 
 _Carrier: TypeAlias = Any
 """A ProcessGroup, or the gloo backend by itself: their messages are sent alike, and torch has no type for both."""
@@ -70,6 +72,13 @@ class Peers:
         group = self.group or dist.group.WORLD
         assert group is not None
         return Channel(_carrier_of(group))
+
+    def gather(self, value: T) -> list[T] | None:
+        """Collective: all ranks must call it. ``value`` of each, by rank, on the coordinator; None on the others.
+
+        It goes the way on which DCP gathers plans, so it works wherever DCP does.
+        """
+        return _DistWrapper(self.group, True, self.coordinator).gather_object(value)
 
 
 class Channel:

@@ -20,6 +20,7 @@ from torch.futures import Future
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._exchange import Exchange
+from bytecheckpoint.dcp._gather import Gather
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._intent import Intent, choose_reading
 from bytecheckpoint.dcp._load import Load, plan_to_read
@@ -33,7 +34,7 @@ from bytecheckpoint.errors import (
     CheckpointNotFoundError,
     sendable,
 )
-from bytecheckpoint.report import LoadReport
+from bytecheckpoint.report import LoadReport, RankLoadReport
 
 __all__ = ["BcpReader"]
 
@@ -81,7 +82,8 @@ class BcpReader(StorageReader):
         config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
 
     Attributes:
-        last_report: Of this rank's part of the last load that brought everything; None before the first.
+        last_report: Of the last load in which this rank got all that it wanted, on the coordinator of the last in which
+            all ranks did; None before the first.
 
     During a load, on all ranks and inside DCP's ``CheckpointException``: ``CheckpointNotFoundError``,
     ``CorruptCheckpointError`` (file and offset), ``CheckpointChangedError`` (a newer commit; load again),
@@ -111,6 +113,7 @@ class BcpReader(StorageReader):
         self._rank: int | None = None  # whose part is read, of a checkpoint that was saved without collectives
         self._error: CheckpointError | None = None
         self._is_coordinator = False
+        self._number = 0  # of this rank among those that load
         self._phases = Phases()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -181,6 +184,7 @@ class BcpReader(StorageReader):
         if isinstance(metadata, _FailedMetadata):
             metadata._raise()
         self._is_coordinator = is_coordinator
+        self._number = kwargs.get("rank", 0)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
@@ -196,7 +200,7 @@ class BcpReader(StorageReader):
         intent = Intent.by(
             self,
             _ALONE if is_alone else checkpoint.save_id,
-            comes=not is_alone and _hooks.are_own(self, "read_data"),
+            reads_by_own_hook=not is_alone and _hooks.are_own(self, "read_data"),
             num_bytes=to_read.num_bytes,
         )
         return dataclasses.replace(plan, storage_data=intent)
@@ -213,27 +217,46 @@ class BcpReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads, verifies and scatters everything that ``plan`` asks for."""
-        phases = self._phases
-        phases.end("exchange_s")
+        self._phases.end("exchange_s")
+        gather: Gather[RankLoadReport] = Gather.of_call(plan)
         try:
-            with Exchange.of_call(plan) or nullcontext() as exchange:
-                load = Load(self._opened(), plan, str(self.path), self._rank, self.config, planner, exchange)
-                with load.progress_bar() if self.config.progress and self._is_coordinator else nullcontext():
-                    load.tensors()
-                    phases.end("read_s")
-                    load.objects()
-            phases.end("objects_s")
+            with gather:
+                self._read(plan, planner, gather)
         except Exception as error:
             sent = sendable(error)  # to every rank, by DCP
             if sent is error:
                 raise
             raise sent from error
-        self.last_report = dataclasses.replace(load.report(), **phases.seconds, total_s=phases.total_s)
-        if self._is_coordinator:
-            _logger.info("%s", self.last_report.summary())
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _read(self, plan: LoadPlan, planner: LoadPlanner, gather: Gather[RankLoadReport]) -> None:
+        phases, checkpoint = self._phases, self._opened()
+        with Exchange.of_call(plan) or nullcontext() as exchange:
+            load = Load(checkpoint, plan, str(self.path), self._rank, self.config, planner, exchange)
+            with load.progress_bar() if self.config.progress and self._is_coordinator else nullcontext():
+                load.tensors()
+                phases.end("read_s")
+                load.objects()
+        phases.end("objects_s")
+        own: dict[str, Any] = {"rank": self._number, **load.done, **phases.seconds}
+        ranks = gather.bring(RankLoadReport(**own))
+        if len(ranks) > 1:
+            phases.end("wait_s")
+        whole = tuple(of_rank for of_rank in ranks if of_rank is not None)
+        if len(whole) < len(ranks):
+            return  # some have failed, which DCP raises on all ranks
+        self.last_report = LoadReport(
+            path=str(self.path),
+            save_id=checkpoint.save_id,
+            reading="independent" if exchange is None else exchange.reading,
+            **{**own, **phases.seconds},
+            total_s=phases.total_s,
+            ranks=whole,
+        )
+        if self._is_coordinator:
+            _logger.info("%s", self.last_report.summary())
 
     def _opened(self) -> _C.Checkpoint:
         if self._checkpoint is None:

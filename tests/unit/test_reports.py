@@ -25,6 +25,7 @@ from bytecheckpoint import (
     BcpWriter,
     LoadReport,
     PlanReport,
+    RankLoadReport,
     RankSaveReport,
     SaveReport,
 )
@@ -104,8 +105,16 @@ def test_json_has_every_field_and_property() -> None:
         wanted = [*map(dataclasses.asdict, value)] if field.name == "ranks" else value
         assert kept.pop(field.name) == plain(dataclasses.asdict(wanted) if field.name == "plan" else wanted)
     assert kept == {"total_bytes": 4, "gb_per_s": 2e-9, "balance": 1.5}
-    loaded = LoadReport(path="/\udcff", save_id="x", bytes_wanted=2, bytes_read=3, total_s=2.0)
-    assert json.loads(loaded.to_json()) == {**dataclasses.asdict(loaded), "gb_per_s": 1e-9, "read_amplification": 1.5}
+    of_ranks = tuple(RankLoadReport(rank=rank, bytes_wanted=2 + rank, bytes_read=3, read_s=0.5) for rank in range(2))
+    loaded = LoadReport(path="/\udcff", save_id="x", bytes_wanted=2, bytes_read=3, total_s=2.0, ranks=of_ranks)
+    assert json.loads(loaded.to_json()) == {
+        **dataclasses.asdict(loaded),
+        "ranks": [*map(dataclasses.asdict, of_ranks)],
+        "total_bytes_wanted": 5,
+        "total_bytes_read": 6,
+        "gb_per_s": 2.5e-9,
+        "read_amplification": 1.2,
+    }
 
 
 def test_the_line_of_a_save() -> None:
@@ -138,6 +147,7 @@ def test_the_line_of_a_load() -> None:
     report = LoadReport(
         path="/ckpt",
         save_id="",
+        rank=3,
         bytes_wanted=42_000_000_000,
         bytes_read=84_000_000_000,
         metadata_s=0.003,
@@ -148,8 +158,14 @@ def test_the_line_of_a_load() -> None:
         total_s=1.5151,
     )
     assert report.summary() == (
-        "loaded /ckpt: 42.00 GB on this rank in 1.52 s (28 GB/s; metadata 3.0 ms, plan 2.0 ms, read 1.50 s, "
-        "objects 10 ms; read 2.00x what it needed)"
+        "loaded /ckpt: 42.00 GB by rank 3 in 1.52 s (28 GB/s; metadata 3.0 ms, plan 2.0 ms, read 1.50 s, "
+        "objects 10 ms; read 2.00x what was wanted)"
+    )
+    of_ranks = (RankLoadReport(bytes_wanted=42_000_000_000, bytes_read=42_000_000_000),) * 4
+    of_all = dataclasses.replace(report, ranks=of_ranks, wait_s=0.4849, total_s=2.0)
+    assert of_all.summary() == (
+        "loaded /ckpt: 168.00 GB by 4 ranks in 2.00 s (84 GB/s; metadata 3.0 ms, plan 2.0 ms, read 1.50 s, "
+        "objects 10 ms, wait 485 ms; read 1.00x what was wanted)"
     )
 
 

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks report of a load is what the coordinator reports of them, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner
+
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config, LoadReport, RankLoadReport
+from bytecheckpoint.dcp import _gather
+from distributed.failing import Reason
+from distributed.ranks import RanksFailed, failures, run_ranks
+from distributed.states import check
+from distributed.test_reports import logged, state
+from distributed.test_shared_failures import BcpFailsLate, FailsLate
+from distributed.test_shared_reading import OwnFinish, Wrapper
+
+NUM_RANKS = 4
+BYTES_OF_ALL = 800_000
+
+
+def empty() -> dict[str, Any]:
+    return {key: torch.zeros_like(tensor) for key, tensor in state().items()}
+
+
+def load(reader: BcpReader, planner: DefaultLoadPlanner | None = None, **how: Any) -> LoadReport:
+    got = empty()
+    dcp.load(got, storage_reader=reader, planner=planner, **how)
+    check(got, state())
+    assert reader.last_report is not None
+    return reader.last_report
+
+
+def save(path: str) -> None:
+    dcp.save(state(), storage_writer=BcpWriter(path))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    run_ranks(NUM_RANKS, save, str(tmp_path))
+    return str(tmp_path)
+
+
+def own_part(report: LoadReport) -> RankLoadReport:
+    return RankLoadReport(**{field.name: getattr(report, field.name) for field in dataclasses.fields(RankLoadReport)})
+
+
+def load_and_log(path: str, planned_by_us: bool, config: Config) -> tuple[LoadReport, list[str]]:
+    lines = logged()
+    return load(BcpReader(path, config=config), BcpLoadPlanner() if planned_by_us else None), lines
+
+
+@pytest.mark.parametrize("reading", ["independent", "cooperative"])
+@pytest.mark.parametrize("planned_by_us", [False, True])
+def test_the_coordinator_knows_all_ranks(path: str, planned_by_us: bool, reading: str) -> None:
+    of_ranks = run_ranks(NUM_RANKS, load_and_log, path, planned_by_us, Config(shared_reading=reading))
+    reports, lines = zip(*of_ranks, strict=True)
+    ours = reports[0]
+    assert [report.rank for report in reports] == [*range(NUM_RANKS)]
+    assert ours.ranks == tuple(map(own_part, reports))
+    wanted = [(rank + 1) * 1000 * 100 * 8 + BYTES_OF_ALL for rank in range(NUM_RANKS)]
+    assert [of_rank.bytes_wanted for of_rank in ours.ranks] == wanted
+    assert ours.total_bytes_wanted == sum(wanted)
+    assert ours.total_bytes_read == sum(report.bytes_read for report in reports)
+    assert ours.read_amplification == ours.total_bytes_read / sum(wanted)
+    assert [of_rank["bytes_wanted"] for of_rank in json.loads(ours.to_json())["ranks"]] == wanted
+    assert f"{sum(wanted) / 1e6:.2f} MB by {NUM_RANKS} ranks" in ours.summary()
+    assert [*lines] == [[ours.summary()], [], [], []]
+    for rank, report in enumerate(reports):
+        assert report.reading == reading
+        assert report.bytes_read + report.bytes_received >= report.bytes_wanted == wanted[rank]
+        phases = (report.metadata_s, report.plan_s, report.exchange_s, report.read_s, report.objects_s, report.wait_s)
+        assert math.isclose(sum(phases), report.total_s)
+        assert (report.wait_s > 0) == (rank == 0)
+    for report in reports[1:]:
+        assert (report.ranks, report.total_bytes_wanted) == ((), report.bytes_wanted)
+
+
+def load_on_a_group(path: str) -> LoadReport | None:
+    """Two groups at once; the coordinator of the second is its second rank."""
+    groups = [dist.new_group([0, 1]), dist.new_group([3, 2])]
+    number = dist.get_rank() // 2
+    got = {"shared": torch.zeros_like(state()["shared"])}
+    reader = BcpReader(path)
+    dcp.load(got, storage_reader=reader, process_group=groups[number])
+    return reader.last_report
+
+
+def test_a_group_reports_to_its_coordinator(path: str) -> None:
+    reports: Any = run_ranks(NUM_RANKS, load_on_a_group, path)
+    for pair in (reports[:2], reports[2:]):
+        assert [report.rank for report in pair] == [0, 1]
+        assert [report.ranks for report in pair] == [tuple(map(own_part, pair)), ()]
+
+
+def one_rank_fails(path: str, failing: Any) -> None:
+    reader, lines = BcpReader(path), logged()
+    load(reader)
+    del lines[:]
+    for rank in (0, 2):
+        before = reader.last_report
+        planner = failing(hook="resolve_tensor", rank=rank)
+        found = failures(partial(dcp.load, empty(), storage_reader=reader, planner=planner))
+        assert {r: (type(e), str(e)) for r, e in found.items()} == {rank: (Reason, f"resolve_tensor on rank {rank}")}
+        if dist.get_rank() in (0, rank):
+            assert reader.last_report is before
+    assert lines == []
+    again = load(reader)
+    assert len(again.ranks) == (NUM_RANKS if dist.get_rank() == 0 else 0)
+
+
+@pytest.mark.parametrize("failing", [FailsLate, BcpFailsLate])
+def test_a_load_that_failed_on_one_rank_is_no_load(path: str, failing: Any) -> None:
+    run_ranks(NUM_RANKS, one_rank_fails, path, failing)
+
+
+class Slow(DefaultLoadPlanner):
+    """Takes so long that the others wait for it at the end."""
+
+    def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+        time.sleep(0.5)
+
+
+def interrupted_while_waiting(path: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    meet = _gather.Gather._meet
+
+    def press_and_meet(gather: Any, value: Any) -> Any:
+        if dist.get_rank() == 1:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return meet(gather, value)
+
+    _gather.Gather._meet = press_and_meet  # type: ignore[method-assign]
+    planner = Slow() if dist.get_rank() == 2 else None
+    found = failures(partial(dcp.load, empty(), storage_reader=BcpReader(path), planner=planner))
+    assert {rank: type(error) for rank, error in found.items()} == {1: KeyboardInterrupt}
+    _gather.Gather._meet = meet  # type: ignore[method-assign]
+    load(BcpReader(path))
+
+
+def test_ctrl_c_on_a_rank_that_waits_for_a_slow_one(path: str) -> None:
+    run_ranks(NUM_RANKS, interrupted_while_waiting, path)
+
+
+def lose_a_rank(path: str) -> None:
+    if dist.get_rank() == 1:
+        _gather.Gather.bring = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    try:
+        load(BcpReader(path))
+    except BaseException as error:
+        raise ValueError(f"seen by {dist.get_rank()}: {error}") from None
+
+
+def test_a_rank_that_is_killed_leaves_no_rank_waiting(path: str) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(NUM_RANKS, lose_a_rank, path, limit_s=40)
+    text = str(caught.value)
+    assert "rank 1 did not end, or died" in text
+    assert all(f"seen by {rank}" in text for rank in (0, 2, 3)), text
+
+
+def not_sure_that_all_come(path: str) -> None:
+    assert load(BcpReader(path), OwnFinish()).ranks == ()
+    assert load(Wrapper(path)).ranks == ()
+    alone = load(BcpReader(path), no_dist=True)
+    assert alone.ranks == (own_part(alone),)
+
+
+def test_nobody_waits_for_ranks_that_may_not_come(path: str) -> None:
+    run_ranks(2, not_sure_that_all_come, path)
+
+
+def parts_of_their_own(path: str) -> tuple[LoadReport, list[str]]:
+    lines = logged()
+    dcp.save(state(), storage_writer=BcpWriter(path), use_collectives=False)
+    del lines[:]
+    return load(BcpReader(path)), lines
+
+
+def test_parts_that_were_saved_without_collectives(tmp_path: Path) -> None:
+    reports, lines = zip(*run_ranks(2, parts_of_their_own, str(tmp_path)), strict=True)
+    assert [(report.rank, report.ranks) for report in reports] == [(0, ()), (1, ())]
+    assert "MB by rank 0 in" in reports[0].summary()
+    assert [*lines] == [[reports[0].summary()], []]
+
+
+def test_one_process(path: str) -> None:
+    reader = BcpReader(path)
+    dcp.load({"shared": torch.zeros(100_000, dtype=torch.int64)}, storage_reader=reader)
+    report = reader.last_report
+    assert report is not None
+    assert report.ranks == (own_part(report),)
+    assert (report.wait_s, report.total_bytes_wanted) == (0.0, BYTES_OF_ALL)
+    assert "800.00 kB by 1 rank in" in report.summary()
