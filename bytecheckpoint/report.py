@@ -179,17 +179,18 @@ class RankLoadReport:
 class LoadReport(RankLoadReport):
     """One rank's part of a load; on the coordinator, all of it.
 
-    The phases and, on the coordinator, ``wait_s`` after them are together ``total_s``.
+    The phases, and ``wait_s`` after them, are together ``total_s``.
 
     Attributes:
         path: Directory of the checkpoint.
         save_id: 32 hex digits.
         reading: ``independent``, or ``cooperative`` where the ranks shared it.
-        wait_s: Seconds of the coordinator waiting until all ranks had what they wanted; 0 on others.
+        wait_s: Seconds of waiting at the end: where ranks share their reading, until none needs this one any more; on
+            the coordinator, if it knows the ``ranks``, until all had what they wanted.
         total_s: Seconds from the beginning to the end on this rank.
         ranks: On the coordinator, all ranks in the order of their numbers; empty on others. Empty also where not all
-            ranks were certain to come to tell it: ``read_data`` of the reader or ``finish_plan`` of the planner is
-            overridden, or each rank read what it had saved without collectives.
+            ranks were certain to come to tell it: the reader is wrapped, its ``read_data`` or ``finish_plan`` of the
+            planner is overridden, or each rank read what it had saved without collectives.
     """
 
     path: str
@@ -226,9 +227,8 @@ class LoadReport(RankLoadReport):
             "plan": self.plan_s + self.exchange_s,
             "read": self.read_s,
             "objects": self.objects_s,
+            "wait": self.wait_s,
         }
-        if self.wait_s > 0:
-            phases["wait"] = self.wait_s
         notes = [_in_words(phases), f"read {self.read_amplification:.2f}x what was wanted"]
         return (
             f"loaded {self.path}: {_size(self.total_bytes_wanted)} by {_who(self)} in {_duration(self.total_s)} "

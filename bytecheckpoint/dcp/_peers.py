@@ -11,16 +11,17 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.utils import _DistWrapper
 
-__all__ = ["Channel", "Peers", "peers_of_call", "planned_by_own_hooks"]
+__all__ = ["Channel", "Peers", "peers_of_call", "planned_by_own_hooks", "rank_of_call"]
 
 # The methods in which DCP calls hooks.
 _STEPS = tuple(
@@ -34,8 +35,6 @@ _FINISH_PLAN = DefaultLoadPlanner.finish_plan
 _TAG = 0xB9C
 # A message goes in pieces, so that one for which there is no memory can still be taken.
 _PIECE_BYTES = 16 << 20
-
-T = TypeVar("T")
 
 _Carrier: TypeAlias = Any
 """A ProcessGroup, or the gloo backend by itself: their messages are sent alike, and torch has no type for both."""
@@ -73,12 +72,22 @@ class Peers:
         assert group is not None
         return Channel(_carrier_of(group))
 
-    def gather(self, value: T) -> list[T] | None:
-        """Collective: all ranks must call it. ``value`` of each, by rank, on the coordinator; None on the others.
+    def begin_gather(self, tensor: torch.Tensor) -> tuple[dist.Work, list[torch.Tensor]]:
+        """Collective: all ranks must call it, with tensors of one shape and dtype. It does not wait.
 
-        It goes the way on which DCP gathers plans, so it works wherever DCP does.
+        Returns:
+            When the work is done, ``tensor`` of each rank, by rank, on the coordinator; nothing on the others. On the
+            device that the group uses for objects, as DCP's own exchanges do.
         """
-        return _DistWrapper(self.group, True, self.coordinator).gather_object(value)
+        c10d: Any = dist.distributed_c10d
+        mine = tensor.to(c10d._get_object_coll_device(self.group))
+        gathered = [torch.empty_like(mine) for _ in range(self.size)] if self.is_coordinator else []
+        group = self.group or dist.group.WORLD
+        assert group is not None
+        to = dist.get_global_rank(group, self.coordinator)
+        work = dist.gather(mine, gathered or None, dst=to, group=group, async_op=True)
+        assert work is not None
+        return work, gathered
 
 
 class Channel:
@@ -146,6 +155,13 @@ def peers_of_call() -> Peers | None:
             return peers if peers.size > 1 else None
         frame = frame.f_back
     return None
+
+
+def rank_of_call(said: Mapping[str, Any]) -> int:
+    """Of this rank in the call; ``said`` are the keyword arguments of a hook, which in older DCP are fewer, and which
+    do not reach a hook behind an override without them."""
+    peers = peers_of_call()
+    return said.get("rank", 0) if peers is None else peers.rank
 
 
 def _is_fake(group: dist.ProcessGroup | None) -> bool:

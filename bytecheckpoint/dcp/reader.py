@@ -24,6 +24,7 @@ from bytecheckpoint.dcp._gather import Gather
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._intent import Intent, choose_reading
 from bytecheckpoint.dcp._load import Load, plan_to_read
+from bytecheckpoint.dcp._peers import rank_of_call
 from bytecheckpoint.dcp._phases import Phases
 from bytecheckpoint.dcp._plan_items import PlanItems
 from bytecheckpoint.dcp._progress import check_progress
@@ -184,7 +185,9 @@ class BcpReader(StorageReader):
         if isinstance(metadata, _FailedMetadata):
             metadata._raise()
         self._is_coordinator = is_coordinator
-        self._number = kwargs.get("rank", 0)
+        self._number = rank_of_call(kwargs)
+        if "metadata_s" not in self._phases.seconds:
+            self._phases = Phases()  # the metadata were read for an earlier load
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
@@ -217,10 +220,8 @@ class BcpReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads, verifies and scatters everything that ``plan`` asks for."""
-        self._phases.end("exchange_s")
-        gather: Gather[RankLoadReport] = Gather.of_call(plan)
         try:
-            with gather:
+            with Gather(plan) as gather:
                 self._read(plan, planner, gather)
         except Exception as error:
             sent = sendable(error)  # to every rank, by DCP
@@ -231,19 +232,20 @@ class BcpReader(StorageReader):
         future.set_result(None)
         return future
 
-    def _read(self, plan: LoadPlan, planner: LoadPlanner, gather: Gather[RankLoadReport]) -> None:
-        phases, checkpoint = self._phases, self._opened()
+    def _read(self, plan: LoadPlan, planner: LoadPlanner, gather: Gather) -> None:
+        phases, self._phases = self._phases, Phases()
+        phases.end("exchange_s")
+        checkpoint = self._opened()
         with Exchange.of_call(plan) or nullcontext() as exchange:
             load = Load(checkpoint, plan, str(self.path), self._rank, self.config, planner, exchange)
             with load.progress_bar() if self.config.progress and self._is_coordinator else nullcontext():
                 load.tensors()
                 phases.end("read_s")
                 load.objects()
-        phases.end("objects_s")
-        own: dict[str, Any] = {"rank": self._number, **load.done, **phases.seconds}
+            phases.end("objects_s")
+            own: dict[str, Any] = {"rank": self._number, **load.done, **phases.seconds}
         ranks = gather.bring(RankLoadReport(**own))
-        if len(ranks) > 1:
-            phases.end("wait_s")
+        phases.end("wait_s")
         whole = tuple(of_rank for of_rank in ranks if of_rank is not None)
         if len(whole) < len(ranks):
             return  # some have failed, which DCP raises on all ranks
@@ -251,7 +253,8 @@ class BcpReader(StorageReader):
             path=str(self.path),
             save_id=checkpoint.save_id,
             reading="independent" if exchange is None else exchange.reading,
-            **{**own, **phases.seconds},
+            **own,
+            wait_s=phases.seconds["wait_s"],
             total_s=phases.total_s,
             ranks=whole,
         )

@@ -27,6 +27,7 @@ from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._append import append_plan
 from bytecheckpoint.dcp._held import bytes_of, may_send_digest
 from bytecheckpoint.dcp._hooks import Hooks
+from bytecheckpoint.dcp._peers import rank_of_call
 from bytecheckpoint.dcp._progress import check_progress, progress_bar
 from bytecheckpoint.dcp._save_session import (
     RankResult,
@@ -161,7 +162,7 @@ class BcpWriter(StorageWriter):
         session = self._session
         session.commits_alone = not kwargs.get("use_collectives", True)
         session.is_coordinator = is_coordinator
-        session.rank = kwargs.get("rank", 0)
+        session.rank = rank_of_call(kwargs)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuses what cannot be stored, before any rank has written a byte."""

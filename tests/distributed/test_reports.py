@@ -89,6 +89,26 @@ def test_the_coordinator_knows_all_ranks(tmp_path: Path) -> None:
             assert math.isclose(report.plan_s + report.exchange_s + report.write_s, report.total_s)
 
 
+class Plain(BcpWriter):
+    """Its hook has the arguments of the base class, so DCP says no rank."""
+
+    def set_up_storage_writer(self, is_coordinator: bool) -> None:  # type: ignore[override]
+        super().set_up_storage_writer(is_coordinator)
+
+
+def save_untold(path: str) -> SaveReport:
+    writer = Plain(path)
+    dcp.save(state(), storage_writer=writer)
+    assert writer.last_report is not None
+    return writer.last_report
+
+
+def test_a_writer_that_is_told_no_rank(tmp_path: Path) -> None:
+    reports = run_ranks(3, save_untold, str(tmp_path))
+    assert [report.rank for report in reports] == [0, 1, 2]
+    assert reports[0].ranks == tuple(map(own_part, reports))
+
+
 def test_without_collectives(tmp_path: Path) -> None:
     reports, lines = zip(*run_ranks(2, save_alone, str(tmp_path)), strict=True)
     assert [*lines] == [[reports[0].summary()], []]

@@ -33,7 +33,7 @@ from bytecheckpoint import (
 PHASES_OF_ALL = ("plan_s", "exchange_s", "write_s")
 OF_THE_COORDINATOR = ("global_plan_s", "begin_s", "wait_s", "assemble_s", "commit_s", "sweep_s")
 SAVE_PHASES = PHASES_OF_ALL + OF_THE_COORDINATOR
-LOAD_PHASES = ("metadata_s", "plan_s", "exchange_s", "read_s", "objects_s")
+LOAD_PHASES = ("metadata_s", "plan_s", "exchange_s", "read_s", "objects_s", "wait_s")
 
 
 def state(number: int = 0) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def test_the_line_of_a_load() -> None:
     )
     assert report.summary() == (
         "loaded /ckpt: 42.00 GB by rank 3 in 1.52 s (28 GB/s; metadata 3.0 ms, plan 2.0 ms, read 1.50 s, "
-        "objects 10 ms; read 2.00x what was wanted)"
+        "objects 10 ms, wait 0.0 ms; read 2.00x what was wanted)"
     )
     of_ranks = (RankLoadReport(bytes_wanted=42_000_000_000, bytes_read=42_000_000_000),) * 4
     of_all = dataclasses.replace(report, ranks=of_ranks, wait_s=0.4849, total_s=2.0)
