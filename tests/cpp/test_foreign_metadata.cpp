@@ -8,6 +8,7 @@
 #include "tests/cpp/expect.h"
 #include "tests/cpp/mutate.h"
 #include "tests/cpp/pickle_parts.h"
+#include "tests/cpp/rounds.h"
 #include "tests/cpp/sample_file.h"
 #include "tests/cpp/sample_manifest.h"
 
@@ -464,7 +465,7 @@ TEST_CASE("foreign_metadata: mutated metadata never crash, and what is accepted 
   samples.push_back(metadata(two_chunks(), {index("w", size({2})), info("a", 7)}));
   test::Mutator mutate(19, samples, std::string(kOpcodes));
   int accepted = 0, refused_by_content = 0;
-  for (int round = 0; round < 40000; ++round) {
+  for (int round = 0; round < test::rounds(40000); ++round) {
     const std::string bytes = mutate(samples[mutate.below(samples.size())]);
     const auto manifest = read_foreign_metadata(bytes);
     if (manifest.is_ok()) {
@@ -477,8 +478,8 @@ TEST_CASE("foreign_metadata: mutated metadata never crash, and what is accepted 
     REQUIRE(base::is_utf8(manifest.status().message()));
     if (!test::contains(manifest.status().message(), "pickle: ")) ++refused_by_content;
   }
-  CHECK(accepted > 100);
-  CHECK(refused_by_content > 100);
+  CHECK(accepted > test::rounds(100));
+  CHECK(refused_by_content > test::rounds(100));
 }
 
 }  // namespace

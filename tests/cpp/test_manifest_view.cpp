@@ -7,6 +7,7 @@
 #include "csrc/base/crc32.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/random_manifest.h"
+#include "tests/cpp/rounds.h"
 #include "tests/cpp/sample_manifest.h"
 
 // The oracle is decode_manifest and a look at every chunk.
@@ -77,7 +78,7 @@ void check_item(ManifestView* view, const Item& item, test::Random* random) {
 
 TEST_CASE("manifest_view: says of every item what decoding the whole says") {
   test::Random random(21);
-  for (int round = 0; round < 400; ++round) {
+  for (int round = 0; round < test::rounds(400); ++round) {
     const Manifest manifest = test::draw_manifest(&random, round % 10 == 0 ? 300 : 10, 6);
     const std::string file = encode_metadata_file(manifest);
     ManifestView view = test::value_of(open(file));
@@ -276,7 +277,7 @@ void check_valid(ManifestView* view, const FoundItem& found, const std::vector<C
 TEST_CASE("manifest_view: changed fields under right checksums never crash; what is accepted is valid") {
   test::Random random(22);
   int accepted = 0, refused = 0;
-  for (int round = 0; round < 20000; ++round) {
+  for (int round = 0; round < test::rounds(20000); ++round) {
     Manifest drawn = test::sample_manifest();
     if (round % 2 == 0) {
       drawn = test::draw_manifest(&random, 4, 3);
@@ -309,13 +310,13 @@ TEST_CASE("manifest_view: changed fields under right checksums never crash; what
       }
     }
   }
-  CHECK(accepted > 1000);
-  CHECK(refused > 100);
+  CHECK(accepted > test::rounds(1000));
+  CHECK(refused > test::rounds(100));
 }
 
 TEST_CASE("manifest_view: chunks that overlap: what is found covers the box, or is all there is") {
   test::Random random(23);
-  for (int round = 0; round < 500; ++round) {
+  for (int round = 0; round < test::rounds(500); ++round) {
     Manifest manifest = grid_manifest(1, 8, 1);
     Item& item = manifest.items[0];
     for (Chunk& chunk : item.chunks) {

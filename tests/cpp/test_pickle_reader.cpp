@@ -12,6 +12,7 @@
 #include "tests/cpp/mutate.h"
 #include "tests/cpp/pickle_parts.h"
 #include "tests/cpp/pickle_rules.h"
+#include "tests/cpp/rounds.h"
 #include "tests/cpp/sample_file.h"
 
 namespace bytecheckpoint::format {
@@ -208,7 +209,7 @@ TEST_CASE("pickle_reader: mutated pickles never crash, and say what is wrong in 
   const PickleRules any{[](std::string_view, std::string_view) { return std::optional<uint32_t>(0); }, true};
   test::Mutator mutate(17, samples, std::string(kOpcodes));
   int accepted = 0;
-  for (int round = 0; round < 40000; ++round) {
+  for (int round = 0; round < test::rounds(40000); ++round) {
     const std::string bytes = mutate(samples[mutate.below(samples.size())]);
     const auto pickle = read_pickle(bytes, round % 2 == 0 ? any : kRules);
     if (!pickle.is_ok()) {
@@ -221,7 +222,7 @@ TEST_CASE("pickle_reader: mutated pickles never crash, and say what is wrong in 
     UnfoldBudget budget(bytes.size());
     (void)unfold_tree(pickle.value(), pickle.value().root(), &budget).is_ok();
   }
-  CHECK(accepted > 100);
+  CHECK(accepted > test::rounds(100));
 }
 
 /// A random program of the stack machine: opcodes with operands that fit, names that are allowed, memo entries that may
@@ -241,7 +242,7 @@ std::string random_program(test::Mutator* random) {
 TEST_CASE("pickle_reader: random programs never crash, and what they build can be walked") {
   test::Mutator random(18, {"x"}, "x");
   int accepted = 0;
-  for (int round = 0; round < 150000; ++round) {
+  for (int round = 0; round < test::rounds(150000); ++round) {
     const std::string bytes = random_program(&random);
     const auto pickle = read_pickle(bytes, {kRules.global, true});
     if (!pickle.is_ok()) continue;
@@ -249,7 +250,7 @@ TEST_CASE("pickle_reader: random programs never crash, and what they build can b
     UnfoldBudget budget(bytes.size());
     (void)unfold_tree(pickle.value(), pickle.value().root(), &budget).is_ok();
   }
-  CHECK(accepted > 1000);
+  CHECK(accepted > test::rounds(1000));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "csrc/planner/save_answer.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/random_world.h"
+#include "tests/cpp/rounds.h"
 
 namespace bytecheckpoint::planner {
 namespace {
@@ -95,7 +96,7 @@ void check_plan(const test::World& world, const SaveOptions& options) {
 
 TEST_CASE("save_plan: every element is written once, by a rank that holds it") {
   test::Random random(40);
-  for (int round = 0; round < 1500; ++round) {
+  for (int round = 0; round < test::rounds(1500); ++round) {
     const test::World world = test::draw_world(&random, static_cast<uint32_t>(test::draw(&random, 1, 16)));
     SaveOptions options;
     options.min_part_bytes = int64_t{1} << test::draw(&random, 0, 8);
@@ -113,7 +114,7 @@ TEST_CASE("save_plan: every element is written once, by a rank that holds it") {
 TEST_CASE("save_plan: split boxes, too") {
   test::Random random(41);
   int num_splits = 0;
-  for (int round = 0; round < 150; ++round) {
+  for (int round = 0; round < test::rounds(150); ++round) {
     const auto num_ranks = static_cast<uint32_t>(test::draw(&random, 2, 12));
     test::World world(num_ranks);
     for (int64_t e = test::draw(&random, 1, 4); e > 0; --e) {
@@ -130,12 +131,12 @@ TEST_CASE("save_plan: split boxes, too") {
     check_plan(world, options);
     num_splits += static_cast<int>(plan_of(world, options).first_part.size()) - 1;
   }
-  CHECK(num_splits > 100);
+  CHECK(num_splits > test::rounds(100));
 }
 
 TEST_CASE("save_plan: the same whatever the order and the tree of merging") {
   test::Random random(42);
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < test::rounds(200); ++round) {
     const auto num_ranks = static_cast<uint32_t>(test::draw(&random, 2, 16));
     std::vector<std::string> blobs = test::blobs_of(test::draw_world(&random, num_ranks));
     SaveOptions options;
@@ -224,7 +225,7 @@ TEST_CASE("save_plan: parts are rows of the outermost dim above 1, none below th
 
 TEST_CASE("save_plan: parts are all of the box, and never too small, whatever ranks lack") {
   test::Random random(43);
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < test::rounds(3000); ++round) {
     test::World world(static_cast<size_t>(test::draw(&random, 2, 40)));
     const int64_t num_rows = test::draw(&random, 2, 200);
     for (auto& held : world) {

@@ -13,6 +13,7 @@
 #include "tests/cpp/mutate.h"
 #include "tests/cpp/pickle_parts.h"
 #include "tests/cpp/random_box.h"
+#include "tests/cpp/rounds.h"
 #include "tests/cpp/sample_file.h"
 #include "tests/cpp/zip_of.h"
 
@@ -202,7 +203,7 @@ TEST_CASE("torch_archive: what is no archive of torch.save is told from a damage
 
 TEST_CASE("torch_archive: our own records are archives of torch.save, all dtypes") {
   test::Random random(21);
-  for (int round = 0; round < 500; ++round) {
+  for (int round = 0; round < test::rounds(500); ++round) {
     const auto dtype = static_cast<DType>(test::draw(&random, 1, tensor::kLastPlainDType));
     const Dims sizes = test::draw_sizes(&random, 5, 9);
     const ZipRecord record = test::value_of(ZipRecord::layout(dtype, sizes, 4096));
@@ -395,7 +396,7 @@ TEST_CASE("torch_archive: mutated archives never crash, and what is accepted lie
   samples.push_back(huge.head() + std::string(64, 'd') + huge.tail(7));
   test::Mutator mutate(22, samples, std::string(kOpcodes) + "PK\1\2\3\4\5\6\7");
   int tensors = 0, opaque = 0, corrupt = 0;
-  for (int round = 0; round < 60000; ++round) {
+  for (int round = 0; round < test::rounds(60000); ++round) {
     const std::string archive = mutate(samples[mutate.below(samples.size())]);
     const auto archived = read(archive);
     if (!archived.is_ok()) {
@@ -420,9 +421,9 @@ TEST_CASE("torch_archive: mutated archives never crash, and what is accepted lie
       }
     }
   }
-  CHECK(tensors > 100);
-  CHECK(opaque > 100);
-  CHECK(corrupt > 100);
+  CHECK(tensors > test::rounds(100));
+  CHECK(opaque > test::rounds(100));
+  CHECK(corrupt > test::rounds(100));
 }
 
 }  // namespace
