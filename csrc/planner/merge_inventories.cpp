@@ -18,16 +18,19 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// A box as one blob has it.
+/// A box as one blob has it; its dims lie in the order of the records.
 struct Record {
-  uint64_t position;  // of its first element
-  uint64_t dims;      // where its dims lie
   uint32_t entry;
   RankSets::Id holders;
 };
 
+/// Reads all blobs one after the other, then moves what was read to where it stays, entry by entry: at both ends memory
+/// is met in order, however much of it there is.
 class Merger {
  public:
+  /// \param num_bytes  Of all blobs to come.
+  explicit Merger(size_t num_bytes) : num_bytes_(num_bytes) {}
+
   Status add(std::string_view blob, std::optional<uint32_t> as_rank = std::nullopt);
   base::Result<Inventory> finish();
 
@@ -36,16 +39,18 @@ class Merger {
   Status join_properties(const InventoryReader& reader, Entry* entry);
   Status join_ranks();
   std::vector<uint32_t> order_of_entries() const;
+  void lay_out(const std::vector<uint32_t>& order);
   void group_records();
-  Status append_boxes(uint32_t number, Entry* entry);
-  void sort_records(const Entry& entry, size_t first, size_t last);
+  Status join_boxes(Entry* entry);
+  void sort_boxes(const Entry& entry);
   Status join_holders(const Entry& entry, size_t first, size_t last, RankSets::Id* holders);
 
-  const int64_t* box_dims(size_t at) const { return record_dims_.data() + records_[order_[at].second].dims; }
-  size_t box_numbers(const Entry& entry) const {
+  static size_t box_numbers(const Entry& entry) {
     return entry.kind == EntryKind::kShard ? 2 * size_t{entry.num_dims} : 0;
   }
+  int64_t* boxes_of(const Entry& entry) { return dims_.data() + entry.dims_begin + entry.num_dims; }
 
+  size_t num_bytes_;
   Inventory found_;  // entries in the order in which they were found, without boxes
   base::IndexTable names_;
   std::vector<uint32_t> blob_of_entry_;  // the last that had it
@@ -55,11 +60,16 @@ class Merger {
 
   std::vector<Record> records_;
   std::vector<int64_t> record_dims_;
-  std::vector<uint64_t> groups_;                      // of order_, one an entry, and the end
-  std::vector<std::pair<uint64_t, uint32_t>> order_;  // (position, record), grouped by entry
-  std::vector<uint32_t> scratch_;
+
+  // Of the inventory that is made. An entry has room for all its records; joining moves everything to the left.
   std::vector<int64_t> dims_;
   std::vector<RankSets::Id> holders_;
+  size_t dims_end_ = 0, holders_end_ = 0;
+
+  std::vector<uint32_t> scratch_;
+  std::vector<std::pair<uint64_t, uint32_t>> order_;
+  std::vector<int64_t> unsorted_dims_;
+  std::vector<RankSets::Id> unsorted_holders_;
 };
 
 Status Merger::add(std::string_view blob, std::optional<uint32_t> as_rank) {
@@ -68,19 +78,27 @@ Status Merger::add(std::string_view blob, std::optional<uint32_t> as_rank) {
   ++num_blobs_;
   expected_ = 0;
   ranks_.push_back(reader.ranks());
+  const bool is_first = records_.empty();
   while (reader.next()) {
     Record record{};
     BCP_RETURN_IF_ERROR(add_entry(reader, &record.entry));
     const size_t num_numbers = box_numbers(reader.entry());
     for (uint32_t b = 0; b < reader.entry().num_boxes && reader.next_box(); ++b) {
-      record.position = num_numbers == 0 ? 0 : reader.box_position();
-      record.dims = record_dims_.size();
       record.holders = reader.box_holders();
       record_dims_.insert(record_dims_.end(), reader.box_dims(), reader.box_dims() + num_numbers);
       records_.push_back(record);
+      ++found_.entries[record.entry].num_boxes;
     }
   }
-  return reader.end();
+  BCP_RETURN_IF_ERROR(reader.end());
+  if (is_first && blob.size() < num_bytes_) {
+    // Blobs are alike. What is reserved in vain is never touched; what grows is copied, to memory that is cleared
+    // first.
+    const double times = 1.1 * static_cast<double>(num_bytes_) / static_cast<double>(blob.size());
+    records_.reserve(static_cast<size_t>(times * static_cast<double>(records_.size())));
+    record_dims_.reserve(static_cast<size_t>(times * static_cast<double>(record_dims_.size())));
+  }
+  return Status::ok();
 }
 
 Status Merger::add_entry(const InventoryReader& reader, uint32_t* number) {
@@ -97,6 +115,7 @@ Status Merger::add_entry(const InventoryReader& reader, uint32_t* number) {
       entry.fqn_begin = found_.text.size();
       entry.path_begin = entry.fqn_begin + entry.fqn_size;
       entry.dims_begin = found_.dims.size();
+      entry.num_boxes = 0;  // are counted as they come
       found_.text.append(reader.fqn()).append(reader.path());
       found_.dims.insert(found_.dims.end(), reader.sizes(), reader.sizes() + entry.num_dims);
       found_.entries.push_back(entry);
@@ -142,14 +161,21 @@ base::Result<Inventory> Merger::finish() {
     return Status::make(Code::kInvalidArgument, text("inventories of ", records_.size(), " boxes: too many"));
   }
   BCP_RETURN_IF_ERROR(join_ranks());
+  const std::vector<uint32_t> order = order_of_entries();
+  lay_out(order);
   group_records();
   std::vector<Entry> entries;
-  entries.reserve(found_.entries.size());
-  holders_.reserve(records_.size());
-  dims_.reserve(record_dims_.size() + 3 * found_.dims.size());
-  for (const uint32_t number : order_of_entries()) {
+  entries.reserve(order.size());
+  for (const uint32_t number : order) {
     entries.push_back(found_.entries[number]);
-    BCP_RETURN_IF_ERROR(append_boxes(number, &entries.back()));
+    BCP_RETURN_IF_ERROR(join_boxes(&entries.back()));
+  }
+  const bool is_much_joined = dims_end_ < dims_.size() / 2;  // replicas; whoever keeps the inventory keeps its memory
+  dims_.resize(dims_end_);
+  holders_.resize(holders_end_);
+  if (is_much_joined) {
+    dims_.shrink_to_fit();
+    holders_.shrink_to_fit();
   }
   found_.entries = std::move(entries);
   found_.dims = std::move(dims_);
@@ -185,70 +211,122 @@ std::vector<uint32_t> Merger::order_of_entries() const {
   return order;
 }
 
-/// Counting sort by entry. Within one, records stay in the order of the blobs.
-void Merger::group_records() {
-  groups_.assign(found_.entries.size() + 1, 0);
-  for (const Record& record : records_) ++groups_[record.entry + 1];
-  std::partial_sum(groups_.begin(), groups_.end(), groups_.begin());
-  std::vector<uint64_t> next(groups_.begin(), groups_.end() - 1);
-  order_.resize(records_.size());
-  for (uint32_t i = 0; i < records_.size(); ++i) {
-    order_[next[records_[i].entry]++] = {records_[i].position, i};
+/// Gives each entry room for its sizes and all its records, and puts the sizes there.
+void Merger::lay_out(const std::vector<uint32_t>& order) {
+  size_t num_dims = 0;
+  for (const Entry& entry : found_.entries) {
+    num_dims += entry.num_dims + (entry.kind == EntryKind::kTensor ? 2 * size_t{entry.num_dims} : 0);
+  }
+  dims_.resize(num_dims + record_dims_.size());
+  holders_.resize(records_.size());
+  size_t dims = 0, boxes = 0;
+  for (const uint32_t number : order) {
+    Entry& entry = found_.entries[number];
+    int64_t* at = std::copy_n(found_.sizes(entry), entry.num_dims, dims_.data() + dims);
+    if (entry.kind == EntryKind::kTensor) std::copy_n(found_.sizes(entry), entry.num_dims, at + entry.num_dims);
+    entry.dims_begin = dims;
+    entry.boxes_begin = static_cast<uint32_t>(boxes);
+    dims += entry.num_dims + entry.num_boxes * box_numbers(entry);
+    if (entry.kind == EntryKind::kTensor) dims += 2 * size_t{entry.num_dims};
+    boxes += entry.num_boxes;
   }
 }
 
-Status Merger::append_boxes(uint32_t number, Entry* entry) {
-  const int64_t* sizes = found_.sizes(found_.entries[number]);
-  entry->dims_begin = dims_.size();
-  entry->boxes_begin = static_cast<uint32_t>(holders_.size());
-  entry->num_boxes = 0;
-  dims_.insert(dims_.end(), sizes, sizes + entry->num_dims);
-  if (entry->kind == EntryKind::kTensor) {
-    dims_.insert(dims_.end(), entry->num_dims, 0);
-    dims_.insert(dims_.end(), sizes, sizes + entry->num_dims);
+/// Counting sort by entry. Within one, records stay in the order of the blobs.
+void Merger::group_records() {
+  std::vector<uint32_t> num_grouped(found_.entries.size(), 0);
+  const int64_t* from = record_dims_.data();
+  for (const Record& record : records_) {
+    const Entry& entry = found_.entries[record.entry];
+    const size_t number = num_grouped[record.entry]++;
+    const size_t num_numbers = box_numbers(entry);
+    std::copy_n(from, num_numbers, boxes_of(entry) + number * num_numbers);
+    holders_[entry.boxes_begin + number] = record.holders;
+    from += num_numbers;
   }
-  const size_t last = groups_[number + 1];
+  std::vector<Record>().swap(records_);
+  std::vector<int64_t>().swap(record_dims_);
+}
+
+/// Replicas become one box, and the entry moves to where the entry before it ends.
+Status Merger::join_boxes(Entry* entry) {
+  sort_boxes(*entry);
   const size_t num_numbers = box_numbers(*entry);
-  sort_records(*entry, groups_[number], last);
-  for (size_t first = groups_[number]; first < last;) {
+  const int64_t* boxes = boxes_of(*entry);
+  const Entry read = *entry;
+  int64_t* out = dims_.data() + dims_end_;
+  const auto append = [&](const int64_t* numbers, size_t count) {
+    if (out != numbers) std::copy_n(numbers, count, out);
+    out += count;
+  };
+  append(dims_.data() + read.dims_begin, read.num_dims);
+  if (read.kind == EntryKind::kTensor) append(boxes, 2 * size_t{read.num_dims});
+  entry->dims_begin = dims_end_;
+  entry->boxes_begin = static_cast<uint32_t>(holders_end_);
+  entry->num_boxes = 0;
+  for (size_t first = 0; first < read.num_boxes;) {
+    const int64_t* box = boxes + first * num_numbers;
     size_t end = first + 1;
-    while (end < last && order_[end].first == order_[first].first &&
-           std::equal(box_dims(end), box_dims(end) + num_numbers, box_dims(first))) {
-      ++end;
+    while (end < read.num_boxes && std::equal(box, box + num_numbers, boxes + end * num_numbers)) ++end;
+    RankSets::Id holders = holders_[read.boxes_begin + first];
+    if (end - first > 1) {
+      BCP_RETURN_IF_ERROR(join_holders(read, read.boxes_begin + first, read.boxes_begin + end, &holders));
     }
-    RankSets::Id holders = records_[order_[first].second].holders;
-    if (end - first > 1) BCP_RETURN_IF_ERROR(join_holders(*entry, first, end, &holders));
-    dims_.insert(dims_.end(), box_dims(first), box_dims(first) + num_numbers);
-    holders_.push_back(holders);
+    append(box, num_numbers);
+    holders_[holders_end_++] = holders;
     ++entry->num_boxes;
     first = end;
   }
+  dims_end_ = static_cast<size_t>(out - dims_.data());
   return Status::ok();
 }
 
-void Merger::sort_records(const Entry& entry, size_t first, size_t last) {
+/// Into the order of box_order.h; replicas in that of the blobs. Shards of ranks that come in order mostly are.
+void Merger::sort_boxes(const Entry& entry) {
   if (entry.kind != EntryKind::kShard) return;
-  const auto begin = order_.begin();
-  const auto at = [&](size_t i) { return begin + static_cast<std::ptrdiff_t>(i); };
-  if (!std::is_sorted(at(first), at(last))) std::sort(at(first), at(last));
-  // Replicas are equal; boxes that differ and begin at one place are rare: those without elements, and overlaps.
+  const size_t num_numbers = box_numbers(entry);
+  int64_t* boxes = boxes_of(entry);
+  const int64_t* sizes = dims_.data() + entry.dims_begin;
+  const auto position = [&](size_t i) { return first_position(sizes, boxes + i * num_numbers, entry.num_dims); };
+  const auto compare = [&](size_t a, size_t b) {
+    return compare_boxes(boxes + a * num_numbers, boxes + b * num_numbers, entry.num_dims);
+  };
+  uint64_t last = position(0);
+  size_t num_sorted = 1;
+  for (; num_sorted < entry.num_boxes; ++num_sorted) {
+    const uint64_t next = position(num_sorted);
+    if (next < last || (next == last && compare(num_sorted - 1, num_sorted) > 0)) break;
+    last = next;
+  }
+  if (num_sorted == entry.num_boxes) return;
+
+  order_.clear();
+  for (uint32_t i = 0; i < entry.num_boxes; ++i) order_.emplace_back(position(i), i);
+  std::sort(order_.begin(), order_.end());
+  // Boxes that differ and begin at one place are rare: those without elements, and overlaps.
   const auto is_before = [&](const auto& a, const auto& b) {
-    const int order = compare_boxes(record_dims_.data() + records_[a.second].dims,
-                                    record_dims_.data() + records_[b.second].dims, entry.num_dims);
+    const int order = compare(a.second, b.second);
     return order != 0 ? order < 0 : a.second < b.second;
   };
-  for (size_t i = first; i < last;) {
-    size_t end = i + 1;
-    while (end < last && order_[end].first == order_[i].first) ++end;
-    if (end - i > 1 && !std::is_sorted(at(i), at(end), is_before)) std::sort(at(i), at(end), is_before);
-    i = end;
+  for (auto from = order_.begin(); from != order_.end();) {
+    auto to = from + 1;
+    while (to != order_.end() && to->first == from->first) ++to;
+    if (to - from > 1 && !std::is_sorted(from, to, is_before)) std::sort(from, to, is_before);
+    from = to;
+  }
+  RankSets::Id* holders = holders_.data() + entry.boxes_begin;
+  unsorted_dims_.assign(boxes, boxes + entry.num_boxes * num_numbers);
+  unsorted_holders_.assign(holders, holders + entry.num_boxes);
+  for (const auto& [_, from] : order_) {
+    boxes = std::copy_n(unsorted_dims_.data() + from * num_numbers, num_numbers, boxes);
+    *holders++ = unsorted_holders_[from];
   }
 }
 
 Status Merger::join_holders(const Entry& entry, size_t first, size_t last, RankSets::Id* holders) {
   scratch_.clear();
   for (size_t i = first; i < last; ++i) {
-    found_.rank_sets.for_each(records_[order_[i].second].holders, [&](uint32_t rank) { scratch_.push_back(rank); });
+    found_.rank_sets.for_each(holders_[i], [&](uint32_t rank) { scratch_.push_back(rank); });
   }
   if (!std::is_sorted(scratch_.begin(), scratch_.end())) std::sort(scratch_.begin(), scratch_.end());
   const auto twice = std::adjacent_find(scratch_.begin(), scratch_.end());
@@ -260,18 +338,23 @@ Status Merger::join_holders(const Entry& entry, size_t first, size_t last, RankS
   return Status::ok();
 }
 
+size_t bytes_of(const std::vector<std::string_view>& blobs) {
+  return std::accumulate(blobs.begin(), blobs.end(), size_t{0},
+                         [](size_t sum, auto blob) { return sum + blob.size(); });
+}
+
 }  // namespace
 
 base::Result<Inventory> merge_inventories(const std::vector<std::string_view>& blobs) {
   if (blobs.empty()) return Status::make(Code::kInvalidArgument, "no inventory to merge");
-  Merger merger;
+  Merger merger(bytes_of(blobs));
   for (const std::string_view blob : blobs) BCP_RETURN_IF_ERROR(merger.add(blob));
   return merger.finish();
 }
 
 base::Result<Inventory> merge_ranks(const std::vector<std::string_view>& blobs) {
   if (blobs.empty()) return Status::make(Code::kInvalidArgument, "no inventory to merge");
-  Merger merger;
+  Merger merger(bytes_of(blobs));
   for (size_t rank = 0; rank < blobs.size(); ++rank) {
     BCP_RETURN_IF_ERROR(merger.add(blobs[rank], static_cast<uint32_t>(rank)));
   }
@@ -279,7 +362,7 @@ base::Result<Inventory> merge_ranks(const std::vector<std::string_view>& blobs) 
 }
 
 base::Result<Inventory> merge_below(std::string_view own, uint32_t rank, const std::vector<std::string_view>& below) {
-  Merger merger;
+  Merger merger(own.size() + bytes_of(below));
   BCP_RETURN_IF_ERROR(merger.add(own, rank));
   for (const std::string_view blob : below) BCP_RETURN_IF_ERROR(merger.add(blob));
   return merger.finish();
