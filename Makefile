@@ -4,8 +4,11 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 JOBS ?= $(shell nproc)
+# Files of tests at a time; most tests wait for processes of their own, up to eight.
+TEST_JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks setup.py
@@ -19,7 +22,7 @@ demo: $(VENV)/.built  ## train, save, reshard, resume, and compare with stock DC
 	$(BIN)/python demo/train_and_resume.py
 
 test: $(VENV)/.built build/failpoints/.built  ## all tests
-	MAX_JOBS=$(JOBS) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	MAX_JOBS=$(JOBS) $(PYTEST) $(PYTEST_ARGS)
 
 bench: $(VENV)/.built $(VENV)/.bench  ## compare with other libraries, several minutes; BENCH_ARGS for compare.py
 	mkdir -p build/bench
@@ -28,7 +31,7 @@ bench: $(VENV)/.built $(VENV)/.bench  ## compare with other libraries, several m
 	$(BIN)/python benchmarks/plot.py build/bench/large.json build/bench/small.json --output build/bench/compare.png
 
 torture: $(VENV)/.built build/failpoints/.built  ## every fault at every point, in minutes: kills, disk errors, damage
-	BCP_LONG=1 $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+	BCP_LONG=1 $(PYTEST) tests/faults $(PYTEST_ARGS)
 
 lint: $(VENV)/.built  ## formatting, types, layers
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
