@@ -24,6 +24,14 @@ struct Record {
   RankSets::Id holders;
 };
 
+/// Cuts the end off; also off the memory, if most was joined: whoever keeps an inventory keeps its memory.
+template <class T>
+void shrink(std::vector<T>* numbers, size_t size) {
+  const bool is_much = size < numbers->size() / 2;
+  numbers->resize(size);
+  if (is_much) numbers->shrink_to_fit();
+}
+
 /// Reads all blobs one after the other, then moves what was read to where it stays, entry by entry: at both ends memory
 /// is met in order, however much of it there is.
 class Merger {
@@ -43,6 +51,7 @@ class Merger {
   void group_records();
   Status join_boxes(Entry* entry);
   void sort_boxes(const Entry& entry);
+  void unroll(RankSets::Id ranks);
   Status join_holders(const Entry& entry, size_t first, size_t last, RankSets::Id* holders);
 
   static size_t box_numbers(const Entry& entry) {
@@ -51,7 +60,9 @@ class Merger {
   int64_t* boxes_of(const Entry& entry) { return dims_.data() + entry.dims_begin + entry.num_dims; }
 
   size_t num_bytes_;
-  Inventory found_;  // entries in the order in which they were found, without boxes
+  // Entries in the order in which they were found, with the number of their boxes. What they say of places is of
+  // found_.dims until `lay_out`, and then of what follows below.
+  Inventory found_;
   base::IndexTable names_;
   std::vector<uint32_t> blob_of_entry_;  // the last that had it
   uint32_t num_blobs_ = 0;
@@ -67,12 +78,17 @@ class Merger {
   size_t dims_end_ = 0, holders_end_ = 0;
 
   std::vector<uint32_t> scratch_;
+  std::vector<RankSets::Id> last_joined_;  // and what came of it: replicas of one entry are those of the next
+  RankSets::Id last_union_ = 0;
   std::vector<std::pair<uint64_t, uint32_t>> order_;
   std::vector<int64_t> unsorted_dims_;
   std::vector<RankSets::Id> unsorted_holders_;
 };
 
 Status Merger::add(std::string_view blob, std::optional<uint32_t> as_rank) {
+  if (as_rank.value_or(0) >= kMaxRanks) {
+    return Status::make(Code::kInvalidArgument, text("rank ", *as_rank, ": below ", kMaxRanks, " wanted"));
+  }
   InventoryReader reader(blob, &found_.rank_sets, as_rank);
   BCP_RETURN_IF_ERROR(reader.begin());
   ++num_blobs_;
@@ -92,7 +108,7 @@ Status Merger::add(std::string_view blob, std::optional<uint32_t> as_rank) {
   }
   BCP_RETURN_IF_ERROR(reader.end());
   if (is_first && blob.size() < num_bytes_) {
-    // Blobs are alike. What is reserved in vain is never touched; what grows is copied, to memory that is cleared
+    // Blobs are much alike. What is reserved in vain is never touched; what grows is copied, to memory that is cleared
     // first.
     const double times = 1.1 * static_cast<double>(num_bytes_) / static_cast<double>(blob.size());
     records_.reserve(static_cast<size_t>(times * static_cast<double>(records_.size())));
@@ -170,13 +186,8 @@ base::Result<Inventory> Merger::finish() {
     entries.push_back(found_.entries[number]);
     BCP_RETURN_IF_ERROR(join_boxes(&entries.back()));
   }
-  const bool is_much_joined = dims_end_ < dims_.size() / 2;  // replicas; whoever keeps the inventory keeps its memory
-  dims_.resize(dims_end_);
-  holders_.resize(holders_end_);
-  if (is_much_joined) {
-    dims_.shrink_to_fit();
-    holders_.shrink_to_fit();
-  }
+  shrink(&dims_, dims_end_);
+  shrink(&holders_, holders_end_);
   found_.entries = std::move(entries);
   found_.dims = std::move(dims_);
   found_.holders = std::move(holders_);
@@ -187,9 +198,7 @@ Status Merger::join_ranks() {
   found_.ranks = ranks_[0];
   if (ranks_.size() == 1) return Status::ok();
   scratch_.clear();
-  for (const RankSets::Id ranks : ranks_) {
-    found_.rank_sets.for_each(ranks, [&](uint32_t rank) { scratch_.push_back(rank); });
-  }
+  for (const RankSets::Id ranks : ranks_) unroll(ranks);
   std::sort(scratch_.begin(), scratch_.end());
   const auto twice = std::adjacent_find(scratch_.begin(), scratch_.end());
   if (twice != scratch_.end()) {
@@ -323,18 +332,29 @@ void Merger::sort_boxes(const Entry& entry) {
   }
 }
 
+/// Appends ranks to scratch_. More than there can be are not looked at: among those there one is there twice.
+void Merger::unroll(RankSets::Id ranks) {
+  if (scratch_.size() > kMaxRanks) return;
+  found_.rank_sets.for_each(ranks, [&](uint32_t rank) { scratch_.push_back(rank); });
+}
+
 Status Merger::join_holders(const Entry& entry, size_t first, size_t last, RankSets::Id* holders) {
-  scratch_.clear();
-  for (size_t i = first; i < last; ++i) {
-    found_.rank_sets.for_each(holders_[i], [&](uint32_t rank) { scratch_.push_back(rank); });
+  const auto ids = holders_.begin() + static_cast<std::ptrdiff_t>(first);
+  const auto ids_end = holders_.begin() + static_cast<std::ptrdiff_t>(last);
+  if (std::equal(ids, ids_end, last_joined_.begin(), last_joined_.end())) {
+    *holders = last_union_;
+    return Status::ok();
   }
+  scratch_.clear();
+  for (auto id = ids; id != ids_end; ++id) unroll(*id);
   if (!std::is_sorted(scratch_.begin(), scratch_.end())) std::sort(scratch_.begin(), scratch_.end());
   const auto twice = std::adjacent_find(scratch_.begin(), scratch_.end());
   if (twice != scratch_.end()) {
     return Status::make(Code::kCorrupt,
                         text("inventory: '", found_.fqn(entry), "': two say what rank ", *twice, " holds of it"));
   }
-  *holders = found_.rank_sets.intern(scratch_);
+  last_joined_.assign(ids, ids_end);
+  *holders = last_union_ = found_.rank_sets.intern(scratch_);
   return Status::ok();
 }
 
@@ -363,8 +383,8 @@ base::Result<Inventory> merge_ranks(const std::vector<std::string_view>& blobs) 
 
 base::Result<Inventory> merge_below(std::string_view own, uint32_t rank, const std::vector<std::string_view>& below) {
   Merger merger(own.size() + bytes_of(below));
-  BCP_RETURN_IF_ERROR(merger.add(own, rank));
   for (const std::string_view blob : below) BCP_RETURN_IF_ERROR(merger.add(blob));
+  BCP_RETURN_IF_ERROR(merger.add(own, rank));
   return merger.finish();
 }
 

@@ -6,7 +6,7 @@ namespace bytecheckpoint::test {
 /// How often a case that has no threads repeats itself: `n` times, less where TSan, which finds nothing in it, slows it
 /// down.
 constexpr int rounds(int n) {
-#ifdef __SANITIZE_THREAD__
+#ifdef __SANITIZE_THREAD__  // of gcc
   return n / 10;
 #else
   return n;

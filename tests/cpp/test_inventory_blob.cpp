@@ -2,6 +2,7 @@
 #include "csrc/planner/inventory_blob.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "csrc/planner/merge_inventories.h"
 #include "csrc/planner/save_answer.h"
@@ -100,6 +101,59 @@ TEST_CASE("inventory_blob: damaged bytes are refused or read as something valid"
   }
   CHECK(num_planned > 100);
   CHECK(num_read > 100);
+}
+
+TEST_CASE("inventory_blob: damaged bytes can be merged, or are refused, in any order") {
+  test::Random random(9);
+  std::vector<std::string> blobs;
+  for (int i = 0; i < 40; ++i) {
+    const std::vector<std::string> of_ranks = test::blobs_of(test::draw_world(&random, 6));
+    // Two halves of a world, of which each knows its own ranks.
+    blobs.push_back(encode_inventory(test::merged({of_ranks[0], of_ranks[2], of_ranks[4]})));
+    blobs.push_back(encode_inventory(test::merged({of_ranks[1], of_ranks[3], of_ranks[5]})));
+  }
+  test::Mutator mutate(10, blobs, std::string("\0\x01\x02\x7F\x80\xFF", 6));
+  int num_merged = 0;
+  int num_refused = 0;
+  for (int round = 0; round < 40000; ++round) {
+    const size_t pair = mutate.below(blobs.size() / 2);
+    std::vector<std::string> halves{mutate(blobs[2 * pair]), blobs[2 * pair + 1]};
+    if (round % 4 == 0) halves[1] = mutate(halves[1]);
+    bool is_small = true;  // a million ranks take long, and are no more than a thousand
+    for (const std::string& half : halves) {
+      const auto decoded = decode_inventory(half);
+      is_small &= !decoded.is_ok() || decoded.value().rank_sets.highest(decoded.value().ranks) < 1000;
+    }
+    if (!is_small) continue;
+    const auto merged = merge_inventories({halves[0], halves[1]});
+    const auto turned = merge_inventories({halves[1], halves[0]});
+    REQUIRE(merged.is_ok() == turned.is_ok());
+    if (!merged.is_ok()) {
+      REQUIRE(
+          (merged.status().code() == base::Code::kCorrupt || merged.status().code() == base::Code::kInvalidArgument));
+      ++num_refused;
+      continue;
+    }
+    ++num_merged;
+    check_decoded(merged.value(), halves[0].size() + halves[1].size());
+    const std::string bytes = encode_inventory(merged.value());
+    REQUIRE(encode_inventory(turned.value()) == bytes);
+    REQUIRE(encode_inventory(test::value_of(decode_inventory(bytes))) == bytes);
+  }
+  CHECK(num_merged > 1000);
+  CHECK(num_refused > 1000);
+}
+
+TEST_CASE("inventory_blob: very many ranks that several claim are refused in little memory") {
+  // 2000 blobs of a million ranks each, which unrolled are 8 GB.
+  std::vector<uint32_t> ranks(kMaxRanks);
+  std::iota(ranks.begin(), ranks.end(), 0u);
+  Inventory all;
+  all.ranks = all.rank_sets.intern(ranks);
+  const std::string blob = encode_inventory(all);
+  EXPECT_FAILURE(kInvalidArgument, "rank 0 is in two inventories",
+                 merge_inventories(std::vector<std::string_view>(2000, blob)));
+  EXPECT_FAILURE(kInvalidArgument, "below 1048576 wanted", merge_below(blob, kMaxRanks, {}));
 }
 
 TEST_CASE("inventory_blob: every cut is damage") {

@@ -120,25 +120,30 @@ class Plain(BcpReader):
         super().set_up_storage_reader(metadata, is_coordinator)
 
 
-def load_twice(path: str) -> list[LoadReport]:
+def load_thrice(path: str) -> list[tuple[LoadReport, float]]:
     """With another coordinator than rank 0."""
     reader, reports = Plain(path), []
     for planner in (None, BcpLoadPlanner(), None):
         time.sleep(0.2)
         got = empty()
+        begin = time.perf_counter()
         _load_state_dict(got, reader, coordinator_rank=2, planner=planner)
+        seconds = time.perf_counter() - begin
         check(got, state())
         assert reader.last_report is not None
-        reports.append(reader.last_report)
+        reports.append((reader.last_report, seconds))
     return reports
 
 
 def test_a_reader_that_keeps_the_metadata_and_is_told_no_rank(path: str) -> None:
-    loads: Any = zip(*run_ranks(3, load_twice, path), strict=True)
-    for reports in loads:
+    loads: Any = zip(*run_ranks(3, load_thrice, path), strict=True)
+    for of_ranks in loads:
+        reports = [report for report, _ in of_ranks]
         assert [report.rank for report in reports] == [0, 1, 2]
         assert [report.ranks for report in reports] == [(), (), tuple(map(own_part, reports))]
-        assert all(report.total_s < 0.2 for report in reports[1:])  # not since the load before, nor with it
+        assert all(
+            report.total_s <= seconds for report, seconds in of_ranks
+        )  # neither since the load before nor with it
 
 
 def one_rank_fails(path: str, failing: Any) -> None:

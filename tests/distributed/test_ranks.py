@@ -48,4 +48,4 @@ def test_a_rank_that_dies_is_told() -> None:
 
 def test_ranks_that_hang_are_killed_and_say_where() -> None:
     with pytest.raises(RanksFailed, match=r"(?s)rank 0 did not end.*in wait_for_ever"):
-        run_ranks(2, wait_for_ever, limit_s=4)
+        run_ranks(2, wait_for_ever, limit_s=8)
