@@ -50,7 +50,6 @@ class InventoryReader {
   const int64_t* sizes() const { return sizes_.data(); }
   /// Of the last box read; of a kTensor or kBytes they are left alone.
   const int64_t* box_dims() const { return box_.data(); }
-  uint64_t box_position() const { return position_; }
   RankSets::Id box_holders() const { return holders_; }
 
  private:

@@ -57,6 +57,11 @@ class Merger {
   static size_t box_numbers(const Entry& entry) {
     return entry.kind == EntryKind::kShard ? 2 * size_t{entry.num_dims} : 0;
   }
+  /// Numbers of all that is known of an entry: its sizes, then its boxes, of which a plain tensor has one.
+  static size_t room_of(const Entry& entry) {
+    if (entry.kind == EntryKind::kTensor) return 3 * size_t{entry.num_dims};
+    return entry.num_dims + entry.num_boxes * box_numbers(entry);
+  }
   int64_t* boxes_of(const Entry& entry) { return dims_.data() + entry.dims_begin + entry.num_dims; }
 
   size_t num_bytes_;
@@ -222,11 +227,9 @@ std::vector<uint32_t> Merger::order_of_entries() const {
 
 /// Gives each entry room for its sizes and all its records, and puts the sizes there.
 void Merger::lay_out(const std::vector<uint32_t>& order) {
-  size_t num_dims = 0;
-  for (const Entry& entry : found_.entries) {
-    num_dims += entry.num_dims + (entry.kind == EntryKind::kTensor ? 2 * size_t{entry.num_dims} : 0);
-  }
-  dims_.resize(num_dims + record_dims_.size());
+  size_t num_numbers = 0;
+  for (const Entry& entry : found_.entries) num_numbers += room_of(entry);
+  dims_.resize(num_numbers);
   holders_.resize(records_.size());
   size_t dims = 0, boxes = 0;
   for (const uint32_t number : order) {
@@ -235,8 +238,7 @@ void Merger::lay_out(const std::vector<uint32_t>& order) {
     if (entry.kind == EntryKind::kTensor) std::copy_n(found_.sizes(entry), entry.num_dims, at + entry.num_dims);
     entry.dims_begin = dims;
     entry.boxes_begin = static_cast<uint32_t>(boxes);
-    dims += entry.num_dims + entry.num_boxes * box_numbers(entry);
-    if (entry.kind == EntryKind::kTensor) dims += 2 * size_t{entry.num_dims};
+    dims += room_of(entry);
     boxes += entry.num_boxes;
   }
 }
