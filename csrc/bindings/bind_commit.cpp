@@ -12,7 +12,7 @@
 #include "csrc/engine/commit.h"
 #include "csrc/engine/random_id.h"
 #include "csrc/format/metadata_file.h"
-#include "csrc/staging/arena.h"
+#include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::bindings {
 namespace {

@@ -9,7 +9,7 @@
 #include "csrc/format/manifest.h"
 #include "csrc/io/file.h"
 #include "csrc/io/writer.h"
-#include "csrc/staging/arena.h"
+#include "csrc/staging/slot_ring.h"
 #include "csrc/tensor/strided_view.h"
 
 namespace bytecheckpoint::engine {

@@ -8,7 +8,7 @@
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/engine/segment_source.h"
 #include "csrc/io/reader.h"
-#include "csrc/staging/arena.h"
+#include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::engine {
 

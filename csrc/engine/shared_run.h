@@ -12,7 +12,7 @@
 #include "csrc/engine/segment_source.h"
 #include "csrc/io/reader.h"
 #include "csrc/planner/share_plan.h"
-#include "csrc/staging/arena.h"
+#include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::engine {
 

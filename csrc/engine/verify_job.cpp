@@ -12,7 +12,7 @@
 #include "csrc/format/zip_record.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/reader.h"
-#include "csrc/staging/arena.h"
+#include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::engine {
 namespace {

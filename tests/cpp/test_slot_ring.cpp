@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/staging/arena.h"
+#include "csrc/staging/slot_ring.h"
 
 #include <sys/mman.h>
 
@@ -13,7 +13,7 @@
 namespace bytecheckpoint::staging {
 namespace {
 
-TEST_CASE("arena: slots are apart, aligned and writable to the last byte") {
+TEST_CASE("slot_ring: slots are apart, aligned and writable to the last byte") {
   const auto ring = test::value_of(SlotRing::map(3));
   CHECK(ring->num_slots() == 3);
   for (int slot = 0; slot < 3; ++slot) {
@@ -26,7 +26,7 @@ TEST_CASE("arena: slots are apart, aligned and writable to the last byte") {
   CHECK(ring->slot(1)[0] == 1);
 }
 
-TEST_CASE("arena: a ring has whole slots, two at least, and a limit") {
+TEST_CASE("slot_ring: a ring has whole slots, two at least, and a limit") {
   CHECK(test::value_of(BorrowedRing::borrow(0))->num_slots() == 2);
   CHECK(test::value_of(BorrowedRing::borrow(1))->num_slots() == 2);
   CHECK(test::value_of(BorrowedRing::borrow(3 * kSlotBytes))->num_slots() == 3);
@@ -34,7 +34,7 @@ TEST_CASE("arena: a ring has whole slots, two at least, and a limit") {
   CHECK(test::value_of(BorrowedRing::borrow(int64_t{1} << 50))->num_slots() == kMaxRingBytes / kSlotBytes);
 }
 
-TEST_CASE("arena: a ring that was given back is borrowed again, warm") {
+TEST_CASE("slot_ring: a ring that was given back is borrowed again, warm") {
   uint8_t* memory = nullptr;
   {
     const BorrowedRing ring = test::value_of(BorrowedRing::borrow(2 * kSlotBytes));
@@ -53,7 +53,7 @@ size_t resident_pages(const uint8_t* from, int64_t bytes) {
   return count;
 }
 
-TEST_CASE("arena: populating touches the pages that are asked for, and leaves what is in them") {
+TEST_CASE("slot_ring: populating touches the pages that are asked for, and leaves what is in them") {
   const auto ring = test::value_of(SlotRing::map(4));
   ring->slot(0)[5] = 7;
   ring->populate(2);
@@ -67,18 +67,18 @@ TEST_CASE("arena: populating touches the pages that are asked for, and leaves wh
   while (resident_pages(ring->slot(0), 4 * kSlotBytes) < 4 * kSlotBytes / 4096) std::this_thread::yield();
 }
 
-TEST_CASE("arena: a ring may be destroyed while it is populated") {
+TEST_CASE("slot_ring: a ring may be destroyed while it is populated") {
   for (int round = 0; round < 20; ++round) test::value_of(SlotRing::map(4))->populate(4);
 }
 
-TEST_CASE("arena: what was prepared is what is borrowed") {
+TEST_CASE("slot_ring: what was prepared is what is borrowed") {
   EXPECT_OK(BorrowedRing::prepare(5 * kSlotBytes, 1));
   const BorrowedRing ring = test::value_of(BorrowedRing::borrow(5 * kSlotBytes));
   while (resident_pages(ring->slot(0), 2 * kSlotBytes) < 2 * kSlotBytes / 4096) std::this_thread::yield();
   CHECK(resident_pages(ring->slot(3), kSlotBytes) == 0);
 }
 
-TEST_CASE("arena: borrowers at the same time have rings of their own") {
+TEST_CASE("slot_ring: borrowers at the same time have rings of their own") {
   constexpr int kThreads = 4;
   std::vector<int> wrong(kThreads, 0);
   std::vector<std::thread> threads;

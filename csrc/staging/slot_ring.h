@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sys/types.h>
-
-#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <thread>
 
 #include "csrc/base/status.h"
+#include "csrc/staging/pages.h"
 
 namespace bytecheckpoint::staging {
 
@@ -16,35 +13,21 @@ inline constexpr int64_t kSlotBytes = 8 << 20;
 /// Most that a ring may take: the memory that a save or a load adds to the process.
 inline constexpr int64_t kMaxRingBytes = 256 << 20;
 
-/// Host memory of `num_slots` slots of kSlotBytes, on 2 MiB pages where the system gives them.
-///
-/// Pages are touched when a slot is first used, so a small save takes little of it, or ahead of that by `populate`.
+/// Host memory of `num_slots` slots of kSlotBytes.
 class SlotRing {
  public:
   static base::Result<std::unique_ptr<SlotRing>> map(int num_slots);
-  ~SlotRing();
-  SlotRing(const SlotRing&) = delete;
-  SlotRing& operator=(const SlotRing&) = delete;
 
-  /// Begins to touch the pages of the first `num_slots` slots, in a thread of its own, and returns. The slots may be
-  /// used meanwhile. One thread at a time calls this.
-  void populate(int num_slots);
+  /// Begins to touch the pages of the first `num_slots` slots, and returns. The slots may be used meanwhile. One thread
+  /// at a time calls this.
+  void populate(int num_slots) { pages_->populate(num_slots * kSlotBytes); }
 
-  uint8_t* slot(int index) const { return first_ + index * kSlotBytes; }
-  int num_slots() const { return num_slots_; }
+  uint8_t* slot(int index) const { return pages_->first() + index * kSlotBytes; }
+  int num_slots() const { return static_cast<int>(pages_->bytes() / kSlotBytes); }
 
  private:
-  SlotRing();
-  void stop_populating();
-
-  void* mapping_ = nullptr;
-  size_t mapping_bytes_ = 0;
-  uint8_t* first_ = nullptr;
-  int num_slots_ = 0;
-  const pid_t owner_;
-  std::atomic<int> populated_{0};  // slots whose pages were asked for
-  std::atomic<bool> stop_{false};
-  std::thread populating_;
+  explicit SlotRing(std::unique_ptr<Pages> pages) : pages_(std::move(pages)) {}
+  std::unique_ptr<Pages> pages_;
 };
 
 /// A ring borrowed from the process: touching fresh memory costs more than copying through warm memory, so one ring

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <thread>
+
+#include "csrc/base/status.h"
+
+namespace bytecheckpoint::staging {
+
+inline constexpr int64_t kHugePageBytes = 2 << 20;
+
+/// Host memory in pages of 2 MiB, where the system gives them. A page is touched when it is first used, or ahead of
+/// that by `populate`.
+class Pages {
+ public:
+  /// Zeroed memory that begins at a multiple of kHugePageBytes. \param what  Names it in errors.
+  static base::Result<std::unique_ptr<Pages>> map(int64_t bytes, std::string_view what);
+  ~Pages();
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+
+  /// Begins to touch the first `bytes` bytes, in a thread of its own, and returns. The memory may be used meanwhile.
+  /// One thread at a time calls this.
+  void populate(int64_t bytes);
+
+  uint8_t* first() const { return first_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  Pages();
+  void stop_populating();
+
+  void* mapping_ = nullptr;
+  size_t mapping_bytes_ = 0;
+  uint8_t* first_ = nullptr;
+  int64_t bytes_ = 0;
+  const pid_t owner_;
+  int64_t populated_bytes_ = 0;  // that were asked for
+  std::atomic<bool> stop_{false};
+  std::thread populating_;
+};
+
+}  // namespace bytecheckpoint::staging
