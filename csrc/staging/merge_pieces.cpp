@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/staging/merge_pieces.h"
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <system_error>
+#include <thread>
+
+#include "csrc/base/bytes.h"
+#include "csrc/base/crc32.h"
+#include "csrc/staging/merge.h"
+#include "csrc/staging/stream_copy.h"
+
+namespace bytecheckpoint::staging {
+namespace {
+
+/// Summed, then copied: small enough for the second pass to find it in the first-level cache.
+constexpr int64_t kCachedBytes = 32 << 10;
+/// What a thread takes at a time; a thread more for less than that is not worth its start.
+constexpr int64_t kGrainBytes = 1 << 20;
+
+/// A stretch of one piece, with a CRC of its own.
+struct Stretch {
+  uint32_t piece;
+  int64_t begin;  // bytes of the piece
+  int64_t end;
+};
+
+/// All stretches of all pieces, and where each thread's next portion of them begins.
+struct Work {
+  explicit Work(const std::vector<Piece>& pieces, PieceSums* sums) {
+    int64_t grain = 0;
+    for (size_t p = 0; p < pieces.size(); ++p) {
+      if (sums != nullptr) sums->first.push_back(stretches.size());
+      for (int64_t begin = 0; begin < pieces[p].bytes; begin += kSummedBytes) {
+        if (grain == 0) grains.push_back(stretches.size());
+        const int64_t end = std::min(begin + kSummedBytes, pieces[p].bytes);
+        stretches.push_back({static_cast<uint32_t>(p), begin, end});
+        grain += end - begin;
+        if (grain >= kGrainBytes) grain = 0;
+      }
+    }
+    if (sums != nullptr) {
+      sums->first.push_back(stretches.size());
+      sums->crcs.resize(stretches.size());
+    }
+    num_grains = grains.size();
+    grains.push_back(stretches.size());
+  }
+
+  std::vector<Stretch> stretches;
+  std::vector<size_t> grains;
+  size_t num_grains;
+};
+
+tensor::BoxRuns runs_of(const Piece& piece) {
+  const tensor::StridedView& view = piece.view;
+  return tensor::BoxRuns(view.sizes, tensor::whole(view.sizes), tensor::find_dtype(view.dtype)->itemsize_bytes,
+                         view.strides_bytes);
+}
+
+/// Calls `handle(number of the stretch, stretch, runs of its piece)` for every stretch, in `num_threads` threads.
+template <class Handle>
+void for_each_stretch(const std::vector<Piece>& pieces, const Work& work, int num_threads, const Handle& handle) {
+  std::atomic<size_t> next{0};
+  const auto run = [&] {
+    std::optional<tensor::BoxRuns> runs;
+    uint32_t of_piece = 0;
+    for (size_t grain = next++; grain < work.num_grains; grain = next++) {
+      for (size_t s = work.grains[grain]; s < work.grains[grain + 1]; ++s) {
+        const Stretch& stretch = work.stretches[s];
+        if (!runs.has_value() || of_piece != stretch.piece) {
+          of_piece = stretch.piece;
+          runs.emplace(runs_of(pieces[of_piece]));
+        }
+        handle(s, stretch, *runs);
+      }
+    }
+    end_stream_copies();
+  };
+  std::vector<std::thread> threads;
+  const size_t wanted = std::min(static_cast<size_t>(std::max(num_threads, 1)), work.num_grains);
+  try {
+    while (threads.size() + 1 < wanted) threads.emplace_back(run);
+  } catch (const std::system_error&) {
+    // The threads that there are take all of it.
+  }
+  run();
+  for (std::thread& thread : threads) thread.join();
+}
+
+bool is_contiguous(const tensor::BoxRuns& runs) {
+  return runs.num_runs() == 1 && runs.memory_step_bytes() == runs.itemsize_bytes();
+}
+
+uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const Stretch& stretch, uint8_t* merged,
+                       bool is_summed) {
+  uint32_t crc = 0;
+  uint8_t* const to = merged + piece.offset;
+  for (int64_t begin = stretch.begin; begin < stretch.end; begin += kCachedBytes) {
+    const int64_t end = std::min(begin + kCachedBytes, stretch.end);
+    if (is_contiguous(runs)) {
+      const uint8_t* const from = piece.view.data + begin;
+      if (is_summed) crc = base::crc32(crc, from, static_cast<size_t>(end - begin));
+      stream_copy(to + begin, from, end - begin);
+    } else {
+      gather_window(runs, piece.view.data, begin, end, to + begin);
+      if (is_summed) crc = base::crc32(crc, to + begin, static_cast<size_t>(end - begin));
+    }
+  }
+  return crc;
+}
+
+}  // namespace
+
+bool lay_out(std::vector<tensor::StridedView> views, int64_t alignment_bytes, std::vector<Piece>* pieces,
+             int64_t* total_bytes) {
+  int64_t end = 0;
+  pieces->reserve(pieces->size() + views.size());
+  for (tensor::StridedView& view : views) {
+    Piece piece;
+    int64_t numel = 0, padded = 0;
+    if (!tensor::checked_numel(view.sizes, &numel) ||
+        !base::checked_mul(numel, tensor::find_dtype(view.dtype)->itemsize_bytes, &piece.bytes) ||
+        !base::checked_add(end, alignment_bytes - 1, &padded)) {
+      return false;
+    }
+    piece.offset = padded - padded % alignment_bytes;
+    if (!base::checked_add(piece.offset, piece.bytes, &end)) return false;
+    piece.view = std::move(view);
+    pieces->push_back(std::move(piece));
+  }
+  *total_bytes = end;
+  return true;
+}
+
+void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_threads, PieceSums* sums) {
+  const Work work(pieces, sums);
+  for_each_stretch(pieces, work, num_threads, [&](size_t s, const Stretch& stretch, const tensor::BoxRuns& runs) {
+    const uint32_t crc = merge_stretch(pieces[stretch.piece], runs, stretch, merged, sums != nullptr);
+    if (sums != nullptr) sums->crcs[s] = crc;
+  });
+}
+
+void scatter_pieces(const std::vector<Piece>& pieces, const uint8_t* merged, int num_threads) {
+  const Work work(pieces, nullptr);
+  for_each_stretch(pieces, work, num_threads, [&](size_t, const Stretch& stretch, const tensor::BoxRuns& runs) {
+    const Piece& piece = pieces[stretch.piece];
+    scatter_window(runs, merged + piece.offset + stretch.begin, stretch.begin, stretch.end, piece.view.data);
+  });
+}
+
+}  // namespace bytecheckpoint::staging
