@@ -27,6 +27,8 @@ __all__ = [
     "RankError",
     "SaveFailedError",
     "ShapeMismatchError",
+    "StagingBusyError",
+    "StagingFullError",
     "StorageError",
     "UnsafeObjectError",
     "UnsupportedError",
@@ -118,6 +120,14 @@ class UnsafeObjectError(CheckpointError):
     """An object in the checkpoint is not plain data under torch's ``weights_only`` rules."""
 
 
+class StagingBusyError(CheckpointError):
+    """States that wait to be saved take all memory for them, and ``on_staging_busy="raise"``."""
+
+
+class StagingFullError(CheckpointError, MemoryError):
+    """A state is larger than the memory for it; nothing was copied. The message says what it takes."""
+
+
 class RankError(CheckpointError):
     """Stands for an exception that cannot be sent between processes; its type and text are in the message."""
 
@@ -152,6 +162,8 @@ _CLASSES: tuple[type[CheckpointError], ...] = (
     StorageError,
     DurabilityUnknownError,
     CheckpointError,
+    StagingBusyError,
+    StagingFullError,
 )
 
 

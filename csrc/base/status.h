@@ -24,6 +24,8 @@ enum class Code : uint8_t {
   kStorage,            // the file system refused; see sys_errno()
   kDurabilityUnknown,  // committed, but the directory could not be synced
   kCancelled,          // stopped from outside
+  kStagingBusy,        // states that wait to be saved take all memory for them
+  kStagingFull,        // a state is larger than the memory for it
 };
 
 /// Outcome of an operation: ok, or a kind, a message that says operation, path, offset, wanted and got, and an errno.

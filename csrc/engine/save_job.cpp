@@ -7,6 +7,7 @@
 #include "csrc/engine/random_id.h"
 #include "csrc/format/zip_record.h"
 #include "csrc/io/directory.h"
+#include "csrc/staging/staged_bytes.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -77,9 +78,15 @@ base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& b
   BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record());
   BCP_ASSIGN_OR_RETURN(const format::ZipRecord zip,
                        format::ZipRecord::layout(view.dtype, view.sizes, image->position()));
+  // A part of what was staged, or what lies there in another order, is checked before it is copied.
+  const staging::KnownBytes known = staging::find_staged(view);
+  BCP_RETURN_IF_ERROR(known.status);
   uint32_t data_crc = 0;
   BCP_RETURN_IF_ERROR(image->append(zip.head()));
   BCP_RETURN_IF_ERROR(image->append_elements(view, zip.data_bytes(), &data_crc));
+  if (known.crc.has_value() && *known.crc != data_crc) {
+    return staging::changed_since_staged(*known.crc, data_crc);
+  }
   BCP_RETURN_IF_ERROR(image->append(zip.tail(data_crc)));
   note(fqn, box,
        {format::RecordKind::kTensor, view.dtype, 0, zip.record_offset(), zip.record_bytes(), zip.data_offset(),

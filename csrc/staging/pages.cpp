@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/staging/pages.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,23 +21,63 @@ constexpr int64_t kPopulateBytes = 8 << 20;
 
 }  // namespace
 
-base::Result<std::unique_ptr<Pages>> Pages::map(int64_t bytes, std::string_view what) {
-  std::unique_ptr<Pages> pages(new Pages());
-  pages->bytes_ = bytes;
-  pages->mapping_bytes_ = static_cast<size_t>(bytes + kHugePageBytes);
-  void* mapping = ::mmap(nullptr, pages->mapping_bytes_, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapping == MAP_FAILED) {
-    return base::Status::storage("mmap", std::string(what), base::text(pages->mapping_bytes_, " bytes"), errno);
-  }
-  pages->mapping_ = mapping;
-  pages->first_ = reinterpret_cast<uint8_t*>(base::align_up(reinterpret_cast<int64_t>(mapping), kHugePageBytes));
-  // Advice: without huge pages everything works, at about half the speed.
-  (void)::madvise(pages->first_, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+base::Result<std::unique_ptr<Pages>> Pages::map(int64_t bytes, std::string_view what, InFork in_fork) {
+  std::unique_ptr<Pages> pages(new Pages(bytes));
+  BCP_RETURN_IF_ERROR(pages->map_at_huge_page(what, in_fork));
   return pages;
 }
 
-Pages::Pages() : owner_(::getpid()) {}
+base::Result<std::unique_ptr<Pages>> Pages::map_shareable(int64_t bytes, std::string_view what) {
+  std::unique_ptr<Pages> pages(new Pages(bytes));
+  // Without a name, and so without the limit that /dev/shm has in containers.
+  pages->fd_ = ::memfd_create("bytecheckpoint", MFD_CLOEXEC);
+  if (pages->fd_ < 0) return base::Status::storage("memfd_create", std::string(what), "", errno);
+  if (::ftruncate(pages->fd_, bytes) != 0) {
+    return base::Status::storage("ftruncate", std::string(what), base::text(bytes, " bytes"), errno);
+  }
+  BCP_RETURN_IF_ERROR(pages->map_at_huge_page(what, InFork::kAbsent));
+  return pages;
+}
+
+base::Result<std::unique_ptr<Pages>> Pages::map_shared(int fd, int64_t bytes, std::string_view what) {
+  struct ::stat status{};
+  if (::fstat(fd, &status) != 0) return base::Status::storage("fstat", std::string(what), "", errno);
+  if (bytes < 0 || status.st_size < bytes) {
+    return base::Status::make(base::Code::kInvalidArgument,
+                              base::text(what, ": ", bytes, " bytes wanted, got memory of ", status.st_size));
+  }
+  std::unique_ptr<Pages> pages(new Pages(bytes));
+  pages->fd_ = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (pages->fd_ < 0) return base::Status::storage("fcntl", std::string(what), "F_DUPFD_CLOEXEC", errno);
+  BCP_RETURN_IF_ERROR(pages->map_at_huge_page(what, InFork::kAbsent));
+  return pages;
+}
+
+base::Status Pages::map_at_huge_page(std::string_view what, InFork in_fork) {
+  const auto refused = [&] {
+    return base::Status::storage("mmap", std::string(what), base::text(mapping_bytes_, " bytes"), errno);
+  };
+  mapping_bytes_ = static_cast<size_t>(base::align_up(bytes_, kHugePageBytes) + kHugePageBytes);
+  void* mapping =
+      ::mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping == MAP_FAILED) return refused();
+  mapping_ = mapping;
+  first_ = reinterpret_cast<uint8_t*>(base::align_up(reinterpret_cast<int64_t>(mapping), kHugePageBytes));
+  const auto bytes = static_cast<size_t>(bytes_);
+  if (fd_ >= 0 && bytes != 0 &&
+      ::mmap(first_, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, 0) == MAP_FAILED) {
+    return refused();
+  }
+  // Advice: without huge pages everything works, at about half the speed.
+  (void)::madvise(first_, bytes, MADV_HUGEPAGE);
+  in_fork_ = in_fork;
+  if (in_fork == InFork::kAbsent && ::madvise(mapping_, mapping_bytes_, MADV_DONTFORK) != 0) {
+    return base::Status::storage("madvise", std::string(what), "MADV_DONTFORK", errno);
+  }
+  return base::Status::ok();
+}
+
+Pages::Pages(int64_t bytes) : bytes_(bytes), owner_(::getpid()) {}
 
 void Pages::populate(int64_t bytes) {
   const int64_t begin = populated_bytes_;
@@ -65,7 +107,10 @@ void Pages::stop_populating() {
 
 Pages::~Pages() {
   stop_populating();
-  if (mapping_ != nullptr) ::munmap(mapping_, mapping_bytes_);
+  if (fd_ >= 0) ::close(fd_);
+  // Where it is absent, something else may be at its address by now.
+  const bool is_here = in_fork_ == InFork::kCopied || ::getpid() == owner_;
+  if (mapping_ != nullptr && is_here) ::munmap(mapping_, mapping_bytes_);
 }
 
 }  // namespace bytecheckpoint::staging

@@ -19,8 +19,16 @@ inline constexpr int64_t kHugePageBytes = 2 << 20;
 /// that by `populate`.
 class Pages {
  public:
+  enum class InFork {
+    kCopied,  // a forked child has the memory, too, as it was
+    kAbsent,  // it has not, so that writing on in the parent copies nothing
+  };
   /// Zeroed memory that begins at a multiple of kHugePageBytes. \param what  Names it in errors.
-  static base::Result<std::unique_ptr<Pages>> map(int64_t bytes, std::string_view what);
+  static base::Result<std::unique_ptr<Pages>> map(int64_t bytes, std::string_view what, InFork in_fork);
+  /// The same that another process can map, by `fd`; absent in forked children.
+  static base::Result<std::unique_ptr<Pages>> map_shareable(int64_t bytes, std::string_view what);
+  /// What another process shares. \param fd  Stays the caller's.
+  static base::Result<std::unique_ptr<Pages>> map_shared(int fd, int64_t bytes, std::string_view what);
   ~Pages();
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
@@ -31,15 +39,20 @@ class Pages {
 
   uint8_t* first() const { return first_; }
   int64_t bytes() const { return bytes_; }
+  /// Of the memory, if another process can map it; else -1.
+  int fd() const { return fd_; }
 
  private:
-  Pages();
+  explicit Pages(int64_t bytes);
+  base::Status map_at_huge_page(std::string_view what, InFork in_fork);
   void stop_populating();
 
   void* mapping_ = nullptr;
   size_t mapping_bytes_ = 0;
   uint8_t* first_ = nullptr;
-  int64_t bytes_ = 0;
+  const int64_t bytes_;
+  int fd_ = -1;
+  InFork in_fork_ = InFork::kAbsent;
   const pid_t owner_;
   int64_t populated_bytes_ = 0;  // that were asked for
   std::atomic<bool> stop_{false};

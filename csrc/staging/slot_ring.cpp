@@ -19,7 +19,8 @@ int slots_for(int64_t bytes) {
 }  // namespace
 
 base::Result<std::unique_ptr<SlotRing>> SlotRing::map(int num_slots) {
-  BCP_ASSIGN_OR_RETURN(std::unique_ptr<Pages> pages, Pages::map(num_slots * kSlotBytes, "ring of slots"));
+  BCP_ASSIGN_OR_RETURN(std::unique_ptr<Pages> pages,
+                       Pages::map(num_slots * kSlotBytes, "ring of slots", Pages::InFork::kCopied));
   return std::unique_ptr<SlotRing>(new SlotRing(std::move(pages)));
 }
 

@@ -9,6 +9,26 @@ StridedView part_of(StridedView view, const Dims& offsets, const Dims& sizes) {
   return view;
 }
 
+bool is_row_major(const StridedView& view) {
+  int64_t stride = find_dtype(view.dtype)->itemsize_bytes;
+  bool in_order = true;
+  for (size_t d = view.sizes.size(); d-- > 0;) {
+    if (view.sizes[d] == 0) return true;
+    in_order = in_order && (view.sizes[d] == 1 || view.strides_bytes[d] == stride);
+    stride *= view.sizes[d];
+  }
+  return in_order;
+}
+
+int64_t span_bytes(const StridedView& view) {
+  int64_t last = 0;
+  for (size_t d = 0; d < view.sizes.size(); ++d) {
+    if (view.sizes[d] == 0) return 0;
+    last += (view.sizes[d] - 1) * view.strides_bytes[d];
+  }
+  return last + find_dtype(view.dtype)->itemsize_bytes;
+}
+
 BoxRuns::BoxRuns(const Dims& chunk_sizes, const Box& box, int64_t itemsize_bytes, const Dims& memory_strides_bytes)
     : itemsize_bytes_(itemsize_bytes), memory_step_bytes_(itemsize_bytes) {
   const Dims strides = row_major_strides(chunk_sizes);

@@ -20,6 +20,12 @@ struct StridedView {
 /// The part of `view` that begins at `offsets`, which lies in it.
 StridedView part_of(StridedView view, const Dims& offsets, const Dims& sizes);
 
+/// Do its elements lie one behind the other in row-major order? True of views without elements.
+bool is_row_major(const StridedView& view);
+
+/// From the first element to behind the last one, bytes. Of a view without negative strides.
+int64_t span_bytes(const StridedView& view);
+
 /// The bytes of one box of a row-major chunk as an ascending sequence of equally long runs.
 ///
 /// A run is a stretch that is contiguous in the chunk and evenly strided in memory. Dims that are laid out alike on

@@ -91,5 +91,32 @@ TEST_CASE("strided_view: runs give every element once, in the order of the chunk
   }
 }
 
+TEST_CASE("strided_view: order and span are those of the elements") {
+  Random random(31);
+  for (int round = 0; round < 2000; ++round) {
+    StridedView view;
+    view.dtype = DType::kFloat32;
+    view.sizes = test::draw_sizes(&random, 4, 4);
+    int64_t numel = 1, stride = 4;
+    view.strides_bytes.assign(view.sizes.size(), 0);
+    for (size_t d = view.sizes.size(); d-- > 0; stride *= std::max<int64_t>(view.sizes[d], 1)) {
+      if (test::draw(&random, 0, 9) == 0) stride *= 2;
+      view.strides_bytes[d] = stride;
+      numel *= view.sizes[d];
+    }
+    if (test::draw(&random, 0, 2) == 0) std::reverse(view.strides_bytes.begin(), view.strides_bytes.end());
+    int64_t expected_span = 0, next = 0;
+    bool in_order = true;
+    test::for_each_index(view.sizes, [&](const Dims& index) {
+      const int64_t at = test::dot(index, view.strides_bytes);
+      in_order = in_order && at == next;
+      next += 4;
+      expected_span = std::max(expected_span, at + 4);
+    });
+    CHECK(is_row_major(view) == in_order);
+    CHECK(span_bytes(view) == (numel == 0 ? 0 : expected_span));
+  }
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::tensor

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/staging/staged_bytes.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "csrc/base/crc32.h"
+#include "csrc/base/mutex.h"
+
+namespace bytecheckpoint::staging {
+namespace {
+
+/// All that is listed in this process. Never freed: threads may look at it while the process ends.
+struct Registry {
+  base::Mutex mutex;
+  std::vector<std::weak_ptr<const StagedBytes>> listed BCP_GUARDED_BY(mutex);
+  std::atomic<size_t> count{0};  // so that processes that stage nothing take no lock
+};
+
+Registry& registry() {
+  static auto* const kRegistry = new Registry();
+  return *kRegistry;
+}
+
+/// The piece that holds `at`, counted from the first byte; nothing if there is none.
+std::optional<size_t> piece_at(const StagedBytes& staged, int64_t at) {
+  const auto behind = std::upper_bound(staged.offsets.begin(), staged.offsets.end(), at);
+  // Behind a piece may stand empty ones with its offset, and it is the one that has bytes there.
+  for (auto p = static_cast<size_t>(behind - staged.offsets.begin()); p-- > 0;) {
+    if (at < staged.offsets[p] + staged.bytes[p]) return p;
+    if (staged.bytes[p] != 0) break;
+  }
+  return std::nullopt;
+}
+
+uint32_t crc_of_piece(const StagedBytes& staged, size_t piece) {
+  uint32_t crc = 0;
+  int64_t begin = 0;
+  for (size_t s = staged.sums.first[piece]; s < staged.sums.first[piece + 1]; ++s, begin += kSummedBytes) {
+    const int64_t size = std::min(kSummedBytes, staged.bytes[piece] - begin);
+    crc = begin == 0 ? staged.sums.crcs[s] : base::crc32_combine(crc, staged.sums.crcs[s], static_cast<uint64_t>(size));
+  }
+  return crc;
+}
+
+/// Sums every stretch of the piece that has bytes in [begin, end) of it.
+base::Status check_stretches(const StagedBytes& staged, size_t piece, int64_t begin, int64_t end) {
+  for (int64_t s = begin / kSummedBytes; s * kSummedBytes < end; ++s) {
+    const int64_t from = s * kSummedBytes;
+    const int64_t size = std::min(kSummedBytes, staged.bytes[piece] - from);
+    const uint32_t crc = base::crc32(0, staged.first + staged.offsets[piece] + from, static_cast<size_t>(size));
+    const uint32_t expected = staged.sums.crcs[staged.sums.first[piece] + static_cast<size_t>(s)];
+    if (crc != expected) return changed_since_staged(expected, crc);
+  }
+  return base::Status::ok();
+}
+
+KnownBytes look_in(const StagedBytes& staged, int64_t begin, int64_t bytes, bool in_order) {
+  const std::optional<size_t> piece = piece_at(staged, begin);
+  if (!piece.has_value()) return {};
+  const int64_t in_piece = begin - staged.offsets[*piece];
+  if (in_order && bytes == staged.bytes[*piece]) return {crc_of_piece(staged, *piece), base::Status::ok()};
+  const int64_t end = std::min(in_piece + bytes, staged.bytes[*piece]);
+  return {std::nullopt, check_stretches(staged, *piece, in_piece, end)};
+}
+
+}  // namespace
+
+StagedBytes StagedBytes::of(const uint8_t* merged, const std::vector<Piece>& pieces, PieceSums sums) {
+  StagedBytes staged;
+  staged.first = merged;
+  for (const Piece& piece : pieces) {
+    staged.offsets.push_back(piece.offset);
+    staged.bytes.push_back(piece.bytes);
+  }
+  staged.sums = std::move(sums);
+  return staged;
+}
+
+void list_staged(const std::shared_ptr<const StagedBytes>& staged) {
+  Registry& all = registry();
+  const base::MutexLock lock(all.mutex);
+  auto& listed = all.listed;
+  listed.erase(std::remove_if(listed.begin(), listed.end(), [](const auto& other) { return other.expired(); }),
+               listed.end());
+  listed.push_back(staged);
+  all.count = listed.size();
+}
+
+KnownBytes find_staged(const tensor::StridedView& view) {
+  Registry& all = registry();
+  if (all.count == 0) return {};
+  const int64_t bytes = tensor::span_bytes(view);
+  if (bytes == 0) return {};
+  std::shared_ptr<const StagedBytes> found;
+  {
+    const base::MutexLock lock(all.mutex);
+    for (const auto& weak : all.listed) {
+      const auto staged = weak.lock();
+      if (staged == nullptr || staged->offsets.empty() || view.data < staged->first) continue;
+      if (view.data - staged->first < staged->offsets.back() + staged->bytes.back()) found = staged;
+    }
+  }
+  return found == nullptr ? KnownBytes() : look_in(*found, view.data - found->first, bytes, tensor::is_row_major(view));
+}
+
+base::Status changed_since_staged(uint32_t expected_crc, uint32_t crc) {
+  return base::Status::make(base::Code::kCorrupt, base::text("memory has changed since it was staged: CRC-32 ",
+                                                             expected_crc, " then, ", crc, " now"));
+}
+
+}  // namespace bytecheckpoint::staging

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/staging/arena.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "csrc/staging/available_memory.h"
+#include "tests/cpp/expect.h"
+
+namespace bytecheckpoint::staging {
+namespace {
+
+using base::Code;
+using std::chrono::milliseconds;
+
+constexpr ArenaTerms kOneState{};
+
+TEST_CASE("arena: a region that was given back is warm memory for the next state") {
+  Arena arena;
+  uint8_t* first = nullptr;
+  {
+    const auto lease = test::value_of(arena.try_lease(5 << 20, kOneState));
+    first = lease->pages()->first();
+    std::memset(first, 7, 5 << 20);
+  }
+  const auto again = test::value_of(arena.try_lease(5 << 20, kOneState));
+  CHECK(again->pages()->first() == first);
+  CHECK(first[(5 << 20) - 1] == 7);
+}
+
+TEST_CASE("arena: as many states as the terms allow, no more") {
+  Arena arena;
+  const auto one = test::value_of(arena.try_lease(1, kOneState));
+  CHECK(arena.try_lease(1, kOneState).status().code() == Code::kStagingBusy);
+  ArenaTerms two;
+  two.num_states = 2;
+  const auto other = test::value_of(arena.try_lease(1, two));
+  CHECK(other->pages().get() != one->pages().get());
+  CHECK(arena.try_lease(1, two).status().code() == Code::kStagingBusy);
+  one->release();
+  CHECK(arena.try_lease(1, kOneState).status().code() == Code::kStagingBusy);  // the other is still there
+  other->release();
+  other->release();
+  CHECK(arena.try_lease(1, kOneState).is_ok());
+}
+
+TEST_CASE("arena: a larger state gets a larger region; whoever looks at the old one may go on") {
+  Arena arena;
+  auto small = test::value_of(arena.try_lease(100, kOneState));
+  const std::shared_ptr<Pages> kept = small->pages();
+  kept->first()[99] = 42;
+  small.reset();
+  const auto large = test::value_of(arena.try_lease(40 << 20, kOneState));
+  large->pages()->first()[(40 << 20) - 1] = 1;
+  CHECK(large->pages()->bytes() >= 40 << 20);
+  CHECK(kept->first()[99] == 42);
+  CHECK(arena.mapped_bytes() == large->pages()->bytes());
+}
+
+TEST_CASE("arena: what does not fit is refused with the size that it takes, whether it is busy or not") {
+  Arena arena;
+  ArenaTerms terms;
+  terms.limit_bytes = 10 << 20;
+  CHECK(arena.try_lease(10 << 20, terms).is_ok());
+  for (const bool busy : {false, true}) {
+    const auto lease = busy ? test::value_of(arena.try_lease(1, terms)) : nullptr;
+    const base::Status refused = arena.try_lease((10 << 20) + 1, terms).status();
+    CHECK(refused.code() == Code::kStagingFull);
+    CHECK(refused.message() == "staging: the state takes 10485761 bytes, and may take 10485760 (staging_bytes)");
+  }
+  const base::Status refused = arena.try_lease(int64_t{1} << 50, kOneState).status();
+  CHECK(refused.code() == Code::kStagingFull);
+  CHECK(refused.message().find("1125899906842624") != std::string::npos);
+  CHECK(arena.try_lease(1, kOneState).is_ok());
+}
+
+TEST_CASE("arena: memory that is left is known, and less than what no machine has") {
+  CHECK(available_memory_bytes() > 1 << 20);
+  CHECK(available_memory_bytes() < int64_t{1} << 50);
+}
+
+TEST_CASE("arena: who waits is woken when a lease ends") {
+  Arena arena;
+  auto lease = test::value_of(arena.try_lease(1, kOneState));
+  std::thread releaser([&] {
+    std::this_thread::sleep_for(milliseconds(20));
+    lease.reset();
+  });
+  while (!arena.try_lease(1, kOneState).is_ok()) arena.wait_for_release(milliseconds(10'000));
+  releaser.join();
+}
+
+TEST_CASE("arena: another mapping of what is shared sees the same bytes") {
+  Arena arena;
+  ArenaTerms terms;
+  terms.is_shareable = true;
+  const auto lease = test::value_of(arena.try_lease(3 << 20, terms));
+  REQUIRE(lease->pages()->fd() >= 0);
+  const auto other = test::value_of(Pages::map_shared(lease->pages()->fd(), 3 << 20, "test"));
+  lease->pages()->first()[12345] = 99;
+  CHECK(other->first()[12345] == 99);
+  CHECK(Pages::map_shared(lease->pages()->fd(), int64_t{1} << 40, "test").status().code() == Code::kInvalidArgument);
+}
+
+TEST_CASE("arena: a private region is replaced by one that can be shared") {
+  Arena arena;
+  CHECK(test::value_of(arena.try_lease(1, kOneState))->pages()->fd() < 0);
+  ArenaTerms terms;
+  terms.is_shareable = true;
+  CHECK(test::value_of(arena.try_lease(1, terms))->pages()->fd() >= 0);
+  CHECK(test::value_of(arena.try_lease(1, kOneState))->pages()->fd() >= 0);
+}
+
+TEST_CASE("arena: prepared memory is what the first state gets") {
+  Arena arena;
+  EXPECT_OK(arena.prepare(20 << 20, kOneState));
+  const int64_t mapped = arena.mapped_bytes();
+  CHECK(mapped >= 20 << 20);
+  const auto lease = test::value_of(arena.try_lease(20 << 20, kOneState));
+  EXPECT_OK(arena.prepare(40 << 20, kOneState));  // in use: nothing happens
+  CHECK(arena.mapped_bytes() == mapped);
+}
+
+TEST_CASE("arena: closing leaves what is in use to its users") {
+  Arena arena;
+  const auto lease = test::value_of(arena.try_lease(100, kOneState));
+  lease->pages()->first()[0] = 3;
+  arena.close();
+  CHECK(arena.mapped_bytes() == 0);
+  CHECK(lease->pages()->first()[0] == 3);
+  lease->release();
+  CHECK(arena.try_lease(100, kOneState).is_ok());
+}
+
+TEST_CASE("arena: in a forked child everything returns at once, with an error or without effect") {
+  Arena arena;
+  auto lease = test::value_of(arena.try_lease(100, kOneState));
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    const bool refused = arena.try_lease(1, kOneState).status().code() == Code::kUnsupported &&
+                         arena.prepare(1, kOneState).code() == Code::kUnsupported && arena.mapped_bytes() == 0;
+    lease->release();
+    arena.wait_for_release(milliseconds(60'000));
+    arena.close();
+    lease.reset();
+    ::_exit(refused ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  lease->pages()->first()[0] = 1;
+}
+
+TEST_CASE("arena: leases from many threads never overlap") {
+  Arena arena;
+  ArenaTerms terms;
+  terms.num_states = 2;
+  constexpr int kThreads = 4;
+  std::vector<int> wrong(kThreads, 0);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 50;) {
+        const auto lease = arena.try_lease(100 + round, terms);
+        if (!lease.is_ok()) {
+          arena.wait_for_release(milliseconds(1));
+          continue;
+        }
+        uint8_t* memory = lease.value()->pages()->first();
+        std::memset(memory, t, 100);
+        std::this_thread::yield();
+        for (int i = 0; i < 100; ++i) wrong[t] += memory[i] == t ? 0 : 1;
+        ++round;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == std::vector<int>(kThreads, 0));
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::staging

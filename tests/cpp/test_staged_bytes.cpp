@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/staging/staged_bytes.h"
+
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "csrc/base/crc32.h"
+
+namespace bytecheckpoint::staging {
+namespace {
+
+using base::Code;
+
+/// Pieces of these sizes, one behind the other at multiples of 64, merged and listed.
+struct Merged {
+  explicit Merged(const std::vector<int64_t>& sizes) {
+    std::vector<tensor::StridedView> views;
+    for (const int64_t size : sizes) {
+      auto& memory = sources.emplace_back(static_cast<size_t>(size));
+      for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<uint8_t>(i * 7 + sources.size());
+      views.push_back({memory.data(), tensor::DType::kUInt8, {size}, {1}});
+    }
+    int64_t total = 0;
+    REQUIRE(lay_out(std::move(views), 64, &pieces, &total));
+    memory.resize(static_cast<size_t>(total) + 64);
+    PieceSums sums;
+    merge_pieces(pieces, memory.data(), 2, &sums);
+    staged = std::make_shared<const StagedBytes>(StagedBytes::of(memory.data(), pieces, std::move(sums)));
+    list_staged(staged);
+  }
+  static tensor::StridedView view(uint8_t* begin, int64_t bytes) {
+    return {begin, tensor::DType::kUInt8, {bytes}, {1}};
+  }
+  uint8_t* at(size_t piece) { return memory.data() + pieces[piece].offset; }
+
+  std::vector<std::vector<uint8_t>> sources;
+  std::vector<Piece> pieces;
+  std::vector<uint8_t> memory;
+  std::shared_ptr<const StagedBytes> staged;
+};
+
+TEST_CASE("staged_bytes: a whole piece is known by its CRC, however long it is") {
+  Merged merged({0, 100, 0, 3 * kSummedBytes + 5, 0, kSummedBytes, 64, 1});
+  for (size_t p = 0; p < merged.pieces.size(); ++p) {
+    const int64_t bytes = merged.pieces[p].bytes;
+    const KnownBytes known = find_staged(Merged::view(merged.at(p), bytes));
+    CHECK(known.status.is_ok());
+    CHECK(known.crc.has_value() == (bytes != 0));
+    if (bytes != 0) CHECK(*known.crc == base::crc32(0, merged.sources[p].data(), merged.sources[p].size()));
+  }
+}
+
+TEST_CASE("staged_bytes: a part of a piece is refused if a stretch of it has changed, and only then") {
+  Merged merged({100, 3 * kSummedBytes});
+  uint8_t* const piece = merged.at(1);
+  const auto part = [&](int64_t begin, int64_t bytes) { return find_staged(Merged::view(piece + begin, bytes)); };
+  CHECK(part(kSummedBytes + 10, 20).status.is_ok());
+  CHECK_FALSE(part(kSummedBytes + 10, 20).crc.has_value());
+  piece[kSummedBytes + 500] ^= 1;
+  CHECK(part(kSummedBytes + 10, 20).status.code() == Code::kCorrupt);
+  CHECK(part(0, kSummedBytes + 1).status.code() == Code::kCorrupt);
+  CHECK(part(kSummedBytes - 1, kSummedBytes + 2).status.code() == Code::kCorrupt);
+  CHECK(part(1, kSummedBytes - 1).status.is_ok());
+  CHECK(part(2 * kSummedBytes, kSummedBytes).status.is_ok());
+  CHECK(part(3 * kSummedBytes - 1, 1).status.is_ok());
+  piece[kSummedBytes + 500] ^= 1;
+  CHECK(part(0, 3 * kSummedBytes - 1).status.is_ok());
+}
+
+TEST_CASE("staged_bytes: a piece that is read in another order has no CRC, and is checked") {
+  Merged merged({16 * 100});
+  tensor::StridedView transposed{merged.at(0), tensor::DType::kFloat32, {20, 20}, {4, 80}};
+  CHECK(find_staged(transposed).status.is_ok());
+  CHECK_FALSE(find_staged(transposed).crc.has_value());
+  merged.at(0)[799] ^= 1;
+  CHECK(find_staged(transposed).status.code() == Code::kCorrupt);
+}
+
+TEST_CASE("staged_bytes: of memory that is nobody's, or no longer listed, nothing is known") {
+  std::vector<uint8_t> other(100);
+  Merged merged({100, 100});
+  CHECK_FALSE(find_staged(Merged::view(other.data(), 100)).crc.has_value());
+  CHECK_FALSE(find_staged(Merged::view(merged.at(0) + 110, 5)).crc.has_value());  // between pieces
+  CHECK(find_staged(Merged::view(merged.at(0), 100)).crc.has_value());
+  merged.staged.reset();
+  CHECK_FALSE(find_staged(Merged::view(merged.at(0), 100)).crc.has_value());
+  CHECK(find_staged(Merged::view(nullptr, 0)).status.is_ok());
+}
+
+}  // namespace
+}  // namespace bytecheckpoint::staging
