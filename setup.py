@@ -33,6 +33,9 @@ TORCH_BINDINGS = (
     "bind_save",
     "bind_load",
     "bind_sharing",
+    "tree_copy",
+    "staged_tree",
+    "bind_staging",
     "bind_commit",
 )
 

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
     from bytecheckpoint.dcp.reader import BcpReader
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+    from bytecheckpoint.dcp.stager import BcpStager
     from bytecheckpoint.dcp.writer import BcpWriter
     from bytecheckpoint.errors import CheckpointError
+    from bytecheckpoint.merging import merge, scatter
     from bytecheckpoint.registration import register, registered, unregister
     from bytecheckpoint.report import (
         LoadReport,
@@ -35,6 +37,7 @@ __all__ = [
     "BcpLoadPlanner",
     "BcpReader",
     "BcpSavePlanner",
+    "BcpStager",
     "BcpWriter",
     "CheckpointError",
     "Config",
@@ -47,8 +50,10 @@ __all__ = [
     "VerifyReport",
     "__version__",
     "build_info",
+    "merge",
     "register",
     "registered",
+    "scatter",
     "unregister",
     "verify",
 ]
@@ -57,6 +62,7 @@ _HOMES = {
     "BcpLoadPlanner": "bytecheckpoint.dcp.load_planner",
     "BcpReader": "bytecheckpoint.dcp.reader",
     "BcpSavePlanner": "bytecheckpoint.dcp.save_planner",
+    "BcpStager": "bytecheckpoint.dcp.stager",
     "BcpWriter": "bytecheckpoint.dcp.writer",
     "CheckpointError": "bytecheckpoint.errors",
     "Config": "bytecheckpoint.config",
@@ -67,8 +73,10 @@ _HOMES = {
     "RankSaveReport": "bytecheckpoint.report",
     "SaveReport": "bytecheckpoint.report",
     "VerifyReport": "bytecheckpoint.report",
+    "merge": "bytecheckpoint.merging",
     "register": "bytecheckpoint.registration",
     "registered": "bytecheckpoint.registration",
+    "scatter": "bytecheckpoint.merging",
     "unregister": "bytecheckpoint.registration",
     "verify": "bytecheckpoint.verification",
 }

@@ -15,7 +15,10 @@ __all__ = ["Config"]
 
 _PREFIX = "BYTECHECKPOINT_"
 _MIB = 1 << 20
-_CHOICES = {"shared_reading": ("auto", "cooperative", "independent")}
+_CHOICES = {
+    "shared_reading": ("auto", "cooperative", "independent"),
+    "on_staging_busy": ("wait", "raise", "double_buffer"),
+}
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -45,6 +48,14 @@ class Config:
         tree_topo_fan_out: Ranks that hand their plans to one, 2 to 1024.
         planner_cache_capacity: Plans, and answers to them, that a process keeps, 1 to 1024.
         allow_pickle: Hand objects to the planner that torch's ``weights_only`` rules refuse. Loading may then run code.
+        staging_bytes: Most that one state may take in host memory while ``async_save`` saves it; made ready ahead of
+            time. 0: what the states take, as far as the system has memory left.
+        overlap_staging: A writer that is its own stager, and the stager of ``register``, return a future of the staged
+            state, so that ``async_save`` gives an ``AsyncSaveResponse``: see ``BcpStager``.
+        staging_threads: Threads that copy a state, 1 to 64.
+        on_staging_busy: What the next ``async_save`` does while the state before is still being saved. ``wait``: until
+            there is room for its own. ``raise``: a ``StagingBusyError``. ``double_buffer``: it has memory of its own;
+            the one after that waits.
         progress: Show a bar of the bytes that the coordinator has written or read, on stderr. Needs tqdm.
 
     Raises:
@@ -64,6 +75,10 @@ class Config:
     planner_cache_capacity: int = 8
     allow_pickle: bool = False
     shared_reading: str = "auto"
+    staging_bytes: int = 0
+    overlap_staging: bool = False
+    staging_threads: int = 2
+    on_staging_busy: str = "wait"
     progress: bool = False
 
     def __post_init__(self) -> None:
@@ -80,6 +95,8 @@ class Config:
         self._check("tree_topo_threshold", 1, float("inf"))
         self._check("tree_topo_fan_out", 2, 1024)
         self._check("planner_cache_capacity", 1, 1024)
+        self._check("staging_bytes", 0, float("inf"))
+        self._check("staging_threads", 1, 64)
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

@@ -96,6 +96,7 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         *_missing(loader, "DefaultLoadPlanner", used_in=("_load_state_dict",)),
         *_missing(saver, "_stateful_to_state_dict", used_in=("save", "async_save")),
         *_missing(loader, "Stateful", used_in=("load",)),
+        *_missing(saver, "DefaultStager", used_in=("async_save",)),
         *_missing(saver, "_ProcessBasedAsyncCheckpointExecutor", used_in=("async_save",)),
         *_missing(saver, "_ThreadBasedAsyncCheckpointExecutor", used_in=("async_save",)),
     ]
@@ -113,6 +114,7 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         # The class itself where that does, so that whoever finds it there can subclass it.
         (saver, "DefaultSavePlanner", BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config)),
         (loader, "DefaultLoadPlanner", BcpLoadPlanner),
+        (saver, "DefaultStager", _stager(config)),
         (saver, "_stateful_to_state_dict", quick_copy(saver._stateful_to_state_dict)),
         (loader, "Stateful", QuickStateful),
     ]
@@ -158,6 +160,16 @@ def _storage_setup(theirs: Callable[..., Any], config: Config | None) -> Callabl
         return (BcpReader if reader else BcpWriter)(checkpoint_id, config=config)
 
     return setup
+
+
+def _stager(config: Config | None) -> Callable[..., Any]:
+    """In the place of DCP's default stager, which is made for each save."""
+    from bytecheckpoint.dcp.stager import BcpStager
+
+    def stager(options: Any = None) -> BcpStager:
+        return BcpStager(True if getattr(options, "use_async_staging", False) else None, config=config)
+
+    return stager
 
 
 def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -> type:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import _nested_dict, _version, filesystem, planner_helpers
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _core
 
@@ -21,10 +23,13 @@ __all__ = [
     "chunks_of",
     "flatten_as_2_3",
     "holds_more_than_itself",
+    "host_copy",
     "increment_version",
     "init_meta_tensors",
     "is_quantized_alike",
+    "like_dtensor",
     "narrow",
+    "new_dtensor",
     "new_metadata",
     "plain_tensor",
     "quantization",
@@ -89,6 +94,33 @@ def plain_tensor(value: object) -> torch.Tensor | None:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     return tensor if tensor.device.type == "cpu" else tensor.cpu()
+
+
+def host_copy(value: Any, memo: dict[int, Any]) -> Any:
+    """A copy of any value, on the host.
+
+    Args:
+        memo: As of ``copy.deepcopy``, for all values of one state: what two of them share is shared by the copies.
+    """
+    if type(value).__name__ == "AsyncCollectiveTensor":
+        value = value.wait()
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value, memo)
+    copied = value.detach().clone()
+    if copied.device.type not in ("cpu", "meta"):
+        copied = copied.cpu()
+    return copied.requires_grad_() if value.requires_grad else copied
+
+
+def new_dtensor(local: torch.Tensor, spec: Any, requires_grad: bool) -> DTensor:
+    """The DTensor of ``spec`` whose part here is ``local``."""
+    dtensor: DTensor = DTensor(local, spec, requires_grad=requires_grad)  # type: ignore[no-untyped-call]
+    return dtensor
+
+
+def like_dtensor(dtensor: DTensor, local: torch.Tensor) -> DTensor:
+    """A DTensor as ``dtensor`` is, but of ``local``."""
+    return new_dtensor(local, dtensor._spec, dtensor.requires_grad)
 
 
 def holds_more_than_itself(tensor: torch.Tensor) -> bool:

@@ -10,15 +10,14 @@ DCP's own call, while it holds the right, and gives the right back once that cal
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
+from bytecheckpoint.dcp._calls import Call, call_in
 from bytecheckpoint.dcp._phases import Phases
 from bytecheckpoint.report import RankSaveReport, SaveReport
 
@@ -71,46 +70,21 @@ class SaveSession:
 
     def watch(self, deadline_s: float) -> None:
         """Ends the save ``deadline_s`` from now, or when DCP's call has ended without telling us."""
-        call = _dcp_call()
+        call = call_in("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict")
         # By weak reference: a session that nobody holds any more ends at once, by its destructor.
         arguments = (weakref.ref(self), self._over, self.thread, call, time.monotonic() + deadline_s)
         threading.Thread(target=_watch, args=arguments, name="bytecheckpoint-save", daemon=True).start()
-
-
-_Call = tuple[int, CodeType]
-
-
-def _dcp_call() -> _Call | None:
-    """The call of DCP's ``_save_state_dict`` that this thread is in: identity of its frame, and its code.
-
-    The frame itself is not kept: it holds the state dict.
-    """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_save_state_dict" and frame.f_globals.get("__name__", "").startswith("torch."):
-            return id(frame), frame.f_code
-        frame = frame.f_back
-    return None
-
-
-def _is_running(thread: threading.Thread, call: _Call) -> bool:
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        if (id(frame), frame.f_code) == call:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _watch(
     ref: weakref.ref[SaveSession],
     over: threading.Event,
     thread: threading.Thread,
-    call: _Call | None,
+    call: Call | None,
     deadline: float,
 ) -> None:
     while not over.wait(_WATCH_INTERVAL_S):
-        running = thread.is_alive() if call is None else _is_running(thread, call)
+        running = thread.is_alive() if call is None else call.is_running()
         if running and time.monotonic() < deadline:
             continue
         session = ref()

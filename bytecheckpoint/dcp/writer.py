@@ -38,6 +38,7 @@ from bytecheckpoint.dcp._save_session import (
 )
 from bytecheckpoint.dcp._told import plan_to_write
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata, plan_of
+from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
@@ -148,6 +149,25 @@ class BcpWriter(StorageWriter):
         """Directs the next save to ``checkpoint_id``, if given."""
         if checkpoint_id:
             self.path = self._of_thread.path = Path(checkpoint_id)
+
+    # Of DCP's AsyncStager: `async_save` stages through the writer if it is given no stager.
+
+    _synchronize_after_execute: bool = True
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """Has ``synchronize_staging`` anything to do? As DCP's stagers say it."""
+        return self._synchronize_after_execute
+
+    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As ``BcpStager.stage``, with the settings of this writer."""
+        return BcpStager(config=self.config).stage(state_dict, **kwargs)
+
+    def synchronize_staging(self) -> None:
+        """As ``BcpStager.synchronize_staging``."""
+
+    def close(self) -> None:
+        """Nothing: a writer holds nothing between saves, and the arena is the process's."""
 
     # The hooks, in the order in which DCP calls them.
 

@@ -13,6 +13,8 @@ void bind_save(pybind11::module_& m);
 void bind_load(pybind11::module_& m);
 /// SharedRun, and what ranks tell one another before it.
 void bind_sharing(pybind11::module_& m);
+/// The arena, staged states, and merging of tensors.
+void bind_staging(pybind11::module_& m);
 /// Commit, the joining of what was planned with what was written, and DCP's metadata of a checkpoint.
 void bind_commit(pybind11::module_& m);
 

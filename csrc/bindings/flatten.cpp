@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "csrc/bindings/descent.h"
 #include "csrc/bindings/torch_tensor.h"
 
 namespace bytecheckpoint::bindings {
@@ -11,21 +12,12 @@ namespace {
 
 namespace py = pybind11;
 
-/// Python's own limit, so that a dict that holds itself is a RecursionError.
-class Descent {
- public:
-  Descent() {
-    if (Py_EnterRecursiveCall(" while flattening a state dict") != 0) throw py::error_already_set();
-  }
-  ~Descent() { Py_LeaveRecursiveCall(); }
-  Descent(const Descent&) = delete;
-  Descent& operator=(const Descent&) = delete;
-};
+constexpr const char* kWhere = " while flattening a state dict";
 
 class Flattener {
  public:
   void enter_mapping(py::handle mapping) {
-    const Descent descent;
+    const Descent descent(kWhere);
     const auto visit = [this](py::handle key, py::handle value) { visit_at(py::str(key), py::str(key), value); };
     if (PyDict_CheckExact(mapping.ptr())) {
       for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(mapping)) visit(key, value);
@@ -51,7 +43,7 @@ class Flattener {
   bool is_terminal(py::handle value) {
     if (is_mapping(value)) return false;
     if (!PyList_Check(value.ptr())) return true;
-    const Descent descent;
+    const Descent descent(kWhere);
     for (const py::handle entry : py::reinterpret_borrow<py::list>(value)) {
       if (is_tensor(entry.ptr())) return false;
       if ((is_mapping(entry) || PyList_Check(entry.ptr())) && !is_terminal(entry)) return false;
@@ -68,7 +60,7 @@ class Flattener {
     } else if (is_terminal(value)) {
       add_leaf(value);
     } else {
-      const Descent descent;
+      const Descent descent(kWhere);
       Py_ssize_t position = 0;
       for (const py::handle entry : py::reinterpret_borrow<py::list>(value)) {
         const py::int_ number(position++);

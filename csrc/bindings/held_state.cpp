@@ -24,10 +24,6 @@ const Names& names() {
   return found.call_once_and_store_result([] { return Names(); }).get_stored();
 }
 
-bool is_dtensor(py::handle value) {
-  return reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())) == names().dtensor.ptr();
-}
-
 /// Values without attributes of their own, which DCP takes for bytes whatever happens.
 bool is_builtin(py::handle value) {
   PyObject* v = value.ptr();
@@ -52,8 +48,16 @@ bool has_chunks(py::handle value) {
 
 }  // namespace
 
+bool is_dtensor(py::handle value) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())) == names().dtensor.ptr();
+}
+
+py::object local_of(py::handle dtensor) {
+  return dtensor.attr(names().local_tensor);
+}
+
 py::object HeldValue::local() const {
-  return kind == Kind::kPlain ? value : value.attr(names().local_tensor);
+  return kind == Kind::kPlain ? value : local_of(value);
 }
 
 bool is_still(const HeldValue& held, const py::dict& flat) {
@@ -87,7 +91,7 @@ void StateScanner::read_tensor(HeldValue* held) {
       held->boxes = {tensor::whole(held->facts.sizes)};
       return;
     }
-    if (is_direct && is_plain_tensor(held->value.attr(names().local_tensor).ptr())) {
+    if (is_direct && is_plain_tensor(local_of(held->value).ptr())) {
       held->kind = HeldValue::Kind::kDTensor;
       held->boxes = boxes_of_dtensor(held->value);
       return;

@@ -31,6 +31,11 @@ struct HeldValue {
   pybind11::object local() const;
 };
 
+/// A DTensor itself, no subclass of it?
+bool is_dtensor(pybind11::handle value);
+/// What a DTensor wraps.
+pybind11::object local_of(pybind11::handle dtensor);
+
 /// Is it still the value of its name?
 bool is_still(const HeldValue& held, const pybind11::dict& flat);
 

@@ -13,5 +13,6 @@ PYBIND11_MODULE(_C, m) {
   bytecheckpoint::bindings::bind_save(m);
   bytecheckpoint::bindings::bind_load(m);
   bytecheckpoint::bindings::bind_sharing(m);
+  bytecheckpoint::bindings::bind_staging(m);
   bytecheckpoint::bindings::bind_commit(m);
 }

@@ -66,6 +66,12 @@ tensor::DType dtype_of(const at::Tensor& tensor) {
   return kTable[static_cast<size_t>(tensor.scalar_type())];
 }
 
+constexpr int64_t kRequiresGrad = 1 << 8;
+
+int64_t kind_of(const at::Tensor& tensor) {
+  return static_cast<int64_t>(tensor.scalar_type()) | (tensor.requires_grad() ? kRequiresGrad : 0);
+}
+
 }  // namespace
 
 bool is_tensor(PyObject* object) {
@@ -78,6 +84,16 @@ bool is_plain_tensor(PyObject* object) {
 
 bool is_meta_tensor(PyObject* object) {
   return THPVariable_Unpack(object).is_meta();
+}
+
+bool is_host_memory(PyObject* object) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  return tensor.device().is_cpu() && tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_conj() &&
+         !tensor.is_neg() && dtype_of(tensor) != tensor::DType::kNone;
+}
+
+int64_t kind_of_tensor(PyObject* object) {
+  return kind_of(THPVariable_Unpack(object));
 }
 
 bool is_pinned(PyObject* object) {
@@ -134,6 +150,38 @@ base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable
 base::Result<tensor::StridedView> view_of_plain_tensor(PyObject* object) {
   if (!THPVariable_CheckExact(object)) return refuse(text("a plain tensor wanted, got a ", Py_TYPE(object)->tp_name));
   return view_of_tensor(object, /*writable=*/false);
+}
+
+namespace {
+
+PyObject* make_pending(c10::IntArrayRef sizes, int64_t kind) {
+  const auto dtype = c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(kind & (kRequiresGrad - 1)));
+  const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * dtype.itemsize();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, c10::kCPU));
+  at::Tensor tensor =
+      at::detail::make_tensor<at::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  if ((kind & kRequiresGrad) != 0) tensor.set_requires_grad(true);
+  return THPVariable_Wrap(std::move(tensor));
+}
+
+}  // namespace
+
+PendingTensor::PendingTensor(PyObject* like)
+    : object_(make_pending(THPVariable_Unpack(like).sizes(), kind_of(THPVariable_Unpack(like)))) {}
+
+PendingTensor::PendingTensor(tensor::Dims sizes, int64_t kind)
+    : object_(make_pending(c10::IntArrayRef(sizes.data(), sizes.size()), kind)) {}
+
+void PendingTensor::Drop::operator()(PyObject* object) const {
+  Py_DECREF(object);
+}
+
+void PendingTensor::settle(uint8_t* memory, std::shared_ptr<void> owner) {
+  const auto drop = [](void* context) { delete static_cast<std::shared_ptr<void>*>(context); };
+  const c10::Storage& storage = THPVariable_Unpack(object_.get()).storage();
+  storage.set_data_ptr_noswap(
+      c10::DataPtr(memory, new std::shared_ptr<void>(std::move(owner)), drop, c10::Device(c10::kCPU)));
 }
 
 std::optional<tensor::Dims> sizes_of_tensor(PyObject* object) {

@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -29,6 +30,13 @@ bool is_meta_tensor(PyObject* tensor);
 /// In page-locked memory? Of a plain tensor.
 bool is_pinned(PyObject* tensor);
 
+/// Are its elements its own host memory, strided, of a dtype in the format, and what they seem: neither conjugate nor
+/// negative views? Of a plain tensor.
+bool is_host_memory(PyObject* tensor);
+
+/// dtype and `requires_grad` of any tensor, as a number that another process of the same torch understands.
+int64_t kind_of_tensor(PyObject* tensor);
+
 /// A torch.Tensor or Parameter itself, rather than a subclass whose elements may mean something else than its memory?
 bool is_plain_tensor(PyObject* object);
 
@@ -46,6 +54,25 @@ base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable
 /// The same for reading, and only of a torch.Tensor or Parameter itself: the elements of a subclass may mean something
 /// else than its memory.
 base::Result<tensor::StridedView> view_of_plain_tensor(PyObject* object);
+
+/// A torch.Tensor of host memory that is not there yet, contiguous, of the kind of another tensor.
+class PendingTensor {
+ public:
+  /// \param like  Gives shape, dtype and `requires_grad`; of any device. Needs the GIL.
+  explicit PendingTensor(PyObject* like);
+  /// \param kind  From `kind_of_tensor`.
+  PendingTensor(tensor::Dims sizes, int64_t kind);
+
+  PyObject* object() const { return object_.get(); }
+  /// Gives it its memory, which `owner` keeps mapped. Needs no GIL, but nobody may look at the tensor before.
+  void settle(uint8_t* memory, std::shared_ptr<void> owner);
+
+ private:
+  struct Drop {
+    void operator()(PyObject* object) const;
+  };
+  std::unique_ptr<PyObject, Drop> object_;
+};
 
 /// Shape of any tensor, also one without memory here; nothing if `object` is none.
 std::optional<tensor::Dims> sizes_of_tensor(PyObject* object);

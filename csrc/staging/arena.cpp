@@ -122,6 +122,11 @@ void Lease::keep_sums(StagedBytes staged) {
   list_staged(staged_);
 }
 
+std::string Lease::encoded_sums() {
+  const base::MutexLock lock(mutex_);
+  return encode_staged(staged_ == nullptr ? StagedBytes() : *staged_);
+}
+
 void Lease::release() {
   if (::getpid() != arena_->owner_) return;
   {

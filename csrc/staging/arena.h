@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "csrc/base/mutex.h"
@@ -80,6 +81,8 @@ class Lease {
   const std::shared_ptr<Pages>& pages() const { return pages_; }
   /// Until the lease ends, whoever reads what was merged here can see whether it has changed.
   void keep_sums(StagedBytes staged);
+  /// These, for another process.
+  std::string encoded_sums();
 
  private:
   friend class Arena;

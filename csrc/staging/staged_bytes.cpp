@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
 #include "csrc/base/mutex.h"
 
@@ -74,6 +75,40 @@ StagedBytes StagedBytes::of(const uint8_t* merged, const std::vector<Piece>& pie
     staged.bytes.push_back(piece.bytes);
   }
   staged.sums = std::move(sums);
+  return staged;
+}
+
+std::string encode_staged(const StagedBytes& staged) {
+  base::ByteWriter out;
+  out.u64(staged.offsets.size());
+  for (size_t p = 0; p < staged.offsets.size(); ++p) {
+    out.i64(staged.offsets[p]);
+    out.i64(staged.bytes[p]);
+  }
+  for (const uint32_t crc : staged.sums.crcs) out.u32(crc);
+  return out.take();
+}
+
+base::Result<StagedBytes> decode_staged(std::string_view bytes, const uint8_t* merged, int64_t num_bytes) {
+  const auto damaged = [] { return base::Status::make(base::Code::kInvalidArgument, "staged state: damaged table"); };
+  base::ByteReader in(bytes);
+  const uint64_t num_pieces = in.u64();
+  if (!in.ok() || num_pieces > in.remaining() / (2 * sizeof(int64_t))) return damaged();
+  StagedBytes staged;
+  staged.first = merged;
+  size_t num_crcs = 0;
+  for (uint64_t p = 0; p < num_pieces; ++p) {
+    const int64_t offset = in.i64(), size = in.i64();
+    const int64_t least = p == 0 ? 0 : staged.offsets.back() + staged.bytes.back();
+    if (size < 0 || size > num_bytes || offset < least || offset > num_bytes - size) return damaged();
+    staged.offsets.push_back(offset);
+    staged.bytes.push_back(size);
+    staged.sums.first.push_back(num_crcs);
+    num_crcs += static_cast<size_t>((size + kSummedBytes - 1) / kSummedBytes);
+  }
+  staged.sums.first.push_back(num_crcs);
+  if (in.remaining() != num_crcs * sizeof(uint32_t)) return damaged();
+  for (size_t i = 0; i < num_crcs; ++i) staged.sums.crcs.push_back(in.u32());
   return staged;
 }
 

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "csrc/base/status.h"
@@ -20,6 +22,11 @@ struct StagedBytes {
 
   static StagedBytes of(const uint8_t* merged, const std::vector<Piece>& pieces, PieceSums sums);
 };
+
+/// For another process that maps the same memory.
+std::string encode_staged(const StagedBytes& staged);
+/// \param merged, num_bytes  Where the memory is mapped here; a piece beyond it is kInvalidArgument.
+base::Result<StagedBytes> decode_staged(std::string_view bytes, const uint8_t* merged, int64_t num_bytes);
 
 /// Lets `find_staged` know of `staged` as long as the caller keeps it.
 void list_staged(const std::shared_ptr<const StagedBytes>& staged);

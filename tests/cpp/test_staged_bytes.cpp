@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/base/crc32.h"
+#include "tests/cpp/expect.h"
 
 namespace bytecheckpoint::staging {
 namespace {
@@ -75,6 +76,21 @@ TEST_CASE("staged_bytes: a piece that is read in another order has no CRC, and i
   CHECK_FALSE(find_staged(transposed).crc.has_value());
   merged.at(0)[799] ^= 1;
   CHECK(find_staged(transposed).status.code() == Code::kCorrupt);
+}
+
+TEST_CASE("staged_bytes: another process is told the same, and refuses what does not fit its memory") {
+  const Merged merged({0, 100, 3 * kSummedBytes + 5, 64});
+  const std::string encoded = encode_staged(*merged.staged);
+  const auto num_bytes = static_cast<int64_t>(merged.memory.size());
+  const auto decoded = test::value_of(decode_staged(encoded, merged.memory.data(), num_bytes));
+  CHECK(decoded.offsets == merged.staged->offsets);
+  CHECK(decoded.bytes == merged.staged->bytes);
+  CHECK(decoded.sums.crcs == merged.staged->sums.crcs);
+  CHECK(decoded.sums.first == merged.staged->sums.first);
+  CHECK(decode_staged(encoded, merged.memory.data(), 3 * kSummedBytes).status().code() == Code::kInvalidArgument);
+  for (size_t size = 0; size < encoded.size(); ++size) {
+    CHECK_FALSE(decode_staged(encoded.substr(0, size), merged.memory.data(), num_bytes).is_ok());
+  }
 }
 
 TEST_CASE("staged_bytes: of memory that is nobody's, or no longer listed, nothing is known") {

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of DCP that a thread is in. DCP tells nobody when a call of it has ended; whoever needs to know looks."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+__all__ = ["Call", "call_in", "local_of_call", "outermost_call"]
+
+
+class Call:
+    """A call that its thread was in when this was made.
+
+    The frame itself is not kept: it holds the state dict.
+    """
+
+    def __init__(self, frame: FrameType) -> None:
+        self._thread = threading.current_thread()
+        self._frame = id(frame)
+        self._code: CodeType = frame.f_code
+
+    def is_running(self) -> bool:
+        """Has it not returned yet? Any thread may ask."""
+        if not self._thread.is_alive():
+            return False
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return any(id(f) == self._frame and f.f_code is self._code for f in _outwards(frame))
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _find(module: str, function: str) -> FrameType | None:
+    for frame in _outwards(sys._getframe()):
+        if frame.f_code.co_name == function and frame.f_globals.get("__name__") == module:
+            return frame
+    return None
+
+
+def call_in(module: str, function: str) -> Call | None:
+    """The innermost call of ``function`` that this thread is in; None if it is in none."""
+    frame = _find(module, function)
+    return None if frame is None else Call(frame)
+
+
+def outermost_call(modules: tuple[str, ...]) -> Call | None:
+    """The outermost call of a function of ``modules`` that this thread is in; None if it is in none."""
+    found = None
+    for frame in _outwards(sys._getframe()):
+        if frame.f_globals.get("__name__") in modules:
+            found = frame
+    return None if found is None else Call(found)
+
+
+def local_of_call(module: str, function: str, name: str) -> Any:
+    """What ``name`` is in the innermost call of ``function`` that this thread is in; None if it is in none."""
+    frame = _find(module, function)
+    return None if frame is None else frame.f_locals.get(name)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States in the memory of the arena: how they get there, how long they stay, and how they go to another process.
+
+A state stays until the save of it has ended, and DCP says nothing when that is. What DCP begins in a thread or process
+of its own runs inside a call of one of its executors, so it is that call we watch. A state that is used in another way
+stays until nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+import time
+import weakref
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+
+from bytecheckpoint import _C
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._calls import Call, outermost_call
+from bytecheckpoint.errors import InvalidPlanError, StagingBusyError
+
+__all__ = ["StagedState", "stage_state"]
+
+_EXECUTORS = (
+    "torch.distributed.checkpoint._async_thread_executor",
+    "torch.distributed.checkpoint._async_process_executor",
+)
+# A save that has ended is noticed by looking, or when somebody says so.
+_LOOK_INTERVAL_S = 0.02
+# A future of DCP resolves within the call that we watch; it returns very soon after.
+_BUSY_GRACE_S = 0.25
+
+
+class _Stay:
+    """The right of one state to its memory."""
+
+    def __init__(self, lease: _C.Lease, num_bytes: int) -> None:
+        self.lease = lease
+        self.num_bytes = num_bytes
+        self.save: Call | None = None  # that uses it, if it is one that can be watched
+
+    def end_if_over(self) -> None:
+        if self.save is not None and not self.save.is_running():
+            self.lease.release()
+
+
+_lock = threading.Lock()
+_stays: list[weakref.ref[_Stay]] = []
+
+
+def _end_stays_that_are_over() -> None:
+    with _lock:
+        _stays[:] = [ref for ref in _stays if ref() is not None]
+        for stay in [ref() for ref in _stays]:
+            if stay is not None:
+                stay.end_if_over()
+
+
+class StagedState(dict[str, Any]):
+    """A state dict whose tensors are in the memory of the arena.
+
+    It can be used as any other. Once its save has ended that memory is the next state's.
+    """
+
+    def __init__(self, tree: dict[str, Any], stay: _Stay) -> None:
+        super().__init__(tree)
+        self._stay = stay
+
+    def items(self) -> Any:
+        """As of any dict; here a save begins to use it."""
+        self._note_save()
+        return super().items()
+
+    def release(self) -> None:
+        """Gives the memory to the next state: nobody may look at these tensors any more. Any thread."""
+        self._stay.lease.release()
+
+    def _note_save(self) -> None:
+        if self._stay.save is None:
+            self._stay.save = outermost_call(_EXECUTORS)
+
+    def __copy__(self) -> dict[str, Any]:
+        return dict(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return {key: copy.deepcopy(value, memo) for key, value in dict.items(self)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To a process that maps the same memory: no tensor is copied, nor pickled one by one."""
+        self._note_save()
+        stay = self._stay
+        tree, tensors = _C.take_apart(dict(dict.items(self)), stay.lease, stay.num_bytes, _StandIn, _ApartDTensor.of)
+        pages = stay.lease.shareable_pages(stay.num_bytes)
+        return _receive, (DupFd(pages.fd), stay.num_bytes, stay.lease.sums(), tree, tensors)
+
+
+class _StandIn:
+    """Stands, itself, where a tensor was."""
+
+
+class _ApartDTensor:
+    """A DTensor without its local tensor."""
+
+    def __init__(self, spec: Any, requires_grad: bool) -> None:
+        self._spec = spec
+        self._requires_grad = requires_grad
+
+    @classmethod
+    def of(cls, dtensor: DTensor) -> _ApartDTensor:
+        return cls(dtensor._spec, dtensor.requires_grad)
+
+    @staticmethod
+    def join(value: Any, next_tensor: Any) -> Any:
+        if type(value) is not _ApartDTensor:
+            return value
+        return _compat.new_dtensor(next_tensor(), value._spec, value._requires_grad)
+
+
+def _receive(dup: Any, num_bytes: int, sums: bytes, tree: dict[str, Any], tensors: bytes) -> dict[str, Any]:
+    fd = dup.detach()
+    try:
+        pages = _C.receive_pages(fd, num_bytes, sums)
+    finally:
+        os.close(fd)
+    state: dict[str, Any] = _C.put_together(tree, tensors, pages, _StandIn, _ApartDTensor.join)
+    return state
+
+
+def stage_state(state_dict: dict[str, Any], config: Config, is_shareable: bool) -> StagedState:
+    """A copy of ``state_dict`` in host memory that later changes to it do not reach.
+
+    Args:
+        state_dict: As DCP takes it; tensors on any device.
+        config: What the arena may take, and what to do while it is taken.
+        is_shareable: Another process is going to get it.
+
+    Raises:
+        StagingFullError: It does not fit; nothing was copied.
+        StagingBusyError: States of saves under way take the arena, and ``on_staging_busy="raise"``.
+        InvalidPlanError: A value cannot be copied; names the key.
+    """
+    memo: dict[int, Any] = {}
+
+    def copy_other(value: Any, key: str) -> Any:
+        try:
+            return _compat.host_copy(value, memo)
+        except Exception as error:
+            kind = type(value).__name__
+            raise InvalidPlanError(f"staging '{key}': a {kind} cannot be copied: {error}") from error
+
+    staged = _C.StagedTree(dict(state_dict), copy_other, _compat.like_dtensor)
+    lease = _wait_for_lease(staged.num_bytes, config, is_shareable)
+    stay = _Stay(lease, staged.num_bytes)
+    with _lock:
+        _stays.append(weakref.ref(stay))
+    try:
+        staged.fill(lease, config.staging_threads)
+    except BaseException:
+        lease.release()
+        raise
+    return StagedState(staged.tree, stay)
+
+
+def _wait_for_lease(num_bytes: int, config: Config, is_shareable: bool) -> _C.Lease:
+    give_up = time.monotonic() + _BUSY_GRACE_S
+    num_states = 2 if config.on_staging_busy == "double_buffer" else 1
+    while True:
+        lease = _C.try_lease(
+            num_bytes=num_bytes,
+            limit_bytes=config.staging_bytes,
+            is_shareable=is_shareable,
+            num_states=num_states,
+        )
+        if lease is not None:
+            return lease
+        _end_stays_that_are_over()
+        if config.on_staging_busy == "raise" and time.monotonic() >= give_up:
+            raise StagingBusyError(
+                f"staging: a state of {num_bytes} bytes cannot be staged while the one before is saved, and "
+                'on_staging_busy="raise"'
+            )
+        _C.wait_for_release(_LOOK_INTERVAL_S)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stager: what ``dcp.async_save`` does before it returns."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from bytecheckpoint import _C
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._calls import local_of_call
+from bytecheckpoint.dcp._staged import StagedState, stage_state
+
+__all__ = ["BcpStager"]
+
+
+class BcpStager(AsyncStager):
+    """Copies a state into memory that the process keeps for it, so that training can go on while it is saved.
+
+    For ``async_stager`` of ``dcp.async_save``, with any ``StorageWriter``, in a thread or a process. Local: no rank
+    waits for another. The state is saved as it was at the call: tensors and objects may change as soon as it returns.
+    All stagers of a process share one arena, which they do not give back; ``bytecheckpoint.shutdown`` does.
+
+    Args:
+        overlap: ``stage`` returns a future, and ``async_save`` an ``AsyncSaveResponse``: tensors on devices may change
+            only after ``staging_completion``. Host tensors and objects are copied before the call returns. None takes
+            ``config.overlap_staging``.
+        config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now. With ``staging_bytes`` the arena is made
+            ready in the background from now on.
+
+    Raises (``stage``): ``StagingFullError``, ``StagingBusyError``, ``InvalidPlanError`` (names the key).
+    """
+
+    _synchronize_after_execute: bool = True
+
+    def __init__(self, overlap: bool | None = None, *, config: Config | None = None) -> None:
+        self.config = config or Config.from_env()
+        self.overlap = self.config.overlap_staging if overlap is None else overlap
+        if self.config.staging_bytes:
+            _C.prepare_arena(num_bytes=self.config.staging_bytes, is_shareable=False)
+
+    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> StagedState | Future[dict[str, Any]]:
+        """A copy of ``state_dict`` in host memory; with ``overlap``, a future of it.
+
+        Args:
+            state_dict: As DCP takes it; tensors on any device.
+            kwargs: Ignored, as those of DCP's own stagers may be passed.
+        """
+        staged = stage_state(state_dict, self.config, is_shareable=_is_for_process())
+        if not self.overlap:
+            return staged
+        future: Future[dict[str, Any]] = Future()
+        future.set_result(staged)
+        return future
+
+    def synchronize_staging(self) -> None:
+        """Nothing: what ``stage`` has not copied when it returns is for the future to wait for."""
+
+    def close(self) -> None:
+        """Nothing: the arena is the process's, and stays warm for the next save."""
+
+
+def _is_for_process() -> bool:
+    kind = local_of_call("torch.distributed.checkpoint.state_dict_saver", "async_save", "async_checkpointer_type")
+    return bool(kind == AsyncCheckpointerType.PROCESS)

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <chrono>
+
+namespace bytecheckpoint::bindings {
+
+/// Lets other Python threads run now and then, in a loop that holds the GIL over many values: `take` within the loop.
+/// Whatever Python owns may have changed when it returns.
+class Breath {
+ public:
+  void take() {
+    if (++calls_ % kCallsALook != 0) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < kHold) return;
+    {
+      const pybind11::gil_scoped_release no_gil;
+    }
+    last_ = std::chrono::steady_clock::now();
+  }
+
+ private:
+  static constexpr int kCallsALook = 64;
+  static constexpr std::chrono::milliseconds kHold{2};
+  int calls_ = 0;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace bytecheckpoint::bindings

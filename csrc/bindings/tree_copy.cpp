@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bindings/tree_copy.h"
+
+#include "csrc/bindings/descent.h"
+
+namespace bytecheckpoint::bindings {
+
+namespace py = pybind11;
+
+py::object TreeCopier::copy(py::handle value) {
+  PyObject* const v = value.ptr();
+  if (PyDict_CheckExact(v) || Py_TYPE(v) == reinterpret_cast<PyTypeObject*>(ordered_dict_.ptr())) {
+    return copy_dict(value);
+  }
+  if (PyList_CheckExact(v) || PyTuple_CheckExact(v)) {
+    const Descent descent(" while copying a state dict");
+    const auto values = py::reinterpret_steal<py::tuple>(PySequence_Tuple(v));  // others may change the list meanwhile
+    if (!values) throw py::error_already_set();
+    py::list copied(values.size());
+    for (size_t i = 0; i < values.size(); ++i) copied[i] = copy_at(py::int_(i), values[i]);
+    return PyList_CheckExact(v) ? py::object(std::move(copied)) : py::tuple(copied);
+  }
+  return leaf_(value);
+}
+
+py::object TreeCopier::copy_dict(py::handle dict) {
+  const Descent descent(" while copying a state dict");
+  const auto items = py::reinterpret_steal<py::list>(PyMapping_Items(dict.ptr()));
+  if (!items) throw py::error_already_set();
+  py::object copied = py::reinterpret_borrow<py::object>(py::type::of(dict))();
+  for (const py::handle item : items) {
+    PyObject* const key = PyTuple_GET_ITEM(item.ptr(), 0);
+    const py::object value =
+        copy_at(py::reinterpret_borrow<py::object>(key), py::handle(PyTuple_GET_ITEM(item.ptr(), 1)));
+    if (PyObject_SetItem(copied.ptr(), key, value.ptr()) != 0) throw py::error_already_set();
+  }
+  return copied;
+}
+
+py::object TreeCopier::copy_at(py::object step, py::handle value) {
+  path_.push_back(std::move(step));
+  py::object copied = copy(value);
+  path_.pop_back();
+  return copied;
+}
+
+std::string TreeCopier::path() const {
+  std::string joined;
+  for (const py::object& step : path_) joined += (joined.empty() ? "" : ".") + py::str(step).cast<std::string>();
+  return joined;
+}
+
+}  // namespace bytecheckpoint::bindings

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace bytecheckpoint::bindings {
+
+/// Copies what holds the values of a state dict: dicts, OrderedDicts, lists and tuples, at any depth. Needs the GIL.
+class TreeCopier {
+ public:
+  /// \param leaf  From any other value to what takes its place.
+  explicit TreeCopier(std::function<pybind11::object(pybind11::handle)> leaf) : leaf_(std::move(leaf)) {}
+
+  pybind11::object copy(pybind11::handle value);
+  /// Keys and positions that lead to the value at hand, joined as DCP joins them.
+  std::string path() const;
+
+ private:
+  pybind11::object copy_dict(pybind11::handle dict);
+  pybind11::object copy_at(pybind11::object step, pybind11::handle value);
+
+  const std::function<pybind11::object(pybind11::handle)> leaf_;
+  const pybind11::object ordered_dict_ = pybind11::module_::import("collections").attr("OrderedDict");
+  std::vector<pybind11::object> path_;
+};
+
+}  // namespace bytecheckpoint::bindings
