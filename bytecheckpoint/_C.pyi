@@ -108,6 +108,7 @@ class WritePlan:
     def batches(self, limit_bytes: int) -> list[tuple[int, int]]: ...
 
 class SaveJob:
+    def cancel(self) -> None: ...
     def __init__(
         self,
         *,

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bytecheckpoint._background import shutdown
     from bytecheckpoint.config import Config
     from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
     from bytecheckpoint.dcp.reader import BcpReader
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         SaveReport,
         VerifyReport,
     )
+    from bytecheckpoint.state_dicts import SaveHandle, async_save_state_dict, load_state_dict, save_state_dict
     from bytecheckpoint.verification import verify
 
 __version__ = "0.1.0"
@@ -46,14 +48,19 @@ __all__ = [
     "Problem",
     "RankLoadReport",
     "RankSaveReport",
+    "SaveHandle",
     "SaveReport",
     "VerifyReport",
     "__version__",
+    "async_save_state_dict",
     "build_info",
+    "load_state_dict",
     "merge",
     "register",
     "registered",
+    "save_state_dict",
     "scatter",
+    "shutdown",
     "unregister",
     "verify",
 ]
@@ -71,12 +78,17 @@ _HOMES = {
     "Problem": "bytecheckpoint.report",
     "RankLoadReport": "bytecheckpoint.report",
     "RankSaveReport": "bytecheckpoint.report",
+    "SaveHandle": "bytecheckpoint.state_dicts",
     "SaveReport": "bytecheckpoint.report",
     "VerifyReport": "bytecheckpoint.report",
+    "async_save_state_dict": "bytecheckpoint.state_dicts",
+    "load_state_dict": "bytecheckpoint.state_dicts",
     "merge": "bytecheckpoint.merging",
     "register": "bytecheckpoint.registration",
     "registered": "bytecheckpoint.registration",
+    "save_state_dict": "bytecheckpoint.state_dicts",
     "scatter": "bytecheckpoint.merging",
+    "shutdown": "bytecheckpoint._background",
     "unregister": "bytecheckpoint.registration",
     "verify": "bytecheckpoint.verification",
 }

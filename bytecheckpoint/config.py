@@ -56,6 +56,8 @@ class Config:
         on_staging_busy: What the next ``async_save`` does while the state before is still being saved. ``wait``: until
             there is room for its own. ``raise``: a ``StagingBusyError``. ``double_buffer``: it has memory of its own;
             the one after that waits.
+        handle_sigterm: SIGTERM waits for background saves, then does what it did before. From the first background save
+            that is begun in the main thread.
         progress: Show a bar of the bytes that the coordinator has written or read, on stderr. Needs tqdm.
 
     Raises:
@@ -79,6 +81,7 @@ class Config:
     overlap_staging: bool = False
     staging_threads: int = 2
     on_staging_busy: str = "wait"
+    handle_sigterm: bool = False
     progress: bool = False
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "InvalidPlanError",
     "KeyMismatchError",
     "RankError",
+    "SaveCancelledError",
     "SaveFailedError",
     "ShapeMismatchError",
     "StagingBusyError",
@@ -130,6 +131,10 @@ class StagingFullError(CheckpointError, MemoryError):
 
 class RankError(CheckpointError):
     """Stands for an exception that cannot be sent between processes; its type and text are in the message."""
+
+
+class SaveCancelledError(CheckpointError):
+    """A save was given up before it was committed; the previous checkpoint is whole."""
 
 
 class SaveFailedError(CheckpointError):

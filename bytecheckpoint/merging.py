@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
+
+from bytecheckpoint import _C
+from bytecheckpoint.dcp._compat import increment_version
 
 __all__ = ["merge", "scatter"]
 
@@ -37,10 +38,6 @@ def merge(
 
     Source: the merging of many small tensors before a transfer is from ByteCheckpoint (NSDI'25).
     """
-    import torch
-
-    from bytecheckpoint import _C
-
     _check(alignment, num_threads)
     tensors = list(tensors)
     if out is None:
@@ -64,9 +61,6 @@ def scatter(merged: torch.Tensor, tensors: Sequence[torch.Tensor], *, alignment:
         InvalidPlanError: As for ``merge``.
         ValueError: As for ``merge``, or a tensor has elements that share memory.
     """
-    from bytecheckpoint import _C
-    from bytecheckpoint.dcp._compat import increment_version
-
     _check(alignment, num_threads)
     tensors = list(tensors)
     for position, tensor in enumerate(tensors):

@@ -175,8 +175,10 @@ def _stager(config: Config | None) -> Callable[..., Any]:
 def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -> type:
     """An executor that chooses writer and planner before the save goes to a thread or to another process.
 
-    The thread may outlive ``unregister``; the process knows nothing of ``register``.
+    The thread may outlive ``unregister``; the process knows nothing of ``register``. The failure of a save whose future
+    nobody has looked at is raised by the next one, before it begins.
     """
+    from bytecheckpoint import _background
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 
     class Filling(executor):  # type: ignore[misc]
@@ -191,13 +193,15 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
         ) -> Any:
             if storage_writer is None and checkpoint_id:
                 storage_writer = setup(None, checkpoint_id)
-            return super().execute_save(
+            _background.raise_unseen()
+            future = super().execute_save(
                 staged,
                 checkpoint_id=checkpoint_id,
                 storage_writer=storage_writer,
                 planner=BcpSavePlanner(config=config) if planner is None else planner,
                 **rest,
             )
+            return _background.note_save(str(checkpoint_id or getattr(storage_writer, "checkpoint_id", "")), future)
 
     Filling.__name__ = Filling.__qualname__ = executor.__name__
     return Filling

@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import _nested_dict, _version, filesystem, planner_helpers
+from torch.distributed.checkpoint import (
+    _nested_dict,
+    _version,
+    filesystem,
+    planner_helpers,
+    state_dict_loader,
+    state_dict_saver,
+)
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor
@@ -28,11 +35,13 @@ __all__ = [
     "init_meta_tensors",
     "is_quantized_alike",
     "like_dtensor",
+    "load_state",
     "narrow",
     "new_dtensor",
     "new_metadata",
     "plain_tensor",
     "quantization",
+    "save_state",
     "write_items_of",
 ]
 
@@ -47,6 +56,11 @@ chunks_of: Callable[[torch.Tensor], list[ChunkStorageMetadata]] = planner_helper
 
 # The WriteItems of a value of any kind.
 write_items_of: Callable[[str, Any], list[WriteItem]] = planner_helpers._create_write_items
+
+
+# DCP's own flows of hooks.
+save_state: Callable[..., Metadata] = state_dict_saver._save_state_dict
+load_state: Callable[..., None] = state_dict_loader.load
 
 
 def init_meta_tensors(tensors: dict[str, torch.Tensor]) -> None:

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from concurrent.futures import Future
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -131,8 +132,10 @@ def _receive(dup: Any, num_bytes: int, sums: bytes, tree: dict[str, Any], tensor
     return state
 
 
-def stage_state(state_dict: dict[str, Any], config: Config, is_shareable: bool) -> StagedState:
+def stage_state(state_dict: dict[str, Any], config: Config, is_shareable: bool) -> Future[StagedState]:
     """A copy of ``state_dict`` in host memory that later changes to it do not reach.
+
+    Host tensors and objects are copied when it returns; tensors on devices when the future is done.
 
     Args:
         state_dict: As DCP takes it; tensors on any device.
@@ -163,7 +166,9 @@ def stage_state(state_dict: dict[str, Any], config: Config, is_shareable: bool) 
     except BaseException:
         lease.release()
         raise
-    return StagedState(staged.tree, stay)
+    future: Future[StagedState] = Future()
+    future.set_result(StagedState(staged.tree, stay))
+    return future
 
 
 def _wait_for_lease(num_bytes: int, config: Config, is_shareable: bool) -> _C.Lease:

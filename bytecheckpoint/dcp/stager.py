@@ -42,7 +42,7 @@ class BcpStager(AsyncStager):
         if self.config.staging_bytes:
             _C.prepare_arena(num_bytes=self.config.staging_bytes, is_shareable=False)
 
-    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> StagedState | Future[dict[str, Any]]:
+    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> StagedState | Future[Any]:
         """A copy of ``state_dict`` in host memory; with ``overlap``, a future of it.
 
         Args:
@@ -50,11 +50,7 @@ class BcpStager(AsyncStager):
             kwargs: Ignored, as those of DCP's own stagers may be passed.
         """
         staged = stage_state(state_dict, self.config, is_shareable=_is_for_process())
-        if not self.overlap:
-            return staged
-        future: Future[dict[str, Any]] = Future()
-        future.set_result(staged)
-        return future
+        return staged if self.overlap else staged.result()
 
     def synchronize_staging(self) -> None:
         """Nothing: what ``stage`` has not copied when it returns is for the future to wait for."""

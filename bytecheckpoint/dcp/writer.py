@@ -11,8 +11,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
     ConfigError,
+    SaveCancelledError,
     SaveFailedError,
     sendable,
 )
@@ -126,9 +127,13 @@ class BcpWriter(StorageWriter):
     def _init_threads(self) -> None:
         # Two saves in flight on one writer run in two threads; what belongs to a save is kept by thread.
         self._of_thread = threading.local()
+        self._cancelling = threading.Lock()
+        self._is_cancelled = False
+        self._jobs: list[_C.SaveJob] = []  # that write now
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_of_thread"}
+        own = ("_of_thread", "_cancelling", "_is_cancelled", "_jobs")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -149,6 +154,17 @@ class BcpWriter(StorageWriter):
         """Directs the next save to ``checkpoint_id``, if given."""
         if checkpoint_id:
             self.path = self._of_thread.path = Path(checkpoint_id)
+
+    def cancel(self) -> None:
+        """Gives up the save under way, and all that follow on this writer, unless it is being committed. Any thread.
+
+        The save fails on all ranks with a ``SaveCancelledError``; the checkpoint before it stays, and no file of it is
+        left. Returns at once.
+        """
+        with self._cancelling:
+            self._is_cancelled = True
+            for job in self._jobs:
+                job.cancel()
 
     # Of DCP's AsyncStager: `async_save` stages through the writer if it is given no stager.
 
@@ -187,6 +203,7 @@ class BcpWriter(StorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuses what cannot be stored, before any rank has written a byte."""
         session = self._session
+        self._raise_if_cancelled(session)
         # Pages are touched in the background while ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, bytes_of(plan.items))
         if _hooks.are_own(self, "prepare_global_plan"):
@@ -217,7 +234,7 @@ class BcpWriter(StorageWriter):
         try:
             to_write = plan_to_write(plan.items)
             job = self._start_job(session, to_write)
-            with self._progress_bar(session, job, to_write.num_bytes):
+            with self._progress_bar(session, job, to_write.num_bytes), self._cancellable(session, job):
                 append_plan(job, to_write, planner)
                 written = job.finish()
             of_rank, self.last_report = _report(session, job, planner)
@@ -245,6 +262,7 @@ class BcpWriter(StorageWriter):
             failed = {result.rank: result.error for result in handed_in if result.error is not None}
             if failed:
                 raise _save_failed(session.path, failed)
+            self._raise_if_cancelled(session)
             checkpoint = self._assemble(session, metadata, handed_in)
             session.phases.end("assemble_s")
             commit.check_files(checkpoint)
@@ -304,6 +322,24 @@ class BcpWriter(StorageWriter):
             ring_bytes=self.config.ring_bytes,
             expected_bytes=plan.num_bytes,
         )
+
+    @contextmanager
+    def _cancellable(self, session: SaveSession, job: _C.SaveJob) -> Iterator[None]:
+        with self._cancelling:
+            self._jobs.append(job)
+        try:
+            self._raise_if_cancelled(session)
+            yield
+        except CheckpointError:
+            self._raise_if_cancelled(session)
+            raise
+        finally:
+            with self._cancelling:
+                self._jobs.remove(job)
+
+    def _raise_if_cancelled(self, session: SaveSession) -> None:
+        if self._is_cancelled:
+            raise SaveCancelledError(f"save({session.path}): cancelled", session.path)
 
     def _progress_bar(self, session: SaveSession, job: _C.SaveJob, num_bytes: int) -> AbstractContextManager[None]:
         if not (self.config.progress and session.is_coordinator):

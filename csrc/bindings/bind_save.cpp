@@ -138,6 +138,7 @@ void bind_save(py::module_& m) {
       .def(py::init(&start_save), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
            py::arg("sync"), py::arg("one_file_a_record"), py::arg("num_io_threads"), py::arg("ring_bytes"),
            py::arg("expected_bytes"))
+      .def("cancel", [](engine::SaveJob& job) { unlocked([&] { job.cancel(); }); })
       .def("append_tensors", &append_tensors, py::arg("plan"), py::arg("begin"), py::arg("values"))
       .def("append_state", &append_state, py::arg("plan"), py::arg("state_dict"))
       .def("append_opaque", &append_opaque, py::arg("plan"), py::arg("position"), py::arg("archive"))

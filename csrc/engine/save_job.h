@@ -54,8 +54,10 @@ class SaveJob {
   /// Of all files created so far, whatever became of them.
   const std::vector<std::string>& file_names() const { return file_names_; }
   const SaveStats& stats() const { return stats_; }
-  /// Bytes that have left for the files so far. Any thread, unlike all else.
+  /// Bytes that have left for the files so far. Any thread, as `cancel`, unlike all else.
   int64_t bytes_done() const { return writer_->bytes_written(); }
+  /// The call under way, or the next one, fails with kCancelled.
+  void cancel() { writer_->cancel(); }
 
  private:
   explicit SaveJob(SaveOptions options, staging::BorrowedRing ring);

@@ -24,6 +24,11 @@ int64_t Writer::bytes_written() {
   return bytes_written_;
 }
 
+void Writer::cancel() {
+  base::MutexLock lock(mutex_);
+  if (first_failure_.is_ok()) first_failure_ = base::Status::make(base::Code::kCancelled, "write: cancelled");
+}
+
 base::Status Writer::status() {
   base::MutexLock lock(mutex_);
   return first_failure_;

@@ -35,6 +35,8 @@ class Writer {
   void submit(WriteRequest request);
   /// Bytes that have been written so far. Any thread.
   int64_t bytes_written();
+  /// Nothing more is written, as after a failure: kCancelled, unless something failed before. Any thread.
+  void cancel();
   /// First failure so far.
   base::Status status();
   /// Ends the threads when all that was submitted is written. \returns the first failure.

@@ -21,6 +21,8 @@ def test_defaults() -> None:
     assert (config.ring_bytes, config.io_threads, config.direct_io, config.verify) == (64 * MIB, 2, True, True)
     assert (config.commit_deadline_s, config.take_over, config.allow_pickle) == (3600.0, False, False)
     assert config.progress is False
+    assert (config.staging_bytes, config.staging_threads, config.on_staging_busy) == (0, 2, "wait")
+    assert (config.overlap_staging, config.handle_sigterm) == (False, False)
 
 
 def test_a_choice_is_one_of_those_there_are() -> None:
@@ -54,6 +56,11 @@ def test_from_env() -> None:
         "BYTECHECKPOINT_PLANNER_CACHE_CAPACITY": "2",
         "BYTECHECKPOINT_ALLOW_PICKLE": " true ",
         "BYTECHECKPOINT_SHARED_READING": " Cooperative",
+        "BYTECHECKPOINT_STAGING_BYTES": "1073741824",
+        "BYTECHECKPOINT_STAGING_THREADS": "4",
+        "BYTECHECKPOINT_ON_STAGING_BUSY": "Double_Buffer",
+        "BYTECHECKPOINT_OVERLAP_STAGING": "1",
+        "BYTECHECKPOINT_HANDLE_SIGTERM": "yes",
         "BYTECHECKPOINT_PROGRESS": "1",
         "PATH": "/bin",
         "BYTECHECK": "another prefix",
@@ -72,6 +79,11 @@ def test_from_env() -> None:
         planner_cache_capacity=2,
         allow_pickle=True,
         shared_reading="cooperative",
+        staging_bytes=1 << 30,
+        staging_threads=4,
+        on_staging_busy="double_buffer",
+        overlap_staging=True,
+        handle_sigterm=True,
         progress=True,
     )
     assert Config.from_env(environ) == wanted

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves and loads for our own entry points: DCP's flow of hooks, without its entry points, and with typed errors."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
+
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._stateful import QuickStateful
+from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
+from bytecheckpoint.dcp.reader import BcpReader
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+from bytecheckpoint.dcp.writer import BcpWriter
+from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFailedError
+from bytecheckpoint.report import LoadReport, SaveReport
+
+__all__ = ["background_group", "fail_save", "run_load", "run_save", "with_states"]
+
+
+def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """``state_dict`` with the state of what is Stateful, as DCP asks for it: of the values of the top alone."""
+    state = {}
+    for key, value in state_dict.items():
+        stateful: Any = value
+        state[key] = stateful.state_dict() if isinstance(value, QuickStateful) else value
+    return state
+
+
+def run_save(
+    state: dict[str, Any],
+    writer: BcpWriter,
+    planner: SavePlanner | None,
+    group: dist.ProcessGroup | None,
+    no_dist: bool,
+) -> SaveReport:
+    """A whole save in this thread. Collective over ``group``."""
+    try:
+        _compat.save_state(
+            state_dict=state,
+            storage_writer=writer,
+            process_group=group,
+            no_dist=no_dist or not _is_distributed(),
+            planner=BcpSavePlanner(config=writer.config) if planner is None else planner,
+        )
+    except CheckpointException as exception:
+        raise _typed(exception) from exception
+    assert writer.last_report is not None
+    return writer.last_report
+
+
+def fail_save(writer: BcpWriter, error: BaseException, group: dist.ProcessGroup | None, no_dist: bool) -> SaveReport:
+    """This rank's part of a save that it cannot take part in: the others, who come to it, are told ``error``."""
+    return run_save({}, writer, _Failing(error, writer.config), group, no_dist)
+
+
+def run_load(
+    state: dict[str, Any],
+    reader: BcpReader,
+    planner: LoadPlanner | None,
+    group: dist.ProcessGroup | None,
+    no_dist: bool,
+) -> LoadReport:
+    """A whole load in this thread. Collective over ``group``."""
+    try:
+        _compat.load_state(
+            state,
+            storage_reader=reader,
+            planner=BcpLoadPlanner() if planner is None else planner,
+            process_group=group,
+            no_dist=no_dist or not _is_distributed(),
+        )
+    except CheckpointException as exception:
+        raise _typed(exception) from exception
+    assert reader.last_report is not None
+    return reader.last_report
+
+
+class _Failing(BcpSavePlanner):
+    """Raises where DCP takes note of it on all ranks."""
+
+    def __init__(self, error: BaseException, config: Config) -> None:
+        super().__init__(config=config)
+        self._error = error
+
+    def create_local_plan(self) -> Any:
+        raise self._error
+
+
+def _typed(exception: CheckpointException) -> BaseException:
+    """What DCP's exception of all ranks is about."""
+    failures: dict[int, BaseException] = {rank: failure for rank, (failure, _) in exception.failures.items()}
+    only = next(iter(failures.values())) if len(failures) == 1 else None
+    reasons = only.reasons if isinstance(only, SaveFailedError) else failures
+    for rank, reason in sorted(reasons.items()):
+        if isinstance(reason, SaveCancelledError):
+            return SaveCancelledError(f"rank {rank}: {reason}", reason.path)
+        if not isinstance(reason, Exception):
+            return reason  # Ctrl-C, SystemExit
+    if isinstance(only, CheckpointError):
+        return only
+    texts = "; ".join(f"rank {rank}: {type(reason).__name__}: {reason}" for rank, reason in sorted(failures.items()))
+    kinds = {type(reason) for reason in failures.values()}
+    first = failures[min(failures)] if failures else exception
+    if len(kinds) == 1 and isinstance(first, CheckpointError):
+        first.add_note(texts)
+        return first
+    return SaveFailedError(texts, failures)
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+_lock = threading.Lock()
+_own: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+
+
+def background_group(group: dist.ProcessGroup | None, no_dist: bool) -> dist.ProcessGroup | None:
+    """A gloo group of the ranks of ``group``, for saves in the background alone: training goes on using its own.
+
+    Collective the first time for each group. None if there is but this rank.
+    """
+    if no_dist or not _is_distributed():
+        return None
+    parent = group or dist.group.WORLD
+    assert parent is not None
+    with _lock:
+        own = _own.get(parent)
+    if own is None:
+        is_all = parent is dist.group.WORLD
+        ranks = None if is_all else dist.get_process_group_ranks(parent)
+        own = dist.new_group(ranks, backend="gloo", use_local_synchronization=not is_all)
+        with _lock:
+            _own[parent] = own
+    return own

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving and loading of state dicts without DCP's entry points, through the same engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
+
+from bytecheckpoint import _background
+from bytecheckpoint._background import BackgroundFuture
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._direct import background_group, fail_save, run_load, run_save, with_states
+from bytecheckpoint.dcp._staged import stage_state
+from bytecheckpoint.dcp.reader import BcpReader
+from bytecheckpoint.dcp.writer import BcpWriter
+from bytecheckpoint.errors import SaveCancelledError
+from bytecheckpoint.report import LoadReport, SaveReport
+
+__all__ = ["SaveHandle", "async_save_state_dict", "load_state_dict", "save_state_dict"]
+
+_CANCEL_WAIT_S = 2.0
+
+
+def save_state_dict(
+    path: str | os.PathLike[str],
+    state_dict: Mapping[str, Any],
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    planner: SavePlanner | None = None,
+    overwrite: bool = True,
+    user_metadata: Mapping[str, Any] | None = None,
+    config: Config | None = None,
+) -> SaveReport:
+    """Saves a state dict, as ``dcp.save`` would with our writer and planner.
+
+    Collective over ``process_group``. Durable when it returns; the checkpoint that was there stays whole until then.
+
+    Args:
+        path: Directory, created if absent; the same on all ranks.
+        state_dict: Nested dicts and lists of tensors and objects. ``Stateful`` values give their ``state_dict()``.
+        process_group: Of the ranks that save; None takes the default group, if there is one.
+        no_dist: Save alone, whatever groups there are.
+        planner: None makes a ``BcpSavePlanner``.
+        overwrite: False makes an existing checkpoint a ``CheckpointExistsError``.
+        user_metadata: Free-form, JSON-serialisable; ``BcpReader.user_metadata`` gives it back.
+        config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
+
+    Returns:
+        What was done: on the coordinator of all ranks, on the others of themselves.
+
+    Raises:
+        CheckpointError: On all ranks; what failed where, as ``BcpWriter`` says. Also the failure of an earlier
+            background save that nobody has looked at.
+    """
+    writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
+    try:
+        _background.raise_unseen()
+        state = with_states(state_dict)
+    except Exception as error:
+        return fail_save(writer, error, process_group, no_dist)
+    return run_save(state, writer, planner, process_group, no_dist)
+
+
+def load_state_dict(
+    path: str | os.PathLike[str],
+    state_dict: dict[str, Any],
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    planner: LoadPlanner | None = None,
+    config: Config | None = None,
+) -> LoadReport:
+    """Loads into a state dict, in place, as ``dcp.load`` would with our reader and planner.
+
+    Collective over ``process_group``.
+
+    Args:
+        path: Directory of a checkpoint of ours or of stock DCP.
+        state_dict: Tensors are filled; other values are replaced. ``Stateful`` values get ``load_state_dict``.
+        process_group: Of the ranks that load; None takes the default group, if there is one.
+        no_dist: Load alone, whatever groups there are.
+        planner: None makes a ``BcpLoadPlanner``.
+        config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
+
+    Returns:
+        What was done: on the coordinator of all ranks, on the others of themselves.
+
+    Raises:
+        CheckpointError: On all ranks; what failed where, as ``BcpReader`` says.
+    """
+    return run_load(state_dict, BcpReader(path, config=config), planner, process_group, no_dist)
+
+
+class SaveHandle:
+    """A save that goes on in the background.
+
+    Attributes:
+        path: Directory that it writes to.
+        staged: Future of the moment from which on tensors on devices may change; host tensors and objects may change
+            as soon as there is a handle.
+        committed: Future of the ``SaveReport``; until then the checkpoint before it is the one at the path.
+    """
+
+    def __init__(
+        self, path: str, staged: Future[None], committed: BackgroundFuture[SaveReport], writer: BcpWriter
+    ) -> None:
+        self.path = path
+        self.staged = staged
+        self.committed: Future[SaveReport] = committed
+        self._committed = committed
+        self._writer = writer
+
+    @property
+    def report(self) -> SaveReport | None:
+        """What was done; None until it is committed."""
+        if not self._committed.done() or self._committed.peek() is not None:
+            return None
+        return self._committed.result()
+
+    def cancel(self, timeout_s: float = _CANCEL_WAIT_S) -> bool:
+        """Gives the save up, and waits until it has ended: the checkpoint before it stays, no file of it is left.
+
+        Local; it fails on all ranks, with a ``SaveCancelledError`` on this one. Ranks that are not told write what they
+        have before they hear of it: call it on all of them to end soon.
+
+        Args:
+            timeout_s: Seconds to wait for the end.
+
+        Returns:
+            False if it was too late: the save was committed, or had failed.
+
+        Raises:
+            TimeoutError: It has not ended yet. It will not be committed unless it was being committed already.
+        """
+        self._writer.cancel()
+        try:
+            error = self.committed.exception(timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"cancel({self.path}): the save has not ended after {timeout_s} s") from None
+        return isinstance(error, SaveCancelledError)
+
+
+def async_save_state_dict(
+    path: str | os.PathLike[str],
+    state_dict: Mapping[str, Any],
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    planner: SavePlanner | None = None,
+    overwrite: bool = True,
+    user_metadata: Mapping[str, Any] | None = None,
+    config: Config | None = None,
+) -> SaveHandle:
+    """Saves a state dict in the background: what is saved is the state at the call.
+
+    Collective over ``process_group``, of which the first call makes a gloo group of its own, so that training may go on
+    using it. Saves of one process follow one another in the order of the calls.
+
+    Args:
+        path, state_dict, process_group, no_dist, planner, overwrite, user_metadata: As for ``save_state_dict``.
+        config: Settings; None reads ``BYTECHECKPOINT_*`` variables. ``staging_bytes`` and ``on_staging_busy`` say how
+            much memory staged states take, ``handle_sigterm`` whether SIGTERM waits for saves.
+
+    Returns:
+        A handle, when host tensors and objects are copied; see ``SaveHandle.staged`` for those on devices.
+
+    Raises:
+        CheckpointError: The state cannot be staged (``StagingFullError``, ``StagingBusyError``, ``InvalidPlanError``),
+            or an earlier background save failed and nobody has looked. The save then fails on all ranks.
+    """
+    writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
+    if writer.config.handle_sigterm:
+        _background.handle_sigterm()
+    group = background_group(process_group, no_dist)
+    try:
+        _background.raise_unseen()
+        staging = stage_state(with_states(state_dict), writer.config, is_shareable=False)
+    except Exception as error:
+        if group is not None:  # the others come to this save, and hear of it there
+            failed = error
+            told = _background.submit(str(path), lambda: fail_save(writer, failed, group, no_dist))
+            told.is_seen = True
+        raise
+    staged: Future[None] = Future()
+
+    def run() -> SaveReport:
+        try:
+            state = staging.result()
+        except Exception as error:
+            staged.set_exception(error)
+            return fail_save(writer, error, group, no_dist)
+        staged.set_result(None)
+        try:
+            return run_save(state, writer, planner, group, no_dist)
+        finally:
+            state.release()
+
+    return SaveHandle(str(path), staged, _background.submit(str(path), run), writer)
