@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "csrc/tensor/strided_view.h"
+
+namespace bytecheckpoint::staging {
+
+/// A tensor on a device, or a part of one, and where its row-major bytes stand in a host buffer.
+struct DevicePiece {
+  tensor::StridedView view;  // of a plain dtype; `data` is device memory
+  int64_t host_offset = 0;   // of its first byte
+};
+
+}  // namespace bytecheckpoint::staging
