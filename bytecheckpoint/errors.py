@@ -20,6 +20,7 @@ __all__ = [
     "CheckpointSupersededError",
     "ConfigError",
     "CorruptCheckpointError",
+    "DeviceError",
     "DurabilityUnknownError",
     "FormatVersionError",
     "InvalidPlanError",
@@ -117,6 +118,10 @@ class DurabilityUnknownError(StorageError):
     """The checkpoint is committed and loads; whether it survives power loss is not known."""
 
 
+class DeviceError(CheckpointError, RuntimeError):
+    """An accelerator refused; the message says what. CUDA reports faults late: an earlier kernel may be the cause."""
+
+
 class UnsafeObjectError(CheckpointError):
     """An object in the checkpoint is not plain data under torch's ``weights_only`` rules."""
 
@@ -169,6 +174,7 @@ _CLASSES: tuple[type[CheckpointError], ...] = (
     CheckpointError,
     StagingBusyError,
     StagingFullError,
+    DeviceError,
 )
 
 

@@ -26,6 +26,7 @@ enum class Code : uint8_t {
   kCancelled,          // stopped from outside
   kStagingBusy,        // states that wait to be saved take all memory for them
   kStagingFull,        // a state is larger than the memory for it
+  kDevice,             // an accelerator, or what drives it, refused
 };
 
 /// Outcome of an operation: ok, or a kind, a message that says operation, path, offset, wanted and got, and an errno.

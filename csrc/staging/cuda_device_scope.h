@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda.h>  // types alone: its functions are looked up at run time, so that nothing links the driver
+#include <cuda_runtime.h>
+
+#include "csrc/staging/cuda_handles.h"
+
+namespace bytecheckpoint::staging {
+
+/// The driver's functions for the context of a thread.
+struct ContextFunctions {
+  CUresult (*get)(CUcontext*) = nullptr;
+  CUresult (*set)(CUcontext) = nullptr;
+  base::Status status;  // why they are null
+
+  /// Looked up once: a process that has no driver gets none.
+  static const ContextFunctions& of_process() {
+    static const ContextFunctions functions = find();
+    return functions;
+  }
+
+ private:
+  static ContextFunctions find() {
+    void* get = nullptr;
+    void* set = nullptr;
+    base::Status status = look_up("cuCtxGetCurrent", &get);
+    if (status.is_ok()) status = look_up("cuCtxSetCurrent", &set);
+    if (!status.is_ok()) return {nullptr, nullptr, status};
+    return {reinterpret_cast<CUresult (*)(CUcontext*)>(get), reinterpret_cast<CUresult (*)(CUcontext)>(set), status};
+  }
+  static base::Status look_up(const char* name, void** function) {
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSuccess;
+#if CUDART_VERSION >= 12050
+    constexpr unsigned int kSince = 4000;  // CUDA 4.0: the oldest form of both
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(name, function, kSince, cudaEnableDefault, &result);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &result);
+#endif
+    BCP_RETURN_IF_ERROR(check_cuda(base::text("looking up ", name), error));
+    if (result == cudaDriverEntryPointSuccess && *function != nullptr) return base::Status::ok();
+    return base::Status::make(base::Code::kUnsupported, base::text("the CUDA driver has no ", name));
+  }
+};
+
+/// Makes a device current in the calling thread, and at its end what was current before.
+///
+/// That is given back as a context, through the driver: a thread that never used CUDA has none, and setting its device
+/// back by number would make one on device 0, where every rank of a machine would then hold hundreds of MiB.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) : functions_(ContextFunctions::of_process()), status_(functions_.status) {
+    if (!status_.is_ok()) return;
+    if (functions_.get(&before_) != CUDA_SUCCESS) before_ = nullptr;  // CUDA is not initialized yet
+    status_ = check_cuda(base::text("cudaSetDevice(", device, ")"), cudaSetDevice(device));
+  }
+  ~DeviceScope() {
+    if (functions_.set != nullptr) static_cast<void>(functions_.set(before_));
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+  /// Why the device is not current.
+  const base::Status& status() const { return status_; }
+
+ private:
+  const ContextFunctions& functions_;
+  base::Status status_;
+  CUcontext before_ = nullptr;
+};
+
+}  // namespace bytecheckpoint::staging
