@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the two extension modules: `_core` without torch, `_C` with. Everything else is in pyproject.toml."""
+"""Builds the two extension modules: `_core` without torch, `_C` with. Everything else is in pyproject.toml.
+
+Device code is compiled into `_C` if nvcc is there, whether or not torch has CUDA. BCP_BUILD_CUDA=0 leaves it out, =1
+makes its absence an error.
+"""
 
 import os
+import re
+import shutil
+import subprocess
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -61,8 +69,59 @@ OPTIONS = {
     "extra_link_args": ["-pthread"],
 }
 
+DEVICE_SOURCE = "csrc/staging/cuda_device_merge.cu"
+NO_DEVICE_SOURCE = "csrc/staging/no_device_merge.cpp"  # stands in for it, in `_core` always
+DEVICE_ARCHITECTURES = (80, 90, 100)  # and PTX of the last, for what comes after it
 
 CORE, TORCH = "bytecheckpoint._core", "bytecheckpoint._C"
+
+
+@cache
+def find_nvcc() -> str | None:
+    wish = os.environ.get("BCP_BUILD_CUDA", "")
+    if wish == "0":
+        return None
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    found = next((path for home in homes if (path := shutil.which("nvcc", path=f"{home}/bin"))), shutil.which("nvcc"))
+    if found is None and wish == "1":
+        raise SystemExit("BCP_BUILD_CUDA=1, but there is no nvcc in CUDA_HOME, CUDA_PATH or PATH")
+    return None if found is None else str(Path(found).resolve())
+
+
+def find_cudart(nvcc: str) -> Path:
+    """The runtime, to be linked statically: torch has none without CUDA, and maybe one of another version with it."""
+    # What is called nvcc may be a script elsewhere; where the toolkit is, nvcc itself says.
+    said = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], capture_output=True, text=True, check=False)
+    tops = [Path(top).resolve() for top in re.findall(r"^#\$ TOP=(.+)$", said.stderr, re.MULTILINE)]
+    for top in tops:
+        for folder in (*sorted(top.glob("targets/*/lib")), top / "lib64", top / "lib"):
+            if (folder / "libcudart_static.a").exists():
+                return folder / "libcudart_static.a"
+    raise SystemExit(
+        f"{nvcc} is there, but no libcudart_static.a beside it; BCP_BUILD_CUDA=0 builds without device code"
+    )
+
+
+def compile_device_code(nvcc: str, target: Path) -> None:
+    known = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout.split()
+    numbers = [number for number in DEVICE_ARCHITECTURES if f"compute_{number}" in known]
+    if not numbers:
+        raise SystemExit(f"{nvcc} compiles for none of {DEVICE_ARCHITECTURES}; BCP_BUILD_CUDA=0 builds without it")
+    names = [*(f"sm_{number}" for number in numbers), f"compute_{numbers[-1]}"]
+    codes = [(number, f"sm_{number}") for number in numbers] + [(numbers[-1], names[-1])]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    host = ["-ccbin", os.environ["CXX"]] if os.environ.get("CXX") else []
+    command = [
+        *(nvcc, *host, "-c", DEVICE_SOURCE, "-o", str(target), "-std=c++17", "-O3", f"-I{ROOT}"),
+        *(f"-gencode=arch=compute_{number},code={code}" for number, code in codes),
+        *("-D_GNU_SOURCE", f'-DBCP_CUDA_ARCHITECTURES="{" ".join(names)}"'),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        # nvcc takes the assignment of a Status for one that is dropped (2810); the host's compiler sees what is.
+        *("-diag-suppress", "2810", "--threads", "0"),
+        "--compiler-options=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-unused-parameter",
+    ]
+    print(*command, flush=True)
+    subprocess.run(command, cwd=ROOT, check=True)
 
 
 def below_bindings() -> list[str]:
@@ -81,7 +140,16 @@ class Build(BuildExtension):
         root = Path(self.build_temp)
         self.build_temp = str(root / ext.name)  # bindings that both have differ by the name of the module
         if ext.name == TORCH:
-            ext.extra_objects = [str((root / CORE / source).with_suffix(".o")) for source in below_bindings()]
+            nvcc = find_nvcc()
+            below = [source for source in below_bindings() if nvcc is None or source != NO_DEVICE_SOURCE]
+            ext.extra_objects = [str((root / CORE / source).with_suffix(".o")) for source in below]
+            if nvcc is not None:
+                device_code = (Path(self.build_temp).absolute() / DEVICE_SOURCE).with_suffix(".o")
+                compile_device_code(nvcc, device_code)
+                ext.extra_objects += [str(device_code), str(find_cudart(nvcc))]
+                # Its names stay inside: torch loads its own runtime with global names, maybe of another version.
+                own = ["-Wl,--exclude-libs,libcudart_static.a", "-ldl", "-lrt"]
+                ext.extra_link_args = [*ext.extra_link_args, *own]
         try:
             super().build_extension(ext)
         finally:

@@ -110,7 +110,8 @@ def build_info() -> dict[str, Any]:
     Returns:
         ``version`` of the package, ``format_version`` of the checkpoints it writes, ``core`` and ``torch_extension``
         with compiler and C++ version of each extension module (``None`` for one that cannot be imported), ``torch``
-        that is installed, and ``cuda``: whether device code was compiled in.
+        that is installed, and ``cuda``: what device code was compiled in, such as ``["sm_90", "compute_90"]``, or an
+        empty list.
     """
     from importlib.metadata import PackageNotFoundError, version
 
@@ -132,5 +133,5 @@ def build_info() -> dict[str, Any]:
         "core": core,
         "torch_extension": extension,
         "torch": torch_version,
-        "cuda": False,
+        "cuda": extension["cuda"] if extension is not None else [],
     }

@@ -3,9 +3,13 @@
 
 #include <pybind11/pybind11.h>
 
+#include <sstream>
+#include <string>
+
 #include "csrc/base/crc32.h"
 #include "csrc/base/failpoint.h"
 #include "csrc/format/data_file.h"
+#include "csrc/staging/device_merge.h"
 
 namespace bytecheckpoint::bindings {
 
@@ -21,6 +25,10 @@ inline pybind11::dict build_info() {
   for (const char* name : base::kFailpointNames) failpoints.append(name);
 #endif
   info["failpoints"] = failpoints;
+  pybind11::list architectures;
+  std::istringstream names(staging::DeviceMerge::architectures());
+  for (std::string name; names >> name;) architectures.append(name);
+  info["cuda"] = architectures;
   return info;
 }
 

@@ -4,6 +4,8 @@
 #include <cuda.h>  // types alone: its functions are looked up at run time, so that nothing links the driver
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "csrc/staging/cuda_handles.h"
 
 namespace bytecheckpoint::staging {
@@ -12,9 +14,9 @@ namespace bytecheckpoint::staging {
 struct ContextFunctions {
   CUresult (*get)(CUcontext*) = nullptr;
   CUresult (*set)(CUcontext) = nullptr;
-  base::Status status;  // why they are null
+  cudaError_t error = cudaSuccess;  // why they are null
 
-  /// Looked up once: a process that has no driver gets none.
+  /// Looked up once: a process that has no driver gets none. Has no destructor, as it is used until the process ends.
   static const ContextFunctions& of_process() {
     static const ContextFunctions functions = find();
     return functions;
@@ -24,12 +26,12 @@ struct ContextFunctions {
   static ContextFunctions find() {
     void* get = nullptr;
     void* set = nullptr;
-    base::Status status = look_up("cuCtxGetCurrent", &get);
-    if (status.is_ok()) status = look_up("cuCtxSetCurrent", &set);
-    if (!status.is_ok()) return {nullptr, nullptr, status};
-    return {reinterpret_cast<CUresult (*)(CUcontext*)>(get), reinterpret_cast<CUresult (*)(CUcontext)>(set), status};
+    cudaError_t error = look_up("cuCtxGetCurrent", &get);
+    if (error == cudaSuccess) error = look_up("cuCtxSetCurrent", &set);
+    if (error != cudaSuccess) return {nullptr, nullptr, error};
+    return {reinterpret_cast<CUresult (*)(CUcontext*)>(get), reinterpret_cast<CUresult (*)(CUcontext)>(set), error};
   }
-  static base::Status look_up(const char* name, void** function) {
+  static cudaError_t look_up(const char* name, void** function) {
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSuccess;
 #if CUDART_VERSION >= 12050
     constexpr unsigned int kSince = 4000;  // CUDA 4.0: the oldest form of both
@@ -37,11 +39,11 @@ struct ContextFunctions {
 #else
     const cudaError_t error = cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &result);
 #endif
-    BCP_RETURN_IF_ERROR(check_cuda(base::text("looking up ", name), error));
-    if (result == cudaDriverEntryPointSuccess && *function != nullptr) return base::Status::ok();
-    return base::Status::make(base::Code::kUnsupported, base::text("the CUDA driver has no ", name));
+    if (error != cudaSuccess) return error;
+    return result == cudaDriverEntryPointSuccess && *function != nullptr ? cudaSuccess : cudaErrorSymbolNotFound;
   }
 };
+static_assert(std::is_trivially_destructible_v<ContextFunctions>);
 
 /// Makes a device current in the calling thread, and at its end what was current before.
 ///
@@ -49,7 +51,8 @@ struct ContextFunctions {
 /// back by number would make one on device 0, where every rank of a machine would then hold hundreds of MiB.
 class DeviceScope {
  public:
-  explicit DeviceScope(int device) : functions_(ContextFunctions::of_process()), status_(functions_.status) {
+  explicit DeviceScope(int device)
+      : functions_(ContextFunctions::of_process()), status_(check_cuda("finding the CUDA driver", functions_.error)) {
     if (!status_.is_ok()) return;
     if (functions_.get(&before_) != CUDA_SUCCESS) before_ = nullptr;  // CUDA is not initialized yet
     status_ = check_cuda(base::text("cudaSetDevice(", device, ")"), cudaSetDevice(device));
