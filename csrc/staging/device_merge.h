@@ -27,7 +27,8 @@ inline constexpr int64_t kMaxGapBytes = 32 << 10;
 /// half while the link carries the other.
 ///
 /// A transfer is begun, and then known by its number. Transfers end in the order in which they were begun; any number
-/// may be under way. Of host memory, one takes about 170 pinned bytes a packed piece until it is done.
+/// may be under way. Each batch of one holds a table in pinned host memory, under 1 MiB, until the transfer is done;
+/// tables are kept for the next.
 ///
 /// If the device has no memory left for scratch, there is less of it, or none: then strided pieces go row by row.
 ///
@@ -44,7 +45,8 @@ class DeviceMerge {
   static const char* architectures();
 
   /// \param device         CUDA's number, as in `cuda:3`.
-  /// \param scratch_bytes  At most so much memory of the device; 0: no kernels, as if the device had none left.
+  /// \param scratch_bytes  At most so much memory of the device, tables apart. Below 2 MiB there are no kernels, as
+  ///                       if it had none left.
   static base::Result<std::unique_ptr<DeviceMerge>> create(int device, int64_t scratch_bytes = kDefaultScratchBytes);
   /// Waits for what is under way.
   ~DeviceMerge();
@@ -56,9 +58,9 @@ class DeviceMerge {
   /// Until the transfer is done, the pieces must not be written or freed, but by what a stream does behind
   /// `make_stream_wait`; to torch's allocator this is a foreign stream. `host` must not be touched.
   ///
-  /// \param pieces  Ascending by host offset, apart, of this device. From the first offset to the last end `host`
-  /// belongs
-  ///                to the transfer: bytes in gaps become 0 or stay as they were. Headers are written afterwards.
+  /// \param pieces  Ascending by host offset, apart, of this device. `host` is the transfer's from the first
+  ///                offset to the last end: bytes in gaps become 0 or stay as they were. Headers are written
+  ///                afterwards.
   /// \param host    Pinned (`pin_pages`); with other memory the call takes as long as the copy.
   /// \param caller_stream  A cudaStream_t of this device as an integer; 0 is the legacy default stream.
   /// \returns the number of the transfer. After an error nothing of it is under way.
