@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our own entry points for state dicts, on one rank: what is saved, how it fails, how it is given up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.planner import WriteItem
+
+import bytecheckpoint
+from bytecheckpoint import (
+    _C,
+    BcpReader,
+    BcpSavePlanner,
+    CheckpointError,
+    Config,
+    _background,
+    async_save_state_dict,
+    load_state_dict,
+    save_state_dict,
+    shutdown,
+)
+from bytecheckpoint.errors import (
+    CheckpointExistsError,
+    InvalidPlanError,
+    KeyMismatchError,
+    SaveCancelledError,
+    StagingFullError,
+    StorageError,
+)
+
+LIMIT_S = 60.0
+
+
+class Counter:
+    """Stateful, as DCP understands it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "history": torch.arange(4)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+class PausingPlanner(BcpSavePlanner):
+    """Stops before it hands over the first value, until the test lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived = threading.Event()
+        self.go_on = threading.Event()
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        self.arrived.set()
+        assert self.go_on.wait(LIMIT_S)
+        return super().resolve_data(write_item)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    shutdown(LIMIT_S)
+
+
+def state_of(value: float) -> dict[str, Any]:
+    return {"model": {"w": torch.full((1000, 300), value), "b": torch.full((7,), value)}, "step": int(value)}
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    state = state_of(0)
+    load_state_dict(path, state)
+    return state
+
+
+def assert_is(state: dict[str, Any], value: float) -> None:
+    wanted = state_of(value)
+    assert state["step"] == wanted["step"]
+    for name, tensor in wanted["model"].items():
+        assert torch.equal(state["model"][name], tensor)
+
+
+def names(path: Path) -> list[str]:
+    return sorted(file.name for file in path.iterdir())
+
+
+def test_what_is_saved_is_loaded_by_both(tmp_path: Path) -> None:
+    report = save_state_dict(tmp_path, {**state_of(3), "counter": Counter(5)}, user_metadata={"who": "me"})
+    assert report.path == str(tmp_path)
+    assert report.bytes_written > 1000 * 300 * 4
+    ours: dict[str, Any] = {**state_of(0), "counter": Counter(0)}
+    assert load_state_dict(tmp_path, ours).bytes_read > 1000 * 300 * 4
+    assert_is(ours, 3)
+    assert ours["counter"].count == 5
+    stock = {**state_of(0), "counter": Counter(0)}
+    dcp.load(stock, storage_reader=dcp.FileSystemReader(tmp_path), no_dist=True)
+    assert_is(stock, 3)
+    assert stock["counter"].count == 5
+    assert BcpReader(tmp_path).user_metadata == {"who": "me"}
+
+
+def test_an_asynchronous_save_is_of_the_state_at_the_call(tmp_path: Path) -> None:
+    state = {**state_of(4), "counter": Counter(2), "log": ["a"]}
+    handle = async_save_state_dict(tmp_path, state)
+    for tensor in state["model"].values():
+        tensor.fill_(-1)
+    state["counter"].count = 99
+    state["log"].append("b")
+    handle.staged.result(LIMIT_S)
+    report = handle.committed.result(LIMIT_S)
+    assert handle.report == report
+    assert report.path == handle.path == str(tmp_path)
+    got: dict[str, Any] = {**state_of(0), "counter": Counter(0), "log": None}
+    load_state_dict(tmp_path, got)
+    assert_is(got, 4)
+    assert got["counter"].count == 2
+    assert got["log"] == ["a"]
+
+
+def test_saves_follow_one_another_and_the_memory_is_used_again(tmp_path: Path) -> None:
+    handles = [async_save_state_dict(tmp_path / str(step), state_of(step)) for step in range(1, 6)]
+    for step, handle in enumerate(handles, 1):
+        handle.committed.result(LIMIT_S)
+        assert_is(loaded(tmp_path / str(step)), step)
+
+
+def test_errors_are_typed_and_name_what_failed(tmp_path: Path) -> None:
+    save_state_dict(tmp_path / "a", state_of(1))
+    with pytest.raises(CheckpointExistsError):
+        save_state_dict(tmp_path / "a", state_of(2), overwrite=False)
+    with pytest.raises(StorageError, match="mkdir"):
+        save_state_dict("/proc/nowhere", state_of(2))
+    with pytest.raises(KeyMismatchError, match="absent"):
+        load_state_dict(tmp_path / "a", {"absent": torch.zeros(3)})
+    with pytest.raises(InvalidPlanError, match="lock"):
+        async_save_state_dict(tmp_path / "a", {"lock": threading.Lock()})
+    with pytest.raises(StagingFullError, match="staging_bytes"):
+        async_save_state_dict(tmp_path / "a", state_of(2), config=Config(staging_bytes=1 << 20))
+    assert_is(loaded(tmp_path / "a"), 1)
+
+
+def test_the_future_tells_what_failed(tmp_path: Path) -> None:
+    save_state_dict(tmp_path, state_of(1))
+    handle = async_save_state_dict(tmp_path, state_of(2), overwrite=False)
+    with pytest.raises(CheckpointExistsError):
+        handle.committed.result(LIMIT_S)
+    assert handle.report is None
+    assert_is(loaded(tmp_path), 1)
+    save_state_dict(tmp_path, state_of(3))  # it was looked at: nothing is raised again
+
+
+@pytest.mark.parametrize("way", ["save", "async", "shutdown", "registered"])
+def test_a_failure_nobody_looked_at_is_raised_once_by_what_comes_next(tmp_path: Path, way: str) -> None:
+    save_state_dict(tmp_path, state_of(1))
+    if way == "registered":
+        with bytecheckpoint.registered():
+            failing = dcp.async_save(state_of(2), checkpoint_id="/proc/nowhere", no_dist=True)
+            _background.wait_for_saves(LIMIT_S)
+            with pytest.raises(CheckpointError, match="nobody looked"):
+                dcp.async_save(state_of(2), checkpoint_id=tmp_path, no_dist=True)
+            dcp.async_save(state_of(3), checkpoint_id=tmp_path, no_dist=True).result(LIMIT_S)  # type: ignore[union-attr]
+            with pytest.raises(BaseException, match="nowhere"):
+                failing.result(LIMIT_S)  # type: ignore[union-attr]
+    else:
+        async_save_state_dict("/proc/nowhere", state_of(2))
+        _background.wait_for_saves(LIMIT_S)
+        comes_next: dict[str, Callable[[], object]] = {
+            "save": lambda: save_state_dict(tmp_path, state_of(2)),
+            "async": lambda: async_save_state_dict(tmp_path, state_of(2)),
+            "shutdown": shutdown,
+        }
+        with pytest.raises(CheckpointError, match="nobody looked"):
+            comes_next[way]()
+        assert_is(loaded(tmp_path), 1)
+        save_state_dict(tmp_path, state_of(3))
+    assert_is(loaded(tmp_path), 3)
+
+
+def test_a_save_is_cancelled_while_it_writes(tmp_path: Path) -> None:
+    save_state_dict(tmp_path, state_of(1))
+    before = names(tmp_path)
+    planner = PausingPlanner()
+    handle = async_save_state_dict(tmp_path, state_of(2), planner=planner)
+    assert planner.arrived.wait(LIMIT_S)
+    assert len(names(tmp_path)) > len(before), "it has begun to write"
+    ended: list[bool] = []
+    canceller = threading.Thread(target=lambda: ended.append(handle.cancel(LIMIT_S)))
+    canceller.start()
+    while not handle._writer._is_cancelled:
+        pass
+    planner.go_on.set()
+    canceller.join(LIMIT_S)
+    assert ended == [True]
+    with pytest.raises(SaveCancelledError):
+        handle.committed.result(0)
+    assert names(tmp_path) == before
+    assert_is(loaded(tmp_path), 1)
+    save_state_dict(tmp_path, state_of(3))
+    assert_is(loaded(tmp_path), 3)
+
+
+def test_a_save_is_cancelled_before_it_begins(tmp_path: Path) -> None:
+    planner = PausingPlanner()
+    config = Config(on_staging_busy="double_buffer")
+    first = async_save_state_dict(tmp_path / "first", state_of(1), planner=planner, config=config)
+    second = async_save_state_dict(tmp_path / "second", state_of(2), config=config)
+    assert planner.arrived.wait(LIMIT_S)
+    with pytest.raises(TimeoutError, match="has not ended"):
+        second.cancel(0.01)
+    planner.go_on.set()
+    assert second.cancel(LIMIT_S)
+    first.committed.result(LIMIT_S)
+    assert_is(loaded(tmp_path / "first"), 1)
+    assert not (tmp_path / "second" / ".metadata").exists()
+
+
+def test_it_is_too_late_to_cancel_what_is_committed(tmp_path: Path) -> None:
+    handle = async_save_state_dict(tmp_path, state_of(1))
+    handle.committed.result(LIMIT_S)
+    assert handle.cancel() is False
+    assert_is(loaded(tmp_path), 1)
+    assert handle.report is not None
+
+
+def test_shutdown_gives_the_memory_back_and_waits(tmp_path: Path) -> None:
+    planner = PausingPlanner()
+    handle = async_save_state_dict(tmp_path, state_of(1), planner=planner)
+    with pytest.raises(TimeoutError, match="under way"):
+        shutdown(0.01)
+    assert _C.arena_bytes() > 0
+    planner.go_on.set()
+    shutdown(LIMIT_S)
+    assert handle.committed.done()
+    assert _C.arena_bytes() == 0
+    async_save_state_dict(tmp_path, state_of(2)).committed.result(LIMIT_S)
+    assert_is(loaded(tmp_path), 2)
