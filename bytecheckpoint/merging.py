@@ -43,6 +43,7 @@ def merge(
     if out is None:
         out = torch.empty(_C.merged_bytes(tensors, alignment), dtype=torch.uint8, device="cpu")
     _C.merge(tensors, out, alignment, num_threads)
+    increment_version([out])
     return out
 
 
@@ -53,19 +54,16 @@ def scatter(merged: torch.Tensor, tensors: Sequence[torch.Tensor], *, alignment:
 
     Args:
         merged: uint8, contiguous, one dim, as ``merge`` has made it of tensors of the same shapes and dtypes.
-        tensors: Any strides; in host memory, none of which is in two of them.
+        tensors: Any strides; in host memory, none of which two elements share.
         alignment: As for ``merge``.
         num_threads: That copy, at most.
 
     Raises:
-        InvalidPlanError: As for ``merge``.
-        ValueError: As for ``merge``, or a tensor has elements that share memory.
+        InvalidPlanError: As for ``merge``, or a tensor is expanded.
+        ValueError: As for ``merge``.
     """
     _check(alignment, num_threads)
     tensors = list(tensors)
-    for position, tensor in enumerate(tensors):
-        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-            raise ValueError(f"scatter: tensors[{position}] is expanded: elements of it share memory")
     _C.scatter(tensors, merged, alignment, num_threads)
     increment_version(tensors)
 

@@ -23,6 +23,11 @@ from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _core
 
+try:
+    from torch.distributed.checkpoint import _state_dict_stager
+except ImportError:
+    _state_dict_stager = None  # type: ignore[assignment]
+
 __all__ = [
     "PLAIN_DTYPES",
     "TORCH_SAVE",
@@ -57,6 +62,9 @@ chunks_of: Callable[[torch.Tensor], list[ChunkStorageMetadata]] = planner_helper
 # The WriteItems of a value of any kind.
 write_items_of: Callable[[str, Any], list[WriteItem]] = planner_helpers._create_write_items
 
+
+# Absent before torch 2.8.
+StateDictStager: Any = getattr(_state_dict_stager, "StateDictStager", None)
 
 # DCP's own flows of hooks.
 save_state: Callable[..., Metadata] = state_dict_saver._save_state_dict
@@ -119,7 +127,15 @@ def host_copy(value: Any, memo: dict[int, Any]) -> Any:
     if type(value).__name__ == "AsyncCollectiveTensor":
         value = value.wait()
     if not isinstance(value, torch.Tensor):
-        return copy.deepcopy(value, memo)
+        try:
+            return copy.deepcopy(value, memo)
+        except RuntimeError:  # tensors that autograd made cannot be deep-copied; DCP's own stager can
+            if StateDictStager is None:
+                raise
+            stager = StateDictStager()
+            copied = stager.stage(value)
+            stager.close()
+            return copied
     copied = value.detach().clone()
     if copied.device.type not in ("cpu", "meta"):
         copied = copied.cpu()

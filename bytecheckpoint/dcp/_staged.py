@@ -9,10 +9,11 @@ stays until nothing of it is left.
 from __future__ import annotations
 
 import copy
+import logging
+import math
 import os
 import threading
 import time
-import weakref
 from concurrent.futures import Future
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -35,6 +36,10 @@ _EXECUTORS = (
 _LOOK_INTERVAL_S = 0.02
 # A future of DCP resolves within the call that we watch; it returns very soon after.
 _BUSY_GRACE_S = 0.25
+# After that somebody is told what staging waits for.
+_PATIENCE_S = 10.0
+
+_logger = logging.getLogger("bytecheckpoint")
 
 
 class _Stay:
@@ -43,23 +48,27 @@ class _Stay:
     def __init__(self, lease: _C.Lease, num_bytes: int) -> None:
         self.lease = lease
         self.num_bytes = num_bytes
-        self.save: Call | None = None  # that uses it, if it is one that can be watched
+        self._is_watched = False
 
-    def end_if_over(self) -> None:
-        if self.save is not None and not self.save.is_running():
-            self.lease.release()
+    def note_save(self) -> None:
+        """If a save that can be watched has begun to use it, it ends with that save, whoever keeps its tensors."""
+        save = None if self._is_watched else outermost_call(_EXECUTORS)
+        if save is not None:
+            self._is_watched = True
+            with _lock:
+                _watched.append((save, self.lease))
 
 
 _lock = threading.Lock()
-_stays: list[weakref.ref[_Stay]] = []
+_watched: list[tuple[Call, _C.Lease]] = []
 
 
 def _end_stays_that_are_over() -> None:
     with _lock:
-        _stays[:] = [ref for ref in _stays if ref() is not None]
-        for stay in [ref() for ref in _stays]:
-            if stay is not None:
-                stay.end_if_over()
+        over = [lease for save, lease in _watched if not save.is_running()]
+        _watched[:] = [(save, lease) for save, lease in _watched if lease not in over]
+    for lease in over:
+        lease.release()
 
 
 class StagedState(dict[str, Any]):
@@ -74,16 +83,12 @@ class StagedState(dict[str, Any]):
 
     def items(self) -> Any:
         """As of any dict; here a save begins to use it."""
-        self._note_save()
+        self._stay.note_save()
         return super().items()
 
     def release(self) -> None:
         """Gives the memory to the next state: nobody may look at these tensors any more. Any thread."""
         self._stay.lease.release()
-
-    def _note_save(self) -> None:
-        if self._stay.save is None:
-            self._stay.save = outermost_call(_EXECUTORS)
 
     def __copy__(self) -> dict[str, Any]:
         return dict(self)
@@ -92,8 +97,10 @@ class StagedState(dict[str, Any]):
         return {key: copy.deepcopy(value, memo) for key, value in dict.items(self)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To a process that maps the same memory: no tensor is copied, nor pickled one by one."""
-        self._note_save()
+        """To another process of this job: as memory that both map. No tensor is pickled; mostly none is copied."""
+        self._stay.note_save()
+        if outermost_call(("multiprocessing.reduction",)) is None:
+            return dict, (dict(dict.items(self)),)  # to a file, say
         stay = self._stay
         tree, tensors = _C.take_apart(dict(dict.items(self)), stay.lease, stay.num_bytes, _StandIn, _ApartDTensor.of)
         pages = stay.lease.shareable_pages(stay.num_bytes)
@@ -158,23 +165,22 @@ def stage_state(state_dict: dict[str, Any], config: Config, is_shareable: bool) 
 
     staged = _C.StagedTree(dict(state_dict), copy_other, _compat.like_dtensor)
     lease = _wait_for_lease(staged.num_bytes, config, is_shareable)
-    stay = _Stay(lease, staged.num_bytes)
-    with _lock:
-        _stays.append(weakref.ref(stay))
     try:
         staged.fill(lease, config.staging_threads)
     except BaseException:
         lease.release()
         raise
     future: Future[StagedState] = Future()
-    future.set_result(StagedState(staged.tree, stay))
+    future.set_result(StagedState(staged.tree, _Stay(lease, staged.num_bytes)))
     return future
 
 
 def _wait_for_lease(num_bytes: int, config: Config, is_shareable: bool) -> _C.Lease:
     give_up = time.monotonic() + _BUSY_GRACE_S
     num_states = 2 if config.on_staging_busy == "double_buffer" else 1
+    warn = time.monotonic() + _PATIENCE_S
     while True:
+        _end_stays_that_are_over()
         lease = _C.try_lease(
             num_bytes=num_bytes,
             limit_bytes=config.staging_bytes,
@@ -183,10 +189,16 @@ def _wait_for_lease(num_bytes: int, config: Config, is_shareable: bool) -> _C.Le
         )
         if lease is not None:
             return lease
-        _end_stays_that_are_over()
         if config.on_staging_busy == "raise" and time.monotonic() >= give_up:
             raise StagingBusyError(
                 f"staging: a state of {num_bytes} bytes cannot be staged while the one before is saved, and "
                 'on_staging_busy="raise"'
+            )
+        if time.monotonic() >= warn:
+            warn = math.inf
+            _logger.warning(
+                "staging has waited %g s for memory; %s",
+                _PATIENCE_S,
+                "a save is still under way" if _watched else "somebody keeps a staged state that no save uses",
             )
         _C.wait_for_release(_LOOK_INTERVAL_S)

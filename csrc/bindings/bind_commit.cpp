@@ -52,25 +52,31 @@ py::dict commit(engine::Commit& self, const Checkpoint& checkpoint) {
   return out;
 }
 
-/// Joins what was planned with what all ranks wrote.
-std::unique_ptr<Checkpoint> join(format::Manifest planned, const std::string& save_id, std::string checkpoint_id,
+/// Joins what was planned with what all ranks wrote. \param planned  Gives the manifest of it, without the GIL.
+template <class Planned>
+std::unique_ptr<Checkpoint> join(const Planned& planned, const std::string& save_id, std::string checkpoint_id,
                                  const std::vector<py::bytes>& results, std::string user_metadata) {
-  planned.save_id = id_of(save_id);
-  planned.checkpoint_id = std::move(checkpoint_id);
-  planned.user_metadata = std::move(user_metadata);
-  std::vector<format::WriteResult> written;
-  for (const py::bytes& result : results) {
-    written.push_back(value_or_raise(format::decode_write_result(std::string_view(result))));
-  }
-  return std::make_unique<Checkpoint>(
-      Checkpoint{value_unlocked([&] { return engine::assemble_manifest(std::move(planned), written); })});
+  const base::Id id = id_of(save_id);
+  const std::vector<std::string_view> encoded(results.begin(), results.end());
+  return std::make_unique<Checkpoint>(value_unlocked([&]() -> base::Result<format::Manifest> {
+    format::Manifest manifest = planned();
+    manifest.save_id = id;
+    manifest.checkpoint_id = std::move(checkpoint_id);
+    manifest.user_metadata = std::move(user_metadata);
+    std::vector<format::WriteResult> written;
+    for (const std::string_view result : encoded) {
+      BCP_ASSIGN_OR_RETURN(written.emplace_back(), format::decode_write_result(result));
+    }
+    return engine::assemble_manifest(std::move(manifest), written);
+  }));
 }
 
 /// \param planned  By our planner.
 std::unique_ptr<Checkpoint> assemble_planned(const Checkpoint& planned, const std::string& save_id,
                                              std::string checkpoint_id, const std::vector<py::bytes>& results,
                                              std::string user_metadata) {
-  return join(planned.whole(), save_id, std::move(checkpoint_id), results, std::move(user_metadata));
+  const format::Manifest& whole = planned.whole();
+  return join([&] { return whole; }, save_id, std::move(checkpoint_id), results, std::move(user_metadata));
 }
 
 /// By another planner, whose metadata are read.
@@ -80,7 +86,7 @@ std::unique_ptr<Checkpoint> assemble(const std::string& save_id, std::string che
   format::Manifest planned;
   planned.items = read_state_dict_metadata(state_dict_metadata);
   planned.planner_data = tree_from_python(planner_data);
-  return join(std::move(planned), save_id, std::move(checkpoint_id), results, std::move(user_metadata));
+  return join([&] { return std::move(planned); }, save_id, std::move(checkpoint_id), results, std::move(user_metadata));
 }
 
 /// What DCP's metadata say of the tensors of a checkpoint, without where they are.

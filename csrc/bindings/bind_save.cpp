@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/breath.h"
 #include "csrc/bindings/torch_tensor.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/bindings/write_plan.h"
@@ -81,7 +82,9 @@ std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, co
   std::vector<Ready> ready;
   std::vector<py::object> alive;
   std::vector<size_t> left_out;
+  Breath breath;
   for (size_t i = 0; i < plan.tensors().size(); ++i) {
+    breath.take();
     const Write& write = plan.tensors()[i];
     const HeldValue& held = state.held(write.entry);
     if (held.kind != HeldValue::Kind::kOther && is_still(held, state_dict)) {

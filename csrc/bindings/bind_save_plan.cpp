@@ -16,7 +16,10 @@ namespace py = pybind11;
 
 std::unique_ptr<WritePlan> plan_answer(std::shared_ptr<LocalState> state, const py::bytes& answer,
                                        py::object part_class) {
-  return std::make_unique<WritePlan>(std::move(state), std::string_view(answer), std::move(part_class));
+  const std::string_view encoded(answer);
+  auto planned =
+      value_unlocked([&, &held = std::as_const(*state)] { return planner::apply_answer(held.inventory(), encoded); });
+  return std::make_unique<WritePlan>(std::move(state), std::move(planned), std::move(part_class));
 }
 
 using Blobs = std::vector<py::bytes>;
@@ -68,7 +71,8 @@ py::bytes merge_below(const py::bytes& own, uint32_t rank, const Blobs& below) {
 py::list items_of_blob(const py::bytes& blob, const py::object& answer, const py::object& part_class) {
   auto state = std::make_shared<LocalState>(value_or_raise(planner::decode_inventory(std::string_view(blob))));
   if (answer.is_none()) return state->items();
-  return WritePlan(std::move(state), std::string_view(answer.cast<py::bytes>()), part_class).items();
+  auto planned = value_or_raise(planner::apply_answer(state->inventory(), std::string_view(answer.cast<py::bytes>())));
+  return WritePlan(std::move(state), std::move(planned), part_class).items();
 }
 
 }  // namespace
@@ -77,7 +81,8 @@ void bind_save_plan(py::module_& m) {
   py::class_<LocalState, std::shared_ptr<LocalState>>(m, "LocalState", py::module_local())
       .def(py::init<const py::dict&, const py::object&, const py::object&, const py::object&, bool>(), py::arg("flat"),
            py::arg("mappings"), py::arg("chunks_of"), py::arg("items_of"), py::kw_only(), py::arg("can_split"))
-      .def_property_readonly("blob", [](const LocalState& state) { return py::bytes(state.blob()); })
+      .def_property_readonly("blob",
+                             [](const LocalState& state) { return py::bytes(unlocked([&] { return state.blob(); })); })
       .def_property_readonly("num_items", [](const LocalState& state) { return state.inventory().num_boxes(); })
       .def_property_readonly("num_bytes", &LocalState::num_bytes)
       .def("items", &LocalState::items);

@@ -59,11 +59,23 @@ std::shared_ptr<Pages> receive_pages(int fd, int64_t num_bytes, const std::strin
   return {std::move(received), pages};
 }
 
+bool is_expanded(const tensor::StridedView& view) {
+  if (tensor::span_bytes(view) == 0) return false;
+  for (size_t d = 0; d < view.sizes.size(); ++d) {
+    if (view.sizes[d] > 1 && view.strides_bytes[d] == 0) return true;
+  }
+  return false;
+}
+
 std::vector<tensor::StridedView> views_of(const py::list& tensors, bool writable) {
   std::vector<tensor::StridedView> views;
   for (size_t i = 0; i < tensors.size(); ++i) {
     auto view = view_of_tensor(tensors[i].ptr(), writable);
     if (!view.is_ok()) raise(view.status().with_context(base::text("tensors[", i, "]")));
+    if (writable && is_expanded(view.value())) {
+      raise(
+          Status::make(Code::kInvalidArgument, base::text("tensors[", i, "]: it is expanded: elements share memory")));
+    }
     views.push_back(std::move(view.value()));
   }
   return views;

@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "csrc/bindings/breath.h"
 #include "csrc/bindings/descent.h"
 #include "csrc/bindings/torch_tensor.h"
 
@@ -19,11 +20,11 @@ class Flattener {
   void enter_mapping(py::handle mapping) {
     const Descent descent(kWhere);
     const auto visit = [this](py::handle key, py::handle value) { visit_at(py::str(key), py::str(key), value); };
-    if (PyDict_CheckExact(mapping.ptr())) {
-      for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(mapping)) visit(key, value);
-      return;
-    }
-    for (const py::handle item : mapping.attr("items")()) {
+    // A list of them, as other threads may change a dict whenever the GIL is let go.
+    const auto items = py::reinterpret_steal<py::list>(
+        PyDict_CheckExact(mapping.ptr()) ? PyDict_Items(mapping.ptr()) : PyMapping_Items(mapping.ptr()));
+    if (!items) throw py::error_already_set();
+    for (const py::handle item : items) {
       const py::tuple pair(py::reinterpret_borrow<py::object>(item));
       visit(pair[0], pair[1]);
     }
@@ -75,8 +76,10 @@ class Flattener {
     if (flat_.values.contains(name_)) throw py::value_error("duplicated flatten key " + name_.cast<std::string>());
     py::tuple path(path_.size());
     for (size_t i = 0; i < path_.size(); ++i) path[i] = path_[i];
+    PyObject_GC_UnTrack(path.ptr());  // of text and numbers: Python would find out at the next collection
     flat_.values[name_] = value;
     flat_.mappings[name_] = path;
+    breath_.take();
   }
 
   static py::str concat(const py::str& a, const py::str& b) {
@@ -91,6 +94,7 @@ class Flattener {
   FlatState flat_;
   py::str name_;
   std::vector<py::object> path_;
+  Breath breath_;
 };
 
 }  // namespace

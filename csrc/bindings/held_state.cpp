@@ -3,6 +3,7 @@
 
 #include <pybind11/gil_safe_call_once.h>
 
+#include "csrc/bindings/breath.h"
 #include "csrc/bindings/dcp_objects.h"
 #include "csrc/bindings/errors.h"
 
@@ -70,7 +71,9 @@ bool is_still(const HeldValue& held, const py::dict& flat) {
 std::vector<HeldValue> StateScanner::scan(const py::dict& flat) {
   std::vector<HeldValue> state;
   state.reserve(flat.size());
+  Breath breath;
   for (const auto& [key, value] : flat) {
+    breath.take();
     HeldValue& held = state.emplace_back();
     held.fqn = name_of(key);
     held.value = py::reinterpret_borrow<py::object>(value);

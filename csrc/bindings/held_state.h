@@ -46,7 +46,8 @@ class StateScanner {
   /// \param chunks_of  DCP's function from a tensor to a list of ChunkStorageMetadata.
   explicit StateScanner(pybind11::object chunks_of) : chunks_of_(std::move(chunks_of)) {}
 
-  /// In the order of `flat`. Raises what DCP raises for tensors that have no chunks, as those with partial placements.
+  /// In the order of `flat`, which nobody may change meanwhile: the GIL is let go now and then. Raises what DCP raises
+  /// for tensors that have no chunks, as those with partial placements.
   std::vector<HeldValue> scan(const pybind11::dict& flat);
 
  private:

@@ -2,8 +2,10 @@
 #include "csrc/bindings/local_state.h"
 
 #include "csrc/base/bytes.h"
+#include "csrc/bindings/breath.h"
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/tree_caster.h"
+#include "csrc/bindings/unlocked.h"
 #include "csrc/planner/inventory_blob.h"
 
 namespace bytecheckpoint::bindings {
@@ -37,8 +39,12 @@ LocalState::LocalState(const py::dict& flat, const py::object& mappings, const p
                        const py::object& items_of, bool can_split)
     : state_(StateScanner(chunks_of).scan(flat)) {
   planner::InventoryBuilder builder(0);  // whoever merges inventories knows the ranks
-  for (size_t i = 0; i < state_.size(); ++i) add(i, mappings, items_of, can_split, &builder);
-  inventory_ = value_or_raise(builder.finish());
+  Breath breath;
+  for (size_t i = 0; i < state_.size(); ++i) {
+    breath.take();
+    add(i, mappings, items_of, can_split, &builder);
+  }
+  inventory_ = value_unlocked([&] { return builder.finish(); });
 }
 
 LocalState::LocalState(planner::Inventory inventory) : inventory_(std::move(inventory)) {}

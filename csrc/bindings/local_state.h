@@ -15,7 +15,7 @@ namespace bytecheckpoint::bindings {
 /// What one rank holds of a state dict: its values, and the inventory of them that travels. Needs the GIL.
 class LocalState {
  public:
-  /// \param flat      FQN to value; the values are kept.
+  /// \param flat      FQN to value; the values are kept. Nobody else has it: the GIL is let go now and then.
   /// \param mappings  FQN to the way through nested dicts, or none if the state is not to be nested again.
   /// \param items_of  DCP's function from an FQN and a value to its WriteItems, asked for what only DCP understands.
   /// \param can_split  May several ranks write parts of one box?

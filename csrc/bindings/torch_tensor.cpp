@@ -88,8 +88,8 @@ bool is_meta_tensor(PyObject* object) {
 
 bool is_host_memory(PyObject* object) {
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  return tensor.device().is_cpu() && tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_conj() &&
-         !tensor.is_neg() && dtype_of(tensor) != tensor::DType::kNone;
+  return tensor.device().is_cpu() && tensor.layout() == c10::kStrided && !tensor.is_nested() &&
+         !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() && dtype_of(tensor) != tensor::DType::kNone;
 }
 
 int64_t kind_of_tensor(PyObject* object) {
@@ -162,7 +162,10 @@ PyObject* make_pending(c10::IntArrayRef sizes, int64_t kind) {
       at::detail::make_tensor<at::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   if ((kind & kRequiresGrad) != 0) tensor.set_requires_grad(true);
-  return THPVariable_Wrap(std::move(tensor));
+  PyObject* const object = THPVariable_Wrap(std::move(tensor));
+  // It refers to nothing: thousands of them would only have the garbage collector look at everything there is.
+  PyObject_GC_UnTrack(object);
+  return object;
 }
 
 }  // namespace

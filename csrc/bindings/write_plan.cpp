@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bindings/write_plan.h"
 
+#include "csrc/bindings/breath.h"
 #include "csrc/bindings/errors.h"
 #include "csrc/planner/save_answer.h"
 
@@ -31,10 +32,13 @@ WritePlan::WritePlan(const py::iterable& items) {
   }
 }
 
-WritePlan::WritePlan(std::shared_ptr<const LocalState> state, std::string_view answer, py::object part_class)
+WritePlan::WritePlan(std::shared_ptr<const LocalState> state, std::vector<planner::PlannedWrite> planned,
+                     py::object part_class)
     : state_(std::move(state)), part_class_(std::move(part_class)) {
   const planner::Inventory& inventory = state_->inventory();
-  for (planner::PlannedWrite& told : value_or_raise(planner::apply_answer(inventory, answer))) {
+  Breath breath;
+  for (planner::PlannedWrite& told : planned) {
+    breath.take();
     const planner::Entry& entry = inventory.entries[told.entry];
     Write write;
     write.planned.fqn = inventory.fqn(entry);

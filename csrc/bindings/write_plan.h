@@ -10,6 +10,7 @@
 
 #include "csrc/bindings/dcp_objects.h"
 #include "csrc/bindings/local_state.h"
+#include "csrc/planner/save_answer.h"
 
 namespace bytecheckpoint::bindings {
 
@@ -28,8 +29,9 @@ class WritePlan {
   /// Of the items of a SavePlan. Raises InvalidPlanError, naming the key, for what cannot be stored.
   explicit WritePlan(const pybind11::iterable& items);
 
-  /// What `answer` says of `state`, which is kept. \param part_class  See `make_part_item`.
-  WritePlan(std::shared_ptr<const LocalState> state, std::string_view answer, pybind11::object part_class);
+  /// What is planned of `state`, which is kept. \param part_class  See `make_part_item`.
+  WritePlan(std::shared_ptr<const LocalState> state, std::vector<planner::PlannedWrite> planned,
+            pybind11::object part_class);
 
   const std::vector<Write>& tensors() const { return tensors_; }
   const std::vector<Write>& objects() const { return objects_; }

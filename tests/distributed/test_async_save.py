@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dcp.async_save`` of several ranks through our writer and our stager, in a thread and in a process."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import _async_process_executor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.tensor import DTensor
+
+from bytecheckpoint import BcpReader, BcpSavePlanner, BcpStager, BcpWriter, Config, registered
+from bytecheckpoint.errors import CorruptCheckpointError, SaveFailedError
+from distributed.failing import FailingBcpSavePlanner, FailingSavePlanner
+from distributed.ranks import failures, run_ranks
+from distributed.states import check, local_parts, state
+from distributed.training import Training
+
+HOWS = ("writer", "stager", "registered")
+# What is not freed fails by this, instead of waiting.
+RAISES = Config(on_staging_busy="raise")
+LIMIT_S = 30.0
+
+
+def save_async(how: str, values: dict[str, Any], path: str, **arguments: Any) -> Future[Any]:
+    """``how``: through our writer, through DCP's with our stager, or as ``register`` has it."""
+    if how == "registered":
+        with registered(config=RAISES):
+            future: Any = dcp.async_save(values, checkpoint_id=path, **arguments)
+    elif how == "writer":
+        future = dcp.async_save(values, storage_writer=BcpWriter(path, config=RAISES), **arguments)
+    else:
+        writer = dcp.FileSystemWriter(path)
+        future = dcp.async_save(values, storage_writer=writer, async_stager=BcpStager(config=RAISES), **arguments)
+    assert isinstance(future, Future)
+    return future
+
+
+def zero(value: Any) -> None:
+    """All tensors, in place; and all that is mutable is emptied."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            zero(item)
+        value.clear()
+    elif isinstance(value, torch.Tensor) or hasattr(value, "local_shards"):
+        for part in local_parts(value):
+            part.detach().zero_()
+
+
+def assert_loads(path: str, group: Any = None) -> None:
+    for reader in (BcpReader(path), dcp.FileSystemReader(path)):
+        for layout in ("saved", "moved"):
+            got = state(layout, filled=False)
+            dcp.load(got, storage_reader=reader, process_group=group)
+            check(got, state(layout, filled=True))
+
+
+@contextmanager
+def own_group() -> Iterator[Any]:
+    """For saves, while training uses the default one."""
+    group = dist.new_group(backend="gloo")
+    yield group
+    dist.destroy_process_group(group)
+
+
+def save_all_kinds_of_tensors(path: str) -> None:
+    with own_group() as group:
+        for how in (*HOWS, *HOWS):  # twice: into memory that has been used
+            values = state("saved", filled=True)
+            values["objects"] = copy.deepcopy(values["objects"])
+            future = save_async(how, values, f"{path}/{how}", process_group=group)
+            zero(values)
+            future.result(LIMIT_S)
+    for how in HOWS:
+        assert_loads(f"{path}/{how}")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tensors_change_as_soon_as_it_returns(tmp_path: Path, ranks: int) -> None:
+    run_ranks(ranks, save_all_kinds_of_tensors, str(tmp_path))
+
+
+def train_while_saving(path: str) -> None:
+    training = Training(seed=1)
+    training.step(2)
+    wanted = {}
+    with own_group() as group:
+        for how in HOWS:
+            values = training.state()
+            assert all(isinstance(value, DTensor) for value in values["model"].values())
+            wanted[how] = copy.deepcopy(training.full_state())  # some of it is the optimizer's own
+            future = save_async(how, values, f"{path}/{how}", process_group=group)
+            training.step(2)
+            future.result(LIMIT_S)
+    for how, full in wanted.items():
+        for reader in (BcpReader(f"{path}/{how}"), dcp.FileSystemReader(f"{path}/{how}")):
+            again = Training(seed=2)
+            values = again.state()
+            dcp.load(values, storage_reader=reader)
+            again.load_state(values)
+            check(again.full_state(), full)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_fsdp_trains_on(tmp_path: Path, ranks: int) -> None:
+    run_ranks(ranks, train_while_saving, str(tmp_path))
+
+
+def numbered(number: int) -> dict[str, Any]:
+    """Something for each rank to write."""
+    shared = {f"of_rank_{rank}": torch.full((500,), number) for rank in range(dist.get_world_size())}
+    return {"shared": shared, "number": number, "rank": {str(dist.get_rank()): number}}
+
+
+def loads_numbered(path: str, number: int) -> None:
+    got = numbered(0)
+    dcp.load(got, storage_reader=BcpReader(path))
+    check(got, numbered(number))
+
+
+def fail_and_save_again(path: str, how: str) -> None:
+    kept = []
+    with own_group() as group:
+        save_async(how, numbered(1), path, process_group=group).result(LIMIT_S)
+        for hook, rank in itertools.product(("create_local_plan", "resolve_data"), (0, 1)):
+            for failing in (FailingSavePlanner, FailingBcpSavePlanner):
+                planner = failing(hook=hook, rank=rank)
+                kept.append(save_async(how, numbered(2), path, process_group=group, planner=planner))
+                error = kept[-1].exception(LIMIT_S)
+                assert isinstance(error, CheckpointException)
+                assert f"{hook} on rank {rank}" in str(error)
+                if how != "stager":
+                    loads_numbered(path, 1)
+        save_async(how, numbered(3), path, process_group=group).result(LIMIT_S)
+        loads_numbered(path, 3)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_rank_that_fails_fails_all(tmp_path: Path, how: str) -> None:
+    run_ranks(2, fail_and_save_again, str(tmp_path), how)
+
+
+def keep_planner(path: str, how: str) -> None:
+    planner = BcpSavePlanner()
+    with own_group() as group:
+        for number in range(3):
+            save_async(how, numbered(number), path, process_group=group, planner=planner).result(LIMIT_S)
+            loads_numbered(path, number)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_one_planner_for_all_saves(tmp_path: Path, how: str) -> None:
+    run_ranks(2, keep_planner, str(tmp_path), how)
+
+
+def damage_a_part(path: str, row: int) -> None:
+    """Of a tensor that both ranks have, each writes some rows."""
+    staged: Any = BcpStager(config=RAISES).stage({"whole": torch.ones(1000, 700), "step": 1})
+    dcp.save(staged, storage_writer=BcpWriter(path), planner=BcpSavePlanner())
+    staged["whole"][row, 3] = 2.0
+    found = failures(lambda: dcp.save(staged, storage_writer=BcpWriter(path), planner=BcpSavePlanner()))
+    failed = found[0]
+    assert isinstance(failed, SaveFailedError)
+    reasons = list(failed.reasons.values())
+    assert reasons
+    assert all(isinstance(reason, CorruptCheckpointError) and "whole" in str(reason) for reason in reasons)
+    got = {"whole": torch.zeros(1000, 700), "step": 0}
+    dcp.load(got, storage_reader=BcpReader(path))
+    assert torch.equal(got["whole"], torch.ones(1000, 700))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("row", [0, 499, 999])
+def test_staged_bytes_that_change_are_found_in_a_part(tmp_path: Path, row: int) -> None:
+    run_ranks(2, damage_a_part, str(tmp_path), row)
+
+
+def save_in_a_process(path: str) -> None:
+    # The daemons meet where this says; a rank of a test has no launcher that would have set it.
+    os.environ["MASTER_ADDR"] = "localhost"
+    kind = AsyncCheckpointerType.PROCESS
+    for step, how in enumerate((*HOWS, *HOWS)):
+        values, tied = state("saved", filled=True), torch.full((300,), float(step))
+        values["objects"] = copy.deepcopy(values["objects"])
+        values["tied"] = {"in": tied, "out": tied, "empty": torch.empty(0, 3), "leaf": torch.nn.Parameter(tied + 1)}
+        future = save_async(how, values, f"{path}/{step}", async_checkpointer_type=kind)
+        zero(values)
+        tied.zero_()
+        future.result(LIMIT_S)
+    for step in range(2 * len(HOWS)):
+        assert_loads(f"{path}/{step}")
+        got = {"tied": {name: torch.zeros(300) for name in ("in", "out", "leaf")}}
+        dcp.load(got, storage_reader=BcpReader(f"{path}/{step}"))
+        assert {name: set(value.tolist()) for name, value in got["tied"].items()} == {
+            "in": {step},
+            "out": {step},
+            "leaf": {step + 1},
+        }
+    failing = FailingSavePlanner(hook="create_local_plan", rank=1)
+    failed = save_async("writer", numbered(1), path, async_checkpointer_type=kind, planner=failing)
+    error = failed.exception(LIMIT_S)
+    assert isinstance(error, CheckpointException)
+    assert "create_local_plan on rank 1" in str(error)
+    save_async("writer", numbered(2), path, async_checkpointer_type=kind).result(LIMIT_S)
+    loads_numbered(path, 2)
+    save_async("writer", numbered(3), path).result(LIMIT_S)
+    loads_numbered(path, 3)
+    _async_process_executor._CHECKPOINT_PROCESS = None  # ends it
+
+
+def test_in_a_process(tmp_path: Path) -> None:
+    run_ranks(2, save_in_a_process, str(tmp_path), limit_s=120.0)
