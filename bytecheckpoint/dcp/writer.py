@@ -321,6 +321,7 @@ class BcpWriter(StorageWriter):
             num_io_threads=self.config.io_threads,
             ring_bytes=self.config.ring_bytes,
             expected_bytes=plan.num_bytes,
+            niceness=self.config.niceness,
         )
 
     @contextmanager

@@ -2,6 +2,9 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <thread>
+
+#include "csrc/base/niceness.h"
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/breath.h"
 #include "csrc/bindings/torch_tensor.h"
@@ -26,9 +29,9 @@ struct LeakInForkedChild {
 using SaveJobHolder = std::unique_ptr<engine::SaveJob, LeakInForkedChild>;
 
 SaveJobHolder start_save(std::string directory, uint32_t rank, bool direct_io, bool sync, bool one_file_a_record,
-                         int num_io_threads, int64_t ring_bytes, int64_t expected_bytes) {
-  engine::SaveOptions options{std::move(directory), rank,           direct_io,  sync,
-                              one_file_a_record,    num_io_threads, ring_bytes, expected_bytes};
+                         int num_io_threads, int64_t ring_bytes, int64_t expected_bytes, int niceness) {
+  engine::SaveOptions options{std::move(directory), rank,       direct_io,      sync,    one_file_a_record,
+                              num_io_threads,       ring_bytes, expected_bytes, niceness};
   return SaveJobHolder(value_unlocked([&] { return engine::SaveJob::start(std::move(options)); }).release());
 }
 
@@ -38,13 +41,24 @@ struct Ready {
   tensor::StridedView view;
 };
 
+Status append_all(engine::SaveJob& job, const std::vector<Ready>& ready) {
+  for (const Ready& r : ready) {
+    Status outcome = job.append_tensor(r.planned->fqn, r.planned->box, r.view);
+    if (!outcome.is_ok()) return std::move(outcome).with_context("while saving '" + r.planned->fqn + "'");
+  }
+  return Status::ok();
+}
+
 void append_ready(engine::SaveJob& job, const std::vector<Ready>& ready) {
   run_unlocked([&] {
-    for (const Ready& r : ready) {
-      Status outcome = job.append_tensor(r.planned->fqn, r.planned->box, r.view);
-      if (!outcome.is_ok()) return std::move(outcome).with_context("while saving '" + r.planned->fqn + "'");
-    }
-    return Status::ok();
+    if (job.niceness() == 0) return append_all(job, ready);
+    // In a thread of its own: the calling one runs Python, and others would wait for the GIL while it waits for a core.
+    Status outcome;
+    std::thread([&] {
+      base::add_niceness(job.niceness());
+      outcome = append_all(job, ready);
+    }).join();
+    return outcome;
   });
 }
 
@@ -140,7 +154,7 @@ void bind_save(py::module_& m) {
   py::class_<engine::SaveJob, SaveJobHolder>(m, "SaveJob", py::module_local())
       .def(py::init(&start_save), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
            py::arg("sync"), py::arg("one_file_a_record"), py::arg("num_io_threads"), py::arg("ring_bytes"),
-           py::arg("expected_bytes"))
+           py::arg("expected_bytes"), py::arg("niceness"))
       .def("cancel", [](engine::SaveJob& job) { unlocked([&] { job.cancel(); }); })
       .def("append_tensors", &append_tensors, py::arg("plan"), py::arg("begin"), py::arg("values"))
       .def("append_state", &append_state, py::arg("plan"), py::arg("state_dict"))

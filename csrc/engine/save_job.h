@@ -20,6 +20,7 @@ struct SaveOptions {
   int num_io_threads = 1;
   int64_t ring_bytes = 64 << 20;  // rounded up to whole slots, at least two
   int64_t expected_bytes = 0;     // space to ask for before the first byte
+  int niceness = 0;               // added to that of the threads that write
 };
 
 struct SaveStats {
@@ -51,6 +52,7 @@ class SaveJob {
   /// Ends the files and makes them durable.
   base::Result<format::WriteResult> finish();
 
+  int niceness() const { return options_.niceness; }
   /// Of all files created so far, whatever became of them.
   const std::vector<std::string>& file_names() const { return file_names_; }
   const SaveStats& stats() const { return stats_; }

@@ -2,13 +2,19 @@
 #include "csrc/io/writer.h"
 
 #include "csrc/base/failpoint.h"
+#include "csrc/base/niceness.h"
 
 namespace bytecheckpoint::io {
 
-Writer::Writer(int num_threads, size_t capacity, std::function<void(int)> released)
+Writer::Writer(int num_threads, size_t capacity, std::function<void(int)> released, int niceness)
     : queue_(capacity), released_(std::move(released)) {
   threads_.reserve(static_cast<size_t>(num_threads));
-  for (int t = 0; t < num_threads; ++t) threads_.emplace_back([this] { run(); });
+  for (int t = 0; t < num_threads; ++t) {
+    threads_.emplace_back([this, niceness] {
+      base::add_niceness(niceness);
+      run();
+    });
+  }
 }
 
 Writer::~Writer() {

@@ -28,7 +28,8 @@ struct WriteRequest {
 class Writer {
  public:
   /// \param released  Called from a writer thread with the slot of each request that is done; must not block.
-  Writer(int num_threads, size_t capacity, std::function<void(int)> released);
+  /// \param niceness  Added to that of the threads.
+  Writer(int num_threads, size_t capacity, std::function<void(int)> released, int niceness = 0);
   /// Waits for what was submitted.
   ~Writer();
 

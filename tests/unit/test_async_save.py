@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dcp.async_save`` with DCP's own stager: the save runs in a thread of DCP's."""
+"""``dcp.async_save`` with a writer that stages: several saves of one writer."""
 
 from __future__ import annotations
 

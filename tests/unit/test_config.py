@@ -45,6 +45,7 @@ def test_from_env() -> None:
     environ = {
         "BYTECHECKPOINT_RING_BYTES": "33554432",
         "BYTECHECKPOINT_IO_THREADS": "4",
+        "BYTECHECKPOINT_NICENESS": "5",
         "BYTECHECKPOINT_DIRECT_IO": "off",
         "BYTECHECKPOINT_VERIFY": "0",
         "BYTECHECKPOINT_COMMIT_DEADLINE_S": "1.5",
@@ -68,6 +69,7 @@ def test_from_env() -> None:
     wanted = Config(
         ring_bytes=32 * MIB,
         io_threads=4,
+        niceness=5,
         direct_io=False,
         verify=False,
         commit_deadline_s=1.5,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,3 +243,18 @@ def test_shutdown_gives_the_memory_back_and_waits(tmp_path: Path) -> None:
     assert _C.arena_bytes() == 0
     async_save_state_dict(tmp_path, state_of(2)).committed.result(LIMIT_S)
     assert_is(loaded(tmp_path), 2)
+
+
+def test_threads_that_write_are_as_nice_as_they_are_told(tmp_path: Path) -> None:
+    def niceness() -> list[int]:
+        return [os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in Path("/proc/self/task").iterdir()]
+
+    planner = PausingPlanner()
+    handle = async_save_state_dict(tmp_path, state_of(1), planner=planner, config=Config(niceness=7, io_threads=3))
+    assert planner.arrived.wait(LIMIT_S)
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert niceness().count(min(mine + 7, 19)) == 3
+    planner.go_on.set()
+    handle.committed.result(LIMIT_S)
+    assert_is(loaded(tmp_path), 1)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine

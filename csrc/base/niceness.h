@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace bytecheckpoint::base {
+
+/// Adds `steps` (0 to 19) to the niceness of the calling thread, for good: without privileges it cannot be taken back.
+/// Where the system refuses, nothing changes.
+void add_niceness(int steps);
+
+}  // namespace bytecheckpoint::base
