@@ -16,6 +16,7 @@ from bytecheckpoint._background import BackgroundFuture
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._direct import background_group, fail_save, run_load, run_save, with_states
 from bytecheckpoint.dcp._staged import stage_state
+from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import SaveCancelledError
@@ -190,6 +191,10 @@ def async_save_state_dict(
     staged: Future[None] = Future()
 
     def run() -> SaveReport:
+        with quick_switches():
+            return save()
+
+    def save() -> SaveReport:
         try:
             state = staging.result()
         except Exception as error:

@@ -24,6 +24,7 @@ from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._calls import Call, outermost_call
+from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.errors import InvalidPlanError, StagingBusyError
 
 __all__ = ["StagedState", "stage_state"]
@@ -154,6 +155,11 @@ def stage_state(state_dict: dict[str, Any], config: Config, is_shareable: bool) 
         StagingBusyError: States of saves under way take the arena, and ``on_staging_busy="raise"``.
         InvalidPlanError: A value cannot be copied; names the key.
     """
+    with quick_switches():
+        return _stage(state_dict, config, is_shareable)
+
+
+def _stage(state_dict: dict[str, Any], config: Config, is_shareable: bool) -> Future[StagedState]:
     memo: dict[int, Any] = {}
 
     def copy_other(value: Any, key: str) -> Any:

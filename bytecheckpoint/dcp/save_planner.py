@@ -26,6 +26,7 @@ from bytecheckpoint.dcp._part import WritePart
 from bytecheckpoint.dcp._plan_cache import Answer, Planned, digest_of, part_of, plan_cache
 from bytecheckpoint.dcp._plan_items import PlanItems, source_of
 from bytecheckpoint.dcp._plan_tree import PlanTree
+from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp._told import Later, Told, tell, tell_later
 from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
 from bytecheckpoint.report import PlanReport
@@ -91,6 +92,10 @@ class BcpSavePlanner(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         """What this rank holds."""
+        with quick_switches():
+            return self._plan_locally()
+
+    def _plan_locally(self) -> SavePlan:
         begin = time.perf_counter()
         self.last_plan = PlanReport()
         mappings = self.mappings if self.flatten_state_dict else None

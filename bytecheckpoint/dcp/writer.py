@@ -36,6 +36,7 @@ from bytecheckpoint.dcp._save_session import (
     end_unfinished_saves,
     note_coordinator,
 )
+from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp._told import plan_to_write
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata, plan_of
 from bytecheckpoint.dcp.stager import BcpStager
@@ -228,6 +229,10 @@ class BcpWriter(StorageWriter):
 
         Failures are handed in as a result: the coordinator can then clean up before it raises on every rank.
         """
+        with quick_switches():
+            return self._write(plan, planner)
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         session = self._session
         session.phases.end("exchange_s")
         job: _C.SaveJob | None = None
@@ -252,6 +257,10 @@ class BcpWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Coordinator: checks every rank's result and commits, or undoes the save and raises."""
+        with quick_switches():
+            self._finish(metadata, results)
+
+    def _finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         session = self._session
         commit = session.commit
         assert commit is not None, "prepare_global_plan was not called"

@@ -6,6 +6,7 @@
 
 #include "csrc/bindings/breath.h"
 #include "csrc/bindings/descent.h"
+#include "csrc/bindings/dict_items.h"
 #include "csrc/bindings/torch_tensor.h"
 
 namespace bytecheckpoint::bindings {
@@ -20,11 +21,8 @@ class Flattener {
   void enter_mapping(py::handle mapping) {
     const Descent descent(kWhere);
     const auto visit = [this](py::handle key, py::handle value) { visit_at(py::str(key), py::str(key), value); };
-    // A list of them, as other threads may change a dict whenever the GIL is let go.
-    const auto items = py::reinterpret_steal<py::list>(
-        PyDict_CheckExact(mapping.ptr()) ? PyDict_Items(mapping.ptr()) : PyMapping_Items(mapping.ptr()));
-    if (!items) throw py::error_already_set();
-    for (const py::handle item : items) {
+    if (PyDict_CheckExact(mapping.ptr())) return for_each_item(mapping, visit);
+    for (const py::handle item : mapping.attr("items")()) {
       const py::tuple pair(py::reinterpret_borrow<py::object>(item));
       visit(pair[0], pair[1]);
     }

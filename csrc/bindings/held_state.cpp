@@ -62,8 +62,7 @@ py::object HeldValue::local() const {
 }
 
 bool is_still(const HeldValue& held, const py::dict& flat) {
-  const py::str key(held.fqn);
-  PyObject* value = PyDict_GetItemWithError(flat.ptr(), key.ptr());
+  PyObject* value = PyDict_GetItemWithError(flat.ptr(), held.key.ptr());
   if (value == nullptr && PyErr_Occurred()) throw py::error_already_set();
   return value == held.value.ptr();
 }
@@ -76,6 +75,7 @@ std::vector<HeldValue> StateScanner::scan(const py::dict& flat) {
     breath.take();
     HeldValue& held = state.emplace_back();
     held.fqn = name_of(key);
+    held.key = py::reinterpret_borrow<py::object>(key);
     held.value = py::reinterpret_borrow<py::object>(value);
     if (is_builtin(value)) continue;
     if (is_tensor(value.ptr()) || has_chunks(value)) read_tensor(&held);

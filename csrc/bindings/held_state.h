@@ -21,6 +21,7 @@ struct HeldValue {
   };
 
   std::string fqn;
+  pybind11::object key;  // the same, as it is in the state
   Kind kind = Kind::kObject;
   TensorFacts facts;               // of the whole tensor; unless kObject or kOther
   std::vector<tensor::Box> boxes;  // held here, of the whole tensor; unless kObject

@@ -73,8 +73,15 @@ void LocalState::add(size_t number, const py::object& mappings, const py::object
       held.kind == HeldValue::Kind::kOther ? held.items.empty() : kind != EntryKind::kBytes && held.boxes.empty();
   if (is_elsewhere) return;
   std::string path;
-  if (!mappings.is_none() && mappings.contains(py::str(held.fqn))) {
-    path = encode_path(held.fqn, mappings[py::str(held.fqn)]);
+  if (!mappings.is_none()) {
+    const py::object way = py::reinterpret_steal<py::object>(PyObject_GetItem(mappings.ptr(), held.key.ptr()));
+    if (way) {
+      path = encode_path(held.fqn, way);
+    } else if (PyErr_ExceptionMatches(PyExc_KeyError)) {
+      PyErr_Clear();
+    } else {
+      throw py::error_already_set();
+    }
   }
   can_split = can_split && held.kind != HeldValue::Kind::kOther;
   raise_if_error(builder->add(held.fqn, kind, path, info, can_split, held.boxes));

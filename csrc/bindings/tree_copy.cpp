@@ -2,6 +2,7 @@
 #include "csrc/bindings/tree_copy.h"
 
 #include "csrc/bindings/descent.h"
+#include "csrc/bindings/dict_items.h"
 
 namespace bytecheckpoint::bindings {
 
@@ -25,15 +26,11 @@ py::object TreeCopier::copy(py::handle value) {
 
 py::object TreeCopier::copy_dict(py::handle dict) {
   const Descent descent(" while copying a state dict");
-  const auto items = py::reinterpret_steal<py::list>(PyMapping_Items(dict.ptr()));
-  if (!items) throw py::error_already_set();
   py::object copied = py::reinterpret_borrow<py::object>(py::type::of(dict))();
-  for (const py::handle item : items) {
-    PyObject* const key = PyTuple_GET_ITEM(item.ptr(), 0);
-    const py::object value =
-        copy_at(py::reinterpret_borrow<py::object>(key), py::handle(PyTuple_GET_ITEM(item.ptr(), 1)));
-    if (PyObject_SetItem(copied.ptr(), key, value.ptr()) != 0) throw py::error_already_set();
-  }
+  for_each_item(dict, [&](py::handle key, py::handle value) {
+    const py::object copy = copy_at(py::reinterpret_borrow<py::object>(key), value);
+    if (PyObject_SetItem(copied.ptr(), key.ptr(), copy.ptr()) != 0) throw py::error_already_set();
+  });
   return copied;
 }
 
