@@ -162,3 +162,23 @@ def test_phases(tmp_path: Path, ranks: int) -> None:
     kept = json.loads(file.read_text())
     assert [len(report["ranks"]) for report in kept["reports"]] == [ranks]
     assert str(tmp_path) not in file.read_text()
+
+
+def test_stall(tmp_path: Path) -> None:
+    file = tmp_path / "stall.json"
+    tiny = ("small", "--gigabytes", "0.001", "--window-s", "0.05", "--only", "dcp-thread,bytecheckpoint,no save")
+    run("stall.py", *tiny, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
+    figures = json.loads(file.read_text())["states"]["small"]["figures"]
+    assert figures.keys() == {"no save", "dcp-thread", "bytecheckpoint"}
+    assert all(of["gap_ms"] and len(of["return_s"]) == 1 for of in figures.values())
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_demo_of_asynchronous_saves(tmp_path: Path) -> None:
+    png = tmp_path / "steps.png"
+    tiny = ("--steps", "4", "--every", "2", "--dim", "64", "--layers", "1", "--batch", "1")
+    out = run("../demo/async_training.py", *tiny, "--dir", str(tmp_path), "--png", str(png))
+    assert "The demo has passed." in out
+    assert out.count("loaded with stock dcp.load") == 3
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == [png]
