@@ -402,15 +402,15 @@ Status DeviceMerge::wait(int64_t transfer) {
   return impl_->wait(transfer);
 }
 
-Status DeviceMerge::pin_pages(void* first, int64_t bytes) {
-  const DeviceScope scope(device());
+Status DeviceMerge::pin_pages(int device, void* first, int64_t bytes) {
+  const DeviceScope scope(device);
   BCP_RETURN_IF_ERROR(scope.status());
   return check_cuda(text("cudaHostRegister(", bytes, " bytes)"),
                     cudaHostRegister(first, static_cast<size_t>(bytes), cudaHostRegisterPortable));
 }
 
-Status DeviceMerge::unpin_pages(void* first) {
-  const DeviceScope scope(device());
+Status DeviceMerge::unpin_pages(int device, void* first) {
+  const DeviceScope scope(device);
   BCP_RETURN_IF_ERROR(scope.status());
   return check_cuda("cudaHostUnregister", cudaHostUnregister(first));
 }

@@ -81,9 +81,9 @@ class DeviceMerge {
   base::Status wait(int64_t transfer);
 
   /// Page-locks host memory for all devices, so that copies to and from it do not block. It must be unpinned before it
-  /// is unmapped.
-  base::Status pin_pages(void* first, int64_t bytes);
-  base::Status unpin_pages(void* first);
+  /// is unmapped. Any thread, at any time. \param device  Any.
+  static base::Status pin_pages(int device, void* first, int64_t bytes);
+  static base::Status unpin_pages(int device, void* first);
 
   int device() const;
   /// What `create` got; 0 if all pieces go without a kernel.

@@ -116,7 +116,7 @@ uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const St
 
 bool lay_out(std::vector<tensor::StridedView> views, int64_t alignment_bytes, std::vector<Piece>* pieces,
              int64_t* total_bytes) {
-  int64_t end = 0;
+  int64_t end = *total_bytes;
   pieces->reserve(pieces->size() + views.size());
   for (tensor::StridedView& view : views) {
     Piece piece;
@@ -140,6 +140,14 @@ void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_thr
   for_each_stretch(pieces, work, num_threads, [&](size_t s, const Stretch& stretch, const tensor::BoxRuns& runs) {
     const uint32_t crc = merge_stretch(pieces[stretch.piece], runs, stretch, merged, sums != nullptr);
     if (sums != nullptr) sums->crcs[s] = crc;
+  });
+}
+
+void sum_pieces(const std::vector<Piece>& pieces, const uint8_t* merged, int num_threads, PieceSums* sums) {
+  const Work work(pieces, sums);
+  for_each_stretch(pieces, work, num_threads, [&](size_t s, const Stretch& stretch, const tensor::BoxRuns&) {
+    const uint8_t* const first = merged + pieces[stretch.piece].offset;
+    sums->crcs[s] = base::crc32(0, first + stretch.begin, static_cast<size_t>(stretch.end - stretch.begin));
   });
 }
 

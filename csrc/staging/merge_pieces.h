@@ -24,8 +24,8 @@ struct PieceSums {
   std::vector<size_t> first;
 };
 
-/// Puts `views` one behind the other into merged memory, each at a multiple of `alignment_bytes`.
-/// \param total_bytes  Receives the bytes of merged memory.
+/// Puts `views` one behind the other into merged memory, behind what is there, each at a multiple of `alignment_bytes`.
+/// \param total_bytes  Bytes of merged memory, before and after.
 /// \returns false if they are more than an int64_t counts.
 bool lay_out(std::vector<tensor::StridedView> views, int64_t alignment_bytes, std::vector<Piece>* pieces,
              int64_t* total_bytes);
@@ -34,6 +34,9 @@ bool lay_out(std::vector<tensor::StridedView> views, int64_t alignment_bytes, st
 /// or fewer where the system gives none.
 /// \param sums  Receives CRCs, taken in the same pass, unless null.
 void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_threads, PieceSums* sums);
+
+/// CRCs of pieces that are merged already, as `merge_pieces` takes them; where the pieces came from is not looked at.
+void sum_pieces(const std::vector<Piece>& pieces, const uint8_t* merged, int num_threads, PieceSums* sums);
 
 /// The reverse. No memory may be in two pieces, nor in `merged`.
 void scatter_pieces(const std::vector<Piece>& pieces, const uint8_t* merged, int num_threads);

@@ -40,10 +40,10 @@ base::Result<bool> DeviceMerge::is_done(int64_t) {
 base::Status DeviceMerge::wait(int64_t) {
   return no_device_code();
 }
-base::Status DeviceMerge::pin_pages(void*, int64_t) {
+base::Status DeviceMerge::pin_pages(int, void*, int64_t) {
   return no_device_code();
 }
-base::Status DeviceMerge::unpin_pages(void*) {
+base::Status DeviceMerge::unpin_pages(int, void*) {
   return no_device_code();
 }
 int DeviceMerge::device() const {

@@ -107,6 +107,7 @@ void Pages::stop_populating() {
 
 Pages::~Pages() {
   stop_populating();
+  held_.reset();
   if (fd_ >= 0) ::close(fd_);
   // Where it is absent, something else may be at its address by now.
   const bool is_here = in_fork_ == InFork::kCopied || ::getpid() == owner_;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "csrc/base/status.h"
 
@@ -37,6 +38,14 @@ class Pages {
   /// One thread at a time calls this.
   void populate(int64_t bytes);
 
+  /// Keeps something that has to end before the memory is unmapped, as page-locking of its first `held_bytes`, in the
+  /// place of what was kept. One thread at a time.
+  void hold(std::shared_ptr<void> held, int64_t held_bytes) {
+    held_ = std::move(held);
+    held_bytes_ = held_bytes;
+  }
+  int64_t held_bytes() const { return held_bytes_; }
+
   uint8_t* first() const { return first_; }
   int64_t bytes() const { return bytes_; }
   /// Of the memory, if another process can map it; else -1.
@@ -54,6 +63,8 @@ class Pages {
   int fd_ = -1;
   InFork in_fork_ = InFork::kAbsent;
   const pid_t owner_;
+  std::shared_ptr<void> held_;
+  int64_t held_bytes_ = 0;
   int64_t populated_bytes_ = 0;  // that were asked for
   std::atomic<bool> stop_{false};
   std::thread populating_;

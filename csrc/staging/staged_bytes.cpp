@@ -67,15 +67,22 @@ KnownBytes look_in(const StagedBytes& staged, int64_t begin, int64_t bytes, bool
 
 }  // namespace
 
-StagedBytes StagedBytes::of(const uint8_t* merged, const std::vector<Piece>& pieces, PieceSums sums) {
+StagedBytes StagedBytes::of(const uint8_t* merged, const std::vector<Piece>& pieces, const PieceSums& sums) {
   StagedBytes staged;
   staged.first = merged;
-  for (const Piece& piece : pieces) {
-    staged.offsets.push_back(piece.offset);
-    staged.bytes.push_back(piece.bytes);
-  }
-  staged.sums = std::move(sums);
+  staged.add(pieces, sums);
   return staged;
+}
+
+void StagedBytes::add(const std::vector<Piece>& pieces, const PieceSums& more) {
+  for (const Piece& piece : pieces) {
+    offsets.push_back(piece.offset);
+    bytes.push_back(piece.bytes);
+  }
+  const size_t before = sums.crcs.size();
+  if (!sums.first.empty()) sums.first.pop_back();  // the end of the last piece is where the next one begins
+  for (const size_t first : more.first) sums.first.push_back(before + first);
+  sums.crcs.insert(sums.crcs.end(), more.crcs.begin(), more.crcs.end());
 }
 
 std::string encode_staged(const StagedBytes& staged) {

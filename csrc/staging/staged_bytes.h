@@ -20,7 +20,9 @@ struct StagedBytes {
   std::vector<int64_t> bytes;    // of the pieces
   PieceSums sums;
 
-  static StagedBytes of(const uint8_t* merged, const std::vector<Piece>& pieces, PieceSums sums);
+  static StagedBytes of(const uint8_t* merged, const std::vector<Piece>& pieces, const PieceSums& sums);
+  /// More pieces, behind those that are there.
+  void add(const std::vector<Piece>& pieces, const PieceSums& more);
 };
 
 /// For another process that maps the same memory.

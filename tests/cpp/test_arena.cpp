@@ -19,6 +19,25 @@ using std::chrono::milliseconds;
 
 constexpr ArenaTerms kOneState{};
 
+TEST_CASE("pages: what is kept for their memory ends while it is there, and with what takes its place") {
+  auto pages = test::value_of(Pages::map(1 << 20, "test", Pages::InFork::kAbsent));
+  uint8_t* const first = pages->first();
+  std::vector<int> ended;
+  const auto held = [&](int number) {
+    return std::shared_ptr<void>(nullptr, [&ended, first, number](void*) {
+      first[number] = 1;  // faults if it is not mapped any more
+      ended.push_back(number);
+    });
+  };
+  CHECK(pages->held_bytes() == 0);
+  pages->hold(held(1), 100);
+  pages->hold(held(2), 200);
+  CHECK(pages->held_bytes() == 200);
+  CHECK(ended == std::vector<int>{1});
+  pages.reset();
+  CHECK(ended == std::vector<int>{1, 2});
+}
+
 TEST_CASE("arena: a region that was given back is warm memory for the next state") {
   Arena arena;
   uint8_t* first = nullptr;

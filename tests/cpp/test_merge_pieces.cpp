@@ -63,6 +63,12 @@ void check_merged(const std::vector<Piece>& pieces, int64_t total, int num_threa
     CHECK(sum == sums.first[p + 1]);
   }
   CHECK(merged == expected);
+  std::vector<Piece> from_elsewhere = pieces;
+  for (Piece& piece : from_elsewhere) piece.view.data = nullptr;
+  PieceSums afterwards;
+  sum_pieces(from_elsewhere, merged.data(), num_threads, &afterwards);
+  CHECK(afterwards.crcs == sums.crcs);
+  CHECK(afterwards.first == sums.first);
   std::vector<uint8_t> unsummed(merged.size(), kUntouched);
   merge_pieces(pieces, unsummed.data(), num_threads, nullptr);
   CHECK(unsummed == expected);
@@ -133,6 +139,21 @@ TEST_CASE("merge_pieces: scattering puts every element back where it was") {
       CHECK(memories[p].bytes == expected);
     }
   }
+}
+
+TEST_CASE("merge_pieces: a layout goes on behind another") {
+  StridedView view;
+  view.dtype = tensor::DType::kFloat32;
+  view.sizes = {3};
+  view.strides_bytes = {4};
+  std::vector<Piece> first, second;
+  int64_t total = 0;
+  REQUIRE(lay_out({view}, 64, &first, &total));
+  CHECK(total == 12);
+  REQUIRE(lay_out({view, view}, 64, &second, &total));
+  CHECK(second[0].offset == 64);
+  CHECK(second[1].offset == 128);
+  CHECK(total == 140);
 }
 
 TEST_CASE("merge_pieces: more bytes than can be counted are no layout") {

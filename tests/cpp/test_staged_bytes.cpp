@@ -27,7 +27,7 @@ struct Merged {
     memory.resize(static_cast<size_t>(total) + 64);
     PieceSums sums;
     merge_pieces(pieces, memory.data(), 2, &sums);
-    staged = std::make_shared<const StagedBytes>(StagedBytes::of(memory.data(), pieces, std::move(sums)));
+    staged = std::make_shared<const StagedBytes>(StagedBytes::of(memory.data(), pieces, sums));
     list_staged(staged);
   }
   static tensor::StridedView view(uint8_t* begin, int64_t bytes) {
@@ -90,6 +90,22 @@ TEST_CASE("staged_bytes: another process is told the same, and refuses what does
   CHECK(decode_staged(encoded, merged.memory.data(), 3 * kSummedBytes).status().code() == Code::kInvalidArgument);
   for (size_t size = 0; size < encoded.size(); ++size) {
     CHECK_FALSE(decode_staged(encoded.substr(0, size), merged.memory.data(), num_bytes).is_ok());
+  }
+}
+
+TEST_CASE("staged_bytes: what was summed in parts is known as if it had been at once") {
+  const Merged merged({0, 100, 3 * kSummedBytes + 5, 0, 64});
+  for (size_t cut = 0; cut <= merged.pieces.size(); ++cut) {
+    const auto begin = merged.pieces.begin();
+    const auto at_cut = begin + static_cast<std::ptrdiff_t>(cut);
+    const std::vector<Piece> head(begin, at_cut), tail(at_cut, merged.pieces.end());
+    PieceSums of_head, of_tail;
+    sum_pieces(head, merged.memory.data(), 1, &of_head);
+    sum_pieces(tail, merged.memory.data(), 2, &of_tail);
+    StagedBytes staged = StagedBytes::of(merged.memory.data(), head, of_head);
+    staged.add(tail, of_tail);
+    CHECK(encode_staged(staged) == encode_staged(*merged.staged));
+    CHECK(staged.sums.first == merged.staged->sums.first);
   }
 }
 
