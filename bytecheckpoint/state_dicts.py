@@ -15,7 +15,7 @@ from bytecheckpoint import _background
 from bytecheckpoint._background import BackgroundFuture
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._direct import background_group, fail_save, run_load, run_save, with_states
-from bytecheckpoint.dcp._staged import stage_state
+from bytecheckpoint.dcp._staged import StagedState, stage_state
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.writer import BcpWriter
@@ -181,7 +181,7 @@ def async_save_state_dict(
     group = background_group(process_group, no_dist)
     try:
         _background.raise_unseen()
-        staging = stage_state(with_states(state_dict), writer.config, is_shareable=False)
+        staging = stage_state(with_states(state_dict), writer.config, is_shareable=False, overlap=True)
     except Exception as error:
         if group is not None:  # the others come to this save, and hear of it there
             failed = error
@@ -189,6 +189,15 @@ def async_save_state_dict(
             told.is_seen = True
         raise
     staged: Future[None] = Future()
+
+    def tell(staging: Future[StagedState]) -> None:  # at once, though the save may wait for others before it
+        error = staging.exception()
+        if error is None:
+            staged.set_result(None)
+        else:
+            staged.set_exception(error)
+
+    staging.add_done_callback(tell)
 
     def run() -> SaveReport:
         with quick_switches():
@@ -198,10 +207,9 @@ def async_save_state_dict(
         try:
             state = staging.result()
         except Exception as error:
-            staged.set_exception(error)
             return fail_save(writer, error, group, no_dist)
-        staged.set_result(None)
         try:
+            state.wait_for_sums()
             return run_save(state, writer, planner, group, no_dist)
         finally:
             state.release()

@@ -33,6 +33,7 @@ __all__ = [
     "TORCH_SAVE",
     "StorageInfo",
     "chunks_of",
+    "current_stream",
     "flatten_as_2_3",
     "holds_more_than_itself",
     "host_copy",
@@ -140,6 +141,11 @@ def host_copy(value: Any, memo: dict[int, Any]) -> Any:
     if copied.device.type not in ("cpu", "meta"):
         copied = copied.cpu()
     return copied.requires_grad_() if value.requires_grad else copied
+
+
+def current_stream(device: int) -> int:
+    """The handle of the CUDA stream on ``device`` that this thread enqueues on."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def new_dtensor(local: torch.Tensor, spec: Any, requires_grad: bool) -> DTensor:

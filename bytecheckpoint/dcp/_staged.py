@@ -23,12 +23,13 @@ from torch.distributed.tensor import DTensor
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._calls import Call, outermost_call
+from bytecheckpoint.dcp._calls import Call, call_in, outermost_call
 from bytecheckpoint.dcp._switching import quick_switches
-from bytecheckpoint.errors import InvalidPlanError, StagingBusyError
+from bytecheckpoint.errors import DeviceError, InvalidPlanError, StagingBusyError
 
 __all__ = ["StagedState", "stage_state"]
 
+_ASYNC_SAVE = ("torch.distributed.checkpoint.state_dict_saver", "async_save")
 _EXECUTORS = (
     "torch.distributed.checkpoint._async_thread_executor",
     "torch.distributed.checkpoint._async_process_executor",
@@ -46,18 +47,29 @@ _logger = logging.getLogger("bytecheckpoint")
 class _Stay:
     """The right of one state to its memory."""
 
-    def __init__(self, lease: _C.Lease, num_bytes: int) -> None:
+    def __init__(self, lease: _C.Lease, staged: _C.StagedTree, num_threads: int) -> None:
         self.lease = lease
-        self.num_bytes = num_bytes
+        self.num_bytes = staged.num_bytes
         self._is_watched = False
+        self._lock = threading.Lock()
+        self._unsummed: _C.StagedTree | None = staged
+        self._num_threads = num_threads
+
+    def sum(self) -> None:
+        """Takes the CRCs of what came from devices, unless it is done; returns when it is. Any thread."""
+        with self._lock:
+            if self._unsummed is not None:
+                self._unsummed.sum(self._num_threads)
+                self._unsummed = None
 
     def note_save(self) -> None:
-        """If a save that can be watched has begun to use it, it ends with that save, whoever keeps its tensors."""
+        """A save begins to use it: it ends with that, if it can be watched, whoever keeps its tensors."""
         save = None if self._is_watched else outermost_call(_EXECUTORS)
         if save is not None:
             self._is_watched = True
             with _lock:
                 _watched.append((save, self.lease))
+        self.sum()  # else what is saved first would not be checked
 
 
 _lock = threading.Lock()
@@ -90,6 +102,10 @@ class StagedState(dict[str, Any]):
     def release(self) -> None:
         """Gives the memory to the next state: nobody may look at these tensors any more. Any thread."""
         self._stay.lease.release()
+
+    def wait_for_sums(self) -> None:
+        """Until whoever reads these tensors sees whether they have changed. A save waits for it before it begins."""
+        self._stay.sum()
 
     def __copy__(self) -> dict[str, Any]:
         return dict(self)
@@ -140,7 +156,9 @@ def _receive(dup: Any, num_bytes: int, sums: bytes, tree: dict[str, Any], tensor
     return state
 
 
-def stage_state(state_dict: dict[str, Any], config: Config, is_shareable: bool) -> Future[StagedState]:
+def stage_state(
+    state_dict: dict[str, Any], config: Config, *, is_shareable: bool, overlap: bool = False
+) -> Future[StagedState]:
     """A copy of ``state_dict`` in host memory that later changes to it do not reach.
 
     Host tensors and objects are copied when it returns; tensors on devices when the future is done.
@@ -149,17 +167,19 @@ def stage_state(state_dict: dict[str, Any], config: Config, is_shareable: bool) 
         state_dict: As DCP takes it; tensors on any device.
         config: What the arena may take, and what to do while it is taken.
         is_shareable: Another process is going to get it.
+        overlap: Return while devices still copy. Else the future is done.
 
     Raises:
         StagingFullError: It does not fit; nothing was copied.
         StagingBusyError: States of saves under way take the arena, and ``on_staging_busy="raise"``.
         InvalidPlanError: A value cannot be copied; names the key.
+        DeviceError: A device refused; without ``overlap`` always here, else maybe as the failure of the future.
     """
     with quick_switches():
-        return _stage(state_dict, config, is_shareable)
+        return _stage(state_dict, config, is_shareable, overlap)
 
 
-def _stage(state_dict: dict[str, Any], config: Config, is_shareable: bool) -> Future[StagedState]:
+def _stage(state_dict: dict[str, Any], config: Config, is_shareable: bool, overlap: bool) -> Future[StagedState]:
     memo: dict[int, Any] = {}
 
     def copy_other(value: Any, key: str) -> Any:
@@ -171,14 +191,59 @@ def _stage(state_dict: dict[str, Any], config: Config, is_shareable: bool) -> Fu
 
     staged = _C.StagedTree(dict(state_dict), copy_other, _compat.like_dtensor)
     lease = _wait_for_lease(staged.num_bytes, config, is_shareable)
+    stay = _Stay(lease, staged, config.staging_threads)
+    future: Future[StagedState] = Future()
+    has_devices = bool(staged.devices)
     try:
-        staged.fill(lease, config.staging_threads)
+        staged.fill(
+            lease, config.staging_threads, {device: _compat.current_stream(device) for device in staged.devices}
+        )
+        _note_slow_copies(staged.slow_because)
+        if has_devices and overlap:
+            _complete_in_thread(staged, stay, future)
+            return future
+        staged.wait()
+        stay.sum()
     except BaseException:
+        staged.give_up()  # it must not be written to any more when it is the next state's
         lease.release()
         raise
-    future: Future[StagedState] = Future()
-    future.set_result(StagedState(staged.tree, _Stay(lease, staged.num_bytes)))
+    future.set_result(StagedState(staged.tree, stay))
     return future
+
+
+def _complete_in_thread(staged: _C.StagedTree, stay: _Stay, future: Future[StagedState]) -> None:
+    # DCP looks once whether the future is done; what is done by then has succeeded, as it sees it.
+    begun_by = call_in(*_ASYNC_SAVE)
+
+    def complete() -> None:
+        try:
+            staged.wait()
+            state = StagedState(staged.tree, stay)
+        except BaseException as error:
+            staged.give_up()
+            stay.lease.release()
+            while begun_by is not None and begun_by.is_running():
+                time.sleep(_LOOK_INTERVAL_S)
+            # DCP passes on nothing but an Exception.
+            future.set_exception(error if isinstance(error, Exception) else DeviceError(f"staging: {error!r}"))
+            return
+        future.set_result(state)
+        # Behind the end of staging, for which training may wait; a save waits for this.
+        stay.sum()
+
+    # No daemon: the process does not end while a device writes to its memory.
+    threading.Thread(target=complete, name="bytecheckpoint-staging").start()
+
+
+_has_noted_slow_copies = False
+
+
+def _note_slow_copies(reason: str) -> None:
+    global _has_noted_slow_copies
+    if reason and not _has_noted_slow_copies:
+        _has_noted_slow_copies = True
+        _logger.warning("staging: host memory cannot be page-locked, so copies from devices are slow: %s", reason)
 
 
 def _wait_for_lease(num_bytes: int, config: Config, is_shareable: bool) -> _C.Lease:

@@ -31,7 +31,8 @@ class BcpStager(AsyncStager):
         config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now. With ``staging_bytes`` the arena is made
             ready in the background from now on.
 
-    Raises (``stage``): ``StagingFullError``, ``StagingBusyError``, ``InvalidPlanError`` (names the key).
+    Raises (``stage``): ``StagingFullError``, ``StagingBusyError``, ``InvalidPlanError`` (names the key),
+    ``DeviceError``; with ``overlap`` a device may also refuse later, and the future fails.
     """
 
     _synchronize_after_execute: bool = True
@@ -49,7 +50,7 @@ class BcpStager(AsyncStager):
             state_dict: As DCP takes it; tensors on any device.
             kwargs: Ignored, as those of DCP's own stagers may be passed.
         """
-        staged = stage_state(state_dict, self.config, is_shareable=_is_for_process())
+        staged = stage_state(state_dict, self.config, is_shareable=_is_for_process(), overlap=self.overlap)
         return staged if self.overlap else staged.result()
 
     def synchronize_staging(self) -> None:

@@ -132,13 +132,23 @@ void bind_staging(py::module_& m) {
         });
       },
       py::arg("timeout_s"));
-  m.def("close_arena", [] { unlocked([] { Arena::of_process().close(); }); });
+  m.def("close_arena", [] {
+    unlocked([] {
+      Arena::of_process().close();
+      staging::SharedDeviceMerge::drop_all();
+    });
+  });
   m.def("arena_bytes", [] { return Arena::of_process().mapped_bytes(); });
   py::class_<StagedTree>(m, "StagedTree", py::module_local())
       .def(py::init<py::handle, py::object, py::object>(), py::arg("state"), py::arg("copy_other"), py::arg("rewrap"))
       .def_property_readonly("num_bytes", &StagedTree::num_bytes)
       .def_property_readonly("tree", &StagedTree::tree)
-      .def("fill", &StagedTree::fill, py::arg("lease"), py::arg("num_threads"));
+      .def_property_readonly("devices", &StagedTree::devices)
+      .def_property_readonly("slow_because", &StagedTree::slow_because)
+      .def("fill", &StagedTree::fill, py::arg("lease"), py::arg("num_threads"), py::arg("streams"))
+      .def("wait", &StagedTree::wait)
+      .def("give_up", &StagedTree::give_up)
+      .def("sum", &StagedTree::sum, py::arg("num_threads"));
   m.def(
       "take_apart",
       [](py::handle tree, const Lease& lease, int64_t num_bytes, py::object stand_in, py::object apart_dtensor) {

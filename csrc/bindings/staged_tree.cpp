@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bindings/staged_tree.h"
 
+#include <chrono>
+#include <optional>
+#include <utility>
+
 #include "csrc/base/bytes.h"
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/held_state.h"
@@ -21,8 +25,31 @@ bool is_immutable(py::handle value) {
          PyBytes_CheckExact(v) || PyComplex_CheckExact(v);
 }
 
+constexpr int kHost = -1;  // in the place of a device's number
+/// So soon Ctrl-C is heard.
+constexpr std::chrono::milliseconds kSignalInterval{50};
+
 bool is_alike(const tensor::StridedView& a, const tensor::StridedView& b) {
   return a.data == b.data && a.dtype == b.dtype && a.sizes == b.sizes && a.strides_bytes == b.strides_bytes;
+}
+
+/// Tied tensors have one.
+size_t number_of(const tensor::StridedView& view, std::vector<tensor::StridedView>* views,
+                 std::unordered_map<const uint8_t*, std::vector<size_t>>* views_at) {
+  std::vector<size_t>& here = (*views_at)[view.data];
+  for (const size_t number : here) {
+    if (is_alike((*views)[number], view)) return number;
+  }
+  views->push_back(view);
+  here.push_back(views->size() - 1);
+  return here.back();
+}
+
+std::vector<staging::DevicePiece> device_pieces(const std::vector<staging::Piece>& pieces) {
+  std::vector<staging::DevicePiece> of_device;
+  of_device.reserve(pieces.size());
+  for (const staging::Piece& piece : pieces) of_device.push_back({piece.view, piece.offset});
+  return of_device;
 }
 
 }  // namespace
@@ -31,10 +58,25 @@ StagedTree::StagedTree(py::handle state, py::object copy_other, py::object rewra
     : copy_other_(std::move(copy_other)),
       rewrap_(std::move(rewrap)),
       copier_([this](py::handle value) { return copy_leaf(value); }) {
+  places_[kHost];
   tree_ = copier_.copy(state);
-  if (!staging::lay_out(std::move(views_), kTensorAlignment, &pieces_, &num_bytes_)) {
-    raise(base::Status::make(base::Code::kStagingFull, "staging: the state takes more bytes than can be counted"));
+  for (auto& [device, place] : places_) {
+    if (!staging::lay_out(std::move(place.views), kTensorAlignment, &place.pieces, &num_bytes_)) {
+      raise(base::Status::make(base::Code::kStagingFull, "staging: the state takes more bytes than can be counted"));
+    }
   }
+}
+
+StagedTree::~StagedTree() {
+  give_up();
+}
+
+std::vector<int> StagedTree::devices() const {
+  std::vector<int> devices;
+  for (const auto& [device, place] : places_) {
+    if (device != kHost) devices.push_back(device);
+  }
+  return devices;
 }
 
 py::object StagedTree::copy_leaf(py::handle value) {
@@ -49,37 +91,106 @@ py::object StagedTree::copy_leaf(py::handle value) {
 }
 
 py::object StagedTree::stage_tensor(py::handle tensor) {
-  if (!is_host_memory(tensor.ptr())) return copy_other_(tensor, copier_.path());
-  base::Result<tensor::StridedView> view = view_of_plain_tensor(tensor.ptr());
+  Place* const place = place_of(tensor);
+  if (place == nullptr) return copy_other_(tensor, copier_.path());
+  base::Result<tensor::StridedView> view =
+      place->merge == nullptr ? view_of_plain_tensor(tensor.ptr()) : view_of_cuda_tensor(tensor.ptr());
   if (!view.is_ok()) raise(view.status().with_context("staging '" + copier_.path() + "'"));
-  alive_.push_back(py::reinterpret_borrow<py::object>(tensor));
-  PendingTensor& pending = tensors_.emplace_back(PendingTensor(tensor.ptr()), view_number(view.value())).first;
-  return py::reinterpret_borrow<py::object>(pending.object());
+  place->alive.push_back(py::reinterpret_borrow<py::object>(tensor));
+  tensors_.push_back({PendingTensor(tensor.ptr()), place, number_of(view.value(), &place->views, &place->views_at)});
+  return py::reinterpret_borrow<py::object>(tensors_.back().tensor.object());
 }
 
-/// Tied tensors have one.
-size_t StagedTree::view_number(const tensor::StridedView& view) {
-  std::vector<size_t>& here = views_at_[view.data];
-  for (const size_t number : here) {
-    if (is_alike(views_[number], view)) return number;
-  }
-  views_.push_back(view);
-  here.push_back(views_.size() - 1);
-  return here.back();
+/// Null if its elements are not what its memory seems to hold, or if that memory is out of reach.
+StagedTree::Place* StagedTree::place_of(py::handle tensor) {
+  if (is_host_memory(tensor.ptr())) return &places_[kHost];
+  const std::optional<int> device = cuda_device_of(tensor.ptr());
+  return device.has_value() ? place_on(*device) : nullptr;
 }
 
-void StagedTree::fill(const std::shared_ptr<staging::Lease>& lease, int num_threads) {
+StagedTree::Place* StagedTree::place_on(int device) {
+  const auto known = places_.find(device);
+  if (known != places_.end()) return &known->second;
+  auto merge = unlocked([&] { return staging::SharedDeviceMerge::find(device); });
+  if (merge.status().code() == base::Code::kUnsupported) return nullptr;
+  if (!merge.is_ok()) raise(merge.status().with_context("staging '" + copier_.path() + "'"));
+  Place& place = places_[device];
+  place.merge = std::move(merge.value());
+  return &place;
+}
+
+void StagedTree::fill(const std::shared_ptr<staging::Lease>& lease, int num_threads,
+                      const std::map<int, uintptr_t>& streams) {
   uint8_t* const first = lease->pages()->first();
-  for (auto& [tensor, number] : tensors_) {
+  for (Staged& staged : tensors_) {
     breath_.take();
-    if (pieces_[number].bytes != 0) tensor.settle(first + pieces_[number].offset, lease);
+    const staging::Piece& piece = staged.place->pieces[staged.view];
+    if (piece.bytes != 0) staged.tensor.settle(first + piece.offset, lease);
   }
+  lease_ = lease;
+  base::Status status = unlocked([&] { return fill_memory(first, num_threads, streams); });
+  if (!status.is_ok()) {
+    lease_.reset();
+    raise(std::move(status).with_context("staging"));
+  }
+  places_[kHost].alive.clear();
+}
+
+base::Status StagedTree::fill_memory(uint8_t* first, int num_threads, const std::map<int, uintptr_t>& streams) {
+  for (const auto& [device, place] : places_) {
+    if (device == kHost) continue;
+    const base::Status pinned = staging::pin_pages(device, num_bytes_, lease_->pages().get());
+    if (!pinned.is_ok()) slow_because_ = pinned.message();
+    const auto stream = streams.find(device);
+    if (stream == streams.end()) {
+      gather_.end();
+      return base::Status::make(base::Code::kInvalidArgument, base::text("no stream of device ", device));
+    }
+    BCP_RETURN_IF_ERROR(gather_.begin(place.merge, device_pieces(place.pieces), first, stream->second));
+  }
+  // Beside what the devices do meanwhile.
+  const std::vector<staging::Piece>& on_host = places_[kHost].pieces;
+  staging::PieceSums sums;
+  staging::merge_pieces(on_host, first, num_threads, &sums);
+  staged_ = staging::StagedBytes::of(first, on_host, sums);
+  if (places_.size() == 1) {
+    lease_->keep_sums(std::move(staged_));
+    lease_.reset();
+  }
+  return base::Status::ok();
+}
+
+void StagedTree::wait() {
+  for (bool is_done = false; !is_done;) {
+    const base::Result<bool> result = unlocked([&] { return gather_.wait_for(kSignalInterval); });
+    if (!result.is_ok()) {
+      give_up();
+      raise(result.status().with_context("staging"));
+    }
+    is_done = result.value();
+    if (!is_done && PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+  for (auto& [device, place] : places_) place.alive.clear();
+}
+
+void StagedTree::give_up() {
+  if (gather_.is_under_way()) unlocked([&] { gather_.end(); });
+  for (auto& [device, place] : places_) place.alive.clear();
+  lease_.reset();
+}
+
+void StagedTree::sum(int num_threads) {
+  if (lease_ == nullptr) return;
   unlocked([&] {
-    staging::PieceSums sums;
-    staging::merge_pieces(pieces_, first, num_threads, &sums);
-    lease->keep_sums(staging::StagedBytes::of(first, pieces_, std::move(sums)));
+    for (const auto& [device, place] : places_) {
+      if (device == kHost) continue;
+      staging::PieceSums sums;
+      staging::sum_pieces(place.pieces, staged_.first, num_threads, &sums);
+      staged_.add(place.pieces, sums);
+    }
+    lease_->keep_sums(std::move(staged_));
   });
-  alive_.clear();
+  lease_.reset();
 }
 
 TakenApart take_apart(py::handle tree, const uint8_t* first, int64_t bytes, py::object stand_in,

@@ -66,6 +66,11 @@ tensor::DType dtype_of(const at::Tensor& tensor) {
   return kTable[static_cast<size_t>(tensor.scalar_type())];
 }
 
+bool is_its_memory(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_conj() &&
+         !tensor.is_neg() && dtype_of(tensor) != tensor::DType::kNone;
+}
+
 constexpr int64_t kRequiresGrad = 1 << 8;
 
 int64_t kind_of(const at::Tensor& tensor) {
@@ -88,8 +93,13 @@ bool is_meta_tensor(PyObject* object) {
 
 bool is_host_memory(PyObject* object) {
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  return tensor.device().is_cpu() && tensor.layout() == c10::kStrided && !tensor.is_nested() &&
-         !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() && dtype_of(tensor) != tensor::DType::kNone;
+  return tensor.device().is_cpu() && is_its_memory(tensor);
+}
+
+std::optional<int> cuda_device_of(PyObject* object) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (!tensor.device().is_cuda() || !is_its_memory(tensor)) return std::nullopt;
+  return tensor.device().index();
 }
 
 int64_t kind_of_tensor(PyObject* object) {
@@ -117,11 +127,10 @@ void increment_versions(const std::vector<PyObject*>& tensors) {
   }
 }
 
-base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable) {
-  if (!THPVariable_Check(object)) return refuse(text("a tensor wanted, got a ", Py_TYPE(object)->tp_name));
-  const at::Tensor& tensor = THPVariable_Unpack(object);
+namespace {
+
+base::Result<tensor::StridedView> view_of_memory(const at::Tensor& tensor, bool writable) {
   if (tensor.layout() != c10::kStrided) return refuse("a strided tensor wanted, got a sparse or opaque layout");
-  if (!tensor.device().is_cpu()) return refuse(text("a CPU tensor wanted, got one on ", tensor.device().str()));
   if (tensor.is_quantized()) return refuse("quantized tensors are not stored yet");
   if (tensor.is_conj() || tensor.is_neg()) return refuse("pending conjugation or negation: resolve it first");
   const tensor::DType dtype = dtype_of(tensor);
@@ -147,9 +156,27 @@ base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable
   return view;
 }
 
+}  // namespace
+
+base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable) {
+  if (!THPVariable_Check(object)) return refuse(text("a tensor wanted, got a ", Py_TYPE(object)->tp_name));
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (tensor.layout() == c10::kStrided && !tensor.device().is_cpu()) {
+    return refuse(text("a CPU tensor wanted, got one on ", tensor.device().str()));
+  }
+  return view_of_memory(tensor, writable);
+}
+
 base::Result<tensor::StridedView> view_of_plain_tensor(PyObject* object) {
   if (!THPVariable_CheckExact(object)) return refuse(text("a plain tensor wanted, got a ", Py_TYPE(object)->tp_name));
   return view_of_tensor(object, /*writable=*/false);
+}
+
+base::Result<tensor::StridedView> view_of_cuda_tensor(PyObject* object) {
+  if (!THPVariable_CheckExact(object)) return refuse(text("a plain tensor wanted, got a ", Py_TYPE(object)->tp_name));
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (!tensor.device().is_cuda()) return refuse(text("a CUDA tensor wanted, got one on ", tensor.device().str()));
+  return view_of_memory(tensor, /*writable=*/false);
 }
 
 namespace {

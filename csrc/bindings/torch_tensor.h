@@ -33,6 +33,8 @@ bool is_pinned(PyObject* tensor);
 /// Are its elements its own host memory, strided, of a dtype in the format, and what they seem: neither conjugate nor
 /// negative views? Of a plain tensor.
 bool is_host_memory(PyObject* tensor);
+/// The same for memory of a CUDA device: its number; nothing if it is none. Of a plain tensor.
+std::optional<int> cuda_device_of(PyObject* tensor);
 
 /// dtype and `requires_grad` of any tensor, as a number that another process of the same torch understands.
 int64_t kind_of_tensor(PyObject* tensor);
@@ -54,6 +56,9 @@ base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable
 /// The same for reading, and only of a torch.Tensor or Parameter itself: the elements of a subclass may mean something
 /// else than its memory.
 base::Result<tensor::StridedView> view_of_plain_tensor(PyObject* object);
+
+/// The same of a tensor in the memory of a CUDA device.
+base::Result<tensor::StridedView> view_of_cuda_tensor(PyObject* object);
 
 /// A torch.Tensor of host memory that is not there yet, contiguous, of the kind of another tensor.
 class PendingTensor {
