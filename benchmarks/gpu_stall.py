@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long training stands still while its state leaves the GPU: BcpStager against DCP's DefaultStager, in turn.
+
+Two states, seeded random bytes on one CUDA device:
+
+  mixed  --gigabytes in --tensors bf16, float32 and strided tensors: a quarter of them 1 KiB, the rest what is left
+  small  --small-gigabytes in --small-tensors float32 tensors of one size, as of norms and biases
+
+and how each is staged, from the call until its tensors may change:
+
+  ceiling       one cudaMemcpy of as many contiguous bytes to pinned memory: what the link can do
+  ours          BcpStager(overlap=False): the call, checksums of the staged bytes included
+  ours, future  BcpStager(overlap=True): the call and the wait for staging_completion; checksums come behind it
+  ours, call    of that the call alone: what training cannot overlap with anything
+  dcp           DefaultStager with pinned memory and non-blocking copies, in the calling thread
+  dcp, future   the same with async staging: the call and the wait
+
+Kernel time is what the gather kernel takes of the device, by torch's profiler, in a run of its own. Nothing is counted
+of a first round: memory is pinned in it. Every byte is compared after the last round of each contender.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import machine
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+import bytecheckpoint
+from bytecheckpoint import BcpStager, Config
+
+KIB = 1 << 10
+KERNEL = "move_tiles"
+# Asked of ours.
+LEAST_OF_CEILING, LEAST_TIMES_DCP = 0.9, 10.0
+
+State = dict[str, torch.Tensor]
+Seconds = dict[str, list[float]]
+
+
+def drawn(num_bytes: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device="cuda", generator=generator)
+
+
+def mixed_state(gigabytes: float, num_tensors: int) -> State:
+    num_tiny = num_tensors // 4
+    each = int(gigabytes * 1e9 - num_tiny * KIB) // max(1, num_tensors - num_tiny) // 4096 * 4096
+    state = {}
+    for number in range(num_tensors):
+        name = f"layers.{number}.weight"
+        if number % 4 == 0:
+            state[name] = drawn(KIB, number).view(torch.float32)
+        elif number % 4 == 1:
+            state[name] = drawn(each, number).view(torch.bfloat16).view(-1, 64)
+        elif number % 4 == 2:
+            state[name] = drawn(each, number).view(torch.float32).view(-1, 64)
+        else:
+            state[name] = drawn(each, number).view(torch.bfloat16).view(32, -1).t()
+    return state
+
+
+def small_state(gigabytes: float, num_tensors: int) -> State:
+    each = max(4, int(gigabytes * 1e9 / num_tensors) // 4 * 4)
+    return {f"norms.{number}.weight": drawn(each, number).view(torch.float32) for number in range(num_tensors)}
+
+
+def bytes_of(state: State) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+class Ours:
+    """Stages as ``async_save`` does; the arena stays between calls, the staged state does not."""
+
+    def __init__(self, threads: int, overlap: bool) -> None:
+        self._stager = BcpStager(overlap=overlap, config=Config(staging_threads=threads))
+        self.call_s: list[float] = []
+
+    def __call__(self, state: State) -> Any:
+        begin = time.perf_counter()
+        staged = self._stager.stage(state)
+        self.call_s.append(time.perf_counter() - begin)
+        return staged if isinstance(staged, dict) else staged.result()
+
+    @staticmethod
+    def settle(staged: Any) -> None:
+        """What goes on behind the call must not be in the way of the next contender."""
+        staged.wait_for_sums()
+
+    def close(self) -> None:
+        gc.collect()
+        bytecheckpoint.shutdown()
+
+
+class Dcp:
+    def __init__(self, is_async: bool) -> None:
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=True, use_shared_memory=False, use_async_staging=is_async, use_non_blocking_copy=True
+            )
+        )
+
+    def __call__(self, state: State) -> Any:
+        staged = self._stager.stage(state)
+        return staged if isinstance(staged, dict) else staged.result()
+
+    @staticmethod
+    def settle(staged: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        self._stager.close()
+
+
+def ceiling_s(num_bytes: int, repetitions: int) -> list[float]:
+    source = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    target = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    return [timed(lambda: target.copy_(source)) for _ in range(repetitions + 1)][1:]
+
+
+def timed(call: Callable[[], Any]) -> float:
+    gc.collect()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def compare(staged: Any, state: State, name: str) -> None:
+    for key, tensor in state.items():
+        got = staged[key].contiguous().view(torch.uint8)
+        if got.device.type != "cpu" or not torch.equal(got, tensor.cpu().contiguous().view(torch.uint8)):
+            raise RuntimeError(f"{name}: {key} is not what was staged")
+
+
+def measure(name: str, contender: Any, state: State, repetitions: int) -> list[float]:
+    seconds = []
+    for round_ in range(repetitions + 1):
+        staged: list[Any] = []
+        seconds.append(timed(lambda staged=staged: staged.append(contender(state))))  # type: ignore[misc]
+        contender.settle(staged[0])
+        if round_ == repetitions:
+            compare(staged[0], state, name)
+        staged.clear()
+    return seconds[1:]
+
+
+def kernel_s(state: State, threads: int) -> float | None:
+    """Seconds of the device that our kernel takes for one state; None if the profiler cannot see it."""
+    ours = Ours(threads, overlap=False)
+    ours(state)
+    gc.collect()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        ours(state)
+        torch.cuda.synchronize()
+    ours.close()
+    found = [event.device_time_total for event in profile.key_averages() if KERNEL in event.key]
+    return sum(found) / 1e6 if found else None
+
+
+def measure_state(state: State, arguments: argparse.Namespace) -> dict[str, Any]:
+    seconds: Seconds = {"ceiling": ceiling_s(bytes_of(state), arguments.repetitions)}
+    gc.collect()
+    getattr(torch._C, "_host_emptyCache", lambda: None)()  # the pinned memory of the ceiling
+    made: dict[str, Callable[[], Any]] = {
+        "ours": lambda: Ours(arguments.threads, overlap=False),
+        "ours, future": lambda: Ours(arguments.threads, overlap=True),
+        "dcp": lambda: Dcp(is_async=False),
+        "dcp, future": lambda: Dcp(is_async=True),
+    }
+    for name, make in made.items():  # one after the other: two pinned copies may be more memory than there is
+        contender = make()
+        seconds[name] = measure(name, contender, state, arguments.repetitions)
+        if name == "ours, future":
+            seconds["ours, call"] = contender.call_s[1:]
+        contender.close()
+    return {
+        "num_bytes": bytes_of(state),
+        "num_tensors": len(state),
+        "seconds": seconds,
+        "kernel_s": kernel_s(state, arguments.threads),
+    }
+
+
+def table_of(name: str, figures: dict[str, Any]) -> Table:
+    gigabytes = figures["num_bytes"] / 1e9
+    table = Table(title=f"{name}: {gigabytes:.2f} GB in {figures['num_tensors']:,} tensors")
+    for column in ("", "stall", "GB/s", "of the ceiling", "x DCP"):
+        table.add_column(column, justify="right" if column else "left")
+    medians = {who: statistics.median(all_s) for who, all_s in figures["seconds"].items()}
+    for who, median in medians.items():
+        if who == "ours, call":
+            table.add_row(who, f"{median * 1e3:.1f} ms", "", "", "")
+            continue
+        ratio = medians["ceiling"] / median
+        table.add_row(
+            who, f"{median * 1e3:.1f} ms", f"{gigabytes / median:.1f}", f"{ratio:.0%}", f"{medians['dcp'] / median:.1f}"
+        )
+    kernel = figures["kernel_s"]
+    table.add_row("kernel", "not seen" if kernel is None else f"{kernel * 1e3:.1f} ms", "", "", "")
+    return table
+
+
+def verdicts(figures: dict[str, dict[str, Any]]) -> list[str]:
+    lines = []
+    best = {
+        name: min(statistics.median(figure["seconds"][who]) for who in ("ours", "ours, future"))
+        for name, figure in figures.items()
+    }
+    if "mixed" in figures:
+        ratio = statistics.median(figures["mixed"]["seconds"]["ceiling"]) / best["mixed"]
+        lines.append(f"mixed: {ratio:.0%} of the ceiling, {LEAST_OF_CEILING:.0%} wanted")
+    if "small" in figures:
+        ratio = statistics.median(figures["small"]["seconds"]["dcp"]) / best["small"]
+        lines.append(f"small: {ratio:.1f} times as fast as DCP, {LEAST_TIMES_DCP:.0f} wanted")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", help="kinds: mixed, small (default: both)")
+    parser.add_argument("--gigabytes", type=float, default=10.0, help="size of the mixed state (default 10)")
+    parser.add_argument("--tensors", type=int, default=5000, help="tensors of the mixed state (default 5000)")
+    parser.add_argument("--small-gigabytes", type=float, default=0.33, help="size of the small state (default 0.33)")
+    parser.add_argument("--small-tensors", type=int, default=20000, help="tensors of the small state (default 20000)")
+    parser.add_argument("--threads", type=int, default=2, help="staging_threads of ours (default 2)")
+    parser.add_argument("--repetitions", type=int, default=5, help="counted rounds, after one that is not (default 5)")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.kinds) - {"mixed", "small"}:
+        parser.error(f"unknown kind: {', '.join(sorted(unknown))}")
+    if not torch.cuda.is_available():
+        print("NOTHING MEASURED: torch sees no CUDA device")
+        return
+    if not bytecheckpoint.build_info()["cuda"]:
+        print("NOTHING MEASURED: this build has no device code; build it where nvcc is")
+        return
+
+    console = Console(highlight=False, width=120)
+    figures: dict[str, dict[str, Any]] = {}
+    for kind in arguments.kinds or ("mixed", "small"):
+        state = (
+            mixed_state(arguments.gigabytes, arguments.tensors)
+            if kind == "mixed"
+            else small_state(arguments.small_gigabytes, arguments.small_tensors)
+        )
+        figures[kind] = measure_state(state, arguments)
+        del state
+        torch.cuda.empty_cache()
+        console.print(table_of(kind, figures[kind]))
+    for line in verdicts(figures):
+        console.print(line)
+    facts = {**machine.facts(Path.cwd()), "device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    console.print(f"{facts['device']}, CUDA {facts['cuda']}; {machine.summary(facts)}")
+    if arguments.json:
+        command = machine.command("gpu_stall.py", arguments, parser)
+        report = {"command": command, "machine": facts, "versions": machine.versions(), "figures": figures}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
