@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
-CXX_FILES := $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu')
+CXX_FILES := $(shell find csrc tests/cpp tests/cuda -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks setup.py
 
 .PHONY: help demo test torture bench lint format sanitize build clean
