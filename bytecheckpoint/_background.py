@@ -15,11 +15,14 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from bytecheckpoint import _C
+from bytecheckpoint.dcp._staged import is_any_saved
 from bytecheckpoint.errors import CheckpointError
 
 __all__ = ["BackgroundFuture", "handle_sigterm", "note_save", "raise_unseen", "shutdown", "submit", "wait_for_saves"]
 
 T = TypeVar("T")
+
+_LOOK_INTERVAL_S = 0.02
 
 _logger = logging.getLogger("bytecheckpoint")
 
@@ -164,6 +167,10 @@ def wait_for_saves(timeout_s: float | None = None) -> None:
         future.add_done_callback(lambda _, done=done: done.set())  # type: ignore[misc]
         if not done.wait(None if end is None else max(0.0, end - time.monotonic())):
             raise TimeoutError(f"a background save is still under way after {timeout_s} s")
+    while is_any_saved():  # by DCP, which gives nobody but the caller a future
+        if end is not None and time.monotonic() >= end:
+            raise TimeoutError(f"a background save is still under way after {timeout_s} s")
+        time.sleep(_LOOK_INTERVAL_S)
 
 
 def shutdown(timeout_s: float | None = None) -> None:

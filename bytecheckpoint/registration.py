@@ -193,6 +193,8 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
         ) -> Any:
             if storage_writer is None and checkpoint_id:
                 storage_writer = setup(None, checkpoint_id)
+            if (config or Config.from_env()).handle_sigterm:
+                _background.handle_sigterm()
             _background.raise_unseen()
             future = super().execute_save(
                 staged,

@@ -27,7 +27,7 @@ from bytecheckpoint.dcp._calls import Call, call_in, outermost_call
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.errors import DeviceError, InvalidPlanError, StagingBusyError
 
-__all__ = ["StagedState", "stage_state"]
+__all__ = ["StagedState", "is_any_saved", "stage_state"]
 
 _ASYNC_SAVE = ("torch.distributed.checkpoint.state_dict_saver", "async_save")
 _EXECUTORS = (
@@ -74,6 +74,12 @@ class _Stay:
 
 _lock = threading.Lock()
 _watched: list[tuple[Call, _C.Lease]] = []
+
+
+def is_any_saved() -> bool:
+    """Is a save under way that DCP runs in the background, of a state that was staged here?"""
+    with _lock:
+        return any(save.is_running() for save, _ in _watched)
 
 
 def _end_stays_that_are_over() -> None:

@@ -9,6 +9,7 @@
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/staged_tree.h"
 #include "csrc/bindings/unlocked.h"
+#include "csrc/staging/element_layout.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -106,6 +107,22 @@ struct Merging {
   uint8_t* memory = nullptr;
 };
 
+/// What a kernel does with tensors, by the very code of it, on the host: its index arithmetic can be tested without a
+/// device. \param move  `gather_tile` or `scatter_tile`.
+template <class Move>
+void move_tiles(const Merging& merging, int64_t units_a_tile, uint32_t num_threads, const Move& move) {
+  for (const staging::Piece& piece : merging.pieces) {
+    const auto layout = staging::layout_of(piece.view);
+    if (!layout.has_value()) raise(Status::make(Code::kUnsupported, "a tensor has too many dims for a kernel"));
+    for (int64_t first = 0; first < layout->num_units; first += units_a_tile) {
+      const int64_t num_units = std::min(units_a_tile, layout->num_units - first);
+      const staging::Tile tile{first, static_cast<uint32_t>(num_units), 0};
+      uint8_t* const packed = merging.memory + piece.offset + first * layout->unit_bytes;
+      for (uint32_t thread = 0; thread < num_threads; ++thread) move(*layout, tile, packed, thread, num_threads);
+    }
+  }
+}
+
 }  // namespace
 
 void bind_staging(py::module_& m) {
@@ -186,6 +203,18 @@ void bind_staging(py::module_& m) {
         unlocked([&] { staging::scatter_pieces(merging.pieces, merging.memory, num_threads); });
       },
       py::arg("tensors"), py::arg("merged"), py::arg("alignment"), py::arg("num_threads"));
+  m.def(
+      "merge_by_tiles",
+      [](const py::list& tensors, py::handle merged, int64_t alignment, int64_t units_a_tile, uint32_t num_threads) {
+        move_tiles(Merging(tensors, merged, alignment, false), units_a_tile, num_threads, &staging::gather_tile);
+      },
+      py::arg("tensors"), py::arg("merged"), py::arg("alignment"), py::arg("units_a_tile"), py::arg("num_threads"));
+  m.def(
+      "scatter_by_tiles",
+      [](const py::list& tensors, py::handle merged, int64_t alignment, int64_t units_a_tile, uint32_t num_threads) {
+        move_tiles(Merging(tensors, merged, alignment, true), units_a_tile, num_threads, &staging::scatter_tile);
+      },
+      py::arg("tensors"), py::arg("merged"), py::arg("alignment"), py::arg("units_a_tile"), py::arg("num_threads"));
 }
 
 }  // namespace bytecheckpoint::bindings

@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-from bytecheckpoint import BcpSavePlanner, Config, async_save_state_dict, load_state_dict, save_state_dict, shutdown
+from bytecheckpoint import Config, async_save_state_dict, load_state_dict, save_state_dict, shutdown
 from bytecheckpoint.errors import CheckpointError, SaveCancelledError, StagingFullError
+from distributed.pausing import PausingPlanner
 from distributed.ranks import run_ranks
 
 LIMIT_S = 60.0
@@ -90,20 +89,6 @@ def fail_to_stage_on_one_rank(path: Path) -> None:
 
 def test_a_rank_that_cannot_stage_is_told_to_all(tmp_path: Path) -> None:
     run_ranks(3, fail_to_stage_on_one_rank, tmp_path)
-
-
-class PausingPlanner(BcpSavePlanner):
-    """Stops before it hands over the first value, until the test lets it go on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.arrived = threading.Event()
-        self.go_on = threading.Event()
-
-    def resolve_data(self, write_item: WriteItem) -> Any:
-        self.arrived.set()
-        assert self.go_on.wait(LIMIT_S)
-        return super().resolve_data(write_item)
 
 
 def cancel_on_one_rank(path: Path) -> None:

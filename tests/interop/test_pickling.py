@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from bytecheckpoint import BcpReader, BcpWriter, Config, errors
+from bytecheckpoint import BcpReader, BcpStager, BcpWriter, Config, errors
 
 MIB = 1 << 20
 
@@ -151,3 +151,9 @@ def test_the_metadata_is_the_callers_own(tmp_path: Path) -> None:
     dcp.load(got, storage_reader=reader)
     assert torch.equal(got["a"], torch.arange(10))  # type: ignore[arg-type]
     assert set(reader.read_metadata().state_dict_metadata) == {"a", "n"}
+
+
+def test_a_stager_travels_with_its_settings() -> None:
+    stager = BcpStager(True, config=Config(staging_threads=3))
+    again = pickle.loads(pickle.dumps(stager))
+    assert (type(again), again.overlap, again.config) == (BcpStager, True, Config(staging_threads=3))

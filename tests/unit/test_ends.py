@@ -43,6 +43,14 @@ DCP_EXIT = """
 dcp.async_save(state, storage_writer=bcp.BcpWriter(path), planner=Waiting(), no_dist=True)
 threading.Timer(0.3, told.set).start()
 """
+DCP_SHUTDOWN = """
+dcp.async_save(state, storage_writer=bcp.BcpWriter(path), planner=Waiting(), no_dist=True)
+assert arrived.wait(30)
+threading.Timer(0.3, told.set).start()
+bcp.shutdown()
+if os.path.exists(path + "/.metadata"):
+    print("committed")
+"""
 UNSEEN = """
 bcp.async_save_state_dict("/proc/nowhere", state)
 """
@@ -50,6 +58,14 @@ SIGTERM = """
 config = bcp.Config(handle_sigterm=True, on_staging_busy="double_buffer")
 bcp.async_save_state_dict(path, state, planner=Waiting(), config=config)
 bcp.async_save_state_dict(path + "-next", state, config=config)
+assert arrived.wait(30)
+threading.Timer(0.3, told.set).start()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(30)
+"""
+SIGTERM_OF_DCP = """
+with bcp.registered(config=bcp.Config(handle_sigterm=True)):
+    dcp.async_save(state, checkpoint_id=path, planner=Waiting(), no_dist=True)
 assert arrived.wait(30)
 threading.Timer(0.3, told.set).start()
 os.kill(os.getpid(), signal.SIGTERM)
@@ -117,6 +133,17 @@ def test_sigterm_waits_for_saves_and_then_ends_the_process(tmp_path: Path) -> No
     assert done.returncode == -signal.SIGTERM, done.stderr
     assert_committed(tmp_path / "ckpt")
     assert_committed(tmp_path / "ckpt-next")
+
+
+def test_sigterm_waits_for_saves_of_dcp_after_register(tmp_path: Path) -> None:
+    done = run(SIGTERM_OF_DCP, tmp_path / "ckpt")
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert_committed(tmp_path / "ckpt")
+
+
+def test_shutdown_waits_for_saves_of_dcp(tmp_path: Path) -> None:
+    done = run(DCP_SHUTDOWN, tmp_path / "ckpt")
+    assert (done.returncode, done.stdout) == (0, "committed\n"), done.stderr
 
 
 def test_sigterm_goes_on_to_the_handler_that_was_there(tmp_path: Path) -> None:

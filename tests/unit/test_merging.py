@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interop.exact import raw
 
-from bytecheckpoint import merge, scatter
+from bytecheckpoint import _C, merge, scatter
 from bytecheckpoint.dcp._compat import PLAIN_DTYPES
 from bytecheckpoint.errors import InvalidPlanError
 
@@ -113,6 +113,16 @@ def test_merge_is_as_by_hand(parts: list[Laid], alignment: int, num_threads: int
     assert merge(tensors, out, alignment=alignment, num_threads=num_threads) is out
     assert as_bytes(out) == wanted
     assert [bytes(part.buffer) for part in parts] == before
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(laid(), max_size=5), ALIGNMENTS, st.integers(1, 40), st.integers(1, 9))
+def test_a_kernel_gathers_as_by_hand(parts: list[Laid], alignment: int, units_a_tile: int, num_threads: int) -> None:
+    tensors = [part.tensor for part in parts]
+    out = torch.full((offsets(tensors, alignment)[1] + 1,), 0xA5, dtype=torch.uint8)
+    wanted = merged_by_hand(parts, alignment, as_bytes(out))
+    _C.merge_by_tiles(tensors, out, alignment, units_a_tile, num_threads)
+    assert as_bytes(out) == wanted
 
 
 @settings(max_examples=60, deadline=None)
@@ -298,3 +308,19 @@ def test_memory_shared_until_it_is_written_to() -> None:
     clone = torch._lazy_clone(source)
     scatter(merge([torch.ones(4)]), [clone])
     assert (source.sum(), clone.sum()) == (0, 4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(laid(can_expand=False), max_size=5), ALIGNMENTS, st.integers(1, 40), st.integers(1, 9), st.integers(0))
+def test_a_kernel_scatters_as_by_hand(
+    parts: list[Laid], alignment: int, units_a_tile: int, num_threads: int, seed: int
+) -> None:
+    tensors = [part.tensor for part in parts]
+    begins, num_bytes = offsets(tensors, alignment)
+    source = some_bytes(num_bytes, torch.bool, seed)
+    wanted = [Laid(part.tensor, bytearray(part.buffer), part.shift) for part in parts]
+    for part, begin in zip(wanted, begins, strict=True):
+        part.fill(bytes(source[begin:]))
+    merged = torch.tensor(list(source), dtype=torch.uint8)
+    _C.scatter_by_tiles(tensors, merged, alignment, units_a_tile, num_threads)
+    assert [part.buffer for part in parts] == [part.buffer for part in wanted]

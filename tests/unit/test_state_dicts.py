@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.planner import WriteItem
+from distributed.pausing import PausingPlanner
 
 import bytecheckpoint
 from bytecheckpoint import (
     _C,
     BcpReader,
-    BcpSavePlanner,
     CheckpointError,
     Config,
     _background,
@@ -52,20 +51,6 @@ class Counter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = state["count"]
-
-
-class PausingPlanner(BcpSavePlanner):
-    """Stops before it hands over the first value, until the test lets it go on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.arrived = threading.Event()
-        self.go_on = threading.Event()
-
-    def resolve_data(self, write_item: WriteItem) -> Any:
-        self.arrived.set()
-        assert self.go_on.wait(LIMIT_S)
-        return super().resolve_data(write_item)
 
 
 @pytest.fixture(autouse=True)
