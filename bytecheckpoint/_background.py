@@ -104,6 +104,11 @@ def _of_process() -> _Saves:
     return _saves
 
 
+def _if_any() -> _Saves | None:
+    """Those of this process, not of the one that it was forked from; None if none was ever begun."""
+    return _saves if _saves is not None and _saves.pid == os.getpid() else None
+
+
 def submit(path: str, run: Callable[[], T]) -> BackgroundFuture[T]:
     """Runs a save in the background, behind those that were submitted before.
 
@@ -147,7 +152,8 @@ def raise_unseen() -> None:
     Raises:
         CheckpointError: From what failed.
     """
-    unseen = [] if _saves is None or _saves.pid != os.getpid() else _saves.take_unseen()
+    saves = _if_any()
+    unseen = [] if saves is None else saves.take_unseen()
     for path, error in unseen[1:]:
         _logger.error("a background save to %s failed, too: %s", path, error)
     if unseen:
@@ -162,7 +168,8 @@ def wait_for_saves(timeout_s: float | None = None) -> None:
         TimeoutError: After ``timeout_s`` seconds.
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    for future in [] if _saves is None or _saves.pid != os.getpid() else _saves.running():
+    saves = _if_any()
+    for future in [] if saves is None else saves.running():
         done = threading.Event()
         future.add_done_callback(lambda _, done=done: done.set())  # type: ignore[misc]
         if not done.wait(None if end is None else max(0.0, end - time.monotonic())):

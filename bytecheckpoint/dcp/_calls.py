@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["Call", "call_in", "local_of_call", "outermost_call"]
+__all__ = ["ASYNC_SAVE", "SAVE", "Call", "call_in", "local_of_call", "outermost_call"]
+
+# The calls that are looked for: module and function.
+_SAVER = "torch.distributed.checkpoint.state_dict_saver"
+ASYNC_SAVE = (_SAVER, "async_save")
+SAVE = (_SAVER, "_save_state_dict")
 
 
 class Call:

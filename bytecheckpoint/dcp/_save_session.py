@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bytecheckpoint.dcp._calls import Call, call_in
+from bytecheckpoint.dcp._calls import SAVE, Call, call_in
 from bytecheckpoint.dcp._phases import Phases
 from bytecheckpoint.report import RankSaveReport, SaveReport
 
@@ -70,7 +70,7 @@ class SaveSession:
 
     def watch(self, deadline_s: float) -> None:
         """Ends the save ``deadline_s`` from now, or when DCP's call has ended without telling us."""
-        call = call_in("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict")
+        call = call_in(*SAVE)
         # By weak reference: a session that nobody holds any more ends at once, by its destructor.
         arguments = (weakref.ref(self), self._over, self.thread, call, time.monotonic() + deadline_s)
         threading.Thread(target=_watch, args=arguments, name="bytecheckpoint-save", daemon=True).start()

@@ -23,13 +23,12 @@ from torch.distributed.tensor import DTensor
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._calls import Call, call_in, outermost_call
+from bytecheckpoint.dcp._calls import ASYNC_SAVE, Call, call_in, outermost_call
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.errors import DeviceError, InvalidPlanError, StagingBusyError
 
 __all__ = ["StagedState", "is_any_saved", "stage_state"]
 
-_ASYNC_SAVE = ("torch.distributed.checkpoint.state_dict_saver", "async_save")
 _EXECUTORS = (
     "torch.distributed.checkpoint._async_thread_executor",
     "torch.distributed.checkpoint._async_process_executor",
@@ -220,7 +219,7 @@ def _stage(state_dict: dict[str, Any], config: Config, is_shareable: bool, overl
 
 def _complete_in_thread(staged: _C.StagedTree, stay: _Stay, future: Future[StagedState]) -> None:
     # DCP looks once whether the future is done; what is done by then has succeeded, as it sees it.
-    begun_by = call_in(*_ASYNC_SAVE)
+    begun_by = call_in(*ASYNC_SAVE)
 
     def complete() -> None:
         try:

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._calls import local_of_call
+from bytecheckpoint.dcp._calls import ASYNC_SAVE, local_of_call
 from bytecheckpoint.dcp._staged import StagedState, stage_state
 
 __all__ = ["BcpStager"]
@@ -61,5 +61,5 @@ class BcpStager(AsyncStager):
 
 
 def _is_for_process() -> bool:
-    kind = local_of_call("torch.distributed.checkpoint.state_dict_saver", "async_save", "async_checkpointer_type")
+    kind = local_of_call(*ASYNC_SAVE, "async_checkpointer_type")
     return bool(kind == AsyncCheckpointerType.PROCESS)
