@@ -65,7 +65,7 @@ class Config:
         ConfigError: A value out of range.
     """
 
-    ring_bytes: int = 64 * _MIB
+    ring_bytes: int = 24 * _MIB
     io_threads: int = 2
     niceness: int = 0
     direct_io: bool = True

@@ -51,15 +51,16 @@ class _Stay:
         self.num_bytes = staged.num_bytes
         self._is_watched = False
         self._lock = threading.Lock()
-        self._unsummed: _C.StagedTree | None = staged
+        self._staged = staged
+        self._is_summed = False
         self._num_threads = num_threads
 
     def sum(self) -> None:
         """Takes the CRCs of what came from devices, unless it is done; returns when it is. Any thread."""
         with self._lock:
-            if self._unsummed is not None:
-                self._unsummed.sum(self._num_threads)
-                self._unsummed = None
+            if not self._is_summed:
+                self._staged.sum(self._num_threads)
+                self._is_summed = True
 
     def note_save(self) -> None:
         """A save begins to use it: it ends with that, if it can be watched, whoever keeps its tensors."""
@@ -111,6 +112,10 @@ class StagedState(dict[str, Any]):
     def wait_for_sums(self) -> None:
         """Until whoever reads these tensors sees whether they have changed. A save waits for it before it begins."""
         self._stay.sum()
+
+    def __del__(self) -> None:
+        # What the stay has, the tensors, goes after what is in here: one by one, and not while others wait for the GIL.
+        self.clear()
 
     def __copy__(self) -> dict[str, Any]:
         return dict(self)

@@ -25,10 +25,10 @@ int64_t mark_bytes(const std::string& directory, engine::Scope rank) {
   return size.is_ok() ? size.value() : 0;
 }
 
-std::unique_ptr<Checkpoint> open(const std::string& directory, engine::Scope rank, bool check_pickle,
-                                 bool accept_rewritten, int64_t max_whole_bytes) {
-  return std::make_unique<Checkpoint>(
-      Checkpoint::open(directory, {rank, check_pickle, accept_rewritten}, max_whole_bytes));
+CheckpointHolder open(const std::string& directory, engine::Scope rank, bool check_pickle, bool accept_rewritten,
+                      int64_t max_whole_bytes) {
+  return CheckpointHolder(
+      new Checkpoint(Checkpoint::open(directory, {rank, check_pickle, accept_rewritten}, max_whole_bytes)));
 }
 
 std::vector<std::tuple<std::string, int64_t, uint32_t, std::string>> files_of(const Checkpoint& checkpoint) {
@@ -110,7 +110,7 @@ const format::Chunk& Checkpoint::find_chunk(const std::string& fqn, const tensor
 }
 
 void bind_checkpoint(py::module_& m) {
-  py::class_<Checkpoint>(m, "Checkpoint", py::module_local())
+  py::class_<Checkpoint, CheckpointHolder>(m, "Checkpoint", py::module_local())
       .def_static("open", &open, py::arg("directory"), py::kw_only(), py::arg("rank") = py::none(),
                   py::arg("check_pickle") = false, py::arg("accept_rewritten") = false,
                   py::arg("max_whole_bytes") = INT64_MAX)

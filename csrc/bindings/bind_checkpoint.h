@@ -3,10 +3,12 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "csrc/bindings/drop.h"
 #include "csrc/engine/manifest_reader.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/format/manifest.h"
@@ -44,6 +46,9 @@ class Checkpoint {
   mutable format::Manifest manifest_;
   mutable std::optional<Parts> parts_;
 };
+
+/// As Python keeps it.
+using CheckpointHolder = std::unique_ptr<Checkpoint, DropUnlocked>;
 
 void bind_checkpoint(pybind11::module_& m);
 

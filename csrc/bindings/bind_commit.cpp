@@ -54,11 +54,11 @@ py::dict commit(engine::Commit& self, const Checkpoint& checkpoint) {
 
 /// Joins what was planned with what all ranks wrote. \param planned  Gives the manifest of it, without the GIL.
 template <class Planned>
-std::unique_ptr<Checkpoint> join(const Planned& planned, const std::string& save_id, std::string checkpoint_id,
-                                 const std::vector<py::bytes>& results, std::string user_metadata) {
+CheckpointHolder join(const Planned& planned, const std::string& save_id, std::string checkpoint_id,
+                      const std::vector<py::bytes>& results, std::string user_metadata) {
   const base::Id id = id_of(save_id);
   const std::vector<std::string_view> encoded(results.begin(), results.end());
-  return std::make_unique<Checkpoint>(value_unlocked([&]() -> base::Result<format::Manifest> {
+  return CheckpointHolder(new Checkpoint(value_unlocked([&]() -> base::Result<format::Manifest> {
     format::Manifest manifest = planned();
     manifest.save_id = id;
     manifest.checkpoint_id = std::move(checkpoint_id);
@@ -68,21 +68,19 @@ std::unique_ptr<Checkpoint> join(const Planned& planned, const std::string& save
       BCP_ASSIGN_OR_RETURN(written.emplace_back(), format::decode_write_result(result));
     }
     return engine::assemble_manifest(std::move(manifest), written);
-  }));
+  })));
 }
 
 /// \param planned  By our planner.
-std::unique_ptr<Checkpoint> assemble_planned(const Checkpoint& planned, const std::string& save_id,
-                                             std::string checkpoint_id, const std::vector<py::bytes>& results,
-                                             std::string user_metadata) {
+CheckpointHolder assemble_planned(const Checkpoint& planned, const std::string& save_id, std::string checkpoint_id,
+                                  const std::vector<py::bytes>& results, std::string user_metadata) {
   const format::Manifest& whole = planned.whole();
   return join([&] { return whole; }, save_id, std::move(checkpoint_id), results, std::move(user_metadata));
 }
 
 /// By another planner, whose metadata are read.
-std::unique_ptr<Checkpoint> assemble(const std::string& save_id, std::string checkpoint_id,
-                                     const py::dict& state_dict_metadata, const std::vector<py::bytes>& results,
-                                     py::handle planner_data, std::string user_metadata) {
+CheckpointHolder assemble(const std::string& save_id, std::string checkpoint_id, const py::dict& state_dict_metadata,
+                          const std::vector<py::bytes>& results, py::handle planner_data, std::string user_metadata) {
   format::Manifest planned;
   planned.items = read_state_dict_metadata(state_dict_metadata);
   planned.planner_data = tree_from_python(planner_data);
@@ -90,12 +88,12 @@ std::unique_ptr<Checkpoint> assemble(const std::string& save_id, std::string che
 }
 
 /// What DCP's metadata say of the tensors of a checkpoint, without where they are.
-std::unique_ptr<Checkpoint> without_records(const py::dict& state_dict_metadata) {
+CheckpointHolder without_records(const py::dict& state_dict_metadata) {
   format::Manifest manifest;
   std::vector<format::Item>& items = manifest.items;
   items = read_state_dict_metadata(state_dict_metadata);
   std::sort(items.begin(), items.end(), [](const format::Item& a, const format::Item& b) { return a.fqn < b.fqn; });
-  return std::make_unique<Checkpoint>(std::move(manifest));
+  return CheckpointHolder(new Checkpoint(std::move(manifest)));
 }
 
 }  // namespace

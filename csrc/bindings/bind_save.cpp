@@ -62,11 +62,21 @@ void append_ready(engine::SaveJob& job, const std::vector<Ready>& ready) {
   });
 }
 
-void check_shape(const std::string& fqn, const tensor::Dims& planned, const tensor::Dims& got) {
-  if (got == planned) return;
-  raise(Status::make(base::Code::kInvalidArgument,
-                     text("while saving '", fqn, "': planned shape ", tensor::to_text(planned),
-                          ", the planner resolved it to ", tensor::to_text(got))));
+Status check_shape(const std::string& fqn, const tensor::Dims& planned, const tensor::Dims& got) {
+  if (got == planned) return Status::ok();
+  return Status::make(base::Code::kInvalidArgument,
+                      text("while saving '", fqn, "': planned shape ", tensor::to_text(planned),
+                           ", the planner resolved it to ", tensor::to_text(got)));
+}
+
+/// From the whole of a box that is held to the part of it that is written.
+Status narrow(const LocalState& state, const Write& write, tensor::StridedView* view) {
+  const tensor::Box held = state.inventory().box(state.inventory().entries[write.entry], write.box);
+  BCP_RETURN_IF_ERROR(check_shape(write.planned.fqn, held.sizes, view->sizes));
+  tensor::Dims begin = write.planned.box.offsets;
+  for (size_t d = 0; d < begin.size(); ++d) begin[d] -= held.offsets[d];
+  *view = tensor::part_of(std::move(*view), begin, write.planned.box.sizes);
+  return Status::ok();
 }
 
 /// Writes what the planner resolved tensors [begin, begin + len(values)) to; the list keeps them alive meanwhile.
@@ -81,7 +91,7 @@ std::vector<size_t> append_tensors(engine::SaveJob& job, const WritePlan& plan, 
       left_out.push_back(i);
       continue;
     }
-    check_shape(planned.fqn, planned.box.sizes, view.value().sizes);
+    raise_if_error(check_shape(planned.fqn, planned.box.sizes, view.value().sizes));
     ready.push_back({&planned, std::move(view.value())});
   }
   append_ready(job, ready);
@@ -94,6 +104,7 @@ std::vector<size_t> append_tensors(engine::SaveJob& job, const WritePlan& plan, 
 std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, const py::dict& state_dict) {
   const LocalState& state = *plan.state();
   std::vector<Ready> ready;
+  std::vector<const Write*> writes;  // of what is ready
   std::vector<py::object> alive;
   std::vector<size_t> left_out;
   Breath breath;
@@ -105,16 +116,17 @@ std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, co
       const py::object& local = alive.emplace_back(held.local());
       base::Result<tensor::StridedView> view = view_of_plain_tensor(local.ptr());
       if (view.is_ok() && view.value().dtype == write.planned.dtype->dtype) {
-        const tensor::Box box = state.inventory().box(state.inventory().entries[write.entry], write.box);
-        check_shape(held.fqn, box.sizes, view.value().sizes);
-        tensor::Dims begin = write.planned.box.offsets;
-        for (size_t d = 0; d < begin.size(); ++d) begin[d] -= box.offsets[d];
-        ready.push_back({&write.planned, tensor::part_of(std::move(view.value()), begin, write.planned.box.sizes)});
+        ready.push_back({&write.planned, std::move(view.value())});
+        writes.push_back(&write);
         continue;
       }
     }
     left_out.push_back(i);
   }
+  run_unlocked([&] {
+    for (size_t i = 0; i < ready.size(); ++i) BCP_RETURN_IF_ERROR(narrow(state, *writes[i], &ready[i].view));
+    return Status::ok();
+  });
   append_ready(job, ready);
   return left_out;
 }

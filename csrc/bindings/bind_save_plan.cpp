@@ -17,9 +17,11 @@ namespace py = pybind11;
 std::unique_ptr<WritePlan> plan_answer(std::shared_ptr<LocalState> state, const py::bytes& answer,
                                        py::object part_class) {
   const std::string_view encoded(answer);
-  auto planned =
-      value_unlocked([&, &held = std::as_const(*state)] { return planner::apply_answer(held.inventory(), encoded); });
-  return std::make_unique<WritePlan>(std::move(state), std::move(planned), std::move(part_class));
+  Writes writes = value_unlocked([&, &held = std::as_const(*state)]() -> base::Result<Writes> {
+    BCP_ASSIGN_OR_RETURN(auto planned, planner::apply_answer(held.inventory(), encoded));
+    return writes_of(held, std::move(planned));
+  });
+  return std::make_unique<WritePlan>(std::move(state), std::move(writes), std::move(part_class));
 }
 
 using Blobs = std::vector<py::bytes>;
@@ -40,7 +42,7 @@ py::tuple plan_merged(bool dedup_to_lowest_rank, bool is_nested, const Merge& me
   py::list answers;
   for (const std::string& answer : plan.answers) answers.append(py::bytes(answer));
   return py::make_tuple(std::move(answers), std::move(plan.rank_items), std::move(plan.rank_bytes),
-                        std::make_unique<Checkpoint>(Checkpoint{std::move(plan.manifest)}));
+                        CheckpointHolder(new Checkpoint(std::move(plan.manifest))));
 }
 
 /// \param blobs  What LocalState::blob gave on ranks 0, 1, ...
@@ -72,7 +74,8 @@ py::list items_of_blob(const py::bytes& blob, const py::object& answer, const py
   auto state = std::make_shared<LocalState>(value_or_raise(planner::decode_inventory(std::string_view(blob))));
   if (answer.is_none()) return state->items();
   auto planned = value_or_raise(planner::apply_answer(state->inventory(), std::string_view(answer.cast<py::bytes>())));
-  return WritePlan(std::move(state), std::move(planned), part_class).items();
+  Writes writes = value_or_raise(writes_of(*state, std::move(planned)));
+  return WritePlan(std::move(state), std::move(writes), part_class).items();
 }
 
 }  // namespace

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bindings/local_state.h"
 
+#include <optional>
+#include <string_view>
+
 #include "csrc/base/bytes.h"
 #include "csrc/bindings/breath.h"
+#include "csrc/bindings/drop.h"
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/tree_caster.h"
 #include "csrc/bindings/unlocked.h"
@@ -14,12 +18,32 @@ namespace {
 namespace py = pybind11;
 using planner::EntryKind;
 
+/// Text of UTF-8, which nearly all keys are; nothing for other keys.
+std::optional<std::string_view> text_of(PyObject* key) {
+  Py_ssize_t size = 0;
+  const char* const text = PyUnicode_CheckExact(key) ? PyUnicode_AsUTF8AndSize(key, &size) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  return std::string_view(text, static_cast<size_t>(size));
+}
+
 /// The way through nested dicts as it travels: nothing if it is the name itself.
 std::string encode_path(const std::string& fqn, py::handle path) {
   const py::tuple keys(py::reinterpret_borrow<py::object>(path));
   if (keys.size() == 1 && PyUnicode_Check(keys[0].ptr()) && keys[0].cast<std::string>() == fqn) return "";
   base::ByteWriter out;
-  format::encode_tree(tree_from_python(path), &out);
+  format::encode_container(format::Tree::Kind::kTuple, keys.size(), &out);
+  for (const py::handle key : keys) {
+    const std::optional<std::string_view> text = text_of(key.ptr());
+    if (!text.has_value()) {
+      base::ByteWriter any;
+      format::encode_tree(tree_from_python(path), &any);
+      return any.take();
+    }
+    format::encode_text(format::Tree::Kind::kString, *text, &out);
+  }
   return out.take();
 }
 
@@ -38,54 +62,66 @@ tensor::TensorInfo info_of(py::handle local, const TensorFacts& whole) {
 LocalState::LocalState(const py::dict& flat, const py::object& mappings, const py::object& chunks_of,
                        const py::object& items_of, bool can_split)
     : state_(StateScanner(chunks_of).scan(flat)) {
-  planner::InventoryBuilder builder(0);  // whoever merges inventories knows the ranks
+  std::vector<Declared> declared;
+  declared.reserve(state_.size());
   Breath breath;
-  for (size_t i = 0; i < state_.size(); ++i) {
+  for (HeldValue& held : state_) {
     breath.take();
-    add(i, mappings, items_of, can_split, &builder);
+    declared.push_back(declare(mappings, items_of, &held));
   }
-  inventory_ = value_unlocked([&] { return builder.finish(); });
+  run_unlocked([&] { return take_inventory(declared, can_split); });
 }
 
 LocalState::LocalState(planner::Inventory inventory) : inventory_(std::move(inventory)) {}
 
-void LocalState::add(size_t number, const py::object& mappings, const py::object& items_of, bool can_split,
-                     planner::InventoryBuilder* builder) {
-  HeldValue& held = state_[number];
-  EntryKind kind = EntryKind::kBytes;
-  tensor::TensorInfo info;
-  switch (held.kind) {
+LocalState::~LocalState() {
+  drop_in_breaths(&state_);
+}
+
+LocalState::Declared LocalState::declare(const py::object& mappings, const py::object& items_of, HeldValue* held) {
+  Declared declared;
+  switch (held->kind) {
     case HeldValue::Kind::kObject:
       break;
     case HeldValue::Kind::kPlain:
-      kind = EntryKind::kTensor;
-      info = info_of(held.value, held.facts);
+      declared.kind = EntryKind::kTensor;
+      declared.info = info_of(held->value, held->facts);
       break;
     case HeldValue::Kind::kDTensor:
-      kind = EntryKind::kShard;
-      info = info_of(held.local(), held.facts);
+      declared.kind = EntryKind::kShard;
+      declared.info = info_of(held->local(), held->facts);
       break;
     case HeldValue::Kind::kOther:
-      kind = ask_dcp(items_of, &held, &info);
+      declared.kind = ask_dcp(items_of, held, &declared.info);
       break;
   }
-  const bool is_elsewhere =
-      held.kind == HeldValue::Kind::kOther ? held.items.empty() : kind != EntryKind::kBytes && held.boxes.empty();
-  if (is_elsewhere) return;
-  std::string path;
-  if (!mappings.is_none()) {
-    const py::object way = py::reinterpret_steal<py::object>(PyObject_GetItem(mappings.ptr(), held.key.ptr()));
-    if (way) {
-      path = encode_path(held.fqn, way);
-    } else if (PyErr_ExceptionMatches(PyExc_KeyError)) {
-      PyErr_Clear();
-    } else {
-      throw py::error_already_set();
-    }
+  declared.is_here = held->kind == HeldValue::Kind::kOther ? !held->items.empty()
+                                                           : declared.kind == EntryKind::kBytes || !held->boxes.empty();
+  if (!declared.is_here || mappings.is_none()) return declared;
+  const auto way = py::reinterpret_steal<py::object>(PyObject_GetItem(mappings.ptr(), held->key.ptr()));
+  if (way) {
+    declared.path = encode_path(held->fqn, way);
+  } else if (PyErr_ExceptionMatches(PyExc_KeyError)) {
+    PyErr_Clear();
+  } else {
+    throw py::error_already_set();
   }
-  can_split = can_split && held.kind != HeldValue::Kind::kOther;
-  raise_if_error(builder->add(held.fqn, kind, path, info, can_split, held.boxes));
-  held_of_entry_.push_back(number);
+  return declared;
+}
+
+/// Needs no GIL.
+base::Status LocalState::take_inventory(const std::vector<Declared>& declared, bool can_split) {
+  planner::InventoryBuilder builder(0);  // whoever merges inventories knows the ranks
+  for (size_t number = 0; number < declared.size(); ++number) {
+    const Declared& of = declared[number];
+    if (!of.is_here) continue;
+    const HeldValue& held = state_[number];
+    const bool can_split_it = can_split && held.kind != HeldValue::Kind::kOther;
+    BCP_RETURN_IF_ERROR(builder.add(held.fqn, of.kind, of.path, of.info, can_split_it, held.boxes));
+    held_of_entry_.push_back(number);
+  }
+  BCP_ASSIGN_OR_RETURN(inventory_, builder.finish());
+  return base::Status::ok();
 }
 
 EntryKind LocalState::ask_dcp(const py::object& items_of, HeldValue* held, tensor::TensorInfo* info) {

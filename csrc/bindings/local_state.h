@@ -25,6 +25,9 @@ class LocalState {
 
   /// Of another rank: without values, so that only items can be made.
   explicit LocalState(planner::Inventory inventory);
+  ~LocalState();
+  LocalState(const LocalState&) = delete;
+  LocalState& operator=(const LocalState&) = delete;
 
   const planner::Inventory& inventory() const { return inventory_; }
   /// Not of another rank's.
@@ -41,8 +44,16 @@ class LocalState {
   pybind11::list items() const;
 
  private:
-  void add(size_t number, const pybind11::object& mappings, const pybind11::object& items_of, bool can_split,
-           planner::InventoryBuilder* builder);
+  /// What the inventory says of a value, besides what is held of it.
+  struct Declared {
+    bool is_here = true;  // else other ranks have it
+    planner::EntryKind kind = planner::EntryKind::kBytes;
+    tensor::TensorInfo info;
+    std::string path;
+  };
+
+  static Declared declare(const pybind11::object& mappings, const pybind11::object& items_of, HeldValue* held);
+  base::Status take_inventory(const std::vector<Declared>& declared, bool can_split);
   static planner::EntryKind ask_dcp(const pybind11::object& items_of, HeldValue* held, tensor::TensorInfo* info);
 
   std::vector<HeldValue> state_;

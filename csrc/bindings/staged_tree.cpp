@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "csrc/base/bytes.h"
+#include "csrc/bindings/drop.h"
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/held_state.h"
 #include "csrc/bindings/unlocked.h"
@@ -60,15 +61,24 @@ StagedTree::StagedTree(py::handle state, py::object copy_other, py::object rewra
       copier_([this](py::handle value) { return copy_leaf(value); }) {
   places_[kHost];
   tree_ = copier_.copy(state);
-  for (auto& [device, place] : places_) {
-    if (!staging::lay_out(std::move(place.views), kTensorAlignment, &place.pieces, &num_bytes_)) {
-      raise(base::Status::make(base::Code::kStagingFull, "staging: the state takes more bytes than can be counted"));
-    }
-  }
+  run_unlocked([&] { return lay_out(); });
 }
 
 StagedTree::~StagedTree() {
   give_up();
+  // Tensors after the dicts that hold them, since a dict lets go of all it has at once.
+  tree_ = py::object();
+  drop_in_breaths(&tensors_);
+}
+
+base::Status StagedTree::lay_out() {
+  for (auto& [device, place] : places_) {
+    place.views_at = {};
+    if (!staging::lay_out(std::move(place.views), kTensorAlignment, &place.pieces, &num_bytes_)) {
+      return base::Status::make(base::Code::kStagingFull, "staging: the state takes more bytes than can be counted");
+    }
+  }
+  return base::Status::ok();
 }
 
 std::vector<int> StagedTree::devices() const {
@@ -133,7 +143,7 @@ void StagedTree::fill(const std::shared_ptr<staging::Lease>& lease, int num_thre
     lease_.reset();
     raise(std::move(status).with_context("staging"));
   }
-  places_[kHost].alive.clear();
+  drop_in_breaths(&places_[kHost].alive);
 }
 
 base::Status StagedTree::fill_memory(uint8_t* first, int num_threads, const std::map<int, uintptr_t>& streams) {
@@ -156,6 +166,7 @@ base::Status StagedTree::fill_memory(uint8_t* first, int num_threads, const std:
   if (places_.size() == 1) {
     lease_->keep_sums(std::move(staged_));
     lease_.reset();
+    places_[kHost].pieces = {};
   }
   return base::Status::ok();
 }
@@ -170,12 +181,12 @@ void StagedTree::wait() {
     is_done = result.value();
     if (!is_done && PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
-  for (auto& [device, place] : places_) place.alive.clear();
+  for (auto& [device, place] : places_) drop_in_breaths(&place.alive);
 }
 
 void StagedTree::give_up() {
   if (gather_.is_under_way()) unlocked([&] { gather_.end(); });
-  for (auto& [device, place] : places_) place.alive.clear();
+  for (auto& [device, place] : places_) drop_in_breaths(&place.alive);
   lease_.reset();
 }
 

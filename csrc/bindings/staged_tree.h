@@ -81,6 +81,7 @@ class StagedTree {
   pybind11::object stage_tensor(pybind11::handle tensor);
   Place* place_of(pybind11::handle tensor);
   Place* place_on(int device);
+  base::Status lay_out();
   base::Status fill_memory(uint8_t* first, int num_threads, const std::map<int, uintptr_t>& streams);
 
   const pybind11::object copy_other_, rewrap_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bindings/torch_tensor.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
@@ -107,7 +108,9 @@ int64_t kind_of_tensor(PyObject* object) {
 }
 
 bool is_pinned(PyObject* object) {
-  return THPVariable_Unpack(object).is_pinned();
+  // Asking costs more than all else that is read of a tensor.
+  static const bool kCanBe = at::getAccelerator(false).has_value();
+  return kCanBe && THPVariable_Unpack(object).is_pinned();
 }
 
 TensorFacts facts_of_tensor(PyObject* object) {

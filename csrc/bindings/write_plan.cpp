@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bindings/write_plan.h"
 
-#include "csrc/bindings/breath.h"
+#include "csrc/bindings/drop.h"
 #include "csrc/bindings/errors.h"
-#include "csrc/planner/save_answer.h"
+#include "csrc/bindings/unlocked.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -11,34 +11,33 @@ namespace {
 namespace py = pybind11;
 using base::text;
 
-int64_t planned_bytes(const PlannedWrite& write) {
+base::Result<int64_t> planned_bytes(const PlannedWrite& write) {
   int64_t bytes = 0;
   if (!tensor::checked_numel(write.box.sizes, &bytes) ||
       !base::checked_mul(bytes, write.dtype->itemsize_bytes, &bytes)) {
-    raise(base::Status::make(base::Code::kInvalidArgument,
-                             text("'", write.fqn, "': impossible shape ", tensor::to_text(write.box.sizes))));
+    return base::Status::make(base::Code::kInvalidArgument,
+                              text("'", write.fqn, "': impossible shape ", tensor::to_text(write.box.sizes)));
   }
   return bytes;
 }
 
 }  // namespace
 
-WritePlan::WritePlan(const py::iterable& items) {
-  for (const py::handle item : items) {
-    Write write;
-    write.planned = read_write_item(item);
-    write.item = py::reinterpret_borrow<py::object>(item);
-    add(std::move(write));
+base::Status Writes::add(Write write) {
+  if (!write.planned.is_tensor) {
+    objects.push_back(std::move(write));
+    return base::Status::ok();
   }
+  BCP_ASSIGN_OR_RETURN(write.bytes, planned_bytes(write.planned));
+  num_bytes += write.bytes;
+  tensors.push_back(std::move(write));
+  return base::Status::ok();
 }
 
-WritePlan::WritePlan(std::shared_ptr<const LocalState> state, std::vector<planner::PlannedWrite> planned,
-                     py::object part_class)
-    : state_(std::move(state)), part_class_(std::move(part_class)) {
-  const planner::Inventory& inventory = state_->inventory();
-  Breath breath;
+base::Result<Writes> writes_of(const LocalState& state, std::vector<planner::PlannedWrite> planned) {
+  Writes writes;
+  const planner::Inventory& inventory = state.inventory();
   for (planner::PlannedWrite& told : planned) {
-    breath.take();
     const planner::Entry& entry = inventory.entries[told.entry];
     Write write;
     write.planned.fqn = inventory.fqn(entry);
@@ -47,28 +46,37 @@ WritePlan::WritePlan(std::shared_ptr<const LocalState> state, std::vector<planne
     write.planned.box = std::move(told.box);
     write.entry = told.entry;
     write.box = told.number;
-    add(std::move(write));
+    BCP_RETURN_IF_ERROR(writes.add(std::move(write)));
+  }
+  return writes;
+}
+
+WritePlan::WritePlan(const py::iterable& items) {
+  for (const py::handle item : items) {
+    Write write;
+    write.planned = read_write_item(item);
+    write.item = py::reinterpret_borrow<py::object>(item);
+    raise_if_error(writes_.add(std::move(write)));
   }
 }
 
-void WritePlan::add(Write write) {
-  if (!write.planned.is_tensor) {
-    objects_.push_back(std::move(write));
-    return;
+WritePlan::~WritePlan() {
+  if (state_ != nullptr) {
+    unlocked([&] { writes_ = Writes(); });
+  } else {
+    drop_in_breaths(&writes_.tensors);
+    drop_in_breaths(&writes_.objects);
   }
-  write.bytes = planned_bytes(write.planned);
-  num_bytes_ += write.bytes;
-  tensors_.push_back(std::move(write));
 }
 
 const Write& WritePlan::tensor_at(size_t position) const {
-  if (position >= tensors_.size()) throw py::index_error("no such tensor in the plan");
-  return tensors_[position];
+  if (position >= tensors().size()) throw py::index_error("no such tensor in the plan");
+  return tensors()[position];
 }
 
 const Write& WritePlan::object_at(size_t position) const {
-  if (position >= objects_.size()) throw py::index_error("no such object in the plan");
-  return objects_[position];
+  if (position >= objects().size()) throw py::index_error("no such object in the plan");
+  return objects()[position];
 }
 
 py::object WritePlan::item_of(const Write& write) const {
@@ -78,11 +86,12 @@ py::object WritePlan::item_of(const Write& write) const {
 py::list WritePlan::items() const {
   py::list all;
   size_t object = 0;
-  for (const Write& tensor : tensors_) {
-    while (object < objects_.size() && objects_[object].entry < tensor.entry) all.append(item_of(objects_[object++]));
+  for (const Write& tensor : tensors()) {
+    while (object < objects().size() && objects()[object].entry < tensor.entry)
+      all.append(item_of(objects()[object++]));
     all.append(item_of(tensor));
   }
-  while (object < objects_.size()) all.append(item_of(objects_[object++]));
+  while (object < objects().size()) all.append(item_of(objects()[object++]));
   return all;
 }
 
@@ -90,9 +99,9 @@ std::vector<std::pair<size_t, size_t>> WritePlan::batches(int64_t limit_bytes) c
   std::vector<std::pair<size_t, size_t>> ranges;
   int64_t bytes = 0;
   size_t begin = 0;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    bytes += tensors_[i].bytes;
-    if (bytes < limit_bytes && i + 1 < tensors_.size()) continue;
+  for (size_t i = 0; i < tensors().size(); ++i) {
+    bytes += tensors()[i].bytes;
+    if (bytes < limit_bytes && i + 1 < tensors().size()) continue;
     ranges.emplace_back(begin, i + 1);
     begin = i + 1;
     bytes = 0;

@@ -23,20 +23,35 @@ struct Write {
   uint32_t box = 0;       // number of the held box in that entry
 };
 
-/// What one rank writes: tensors and objects apart, each in the order of the plan. Needs the GIL.
+/// Tensors and objects apart, each in the order of the plan.
+struct Writes {
+  std::vector<Write> tensors, objects;
+  int64_t num_bytes = 0;
+
+  /// \returns kInvalidArgument for a tensor of an impossible shape.
+  base::Status add(Write write);
+};
+
+/// What is planned of `state`. Nothing in it is Python's: needs no GIL.
+base::Result<Writes> writes_of(const LocalState& state, std::vector<planner::PlannedWrite> planned);
+
+/// What one rank writes. Needs the GIL.
 class WritePlan {
  public:
   /// Of the items of a SavePlan. Raises InvalidPlanError, naming the key, for what cannot be stored.
   explicit WritePlan(const pybind11::iterable& items);
 
-  /// What is planned of `state`, which is kept. \param part_class  See `make_part_item`.
-  WritePlan(std::shared_ptr<const LocalState> state, std::vector<planner::PlannedWrite> planned,
-            pybind11::object part_class);
+  /// \param writes  Of `state`, which is kept. \param part_class  See `make_part_item`.
+  WritePlan(std::shared_ptr<const LocalState> state, Writes writes, pybind11::object part_class)
+      : state_(std::move(state)), part_class_(std::move(part_class)), writes_(std::move(writes)) {}
+  ~WritePlan();
+  WritePlan(const WritePlan&) = delete;
+  WritePlan& operator=(const WritePlan&) = delete;
 
-  const std::vector<Write>& tensors() const { return tensors_; }
-  const std::vector<Write>& objects() const { return objects_; }
-  size_t num_items() const { return tensors_.size() + objects_.size(); }
-  int64_t num_bytes() const { return num_bytes_; }
+  const std::vector<Write>& tensors() const { return writes_.tensors; }
+  const std::vector<Write>& objects() const { return writes_.objects; }
+  size_t num_items() const { return tensors().size() + objects().size(); }
+  int64_t num_bytes() const { return writes_.num_bytes; }
 
   const Write& tensor_at(size_t position) const;
   const Write& object_at(size_t position) const;
@@ -51,13 +66,11 @@ class WritePlan {
   const LocalState* state() const { return state_.get(); }
 
  private:
-  void add(Write write);
   pybind11::object item_of(const Write& write) const;
 
   std::shared_ptr<const LocalState> state_;
   pybind11::object part_class_;
-  std::vector<Write> tensors_, objects_;
-  int64_t num_bytes_ = 0;
+  Writes writes_;
 };
 
 }  // namespace bytecheckpoint::bindings

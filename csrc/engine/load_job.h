@@ -10,6 +10,7 @@
 #include "csrc/engine/names.h"
 #include "csrc/format/manifest.h"
 #include "csrc/planner/load_plan.h"
+#include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::engine {
 
@@ -19,7 +20,7 @@ struct LoadOptions {
   bool direct_io = true;
   bool verify = true;  // CRCs of everything read; trailers are always compared with the manifest
   int num_io_threads = 1;
-  int64_t ring_bytes = 64 << 20;
+  int64_t ring_bytes = staging::kDefaultRingBytes;
   /// Told after each segment how many of the bytes that a run wants have arrived; in the calling thread.
   std::function<void(int64_t)> progress;
 };

@@ -18,9 +18,9 @@ struct SaveOptions {
   bool sync = true;                // fsync files and directory before the result is handed in
   bool one_file_a_record = false;  // else one file a rank
   int num_io_threads = 1;
-  int64_t ring_bytes = 64 << 20;  // rounded up to whole slots, at least two
-  int64_t expected_bytes = 0;     // space to ask for before the first byte
-  int niceness = 0;               // added to that of the threads that write
+  int64_t ring_bytes = staging::kDefaultRingBytes;  // rounded up to whole slots, at least two
+  int64_t expected_bytes = 0;                       // space to ask for before the first byte
+  int niceness = 0;                                 // added to that of the threads that write
 };
 
 struct SaveStats {

@@ -7,13 +7,14 @@
 
 #include "csrc/base/status.h"
 #include "csrc/engine/names.h"
+#include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::engine {
 
 struct VerifyOptions {
   std::string directory;
   bool direct_io = true;
-  int64_t ring_bytes = 64 << 20;
+  int64_t ring_bytes = staging::kDefaultRingBytes;
 };
 
 /// One thing that is not as it was written.

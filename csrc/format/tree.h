@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "csrc/base/bytes.h"
@@ -40,6 +41,11 @@ inline constexpr int kMaxTreeDepth = 100;
 /// Tag (u8), then: int i64; float as 8 bytes; text u32 length and bytes; containers u32 count and children.
 /// The caller has checked the depth.
 void encode_tree(const Tree& tree, base::ByteWriter* out);
+
+/// The same of a value that is no Tree yet; of a container, followed by its children.
+void encode_int(int64_t value, base::ByteWriter* out);
+void encode_text(Tree::Kind kind, std::string_view text, base::ByteWriter* out);
+void encode_container(Tree::Kind kind, size_t num_children, base::ByteWriter* out);
 
 /// kCorrupt on an unknown tag, a cut or too deep tree.
 base::Result<Tree> decode_tree(std::string_view bytes);

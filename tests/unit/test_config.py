@@ -18,7 +18,7 @@ MIB = 1 << 20
 def test_defaults() -> None:
     config = Config()
     assert config == Config.from_env({})
-    assert (config.ring_bytes, config.io_threads, config.direct_io, config.verify) == (64 * MIB, 2, True, True)
+    assert (config.ring_bytes, config.io_threads, config.direct_io, config.verify) == (24 * MIB, 2, True, True)
     assert (config.commit_deadline_s, config.take_over, config.allow_pickle) == (3600.0, False, False)
     assert config.progress is False
     assert (config.staging_bytes, config.staging_threads, config.on_staging_busy) == (0, 2, "wait")
