@@ -33,6 +33,8 @@ class Config:
             at the same time. 16 MiB to 256 MiB.
         io_threads: Threads that write or read, 1 to 16. Two keep a single disk busy between requests.
         niceness: Added to that of the threads that copy and write a save, 0 to 19: training goes before them.
+        write_bytes_per_s: Most that a rank writes of a save in a second, so that it takes less from training and from
+            others at the same storage. 0: as fast as it can; else 1 MiB at least.
         direct_io: Use O_DIRECT where the file system has it. Off: everything goes through the page cache.
         verify: Check the CRC of every block that is read. Trailers of files are always checked.
         commit_deadline_s: Seconds after which a save that has not finished loses its right to commit, so that a save
@@ -68,6 +70,7 @@ class Config:
     ring_bytes: int = 24 * _MIB
     io_threads: int = 2
     niceness: int = 0
+    write_bytes_per_s: int = 0
     direct_io: bool = True
     verify: bool = True
     commit_deadline_s: float = 3600.0
@@ -97,6 +100,8 @@ class Config:
         self._check("ring_bytes", 16 * _MIB, 256 * _MIB)
         self._check("io_threads", 1, 16)
         self._check("niceness", 0, 19)
+        if self.write_bytes_per_s != 0:
+            self._check("write_bytes_per_s", _MIB, float("inf"))
         self._check("commit_deadline_s", 0.0, float("inf"))
         self._check("tree_topo_threshold", 1, float("inf"))
         self._check("tree_topo_fan_out", 2, 1024)

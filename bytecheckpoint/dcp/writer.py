@@ -331,6 +331,7 @@ class BcpWriter(StorageWriter):
             ring_bytes=self.config.ring_bytes,
             expected_bytes=plan.num_bytes,
             niceness=self.config.niceness,
+            bytes_per_s=self.config.write_bytes_per_s,
         )
 
     @contextmanager

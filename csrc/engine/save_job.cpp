@@ -33,9 +33,9 @@ base::Result<std::unique_ptr<SaveJob>> SaveJob::start(SaveOptions options) {
 SaveJob::SaveJob(SaveOptions options, staging::BorrowedRing ring)
     : options_(std::move(options)), ring_(std::move(ring)), free_slots_(static_cast<size_t>(ring_->num_slots())) {
   for (int slot = 0; slot < ring_->num_slots(); ++slot) free_slots_.push(slot);
-  writer_ = std::make_unique<io::Writer>(
-      options_.num_io_threads, static_cast<size_t>(ring_->num_slots()), [this](int slot) { free_slots_.push(slot); },
-      options_.niceness);
+  const io::WriterOptions writing{options_.num_io_threads, static_cast<size_t>(ring_->num_slots()), options_.niceness,
+                                  options_.bytes_per_s};
+  writer_ = std::make_unique<io::Writer>(writing, [this](int slot) { free_slots_.push(slot); });
 }
 
 SaveJob::~SaveJob() = default;

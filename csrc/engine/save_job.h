@@ -21,6 +21,7 @@ struct SaveOptions {
   int64_t ring_bytes = staging::kDefaultRingBytes;  // rounded up to whole slots, at least two
   int64_t expected_bytes = 0;                       // space to ask for before the first byte
   int niceness = 0;                                 // added to that of the threads that write
+  int64_t bytes_per_s = 0;                          // most that are written; 0: as fast as the storage takes them
 };
 
 struct SaveStats {

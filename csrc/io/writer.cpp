@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/io/writer.h"
 
+#include <algorithm>
+
 #include "csrc/base/failpoint.h"
 #include "csrc/base/niceness.h"
 
 namespace bytecheckpoint::io {
 
-Writer::Writer(int num_threads, size_t capacity, std::function<void(int)> released, int niceness)
-    : queue_(capacity), released_(std::move(released)) {
-  threads_.reserve(static_cast<size_t>(num_threads));
-  for (int t = 0; t < num_threads; ++t) {
-    threads_.emplace_back([this, niceness] {
+Writer::Writer(const WriterOptions& options, std::function<void(int)> released)
+    : queue_(options.capacity), released_(std::move(released)), bytes_per_s_(options.bytes_per_s) {
+  threads_.reserve(static_cast<size_t>(options.num_threads));
+  for (int t = 0; t < options.num_threads; ++t) {
+    threads_.emplace_back([this, niceness = options.niceness] {
       base::add_niceness(niceness);
       run();
     });
@@ -33,6 +35,7 @@ int64_t Writer::bytes_written() {
 void Writer::cancel() {
   base::MutexLock lock(mutex_);
   if (first_failure_.is_ok()) first_failure_ = base::Status::make(base::Code::kCancelled, "write: cancelled");
+  failed_.notify_all();
 }
 
 base::Status Writer::status() {
@@ -48,8 +51,18 @@ base::Status Writer::finish() {
   return status();
 }
 
+void Writer::wait_for_turn(int64_t bytes) {
+  if (bytes_per_s_ == 0) return;
+  base::MutexLock lock(mutex_);
+  const auto turn = std::max(next_turn_, std::chrono::steady_clock::now());
+  const std::chrono::duration<double> taken(static_cast<double>(bytes) / static_cast<double>(bytes_per_s_));
+  next_turn_ = turn + std::chrono::duration_cast<std::chrono::steady_clock::duration>(taken);
+  failed_.wait_until(lock, turn, [&] { return !first_failure_.is_ok(); });
+}
+
 void Writer::run() {
   while (const auto request = queue_.pop()) {
+    wait_for_turn(request->size);
     if (status().is_ok()) {
       base::Status outcome = request->file->write_at(request->bytes, request->size, request->offset);
       BCP_FAILPOINT(kWriteData);
@@ -58,6 +71,7 @@ void Writer::run() {
         bytes_written_ += request->size;
       } else if (first_failure_.is_ok()) {
         first_failure_ = std::move(outcome);
+        failed_.notify_all();
       }
     }
     released_(request->slot);

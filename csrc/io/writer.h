@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -21,6 +23,13 @@ struct WriteRequest {
   int slot = -1;
 };
 
+struct WriterOptions {
+  int num_threads = 1;
+  size_t capacity = 1;      // requests that wait; one more blocks its submitter
+  int niceness = 0;         // added to that of the threads
+  int64_t bytes_per_s = 0;  // of all threads together; 0: as fast as the storage takes them
+};
+
 /// Threads that write slots while their owner fills others.
 ///
 /// After the first failure nothing more is written, but slots keep being released, so that the filling side can never
@@ -28,8 +37,7 @@ struct WriteRequest {
 class Writer {
  public:
   /// \param released  Called from a writer thread with the slot of each request that is done; must not block.
-  /// \param niceness  Added to that of the threads.
-  Writer(int num_threads, size_t capacity, std::function<void(int)> released, int niceness = 0);
+  Writer(const WriterOptions& options, std::function<void(int)> released);
   /// Waits for what was submitted.
   ~Writer();
 
@@ -45,12 +53,17 @@ class Writer {
 
  private:
   void run();
+  /// Until so many bytes may be written, or nothing more is to be.
+  void wait_for_turn(int64_t bytes);
 
   base::BoundedQueue<WriteRequest> queue_;
   const std::function<void(int)> released_;
+  const int64_t bytes_per_s_;
   base::Mutex mutex_;
   base::Status first_failure_ BCP_GUARDED_BY(mutex_);
   int64_t bytes_written_ BCP_GUARDED_BY(mutex_) = 0;
+  std::chrono::steady_clock::time_point next_turn_ BCP_GUARDED_BY(mutex_);
+  std::condition_variable failed_;
   std::vector<std::thread> threads_;
 };
 

@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <memory>
@@ -40,7 +42,7 @@ TEST_CASE("writer: everything that was submitted is in the file") {
     File file = test::value_of(File::create(dir / "a", true));
     Slots slots(4);
     {
-      Writer writer(num_threads, 4, [&](int slot) { slots.free.push(slot); });
+      Writer writer({num_threads, 4}, [&](int slot) { slots.free.push(slot); });
       for (size_t begin = 0; begin < content.size(); begin += kSlotBytes) {
         const int slot = *slots.free.pop();
         const std::string part = content.substr(begin, kSlotBytes);
@@ -62,7 +64,7 @@ TEST_CASE("writer: a failure is the first one, nothing more is written, and slot
   File good = test::value_of(File::create(dir / "b", false));
   Slots slots(2);
   std::atomic<int> released{0};
-  Writer writer(1, 2, [&](int slot) {
+  Writer writer({1, 2}, [&](int slot) {
     ++released;
     slots.free.push(slot);
   });
@@ -81,12 +83,39 @@ TEST_CASE("writer: destroyed without finish it waits for what was submitted") {
   File file = test::value_of(File::create(dir / "a", false));
   const std::string content = test::patterned(20 * 1000);
   {
-    Writer writer(2, 32, [](int) {});
+    Writer writer({2, 32}, [](int) {});
     for (int i = 0; i < 20; ++i) {
       writer.submit({&file, reinterpret_cast<const uint8_t*>(content.data()) + 1000 * i, 1000, 1000 * i, i});
     }
   }
   CHECK((test::read_all(dir / "a") == content));
+}
+
+TEST_CASE(
+    "writer: a rate bounds all threads together, and one that nothing could be written at is no obstacle to the end") {
+  const TempDir dir;
+  const std::string content = test::patterned(12 * 1000);
+  const auto submit_all = [&](Writer* writer, File* file) {
+    for (int i = 0; i < 12; ++i) {
+      writer->submit({file, reinterpret_cast<const uint8_t*>(content.data()) + 1000 * i, 1000, 1000 * i, i});
+    }
+  };
+  for (const int num_threads : {1, 3}) {
+    File file = test::value_of(File::create(dir / std::to_string(num_threads), false));
+    const auto begin = std::chrono::steady_clock::now();
+    Writer writer({num_threads, 12, 0, /*bytes_per_s=*/100'000}, [](int) {});
+    submit_all(&writer, &file);
+    EXPECT_OK(writer.finish());
+    CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(110));  // the first need not wait
+    CHECK((test::read_all(dir / std::to_string(num_threads)) == content));
+  }
+  File file = test::value_of(File::create(dir / "slow", false));
+  Writer writer({2, 12, 0, /*bytes_per_s=*/1}, [](int) {});
+  submit_all(&writer, &file);
+  while (writer.bytes_written() == 0) std::this_thread::yield();
+  writer.cancel();
+  EXPECT_FAILURE(kCancelled, "cancelled", writer.finish());
+  CHECK(writer.bytes_written() == 1000);
 }
 
 /// Requests for all of a file in parts of kSlotBytes.
