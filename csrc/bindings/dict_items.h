@@ -3,26 +3,36 @@
 
 #include <pybind11/pybind11.h>
 
+#include <utility>
+#include <vector>
+
 namespace bytecheckpoint::bindings {
 
 /// Calls `visit(key, value)` for what is in a dict now, also where `visit` lets the GIL go and others change the dict
-/// meanwhile: what is taken out is then left out.
+/// meanwhile. Needs the GIL.
 ///
-/// By a list of its keys. One of its items would be as many tuples, which the garbage collector counts as objects that
-/// stay, and soon looks at everything there is. Needs the GIL.
+/// No tuples are made of keys and values: the garbage collector would count them as objects that stay, and soon look at
+/// everything there is.
 template <class Visit>
 void for_each_item(pybind11::handle dict, const Visit& visit) {
   namespace py = pybind11;
-  const auto keys = py::reinterpret_steal<py::list>(PySequence_List(dict.ptr()));
-  if (!keys) throw py::error_already_set();
-  for (const py::handle key : keys) {
-    const auto value = py::reinterpret_borrow<py::object>(PyDict_GetItemWithError(dict.ptr(), key.ptr()));
-    if (value) {
-      visit(key, value);
-    } else if (PyErr_Occurred() != nullptr) {
-      throw py::error_already_set();
+  std::vector<std::pair<py::object, py::object>> items;
+  items.reserve(static_cast<size_t>(PyDict_Size(dict.ptr())));
+  if (PyDict_CheckExact(dict.ptr())) {
+    PyObject *key = nullptr, *value = nullptr;
+    for (Py_ssize_t position = 0; PyDict_Next(dict.ptr(), &position, &key, &value) != 0;) {
+      items.emplace_back(py::reinterpret_borrow<py::object>(key), py::reinterpret_borrow<py::object>(value));
+    }
+  } else {  // an OrderedDict, say, has an order of its own
+    const auto keys = py::reinterpret_steal<py::list>(PySequence_List(dict.ptr()));
+    if (!keys) throw py::error_already_set();
+    for (const py::handle key : keys) {
+      auto value = py::reinterpret_borrow<py::object>(PyDict_GetItemWithError(dict.ptr(), key.ptr()));
+      if (!value && PyErr_Occurred() != nullptr) throw py::error_already_set();
+      if (value) items.emplace_back(py::reinterpret_borrow<py::object>(key), std::move(value));
     }
   }
+  for (const auto& [key, value] : items) visit(key, value);
 }
 
 }  // namespace bytecheckpoint::bindings

@@ -35,15 +35,14 @@ bool is_alike(const tensor::StridedView& a, const tensor::StridedView& b) {
 }
 
 /// Tied tensors have one.
-size_t number_of(const tensor::StridedView& view, std::vector<tensor::StridedView>* views,
-                 std::unordered_map<const uint8_t*, std::vector<size_t>>* views_at) {
-  std::vector<size_t>& here = (*views_at)[view.data];
-  for (const size_t number : here) {
-    if (is_alike((*views)[number], view)) return number;
-  }
+size_t number_of(const tensor::StridedView& view, std::vector<tensor::StridedView>* views, base::IndexTable* numbers) {
+  const uint64_t hash = reinterpret_cast<uintptr_t>(view.data) * uint64_t{0x9E3779B97F4A7C15};
+  const uint64_t spread = hash ^ hash >> 32;
+  const uint32_t known = numbers->find(spread, [&](uint32_t number) { return is_alike((*views)[number], view); });
+  if (known != base::IndexTable::kNone) return known;
+  numbers->insert(spread, static_cast<uint32_t>(views->size()));
   views->push_back(view);
-  here.push_back(views->size() - 1);
-  return here.back();
+  return views->size() - 1;
 }
 
 std::vector<staging::DevicePiece> device_pieces(const std::vector<staging::Piece>& pieces) {
@@ -73,7 +72,7 @@ StagedTree::~StagedTree() {
 
 base::Status StagedTree::lay_out() {
   for (auto& [device, place] : places_) {
-    place.views_at = {};
+    place.numbers = {};
     if (!staging::lay_out(std::move(place.views), kTensorAlignment, &place.pieces, &num_bytes_)) {
       return base::Status::make(base::Code::kStagingFull, "staging: the state takes more bytes than can be counted");
     }
@@ -107,7 +106,7 @@ py::object StagedTree::stage_tensor(py::handle tensor) {
       place->merge == nullptr ? view_of_plain_tensor(tensor.ptr()) : view_of_cuda_tensor(tensor.ptr());
   if (!view.is_ok()) raise(view.status().with_context("staging '" + copier_.path() + "'"));
   place->alive.push_back(py::reinterpret_borrow<py::object>(tensor));
-  tensors_.push_back({PendingTensor(tensor.ptr()), place, number_of(view.value(), &place->views, &place->views_at)});
+  tensors_.push_back({PendingTensor(tensor.ptr()), place, number_of(view.value(), &place->views, &place->numbers)});
   return py::reinterpret_borrow<py::object>(tensors_.back().tensor.object());
 }
 
@@ -132,13 +131,15 @@ StagedTree::Place* StagedTree::place_on(int device) {
 void StagedTree::fill(const std::shared_ptr<staging::Lease>& lease, int num_threads,
                       const std::map<int, uintptr_t>& streams) {
   uint8_t* const first = lease->pages()->first();
-  for (Staged& staged : tensors_) {
-    breath_.take();
-    const staging::Piece& piece = staged.place->pieces[staged.view];
-    if (piece.bytes != 0) staged.tensor.settle(first + piece.offset, lease);
-  }
   lease_ = lease;
-  base::Status status = unlocked([&] { return fill_memory(first, num_threads, streams); });
+  base::Status status = unlocked([&] {
+    const MemoryOwner owner(lease);
+    for (Staged& staged : tensors_) {
+      const staging::Piece& piece = staged.place->pieces[staged.view];
+      if (piece.bytes != 0) staged.tensor.settle(first + piece.offset, owner);
+    }
+    return fill_memory(first, num_threads, streams);
+  });
   if (!status.is_ok()) {
     lease_.reset();
     raise(std::move(status).with_context("staging"));
@@ -236,13 +237,15 @@ py::object put_together(py::handle tree, std::string_view tensors, std::shared_p
                         py::object stand_in, py::object join_dtensor) {
   base::ByteReader table(tensors);
   Breath breath;
+  uint8_t* const first = pages->first();
+  const MemoryOwner owner(std::move(pages));
   const auto next = [&]() -> py::object {
     const int64_t offset = table.i64(), kind = table.i64();
     tensor::Dims sizes(std::min<size_t>(table.u32(), table.remaining() / sizeof(int64_t)));
     for (int64_t& size : sizes) size = table.i64();
     if (!table.ok()) raise(base::Status::make(base::Code::kInvalidArgument, "a staged state has lost its tensors"));
     PendingTensor tensor(std::move(sizes), kind);
-    tensor.settle(pages->first() + offset, pages);
+    tensor.settle(first + offset, owner);
     return py::reinterpret_borrow<py::object>(tensor.object());
   };
   const py::cpp_function next_tensor(next);

@@ -7,9 +7,9 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
+#include "csrc/base/index_table.h"
 #include "csrc/bindings/breath.h"
 #include "csrc/bindings/torch_tensor.h"
 #include "csrc/bindings/tree_copy.h"
@@ -67,7 +67,7 @@ class StagedTree {
   struct Place {
     std::shared_ptr<staging::SharedDeviceMerge> merge;  // of a device
     std::vector<tensor::StridedView> views;
-    std::unordered_map<const uint8_t*, std::vector<size_t>> views_at;
+    base::IndexTable numbers;             // of the views
     std::vector<pybind11::object> alive;  // whose memory the views are
     std::vector<staging::Piece> pieces;   // of the views
   };

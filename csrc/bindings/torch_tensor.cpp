@@ -210,11 +210,14 @@ void PendingTensor::Drop::operator()(PyObject* object) const {
   Py_DECREF(object);
 }
 
-void PendingTensor::settle(uint8_t* memory, std::shared_ptr<void> owner) {
-  const auto drop = [](void* context) { delete static_cast<std::shared_ptr<void>*>(context); };
+void MemoryOwner::drop(void* users) {
+  auto* const of = static_cast<Users*>(users);
+  if (of->count.fetch_sub(1, std::memory_order_acq_rel) == 1) delete of;
+}
+
+void PendingTensor::settle(uint8_t* memory, const MemoryOwner& owner) {
   const c10::Storage& storage = THPVariable_Unpack(object_.get()).storage();
-  storage.set_data_ptr_noswap(
-      c10::DataPtr(memory, new std::shared_ptr<void>(std::move(owner)), drop, c10::Device(c10::kCPU)));
+  storage.set_data_ptr_noswap(c10::DataPtr(memory, owner.add(), &MemoryOwner::drop, c10::Device(c10::kCPU)));
 }
 
 std::optional<tensor::Dims> sizes_of_tensor(PyObject* object) {

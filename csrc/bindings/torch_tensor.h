@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -60,6 +61,29 @@ base::Result<tensor::StridedView> view_of_plain_tensor(PyObject* object);
 /// The same of a tensor in the memory of a CUDA device.
 base::Result<tensor::StridedView> view_of_cuda_tensor(PyObject* object);
 
+/// What keeps memory mapped until the last tensor in it is gone: one allocation for all of them.
+class MemoryOwner {
+ public:
+  explicit MemoryOwner(std::shared_ptr<void> owner) : users_(new Users{{1}, std::move(owner)}) {}
+  ~MemoryOwner() { drop(users_); }
+  MemoryOwner(const MemoryOwner&) = delete;
+  MemoryOwner& operator=(const MemoryOwner&) = delete;
+
+  /// One more user, for `drop`.
+  void* add() const {
+    users_->count.fetch_add(1, std::memory_order_relaxed);
+    return users_;
+  }
+  static void drop(void* users);
+
+ private:
+  struct Users {
+    std::atomic<int64_t> count;
+    std::shared_ptr<void> owner;
+  };
+  Users* const users_;
+};
+
 /// A torch.Tensor of host memory that is not there yet, contiguous, of the kind of another tensor.
 class PendingTensor {
  public:
@@ -69,8 +93,8 @@ class PendingTensor {
   PendingTensor(tensor::Dims sizes, int64_t kind);
 
   PyObject* object() const { return object_.get(); }
-  /// Gives it its memory, which `owner` keeps mapped. Needs no GIL, but nobody may look at the tensor before.
-  void settle(uint8_t* memory, std::shared_ptr<void> owner);
+  /// Gives it its memory. Needs no GIL, but nobody may look at the tensor before.
+  void settle(uint8_t* memory, const MemoryOwner& owner);
 
  private:
   struct Drop {
