@@ -12,7 +12,8 @@ Loop and training are compared with their own speed just before and after, from 
 save is committed. The row "no save" has half a second of nothing in the place of a save: what the machine itself does.
 A late tick waited for the GIL or for a core; the time for a core, as Linux counts it, is taken off in the last column.
 Python threads that both compute hand the GIL over every 5 ms, so up to 5.5 ms are no fault of a native call.
-bytecheckpoint-paced writes no more than 0.5 GB/s. A first save of each contender is not counted: it touches memory, and starts DCP's process.
+The paced contender writes no more than 0.5 GB/s. A first save of each contender is not counted: it touches memory, and
+starts DCP's process.
 """
 
 from __future__ import annotations
