@@ -176,8 +176,6 @@ def async_save_state_dict(
             or an earlier background save failed and nobody has looked. The save then fails on all ranks.
     """
     writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
-    if writer.config.handle_sigterm:
-        _background.handle_sigterm()
     group = background_group(process_group, no_dist)
     try:
         _background.raise_unseen()

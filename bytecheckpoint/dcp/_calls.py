@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+from bytecheckpoint import _core
+
 __all__ = ["ASYNC_SAVE", "SAVE", "Call", "call_in", "local_of_call", "outermost_call"]
 
 # The calls that are looked for: module and function.
@@ -30,10 +32,7 @@ class Call:
 
     def is_running(self) -> bool:
         """Has it not returned yet? Any thread may ask."""
-        if not self._thread.is_alive():
-            return False
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        return any(id(f) == self._frame and f.f_code is self._code for f in _outwards(frame))
+        return self._thread.is_alive() and _core.is_in_call(self._thread.ident or 0, self._frame, self._code)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

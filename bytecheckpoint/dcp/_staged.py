@@ -14,6 +14,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -69,17 +70,20 @@ class _Stay:
             self._is_watched = True
             with _lock:
                 _watched.append((save, self.lease))
+                _awaited.discard(self)
         self.sum()  # else what is saved first would not be checked
 
 
 _lock = threading.Lock()
 _watched: list[tuple[Call, _C.Lease]] = []
+# Staged for a save that DCP is about to begin, unless it fails before.
+_awaited: weakref.WeakSet[_Stay] = weakref.WeakSet()
 
 
 def is_any_saved() -> bool:
     """Is a save under way that DCP runs in the background, of a state that was staged here?"""
     with _lock:
-        return any(save.is_running() for save, _ in _watched)
+        return len(_awaited) != 0 or any(save.is_running() for save, _ in _watched)
 
 
 def _end_stays_that_are_over() -> None:
@@ -185,6 +189,10 @@ def stage_state(
         InvalidPlanError: A value cannot be copied; names the key.
         DeviceError: A device refused; without ``overlap`` always here, else maybe as the failure of the future.
     """
+    if config.handle_sigterm:
+        from bytecheckpoint import _background  # which asks here what it has to wait for
+
+        _background.handle_sigterm()
     with quick_switches():
         return _stage(state_dict, config, is_shareable, overlap)
 
@@ -202,6 +210,9 @@ def _stage(state_dict: dict[str, Any], config: Config, is_shareable: bool, overl
     staged = _C.StagedTree(dict(state_dict), copy_other, _compat.like_dtensor)
     lease = _wait_for_lease(staged.num_bytes, config, is_shareable)
     stay = _Stay(lease, staged, config.staging_threads)
+    if call_in(*ASYNC_SAVE) is not None:
+        with _lock:
+            _awaited.add(stay)
     future: Future[StagedState] = Future()
     has_devices = bool(staged.devices)
     try:

@@ -4,6 +4,7 @@
 
 #include "csrc/base/crc32.h"
 #include "csrc/bindings/bind_builtin.h"
+#include "csrc/bindings/bind_calls.h"
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_planning.h"
 #include "csrc/bindings/bind_synthetic.h"
@@ -114,6 +115,7 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "Format, planning and checks; needs no torch.";
   bytecheckpoint::bindings::bind_core(m);
   bytecheckpoint::bindings::bind_builtin(m);
+  bytecheckpoint::bindings::bind_calls(m);
   bytecheckpoint::bindings::bind_checkpoint(m);
   bytecheckpoint::bindings::bind_planning(m);
   bytecheckpoint::bindings::bind_verify(m);

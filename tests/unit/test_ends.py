@@ -63,11 +63,19 @@ threading.Timer(0.3, told.set).start()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(30)
 """
-SIGTERM_OF_DCP = """
+SIGTERM_AFTER_REGISTER = """
 with bcp.registered(config=bcp.Config(handle_sigterm=True)):
     dcp.async_save(state, checkpoint_id=path, planner=Waiting(), no_dist=True)
 assert arrived.wait(30)
 threading.Timer(0.3, told.set).start()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(30)
+"""
+# At once: the thread that DCP saves in may not have begun.
+SIGTERM_OF_DCP = """
+threading.Timer(0.3, told.set).start()
+writer = bcp.BcpWriter(path, config=bcp.Config(handle_sigterm=True))
+dcp.async_save(state, storage_writer=writer, planner=Waiting(), no_dist=True)
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(30)
 """
@@ -135,8 +143,9 @@ def test_sigterm_waits_for_saves_and_then_ends_the_process(tmp_path: Path) -> No
     assert_committed(tmp_path / "ckpt-next")
 
 
-def test_sigterm_waits_for_saves_of_dcp_after_register(tmp_path: Path) -> None:
-    done = run(SIGTERM_OF_DCP, tmp_path / "ckpt")
+@pytest.mark.parametrize("script", [SIGTERM_AFTER_REGISTER, SIGTERM_OF_DCP], ids=["register", "writer"])
+def test_sigterm_waits_for_saves_of_dcp(tmp_path: Path, script: str) -> None:
+    done = run(script, tmp_path / "ckpt")
     assert done.returncode == -signal.SIGTERM, done.stderr
     assert_committed(tmp_path / "ckpt")
 
