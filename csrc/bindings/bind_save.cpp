@@ -175,8 +175,10 @@ void bind_save(py::module_& m) {
       .def("append_bytes", &append_bytes, py::arg("fqn"), py::arg("data"))
       .def("finish",
            [](engine::SaveJob& job) {
-             const format::WriteResult result = value_unlocked([&] { return job.finish(); });
-             return py::bytes(format::encode_write_result(result));
+             return py::bytes(value_unlocked([&]() -> base::Result<std::string> {
+               BCP_ASSIGN_OR_RETURN(const format::WriteResult result, job.finish());
+               return format::encode_write_result(result);
+             }));
            })
       .def_property_readonly("file_names", &engine::SaveJob::file_names)
       .def_property_readonly("bytes_done", &engine::SaveJob::bytes_done)

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <chrono>
+#include <thread>
 
 namespace bytecheckpoint::bindings {
 
@@ -17,6 +18,8 @@ class Breath {
     if (now - last_ < kHold) return;
     {
       const pybind11::gil_scoped_release no_gil;
+      // Else this thread would have it back before one that waits for it is awake.
+      std::this_thread::sleep_for(kAwake);
     }
     last_ = std::chrono::steady_clock::now();
   }
@@ -24,6 +27,7 @@ class Breath {
  private:
   static constexpr int kCallsALook = 64;
   static constexpr std::chrono::milliseconds kHold{2};
+  static constexpr std::chrono::microseconds kAwake{20};
   int calls_ = 0;
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
