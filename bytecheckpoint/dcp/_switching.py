@@ -23,7 +23,10 @@ _before = 0.0
 
 @contextmanager
 def quick_switches() -> Iterator[None]:
-    """Within it threads of this process take turns at the GIL every half millisecond. Reentrant; any thread."""
+    """Within it threads of this process take turns at the GIL every half millisecond. Reentrant; any thread.
+
+    ``@quick_switches()`` makes it so within a function.
+    """
     global _holders, _before
     with _lock:
         _holders += 1

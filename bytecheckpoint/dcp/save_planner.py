@@ -80,6 +80,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         self.config = config or Config.from_env()
         self.last_plan = PlanReport()
 
+    @quick_switches()
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
@@ -90,12 +91,9 @@ class BcpSavePlanner(DefaultSavePlanner):
             return
         self.state_dict, self.mappings, self.is_coordinator = flat, mappings, is_coordinator
 
+    @quick_switches()
     def create_local_plan(self) -> SavePlan:
         """What this rank holds."""
-        with quick_switches():
-            return self._plan_locally()
-
-    def _plan_locally(self) -> SavePlan:
         begin = time.perf_counter()
         self.last_plan = PlanReport()
         mappings = self.mappings if self.flatten_state_dict else None
@@ -113,6 +111,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         self._seconds = time.perf_counter() - begin
         return self.plan
 
+    @quick_switches()
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Who writes what. Plans that somebody has looked at, and may have changed, are left to DCP's own planner."""
         held: list[Held | HeldElsewhere] = []
@@ -142,6 +141,7 @@ class BcpSavePlanner(DefaultSavePlanner):
             self.metadata.planner_data = dict(ChainMap(*data))  # somebody has added to it; as DCP joins them
         return self.global_plan, self.metadata
 
+    @quick_switches()
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """Exchanges plans with the other ranks, if the coordinator has not told this one what to write."""
         source = source_of(new_plan.items)

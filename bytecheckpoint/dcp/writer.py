@@ -201,6 +201,7 @@ class BcpWriter(StorageWriter):
         session.is_coordinator = is_coordinator
         session.rank = rank_of_call(kwargs)
 
+    @quick_switches()
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuses what cannot be stored, before any rank has written a byte."""
         session = self._session
@@ -212,6 +213,7 @@ class BcpWriter(StorageWriter):
         session.phases.end("plan_s")
         return plan
 
+    @quick_switches()
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Coordinator, or each rank that saves without collectives: takes the right to commit."""
         session = self._session
@@ -224,15 +226,12 @@ class BcpWriter(StorageWriter):
         session.phases.end("begin_s")
         return plans
 
+    @quick_switches()
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes and syncs this rank's files.
 
         Failures are handed in as a result: the coordinator can then clean up before it raises on every rank.
         """
-        with quick_switches():
-            return self._write(plan, planner)
-
-    def _write(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         session = self._session
         session.phases.end("exchange_s")
         job: _C.SaveJob | None = None
@@ -255,12 +254,9 @@ class BcpWriter(StorageWriter):
         future.set_result([result])  # type: ignore[list-item]  # read back by our own finish
         return future
 
+    @quick_switches()
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Coordinator: checks every rank's result and commits, or undoes the save and raises."""
-        with quick_switches():
-            self._finish(metadata, results)
-
-    def _finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         session = self._session
         commit = session.commit
         assert commit is not None, "prepare_global_plan was not called"
