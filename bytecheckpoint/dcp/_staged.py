@@ -53,15 +53,12 @@ class _Stay:
         self._is_watched = False
         self._lock = threading.Lock()
         self._staged = staged
-        self._is_summed = False
         self._num_threads = num_threads
 
     def sum(self) -> None:
         """Takes the CRCs of what came from devices, unless it is done; returns when it is. Any thread."""
         with self._lock:
-            if not self._is_summed:
-                self._staged.sum(self._num_threads)
-                self._is_summed = True
+            self._staged.sum(self._num_threads)
 
     def note_save(self) -> None:
         """A save begins to use it: it ends with that, if it can be watched, whoever keeps its tensors."""

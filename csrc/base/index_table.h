@@ -7,6 +7,12 @@
 
 namespace bytecheckpoint::base {
 
+/// A hash of a number whose lowest bits say little: pointers, ids, running numbers.
+inline uint64_t spread_hash(uint64_t number) {
+  const uint64_t hash = number * uint64_t{0x9E3779B97F4A7C15};
+  return hash ^ hash >> 32;
+}
+
 /// Finds indices into somebody else's array by the hash of what stands there: open addressing, no allocation an entry.
 /// The array may move and grow; the table keeps nothing but indices and hashes.
 class IndexTable {

@@ -36,11 +36,10 @@ bool is_alike(const tensor::StridedView& a, const tensor::StridedView& b) {
 
 /// Tied tensors have one.
 size_t number_of(const tensor::StridedView& view, std::vector<tensor::StridedView>* views, base::IndexTable* numbers) {
-  const uint64_t hash = reinterpret_cast<uintptr_t>(view.data) * uint64_t{0x9E3779B97F4A7C15};
-  const uint64_t spread = hash ^ hash >> 32;
-  const uint32_t known = numbers->find(spread, [&](uint32_t number) { return is_alike((*views)[number], view); });
+  const uint64_t hash = base::spread_hash(reinterpret_cast<uintptr_t>(view.data));
+  const uint32_t known = numbers->find(hash, [&](uint32_t number) { return is_alike((*views)[number], view); });
   if (known != base::IndexTable::kNone) return known;
-  numbers->insert(spread, static_cast<uint32_t>(views->size()));
+  numbers->insert(hash, static_cast<uint32_t>(views->size()));
   views->push_back(view);
   return views->size() - 1;
 }

@@ -83,8 +83,7 @@ base::Status FileImage::append(std::string_view bytes) {
 
 base::Status FileImage::append_elements(const tensor::StridedView& view, int64_t bytes, uint32_t* crc) {
   *crc = 0;
-  const tensor::BoxRuns runs(view.sizes, tensor::whole(view.sizes), tensor::find_dtype(view.dtype)->itemsize_bytes,
-                             view.strides_bytes);
+  const tensor::BoxRuns runs(view);
   return emit(bytes, crc, [&](int64_t begin, int64_t end, uint8_t* to) {
     staging::gather_window(runs, view.data, begin, end, to);
   });

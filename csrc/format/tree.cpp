@@ -43,11 +43,6 @@ bool Tree::operator==(const Tree& other) const {
          text == other.text && children == other.children;
 }
 
-void encode_int(int64_t value, base::ByteWriter* out) {
-  out->u8(static_cast<uint8_t>(Tree::Kind::kInt));
-  out->i64(value);
-}
-
 void encode_text(Tree::Kind kind, std::string_view text, base::ByteWriter* out) {
   out->u8(static_cast<uint8_t>(kind));
   out->string(text);
@@ -59,15 +54,17 @@ void encode_container(Tree::Kind kind, size_t num_children, base::ByteWriter* ou
 }
 
 void encode_tree(const Tree& tree, base::ByteWriter* out) {
-  if (tree.kind == Tree::Kind::kInt) return encode_int(tree.integer, out);
-  if (tree.kind == Tree::Kind::kString || tree.kind == Tree::Kind::kBytes)
-    return encode_text(tree.kind, tree.text, out);
+  if (tree.kind == Tree::Kind::kString || tree.kind == Tree::Kind::kBytes) {
+    encode_text(tree.kind, tree.text, out);
+    return;
+  }
   if (is_container(tree.kind)) {
     encode_container(tree.kind, tree.children.size(), out);
     for (const Tree& child : tree.children) encode_tree(child, out);
     return;
   }
   out->u8(static_cast<uint8_t>(tree.kind));
+  if (tree.kind == Tree::Kind::kInt) out->i64(tree.integer);
   if (tree.kind == Tree::Kind::kFloat) out->raw(&tree.real, sizeof tree.real);
 }
 

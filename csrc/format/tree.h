@@ -43,7 +43,6 @@ inline constexpr int kMaxTreeDepth = 100;
 void encode_tree(const Tree& tree, base::ByteWriter* out);
 
 /// The same of a value that is no Tree yet; of a container, followed by its children.
-void encode_int(int64_t value, base::ByteWriter* out);
 void encode_text(Tree::Kind kind, std::string_view text, base::ByteWriter* out);
 void encode_container(Tree::Kind kind, size_t num_children, base::ByteWriter* out);
 

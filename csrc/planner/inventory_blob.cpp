@@ -59,13 +59,12 @@ class SetNumbers {
 
   uint32_t number(RankSets::Id id) {
     if (id == last_id_ && !ids_.empty()) return last_number_;
-    const uint64_t hash = id * uint64_t{0x9E3779B97F4A7C15};
-    const uint64_t spread = hash ^ hash >> 32;
-    uint32_t found = table_.find(spread, [&](uint32_t index) { return ids_[index] == id; });
+    const uint64_t hash = base::spread_hash(id);
+    uint32_t found = table_.find(hash, [&](uint32_t index) { return ids_[index] == id; });
     if (found == base::IndexTable::kNone) {
       found = static_cast<uint32_t>(ids_.size());
       ids_.push_back(id);
-      table_.insert(spread, found);
+      table_.insert(hash, found);
     }
     last_id_ = id;
     last_number_ = found;

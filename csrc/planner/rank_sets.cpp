@@ -11,8 +11,7 @@ uint64_t hash_of(const std::vector<RankRun>& runs) {
   uint64_t hash = runs.size();
   for (const RankRun& run : runs) {
     for (const uint64_t word : {uint64_t{run.first} << 32 | run.step, uint64_t{run.count}}) {
-      hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
-      hash ^= hash >> 29;
+      hash = base::spread_hash(hash ^ word);
     }
   }
   return hash;

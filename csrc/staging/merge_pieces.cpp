@@ -54,12 +54,6 @@ struct Work {
   size_t num_grains;
 };
 
-tensor::BoxRuns runs_of(const Piece& piece) {
-  const tensor::StridedView& view = piece.view;
-  return tensor::BoxRuns(view.sizes, tensor::whole(view.sizes), tensor::find_dtype(view.dtype)->itemsize_bytes,
-                         view.strides_bytes);
-}
-
 /// Calls `handle(number of the stretch, stretch, runs of its piece)` for every stretch, in `num_threads` threads.
 template <class Handle>
 void for_each_stretch(const std::vector<Piece>& pieces, const Work& work, int num_threads, const Handle& handle) {
@@ -72,7 +66,7 @@ void for_each_stretch(const std::vector<Piece>& pieces, const Work& work, int nu
         const Stretch& stretch = work.stretches[s];
         if (!runs.has_value() || of_piece != stretch.piece) {
           of_piece = stretch.piece;
-          runs.emplace(runs_of(pieces[of_piece]));
+          runs.emplace(pieces[of_piece].view);
         }
         handle(s, stretch, *runs);
       }

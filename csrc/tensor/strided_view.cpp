@@ -56,6 +56,9 @@ BoxRuns::BoxRuns(const Dims& chunk_sizes, const Box& box, int64_t itemsize_bytes
   for (const Dim& dim : outer_) num_runs_ *= dim.size;
 }
 
+BoxRuns::BoxRuns(const StridedView& view)
+    : BoxRuns(view.sizes, whole(view.sizes), find_dtype(view.dtype)->itemsize_bytes, view.strides_bytes) {}
+
 int64_t BoxRuns::chunk_offset(int64_t run) const {
   int64_t offset = begin_;
   for (size_t d = outer_.size(); d-- > 0; run /= outer_[d].size) {

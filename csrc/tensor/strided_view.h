@@ -37,6 +37,8 @@ class BoxRuns {
   /// \param box            Part of the chunk; must be inside it (checked by the caller with `is_inside`).
   /// \param memory_strides_bytes  One per dim of the box.
   BoxRuns(const Dims& chunk_sizes, const Box& box, int64_t itemsize_bytes, const Dims& memory_strides_bytes);
+  /// Of all elements of `view`, in row-major order.
+  explicit BoxRuns(const StridedView& view);
 
   int64_t num_runs() const { return num_runs_; }
   int64_t run_bytes() const { return run_bytes_; }
