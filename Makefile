@@ -76,10 +76,8 @@ $(VENV)/.built: $(VENV)/.dependencies setup.py $(SOURCES)
 	touch $@
 
 # The same package with failpoints in it, for the crash tests alone; and without checksums, for benchmarks/checks.py.
-build/failpoints/.built: BUILD_WITH := BCP_BUILD_FAILPOINTS=1
-build/nochecks/.built: BUILD_WITH := BCP_BUILD_WITHOUT_CHECKS=1
 build/failpoints/.built build/nochecks/.built: build/%/.built: $(VENV)/.built $(shell find bytecheckpoint -name '*.py')
 	mkdir -p build
-	MAX_JOBS=$(JOBS) $(BUILD_WITH) $(BIN)/python setup.py -q build --build-base build/$*/objects \
-	  --build-lib build/$*/lib > build/$*.log 2>&1 || (tail -30 build/$*.log; false)
+	MAX_JOBS=$(JOBS) BCP_BUILD_VARIANT=$* $(BIN)/python setup.py -q build --build-lib build/$*/lib \
+	  > build/$*.log 2>&1 || (tail -30 build/$*.log; false)
 	touch $@

@@ -48,20 +48,25 @@ TORCH_BINDINGS = (
     "bind_commit",
 )
 
-# Failpoints are for the crash tests alone; `make test` builds them apart, the installed package has none.
-DEFINES = [("_GNU_SOURCE", None)]
-FAILPOINTS = os.environ.get("BCP_BUILD_FAILPOINTS") == "1"
-if FAILPOINTS:
-    DEFINES.append(("BCP_FAILPOINTS", None))
-# A build that sums nothing, and so writes checkpoints that nobody can load: benchmarks/checks.py measures against it.
-if os.environ.get("BCP_BUILD_WITHOUT_CHECKS") == "1":
-    DEFINES.append(("BCP_WITHOUT_CHECKS", None))
+# Other builds than the one that is installed. They differ from it below the bindings, and link the bindings' objects of
+# it, which must be there: those take minutes.
+VARIANTS = {
+    "": None,
+    "failpoints": "BCP_FAILPOINTS",  # for the crash tests alone; the installed package has none
+    "nochecks": "BCP_WITHOUT_CHECKS",  # writes checkpoints that nobody can load: benchmarks/checks.py measures against it
+}
+VARIANT = os.environ.get("BCP_BUILD_VARIANT", "")
+if VARIANT not in VARIANTS:
+    raise SystemExit(f"BCP_BUILD_VARIANT={VARIANT}: {', '.join(filter(None, VARIANTS))} are what there is")
+# One place for them whatever command builds, pip's included, so that only what has changed is compiled.
+OBJECTS = ROOT / "build" / "objects"
 
 OPTIONS = {
     "include_dirs": [str(ROOT), str(Path(torch.__file__).parent / "include")],  # torch's has pybind11
-    "define_macros": DEFINES,
+    "define_macros": [("_GNU_SOURCE", None), *([(VARIANTS[VARIANT], None)] if VARIANT else [])],
     "extra_compile_args": [
-        "-O1" if FAILPOINTS else "-O3",
+        "-O1" if VARIANT == "failpoints" else "-O3",
+        "-g0",  # Python's own flags ask for debug information, which takes a fifth of the time
         "-Wall",
         "-Wextra",
         "-Wno-unused-parameter",
@@ -134,19 +139,35 @@ def in_bindings(*names: str) -> list[str]:
     return [f"csrc/bindings/{name}.cpp" for name in names]
 
 
+def object_of(source: str, directory: Path) -> str:
+    return str((directory / source).with_suffix(".o"))
+
+
 class Build(BuildExtension):
     """Compiles what is below the bindings once, with the first module; the second links the same objects."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.build_temp = str(OBJECTS.with_name(VARIANT) / "objects" if VARIANT else OBJECTS)
 
     def build_extension(self, ext: Extension) -> None:
         root = Path(self.build_temp)
         self.build_temp = str(root / ext.name)  # bindings that both have differ by the name of the module
+        if VARIANT:
+            # The first of the bindings says what is in the build.
+            own = [source for source in ext.sources if source in below_bindings() or source.endswith("_module.cpp")]
+            ext.extra_objects = [object_of(source, OBJECTS / ext.name) for source in ext.sources if source not in own]
+            ext.sources = own
+            if missing := [path for path in ext.extra_objects if not Path(path).exists()]:
+                raise SystemExit(f"BCP_BUILD_VARIANT={VARIANT} needs the objects of the ordinary build: {missing[0]}")
         if ext.name == TORCH:
             nvcc = find_nvcc()
             below = [source for source in below_bindings() if nvcc is None or source != NO_DEVICE_SOURCE]
-            ext.extra_objects = [str((root / CORE / source).with_suffix(".o")) for source in below]
+            ext.extra_objects += [object_of(source, root / CORE) for source in below]
             if nvcc is not None:
-                device_code = (Path(self.build_temp).absolute() / DEVICE_SOURCE).with_suffix(".o")
-                compile_device_code(nvcc, device_code)
+                device_code = Path(object_of(DEVICE_SOURCE, OBJECTS / TORCH))
+                if not VARIANT:
+                    compile_device_code(nvcc, device_code)
                 ext.extra_objects += [str(device_code), str(find_cudart(nvcc))]
                 # Its names stay inside: torch loads its own runtime with global names, maybe of another version.
                 own = ["-Wl,--exclude-libs,libcudart_static.a", "-ldl", "-lrt"]
