@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
+from leaks import holdings, leaks_since
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -18,3 +20,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.skip(reason="long: set BCP_LONG=1 to run it"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """No test leaves threads, open files or processes behind. What fixtures of a module have is there before."""
+    before = holdings()
+    yield
+    leaks = leaks_since(before)
+    assert not leaks, f"left behind: {', '.join(leaks)}"

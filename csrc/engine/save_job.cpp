@@ -7,6 +7,7 @@
 #include "csrc/engine/random_id.h"
 #include "csrc/format/zip_record.h"
 #include "csrc/io/directory.h"
+#include "csrc/io/file_system.h"
 #include "csrc/staging/staged_bytes.h"
 
 namespace bytecheckpoint::engine {
@@ -53,8 +54,9 @@ base::Result<FileImage*> SaveJob::image_for_record() {
                                                        {&*ring_, &free_slots_, writer_.get()}));
     images_.push_back(std::move(image));
     image_open_ = true;
-    if (images_.size() == 1 && !options_.one_file_a_record) {
-      BCP_RETURN_IF_ERROR(images_.back()->reserve(options_.expected_bytes));
+    if (images_.size() == 1) {
+      BCP_RETURN_IF_ERROR(options_.one_file_a_record ? io::check_room(options_.directory, options_.expected_bytes)
+                                                     : images_.back()->reserve(options_.expected_bytes));
     }
   }
   FileImage* image = images_.back().get();

@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "csrc/base/bytes.h"
+#include "csrc/io/file_system.h"
 
 namespace bytecheckpoint::io {
 namespace {
@@ -160,11 +161,10 @@ Status File::reserve(int64_t bytes) {
   do {
     result = ::fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, bytes);
   } while (result != 0 && errno == EINTR);
+  if (result == 0) return Status::ok();
   // Only these two say that the space is not there; everything else says that asking is not supported.
-  if (result != 0 && (errno == ENOSPC || errno == EDQUOT)) {
-    return Status::storage("fallocate", path_, text(bytes, " bytes"), errno);
-  }
-  return Status::ok();
+  if (errno == ENOSPC || errno == EDQUOT) return Status::storage("fallocate", path_, text(bytes, " bytes"), errno);
+  return check_room(path_, bytes);
 }
 
 Status File::truncate(int64_t bytes) {

@@ -37,7 +37,8 @@ class File {
   base::Result<std::string> read(int64_t offset, int64_t size);
 
   base::Result<int64_t> size() const;
-  /// Asks for disk space behind the end without changing the size. File systems that cannot are left alone.
+  /// Asks for disk space behind the end without changing the size. File systems that cannot keep it free only say now
+  /// whether they have it.
   base::Status reserve(int64_t bytes);
   base::Status truncate(int64_t bytes);
   /// A failure here is final: a second fsync may succeed without the data being on disk.

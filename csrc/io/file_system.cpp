@@ -2,7 +2,9 @@
 #include "csrc/io/file_system.h"
 
 #include <linux/magic.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -15,6 +17,21 @@ bool is_in_memory(const std::string& path) {
     outcome = ::statfs(path.c_str(), &about);
   } while (outcome != 0 && errno == EINTR);
   return outcome == 0 && (about.f_type == TMPFS_MAGIC || static_cast<unsigned long>(about.f_type) == RAMFS_MAGIC);
+}
+
+base::Status check_room(const std::string& path, int64_t bytes) {
+  struct statvfs about{};
+  int outcome = 0;
+  do {
+    outcome = ::statvfs(path.c_str(), &about);
+  } while (outcome != 0 && errno == EINTR);
+  // Some network and user-space file systems have no blocks to count.
+  if (outcome != 0 || about.f_blocks == 0) return base::Status::ok();
+  const auto blocks_wanted = (static_cast<uint64_t>(bytes) + about.f_frsize - 1) / about.f_frsize;
+  const uint64_t blocks_free = ::geteuid() == 0 ? about.f_bfree : about.f_bavail;
+  if (blocks_wanted <= blocks_free) return base::Status::ok();
+  return base::Status::storage("statvfs", path,
+                               base::text(bytes, " bytes wanted, ", blocks_free * about.f_frsize, " are free"), ENOSPC);
 }
 
 }  // namespace bytecheckpoint::io

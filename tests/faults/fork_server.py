@@ -62,9 +62,10 @@ class ForkServer:
 
     Args:
         package: Directory that holds another build of the package, or None for the installed one.
+        environment: More of it, for the server and all its processes.
     """
 
-    def __init__(self, package: Path | None = None) -> None:
+    def __init__(self, package: Path | None = None, environment: Mapping[str, str] | None = None) -> None:
         ours, theirs = socket.socketpair()
         paths = [*([str(package)] if package else []), str(TESTS), os.environ.get("PYTHONPATH", "")]
         # -P: else the sources in the working directory would come before the build that is asked for.
@@ -73,7 +74,12 @@ class ForkServer:
             [sys.executable, "-P", "-c", code],
             pass_fds=[theirs.fileno()],
             # OpenBLAS would start threads when numpy is imported.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPENBLAS_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                "OPENBLAS_NUM_THREADS": "1",
+                **(environment or {}),
+            },
             stdin=subprocess.DEVNULL,
         )
         theirs.close()

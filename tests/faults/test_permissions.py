@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths that a user may not write, read or enter; in processes of a user without privileges."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from torch.distributed.checkpoint.api import CheckpointException
+
+from bytecheckpoint import BcpReader, verify
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, SaveFailedError, StorageError
+from faults.fork_server import LIMIT_S, ForkServer
+from faults.saves import CONFIG, SaveRequest, attempt, generation_on_disk, load, names_in
+
+OLD, NEW, NEXT = 1, 2, 3
+NOBODY = 65534
+
+
+def as_nobody() -> None:
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    assert os.geteuid() != 0
+
+
+def save_as_nobody(request: SaveRequest) -> BaseException | None:
+    """What it raised."""
+    as_nobody()
+    return attempt(request).errors.get(0)
+
+
+def load_as_nobody(path: Path) -> BaseException | None:
+    as_nobody()
+    try:
+        load(BcpReader(path, config=CONFIG))
+    except CheckpointException as error:
+        return error.failures[0][0]
+    return None
+
+
+def verify_as_nobody(path: Path) -> BaseException | list[str]:
+    """What it raised, or the messages of what it found."""
+    as_nobody()
+    try:
+        return [problem.message for problem in verify(path, config=CONFIG).problems]
+    except CheckpointError as error:
+        return error
+
+
+def reason_of(error: BaseException | None) -> StorageError:
+    reason = error.reasons[0] if isinstance(error, SaveFailedError) else error
+    assert isinstance(reason, StorageError), repr(reason)
+    return reason
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A directory that anybody may write to, and get to."""
+    if os.geteuid() != 0:
+        yield tmp_path
+        return
+    closed = [folder for folder in (tmp_path, *tmp_path.parents) if not folder.stat().st_mode & 0o001]
+    for folder in closed:
+        folder.chmod(folder.stat().st_mode | 0o011)
+    tmp_path.chmod(0o777)
+    yield tmp_path
+    subprocess.run(["chmod", "-R", "u+rwX", str(tmp_path)], timeout=LIMIT_S, check=True)
+
+
+@pytest.fixture
+def path(home: Path, server: ForkServer) -> Path:
+    """A checkpoint of generation OLD, saved without privileges."""
+    path = home / "ckpt"
+    assert server.run(save_as_nobody, SaveRequest(path, OLD)).unwrap() is None
+    return path
+
+
+def test_directory_that_may_not_be_written(path: Path, server: ForkServer) -> None:
+    before = names_in(path)
+    path.chmod(0o555)
+    reason = reason_of(server.run(save_as_nobody, SaveRequest(path, NEW)).unwrap())
+    assert reason.errno == errno.EACCES
+    assert Path(reason.path).parent == path
+    assert names_in(path) == before
+    assert server.run(load_as_nobody, path).unwrap() is None
+    path.chmod(0o755)
+    assert server.run(save_as_nobody, SaveRequest(path, NEXT)).unwrap() is None
+    assert generation_on_disk(path) == NEXT
+
+
+@pytest.mark.parametrize("mode", [0o555, 0o000], ids=["may not be written", "may not be entered"])
+def test_parent(mode: int, home: Path, server: ForkServer) -> None:
+    parent = home / "parent"
+    parent.mkdir()
+    parent.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(parent, NOBODY, NOBODY)
+    for target in (parent / "ckpt", parent / "deep" / "ckpt"):
+        assert reason_of(server.run(save_as_nobody, SaveRequest(target, NEW)).unwrap()).errno == errno.EACCES
+    error = server.run(load_as_nobody, parent / "ckpt").unwrap()
+    assert type(error) is (CheckpointNotFoundError if mode else StorageError)
+    parent.chmod(0o755)
+    assert names_in(parent) == []
+    assert server.run(save_as_nobody, SaveRequest(parent / "deep" / "ckpt", NEXT)).unwrap() is None
+
+
+@pytest.mark.parametrize("which", [".metadata", ".distcp"])
+def test_file_that_may_not_be_read(which: str, path: Path, server: ForkServer) -> None:
+    """A load says which; a save over it is none of that file's business."""
+    file = path / next(name for name in names_in(path) if name.endswith(which))
+    file.chmod(0o200)
+    error = server.run(load_as_nobody, path).unwrap()
+    assert type(error) is StorageError
+    assert (error.errno, error.path) == (errno.EACCES, str(file))
+    found = server.run(verify_as_nobody, path).unwrap()
+    if which == ".metadata":
+        assert isinstance(found, StorageError)
+    else:
+        assert "Permission denied" in "".join(found)
+    assert server.run(save_as_nobody, SaveRequest(path, NEW)).unwrap() is None
+    assert server.run(load_as_nobody, path).unwrap() is None
+    assert generation_on_disk(path) == NEW
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch], ids=["empty directory", "file"])
+def test_what_is_no_checkpoint(make: Callable[[Path], None], home: Path, server: ForkServer) -> None:
+    target = home / "target"
+    make(target)
+    error = server.run(load_as_nobody, target).unwrap()
+    assert type(error) is CheckpointNotFoundError
+    assert str(target) in str(error)
+
+
+def test_read_only_file_system(home: Path, server: ForkServer) -> None:
+    """A save says so and leaves nothing; loads and verify work."""
+    disk = home / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=777", "none", str(disk)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"READ-ONLY FILE SYSTEMS NOT TESTED: {' '.join(command)}: {done.stderr.strip()}")
+    try:
+        path = disk / "ckpt"
+        assert server.run(save_as_nobody, SaveRequest(path, OLD)).unwrap() is None
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], timeout=LIMIT_S, check=True)
+        for target in (path, disk / "other"):
+            assert reason_of(server.run(save_as_nobody, SaveRequest(target, NEW)).unwrap()).errno == errno.EROFS
+        assert server.run(load_as_nobody, path).unwrap() is None
+        assert server.run(verify_as_nobody, path).unwrap() == []
+    finally:
+        subprocess.run(["umount", str(disk)], timeout=LIMIT_S, check=True)
