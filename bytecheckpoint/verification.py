@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from bytecheckpoint import _core
 from bytecheckpoint.config import Config
+from bytecheckpoint.local_path import local_path
 from bytecheckpoint.report import Problem, VerifyReport
 
 __all__ = ["verify"]
@@ -40,7 +41,9 @@ def verify(
         StorageError: The directory or ``.metadata`` cannot be read.
     """
     config = config or Config.from_env()
-    found = _core.verify(os.fspath(path), direct_io=config.direct_io, ring_bytes=config.ring_bytes, progress=progress)
+    found = _core.verify(
+        str(local_path(path)), direct_io=config.direct_io, ring_bytes=config.ring_bytes, progress=progress
+    )
     problems = [
         Problem(
             file=file,

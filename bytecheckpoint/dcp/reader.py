@@ -9,7 +9,6 @@ import logging
 import os
 import uuid
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, NoReturn
 
 from torch.distributed.checkpoint.metadata import Metadata
@@ -35,6 +34,7 @@ from bytecheckpoint.errors import (
     CheckpointNotFoundError,
     sendable,
 )
+from bytecheckpoint.local_path import is_url, local_path
 from bytecheckpoint.report import LoadReport, RankLoadReport
 
 __all__ = ["BcpReader"]
@@ -102,7 +102,7 @@ class BcpReader(StorageReader):
         super().__init__()
         if _extension_registry is not None:
             raise ValueError("_extension_registry: stream transforms cannot be honoured; leave it out")
-        self.path = Path(path)
+        self.path = local_path(path)
         self.config = config or Config.from_env()
         check_progress(self.config)
         self.last_report: LoadReport | None = None
@@ -128,7 +128,7 @@ class BcpReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Is it a local path, rather than a URL?"""
-        return isinstance(checkpoint_id, os.PathLike) or "://" not in str(checkpoint_id)
+        return not is_url(checkpoint_id)
 
     @property
     def user_metadata(self) -> Any:
@@ -139,7 +139,7 @@ class BcpReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Directs the next load to ``checkpoint_id``, if given, and forgets what was read."""
         if checkpoint_id:
-            self.path = Path(checkpoint_id)
+            self.path = local_path(checkpoint_id)
         self._load_id = str(uuid.uuid4())
         self._forget()
 

@@ -48,6 +48,7 @@ from bytecheckpoint.errors import (
     SaveFailedError,
     sendable,
 )
+from bytecheckpoint.local_path import is_url, local_path
 from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
 
 __all__ = ["BcpWriter"]
@@ -114,7 +115,7 @@ class BcpWriter(StorageWriter):
             raise ValueError(f"serialization_format={serialization_format}: only TORCH_SAVE can be honoured")
         if not isinstance(thread_count, int) or not 1 <= thread_count <= 16:
             raise ConfigError(f"thread_count={thread_count!r}: a number from 1 to 16 wanted")
-        self.path = Path(path)
+        self.path = local_path(path)
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files
         self.overwrite = overwrite
@@ -149,12 +150,12 @@ class BcpWriter(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Is it a local path, rather than a URL?"""
-        return isinstance(checkpoint_id, os.PathLike) or "://" not in str(checkpoint_id)
+        return not is_url(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Directs the next save to ``checkpoint_id``, if given."""
         if checkpoint_id:
-            self.path = self._of_thread.path = Path(checkpoint_id)
+            self.path = self._of_thread.path = local_path(checkpoint_id)
 
     def cancel(self) -> None:
         """Gives up the save under way, and all that follow on this writer, unless it is being committed. Any thread.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
-from bytecheckpoint import BcpReader, BcpWriter, Config
+from bytecheckpoint import BcpReader, BcpWriter, Config, load_state_dict, verify
 from bytecheckpoint.errors import CheckpointError, ConfigError
 
 MIB = 1 << 20
@@ -157,6 +158,28 @@ def test_paths(tmp_path: Path) -> None:
         assert validate("x/y")
         assert validate(Path("x"))
         assert not validate("s3://bucket/x")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://key:secret@bucket/run?token=secret", "file:///secret", "x://[secret", "://secret"]
+)
+def test_urls(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused, rather than made a directory of that name; and what may be secret in them is not repeated."""
+    monkeypatch.chdir(tmp_path)
+    writer, reader = BcpWriter("here"), BcpReader("here")
+    calls: list[Callable[[], object]] = [
+        lambda: BcpWriter(url),
+        lambda: BcpReader(url),
+        lambda: verify(url),
+        lambda: load_state_dict(url, state()),
+        lambda: dcp.save(state(), storage_writer=writer, checkpoint_id=url),
+        lambda: dcp.load(state(), storage_reader=reader, checkpoint_id=url),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="a directory is wanted") as caught:
+            call()
+        assert "secret" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
