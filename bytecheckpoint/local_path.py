@@ -24,7 +24,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     """
     if is_url(path):
         raise ConfigError(
-            f"{str(path).partition('://')[0]}://...: a directory is wanted, not a URL; give the path where it is mounted, or leave "
-            "the URL to DCP's own FsspecWriter and FsspecReader"
+            f"{str(path).partition('://')[0]}://...: a directory is wanted, not a URL; give the path where it is mounted, "
+            "or leave the URL to DCP's own FsspecWriter and FsspecReader"
         )
     return Path(path)
