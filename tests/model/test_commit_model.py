@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every order of events that ``commit.pml`` allows, by spin: what is sound, what is not, and that it is the code's.
+
+Each search is exhaustive, by whole states. With BCP_LONG=1 also configurations of millions of states.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODEL = Path(__file__).with_name("commit.pml")
+IS_LONG = os.environ.get("BCP_LONG") == "1"
+SECONDS_PER_SEARCH = 3000 if IS_LONG else 280
+
+# Numbers of the properties, as in the model.
+WHOLE, ONE_RIGHT, NO_BLOCK, NEWEST, LIVE, READS = range(1, 7)
+
+# With the statements that cannot be reached in one of them: nobody else is left to decline for.
+SOUND: dict[str, set[str]] = {
+    "LOCKS=1 RANKS=3": set(),
+    "LOCKS=0 RANKS=3": set(),
+    "LOCKS=1 RANKS=2 TAKE_OVER=1": set(),
+    "LOCKS=1 RANKS=2 EMPTY=1": set(),
+    "LOCKS=1 RANKS=2 EMPTY=1 OVERWRITE=0": {"t = 0", "foreign = 0"},
+    "LOCKS=0 RANKS=1 EMPTY=1 OVERWRITE=0": set(),
+    "LOCKS=1 RANKS=1 READER=1": set(),
+    "LOCKS=0 RANKS=1 READER=1": set(),
+}
+SOUND_LONG = ("LOCKS=1 RANKS=3 TAKE_OVER=1", "LOCKS=0 RANKS=2 READER=1")
+
+# What the code must not do, and the property that it would break.
+MUTATIONS = {
+    "LOCKS=1 RANKS=1 M_MARK_FIRST": WHOLE,
+    "LOCKS=0 RANKS=1 M_MARK_FIRST": WHOLE,
+    "LOCKS=1 RANKS=1 M_LIST_LAST": WHOLE,
+    "LOCKS=1 RANKS=1 M_NO_SECOND_LOOK": LIVE,
+    "LOCKS=0 RANKS=1 M_NO_SECOND_LOOK": WHOLE,
+    "LOCKS=1 RANKS=1 M_NO_SWEEP_SYNC": WHOLE,
+    "LOCKS=1 RANKS=1 M_NO_COMMIT_SYNC": NEWEST,
+    "LOCKS=1 RANKS=1 M_NO_FILE_SYNC": WHOLE,
+    "LOCKS=1 RANKS=1 M_NO_TMP_SYNC": WHOLE,
+    "LOCKS=1 RANKS=1 M_NO_RANK_DIRECTORY_SYNC": WHOLE,
+    "LOCKS=1 RANKS=1 M_DELETE_AFTER_RENAME": WHOLE,
+    "LOCKS=1 RANKS=1 M_RANK_DELETES": WHOLE,
+    "LOCKS=1 RANKS=2 M_NOT_ALL": WHOLE,
+    "LOCKS=1 RANKS=1 M_NO_LOOK": NEWEST,
+    "LOCKS=1 RANKS=1 M_LOOK_FIRST": NEWEST,
+    "LOCKS=1 RANKS=1 M_UNLOCKED_UNLINK": LIVE,
+    "LOCKS=1 RANKS=1 M_NO_KILL": NO_BLOCK,
+}
+# What the code does beyond what these properties need: the rename finds out anyway, but later.
+HARMLESS = ("LOCKS=1 RANKS=1 M_NO_NLINK", "LOCKS=1 RANKS=1 M_NO_CHECK_RIGHT")
+
+
+def _missing() -> str:
+    absent = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
+    return (
+        f"{' and '.join(absent)} missing, THE COMMIT PROTOCOL WAS NOT CHECKED; apt-get install spin gcc"
+        if absent
+        else ""
+    )
+
+
+@pytest.fixture(scope="module")
+def spin() -> None:
+    if problem := _missing():
+        if os.environ.get("CI"):
+            pytest.fail(problem)
+        pytest.skip(problem)
+
+
+def _run(arguments: list[str], folder: Path) -> str:
+    ran = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS_PER_SEARCH)
+    assert ran.returncode == 0, f"{arguments}:\n{ran.stdout}{ran.stderr}"
+    return ran.stdout + ran.stderr
+
+
+def search(flags: str, folder: Path) -> str:
+    """What spin says of the model with these flags. It stops at the first error."""
+    said = _run(["spin", "-a", *(f"-D{flag}" for flag in flags.split()), str(MODEL)], folder)
+    assert not said.strip(), said
+    # Most searches are shorter than what an optimising compiler takes.
+    optimise = "-O2" if "RANKS=3" in flags or "SAVERS=3" in flags else "-O0"
+    _run(["gcc", optimise, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=2000", "-o", "pan", "pan.c"], folder)
+    return _run(["./pan", "-m20000", "-w20"], folder)
+
+
+def errors_in(said: str) -> int:
+    """Number of errors of a search that was exhaustive but for them."""
+    assert "max search depth too small" not in said, said
+    assert "out of memory" not in said, said
+    assert "Bit statespace" not in said, said
+    found = re.search(r"errors: (\d+)", said)
+    assert found is not None, said
+    return int(found[1])
+
+
+def unreached_in(said: str) -> set[str]:
+    """Statements of the model that the search never came to."""
+    return set(re.findall(r'commit\.pml:\d+, state \d+, "(.*)"', said)) - {"-end-"}
+
+
+def count_of(said: str) -> int:
+    found = re.search(r"(\d+) states, stored", said)
+    assert found is not None, said
+    return int(found[1])
+
+
+def _check_sound(flags: str, folder: Path) -> None:
+    said = search(flags, folder)
+    assert errors_in(said) == 0, f"{flags}:\n{said}"
+    assert "Search not completed" not in said, said
+    print(f"{flags}: {count_of(said)} states")
+    assert unreached_in(said) == SOUND.get(flags, set()), f"{flags}: parts of the model that nothing reaches:\n{said}"
+
+
+@pytest.mark.usefixtures("spin")
+@pytest.mark.parametrize("flags", SOUND)
+def test_the_protocol_is_sound(flags: str, tmp_path: Path) -> None:
+    _check_sound(flags, tmp_path)
+
+
+@pytest.mark.skipif(not IS_LONG, reason="set BCP_LONG=1 to search millions of states")
+@pytest.mark.timeout(SECONDS_PER_SEARCH + 60)
+@pytest.mark.usefixtures("spin")
+@pytest.mark.parametrize("flags", SOUND_LONG)
+def test_the_protocol_is_sound_in_larger_worlds(flags: str, tmp_path: Path) -> None:
+    _check_sound(flags, tmp_path)
+
+
+@pytest.mark.usefixtures("spin")
+@pytest.mark.parametrize("flags", MUTATIONS)
+def test_each_part_of_the_protocol_is_needed(flags: str, tmp_path: Path) -> None:
+    said = search(flags, tmp_path)
+    assert errors_in(said) == 1, f"{flags}: not seen\n{said}"
+    violated = re.search(r"assertion violated .*\|\|\((\d)==0\)", said)
+    assert violated is not None, said
+    assert int(violated[1]) == MUTATIONS[flags], said
+
+
+@pytest.mark.usefixtures("spin")
+@pytest.mark.parametrize("flags", HARMLESS)
+def test_what_only_fails_early_is_not_needed(flags: str, tmp_path: Path) -> None:
+    assert errors_in(search(flags, tmp_path)) == 0
+
+
+def _failpoints() -> dict[str, str]:
+    """Names of failpoints by their constants."""
+    header = (ROOT / "csrc/base/failpoint.h").read_text()
+    constants = re.findall(r"^  (k\w+),", header, re.MULTILINE)
+    names = re.findall(r'"(\w+)"', header.split("kFailpointNames[]")[1].split("};")[0])
+    assert len(constants) == len(names)
+    return dict(zip(constants, names, strict=True))
+
+
+def _of_functions() -> list[tuple[str, list[str]]]:
+    """The failpoints of each function of the code, in its order."""
+    names = _failpoints()
+    found = []
+    for source in sorted((ROOT / "csrc").rglob("*.cpp")):
+        for body in re.split(r"^}", source.read_text(), flags=re.MULTILINE):
+            points = [names[constant] for constant in re.findall(r"BCP_FAILPOINT\((k\w+)\)", body)]
+            if points:
+                found.append((str(source.relative_to(ROOT)), points))
+    return found
+
+
+def _labels() -> list[str]:
+    """The labels of the model that stand for failpoints: by what failpoints begin with."""
+    phases = "|".join(sorted({name.split("_")[0] for name in _failpoints().values()}))
+    return re.findall(rf"^((?:{phases})_\w+):", MODEL.read_text(), re.MULTILINE)
+
+
+def test_the_model_has_the_failpoints_of_the_code_in_its_order() -> None:
+    """A failpoint that was added, renamed or moved: look at the model, which must follow the code, then change this."""
+    labels = _labels()
+    in_code = [point for _, points in _of_functions() for point in points]
+    assert sorted(in_code) == sorted(_failpoints().values()), "a failpoint is used twice or not at all"
+    assert sorted(labels) == sorted(in_code)
+    for source, points in _of_functions():
+        in_model = [label for label in labels if label in points]
+        assert in_model == points, f"{source}: the model has {in_model}, the code {points}"
