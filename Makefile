@@ -31,7 +31,7 @@ bench: $(VENV)/.built $(VENV)/.bench  ## compare with other libraries, several m
 	$(BIN)/python benchmarks/plot.py build/bench/large.json build/bench/small.json --output build/bench/compare.png
 
 torture: $(VENV)/.built build/failpoints/.built  ## every fault at every point, in minutes: kills, disk errors, damage
-	BCP_LONG=1 $(PYTEST) tests/faults $(PYTEST_ARGS)
+	BCP_LONG=1 $(PYTEST) tests/faults tests/model $(PYTEST_ARGS)
 
 lint: $(VENV)/.built  ## formatting, types, layers
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
