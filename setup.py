@@ -24,6 +24,7 @@ CORE_BINDINGS = (
     "bind_builtin",
     "bind_calls",
     "bind_planning",
+    "bind_steps",
     "bind_verify",
     "bind_synthetic",
     "synthetic_checkpoint",

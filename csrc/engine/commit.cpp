@@ -2,16 +2,14 @@
 #include "csrc/engine/commit.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
-#include <thread>
 
 #include "csrc/base/failpoint.h"
+#include "csrc/engine/check_files.h"
+#include "csrc/engine/live_saves.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/engine/sweep.h"
 #include "csrc/io/directory.h"
@@ -22,26 +20,6 @@ namespace {
 using base::Code;
 using base::Status;
 using base::text;
-
-constexpr size_t kMaxCheckThreads = 16;
-
-Status check_file(const std::string& directory, const format::FileEntry& wanted) {
-  const std::string path = io::join(directory, wanted.name);
-  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(path, /*direct=*/false));
-  BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
-  if (size != wanted.bytes) {
-    return Status::make(Code::kCorrupt,
-                        text("check(", path, "): ", wanted.bytes, " bytes wanted, the coordinator sees ", size), path);
-  }
-  BCP_ASSIGN_OR_RETURN(const std::string bytes, file.read(size - format::kDataTrailerBytes, format::kDataTrailerBytes));
-  base::Result<format::DataTrailer> trailer = format::decode_data_trailer(bytes, size);
-  if (!trailer.is_ok()) return trailer.status().with_context(text("check(", path, ")"));
-  if (trailer.value().trailer_crc != wanted.trailer_crc || trailer.value().id.file_id != wanted.id.file_id) {
-    return Status::make(Code::kCorrupt, text("check(", path, "): not the file that rank ", wanted.id.rank, " wrote"),
-                        path);
-  }
-  return Status::ok();
-}
 
 }  // namespace
 
@@ -68,10 +46,16 @@ base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
   }
   BCP_RETURN_IF_ERROR(commit->refuse_what_is_there());
   const std::string own_tmp = tmp_name(o.save_id, o.scope);
-  BCP_ASSIGN_OR_RETURN(commit->tmp_, LockFile::create(commit->path(own_tmp)));
+  base::Result<LockFile> tmp = LockFile::create(commit->path(own_tmp));
+  if (!tmp.is_ok() && tmp.status().sys_errno() == ENOENT) {
+    // A prune took the directory for one that nobody uses; it does so only while nothing is in it.
+    BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync));
+    tmp = LockFile::create(commit->path(own_tmp));
+  }
+  BCP_ASSIGN_OR_RETURN(commit->tmp_, std::move(tmp));
   BCP_FAILPOINT(kBeginLocked);
   // From here on the destructor removes our tmp if anything fails.
-  BCP_RETURN_IF_ERROR(commit->look_for_live_saves());
+  BCP_RETURN_IF_ERROR(refuse_live_saves(o.directory, own_tmp, o.scope, o.take_over));
   // Again: a save that ended before we held the tmp may have committed since.
   BCP_RETURN_IF_ERROR(commit->refuse_what_is_there());
   // What cannot be swept stays: a sweep that fails is no reason not to save.
@@ -109,29 +93,8 @@ Status Commit::refuse_what_is_there() const {
   return Status::ok();
 }
 
-Status Commit::look_for_live_saves() {
-  BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::list_directory(options_.directory));
-  for (const std::string& name : names) {
-    Scope of_tmp;
-    if (!is_tmp_name(name, &of_tmp) || !concerns(options_.scope, of_tmp)) continue;
-    if (name == tmp_name(options_.save_id, options_.scope)) continue;
-    BCP_ASSIGN_OR_RETURN(const LockFile::Probe probe, LockFile::probe(path(name), false));
-    if (probe != LockFile::Probe::kHeld) continue;
-    if (!options_.take_over) {
-      return Status::make(Code::kBusy,
-                          text("begin(", options_.directory, "): another save is under way and holds ", name,
-                               "; wait for it, or set Config(take_over=True) to take its right to commit away"),
-                          options_.directory);
-    }
-    BCP_RETURN_IF_ERROR(io::remove_file(path(name)));
-  }
-  return Status::ok();
-}
-
 Status Commit::check_right() {
-  struct stat info;
-  const bool taken = over_ || ::fstat(tmp_.file().fd(), &info) != 0 || info.st_nlink == 0;
-  if (!taken) return Status::ok();
+  if (!over_ && tmp_.has_name()) return Status::ok();
   return Status::make(
       Code::kSuperseded,
       text("commit(", options_.directory, "): this save gave up its right to commit, or a newer save took it"),
@@ -139,20 +102,11 @@ Status Commit::check_right() {
 }
 
 Status Commit::check_files(const std::vector<format::FileEntry>& files) {
-  std::vector<Status> outcomes(files.size());
-  std::atomic<size_t> next{0};
-  const auto work = [&] {
-    for (size_t i = next++; i < files.size(); i = next++) outcomes[i] = check_file(options_.directory, files[i]);
-  };
-  std::vector<std::thread> threads;
-  for (size_t t = 1; t < std::min(files.size(), kMaxCheckThreads); ++t) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
-  for (Status& outcome : outcomes) {
-    if (outcome.is_ok()) continue;
+  Status outcome = engine::check_files(options_.directory, files);
+  if (!outcome.is_ok()) {
     base::MutexLock lock(mutex_);
     BCP_RETURN_IF_ERROR(check_right());
-    return std::move(outcome);
+    return outcome;
   }
   BCP_FAILPOINT(kCommitChecked);
   return Status::ok();

@@ -77,7 +77,6 @@ class Commit {
 
   /// kExists if a checkpoint is there that this one may not replace, or that would hide it.
   base::Status refuse_what_is_there() const;
-  base::Status look_for_live_saves();
   /// kSuperseded if the right was given back or taken away.
   base::Status check_right() BCP_REQUIRES(mutex_);
   bool in_forked_child() const;

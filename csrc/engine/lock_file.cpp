@@ -5,10 +5,13 @@
 #include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
+#include <fstream>
 #include <mutex>
 
 #include "csrc/base/failpoint.h"
@@ -33,6 +36,33 @@ void close_in_child() {
 
 bool locks_unsupported(int error) {
   return error == ENOLCK || error == EOPNOTSUPP || error == ENOSYS || error == EINVAL;
+}
+
+/// Does the kernel list a flock of this file? It lists those of all processes that this one can see.
+bool is_listed(const struct stat& info) {
+  std::ifstream locks("/proc/locks");
+  for (std::string line; std::getline(locks, line);) {
+    unsigned major_number = 0, minor_number = 0;
+    unsigned long long inode = 0;
+    // 7: FLOCK  ADVISORY  WRITE 12345 fe:00:131074 0 EOF
+    if (std::sscanf(line.c_str(), "%*d: FLOCK %*s %*s %*d %x:%x:%llu", &major_number, &minor_number, &inode) != 3) {
+      continue;
+    }
+    if (inode != info.st_ino) continue;
+    // File systems without a device (btrfs, overlayfs) may list another number than stat gives.
+    if (major_number == 0 && major(info.st_dev) == 0) return true;
+    if (major_number == major(info.st_dev) && minor_number == minor(info.st_dev)) return true;
+  }
+  return false;
+}
+
+/// Would a lock on the range of the whole file have to wait? Network file systems make such locks of flock, and their
+/// servers know of all hosts. Local ones keep the two apart, and say no.
+bool is_locked_elsewhere(int fd) {
+  struct flock wanted{};
+  wanted.l_type = F_WRLCK;
+  wanted.l_whence = SEEK_SET;
+  return ::fcntl(fd, F_OFD_GETLK, &wanted) == 0 && wanted.l_type != F_UNLCK;
 }
 
 }  // namespace
@@ -77,9 +107,8 @@ base::Result<LockFile> LockFile::create(const std::string& path) {
       return failure;
     }
   }
-  struct stat info;
   // Removed between creation and lock: a sweep took this save for a dead one. It never gets its name back.
-  if (::fstat(lock.file_.fd(), &info) != 0 || info.st_nlink == 0) return busy();
+  if (!lock.has_name()) return busy();
   return lock;
 }
 
@@ -103,6 +132,22 @@ base::Result<LockFile::Probe> LockFile::probe(const std::string& path, bool remo
   ::close(fd);
   if (!outcome.is_ok()) return outcome;
   return probe;
+}
+
+base::Result<bool> LockFile::is_seen_held(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0 && (errno == ENOENT || errno == ELOOP)) return false;
+  if (fd < 0) return Status::storage("open", path, "tmp of another save", errno);
+  struct stat info;
+  bool held = false;
+  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) held = is_listed(info) || is_locked_elsewhere(fd);
+  ::close(fd);
+  return held;
+}
+
+bool LockFile::has_name() {
+  struct stat info;
+  return ::fstat(file_.fd(), &info) == 0 && info.st_nlink > 0;
 }
 
 bool LockFile::is_ours() {

@@ -32,7 +32,17 @@ class LockFile {
   /// `remove_if_free`: that save can no longer commit. The lock is held while the name is removed.
   static base::Result<Probe> probe(const std::string& path, bool remove_if_free);
 
+  /// Is the lock of the tmp of a save seen to be held? Looks only: it takes no lock, not even a shared one for a
+  /// moment, which would make a save that is just beginning kBusy (`create`), or one that looks at this tmp (`probe`).
+  ///
+  /// It asks the kernel's list of flocks, and on network file systems the server. So false does not prove that a save
+  /// is dead: not seen is one in another container of this host, or on another host where flock stays on each host.
+  /// Who means to remove anything must `probe`, with a tmp of its own. False for what is gone or no regular file.
+  static base::Result<bool> is_seen_held(const std::string& path);
+
   io::File& file() { return file_; }
+  /// Has nobody removed its name?
+  bool has_name();
   /// Removes the name, then lets go of the lock.
   base::Status remove();
   /// Lets go of the lock.

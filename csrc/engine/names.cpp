@@ -59,4 +59,14 @@ bool is_data_file_of(Scope scope, std::string_view name) {
   return !scope.has_value() || (consume_rank(&name, &rank) && rank == *scope);
 }
 
+bool is_data_file_of_any_writer(std::string_view name) {
+  if (format::is_data_file_name(name)) return true;
+  uint32_t unused;
+  const bool of_rank = consume_rank(&name, &unused);
+  if (name == ".metadata.tmp") return true;
+  if (!of_rank || !consume(&name, "_")) return false;
+  const size_t digits = std::min(name.find_first_not_of("0123456789"), name.size());
+  return digits > 0 && name.substr(digits) == ".distcp";
+}
+
 }  // namespace bytecheckpoint::engine

@@ -34,5 +34,7 @@ bool is_tmp_name(std::string_view name, Scope* scope = nullptr);
 
 /// Is `name` a data file of our naming that a save of `scope` may write, and so sweep?
 bool is_data_file_of(Scope scope, std::string_view name);
+/// Is `name` a data file of ours, one that stock DCP writes (`__{rank}_{n}.distcp`), or a tmp of a mark of stock DCP?
+bool is_data_file_of_any_writer(std::string_view name);
 
 }  // namespace bytecheckpoint::engine

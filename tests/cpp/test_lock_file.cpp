@@ -64,6 +64,21 @@ TEST_CASE("lock_file: held as long as it lives, free when let go, gone when remo
   EXPECT_OK(moved.remove());
 }
 
+TEST_CASE("lock_file: seen to be held as long as it lives, without a lock of the one who looks") {
+  const TempDir dir;
+  const std::string path = dir / "tmp";
+  const auto is_seen = [&] { return test::value_of(LockFile::is_seen_held(path)); };
+  CHECK_FALSE(is_seen());
+  LockFile lock = test::value_of(LockFile::create(path));
+  CHECK(is_seen());
+  CHECK(lock.has_name());
+  lock.release();
+  CHECK_FALSE(is_seen());
+  CHECK((probed(path, true) == Probe::kFree));
+  REQUIRE(::symlink("elsewhere", path.c_str()) == 0);
+  CHECK_FALSE(is_seen());
+}
+
 TEST_CASE("lock_file: never takes over a file that is there") {
   const TempDir dir;
   test::write_all(dir / "tmp", "old");

@@ -68,5 +68,16 @@ TEST_CASE("names: a save of one rank has names of its own, and meets only its ow
   CHECK_FALSE(is_data_file_of(1, "__1_0.distcp"));
 }
 
+TEST_CASE("names: data files of any writer") {
+  for (const char* name :
+       {"__0_0.distcp", "__12_3.distcp", "__1_0.0123456789abcdef.distcp", ".metadata.tmp", "__3.metadata.tmp"}) {
+    CHECK(is_data_file_of_any_writer(name));
+  }
+  for (const char* name : {".metadata", "__0.metadata", "__0_.distcp", "__0_0x.distcp", "__0_0.distcp.bak",
+                           "0_0.distcp", "_0_0.distcp", "__0_0.DISTCP", "a__0_0.distcp", "", "__", "__0", "__0_0"}) {
+    CHECK_FALSE(is_data_file_of_any_writer(name));
+  }
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::engine

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/check_files.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "csrc/io/directory.h"
+#include "csrc/io/file.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+
+constexpr size_t kMaxCheckThreads = 16;
+
+Status check_file(const std::string& directory, const format::FileEntry& wanted) {
+  const std::string path = io::join(directory, wanted.name);
+  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(path, /*direct=*/false));
+  BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
+  if (size != wanted.bytes) {
+    return Status::make(Code::kCorrupt, text("check(", path, "): ", wanted.bytes, " bytes wanted, it has ", size),
+                        path);
+  }
+  BCP_ASSIGN_OR_RETURN(const std::string bytes, file.read(size - format::kDataTrailerBytes, format::kDataTrailerBytes));
+  base::Result<format::DataTrailer> trailer = format::decode_data_trailer(bytes, size);
+  if (!trailer.is_ok()) return trailer.status().with_context(text("check(", path, ")"));
+  if (trailer.value().trailer_crc != wanted.trailer_crc || trailer.value().id.file_id != wanted.id.file_id) {
+    return Status::make(Code::kCorrupt, text("check(", path, "): not the file that rank ", wanted.id.rank, " wrote"),
+                        path);
+  }
+  return Status::ok();
+}
+
+Status check_length(const std::string& directory, const std::string& name, int64_t at_least) {
+  const std::string path = io::join(directory, name);
+  BCP_ASSIGN_OR_RETURN(const io::File file, io::File::open(path, /*direct=*/false));
+  BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
+  if (size >= at_least) return Status::ok();
+  return Status::make(Code::kCorrupt, text("check(", path, "): its records take ", at_least, " bytes, it has ", size),
+                      path);
+}
+
+/// Of `check(0)` to `check(count - 1)`, by several threads, the first failure.
+template <class Check>
+Status check_all(size_t count, const Check& check) {
+  std::vector<Status> outcomes(count);
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < count; i = next++) outcomes[i] = check(i);
+  };
+  std::vector<std::thread> threads;
+  for (size_t t = 1; t < std::min(count, kMaxCheckThreads); ++t) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  for (Status& outcome : outcomes) {
+    if (!outcome.is_ok()) return std::move(outcome);
+  }
+  return Status::ok();
+}
+
+}  // namespace
+
+Status check_files(const std::string& directory, const std::vector<format::FileEntry>& files) {
+  return check_all(files.size(), [&](size_t i) { return check_file(directory, files[i]); });
+}
+
+std::vector<int64_t> foreign_lengths(const format::Manifest& manifest) {
+  std::vector<int64_t> lengths(manifest.files.size(), 0);
+  for (const format::Item& item : manifest.items) {
+    for (const format::Chunk& chunk : item.chunks) {
+      int64_t& length = lengths[chunk.record.file];
+      // No file is so long that a record could end beyond the largest number.
+      const bool ends = chunk.record.offset <= INT64_MAX - chunk.record.bytes;
+      length = ends ? std::max(length, chunk.record.offset + chunk.record.bytes) : INT64_MAX;
+    }
+  }
+  return lengths;
+}
+
+Status check_foreign_files(const std::string& directory, const format::Manifest& manifest) {
+  const std::vector<int64_t> lengths = foreign_lengths(manifest);
+  return check_all(lengths.size(),
+                   [&](size_t i) { return check_length(directory, manifest.files[i].name, lengths[i]); });
+}
+
+}  // namespace bytecheckpoint::engine

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/inspect_folder.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "csrc/engine/check_files.h"
+#include "csrc/engine/lock_file.h"
+#include "csrc/engine/manifest_reader.h"
+#include "csrc/engine/open_checkpoint.h"
+#include "csrc/io/directory.h"
+#include "csrc/io/file.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+
+// Of metadata that are larger only trailer and head are read: a prune looks at many checkpoints after each save.
+constexpr int64_t kMaxWholeMetadataBytes = 32 << 20;
+// Commits that may replace the checkpoint while it is looked at, each time anew.
+constexpr int kMaxLooks = 4;
+
+base::Result<format::Manifest> open_head(const std::string& directory, Scope scope) {
+  const base::Result<io::File> mark = io::File::open(io::join(directory, mark_name(scope)), /*direct=*/false);
+  const base::Result<int64_t> size = mark.is_ok() ? mark.value().size() : base::Result<int64_t>(0);
+  if (size.is_ok() && size.value() > kMaxWholeMetadataBytes) {
+    base::Result<ManifestReader> reader = ManifestReader::open(directory, scope);
+    if (reader.is_ok()) return reader.value().read_head();
+    // Others' metadata can only be read whole.
+    if (reader.status().code() != Code::kUnsupported) return reader.status();
+  }
+  return open_checkpoint(directory, {scope});
+}
+
+/// What a commit mark that does not open, or a file that is not as it was, makes of the checkpoint.
+FolderState state_of(const Status& failure) {
+  if (failure.code() == Code::kCorrupt) return FolderState::kCorrupt;
+  const bool is_missing = failure.code() == Code::kStorage && failure.sys_errno() == ENOENT;
+  return is_missing ? FolderState::kCorrupt : FolderState::kUnknown;
+}
+
+/// Sorts the names of a directory by what they are.
+Status sort_names(const std::string& directory, const std::string& own_tmp, FolderInspection* found,
+                  std::vector<Scope>* live) {
+  BCP_ASSIGN_OR_RETURN(std::vector<std::string> names, io::list_directory(directory));
+  std::sort(names.begin(), names.end());
+  for (std::string& name : names) {
+    Scope scope;
+    uint32_t rank;
+    if (name == own_tmp) continue;
+    if (is_tmp_name(name, &scope)) {
+      const base::Result<bool> held = LockFile::is_seen_held(io::join(directory, name));
+      // What may not be looked at may well be held.
+      if (!held.is_ok() || held.value()) live->push_back(scope);
+      found->tmps.push_back(std::move(name));
+    } else if (name == kMetadataName) {
+      found->marks.push_back(std::move(name));
+    } else if (is_rank_metadata_name(name, &rank)) {
+      found->parts.push_back(rank);
+      found->marks.push_back(std::move(name));
+    } else if (is_data_file_of_any_writer(name)) {
+      found->data_files.push_back(std::move(name));
+    } else {
+      found->others.push_back(std::move(name));
+    }
+  }
+  std::sort(found->parts.begin(), found->parts.end());
+  // `.metadata` hides them.
+  if (!found->marks.empty() && found->marks.front() == kMetadataName) found->parts.clear();
+  found->is_being_saved = !live->empty();
+  return Status::ok();
+}
+
+/// Whose save of its own has left a tmp, but no part? -1 if nobody's.
+int64_t rank_without_part(const FolderInspection& found) {
+  for (const std::string& name : found.tmps) {
+    Scope scope;
+    if (!is_tmp_name(name, &scope) || !scope.has_value()) continue;
+    if (!std::binary_search(found.parts.begin(), found.parts.end(), *scope)) return *scope;
+  }
+  return -1;
+}
+
+/// Why the marks that are there are not those of a whole checkpoint; empty if they may be.
+std::string missing_marks(const FolderInspection& found) {
+  if (found.marks.empty()) {
+    if (!found.tmps.empty() || !found.data_files.empty()) return "files of a save that was not committed";
+    return "empty";
+  }
+  for (size_t i = 0; i < found.parts.size(); ++i) {
+    if (found.parts[i] != i) return text("rank ", i, " has no part, rank ", found.parts[i], " has");
+  }
+  const int64_t without = found.parts.empty() ? -1 : rank_without_part(found);
+  return without < 0 ? "" : text("the save of rank ", without, " was not committed");
+}
+
+Status open_and_check(const std::string& directory, Scope scope, FolderInspection* found) {
+  BCP_ASSIGN_OR_RETURN(const format::Manifest manifest, open_head(directory, scope));
+  found->num_files += static_cast<int64_t>(manifest.files.size());
+  if (manifest.foreign.has_value()) {
+    found->is_foreign = true;
+    for (const int64_t length : foreign_lengths(manifest)) found->num_bytes += length;
+    return check_foreign_files(directory, manifest);
+  }
+  found->save_ids.push_back(base::to_hex(manifest.save_id));
+  for (const format::FileEntry& file : manifest.files) found->num_bytes += file.bytes;
+  return check_files(directory, manifest.files);
+}
+
+base::Result<FolderInspection> look(const std::string& directory, const std::string& own_tmp, bool* changed) {
+  FolderInspection found;
+  std::vector<Scope> live;
+  BCP_RETURN_IF_ERROR(sort_names(directory, own_tmp, &found, &live));
+  if (found.marks.empty() && found.tmps.empty() && found.data_files.empty() && !found.others.empty()) {
+    found.reason = "nothing of a checkpoint is in it";
+    return found;
+  }
+  found.reason = missing_marks(found);
+  if (!found.reason.empty()) {
+    found.state = found.is_being_saved ? FolderState::kSaving : FolderState::kHalf;
+    return found;
+  }
+  std::vector<Scope> scopes(found.parts.begin(), found.parts.end());
+  if (scopes.empty()) scopes.push_back({});
+  for (const Scope scope : scopes) {
+    const Status outcome = open_and_check(directory, scope, &found);
+    if (outcome.is_ok()) continue;
+    const base::Result<format::Manifest> again = open_head(directory, scope);
+    // A newer commit takes the files of the one before, a prune the mark.
+    if (!again.is_ok()) {
+      *changed = again.status().code() == Code::kNotFound;
+    } else if (!again.value().foreign.has_value()) {
+      *changed = found.save_ids.empty() || found.save_ids.back() != base::to_hex(again.value().save_id);
+    }
+    found.state = state_of(outcome);
+    found.reason = outcome.message();
+    return found;
+  }
+  found.state = FolderState::kComplete;
+  return found;
+}
+
+}  // namespace
+
+base::Result<FolderInspection> inspect_folder(const std::string& directory, const std::string& own_tmp) {
+  for (int looks = 1;; ++looks) {
+    bool changed = false;
+    base::Result<FolderInspection> found = look(directory, own_tmp, &changed);
+    if (!found.is_ok() || !changed || looks == kMaxLooks) return found;
+  }
+}
+
+}  // namespace bytecheckpoint::engine

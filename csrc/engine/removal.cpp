@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/removal.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+#include <vector>
+
+#include "csrc/engine/live_saves.h"
+#include "csrc/engine/names.h"
+#include "csrc/engine/random_id.h"
+#include "csrc/io/directory.h"
+
+namespace bytecheckpoint::engine {
+
+using base::Status;
+
+base::Result<std::unique_ptr<Removal>> Removal::begin(const std::string& directory) {
+  BCP_ASSIGN_OR_RETURN(const base::Id id, draw_id());
+  std::unique_ptr<Removal> removal(new Removal(directory, engine::tmp_name(id)));
+  base::Result<LockFile> tmp = LockFile::create(io::join(directory, removal->tmp_name_));
+  const int error = tmp.status().sys_errno();
+  if (tmp.is_ok()) {
+    removal->tmp_ = std::move(tmp.value());
+  } else if (error == ENOSPC || error == EDQUOT) {
+    removal->tmp_name_.clear();  // a prune is what frees space
+  } else {
+    return tmp.status();
+  }
+  // From here on the destructor removes our tmp if anything fails.
+  BCP_RETURN_IF_ERROR(refuse_live_saves(directory, removal->tmp_name_, {}, /*take_over=*/false));
+  return removal;
+}
+
+Removal::~Removal() {
+  if (!is_begun_) (void)tmp_.remove();
+}
+
+Status Removal::check_right() {
+  if (tmp_name_.empty() || tmp_.has_name()) return Status::ok();
+  return Status::make(base::Code::kSuperseded,
+                      base::text("remove(", directory_, "): a save took the right to change what is there"),
+                      directory_);
+}
+
+Status Removal::remove_marks() {
+  BCP_RETURN_IF_ERROR(check_right());
+  BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::list_directory(directory_));
+  std::vector<std::pair<Scope, std::string>> marks;
+  for (const std::string& name : names) {
+    uint32_t rank;
+    if (name == kMetadataName) marks.emplace_back(Scope(), name);
+    if (is_rank_metadata_name(name, &rank)) marks.emplace_back(rank, name);
+  }
+  // By rank, since parts without that of rank 0 do not look whole; `.metadata` last, since it hides parts.
+  std::sort(marks.begin(), marks.end(), [](const auto& a, const auto& b) {
+    return std::make_pair(!a.first.has_value(), a.first) < std::make_pair(!b.first.has_value(), b.first);
+  });
+  for (const auto& [scope, name] : marks) {
+    BCP_RETURN_IF_ERROR(io::remove_file(io::join(directory_, name)));
+    is_begun_ = true;
+  }
+  is_begun_ = true;
+  return io::sync_directory(directory_);
+}
+
+Status Removal::finish() {
+  is_begun_ = true;
+  return tmp_name_.empty() ? Status::ok() : tmp_.remove();
+}
+
+}  // namespace bytecheckpoint::engine
