@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoints of a run: its step folders, and what each of them holds. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bytecheckpoint import _core
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
+from bytecheckpoint.report import _size
+from bytecheckpoint.verification import verify
+
+__all__ = ["DEFAULT_PATTERN", "StepFolder", "compile_pattern", "scan_steps"]
+
+DEFAULT_PATTERN = r"(?:(?:global_)?step[-_]?|checkpoint[-_]?)?(\d+)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFolder:
+    """One step folder, as it was when it was looked at.
+
+    Attributes:
+        step: Number in its name.
+        path: Of the folder.
+        state: ``complete``: a checkpoint that loads; its commit mark opens, and all files are there with the sizes and
+            trailers that it says (of another writer's: all files, long enough). ``saving``: none yet, and a live save
+            of this host is at it. ``half``: none, and nobody is seen to make one: what a dead save or half a deletion
+            left, a save on another host, or one that has not begun to write. ``corrupt``: a commit mark is there, but
+            it or a file is not what was written. ``unknown``: nothing of a checkpoint is in it, or it cannot be looked
+            at (not readable, a newer format, metadata of another writer that we do not read).
+        reason: Why it is not ``complete``; "" if it is.
+        is_being_saved: A live save holds it. Of a ``complete`` one: it is about to be replaced, and loads until then.
+        is_foreign: Another writer's checkpoint, without checksums of ours.
+        save_ids: 32 hex digits; one, or one a part; none of another writer's.
+        parts: Ranks that saved without collectives, each of which has a part of its own; else none.
+        num_files: Data files that the metadata name.
+        num_bytes: Of them.
+    """
+
+    step: int
+    path: str
+    state: str
+    reason: str = ""
+    is_being_saved: bool = False
+    is_foreign: bool = False
+    save_ids: tuple[str, ...] = ()
+    parts: tuple[int, ...] = ()
+    num_files: int = 0
+    num_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of the folder."""
+        return Path(self.path).name
+
+    @property
+    def is_complete(self) -> bool:
+        """Does it hold a checkpoint that loads?"""
+        return self.state == "complete"
+
+    def summary(self) -> str:
+        """One line for people."""
+        notes = [self.state + (", being saved" if self.is_being_saved and self.state != "saving" else "")]
+        if self.num_files:
+            notes.append(f"{_size(self.num_bytes)} in {self.num_files} file{'s' if self.num_files > 1 else ''}")
+        if self.parts:
+            notes.append(f"parts of {len(self.parts)} ranks")
+        if self.is_foreign:
+            notes.append("by another writer")
+        return f"{self.name}: {', '.join(notes)}" + (f": {self.reason}" if self.reason else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: fields under their names."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """The same as a JSON object."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+
+def scan_steps(
+    root: str | os.PathLike[str], *, pattern: str | None = None, deep: bool = False, config: Config | None = None
+) -> list[StepFolder]:
+    """Looks at all step folders of a run folder.
+
+    Local; changes nothing, takes no lock, and reads no data unless ``deep``: a scan is never in the way of a save. Who
+    saves meanwhile may have gone on when it returns. Symbolic links are left out.
+
+    Args:
+        root: Folder of a run.
+        pattern: Regular expression that the whole name of a step folder matches, whose first group is the number. None:
+            ``step-100``, ``step_100``, ``step100``, ``global_step_100``, ``checkpoint-100`` and ``100``.
+        deep: Verify every byte of the complete ones that are ours; what is damaged is ``corrupt``.
+        config: For ``deep``, as of ``verify``.
+
+    Returns:
+        By step, then by name.
+
+    Raises:
+        ConfigError: ``pattern`` is no such expression.
+        StorageError: ``root`` cannot be listed.
+    """
+    expression = compile_pattern(pattern)
+    try:
+        with os.scandir(root) as entries:
+            matches = [(expression.fullmatch(e.name), e.path) for e in entries if e.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        raise StorageError(
+            f"scan_steps({os.fspath(root)}): {error.strerror}", os.fspath(root), error.errno or 0
+        ) from error
+    folders = []
+    for match, path in matches:
+        if match is None or not (match[1] or "").isdecimal():
+            continue
+        folder = look_at_step(int(match[1]), path)
+        if folder is not None:
+            folders.append(_verified(folder, config) if deep and folder.is_complete else folder)
+    return sorted(folders, key=lambda folder: (folder.step, folder.name))
+
+
+def compile_pattern(pattern: str | None) -> re.Pattern[str]:
+    """The expression for names of step folders.
+
+    Raises:
+        ConfigError: It is none, or has no group.
+    """
+    try:
+        expression = re.compile(DEFAULT_PATTERN if pattern is None else pattern)
+    except re.error as error:
+        raise ConfigError(f"pattern={pattern!r}: {error}") from error
+    if expression.groups < 1:
+        raise ConfigError(f"pattern={pattern!r}: a group around the number of the step wanted")
+    return expression
+
+
+def look_at_step(step: int, path: str) -> StepFolder | None:
+    """One folder; None if it has gone meanwhile."""
+    try:
+        return folder_of(step, path, _core.inspect_folder(path))
+    except StorageError as error:
+        if not Path(path).is_dir():
+            return None
+        return StepFolder(step=step, path=path, state="unknown", reason=str(error))
+
+
+def folder_of(step: int, path: str, found: dict[str, Any]) -> StepFolder:
+    """What ``_core.inspect_folder`` found there."""
+    return StepFolder(
+        step=step,
+        path=path,
+        state=found["state"],
+        reason=found["reason"],
+        is_being_saved=found["is_being_saved"],
+        is_foreign=found["is_foreign"],
+        save_ids=tuple(found["save_ids"]),
+        parts=tuple(found["parts"]),
+        num_files=found["num_files"],
+        num_bytes=found["num_bytes"],
+    )
+
+
+def _verified(folder: StepFolder, config: Config | None) -> StepFolder:
+    try:
+        problems = verify(folder.path, config=config).problems
+    except UnsupportedError:
+        return folder  # another writer's has nothing to verify
+    except CheckpointError:
+        return look_at_step(folder.step, folder.path) or folder  # it changed meanwhile
+    if not problems:
+        return folder
+    first = f"{problems[0].file}: {problems[0].message}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return dataclasses.replace(folder, state="corrupt", reason=first + more)
