@@ -30,7 +30,9 @@ if TYPE_CHECKING:
         SaveReport,
         VerifyReport,
     )
+    from bytecheckpoint.retention import Retention, RetentionReport, prune
     from bytecheckpoint.state_dicts import SaveHandle, async_save_state_dict, load_state_dict, save_state_dict
+    from bytecheckpoint.steps import StepFolder, scan_steps
     from bytecheckpoint.verification import verify
 
 __version__ = "0.1.0"
@@ -48,17 +50,22 @@ __all__ = [
     "Problem",
     "RankLoadReport",
     "RankSaveReport",
+    "Retention",
+    "RetentionReport",
     "SaveHandle",
     "SaveReport",
+    "StepFolder",
     "VerifyReport",
     "__version__",
     "async_save_state_dict",
     "build_info",
     "load_state_dict",
     "merge",
+    "prune",
     "register",
     "registered",
     "save_state_dict",
+    "scan_steps",
     "scatter",
     "shutdown",
     "unregister",
@@ -78,15 +85,20 @@ _HOMES = {
     "Problem": "bytecheckpoint.report",
     "RankLoadReport": "bytecheckpoint.report",
     "RankSaveReport": "bytecheckpoint.report",
+    "Retention": "bytecheckpoint.retention",
+    "RetentionReport": "bytecheckpoint.retention",
     "SaveHandle": "bytecheckpoint.state_dicts",
     "SaveReport": "bytecheckpoint.report",
+    "StepFolder": "bytecheckpoint.steps",
     "VerifyReport": "bytecheckpoint.report",
     "async_save_state_dict": "bytecheckpoint.state_dicts",
     "load_state_dict": "bytecheckpoint.state_dicts",
     "merge": "bytecheckpoint.merging",
+    "prune": "bytecheckpoint.retention",
     "register": "bytecheckpoint.registration",
     "registered": "bytecheckpoint.registration",
     "save_state_dict": "bytecheckpoint.state_dicts",
+    "scan_steps": "bytecheckpoint.steps",
     "scatter": "bytecheckpoint.merging",
     "shutdown": "bytecheckpoint._background",
     "unregister": "bytecheckpoint.registration",

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from bytecheckpoint import _core
+from bytecheckpoint._in_use import reading
 from bytecheckpoint.config import Config
 from bytecheckpoint.local_path import local_path
 from bytecheckpoint.report import Problem, VerifyReport
@@ -41,9 +42,9 @@ def verify(
         StorageError: The directory or ``.metadata`` cannot be read.
     """
     config = config or Config.from_env()
-    found = _core.verify(
-        str(local_path(path)), direct_io=config.direct_io, ring_bytes=config.ring_bytes, progress=progress
-    )
+    directory = str(local_path(path))
+    with reading(directory):
+        found = _core.verify(directory, direct_io=config.direct_io, ring_bytes=config.ring_bytes, progress=progress)
     problems = [
         Problem(
             file=file,
@@ -55,4 +56,4 @@ def verify(
         )
         for file, section, offset, num_bytes, fqns, message in found.pop("problems")
     ]
-    return VerifyReport(path=os.fspath(path), problems=problems, **found)
+    return VerifyReport(path=directory, problems=problems, **found)

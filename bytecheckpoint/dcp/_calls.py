@@ -11,12 +11,13 @@ from typing import Any
 
 from bytecheckpoint import _core
 
-__all__ = ["ASYNC_SAVE", "SAVE", "Call", "call_in", "local_of_call", "outermost_call"]
+__all__ = ["ASYNC_SAVE", "LOAD", "SAVE", "Call", "call_in", "local_of_call", "outermost_call"]
 
 # The calls that are looked for: module and function.
 _SAVER = "torch.distributed.checkpoint.state_dict_saver"
 ASYNC_SAVE = (_SAVER, "async_save")
 SAVE = (_SAVER, "_save_state_dict")
+LOAD = ("torch.distributed.checkpoint.state_dict_loader", "_load_state_dict")
 
 
 class Call:

@@ -17,7 +17,9 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from bytecheckpoint import _C
+from bytecheckpoint._in_use import Hold, hold
 from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._calls import LOAD, call_in
 from bytecheckpoint.dcp._exchange import Exchange
 from bytecheckpoint.dcp._gather import Gather
 from bytecheckpoint.dcp._hooks import Hooks
@@ -107,9 +109,11 @@ class BcpReader(StorageReader):
         check_progress(self.config)
         self.last_report: LoadReport | None = None
         self._load_id = str(uuid.uuid4())
+        self._hold: Hold | None = None
         self._forget()
 
     def _forget(self) -> None:
+        self._let_go()
         self._checkpoint: _C.Checkpoint | None = None
         self._rank: int | None = None  # whose part is read, of a checkpoint that was saved without collectives
         self._error: CheckpointError | None = None
@@ -118,7 +122,7 @@ class BcpReader(StorageReader):
         self._phases = Phases()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_checkpoint": None, "_error": None}
+        return {**self.__dict__, "_checkpoint": None, "_error": None, "_hold": None}
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -155,6 +159,7 @@ class BcpReader(StorageReader):
         if rank is not None and self._error is not None:
             return self._read_metadata_after_all(rank, self._error)
         self._forget()
+        self._hold_in_call()
         try:
             self._checkpoint, self._rank = self._open(rank), rank
             metadata = metadata_of(self._checkpoint, self._load_id)
@@ -184,6 +189,8 @@ class BcpReader(StorageReader):
         """Raises here, where every rank gets it, what ``read_metadata`` could not."""
         if isinstance(metadata, _FailedMetadata):
             metadata._raise()
+        if self._hold is None:
+            self._hold = hold(self.path)  # whoever calls the hooks by hand reads in the end, or drops the reader
         self._is_coordinator = is_coordinator
         self._number = rank_of_call(kwargs)
         if "metadata_s" not in self._phases.seconds:
@@ -228,6 +235,8 @@ class BcpReader(StorageReader):
             if sent is error:
                 raise
             raise sent from error
+        finally:
+            self._hold_in_call()
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -260,6 +269,18 @@ class BcpReader(StorageReader):
         )
         if self._is_coordinator:
             _logger.info("%s", self.last_report.summary())
+
+    def _hold_in_call(self) -> None:
+        """Keeps this process from deleting what it reads, for as long as DCP's call lasts that this thread is in."""
+        self._let_go()
+        call = call_in(*LOAD)
+        if call is not None:
+            self._hold = hold(self.path, call.is_running)
+
+    def _let_go(self) -> None:
+        if self._hold is not None:
+            self._hold.end()
+        self._hold = None
 
     def _opened(self) -> _C.Checkpoint:
         if self._checkpoint is None:

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The removal of one step folder. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bytecheckpoint import _core
+from bytecheckpoint._in_use import unheld
+from bytecheckpoint.errors import CheckpointBusyError, CheckpointSupersededError
+from bytecheckpoint.steps import StepFolder, folder_of
+
+__all__ = ["Outcome", "remove_folder"]
+
+_MAX_FAILURES = 5
+
+
+@dataclass
+class Outcome:
+    """What became of a folder that was to go.
+
+    Attributes:
+        is_loadable: Its commit mark is still there.
+        bytes_freed: Of files whose names were removed.
+        skipped: Why it was left alone; "" if it was not.
+        failures: Deletes that failed; the first few.
+        stays: What was left in it on purpose.
+    """
+
+    is_loadable: bool = True
+    bytes_freed: int = 0
+    skipped: str = ""
+    failures: list[str] = field(default_factory=list)
+    stays: list[str] = field(default_factory=list)
+
+    def fail(self, error: Exception) -> None:
+        if len(self.failures) < _MAX_FAILURES:
+            self.failures.append(str(error))
+
+
+def remove_folder(folder: StepFolder, *, remove_others: bool) -> Outcome:
+    """Removes a step folder that holds a checkpoint, or what is left of one, if it still is as it was looked at.
+
+    The order is the point. First the right to commit there, so that no save is under way and none begins; then the
+    commit marks, and that is synced; then everything else; the tmp that is the right goes last. Whoever dies in between
+    leaves a folder without a mark and with a free tmp: half a checkpoint, which a later call removes.
+    """
+    outcome = Outcome()
+    if folder.state != "complete" and not os.listdir(folder.path):  # noqa: PTH208
+        # Nothing is in it, not even for a moment a tmp of ours: a save that has just made it may be about to begin.
+        _remove_empty(folder.path, outcome)
+        return outcome
+    try:
+        right = _core.Removal(folder.path)
+    except CheckpointBusyError:
+        outcome.skipped = "a save, or another prune, is at it"
+        return outcome
+    found = _core.inspect_folder(folder.path, own_tmp=right.tmp)
+    now = folder_of(folder.step, folder.path, found)
+    if (now.state, now.save_ids, now.parts) != (folder.state, folder.save_ids, folder.parts):
+        outcome.skipped = f"it has changed since it was looked at, and is {now.state} now"
+        return outcome
+    with unheld(folder.path) as is_free:
+        if not is_free:
+            outcome.skipped = "a load of this process reads it"
+            return outcome
+        marks_bytes = sum(os.lstat(os.path.join(folder.path, name)).st_size for name in found["marks"])  # noqa: PTH118
+        right.remove_marks()
+    outcome.is_loadable = False
+    outcome.bytes_freed += marks_bytes
+    try:
+        _remove_contents(folder.path, found, right, outcome, remove_others)
+    except CheckpointSupersededError as error:
+        outcome.fail(error)
+    if outcome.failures:
+        return outcome  # the tmp stays, free from now on, and says that a later prune may go on here
+    right.finish()
+    if not outcome.stays:
+        _remove_empty(folder.path, outcome)
+    return outcome
+
+
+def _remove_contents(
+    path: str, found: dict[str, Any], right: _core.Removal, outcome: Outcome, remove_others: bool
+) -> None:
+    """Other files go first: as long as there are data files, the rest of a removal is known for what it is."""
+    for name in found["others"]:
+        if not remove_others:
+            outcome.stays.append(f"{name}: not of a checkpoint")
+            continue
+        right.check_right()
+        _remove_other(os.path.join(path, name), path, outcome)  # noqa: PTH118
+    for name in (*found["data_files"], *found["tmps"]):
+        right.check_right()
+        _unlink(os.path.join(path, name), outcome)  # noqa: PTH118
+
+
+def _remove_other(path: str, folder: str, outcome: Outcome) -> None:
+    """A file, a symbolic link, which is not followed, or a folder that holds no checkpoint of its own."""
+    try:
+        if not _is_folder(path):
+            _unlink(path, outcome)
+            return
+        kept = _why_kept(path, os.lstat(folder).st_dev)
+        if kept:
+            outcome.stays.append(f"{Path(path).name}: {kept}")
+            return
+        for parent, folders, files in os.walk(path, topdown=False, onerror=_raise):
+            for name in files:
+                _unlink(os.path.join(parent, name), outcome)  # noqa: PTH118
+            for name in folders:
+                below = os.path.join(parent, name)  # noqa: PTH118
+                if _is_folder(below):
+                    _remove_empty(below, outcome)
+                else:
+                    _unlink(below, outcome)
+        _remove_empty(path, outcome)
+    except OSError as error:
+        outcome.fail(error)
+
+
+def _is_folder(path: str) -> bool:
+    return Path(path).is_dir() and not Path(path).is_symlink()
+
+
+def _why_kept(path: str, device: int) -> str:
+    """Why nothing below ``path`` may go; "" if all of it may."""
+    for parent, _, files in os.walk(path, onerror=_raise):
+        if any(name == ".metadata" or (name.startswith("__") and name.endswith(".metadata")) for name in files):
+            return "a checkpoint of its own"
+        if os.lstat(parent).st_dev != device:
+            return "another file system is mounted there"
+    return ""
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _unlink(path: str, outcome: Outcome) -> None:
+    try:
+        size = os.lstat(path).st_size
+        os.unlink(path)  # noqa: PTH108
+        outcome.bytes_freed += size
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        outcome.fail(error)
+
+
+def _remove_empty(path: str, outcome: Outcome) -> None:
+    try:
+        os.rmdir(path)  # noqa: PTH106
+        outcome.is_loadable = False
+    except FileNotFoundError:
+        outcome.is_loadable = False
+    except OSError as error:
+        outcome.fail(error)

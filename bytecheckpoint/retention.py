@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which checkpoints of a run are kept, and the removal of the others. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+from bytecheckpoint import _core
+from bytecheckpoint._removal import Outcome, remove_folder
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import CheckpointError, ConfigError
+from bytecheckpoint.report import _size
+from bytecheckpoint.steps import StepFolder, compile_pattern, scan_steps
+
+__all__ = ["Retention", "RetentionReport", "prune"]
+
+_logger = logging.getLogger("bytecheckpoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionReport:
+    """What one prune did, or would do.
+
+    Attributes:
+        root: Folder of the run.
+        dry_run: Nothing was removed; ``removed`` and ``swept`` are what would have been tried.
+        kept: Steps of the complete checkpoints that the rules keep.
+        removed: Paths of complete checkpoints that are gone.
+        swept: Paths of others that are gone: half, or corrupt.
+        skipped: By path, why a folder that the rules do not keep was left alone.
+        warnings: What failed, or was left behind; the next prune tries again.
+        bytes_freed: Of the files removed.
+        total_s: Seconds that it took.
+    """
+
+    root: str
+    dry_run: bool = False
+    kept: list[int] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    swept: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    bytes_freed: int = 0
+    total_s: float = 0.0
+
+    def summary(self) -> str:
+        """One line for people."""
+        would = "would have " if self.dry_run else ""
+        notes = [f"{would}removed {len(self.removed)}", f"kept {len(self.kept)}"]
+        if self.swept:
+            notes.append(f"{would}swept {len(self.swept)} that {'is' if len(self.swept) == 1 else 'are'} none")
+        if self.skipped:
+            notes.append(f"left {len(self.skipped)} alone")
+        if self.warnings:
+            notes.append(f"{len(self.warnings)} warnings")
+        freed = "" if self.dry_run else f"; freed {_size(self.bytes_freed)}"
+        return f"pruned {self.root}: {', '.join(notes)}{freed}"
+
+    def to_json(self) -> str:
+        """All of it as a JSON object: fields under their names."""
+        return json.dumps(dataclasses.asdict(self), allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Keeps the newest checkpoints of a run, and every n-th step, and removes the others.
+
+    Only complete checkpoints count (``scan_steps``): with ``keep_latest=3`` there are three that load, whatever else
+    lies about. "Newest" is the highest step, not the youngest file: who goes back to an earlier step and saves from
+    there should remove the later ones first.
+
+    What goes, goes in an order that leaves no half checkpoint that loads: the commit mark first, and that is synced,
+    then the files, then the folder. Before the first of them, the checkpoints that stay are made durable. A crash at
+    any point leaves what the next call finishes. It holds the right to commit meanwhile, as a save would: a save that
+    begins at the same step in that moment gets a ``CheckpointBusyError``. A checkpoint that a save replaces, that
+    another prune is at, or that a load of this process reads, is left alone until the next time; loads of other
+    processes are not seen, and fail as with any checkpoint that is deleted.
+
+    The whole folder goes, as users of ``shutil.rmtree`` expect, and with it what they put beside the checkpoint; but
+    not what a symbolic link leads to, a folder in it that holds a checkpoint of its own, or another file system. Step
+    folders that are symbolic links, and those with nothing of a checkpoint in them, are never touched.
+
+    What a dead save left (``half``) goes once a newer step is complete, if its tmp says that it is dead. Where nothing
+    says so (no tmp; a newer step, which a host may write whose locks are not seen here), only if nothing in it has
+    changed for ``grace_s``. Damaged ones (``corrupt``) stay, as they may hold the only copy of something.
+
+    Args:
+        root: Folder of the run, with one folder a step.
+        keep_latest: How many of the newest to keep, 1 or more.
+        keep_every: Also keep the steps that this divides; None keeps no others.
+        pattern: Of the names of step folders, as for ``scan_steps``.
+        remove_corrupt: Also remove damaged ones, if a newer step is complete.
+        remove_others: False removes only files of a checkpoint; a folder with others then stays, without a checkpoint.
+        grace_s: See above. By default the time after which a save has lost its right to commit.
+        all_ranks: ``after_save`` acts on every rank, for roots that are local to each; else on rank 0 alone.
+
+    Raises:
+        ConfigError: An argument out of range.
+    """
+
+    root: str | os.PathLike[str]
+    _: KW_ONLY
+    keep_latest: int
+    keep_every: int | None = None
+    pattern: str | None = None
+    remove_corrupt: bool = False
+    remove_others: bool = True
+    grace_s: float = Config.commit_deadline_s
+    all_ranks: bool = False
+
+    def __post_init__(self) -> None:
+        _check_count("keep_latest", self.keep_latest)
+        if self.keep_every is not None:
+            _check_count("keep_every", self.keep_every)
+        if isinstance(self.grace_s, bool) or not isinstance(self.grace_s, int | float) or not self.grace_s >= 0:
+            raise ConfigError(f"grace_s={self.grace_s!r}: seconds, 0 or more, wanted")
+        compile_pattern(self.pattern)
+
+    def after_save(self, step: int | None = None, *, rank: int | None = None) -> RetentionReport | None:
+        """For a training loop, after a save is committed: prunes on rank 0, and does nothing on others.
+
+        Local: no rank waits for it. Before that, after ``async_save`` say, it is safe as well, as the new checkpoint
+        does not count yet. Failed deletes are warnings, logged and in the report; the next call tries again.
+
+        Args:
+            step: Never removed by this call, whatever the rules say.
+            rank: Of this process; None asks ``torch.distributed``, if it is in use.
+
+        Returns:
+            What was done; None on ranks that do nothing.
+        """
+        if not self.all_ranks and (_rank() if rank is None else rank) != 0:
+            return None
+        return self.prune(protect=() if step is None else (step,))
+
+    def prune(self, *, dry_run: bool = False, protect: Iterable[int] = ()) -> RetentionReport:
+        """Removes what the rules do not keep. Local; it may take as long as the file system takes to free files.
+
+        Ctrl-C ends it between two files, and the next call goes on.
+
+        Args:
+            dry_run: Remove nothing, and report what would go.
+            protect: Steps to keep besides.
+        """
+        begin = time.perf_counter()
+        report = RetentionReport(root=os.fspath(self.root), dry_run=dry_run)
+        freed = 0
+        try:
+            folders = scan_steps(self.root, pattern=self.pattern)
+            freed = self._prune(folders, frozenset(protect), report)
+        except CheckpointError as error:
+            report.warnings.append(str(error))
+        report = dataclasses.replace(report, bytes_freed=freed, total_s=time.perf_counter() - begin)
+        for warning in report.warnings:
+            _logger.warning("prune(%s): %s", report.root, warning)
+        if report.removed or report.swept:
+            _logger.info("%s", report.summary())
+        return report
+
+    def _prune(self, folders: list[StepFolder], protect: frozenset[int], report: RetentionReport) -> int:
+        complete = [folder for folder in folders if folder.is_complete]
+        kept = [folder for at, folder in enumerate(complete) if self._keeps(folder, len(complete) - at, protect)]
+        report.kept.extend(folder.step for folder in kept)
+        if not kept:
+            return 0  # what is half or damaged may be all that there is
+        newest = kept[-1].step
+        going = [folder for folder in folders if folder not in kept and folder.step not in protect]
+        going = [folder for folder in going if self._may_go(folder, newest, report)]
+        if going and not report.dry_run:
+            # A rename of a save that is not on disk yet must not outlive what was kept until there was a newer one.
+            for directory in (os.fspath(self.root), *(folder.path for folder in kept)):
+                _core.sync_directory(directory)
+        return sum(self._remove(folder, report) for folder in going)
+
+    def _keeps(self, folder: StepFolder, place: int, protect: frozenset[int]) -> bool:
+        """``place``: 1 is the newest complete one."""
+        is_nth = self.keep_every is not None and folder.step % self.keep_every == 0
+        return place <= self.keep_latest or is_nth or folder.step in protect
+
+    def _may_go(self, folder: StepFolder, newest: int, report: RetentionReport) -> bool:
+        if folder.state == "unknown":
+            return False
+        if folder.is_being_saved:
+            why = "a save is under way"
+        elif folder.state == "corrupt" and not self.remove_corrupt:
+            why = f"corrupt: {folder.reason}"
+        elif folder.state == "corrupt" and folder.step > newest:
+            why = f"corrupt, but no newer one is complete: {folder.reason}"
+        elif folder.state == "half" and not self._is_dead(folder, newest):
+            why = f"half, and perhaps a save that this host does not see: {folder.reason}"
+        else:
+            return True
+        report.skipped[folder.path] = why
+        return False
+
+    def _is_dead(self, folder: StepFolder, newest: int) -> bool:
+        """Will nobody finish what is there? A free tmp says so, and an empty folder is no loss to who fills it."""
+        try:
+            names = os.listdir(folder.path)  # noqa: PTH208
+            says_so = not names or any(name.endswith(".tmp") and len(name) > 32 for name in names)
+            return (says_so and folder.step < newest) or _unchanged_s(folder.path) >= self.grace_s
+        except OSError:
+            return False  # it changes
+
+    def _remove(self, folder: StepFolder, report: RetentionReport) -> int:
+        gone = report.removed if folder.is_complete else report.swept
+        if report.dry_run:
+            gone.append(folder.path)
+            return 0
+        try:
+            outcome = remove_folder(folder, remove_others=self.remove_others)
+        except (CheckpointError, OSError) as error:
+            outcome = Outcome(failures=[str(error)])
+        if outcome.skipped:
+            report.skipped[folder.path] = outcome.skipped
+        elif not outcome.is_loadable:
+            gone.append(folder.path)
+        report.warnings.extend(f"{folder.name}: {failure}" for failure in outcome.failures)
+        report.warnings.extend(f"{folder.name} stays, without a checkpoint: {left}" for left in outcome.stays)
+        return outcome.bytes_freed
+
+
+def prune(
+    root: str | os.PathLike[str],
+    *,
+    keep_latest: int,
+    keep_every: int | None = None,
+    pattern: str | None = None,
+    remove_corrupt: bool = False,
+    remove_others: bool = True,
+    grace_s: float = Config.commit_deadline_s,
+    dry_run: bool = False,
+) -> RetentionReport:
+    """Removes the checkpoints of a run but the newest ``keep_latest`` and every ``keep_every``-th step.
+
+    Local: call it on one rank. What is kept, what goes and in which order, and what is left alone, is said at
+    ``Retention``, whose arguments these are.
+
+    Args:
+        dry_run: Remove nothing, and report what would go.
+
+    Returns:
+        What was done. A delete that failed, or a root that cannot be listed, is a warning in it.
+
+    Raises:
+        ConfigError: An argument out of range.
+    """
+    retention = Retention(
+        root,
+        keep_latest=keep_latest,
+        keep_every=keep_every,
+        pattern=pattern,
+        remove_corrupt=remove_corrupt,
+        remove_others=remove_others,
+        grace_s=grace_s,
+    )
+    return retention.prune(dry_run=dry_run)
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r}: a number from 1 on wanted")
+
+
+def _rank() -> int:
+    """Of this process, where torch.distributed is in use; else there is but this one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    return int(distributed.get_rank())
+
+
+def _unchanged_s(path: str) -> float:
+    """Seconds since anything in a folder changed, by the clock of its file system."""
+    newest = max(Path(parent, name).lstat().st_mtime for parent, _, names in os.walk(path) for name in (".", *names))
+    return time.time() - newest

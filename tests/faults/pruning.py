@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run folder to prune, and processes that prune it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from bytecheckpoint import RetentionReport, prune, scan_steps
+from faults.fork_server import meet
+from faults.saves import SaveRequest, attempt
+
+__all__ = ["KEPT", "make_run", "prune_as_nobody", "prune_when_told", "save_template", "states_in"]
+
+NOBODY = 65534
+# Of the steps 1 (complete, with files of others), 2 (half) and 3 (complete) this one stays.
+KEPT = 3
+
+
+def save_template(request: SaveRequest) -> None:
+    assert attempt(request).errors == {}
+
+
+def make_run(root: Path, template: Path) -> None:
+    for step in (1, 2, KEPT):
+        shutil.copytree(template, root / f"step-{step}")
+    (root / "step-1" / "config.json").write_text("{}")
+    (root / "step-1" / "hf").mkdir()
+    (root / "step-1" / "hf" / "model").touch()
+    (root / "step-2" / ".metadata").rename(root / "step-2" / f".metadata.{'d' * 32}.tmp")
+
+
+def prune_when_told(address: bytes, root: Path) -> RetentionReport:
+    """Prunes, once the test says that it watches."""
+    test = meet(address)
+    test.send("ready")
+    test.recv()
+    return prune(root, keep_latest=1)
+
+
+def prune_as_nobody(root: Path) -> RetentionReport:
+    """Prunes without the rights of root, if this process has them."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    return prune(root, keep_latest=1)
+
+
+def states_in(root: Path) -> dict[int, str]:
+    return {folder.step: folder.state for folder in scan_steps(root)}
