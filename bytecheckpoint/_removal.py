@@ -10,7 +10,7 @@ from typing import Any
 
 from bytecheckpoint import _core
 from bytecheckpoint._in_use import unheld
-from bytecheckpoint.errors import CheckpointBusyError, CheckpointSupersededError
+from bytecheckpoint.errors import CheckpointBusyError, CheckpointError
 from bytecheckpoint.steps import StepFolder, folder_of
 
 __all__ = ["Outcome", "remove_folder"]
@@ -73,12 +73,11 @@ def remove_folder(folder: StepFolder, *, remove_others: bool) -> Outcome:
     outcome.bytes_freed += marks_bytes
     try:
         _remove_contents(folder.path, found, right, outcome, remove_others)
-    except CheckpointSupersededError as error:
+        if not outcome.failures:  # else the tmp stays, free from now on, and says that a later prune may go on here
+            right.finish()
+    except CheckpointError as error:
         outcome.fail(error)
-    if outcome.failures:
-        return outcome  # the tmp stays, free from now on, and says that a later prune may go on here
-    right.finish()
-    if not outcome.stays:
+    if not outcome.failures and not outcome.stays:
         _remove_empty(folder.path, outcome)
     return outcome
 

@@ -204,10 +204,11 @@ class Retention:
     def _is_dead(self, folder: StepFolder, newest: int) -> bool:
         """Will nobody finish what is there? A free tmp says so, and an empty folder is no loss to who fills it."""
         try:
-            names = os.listdir(folder.path)  # noqa: PTH208
-            says_so = not names or any(name.endswith(".tmp") and len(name) > 32 for name in names)
+            found = _core.inspect_folder(folder.path)
+            is_empty = not any(found[kind] for kind in ("marks", "tmps", "data_files", "others"))
+            says_so = is_empty or bool(found["tmps"])
             return (says_so and folder.step < newest) or _unchanged_s(folder.path) >= self.grace_s
-        except OSError:
+        except (CheckpointError, OSError):
             return False  # it changes
 
     def _remove(self, folder: StepFolder, report: RetentionReport) -> int:
@@ -218,7 +219,8 @@ class Retention:
         try:
             outcome = remove_folder(folder, remove_others=self.remove_others)
         except (CheckpointError, OSError) as error:
-            outcome = Outcome(failures=[str(error)])
+            is_there = Path(folder.path).exists()
+            outcome = Outcome(failures=[str(error)]) if is_there else Outcome(skipped="another prune was faster")
         if outcome.skipped:
             report.skipped[folder.path] = outcome.skipped
         elif not outcome.is_loadable:
