@@ -12,7 +12,9 @@ bool is_container(Tree::Kind kind) {
   return kind >= Tree::Kind::kList && kind <= Tree::Kind::kDict;
 }
 
-bool decode_node(base::ByteReader* in, int depth, Tree* out) {
+/// \param nodes_left  How many more nodes there can be. Counts are taken from it before anything is allocated: of lists
+///   within lists each could else claim all bytes that are left.
+bool decode_node(base::ByteReader* in, int depth, size_t* nodes_left, Tree* out) {
   const uint8_t tag = in->u8();
   if (!in->ok() || tag > static_cast<uint8_t>(Tree::Kind::kDict) || depth > kMaxTreeDepth) return false;
   out->kind = static_cast<Tree::Kind>(tag);
@@ -26,11 +28,11 @@ bool decode_node(base::ByteReader* in, int depth, Tree* out) {
     if (out->kind == Tree::Kind::kString && !base::is_utf8(out->text)) return false;
   } else if (is_container(out->kind)) {
     const uint32_t count = in->u32();
-    // A child takes at least its tag, so a count beyond what is left is damage, not a reason to allocate.
-    if (count > in->remaining() || (out->kind == Tree::Kind::kDict && count % 2 != 0)) return false;
+    if (count > *nodes_left || (out->kind == Tree::Kind::kDict && count % 2 != 0)) return false;
+    *nodes_left -= count;
     out->children.reserve(count);
     for (uint32_t i = 0; i < count; ++i) {
-      if (!decode_node(in, depth + 1, &out->children.emplace_back())) return false;
+      if (!decode_node(in, depth + 1, nodes_left, &out->children.emplace_back())) return false;
     }
   }
   return in->ok();
@@ -71,7 +73,8 @@ void encode_tree(const Tree& tree, base::ByteWriter* out) {
 base::Result<Tree> decode_tree(std::string_view bytes) {
   base::ByteReader in(bytes);
   Tree tree;
-  if (!decode_node(&in, 0, &tree) || in.remaining() != 0) {
+  size_t nodes_left = bytes.size();  // a node takes at least its tag
+  if (!decode_node(&in, 0, &nodes_left, &tree) || in.remaining() != 0) {
     return base::Status::make(base::Code::kCorrupt, base::text("tree of builtin values: damaged at byte ",
                                                                in.position(), " of ", bytes.size()));
   }

@@ -81,6 +81,14 @@ TEST_CASE("tree: depth and counts of hostile bytes are bounded") {
   many.u8(static_cast<uint8_t>(Tree::Kind::kList));
   many.u32(0xFFFFFFFFu);
   EXPECT_CODE(kCorrupt, decode_tree(many.bytes()));
+  // What is left can be claimed once: a hundred lists within one another would else take a hundred times as much.
+  base::ByteWriter twice;
+  twice.u8(static_cast<uint8_t>(Tree::Kind::kList));
+  twice.u32(25);
+  twice.u8(static_cast<uint8_t>(Tree::Kind::kList));
+  twice.u32(20);
+  twice.zeros(20);
+  EXPECT_FAILURE(kCorrupt, "damaged at byte 10 of 30", decode_tree(twice.bytes()));
   base::ByteWriter odd;
   odd.u8(static_cast<uint8_t>(Tree::Kind::kDict));
   odd.u32(1);
