@@ -88,7 +88,10 @@ base::Result<std::vector<PlannedWrite>> apply_answer(const Inventory& local, std
     return Status::make(Code::kInvalidArgument,
                         text("answer to a rank of ", num_boxes, " boxes; this one holds ", boxes.size()));
   }
-  std::vector<PlannedWrite> writes(reader.count(kLeastWriteBytes));
+  const size_t num_writes = reader.count(kLeastWriteBytes);
+  // A box is written once at most. A write takes 50 times its bytes here, so this is asked first.
+  if (num_writes > boxes.size()) return damaged();
+  std::vector<PlannedWrite> writes(num_writes);
   uint64_t next_box = 0;
   for (PlannedWrite& write : writes) {
     const uint64_t passed_over = reader.number();

@@ -85,5 +85,18 @@ TEST_CASE("save_answer: damaged bytes are refused, or name boxes that the rank h
   }
 }
 
+TEST_CASE("save_answer: more writes than the rank has boxes are refused before room is made for them") {
+  InventoryBuilder builder(0);
+  tensor::TensorInfo info;
+  info.dtype = tensor::DType::kUInt8;
+  info.sizes = {4};
+  EXPECT_OK(builder.add("w", EntryKind::kTensor, "", info, false, {}));
+  const Inventory local = test::value_of(builder.finish());
+  const std::string one{1, 1, 1, 0, 0};
+  EXPECT_OK(apply_answer(local, one));
+  const std::string two{1, 1, 2, 0, 0, 0, 0};
+  EXPECT_FAILURE(kCorrupt, "damaged at byte 3 of 7", apply_answer(local, two));
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::planner
