@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/format/zip_record.h"
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 
@@ -20,6 +21,9 @@ constexpr std::string_view kSmallContents[3] = {{}, "little", "3\n"};  // the fi
 constexpr std::string_view kDataName = "archive/data/0";
 
 constexpr uint16_t kFlagDescriptor = 1 << 3;
+
+/// So that what is added to it, place and padding, is far from overflow.
+constexpr int64_t kMaxDataBytes = int64_t{1} << 62;
 
 /// Sizes that a plain zip field cannot hold. The central directory then starts beyond 4 GiB too.
 bool needs_zip64(int64_t data_bytes) {
@@ -61,6 +65,15 @@ int64_t storage_elements(const tensor::DTypeInfo& dtype, int64_t data_bytes) {
 int64_t shape_bytes(const tensor::DTypeInfo& dtype, const tensor::Dims& sizes, int64_t data_bytes) {
   return PickleWriter::integer_bytes(storage_elements(dtype, data_bytes)) + PickleWriter::int_tuple_bytes(sizes) +
          PickleWriter::int_tuple_bytes(tensor::row_major_strides(sizes));
+}
+
+/// Of a shape without elements: torch has no tensor whose strides overflow, so no reader would take the record.
+bool has_strides(const tensor::Dims& sizes) {
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 1;) {
+    if (!base::checked_mul(stride, std::max<int64_t>(sizes[d], 1), &stride)) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -113,7 +126,8 @@ base::Result<RecordExtent> ZipRecord::measure(tensor::DType dtype, const tensor:
   const tensor::DTypeInfo* info = tensor::find_plain_dtype(dtype);
   RecordExtent extent;
   if (info == nullptr || !tensor::checked_numel(sizes, &extent.data_bytes) ||
-      !base::checked_mul(extent.data_bytes, info->itemsize_bytes, &extent.data_bytes)) {
+      !base::checked_mul(extent.data_bytes, info->itemsize_bytes, &extent.data_bytes) ||
+      extent.data_bytes > kMaxDataBytes || (extent.data_bytes == 0 && !has_strides(sizes))) {
     return base::Status::make(base::Code::kInvalidArgument,
                               base::text("tensor record: dtype code ", static_cast<int>(dtype), " with shape ",
                                          tensor::to_text(sizes), " cannot be stored"));

@@ -33,7 +33,7 @@ class ZipRecord {
   /// \param dtype          In the table of tensor/dtype.h.
   /// \param sizes          Shape of the chunk, elements.
   /// \param record_offset  Start of the record in the file, a multiple of kRecordAlignment.
-  /// \returns kInvalidArgument for an unknown dtype or a shape whose bytes overflow.
+  /// \returns kInvalidArgument for an unknown dtype or a shape whose bytes (2^62 at most) or strides overflow.
   static base::Result<ZipRecord> layout(tensor::DType dtype, const tensor::Dims& sizes, int64_t record_offset);
 
   /// The numbers of `layout` without its text: tens of nanoseconds instead of microseconds.

@@ -157,6 +157,10 @@ TEST_CASE("zip_record: what cannot be stored is refused, with shape and dtype") 
   EXPECT_FAILURE(kInvalidArgument, "[-2, 3]", ZipRecord::layout(DType::kUInt8, {-2, 3}, 0));
   EXPECT_CODE(kInvalidArgument, ZipRecord::layout(DType::kUInt8, {max, 2}, 0));
   EXPECT_CODE(kInvalidArgument, ZipRecord::layout(DType::kFloat64, {max / 4}, 0));
+  EXPECT_CODE(kInvalidArgument, ZipRecord::layout(DType::kUInt8, {max}, 0));
+  // Without elements, but with strides that torch has no number for.
+  EXPECT_CODE(kInvalidArgument, ZipRecord::layout(DType::kUInt8, {0, max, 2}, 0));
+  EXPECT_OK(ZipRecord::layout(DType::kUInt8, {max, 0, max}, 0));
 }
 
 }  // namespace
