@@ -15,9 +15,9 @@ using base::Status;
 using base::text;
 using Kind = PickleValue::Kind;
 
-// So that small pickles are not measured too narrowly.
-constexpr size_t kLeastValues = 1 << 16;
-constexpr size_t kLeastTextBytes = 1 << 20;
+// So that small pickles are not measured too narrowly; a value takes 80 bytes.
+constexpr size_t kLeastValues = 1 << 12;
+constexpr size_t kLeastTextBytes = 1 << 16;
 constexpr size_t kTextFactor = 16;
 
 Status take(size_t count, const char* what, size_t* left) {

@@ -25,6 +25,14 @@ TEST_CASE("pickle_tree: sharing that would unfold beyond measure is corrupt") {
   EXPECT_FAILURE(kCorrupt, "more text", tree_of(whole("](" + long_text + repeated(get(0), 100000) + "e")));
 }
 
+TEST_CASE("pickle_tree: a small pickle may share some, not megabytes") {
+  const auto shared = [](size_t times) {
+    return whole(tuple({repeated("N", 100)}) + put(0) + "(" + repeated(get(0), times) + "t\x86");
+  };
+  EXPECT_OK(tree_of(shared(30)));
+  EXPECT_FAILURE(kCorrupt, "more values", tree_of(shared(100)));
+}
+
 TEST_CASE("pickle_tree: without sharing everything fits, down to one byte a value") {
   const std::string nones = whole("](" + repeated("N", 300000) + "e");
   CHECK(test::value_of(tree_of(nones)).children.size() == 300000);
