@@ -21,11 +21,13 @@ ifeq ($(filter $(VARIANT),plain asan tsan),)
 $(error VARIANT=$(VARIANT): plain, asan and tsan are what there is)
 endif
 
-CPPFLAGS_ALL := -I. -D_GNU_SOURCE -DBCP_FAILPOINTS -DBCP_TEST_DATA='"$(CURDIR)/tests/cpp/data"' -MMD -MP
+CPPFLAGS_ALL := -I. -D_GNU_SOURCE -DBCP_FAILPOINTS -DBCP_TEST_DATA='"$(CURDIR)/tests/cpp/data"' \
+  -DBCP_FUZZ_DATA='"$(CURDIR)/tests/fuzz"' -MMD -MP
 CXXFLAGS_ALL := -std=c++17 -g -fno-var-tracking -Wall -Wextra -Werror -pthread $(FLAGS_$(VARIANT)) $(CXXFLAGS)
 
 SOURCES := $(sort $(foreach layer,base tensor format planner io staging engine,$(wildcard csrc/$(layer)/*.cpp)))
-TESTS := $(sort $(wildcard tests/cpp/*.cpp))
+# The properties that fuzzing tries are replayed here; driver.cpp is libFuzzer's.
+TESTS := $(sort $(wildcard tests/cpp/*.cpp) $(filter-out tests/fuzz/driver.cpp,$(wildcard tests/fuzz/*.cpp)))
 OBJECTS := $(patsubst %.cpp,$(OUT)/%.o,$(SOURCES) $(TESTS))
 
 # Where address space is randomised more widely than TSan's shadow allows, it refuses to start.

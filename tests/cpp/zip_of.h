@@ -14,7 +14,8 @@ namespace bytecheckpoint::test {
 inline std::string zip_of(const std::vector<std::pair<std::string, std::string>>& entries,
                           const std::string& comment = "") {
   base::ByteWriter out, directory;
-  for (const auto& [name, content] : entries) {
+  for (const auto& entry : entries) {
+    const std::string &name = entry.first, &content = entry.second;  // lambdas cannot capture structured bindings
     const uint32_t crc = base::crc32(0, content.data(), content.size());
     const auto bytes = static_cast<uint32_t>(content.size());
     const auto header = [&](base::ByteWriter* to) {

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/planner/inventory_blob.h"
+
+#include "csrc/planner/merge_inventories.h"
+#include "csrc/planner/validate.h"
+#include "tests/fuzz/peak_memory.h"
+#include "tests/fuzz/targets.h"
+
+namespace bytecheckpoint::fuzz {
+namespace {
+
+using namespace planner;  // NOLINT
+
+/// Names share what they begin with, and numbers that took one byte take eight.
+constexpr int64_t kMaxTimesOfInventory = 256;
+
+/// The reader by itself keeps one entry at a time.
+std::string check_reader(std::string_view blob) {
+  PeakMemory memory(blob.size());
+  RankSets sets;
+  InventoryReader reader(blob, &sets);
+  if (!reader.begin().is_ok()) return memory.stop();
+  while (reader.next()) {
+    BCP_HOLDS(reader.entry().fqn_size == reader.fqn().size());
+    for (uint32_t b = 0; b < reader.entry().num_boxes; ++b) {
+      if (!reader.next_box()) break;
+    }
+  }
+  (void)reader.end();
+  return memory.stop();
+}
+
+}  // namespace
+
+/// An inventory that was read is the one that is read from what is made of it.
+std::string inventory_blob(std::string_view bytes) {
+  BCP_ALL_HOLD(check_reader(bytes));
+  PeakMemory memory(bytes.size(), kMaxTimesOfInventory);
+  const auto decoded = decode_inventory(bytes);
+  BCP_ALL_HOLD(memory.stop());
+  if (!decoded.is_ok()) {
+    BCP_HOLDS(decoded.status().code() == base::Code::kCorrupt);
+    return {};
+  }
+  const Inventory& inventory = decoded.value();
+  for (const Entry& entry : inventory.entries) {
+    BCP_HOLDS(inventory.fqn(entry).size() == entry.fqn_size && inventory.path(entry).size() == entry.path_size);
+    BCP_HOLDS(entry.boxes_begin + entry.num_boxes <= inventory.num_boxes());
+    if (entry.is_tensor()) BCP_HOLDS(is_possible(entry.dtype, inventory.sizes(entry), entry.num_dims));
+  }
+  (void)validate_inventory(inventory);
+  const std::string once = encode_inventory(inventory);
+  const auto again = decode_inventory(once);
+  BCP_HOLDS(again.is_ok() && encode_inventory(again.value()) == once);
+  return {};
+}
+
+}  // namespace bytecheckpoint::fuzz

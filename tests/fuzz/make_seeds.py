@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the inputs that fuzzing began with: ``python3 tests/fuzz/make_seeds.py build/fuzz/corpus``.
+
+From ``tests/cpp/data``, the golden checkpoints, and what stands here. Of these and of what fuzzing found the committed
+corpora are what coverage kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import pickletools
+import struct
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+BLOCK = 256 << 10
+
+VALUES: list[Any] = [
+    None,
+    {"a": [1, -1, 255, 65536, 2**31, -(2**63), 2**63 - 1], "b": (True, False, None), "c": {}},
+    [1.5, float("inf"), -0.0, "text", "\u00e9\u20ac\U0001f600", b"", b"bytes\xff", (), (1,), (1, 2), (1, 2, 3)],
+    {("layer", 4): {"nested": [[], [[]], {"x": ()}]}, 7: b"z" * 300, "long": "y" * 300},
+    [[i, str(i)] for i in range(40)],
+    2**70,
+    {1, 2},
+    bytearray(b"abc"),
+]
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while value >= 0x80:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
+def varints(*values: int) -> bytes:
+    return b"".join(map(varint, values))
+
+
+def signed(content: bytes, position: int) -> bytes:
+    out = bytearray(content)
+    struct.pack_into("<I", out, position, 0)
+    struct.pack_into("<I", out, position, zlib.crc32(out))
+    return bytes(out)
+
+
+def data_file(records: bytes) -> bytes:
+    file_id = bytes(range(16))
+    header = b"BCPDATA\1" + struct.pack("<II", 1, 0) + file_id + struct.pack("<II", 3, 1)
+    body = signed(header.ljust(4096, b"\0"), 64) + records
+    table = b"".join(struct.pack("<I", zlib.crc32(body[at : at + BLOCK])) for at in range(0, len(body), BLOCK))
+    trailer = file_id + struct.pack("<IIqIIqII", 3, 1, len(body), BLOCK, zlib.crc32(table), len(table) // 4, 0, 0)
+    trailer += struct.pack("<QII", 0, 1, 80) + b"BCPTAIL\1"
+    return body + table + signed(trailer, 48)
+
+
+def name_and_path(name: bytes, path: bytes = b"", shared: int = 0) -> bytes:
+    return varints(shared, len(name)) + name + varints(0, len(path)) + path
+
+
+def inventories() -> Iterator[tuple[bytes, int]]:
+    """Each with the number of its boxes."""
+    follows, shard, tensor, split = 1 << 7, 2, 1, 1 << 4
+    one = varints(1, 1, 1, 0, 1)  # version; one set of one run: rank 0 alone
+    plain = (
+        bytes([tensor | follows | split])
+        + name_and_path(b"layer.weight", b"path")
+        + bytes([1, 2])
+        + varints(64, 300, 0)
+    )
+    object_ = bytes([follows]) + name_and_path(b"extra") + varints(0)
+    boxes = varints(2, 0, 0, 4, 8, 0, 4, 0, 4, 8, 0)
+    sharded = bytes([shard | follows]) + name_and_path(b"bias", shared=6) + bytes([2, 2]) + varints(8, 8) + boxes
+    yield one + varints(0), 0
+    yield one + varints(1) + plain, 1
+    yield one + varints(3) + plain + sharded + object_, 4
+    yield one + varints(1) + bytes([tensor | 5 << 2]) + varints(0, 3) + name_and_path(b"s") + bytes([3, 0, 0]), 1
+    many = varints(1, 3, 1, 0, 8, 1, 1, 0, 4, 2, 2, 1, 2, 2, 0, 1)
+    yield (
+        many
+        + varints(1)
+        + bytes([shard | follows])
+        + name_and_path(b"w")
+        + bytes([1, 1, 8])
+        + varints(2, 0, 4, 1, 4, 4, 2),
+        2,
+    )
+
+
+def pickles() -> Iterator[bytes]:
+    for value in VALUES:
+        for protocol in range(6):
+            yield pickle.dumps(value, protocol)
+        yield pickletools.optimize(pickle.dumps(value, 4))
+    yield b"\x80\x02cm\nC\n)\x81}X\x01\x00\x00\x00aK\x01sb."
+    yield b"\x80\x04\x8c\x01m\x8c\x01f\x93K\x02\x85R\x94h\x00\x86."
+    yield b"\x80\x02(X\x07\x00\x00\x00storagecm\nS\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ."
+    yield b"\x80\x02c_codecs\nencode\nX\x02\x00\x00\x00\xc3\xbfX\x06\x00\x00\x00latin1\x86R."
+
+
+def archives() -> Iterator[bytes]:
+    for file in sorted((TESTS / "cpp" / "data").glob("*.pt")):
+        if file.stat().st_size <= 8192:
+            yield file.read_bytes()
+
+
+def foreign() -> Iterator[bytes]:
+    for file in [
+        *(TESTS / "cpp" / "data").glob("*.metadata"),
+        *(TESTS / "interop" / "golden" / "stock").rglob("*.metadata"),
+    ]:
+        if file.stat().st_size <= 8192:
+            yield file.read_bytes()
+
+
+def ours() -> Iterator[bytes]:
+    for file in (TESTS / "interop" / "golden" / "v1").rglob("*.metadata"):
+        yield file.read_bytes()
+
+
+def manifests() -> Iterator[bytes]:
+    for content in ours():
+        pickle_bytes, manifest_bytes = struct.unpack_from("<qq", content, len(content) - 112)
+        yield content[pickle_bytes : pickle_bytes + manifest_bytes]
+
+
+def without_pickle(content: bytes) -> bytes:
+    """Three quarters of the bytes are of no interest to who reads the manifest."""
+    trailer = bytearray(content[-128:])
+    (pickle_bytes,) = struct.unpack_from("<q", trailer, 16)
+    struct.pack_into("<q", trailer, 16, 0)
+    struct.pack_into("<I", trailer, 44, 0)
+    return content[pickle_bytes:-128] + signed(bytes(trailer), 56)
+
+
+def write_results() -> Iterator[bytes]:
+    file = struct.pack("<II16sqI", 3, 1, bytes(range(16)), 1 << 20, 77)
+    record = struct.pack("<I", 3) + b"fqn" + struct.pack("<B4qBBI4q", 2, 0, 0, 4, 5, 1, 1, 0, 4096, 1000, 4672, 80)
+    yield struct.pack("<II", 0, 0)
+    yield struct.pack("<I", 1) + file + struct.pack("<I", 2) + record + record.replace(b"fqn", b"two")
+
+
+def seeds() -> Iterator[tuple[str, bytes]]:
+    trees = [b"\0", b"\3" + bytes(8), b"\7" + struct.pack("<I", 3) + b"\0\1\2", b"\x05\2\0\0\0ab", b"\6\1\0\0\0\xff"]
+    trees.append(b"\x09\2\0\0\0" + trees[3] + b"\x08\2\0\0\0" + trees[1] + b"\4" + bytes(8))
+    by_target: dict[str, list[bytes]] = {
+        "block_ranges": [
+            b"",
+            b"\0",
+            varints(1, 0, 0, 1),
+            varints(2, 0, 3, 5, 2, 0, 1),
+            varints(2, 0, 300, 70000, 0, 1, 9),
+        ],
+        "builtin_archive": [*archives()],
+        "data_file": [data_file(b""), data_file(b"record"), b"__3_1.0001020304050607.distcp", b"__0_0.distcp"],
+        "foreign_metadata": [*foreign()],
+        "inventory_blob": [blob for blob, _ in inventories()],
+        "manifest": [*manifests()],
+        "manifest_view": [*map(without_pickle, ours())],
+        "metadata_file": [*map(without_pickle, ours()), *ours()],
+        "pickle_reader": [*pickles(), *foreign()],
+        "pickle_tree": [*pickles()],
+        "torch_archive": [*archives()],
+        "tree": trees,
+        "write_result": [*write_results()],
+        "zip_record": [
+            bytes([dtype]) + struct.pack(f"<I{len(sizes)}q", place, *sizes)
+            for dtype, place, sizes in [
+                (1, 64, (2, 3)),
+                (5, 65, ()),
+                (9, 0, (0, 7)),
+                (20, 1, (1 << 20,)),
+                (2, 7, (1 << 40, 9)),
+            ]
+        ],
+    }
+    for blob, boxes in inventories():
+        parts = [
+            varints(1, boxes, 0),
+            varints(1, boxes, 1, 0, 0),
+            varints(1, boxes, 1, 0, 2, 3),
+            varints(1, boxes, 2, 0, 0, 1, 0),
+        ]
+        by_target.setdefault("save_answer", []).extend(struct.pack("<I", len(blob)) + blob + part for part in parts)
+    for target, contents in by_target.items():
+        yield from ((target, content) for content in contents)
+
+
+def main() -> None:
+    for target, content in seeds():
+        folder = Path(sys.argv[1]) / target
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / hashlib.sha1(content).hexdigest()).write_bytes(content)
+
+
+if __name__ == "__main__":
+    main()

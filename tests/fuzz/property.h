@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "csrc/base/status.h"
+
+namespace bytecheckpoint::fuzz {
+
+/// What a parser promises of any bytes at all. \returns what does not hold, or an empty text.
+using Property = std::string (*)(std::string_view bytes);
+
+/// Makes other bytes of some that a parser may take, so that they reach what stands behind checksums and lengths.
+/// `change` changes a part in any way, to at most `max_bytes`.
+struct Change {
+  virtual ~Change() = default;
+  virtual std::string operator()(std::string_view part, size_t max_bytes) = 0;
+  virtual size_t below(size_t limit) = 0;
+};
+using Mutation = std::string (*)(std::string_view bytes, size_t max_bytes, Change* change);
+
+#define BCP_HOLDS(condition) \
+  if (!(condition)) return ::bytecheckpoint::base::text(__FILE__, ":", __LINE__, ": ", #condition)
+/// Of a part of a property.
+#define BCP_ALL_HOLD(property) \
+  if (std::string fault = (property); !fault.empty()) return fault
+
+}  // namespace bytecheckpoint::fuzz
