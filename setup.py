@@ -23,6 +23,7 @@ CORE_BINDINGS = (
     "core_module",
     "bind_builtin",
     "bind_calls",
+    "bind_pickle",
     "bind_planning",
     "bind_steps",
     "bind_verify",

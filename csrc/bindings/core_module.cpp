@@ -6,6 +6,7 @@
 #include "csrc/bindings/bind_builtin.h"
 #include "csrc/bindings/bind_calls.h"
 #include "csrc/bindings/bind_checkpoint.h"
+#include "csrc/bindings/bind_pickle.h"
 #include "csrc/bindings/bind_planning.h"
 #include "csrc/bindings/bind_steps.h"
 #include "csrc/bindings/bind_synthetic.h"
@@ -118,6 +119,7 @@ PYBIND11_MODULE(_core, m) {
   bytecheckpoint::bindings::bind_builtin(m);
   bytecheckpoint::bindings::bind_calls(m);
   bytecheckpoint::bindings::bind_checkpoint(m);
+  bytecheckpoint::bindings::bind_pickle(m);
   bytecheckpoint::bindings::bind_planning(m);
   bytecheckpoint::bindings::bind_steps(m);
   bytecheckpoint::bindings::bind_verify(m);
