@@ -120,6 +120,33 @@ def foreign() -> Iterator[bytes]:
             yield file.read_bytes()
 
 
+def rare_foreign() -> Iterator[bytes]:
+    """What no golden checkpoint has: paths of Windows, sizes that are no sizes, states of another type."""
+
+    def text(value: str) -> bytes:
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    def instance(name: str, state: bytes) -> bytes:
+        return f"ctorch.distributed.checkpoint.metadata\n{name}\n".encode() + b")\x81" + state + b"b"
+
+    def metadata(*attributes: bytes) -> bytes:
+        entries = (text("state_dict_metadata") + b"}", *attributes)
+        return b"\x80\x02" + instance("Metadata", b"}(" + b"".join(entries) + b"u") + b"."
+
+    for kind, parts in [
+        ("WindowsPath", ("C:\\", "a", "D:\\b", "")),
+        ("PosixPath", ("a", "", "/b", "c")),
+        ("PosixPath", ()),
+    ]:
+        path = f"cpathlib\n{kind}\n".encode() + b"(" + b"".join(map(text, parts)) + b"tR"
+        yield metadata(text("storage_meta") + instance("StorageMeta", b"}" + text("checkpoint_id") + path + b"s"))
+    yield metadata(text("storage_meta") + instance("StorageMeta", b"]"))
+    yield metadata(text("storage_meta") + instance("StorageMeta", b"}K\1K\1s"))
+    yield metadata(text("version") + b"K\1")
+    tensor = b"}(" + text("properties") + b"N" + text("size") + b"](" + b"K\1" * 300 + b"eu"
+    yield metadata(text("state_dict_metadata") + b"}" + text("a") + instance("TensorStorageMetadata", tensor) + b"s")
+
+
 def ours() -> Iterator[bytes]:
     for file in (TESTS / "interop" / "golden" / "v1").rglob("*.metadata"):
         yield file.read_bytes()
@@ -160,7 +187,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         ],
         "builtin_archive": [*archives()],
         "data_file": [data_file(b""), data_file(b"record"), b"__3_1.0001020304050607.distcp", b"__0_0.distcp"],
-        "foreign_metadata": [*foreign()],
+        "foreign_metadata": [*foreign(), *rare_foreign()],
         "inventory_blob": [blob for blob, _ in inventories()],
         "manifest": [*manifests()],
         "manifest_view": [*map(without_pickle, ours())],
