@@ -10,10 +10,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
-CXX_FILES := $(shell find csrc tests/cpp tests/cuda -name '*.cpp' -o -name '*.h' -o -name '*.cu')
+CXX_FILES := $(shell find csrc tests/cpp tests/cuda tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks setup.py
 
-.PHONY: help demo test torture bench lint format sanitize build clean
+.PHONY: help demo test torture fuzz bench lint format sanitize build clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -32,6 +32,10 @@ bench: $(VENV)/.built $(VENV)/.bench  ## compare with other libraries, several m
 
 torture: $(VENV)/.built build/failpoints/.built  ## every fault at every point, in minutes: kills, disk errors, damage
 	BCP_LONG=1 $(PYTEST) tests/faults tests/model $(PYTEST_ARGS)
+
+fuzz:  ## every parser under libFuzzer, FUZZ_SECONDS each; needs clang
+	$(MAKE) -j$(JOBS) -f tests/fuzz/build.mk all
+	$(MAKE) -f tests/fuzz/build.mk fuzz SECONDS=$(or $(FUZZ_SECONDS),60)
 
 lint: $(VENV)/.built  ## formatting, types, layers
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)

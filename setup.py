@@ -55,7 +55,7 @@ TORCH_BINDINGS = (
 VARIANTS = {
     "": None,
     "failpoints": "BCP_FAILPOINTS",  # for the crash tests alone; the installed package has none
-    "nochecks": "BCP_WITHOUT_CHECKS",  # writes checkpoints that nobody can load: benchmarks/checks.py measures against it
+    "nochecks": "BCP_WITHOUT_CHECKS",  # writes what nobody can load: benchmarks/checks.py measures against it
 }
 VARIANT = os.environ.get("BCP_BUILD_VARIANT", "")
 if VARIANT not in VARIANTS:
