@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
 
 import pytest
 from leaks import holdings, leaks_since
@@ -22,8 +24,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="long: set BCP_LONG=1 to run it"))
 
 
+@pytest.fixture(scope="session")
+def servers_of_multiprocessing() -> None:
+    """Once a test has started them they stay."""
+    if "distributed.ranks" in sys.modules:
+        resource_tracker.ensure_running()
+        forkserver.ensure_running()
+
+
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(servers_of_multiprocessing: None) -> Iterator[None]:
     """No test leaves threads, open files or processes behind. What fixtures of a module have is there before."""
     before = holdings()
     yield
