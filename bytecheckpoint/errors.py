@@ -26,6 +26,7 @@ __all__ = [
     "InvalidPlanError",
     "KeyMismatchError",
     "RankError",
+    "RankLostError",
     "SaveCancelledError",
     "SaveFailedError",
     "ShapeMismatchError",
@@ -138,6 +139,23 @@ class RankError(CheckpointError):
     """Stands for an exception that cannot be sent between processes; its type and text are in the message."""
 
 
+class RankLostError(CheckpointError):
+    """A rank died, stopped or gave up while others waited for it. The checkpoint that was there is whole.
+
+    The process group is of no use any more; what is left of the ranks can make another one.
+
+    Attributes:
+        ranks: What became of whom, as far as it is known, by number in the process group.
+    """
+
+    def __init__(self, message: str, ranks: Mapping[int, str] | None = None, path: str = "") -> None:
+        super().__init__(message, path)
+        self.ranks = dict(ranks or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.ranks, self.path), self._notes()
+
+
 class SaveCancelledError(CheckpointError):
     """A save was given up before it was committed; the previous checkpoint is whole."""
 
@@ -183,10 +201,30 @@ def from_status(code: int, message: str, path: str, sys_errno: int) -> Checkpoin
     return _CLASSES[code](message, path, sys_errno)
 
 
+# An exception goes to all ranks; what is longer goes as a text that is cut.
+_MAX_SENT_BYTES = 4 << 20
+_MAX_TEXT_CHARS = 16 << 10
+
+
 def sendable(error: BaseException) -> BaseException:
-    """``error`` if another process can unpickle it, else a RankError that says the same."""
+    """``error`` if another process can unpickle and print it and it is not huge, else a RankError in its place."""
+    text, is_whole = _text_of(error)
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RankError(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
-    return error
+        # Ours may hold such texts of several ranks already.
+        pickled = pickle.dumps(error) if is_whole or isinstance(error, CheckpointError) else b""
+        if 0 < len(pickled) <= _MAX_SENT_BYTES and type(pickle.loads(pickled)) is type(error):
+            return error
+    except BaseException:  # whatever it is, somebody waits for the answer
+        pass
+    return RankError(f"{type(error).__module__}.{type(error).__qualname__}: {text}")
+
+
+def _text_of(error: BaseException) -> tuple[str, bool]:
+    """What it says, and whether that is all."""
+    try:
+        text = str(error)
+    except BaseException as of_text:
+        return f"(it cannot say what: its __str__ raises {type(of_text).__qualname__})", False
+    if len(text) <= _MAX_TEXT_CHARS:
+        return text, True
+    return f"{text[:_MAX_TEXT_CHARS]}... (cut: {len(text)} characters)", False

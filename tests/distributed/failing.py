@@ -25,7 +25,9 @@ __all__ = [
     "FailingSavePlanner",
     "FailingWriter",
     "Reason",
+    "Unpicklable",
     "Unreadable",
+    "Unspeakable",
 ]
 
 SAVE_PLANNER_HOOKS = (
@@ -66,6 +68,16 @@ class Unreadable(Exception):
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
+
+
+class Unpicklable(Exception):
+    def __reduce__(self) -> Any:
+        raise KeyboardInterrupt("within __reduce__")
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("within __str__")
 
 
 class _Failing:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from distributed.failing import Unpicklable, Unspeakable
 
 from bytecheckpoint import BcpReader, BcpStager, BcpWriter, Config, errors
 
@@ -21,7 +22,7 @@ MIB = 1 << 20
 
 def realistic() -> list[errors.CheckpointError]:
     """One of each class, as the code makes them."""
-    kinds = [getattr(errors, name) for name in errors.__all__ if name != "SaveFailedError"]
+    kinds = [getattr(errors, name) for name in errors.__all__ if name not in ("RankLostError", "SaveFailedError")]
     plain = [kind(f"save(/ckpt): {kind.__name__} happened", "/ckpt/7/.metadata") for kind in kinds]
     failed = errors.SaveFailedError(
         "save(/ckpt) failed and was undone: rank 1: StorageError: full",
@@ -33,6 +34,7 @@ def realistic() -> list[errors.CheckpointError]:
         errors.CheckpointNotFoundError("open(/ckpt): none", "/ckpt", errno.ENOENT),
         errors.KeyMismatchError("'a': wanted, but the checkpoint has no such key"),
         failed,
+        errors.RankLostError("save(/ckpt): rank 2 died", {2: "died"}, "/ckpt"),
     ]
 
 
@@ -46,6 +48,7 @@ def test_errors(error: errors.CheckpointError, protocol: int) -> None:
         assert str(got) == str(error)
         assert got.args == error.args
         assert (got.path, got.errno) == (error.path, error.errno)
+        assert getattr(got, "ranks", None) == getattr(error, "ranks", None)
         if isinstance(error, errors.SaveFailedError):
             assert {r: (type(e), str(e)) for r, e in got.reasons.items()} == {
                 r: (type(e), str(e)) for r, e in error.reasons.items()
@@ -85,6 +88,28 @@ def test_what_cannot_be_sent_is_replaced() -> None:
     assert type(sent) is errors.RankError
     assert str(sent) == f"{Odd.__module__}.Odd: holds a lock"
     assert errors.sendable(ValueError("fine", 1)).args == ("fine", 1)
+
+
+def test_what_is_huge_is_cut_and_says_so() -> None:
+    sent = errors.sendable(ValueError("x" * (100 << 20)))
+    assert type(sent) is errors.RankError
+    assert str(sent).startswith("builtins.ValueError: xxx")
+    assert str(sent).endswith(f"... (cut: {100 << 20} characters)")
+    assert len(str(sent)) < 1 << 17
+    assert type(errors.sendable(ValueError("small", b"y" * (5 << 20)))) is errors.RankError
+
+
+class Elsewhere(Exception):
+    """Comes back as something that is no exception."""
+
+    def __reduce__(self) -> str:
+        return "realistic"
+
+
+def test_what_does_not_come_back_or_cannot_be_printed_is_replaced() -> None:
+    assert type(errors.sendable(Elsewhere("text"))) is errors.RankError
+    assert "__str__ raises ValueError" in str(errors.sendable(Unspeakable()))
+    assert str(errors.sendable(Unpicklable("why"))) == "distributed.failing.Unpicklable: why"
 
 
 def test_errors_of_the_extension(tmp_path: Path) -> None:
