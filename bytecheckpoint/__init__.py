@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bytecheckpoint.dcp.stager import BcpStager
     from bytecheckpoint.dcp.writer import BcpWriter
     from bytecheckpoint.errors import CheckpointError
+    from bytecheckpoint.groups import new_group
     from bytecheckpoint.merging import merge, scatter
     from bytecheckpoint.registration import register, registered, unregister
     from bytecheckpoint.report import (
@@ -61,6 +62,7 @@ __all__ = [
     "build_info",
     "load_state_dict",
     "merge",
+    "new_group",
     "prune",
     "register",
     "registered",
@@ -94,6 +96,7 @@ _HOMES = {
     "async_save_state_dict": "bytecheckpoint.state_dicts",
     "load_state_dict": "bytecheckpoint.state_dicts",
     "merge": "bytecheckpoint.merging",
+    "new_group": "bytecheckpoint.groups",
     "prune": "bytecheckpoint.retention",
     "register": "bytecheckpoint.registration",
     "registered": "bytecheckpoint.registration",

@@ -61,6 +61,9 @@ class Config:
             the one after that waits.
         handle_sigterm: SIGTERM waits for background saves, then does what it did before. From the first background save
             that is begun in the main thread.
+        stall_timeout_s: Seconds without a sign of life after which ``save_state_dict``, ``async_save_state_dict`` and
+            ``load_state_dict`` give a rank up that others wait for, for groups that they make: 1 to 86400. See
+            ``new_group``.
         progress: Show a bar of the bytes that the coordinator has written or read, on stderr. Needs tqdm.
 
     Raises:
@@ -87,6 +90,7 @@ class Config:
     staging_threads: int = 2
     on_staging_busy: str = "wait"
     handle_sigterm: bool = False
+    stall_timeout_s: float = 60.0
     progress: bool = False
 
     def __post_init__(self) -> None:
@@ -108,6 +112,7 @@ class Config:
         self._check("planner_cache_capacity", 1, 1024)
         self._check("staging_bytes", 0, float("inf"))
         self._check("staging_threads", 1, 64)
+        self._check("stall_timeout_s", 1, 86400)
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from bytecheckpoint import _background
 from bytecheckpoint._background import BackgroundFuture
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._direct import background_group, fail_save, run_load, run_save, with_states
+from bytecheckpoint.dcp._direct import fail_save, run_load, run_save, with_states
+from bytecheckpoint.dcp._groups import own_group
 from bytecheckpoint.dcp._staged import StagedState, stage_state
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp.reader import BcpReader
@@ -40,7 +41,8 @@ def save_state_dict(
 ) -> SaveReport:
     """Saves a state dict, as ``dcp.save`` would with our writer and planner.
 
-    Collective over ``process_group``. Durable when it returns; the checkpoint that was there stays whole until then.
+    Collective over ``process_group``, of which the first call makes a gloo group of its own, watched as those of
+    ``new_group``. Durable when it returns; the checkpoint that was there stays whole until then.
 
     Args:
         path: Directory, created if absent; the same on all ranks.
@@ -58,14 +60,16 @@ def save_state_dict(
     Raises:
         CheckpointError: On all ranks; what failed where, as ``BcpWriter`` says. Also the failure of an earlier
             background save that nobody has looked at.
+        RankLostError: On all ranks but those that died, or stopped for longer than ``Config.stall_timeout_s``.
     """
     writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
+    group = own_group(process_group, no_dist, "calls", writer.config.stall_timeout_s)
     try:
         _background.raise_unseen()
         state = with_states(state_dict)
     except Exception as error:
-        return fail_save(writer, error, process_group, no_dist)
-    return run_save(state, writer, planner, process_group, no_dist)
+        return fail_save(writer, error, group, no_dist)
+    return run_save(state, writer, planner, group, no_dist)
 
 
 def load_state_dict(
@@ -79,7 +83,7 @@ def load_state_dict(
 ) -> LoadReport:
     """Loads into a state dict, in place, as ``dcp.load`` would with our reader and planner.
 
-    Collective over ``process_group``.
+    Collective over ``process_group``, as ``save_state_dict``, with which it shares a group.
 
     Args:
         path: Directory of a checkpoint of ours or of stock DCP.
@@ -94,8 +98,11 @@ def load_state_dict(
 
     Raises:
         CheckpointError: On all ranks; what failed where, as ``BcpReader`` says.
+        RankLostError: As for ``save_state_dict``.
     """
-    return run_load(state_dict, BcpReader(path, config=config), planner, process_group, no_dist)
+    reader = BcpReader(path, config=config)
+    group = own_group(process_group, no_dist, "calls", reader.config.stall_timeout_s)
+    return run_load(state_dict, reader, planner, group, no_dist)
 
 
 class SaveHandle:
@@ -176,7 +183,7 @@ def async_save_state_dict(
             or an earlier background save failed and nobody has looked. The save then fails on all ranks.
     """
     writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
-    group = background_group(process_group, no_dist)
+    group = own_group(process_group, no_dist, "background", writer.config.stall_timeout_s)
     try:
         _background.raise_unseen()
         staging = stage_state(with_states(state_dict), writer.config, is_shareable=False, overlap=True)

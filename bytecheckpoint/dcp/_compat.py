@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
+import types
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,11 +21,14 @@ from torch.distributed.checkpoint import (
     state_dict_loader,
     state_dict_saver,
 )
+from torch.distributed.checkpoint.api import CheckpointException, _is_wrapped_exception
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _core
+from bytecheckpoint.errors import sendable
 
 try:
     from torch.distributed.checkpoint import _state_dict_stager
@@ -33,6 +40,7 @@ __all__ = [
     "TORCH_SAVE",
     "StorageInfo",
     "chunks_of",
+    "close_connections",
     "current_stream",
     "flatten_as_2_3",
     "holds_more_than_itself",
@@ -40,6 +48,7 @@ __all__ = [
     "increment_version",
     "init_meta_tensors",
     "is_quantized_alike",
+    "is_registered",
     "like_dtensor",
     "load_state",
     "narrow",
@@ -67,9 +76,71 @@ write_items_of: Callable[[str, Any], list[WriteItem]] = planner_helpers._create_
 # Absent before torch 2.8.
 StateDictStager: Any = getattr(_state_dict_stager, "StateDictStager", None)
 
+
+class _SendingWrapper(_DistWrapper):
+    """DCP sends what hooks raised as it is; what cannot be unpickled ends the exchange, and only on the receiver."""
+
+    def gather_object(self, object: Any) -> Any:
+        return super().gather_object(_sendable_failure(object))
+
+    def all_gather_object(self, object: Any) -> Any:
+        return super().all_gather_object(_sendable_failure(object))
+
+    def scatter_object(self, object_list: Any) -> Any:
+        return super().scatter_object(object_list and [_sendable_failure(value) for value in object_list])
+
+    def broadcast_object(self, object: Any) -> Any:
+        return super().broadcast_object(_sendable_failure(object))
+
+
+def _sendable_failure(value: Any) -> Any:
+    """What DCP is about to send; if it is exceptions, such that can be sent."""
+    if isinstance(value, CheckpointException):
+        failures = {rank: (sendable(error), stack) for rank, (error, stack) in value.failures.items()}
+        return CheckpointException(value.args[0], failures)
+    if _is_wrapped_exception(value):
+        error, stack = value
+        return sendable(error), stack
+    return value
+
+
+def _with_sending(function: Callable[..., Any], **others: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` of DCP, with its ranks wrapped by the class above; DCP itself stays as it is."""
+    function = inspect.unwrap(function)
+    names = {**function.__globals__, **others, "_DistWrapper": _SendingWrapper}
+    copied = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
 # DCP's own flows of hooks.
-save_state: Callable[..., Metadata] = state_dict_saver._save_state_dict
-load_state: Callable[..., None] = state_dict_loader.load
+save_state: Callable[..., Metadata] = _with_sending(state_dict_saver._save_state_dict)
+load_state: Callable[..., None] = _with_sending(
+    state_dict_loader.load, _load_state_dict=_with_sending(state_dict_loader._load_state_dict)
+)
+
+
+# Of messages that nobody sends.
+_NO_TAG = 0xB9CDEAD
+
+
+def close_connections(group: dist.ProcessGroup) -> None:
+    """Ends all that is, or will be, under way on a gloo group, on this rank: with a RuntimeError, at once. Any thread.
+
+    ``abort`` of torch 2.13 ends nothing that waits already. A receive that runs out of its time does, for gloo then
+    closes all connections of the group; one with a peer whose connection is closed already does not.
+    """
+    backend: Any = group._get_backend(torch.device("cpu"))
+    for peer in range(group.size()):
+        if peer != group.rank():
+            with contextlib.suppress(RuntimeError):
+                backend.recv([torch.empty(1)], peer, _NO_TAG).wait(timedelta(milliseconds=1))
+
+
+def is_registered(group: dist.ProcessGroup) -> bool:
+    """Has nobody destroyed it?"""
+    c10d: Any = dist.distributed_c10d
+    return group in c10d._world.pg_map
 
 
 def init_meta_tensors(tensors: dict[str, torch.Tensor]) -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._groups import calling
 from bytecheckpoint.dcp._stateful import QuickStateful
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
@@ -22,7 +21,7 @@ from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFailedError
 from bytecheckpoint.report import LoadReport, SaveReport
 
-__all__ = ["background_group", "fail_save", "run_load", "run_save", "with_states"]
+__all__ = ["fail_save", "run_load", "run_save", "with_states"]
 
 
 def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,13 +42,14 @@ def run_save(
 ) -> SaveReport:
     """A whole save in this thread. Collective over ``group``."""
     try:
-        _compat.save_state(
-            state_dict=state,
-            storage_writer=writer,
-            process_group=group,
-            no_dist=no_dist or not _is_distributed(),
-            planner=BcpSavePlanner(config=writer.config) if planner is None else planner,
-        )
+        with calling(group, "save", str(writer.checkpoint_id)):
+            _compat.save_state(
+                state_dict=state,
+                storage_writer=writer,
+                process_group=group,
+                no_dist=no_dist or not _is_distributed(),
+                planner=BcpSavePlanner(config=writer.config) if planner is None else planner,
+            )
     except CheckpointException as exception:
         raise _typed(exception) from exception
     assert writer.last_report is not None
@@ -70,13 +70,14 @@ def run_load(
 ) -> LoadReport:
     """A whole load in this thread. Collective over ``group``."""
     try:
-        _compat.load_state(
-            state,
-            storage_reader=reader,
-            planner=BcpLoadPlanner() if planner is None else planner,
-            process_group=group,
-            no_dist=no_dist or not _is_distributed(),
-        )
+        with calling(group, "load", str(reader.checkpoint_id)):
+            _compat.load_state(
+                state,
+                storage_reader=reader,
+                planner=BcpLoadPlanner() if planner is None else planner,
+                process_group=group,
+                no_dist=no_dist or not _is_distributed(),
+            )
     except CheckpointException as exception:
         raise _typed(exception) from exception
     assert reader.last_report is not None
@@ -117,27 +118,3 @@ def _typed(exception: CheckpointException) -> BaseException:
 
 def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
-
-
-_lock = threading.Lock()
-_own: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
-
-
-def background_group(group: dist.ProcessGroup | None, no_dist: bool) -> dist.ProcessGroup | None:
-    """A gloo group of the ranks of ``group``, for saves in the background alone: training goes on using its own.
-
-    Collective the first time for each group. None if there is but this rank.
-    """
-    if no_dist or not _is_distributed():
-        return None
-    parent = group or dist.group.WORLD
-    assert parent is not None
-    with _lock:
-        own = _own.get(parent)
-    if own is None:
-        is_all = parent is dist.group.WORLD
-        ranks = None if is_all else dist.get_process_group_ranks(parent)
-        own = dist.new_group(ranks, backend="gloo", use_local_synchronization=not is_all)
-        with _lock:
-            _own[parent] = own
-    return own

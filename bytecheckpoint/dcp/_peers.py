@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.utils import _DistWrapper
 
-__all__ = ["Channel", "Peers", "peers_of_call", "planned_by_own_hooks", "rank_of_call"]
+__all__ = ["Channel", "Peers", "is_fake", "peers_of_call", "planned_by_own_hooks", "rank_of_call"]
 
 # The methods in which DCP calls hooks.
 _STEPS = tuple(
@@ -149,7 +149,7 @@ def peers_of_call() -> Peers | None:
     while frame is not None:
         if any(frame.f_code is step for step in _STEPS):
             call: Any = frame.f_locals.get("self")
-            if not isinstance(call, _DistWrapper) or not call.use_dist or _is_fake(call.group):
+            if not isinstance(call, _DistWrapper) or not call.use_dist or is_fake(call.group):
                 return None
             peers = Peers(call.group, call.rank, call.get_world_size(), call.coordinator_rank)
             return peers if peers.size > 1 else None
@@ -164,7 +164,7 @@ def rank_of_call(said: Mapping[str, Any]) -> int:
     return said.get("rank", 0) if peers is None else peers.rank
 
 
-def _is_fake(group: dist.ProcessGroup | None) -> bool:
+def is_fake(group: dist.ProcessGroup | None) -> bool:
     """Is it torch's process group for dry runs, whose other ranks do not exist?"""
     return "fake" in str(dist.get_backend_config(group))
 

@@ -9,6 +9,7 @@ DCP's own call, while it holds the right, and gives the right back once that cal
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bytecheckpoint.dcp._calls import SAVE, Call, call_in
+from bytecheckpoint.dcp._groups import watch_of_call
 from bytecheckpoint.dcp._phases import Phases
 from bytecheckpoint.report import RankSaveReport, SaveReport
 
 if TYPE_CHECKING:
     from bytecheckpoint import _C
+    from bytecheckpoint.dcp._watch import Watch
 
 __all__ = ["RankResult", "SaveSession", "begin_session", "end_unfinished_saves", "note_coordinator"]
 
@@ -44,6 +47,7 @@ class SaveSession:
         finishing: ``finish`` runs, or ran.
         phases: What took how long so far.
         report: Of this rank, once its result is with DCP.
+        ranks: The watch of those that save, where there is one.
         thread: That runs the save.
         pid: Of the process that began the save; a forked child must leave it alone.
     """
@@ -58,6 +62,7 @@ class SaveSession:
     finishing: bool = False
     phases: Phases = field(default_factory=Phases)
     report: SaveReport | None = None
+    ranks: Watch | None = None
     thread: threading.Thread = field(default_factory=threading.current_thread)
     pid: int = field(default_factory=os.getpid)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -67,6 +72,30 @@ class SaveSession:
         self._over.set()
         if self.commit is not None:
             self.commit.abandon()
+
+    @property
+    def is_over(self) -> bool:
+        """Has ``end`` been called?"""
+        return self._over.is_set()
+
+    def watch_ranks(self) -> None:
+        """From now on the loss of a rank ends the save: the right to commit is given back, or taken from a coordinator
+        that is lost itself and may go on later."""
+        self.ranks, call = watch_of_call(), call_in(*SAVE)
+        if self.ranks is None or call is None:
+            return
+        ref = weakref.ref(self)
+
+        def on_loss(lost: frozenset[int], holder: tuple[int, str] | None) -> None:
+            session = ref()
+            if session is None:
+                return
+            if holder is not None and holder[0] in lost and holder[0] != session.rank:
+                with contextlib.suppress(OSError):  # it may have committed, or not see this directory
+                    Path(session.path, f".metadata.{holder[1]}.tmp").unlink()
+            session.end()
+
+        self.ranks.note_call(call, on_loss)
 
     def watch(self, deadline_s: float) -> None:
         """Ends the save ``deadline_s`` from now, or when DCP's call has ended without telling us."""
@@ -153,6 +182,7 @@ class RankResult:
 
     Attributes:
         rank: Number of the rank in the save.
+        path: Directory, as the rank was told.
         written: Encoded ``format::WriteResult``; empty on failure.
         file_names: Files that were created, whatever became of them.
         error: What failed, in a form that survives pickling.
@@ -160,6 +190,7 @@ class RankResult:
     """
 
     rank: int
+    path: str = ""
     written: bytes = b""
     file_names: tuple[str, ...] = ()
     error: BaseException | None = None

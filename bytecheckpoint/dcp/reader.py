@@ -22,6 +22,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._calls import LOAD, call_in
 from bytecheckpoint.dcp._exchange import Exchange
 from bytecheckpoint.dcp._gather import Gather
+from bytecheckpoint.dcp._groups import watch_of_call
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._intent import Intent, choose_reading
 from bytecheckpoint.dcp._load import Load, plan_to_read
@@ -160,6 +161,9 @@ class BcpReader(StorageReader):
             return self._read_metadata_after_all(rank, self._error)
         self._forget()
         self._hold_in_call()
+        watch, call = watch_of_call(), call_in(*LOAD)
+        if watch is not None and call is not None:
+            watch.note_call(call)
         try:
             self._checkpoint, self._rank = self._open(rank), rank
             metadata = metadata_of(self._checkpoint, self._load_id)

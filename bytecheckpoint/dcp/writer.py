@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from bytecheckpoint.errors import (
     ConfigError,
     SaveCancelledError,
     SaveFailedError,
+    StorageError,
     sendable,
 )
 from bytecheckpoint.local_path import is_url, local_path
@@ -192,6 +194,7 @@ class BcpWriter(StorageWriter):
     def storage_meta(self) -> StorageMeta:
         """Begins a save: draws its id."""
         session = begin_session(str(self.checkpoint_id), _C.draw_save_id())
+        session.watch_ranks()
         self._of_thread.session = session
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=SAVE_ID_PREFIX + session.save_id)
 
@@ -223,6 +226,11 @@ class BcpWriter(StorageWriter):
         num_items = sum(len(plan.items) for plan in plans)
         session.commit = self._begin_commit(session, (num_items + 8) * _METADATA_BYTES_A_CHUNK)
         note_coordinator(session)
+        if session.ranks is not None:
+            session.ranks.hold(session.save_id)
+        if session.is_over:
+            session.end()
+            raise CheckpointError(f"save({session.path}): a rank was lost while the save began", session.path)
         session.watch(self.config.commit_deadline_s)
         session.phases.end("begin_s")
         return plans
@@ -243,13 +251,14 @@ class BcpWriter(StorageWriter):
                 append_plan(job, to_write, planner)
                 written = job.finish()
             of_rank, self.last_report = _report(session, job, planner)
-            result = RankResult(session.rank, written, tuple(job.file_names), report=of_rank)
+            result = RankResult(session.rank, session.path, written, tuple(job.file_names), report=of_rank)
         except BaseException as error:
             _refuse_forked_child(session)
             names = () if job is None else tuple(job.file_names)
             # Without its frames, which would keep the job and its threads; as text they are kept.
             error.add_note(traceback.format_exc())
-            result = RankResult(session.rank, file_names=names, error=sendable(error.with_traceback(None)))
+            sent = sendable(_with_cause(error, session).with_traceback(None))
+            result = RankResult(session.rank, session.path, file_names=names, error=sent)
         session.handed_in = True
         future: Future[list[WriteResult]] = Future()
         future.set_result([result])  # type: ignore[list-item]  # read back by our own finish
@@ -271,7 +280,10 @@ class BcpWriter(StorageWriter):
             self._raise_if_cancelled(session)
             checkpoint = self._assemble(session, metadata, handed_in)
             session.phases.end("assemble_s")
-            commit.check_files(checkpoint)
+            try:
+                commit.check_files(checkpoint)
+            except StorageError as error:
+                raise _explained(error, session.path, handed_in) from error
             report = commit.commit(checkpoint)
         except BaseException as error:
             try:
@@ -415,3 +427,31 @@ def _report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Ma
 def _save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedError:
     reasons = "; ".join(f"rank {rank}: {type(error).__name__}: {error}" for rank, error in sorted(failed.items()))
     return SaveFailedError(f"save({path}) failed and was undone: {reasons}", failed)
+
+
+def _with_cause(error: BaseException, session: SaveSession) -> BaseException:
+    """Of a rank that does not have the directory that the coordinator made before it could come to write."""
+    if not (isinstance(error, StorageError) and error.errno == ENOENT) or Path(session.path).is_dir():
+        return error
+    explained = StorageError(
+        f"save({session.path}): the path is not shared between the ranks: rank {session.rank} does not see the "
+        f"directory that the coordinator has made ({error})",
+        session.path,
+        ENOENT,
+    )
+    explained.__notes__ = list(getattr(error, "__notes__", []))
+    return explained
+
+
+def _explained(error: StorageError, path: str, handed_in: list[RankResult]) -> StorageError:
+    """Of files that a rank wrote and the coordinator does not find: the ranks mean different directories."""
+    unseen = [r for r in handed_in if not all(Path(path, name).exists() for name in r.file_names)]
+    if error.errno != ENOENT or not unseen:
+        return error
+    ranks = ", ".join(f"rank {result.rank} to {result.path}" for result in unseen)
+    return StorageError(
+        f"save({path}): the path is not shared between the ranks: the coordinator does not see what was written by "
+        f"{ranks} ({error})",
+        path,
+        ENOENT,
+    )

@@ -48,12 +48,15 @@ class _Outcome:
     traceback: str = ""
 
 
-def run_ranks(num_ranks: int, function: Callable[..., R], *args: Any, limit_s: float = 60.0) -> list[R]:
+def run_ranks(
+    num_ranks: int, function: Callable[..., R], *args: Any, limit_s: float = 60.0, may_die: int | None = None
+) -> list[R]:
     """What ``function(*args)`` returns on each of ``num_ranks`` ranks of a default gloo group.
 
     Args:
         function: At the top level of its module. It and ``args`` are pickled to the ranks, its value is pickled back.
         limit_s: All ranks are killed when it has passed.
+        may_die: This rank need not return; what it returns is left out, and nobody waits for the others at the end.
 
     Raises:
         RanksFailed: With the tracebacks of all ranks that raised; with the stacks of those that hung.
@@ -65,23 +68,28 @@ def run_ranks(num_ranks: int, function: Callable[..., R], *args: Any, limit_s: f
         for rank in range(num_ranks):
             receiver, sender = _CONTEXT.Pipe(duplex=False)
             process = _CONTEXT.Process(
-                target=_rank_main, args=(sender, str(directory), rank, num_ranks, limit_s, function, args)
+                target=_rank_main,
+                args=(sender, str(directory), rank, num_ranks, limit_s, may_die is None, function, args),
             )
             process.start()
             sender.close()
             pipes.append(receiver)
             processes.append(process)
         try:
-            outcomes = _collect(pipes, limit_s)
+            outcomes = _collect(pipes, limit_s, may_die)
         finally:
             for process in processes:
                 process.kill()
             for process in processes:
                 process.join()
-        complaints = [_complaint(rank, outcome, directory) for rank, outcome in enumerate(outcomes)]
+        complaints = [
+            _complaint(rank, outcome, directory)
+            for rank, outcome in enumerate(outcomes)
+            if rank != may_die or outcome is not None
+        ]
     if any(complaints):
         raise RanksFailed("\n".join(text for text in complaints if text))
-    return [pickle.loads(outcome.value) for outcome in outcomes if outcome is not None]
+    return [pickle.loads(o.value) for rank, o in enumerate(outcomes) if o is not None and rank != may_die]
 
 
 def failures(call: Callable[[], Any]) -> dict[int, BaseException]:
@@ -98,7 +106,9 @@ def failures(call: Callable[[], Any]) -> dict[int, BaseException]:
     raise AssertionError("nothing was raised")
 
 
-def _collect(pipes: list[multiprocessing.connection.Connection], limit_s: float) -> list[_Outcome | None]:
+def _collect(
+    pipes: list[multiprocessing.connection.Connection], limit_s: float, may_die: int | None
+) -> list[_Outcome | None]:
     """None for a rank that sent nothing: it died, or the time was up. A rank's failure ends the wait for the others."""
     end = time.monotonic() + limit_s
     outcomes: list[_Outcome | None] = [None] * len(pipes)
@@ -111,7 +121,7 @@ def _collect(pipes: list[multiprocessing.connection.Connection], limit_s: float)
             except EOFError:
                 outcome = None
             outcomes[rank] = outcome
-            if outcome is None or outcome.traceback:
+            if (outcome is None and rank != may_die) or (outcome is not None and outcome.traceback):
                 # The peers of a failed rank wait for it; what they do within a moment may still explain more.
                 end = min(end, time.monotonic() + 2.0)
     return outcomes
@@ -131,6 +141,7 @@ def _rank_main(
     rank: int,
     num_ranks: int,
     limit_s: float,
+    wait: bool,
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
@@ -144,8 +155,8 @@ def _rank_main(
         try:
             dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=num_ranks)
             value = pickle.dumps(function(*args))
-            # No rank leaves while another may still need it.
-            dist.barrier()
+            if wait:  # no rank leaves while another may still need it
+                dist.barrier()
             outcome = _Outcome(value=value)
             dist.destroy_process_group()
         except BaseException:

@@ -63,6 +63,7 @@ def test_from_env() -> None:
         "BYTECHECKPOINT_ON_STAGING_BUSY": "Double_Buffer",
         "BYTECHECKPOINT_OVERLAP_STAGING": "1",
         "BYTECHECKPOINT_HANDLE_SIGTERM": "yes",
+        "BYTECHECKPOINT_STALL_TIMEOUT_S": "7",
         "BYTECHECKPOINT_PROGRESS": "1",
         "PATH": "/bin",
         "BYTECHECK": "another prefix",
@@ -88,6 +89,7 @@ def test_from_env() -> None:
         on_staging_busy="double_buffer",
         overlap_staging=True,
         handle_sigterm=True,
+        stall_timeout_s=7.0,
         progress=True,
     )
     assert Config.from_env(environ) == wanted

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Process groups whose ranks are watched, and calls on them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from bytecheckpoint.dcp._links import connect_star
+from bytecheckpoint.dcp._peers import is_fake, peers_of_call
+from bytecheckpoint.dcp._watch import Watch
+
+__all__ = ["calling", "own_group", "watch_of", "watch_of_call", "watched_group"]
+
+# The watch hears of a loss from others, and may hear of it after gloo.
+_TOLD_WITHIN_S = 5.0
+# In which DCP's ranks wait for one another; what is raised in them, and not by DCP, leaves the others waiting.
+_EXCHANGES = ("_save_state_dict", "_load_state_dict")
+
+_lock = threading.Lock()
+_watches: weakref.WeakKeyDictionary[dist.ProcessGroup, Watch] = weakref.WeakKeyDictionary()
+_own: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
+
+
+def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float) -> dist.ProcessGroup:
+    """A gloo group of ``ranks``, all if None, that is watched. Collective over them alone."""
+    group: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+    if group.size() > 1:
+        watch = Watch(group, connect_star(group), stall_timeout_s)
+        with _lock:
+            _watches[group] = watch
+    return group
+
+
+def watch_of(group: dist.ProcessGroup | None) -> Watch | None:
+    """None if nobody watches the group."""
+    if group is None:
+        return None
+    with _lock:
+        return _watches.get(group)
+
+
+def watch_of_call() -> Watch | None:
+    """Of the ranks of the call of DCP in which this thread runs a hook."""
+    peers = peers_of_call()
+    return None if peers is None else watch_of(peers.group)
+
+
+def own_group(
+    group: dist.ProcessGroup | None, no_dist: bool, use: str, stall_timeout_s: float
+) -> dist.ProcessGroup | None:
+    """A watched group of the ranks of ``group`` for one ``use`` alone: what else goes on in theirs cannot mix with it.
+
+    Collective the first time for each group and use, and again after a rank was lost. None if there is but this rank.
+    """
+    if no_dist or not (dist.is_available() and dist.is_initialized()):
+        return None
+    parent = group or dist.group.WORLD
+    assert parent is not None
+    if is_fake(parent):
+        return parent
+    given = watch_of(parent)
+    if given is not None:
+        if use == "calls":
+            return parent
+        stall_timeout_s = given.stall_timeout_s
+    with _lock:
+        own = _own.get(parent, {}).get(use)
+    watch = watch_of(own)
+    # All ranks of a call that lost a rank know of it, for it has failed on all.
+    if own is None or (watch is not None and watch.is_lost):
+        is_all = parent is dist.group.WORLD
+        own = watched_group(None if is_all else dist.get_process_group_ranks(parent), stall_timeout_s)
+        with _lock:
+            _own.setdefault(parent, {})[use] = own
+    return own
+
+
+@contextmanager
+def calling(group: dist.ProcessGroup | None, what: str, path: str) -> Iterator[None]:
+    """A call of DCP's flow of hooks with the ranks of ``group``: if one of them is lost, all raise a RankLostError."""
+    watch = watch_of(group)
+    if watch is None:
+        yield
+        return
+    with watch.in_call():
+        if watch.is_lost:
+            raise watch.error(what, path)
+        try:
+            yield
+        except CheckpointException as error:
+            if watch.is_lost:  # a hook was the first to meet it
+                raise watch.error(what, path) from error
+            raise
+        except BaseException as error:
+            if not _is_raised_between_ranks(error.__traceback__):
+                raise
+            is_of_torch = isinstance(error, RuntimeError)
+            if not (is_of_torch and watch.wait_for_loss(_TOLD_WITHIN_S)):
+                watch.give_up()
+            if is_of_torch:
+                raise watch.error(what, path) from error
+            raise
+
+
+def _is_raised_between_ranks(traceback: TracebackType | None) -> bool:
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_name in _EXCHANGES:
+            return True
+        traceback = traceback.tb_next
+    return False

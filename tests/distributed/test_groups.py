@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``new_group`` refuses, what it leaves behind, and what a forked child has of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from bytecheckpoint import load_state_dict, new_group, save_state_dict
+from bytecheckpoint.dcp._groups import watch_of
+from bytecheckpoint.errors import ConfigError
+from distributed.ranks import run_ranks
+from distributed.states import check
+
+LIMIT_S = 30.0
+
+
+def watching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "bytecheckpoint-watch"]
+
+
+def make_and_destroy(path: Path) -> None:
+    for bad in (0.5, timedelta(days=2), float("nan")):
+        with pytest.raises(ConfigError, match="stall_timeout"):
+            new_group(stall_timeout=bad)
+    if dist.get_rank() == 2:
+        with pytest.raises(ValueError, match="none of them"):
+            new_group([0, 1])
+    dist.barrier()
+    assert not watching()
+    if dist.get_rank() < 2:
+        group = new_group([0, 1], stall_timeout=timedelta(seconds=20))
+        save_state_dict(path, {"number": 1}, process_group=group)
+        threads = watching()
+        assert len(threads) == 1, "our entry points use a group that is watched already"
+        of_watch = [link.socket.fileno() for link in watch_of(group)._links.values()]  # type: ignore[union-attr]
+        child = os.fork()
+        if child == 0:
+            open_still = [fd for fd in of_watch if Path(f"/proc/self/fd/{fd}").exists()]
+            os._exit(len(open_still))
+        assert os.waitpid(child, 0)[1] == 0, "a child would hold the connections of a parent that has died"
+        got = {"number": 0}
+        load_state_dict(path, got, process_group=group)
+        check(got, {"number": 1})
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+        for thread in threads:
+            thread.join(LIMIT_S)
+        assert not watching()
+        assert not [fd for fd in of_watch if Path(f"/proc/self/fd/{fd}").exists()]
+    dist.barrier()
+
+
+def test_a_group_leaves_nothing_behind(tmp_path: Path) -> None:
+    run_ranks(3, make_and_destroy, tmp_path / "ckpt")
