@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever a hook raises, on whichever rank, all ranks of our entry points are told, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bytecheckpoint import load_state_dict, save_state_dict
+from bytecheckpoint.errors import CheckpointError, RankError, SaveFailedError
+from distributed.failing import (
+    LOAD_PLANNER_HOOKS,
+    SAVE_PLANNER_HOOKS,
+    FailingBcpLoadPlanner,
+    FailingBcpSavePlanner,
+    Unpicklable,
+    Unreadable,
+    Unspeakable,
+)
+from distributed.ranks import run_ranks
+from distributed.states import check
+
+ODD: list[tuple[Callable[[], BaseException], str]] = [
+    (lambda: Unreadable("this", "that"), "distributed.failing.Unreadable: this and that"),
+    (lambda: Unpicklable("why"), "distributed.failing.Unpicklable: why"),
+    (lambda: Unspeakable("why"), "__str__ raises ValueError"),
+    (lambda: ValueError("x" * (4 << 20)), "(cut: 4194304 characters)"),
+]
+IS_LONG = os.environ.get("BCP_LONG") == "1"
+ON_COORDINATOR = ("create_global_plan", "broken_metadata")
+
+
+def state(number: int) -> dict[str, Any]:
+    shared = {f"of_rank_{rank}": torch.full((50,), number) for rank in range(2)}
+    return {"shared": shared, "number": number, "own": {str(dist.get_rank()): number}}
+
+
+def load(path: Path, **arguments: Any) -> None:
+    got = state(0)
+    load_state_dict(path, got, **arguments)
+    check(got, state(1))
+
+
+def raised(function: Callable[[], object]) -> CheckpointError:
+    try:
+        function()
+    except CheckpointError as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def reason_of(error: CheckpointError, rank: int) -> BaseException:
+    if isinstance(error, SaveFailedError):
+        assert list(error.reasons) == [rank]
+        return error.reasons[rank]
+    return error
+
+
+def odd_ones(hook: str, rank: int) -> list[tuple[Callable[[], BaseException], str]]:
+    """All, or for the short form one, another one for each hook and rank."""
+    hooks = (*SAVE_PLANNER_HOOKS, *LOAD_PLANNER_HOOKS)
+    return ODD if IS_LONG else [ODD[(hooks.index(hook) + 2 * rank) % len(ODD)]]
+
+
+def odd_errors(path: Path) -> None:
+    save_state_dict(path, state(1))
+    for hook in SAVE_PLANNER_HOOKS:
+        for rank in (0, 1):
+            if hook == "broken_metadata" or (hook in ON_COORDINATOR and rank == 1):
+                continue
+            for make, text in odd_ones(hook, rank):
+                planner = FailingBcpSavePlanner(hook=hook, rank=rank, error=make())
+                error = raised(partial(save_state_dict, path, state(2), planner=planner))
+                assert text in str(error), (hook, rank)
+                assert isinstance(reason_of(error, rank), RankError), (hook, rank)
+    load(path)
+    for hook in LOAD_PLANNER_HOOKS:
+        for rank in (0, 1):
+            if hook in ON_COORDINATOR and rank == 1:
+                continue
+            for make, text in odd_ones(hook, rank):
+                planner = FailingBcpLoadPlanner(hook=hook, rank=rank, error=make())
+                error = raised(partial(load, path, planner=planner))
+                assert text in str(error), (hook, rank)
+                assert isinstance(reason_of(error, rank), RankError), (hook, rank)
+    load(path)
+
+
+def test_errors_that_do_not_travel(tmp_path: Path) -> None:
+    run_ranks(2, odd_errors, tmp_path / "ckpt")
+
+
+def two_errors(path: Path) -> None:
+    save_state_dict(path, state(1))
+    rank = dist.get_rank()
+    mine: BaseException = ValueError("of the first") if rank == 0 else KeyError("of the second")
+    for hook in ("create_local_plan", "finish_plan", "resolve_data"):
+        planner = FailingBcpSavePlanner(hook=hook, rank=rank, error=mine)
+        error = raised(partial(save_state_dict, path, state(2), planner=planner))
+        assert isinstance(error, SaveFailedError)
+        assert {r: type(e) for r, e in error.reasons.items()} == {0: ValueError, 1: KeyError}, (hook, error)
+        assert "rank 0: ValueError: of the first" in str(error)
+        assert "rank 1: KeyError: 'of the second'" in str(error)
+    load(path)
+
+
+def test_two_ranks_with_different_errors(tmp_path: Path) -> None:
+    run_ranks(2, two_errors, tmp_path / "ckpt")
+
+
+def other_paths(root: Path) -> None:
+    rank = dist.get_rank()
+    save_state_dict(root / "step_1", state(1))
+    before = sorted((root / "step_1").iterdir())
+    dist.barrier()
+    # Rank 1 is a step ahead; then it works in a directory of its own, in which a relative path is another one.
+    own = root / f"of rank {rank}"
+    (own / "there").mkdir(parents=True)
+    os.chdir(own)
+    for path, text in (
+        (root / f"step_{1 + rank}", "rank 1 does not see the directory"),
+        (Path("new"), "rank 1 does not see the directory"),
+        (Path("there"), "does not see what was written by rank 1 to there"),
+    ):
+        error = raised(partial(save_state_dict, path, state(2)))
+        assert "the path is not shared between the ranks" in str(error), error
+        assert text in str(error), error
+        dist.barrier()
+    assert not [*own.glob("**/.metadata*")]
+    assert sorted((root / "step_1").iterdir()) == before
+    load(root / "step_1")
+
+
+def test_paths_that_are_not_the_same(tmp_path: Path) -> None:
+    run_ranks(2, other_paths, tmp_path)
+
+
+def other_keys_and_values(path: Path) -> None:
+    rank = dist.get_rank()
+    save_state_dict(path, {"both": torch.ones(5), "step": 7 + rank, f"of_rank_{rank}": torch.full((3,), rank)})
+    got = {"step": 0, "both": torch.zeros(5), "of_rank_0": torch.full((3,), 9), "of_rank_1": torch.full((3,), 9)}
+    load_state_dict(path, got)
+    # As DCP: keys of all ranks are saved; of an object that all have, the coordinator's.
+    check(
+        got,
+        {"step": 7, "both": torch.ones(5), "of_rank_0": torch.full((3,), 0), "of_rank_1": torch.full((3,), 1)},
+    )
+
+
+def test_keys_and_values_that_are_not_the_same(tmp_path: Path) -> None:
+    run_ranks(2, other_keys_and_values, tmp_path / "ckpt")
