@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bytecheckpoint.dcp._links import connect_star
 from bytecheckpoint.dcp._peers import is_fake, peers_of_call
 from bytecheckpoint.dcp._watch import Watch
+from bytecheckpoint.errors import CheckpointError
 
 __all__ = ["calling", "own_group", "watch_of", "watch_of_call", "watched_group"]
 
@@ -28,11 +30,26 @@ _watches: weakref.WeakKeyDictionary[dist.ProcessGroup, Watch] = weakref.WeakKeyD
 _own: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
 
 
-def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float) -> dist.ProcessGroup:
-    """A gloo group of ``ranks``, all if None, that is watched. Collective over them alone."""
+def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float, *, insist: bool = True) -> dist.ProcessGroup:
+    """A gloo group of ``ranks``, all if None, that is watched. Collective over them alone.
+
+    Args:
+        insist: Else ranks that cannot connect for it are a warning, and nobody watches.
+    """
     group: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
     if group.size() > 1:
-        watch = Watch(group, connect_star(group), stall_timeout_s)
+        try:
+            links = connect_star(group)
+        except CheckpointError as error:  # on all ranks
+            if insist:
+                raise
+            warnings.warn(
+                f"bytecheckpoint: {error}; the loss of a rank will be noticed at the timeout of the process group",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return group
+        watch = Watch(group, links, stall_timeout_s)
         with _lock:
             _watches[group] = watch
     return group
@@ -76,7 +93,8 @@ def own_group(
     # All ranks of a call that lost a rank know of it, for it has failed on all.
     if own is None or (watch is not None and watch.is_lost):
         is_all = parent is dist.group.WORLD
-        own = watched_group(None if is_all else dist.get_process_group_ranks(parent), stall_timeout_s)
+        members = None if is_all else dist.get_process_group_ranks(parent)
+        own = watched_group(members, stall_timeout_s, insist=False)
         with _lock:
             _own.setdefault(parent, {})[use] = own
     return own
