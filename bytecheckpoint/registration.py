@@ -6,14 +6,18 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from bytecheckpoint.dcp.reader import BcpReader
 
 __all__ = ["register", "registered", "unregister"]
 
@@ -27,7 +31,8 @@ def register(*, allow_pickle: bool = False, config: Config | None = None) -> Non
     Local, and for this process alone; call it on every rank, once, before saving. Whatever a call names itself
     (``storage_writer``, ``storage_reader``, ``planner``) is used as before. Without a writer or reader, a
     ``checkpoint_id`` that DCP would have given to its ``FileSystemWriter`` or ``FileSystemReader`` goes to ours; URLs
-    go where DCP sends them. Checkpoints that stock DCP wrote load, too. Saves that ``async_save`` has begun keep what
+    go where DCP sends them. Checkpoints that stock DCP wrote load, too. A load with our reader and planner begins again
+    when a newer save is committed meanwhile. Saves that ``async_save`` has begun keep what
     they were begun with. Where DCP names its classes elsewhere (``format_utils``, the Hugging Face classes) nothing
     changes.
 
@@ -93,6 +98,7 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         *_missing(saver, "_storage_setup", used_in=("save",)),
         *_missing(saver, "DefaultSavePlanner", used_in=("_save_state_dict",)),
         *_missing(loader, "_storage_setup", used_in=("load",)),
+        *_missing(loader, "_load_state_dict", used_in=("load",)),
         *_missing(loader, "DefaultLoadPlanner", used_in=("_load_state_dict",)),
         *_missing(saver, "_stateful_to_state_dict", used_in=("save", "async_save")),
         *_missing(loader, "Stateful", used_in=("load",)),
@@ -101,19 +107,21 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         *_missing(saver, "_ThreadBasedAsyncCheckpointExecutor", used_in=("async_save",)),
     ]
     if not problems:
-        problems = _other_parameters(saver)
+        problems = _other_parameters(saver, loader)
     if problems:
         raise UnsupportedError(
             f"register(): torch {torch.__version__} is built otherwise ({'; '.join(problems)}); nothing was changed. "
             "Pass storage_writer, storage_reader and planner to each call instead."
         )
-    setup = _storage_setup(saver._storage_setup, config)
+    made: weakref.WeakSet[BcpReader] = weakref.WeakSet()
+    setup = _storage_setup(saver._storage_setup, config, made)
     pairs: list[tuple[ModuleType, str, Any]] = [
         (saver, "_storage_setup", setup),
         (loader, "_storage_setup", setup),
         # The class itself where that does, so that whoever finds it there can subclass it.
         (saver, "DefaultSavePlanner", BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config)),
         (loader, "DefaultLoadPlanner", BcpLoadPlanner),
+        (loader, "_load_state_dict", _beginning_again(loader._load_state_dict, made)),
         (saver, "DefaultStager", _stager(config)),
         (saver, "_stateful_to_state_dict", quick_copy(saver._stateful_to_state_dict)),
         (loader, "Stateful", QuickStateful),
@@ -135,8 +143,10 @@ def _missing(module: ModuleType, name: str, used_in: tuple[str, ...]) -> list[st
     return problems
 
 
-def _other_parameters(saver: Any) -> list[str]:
+def _other_parameters(saver: Any, loader: Any) -> list[str]:
     problems = []
+    if not {"storage_reader", "planner"} <= inspect.signature(loader._load_state_dict).parameters.keys():
+        problems.append("_load_state_dict takes other arguments")
     if list(inspect.signature(saver._storage_setup).parameters) != ["storage", "checkpoint_id", "reader"]:
         problems.append("_storage_setup takes other arguments")
     for name in ("_ProcessBasedAsyncCheckpointExecutor", "_ThreadBasedAsyncCheckpointExecutor"):
@@ -146,8 +156,14 @@ def _other_parameters(saver: Any) -> list[str]:
     return problems
 
 
-def _storage_setup(theirs: Callable[..., Any], config: Config | None) -> Callable[..., Any]:
-    """DCP's choice of a writer or reader, with ours in the place of those of the file system."""
+def _storage_setup(
+    theirs: Callable[..., Any], config: Config | None, made: weakref.WeakSet[BcpReader]
+) -> Callable[..., Any]:
+    """DCP's choice of a writer or reader, with ours in the place of those of the file system.
+
+    Args:
+        made: Gets the readers.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
     from bytecheckpoint.dcp.reader import BcpReader
@@ -157,9 +173,30 @@ def _storage_setup(theirs: Callable[..., Any], config: Config | None) -> Callabl
         stock: Any = FileSystemReader if reader else FileSystemWriter
         if storage or not checkpoint_id or not stock.validate_checkpoint_id(checkpoint_id):
             return theirs(storage, checkpoint_id, reader)
-        return (BcpReader if reader else BcpWriter)(checkpoint_id, config=config)
+        if not reader:
+            return BcpWriter(checkpoint_id, config=config)
+        ours = BcpReader(checkpoint_id, config=config)
+        made.add(ours)
+        return ours
 
     return setup
+
+
+def _beginning_again(theirs: Callable[..., None], made: weakref.WeakSet[BcpReader]) -> Callable[..., None]:
+    """DCP's flow of a load; where both reader and planner are ours, from the beginning when a newer commit came."""
+    from bytecheckpoint.dcp._again import load_until_unchanged
+
+    signature = inspect.signature(theirs)
+
+    @wraps(theirs)
+    def load(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        if given["storage_reader"] not in made or given.get("planner") is not None:
+            theirs(*args, **kwargs)
+        else:
+            load_until_unchanged(partial(theirs, *args, **kwargs), given["storage_reader"])
+
+    return load
 
 
 def _stager(config: Config | None) -> Callable[..., Any]:

@@ -83,14 +83,15 @@ def load_state_dict(
 ) -> LoadReport:
     """Loads into a state dict, in place, as ``dcp.load`` would with our reader and planner.
 
-    Collective over ``process_group``, as ``save_state_dict``, with which it shares a group.
+    Collective over ``process_group``, as ``save_state_dict``, with which it shares a group. When a newer save is
+    committed meanwhile, it begins again, with that one.
 
     Args:
         path: Directory of a checkpoint of ours or of stock DCP.
         state_dict: Tensors are filled; other values are replaced. ``Stateful`` values get ``load_state_dict``.
         process_group: Of the ranks that load; None takes the default group, if there is one.
         no_dist: Load alone, whatever groups there are.
-        planner: None makes a ``BcpLoadPlanner``.
+        planner: None makes a ``BcpLoadPlanner``. With any other a newer commit is a ``CheckpointChangedError``.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
 
     Returns:

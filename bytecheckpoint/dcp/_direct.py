@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._again import load_until_unchanged
 from bytecheckpoint.dcp._groups import calling
 from bytecheckpoint.dcp._stateful import QuickStateful
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
@@ -69,7 +70,8 @@ def run_load(
     no_dist: bool,
 ) -> LoadReport:
     """A whole load in this thread. Collective over ``group``."""
-    try:
+
+    def load() -> None:
         with calling(group, "load", str(reader.checkpoint_id)):
             _compat.load_state(
                 state,
@@ -78,6 +80,12 @@ def run_load(
                 process_group=group,
                 no_dist=no_dist or not _is_distributed(),
             )
+
+    try:
+        if planner is None:
+            load_until_unchanged(load, reader)
+        else:
+            load()  # whether a planner of the caller's can begin again is not known
     except CheckpointException as exception:
         raise _typed(exception) from exception
     assert reader.last_report is not None
