@@ -14,6 +14,12 @@ void hit_failpoint(Failpoint point) {
   const char* wanted = std::getenv("BCP_FAILPOINT");
   if (wanted == nullptr) return;
   std::string_view name(wanted);
+  int action = SIGKILL;
+  constexpr std::string_view kStop = "=stop";
+  if (name.size() > kStop.size() && name.substr(name.size() - kStop.size()) == kStop) {
+    action = SIGSTOP;
+    name.remove_suffix(kStop.size());
+  }
   int hits_wanted = 1;
   if (const size_t colon = name.find(':'); colon != std::string_view::npos) {
     hits_wanted = std::atoi(wanted + colon + 1);
@@ -21,7 +27,7 @@ void hit_failpoint(Failpoint point) {
   }
   if (name != kFailpointNames[static_cast<size_t>(point)]) return;
   static std::atomic<int> hits{0};
-  if (++hits == hits_wanted) std::raise(SIGKILL);
+  if (++hits == hits_wanted) std::raise(action);
 }
 
 }  // namespace bytecheckpoint::base

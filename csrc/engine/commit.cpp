@@ -58,8 +58,10 @@ base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
   BCP_RETURN_IF_ERROR(refuse_live_saves(o.directory, own_tmp, o.scope, o.take_over));
   // Again: a save that ended before we held the tmp may have committed since.
   BCP_RETURN_IF_ERROR(commit->refuse_what_is_there());
+  BCP_FAILPOINT(kBeginLooked);
   // What cannot be swept stays: a sweep that fails is no reason not to save.
   (void)sweep(o.directory, own_tmp, {}, o.scope).is_ok();
+  BCP_FAILPOINT(kBeginSwept);
   BCP_RETURN_IF_ERROR(commit->tmp_.file().reserve(o.reserve_bytes));
   BCP_FAILPOINT(kBeginDone);
   return commit;
@@ -122,6 +124,7 @@ base::Result<CommitReport> Commit::commit(std::string_view metadata_file, const 
   // Again, while nothing has been attempted yet and our files may still be removed by us.
   BCP_RETURN_IF_ERROR(check_right());
   over_ = true;
+  BCP_FAILPOINT(kCommitDecided);
   BCP_RETURN_IF_ERROR(rename_over_metadata());
   BCP_FAILPOINT(kCommitRenamed);
 
@@ -158,6 +161,7 @@ base::Result<CommitReport> Commit::commit(std::string_view metadata_file, const 
 Status Commit::write_metadata(std::string_view metadata_file) {
   const auto bytes = static_cast<int64_t>(metadata_file.size());
   BCP_RETURN_IF_ERROR(tmp_.file().write_at(metadata_file.data(), bytes, 0));
+  BCP_FAILPOINT(kCommitMetadataFilled);
   BCP_RETURN_IF_ERROR(tmp_.file().truncate(bytes));
   BCP_FAILPOINT(kCommitMetadataWritten);
   if (options_.sync) BCP_RETURN_IF_ERROR(tmp_.file().sync());
@@ -212,6 +216,7 @@ void Commit::remove_rank_metadata(CommitReport* report) const {
     if (!is_rank_metadata_name(name)) continue;
     const Status removed = io::remove_file(path(name));
     if (!removed.is_ok()) report->warnings.push_back(removed.message());
+    BCP_FAILPOINT(kRankMetadataRemoved);
   }
 }
 
@@ -225,10 +230,12 @@ Status Commit::abort(const std::vector<std::string>& file_names) {
   }
   // The right goes first: a crash in between leaves files that any sweep may take.
   Status outcome = tmp_.remove();
+  BCP_FAILPOINT(kAbortTmpRemoved);
   for (const std::string& name : file_names) {
     if (!format::is_data_file_name(name)) continue;
     Status removed = io::remove_file(path(name));
     if (outcome.is_ok()) outcome = std::move(removed);
+    BCP_FAILPOINT(kAbortFileRemoved);
   }
   return outcome;
 }

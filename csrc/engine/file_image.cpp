@@ -94,6 +94,7 @@ base::Status FileImage::pad_to(int64_t alignment) {
 }
 
 base::Status FileImage::finish_records() {
+  BCP_FAILPOINT(kWriteRecordsDone);
   format::DataTrailer trailer;
   trailer.id = entry_.id;
   trailer.end_of_records = position_;
@@ -113,7 +114,9 @@ base::Status FileImage::finish_records() {
 base::Status FileImage::settle(bool sync) {
   // Gives back what was reserved beyond the end.
   BCP_RETURN_IF_ERROR(file_.truncate(entry_.bytes));
+  BCP_FAILPOINT(kWriteFileCut);
   if (sync) BCP_RETURN_IF_ERROR(file_.sync());
+  BCP_FAILPOINT(kWriteFileSynced);
   return file_.close();
 }
 

@@ -57,6 +57,7 @@ base::Result<FileImage*> SaveJob::image_for_record() {
     if (images_.size() == 1) {
       BCP_RETURN_IF_ERROR(options_.one_file_a_record ? io::check_room(options_.directory, options_.expected_bytes)
                                                      : images_.back()->reserve(options_.expected_bytes));
+      BCP_FAILPOINT(kWriteFileReserved);
     }
   }
   FileImage* image = images_.back().get();

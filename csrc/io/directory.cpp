@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <memory>
 
+#include "csrc/base/failpoint.h"
+
 namespace bytecheckpoint::io {
 
 using base::Status;
@@ -56,6 +58,7 @@ Status make_directories(const std::string& path, bool sync) {
   BCP_RETURN_IF_ERROR(make_directories(parent, sync));
   // EEXIST: another rank or save was faster.
   if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) return Status::storage("mkdir", path, "", errno);
+  BCP_FAILPOINT(kBeginDirectoryMade);
   if (!sync) return Status::ok();
   BCP_RETURN_IF_ERROR(sync_directory(path));
   return sync_directory(parent);

@@ -44,5 +44,24 @@ TEST_CASE("failpoint: kills at the point that is named, at the time that is name
   CHECK(signal_of_child("", 1) == 0);
 }
 
+TEST_CASE("failpoint: stops, and goes on when it is told") {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setenv("BCP_FAILPOINT", "commit_done:2=stop", 1);
+    BCP_FAILPOINT(kCommitDone);
+    BCP_FAILPOINT(kCommitDone);
+    BCP_FAILPOINT(kCommitDone);
+    ::_exit(7);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, WUNTRACED) == child);
+  REQUIRE(WIFSTOPPED(status));
+  CHECK(WSTOPSIG(status) == SIGSTOP);
+  REQUIRE(::kill(child, SIGCONT) == 0);
+  REQUIRE(::waitpid(child, &status, WUNTRACED) == child);
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 7);
+}
+
 }  // namespace
 }  // namespace bytecheckpoint::base

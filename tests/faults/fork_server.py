@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -106,6 +107,12 @@ class ForkServer:
         outcome: Outcome = self._receive(limit_s + LIMIT_S)
         return outcome
 
+    def wait_stopped(self, pid: int, limit_s: float = LIMIT_S) -> bool:
+        """Waits until a process stops by itself, or ends; False if it did not stop. It is still to be waited for."""
+        self._connection.send(("wait_stopped", pid, limit_s))
+        stopped: bool = self._receive(limit_s + LIMIT_S)
+        return stopped
+
     def run(self, function: Callable[..., Any], *args: Any, env: Mapping[str, str] | None = None) -> Outcome:
         return self.wait(self.start(function, *args, env=env))
 
@@ -170,6 +177,8 @@ def serve(fd: int) -> None:
     from faults import saves  # noqa: F401  # imports what the children need
 
     torch.set_num_threads(1)
+    # Else a child that stops could do so between a look at it and the wait for this signal.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     connection = Connection(fd)
     extension = bytecheckpoint.build_info()["torch_extension"]
     connection.send(
@@ -189,6 +198,8 @@ def serve(fd: int) -> None:
             pid, child = _fork(connection, *message[1:])
             children[pid] = child
             connection.send(pid)
+        elif message[0] == "wait_stopped":
+            connection.send(_stops(*message[1:]))
         else:
             connection.send(_reap(message[1], children.pop(message[1]), message[2]))
     for pid in children:
@@ -203,6 +214,7 @@ def _fork(connection: Connection, work: bytes, env: dict[str, str]) -> tuple[int
     pid = os.getpid()
     try:
         connection.close()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         os.environ.update(env)
         faulthandler.enable(stacks_fd)
         function, args = pickle.loads(work)
@@ -215,6 +227,17 @@ def _fork(connection: Connection, work: bytes, env: dict[str, str]) -> tuple[int
         result = pickle.dumps((None, text.getvalue()))
     os.write(value_fd, result)
     os._exit(0)
+
+
+def _stops(pid: int, limit_s: float) -> bool:
+    end = time.monotonic() + limit_s
+    while True:
+        change = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if change is not None:
+            return change.si_code == os.CLD_STOPPED
+        left = end - time.monotonic()
+        if left <= 0 or signal.sigtimedwait([signal.SIGCHLD], left) is None:
+            return False
 
 
 def _reap(pid: int, child: _Child, limit_s: float) -> Outcome:

@@ -27,10 +27,13 @@ __all__ = [
     "are_equal",
     "assert_only_own_files",
     "attempt",
+    "blank",
     "data_files",
+    "generation_of",
     "generation_on_disk",
     "gloo",
     "load",
+    "load_then_save",
     "load_twice",
     "save",
     "save_when_told",
@@ -67,6 +70,7 @@ class SaveRequest:
         store: File through which several ranks meet; unused by one.
         writer: More arguments of the BcpWriter.
         num_rows: Of the largest tensor.
+        use_collectives: As of ``dcp.save``.
     """
 
     path: Path
@@ -77,6 +81,7 @@ class SaveRequest:
     config: Config = CONFIG
     writer: dict[str, Any] = dataclasses.field(default_factory=dict)
     num_rows: int = NUM_ROWS
+    use_collectives: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,15 +135,18 @@ def save_twice(address: bytes, first: SaveRequest, then: SaveRequest) -> Attempt
         return attempt(then)
 
 
-def attempt(request: SaveRequest, planner: dcp.SavePlanner | None = None) -> Attempt:
-    """Makes one save in the process group that there is."""
-    writer = BcpWriter(request.path, config=request.config, **request.writer)
+def attempt(request: SaveRequest, planner: dcp.SavePlanner | None = None, writer: BcpWriter | None = None) -> Attempt:
+    """Makes one save in the process group that there is; ``writer`` takes the place of the one that is asked for."""
+    writer = writer or BcpWriter(request.path, config=request.config, **request.writer)
     errors: dict[int, BaseException] = {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             dcp.save(
-                state(request.generation, (request.rank,), request.num_rows), storage_writer=writer, planner=planner
+                state(request.generation, (request.rank,), request.num_rows),
+                storage_writer=writer,
+                planner=planner,
+                use_collectives=request.use_collectives,
             )
         except CheckpointException as error:
             errors = {rank: wrapped[0] for rank, wrapped in error.failures.items()}
@@ -155,21 +163,42 @@ def gloo(request: SaveRequest) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def load(reader: dcp.StorageReader, ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS) -> dict[str, Any]:
-    """All that generation 0 has names for, read by ``reader`` in this process."""
-    target = {
+def blank(ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS) -> dict[str, Any]:
+    """All that a generation has names for, with values of none."""
+    return {
         name: torch.full_like(value, -1) if isinstance(value, torch.Tensor) else -1
         for name, value in state(0, ranks, num_rows).items()
     }
+
+
+def load(
+    reader: dcp.StorageReader, ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS, *, no_dist: bool = True
+) -> dict[str, Any]:
+    """All that a generation has names for, read by ``reader`` in this process alone, or by its process group."""
+    target = blank(ranks, num_rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(target, storage_reader=reader, no_dist=True)
+        dcp.load(target, storage_reader=reader, no_dist=no_dist)
     return target
+
+
+def load_then_save(saved_by: tuple[int, ...], request: SaveRequest) -> tuple[int, Attempt]:
+    """Loads what other ranks have saved, tells its generation, and makes a save over it."""
+    with contextlib.nullcontext() if request.num_ranks == 1 else gloo(request):
+        got = load(BcpReader(request.path, config=request.config), saved_by, no_dist=request.num_ranks == 1)
+        return generation_of(got, saved_by), attempt(request)
 
 
 def are_equal(got: dict[str, Any], wanted: dict[str, Any]) -> bool:
     same = (torch.equal(got[k], v) if isinstance(v, torch.Tensor) else got[k] == v for k, v in wanted.items())
     return got.keys() == wanted.keys() and all(same)
+
+
+def generation_of(got: dict[str, Any], ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS) -> int:
+    """Of all that was loaded; fails if it is a mix, or holds other values."""
+    generation: int = got["generation"]
+    assert are_equal(got, state(generation, ranks, num_rows)), f"a mix, or wrong values, of generation {generation}"
+    return generation
 
 
 def load_twice(address: bytes, path: Path) -> dict[int, BaseException]:
@@ -196,11 +225,9 @@ def generation_on_disk(path: Path, ranks: tuple[int, ...] = (0,), num_rows: int 
             load(BcpReader(path, config=CONFIG), ranks, num_rows)
         assert [type(wrapped[0]) for wrapped in caught.value.failures.values()] == [CheckpointNotFoundError]
         return None
-    got = load(BcpReader(path, config=CONFIG), ranks, num_rows)
-    generation: int = got["generation"]
-    wanted = state(generation, ranks, num_rows)
-    assert are_equal(got, wanted), f"{path} holds a mix, or wrong values"
-    assert are_equal(load(dcp.FileSystemReader(path), ranks, num_rows), wanted), f"{path}: stock reads other values"
+    generation = generation_of(load(BcpReader(path, config=CONFIG), ranks, num_rows), ranks, num_rows)
+    stock = generation_of(load(dcp.FileSystemReader(path), ranks, num_rows), ranks, num_rows)
+    assert stock == generation, f"{path}: stock reads generation {stock}, we read {generation}"
     return generation
 
 

@@ -7,177 +7,118 @@ reached lets the save end normally, which fails the case.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from faults.fork_server import ForkServer, Outcome
+from faults.campaign import IS_LONG
+from faults.fork_server import ForkServer
+from faults.jobs import Job, run_job
+from faults.points import CASES, Case, Start, Starts
+from faults.rehearsal import NEW, NEXT
 from faults.saves import (
-    BOTH_RANKS,
+    Attempt,
     SaveRequest,
     assert_only_own_files,
     generation_on_disk,
-    names_in,
+    load_then_save,
     save,
     save_then_look,
 )
 
-OLD, NEW, NEXT = 1, 2, 3
-
-BEFORE_COMMIT = (
-    "begin_directory",
-    "begin_tmp_created",
-    "begin_locked",
-    "begin_done",
-    "write_file_created",
-    "write_data",
-    "write_data_done",
-    "write_files_synced",
-    "write_directory_synced",
-    "commit_checked",
-    "commit_metadata_written",
-    "commit_metadata_synced",
-)
-AFTER_COMMIT = ("commit_renamed", "commit_directory_synced", "commit_done")
-WRITES = tuple(name for name in BEFORE_COMMIT if name.startswith("write_"))
+NUM_RANKS = 4
+OTHER = 2  # the rank that dies where neither the coordinator does nor all
 
 
-@dataclass(frozen=True)
-class Case:
-    """Death at the ``hit``-th hit of ``point``.
-
-    Attributes:
-        survives: Generation that must load afterwards.
-        leftovers: An earlier save was killed too, so that the sweep at begin has a tmp and data files to remove.
-        file_a_record: Several files and slots, so that points in a loop are hit in the middle of it.
-    """
-
-    point: str
-    survives: int = OLD
-    hit: int = 1
-    leftovers: bool = False
-    file_a_record: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.point}:{self.hit}" + "-leftovers" * self.leftovers + "-file_a_record" * self.file_a_record
-
-
-CASES = (
-    *(Case(point) for point in BEFORE_COMMIT),
-    *(Case(point, survives=NEW) for point in AFTER_COMMIT),
-    # A sweep runs twice: at begin, and after the commit. At begin there is something to remove only after a death.
-    Case("sweep_listed"),
-    Case("sweep_listed", leftovers=True),
-    Case("sweep_tmp_removed", leftovers=True),
-    Case("sweep_directory_synced", leftovers=True),
-    Case("sweep_file_removed", leftovers=True),
-    Case("sweep_listed", survives=NEW, hit=2),
-    Case("sweep_directory_synced", survives=NEW),
-    Case("sweep_directory_synced", survives=NEW, hit=2, leftovers=True),
-    Case("sweep_file_removed", survives=NEW),
-    Case("write_file_created", hit=3, file_a_record=True),
-    Case("write_data", hit=2, file_a_record=True),
-    Case("sweep_file_removed", survives=NEW, hit=2, file_a_record=True),
-)
-# A first save has nothing to sweep: only the listing is reached.
-FIRST_CASES = (
-    *(case for case in CASES if not case.leftovers and not case.point.startswith("sweep_")),
-    Case("sweep_listed"),
-    Case("sweep_listed", survives=NEW, hit=2),
-)
-
-
-def kill_at(case: Case) -> dict[str, str]:
-    return {"BCP_FAILPOINT": f"{case.point}:{case.hit}"}
-
-
-def ranks_of(request: SaveRequest, store: Path) -> list[SaveRequest]:
-    return [replace(request, rank=rank, num_ranks=2, store=str(store)) for rank in BOTH_RANKS]
-
-
-def run_both(server: ForkServer, requests: Sequence[SaveRequest]) -> list[Outcome]:
-    pids = [server.start(save, request) for request in requests]
-    return [server.wait(pid) for pid in pids]
-
-
-def assert_saved(outcomes: Sequence[Outcome]) -> None:
-    for outcome in outcomes:
-        assert outcome.unwrap().errors == {}
-
-
-def leave_remains(failpoint_server: ForkServer, request: SaveRequest) -> None:
-    """Of a save that dies when its files are complete: a tmp and its data files."""
-    before = names_in(request.path)
-    assert failpoint_server.run(save, request, env=kill_at(Case("commit_checked"))).was_killed
-    assert len(names_in(request.path)) >= len(before) + 2
+@pytest.fixture(scope="module")
+def starts(server: ForkServer, failpoint_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Starts:
+    return Starts(server, failpoint_server, tmp_path_factory.mktemp("starts"))
 
 
 def test_every_point_has_a_case(failpoint_server: ForkServer) -> None:
     assert {case.point for case in CASES} == set(failpoint_server.info["failpoints"])
+    assert len(failpoint_server.info["failpoints"]) >= 25
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_kill_over_a_checkpoint(case: Case, failpoint_server: ForkServer, server: ForkServer, tmp_path: Path) -> None:
-    path = tmp_path / "ckpt"
-    request = SaveRequest(path, NEW, writer={"single_file_per_rank": not case.file_a_record})
-    assert_saved([server.run(save, replace(request, generation=OLD))])
-    if case.leftovers:
-        leave_remains(failpoint_server, replace(request, generation=77))
-    outcome = failpoint_server.run(save, request, env=kill_at(case))
+def test_kill(case: Case, failpoint_server: ForkServer, server: ForkServer, starts: Starts, tmp_path: Path) -> None:
+    path = starts.copy(case.start, tmp_path)
+    outcome = failpoint_server.run(save, case.request(path), env=case.env())
     assert outcome.was_killed, f"{case} was not reached: {outcome}"
-    assert generation_on_disk(path) == case.survives
-    assert_saved([server.run(save, replace(request, generation=NEXT))])
+    assert generation_on_disk(path) == case.found_after
+    run_job(server, SaveRequest(path, NEXT))
     assert generation_on_disk(path) == NEXT
     assert_only_own_files(path)
 
 
-@pytest.mark.parametrize("case", FIRST_CASES, ids=str)
-def test_kill_in_the_first_save(case: Case, failpoint_server: ForkServer, server: ForkServer, tmp_path: Path) -> None:
-    path = tmp_path / "new" / "ckpt"
-    # overwrite=False commits by another system call.
-    request = SaveRequest(path, NEW, writer={"single_file_per_rank": not case.file_a_record, "overwrite": False})
-    outcome = failpoint_server.run(save, request, env=kill_at(case))
-    assert outcome.was_killed, f"{case} was not reached: {outcome}"
-    assert generation_on_disk(path) == (NEW if case.survives == NEW else None)
-    assert_saved([server.run(save, SaveRequest(path, NEXT))])
-    assert generation_on_disk(path) == NEXT
-    assert_only_own_files(path)
+@dataclass(frozen=True)
+class Death:
+    """Who of four ranks dies when a save has come to a point, and how many load what is there and save next."""
+
+    case: Case
+    who: str
+    next_ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.case}-{self.who}-then_{self.next_ranks}"
+
+    @property
+    def dying(self) -> tuple[int, ...]:
+        return {"one": (OTHER,), "coordinator": (0,), "all": tuple(range(NUM_RANKS))}[self.who]
+
+    @property
+    def stops(self) -> int:
+        """The rank that comes to the point, and waits there for the deaths."""
+        return OTHER if self.case.is_of_every_rank and self.who != "coordinator" else 0
+
+    @property
+    def found_after(self) -> int | None:
+        """A coordinator that lives, and has what it needs, commits."""
+        case = self.case
+        commits = self.who == "one" and case.all_have_written and not case.fails
+        return NEW if commits else case.found_after
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.file_a_record], ids=str)
-def test_kill_the_coordinator_of_two(
-    case: Case, failpoint_server: ForkServer, server: ForkServer, tmp_path: Path
+WHO, NEXT_RANKS = ("one", "coordinator", "all"), (1, 2, 3)
+
+
+def deaths() -> Iterator[Death]:
+    """Every case with all who may die; else every phase of a save with all of them, at its ends and in its middle."""
+    everywhere = [case for case in CASES if not case.file_a_record]  # most ranks have but one tensor
+    cases = [case for case in everywhere if case.start != Start.NOTHING]
+    phases = [list(of) for _, of in itertools.groupby(sorted(cases, key=Case.phase), key=Case.phase)]
+    for turn, of_one in enumerate([[case] for case in everywhere] if IS_LONG else phases):
+        for number, who in enumerate(WHO):
+            case = of_one[number * (len(of_one) - 1) // (len(WHO) - 1)]
+            yield Death(case, who, NEXT_RANKS[(turn + number) % len(NEXT_RANKS)])
+
+
+@pytest.mark.parametrize("death", list(deaths()), ids=str)
+def test_kill_of_four(
+    death: Death, failpoint_server: ForkServer, server: ForkServer, starts: Starts, tmp_path: Path
 ) -> None:
-    path = tmp_path / "ckpt"
-    assert_saved(run_both(server, ranks_of(SaveRequest(path, OLD), tmp_path / "store1")))
-    if case.leftovers:
-        leave_remains(failpoint_server, SaveRequest(path, 77))
-    requests = ranks_of(SaveRequest(path, NEW), tmp_path / "store2")
-    dies = failpoint_server.start(save, requests[0], env=kill_at(case))
-    lives = failpoint_server.start(save, requests[1])
-    outcome = failpoint_server.wait(dies)
-    assert outcome.was_killed, f"{case} was not reached: {outcome}"
-    peer = failpoint_server.wait(lives)
-    assert not peer.timed_out, f"the other rank hangs:\n{peer.stacks}"
-    assert generation_on_disk(path, BOTH_RANKS) == case.survives
-    assert_saved(run_both(server, ranks_of(SaveRequest(path, NEXT), tmp_path / "store3")))
-    assert generation_on_disk(path, BOTH_RANKS) == NEXT
-    assert_only_own_files(path)
-
-
-@pytest.mark.parametrize("point", WRITES)
-def test_kill_the_other_of_two(point: str, failpoint_server: ForkServer, server: ForkServer, tmp_path: Path) -> None:
-    path = tmp_path / "ckpt"
-    assert_saved(run_both(server, ranks_of(SaveRequest(path, OLD), tmp_path / "store1")))
-    requests = ranks_of(SaveRequest(path, NEW), tmp_path / "store2")
-    lives = failpoint_server.start(save_then_look, requests[0])
-    outcome = failpoint_server.run(save, requests[1], env=kill_at(Case(point)))
-    assert outcome.was_killed, f"{point} was not reached: {outcome}"
-    tmps = failpoint_server.wait(lives).unwrap()
-    assert tmps == [], "a coordinator that lives on, after its peer died, holds the path"
-    assert generation_on_disk(path, BOTH_RANKS) == OLD
-    assert_saved(run_both(server, ranks_of(SaveRequest(path, NEXT), tmp_path / "store3")))
-    assert generation_on_disk(path, BOTH_RANKS) == NEXT
+    case = death.case
+    path = starts.copy(case.start, tmp_path, NUM_RANKS)
+    # A coordinator that lives on after its peer died must not hold the path.
+    looks = {0: save_then_look} if death.who == "one" and not case.all_have_written else {}
+    job = Job(failpoint_server, case.request(path), NUM_RANKS, function_of=looks, env={death.stops: case.env("=stop")})
+    assert job.stops(death.stops), f"{death} was not reached: {job.wait()}"
+    job.kill(death.dying)
+    job.go_on(death.stops)
+    outcomes = job.wait()
+    assert tuple(rank for rank, outcome in enumerate(outcomes) if outcome.was_killed) == death.dying
+    if looks:
+        assert outcomes[0].unwrap() == [], "a coordinator that lives on holds the path"
+    assert generation_on_disk(path, job.ranks) == death.found_after
+    next_ranks = tuple(range(death.next_ranks))
+    if death.found_after is None:
+        run_job(server, SaveRequest(path, NEXT), death.next_ranks)
+    else:
+        again = Job(server, SaveRequest(path, NEXT), death.next_ranks, function=load_then_save, arguments=(job.ranks,))
+        for outcome in again.wait():
+            assert outcome.unwrap() == (death.found_after, Attempt({}, ()))
+    assert generation_on_disk(path, next_ranks) == NEXT
     assert_only_own_files(path)

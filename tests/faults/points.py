@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The named points of a save: at which hit of which a save may end, what it found there, and what must load then."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+
+from faults.fork_server import ForkServer
+from faults.jobs import run_job
+from faults.rehearsal import NEW, OLD
+from faults.saves import CONFIG, SaveRequest, names_in, save
+
+__all__ = ["CASES", "Case", "Start", "Starts", "prepare"]
+
+
+class Start(Enum):
+    """What a save finds at its path."""
+
+    NOTHING = "nothing"
+    CHECKPOINT = "checkpoint"
+    REMAINS = "remains"  # a checkpoint, and what a save left that was killed: its tmp and its data files
+    PARTS = "parts"  # a checkpoint of ranks that each saved their part, without collectives
+
+
+@dataclass(frozen=True)
+class Case:
+    """The end of a save at the ``hit``-th hit of ``point``.
+
+    Attributes:
+        survives: Generation that must load afterwards, if there was a checkpoint before.
+        file_a_record: Several files and slots, so that points in a loop are hit in the middle of it.
+        fails: The save fails when all is written, and is undone.
+    """
+
+    point: str
+    survives: int = OLD
+    hit: int = 1
+    start: Start = Start.CHECKPOINT
+    file_a_record: bool = False
+    fails: bool = False
+
+    def __str__(self) -> str:
+        over = f"-{self.start.value}" * (self.start != Start.CHECKPOINT)
+        return f"{self.point}:{self.hit}{over}" + "-file_a_record" * self.file_a_record
+
+    @property
+    def found_after(self) -> int | None:
+        """Generation that is found afterwards, None if no checkpoint is."""
+        return self.survives if self.survives == NEW or self.start != Start.NOTHING else None
+
+    def phase(self) -> str:
+        """Of the save: what it is named by, and on which side of the commit it is."""
+        return f"{self.point.partition('_')[0]} {self.survives}"
+
+    @property
+    def is_of_every_rank(self) -> bool:
+        """Else it is the coordinator's alone."""
+        return self.point.startswith("write_")
+
+    @property
+    def all_have_written(self) -> bool:
+        """The coordinator gets there when it needs no other rank any more."""
+        return self.survives == NEW or self.point.startswith(("commit_", "abort_"))
+
+    def env(self, action: str = "") -> dict[str, str]:
+        return {"BCP_FAILPOINT": f"{self.point}:{self.hit}{action}"}
+
+    def request(self, path: Path) -> SaveRequest:
+        """Of generation NEW. A first save is told not to overwrite, and commits by another system call."""
+        return SaveRequest(
+            path,
+            NEW,
+            writer={"single_file_per_rank": not self.file_a_record, "overwrite": self.start != Start.NOTHING},
+            config=replace(CONFIG, commit_deadline_s=0.0) if self.fails else CONFIG,
+        )
+
+
+_BEFORE_COMMIT = (
+    "begin_directory",
+    "begin_tmp_created",
+    "begin_locked",
+    "begin_looked",
+    "begin_swept",
+    "begin_done",
+    "write_file_created",
+    "write_file_reserved",
+    "write_records_done",
+    "write_data",
+    "write_data_done",
+    "write_file_cut",
+    "write_file_synced",
+    "write_files_synced",
+    "write_directory_synced",
+    "commit_checked",
+    "commit_metadata_filled",
+    "commit_metadata_written",
+    "commit_metadata_synced",
+    "commit_decided",
+)
+_AFTER_COMMIT = ("commit_renamed", "commit_directory_synced", "commit_done")
+_ANYWHERE = (
+    *(Case(point) for point in _BEFORE_COMMIT),
+    *(Case(point, survives=NEW) for point in _AFTER_COMMIT),
+    # A sweep runs twice: at begin, and after the commit.
+    Case("sweep_listed"),
+    Case("sweep_listed", survives=NEW, hit=2),
+    Case("abort_tmp_removed", fails=True),
+    Case("abort_file_removed", fails=True),
+    Case("write_file_created", hit=3, file_a_record=True),
+    Case("write_records_done", hit=2, file_a_record=True),
+    Case("write_data", hit=2, file_a_record=True),
+    Case("write_file_cut", hit=2, file_a_record=True),
+    Case("write_file_synced", hit=2, file_a_record=True),
+)
+CASES = (
+    *_ANYWHERE,
+    *(replace(case, start=Start.NOTHING) for case in _ANYWHERE),
+    Case("begin_directory_made", start=Start.NOTHING),
+    Case("begin_directory_made", start=Start.NOTHING, hit=2),
+    # At begin there is something to remove only after a death.
+    Case("sweep_listed", start=Start.REMAINS),
+    Case("sweep_tmp_removed", start=Start.REMAINS),
+    Case("sweep_directory_synced", start=Start.REMAINS),
+    Case("sweep_file_removed", start=Start.REMAINS),
+    Case("sweep_directory_synced", survives=NEW),
+    Case("sweep_directory_synced", survives=NEW, hit=2, start=Start.REMAINS),
+    Case("sweep_file_removed", survives=NEW),
+    Case("sweep_file_removed", survives=NEW, hit=2, start=Start.REMAINS),
+    Case("rank_metadata_removed", survives=NEW, start=Start.PARTS),
+)
+
+
+def prepare(start: Start, path: Path, server: ForkServer, failpoint_server: ForkServer, num_ranks: int = 1) -> None:
+    """Makes ``path`` what a save is to find there: generation OLD of ``num_ranks``, and what else belongs to it."""
+    if start == Start.NOTHING:
+        return
+    run_job(server, SaveRequest(path, OLD, use_collectives=start != Start.PARTS), num_ranks)
+    if start == Start.REMAINS:
+        before = names_in(path)
+        dies_at = Case("commit_checked").env()
+        assert failpoint_server.run(save, SaveRequest(path, 77), env=dies_at).was_killed
+        assert len(names_in(path)) >= len(before) + 2
+
+
+@dataclass
+class Starts:
+    """The same as copies, which take less time than saves."""
+
+    server: ForkServer
+    failpoint_server: ForkServer
+    directory: Path
+    _made: dict[tuple[Start, int], Path] = field(default_factory=dict)
+
+    def copy(self, start: Start, root: Path, num_ranks: int = 1) -> Path:
+        """Returns the path of the checkpoint below ``root``; its parent is missing, too, where there is nothing."""
+        path = root / "new" / "ckpt"
+        if (start, num_ranks) not in self._made:
+            template = self.directory / f"{start.value}{num_ranks}"
+            prepare(start, template, self.server, self.failpoint_server, num_ranks)
+            self._made[start, num_ranks] = template
+        if start != Start.NOTHING:
+            shutil.copytree(self._made[start, num_ranks], path)
+        return path
