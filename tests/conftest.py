@@ -16,6 +16,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes minutes or many gigabytes; runs with BCP_LONG=1")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The lines of what campaigns covered, which are read when all went well."""
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == "covered" and report.when == "teardown":
+                    terminalreporter.write_line(value)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("BCP_LONG") == "1":
         return

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from faults.campaign import Campaign
 from faults.fork_server import ForkServer, Meeting
 from faults.saves import BOTH_RANKS, SaveRequest, names_in
 from faults.small import save_small
@@ -52,6 +53,14 @@ def small_checkpoint(server: ForkServer, tmp_path_factory: pytest.TempPathFactor
         server.wait(pid).unwrap()
     assert len(names_in(path)) == 3
     return path
+
+
+@pytest.fixture
+def campaign(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Iterator[Campaign]:
+    """What it covered stands in the summary of the test run."""
+    campaign = Campaign(request.node.name)
+    yield campaign
+    record_property("covered", str(campaign))
 
 
 @pytest.fixture

@@ -9,10 +9,12 @@ BCP_LONG=1 (``make torture``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from faults.campaign import Campaign
 from faults.fork_server import ForkServer
 from faults.rehearsal import NEW, NEXT, OLD, Rehearsal, Scenario, for_each, one_of_each, spread
 from faults.saves import assert_only_own_files, save, save_then_look
@@ -33,11 +35,14 @@ ALWAYS_MADE = ("open", "close", "flock", "fallocate", "pwrite", "pread", "ftrunc
 READING = ("open", "close", "newfstatat", "fstat", "statx", "pread")
 
 
+@pytest.fixture(scope="module")
+def rehearse(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Scenario], Rehearsal]:
+    return cache(lambda scenario: Rehearsal(scenario, server, tmp_path_factory.mktemp("rehearsal")))
+
+
 @pytest.fixture(scope="module", params=SCENARIOS, ids=str)
-def rehearsal(
-    request: pytest.FixtureRequest, server: ForkServer, tmp_path_factory: pytest.TempPathFactory
-) -> Rehearsal:
-    return Rehearsal(request.param, server, tmp_path_factory.mktemp("rehearsal"))
+def rehearsal(request: pytest.FixtureRequest, rehearse: Callable[[Scenario], Rehearsal]) -> Rehearsal:
+    return rehearse(request.param)
 
 
 def kill_and_look(rehearsal: Rehearsal, root: Path, call: Call) -> None:
@@ -70,9 +75,16 @@ def test_kill_at_calls(rehearsal: Rehearsal, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_kill_at_every_call(rehearsal: Rehearsal, tmp_path: Path) -> None:
+def test_kill_at_every_call(rehearsal: Rehearsal, tmp_path: Path, campaign: Campaign) -> None:
     points = rehearsal.calls
     for_each(points, lambda call: kill_and_look(rehearsal, tmp_path / str(points.index(call)), call))
+    campaign.covered["calls"] = len(points)
+
+
+@pytest.mark.long
+def test_there_are_enough_calls(rehearse: Callable[[Scenario], Rehearsal], campaign: Campaign) -> None:
+    campaign.covered["calls in all scenarios"] = sum(len(rehearse(scenario).calls) for scenario in SCENARIOS)
+    assert campaign.covered.total() >= 300
 
 
 def test_directories_of_a_dead_save_are_synced(server: ForkServer, tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that save or load again and again: until they are killed, or each time that the test asks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+import bytecheckpoint
+from bytecheckpoint import BcpReader, BcpWriter, Config
+from bytecheckpoint.dcp import writer as writer_module
+from bytecheckpoint.errors import CheckpointError
+from faults.fork_server import meet
+from faults.saves import SaveRequest, attempt, blank, generation_of, gloo
+
+__all__ = ["LoadAsked", "Loaded", "SaveAsked", "Saved", "load_when_asked", "save_until_killed", "save_when_asked"]
+
+
+@contextlib.contextmanager
+def _told_by(address: bytes, request: SaveRequest) -> Iterator[Connection]:
+    """The test, once it may ask; in the process group of ``request``, if that has several ranks."""
+    with contextlib.nullcontext() if request.num_ranks == 1 else gloo(request):
+        test = meet(address)
+        test.send(request.rank)
+        # Both ends of a connection are closed when a test is over.
+        with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
+            yield test
+
+
+def save_until_killed(address: bytes, request: SaveRequest) -> None:
+    """Saves that generation and all after it, and tells of each that is saved."""
+    with _told_by(address, request) as test:
+        test.recv()
+        while True:
+            assert attempt(request).errors == {}
+            test.send(request.generation)
+            request = dataclasses.replace(request, generation=request.generation + 1)
+
+
+@dataclass(frozen=True)
+class SaveAsked:
+    """One save of a process that makes many.
+
+    Attributes:
+        patience_s: How long it waits for another save to end before it is refused.
+    """
+
+    generation: int
+    take_over: bool = False
+    patience_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What came of it on one rank: errors by rank, and when this one, if it is the coordinator, held the path.
+
+    Attributes:
+        held: Times of the system's clock that surely lie within: behind its begin, and before the commit.
+    """
+
+    errors: dict[int, BaseException]
+    held: tuple[float, float] | None
+
+
+class _TimedWriter(BcpWriter):
+    """Takes note of when it has the right to commit."""
+
+    began = ended = 0.0
+
+    def prepare_global_plan(self, plans: Any) -> Any:
+        plans = super().prepare_global_plan(plans)
+        self.began = time.monotonic()
+        return plans
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        self.ended = time.monotonic()
+        super().finish(metadata, results)
+
+
+def save_when_asked(address: bytes, request: SaveRequest) -> None:
+    """Saves at the path of ``request`` each time that it gets a ``SaveAsked``, and answers with a ``Saved``."""
+    with _told_by(address, request) as test:
+        while True:
+            asked: SaveAsked = test.recv()
+            writer_module._BUSY_GRACE_S = asked.patience_s
+            config = dataclasses.replace(request.config, take_over=asked.take_over)
+            writer = _TimedWriter(request.path, config=config)
+            errors = attempt(dataclasses.replace(request, generation=asked.generation), writer=writer).errors
+            test.send(Saved(errors, (writer.began, writer.ended) if writer.ended else None))
+
+
+@dataclass(frozen=True)
+class LoadAsked:
+    """One load: by "dcp.load", "register" or "load_state_dict"."""
+
+    how: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What came of it on one rank: the generation of everything that was loaded, or errors by rank."""
+
+    generation: int | None
+    errors: dict[int, BaseException]
+
+
+def load_when_asked(address: bytes, request: SaveRequest) -> None:
+    """Loads what one rank saved at the path of ``request``, with all ranks, each time that it gets a ``LoadAsked``."""
+    with _told_by(address, request) as test:
+        while True:
+            asked: LoadAsked = test.recv()
+            got = blank()
+            try:
+                _load(asked.how, request.path, got, request.config)
+                test.send(Loaded(generation_of(got), {}))
+            except CheckpointException as error:
+                test.send(Loaded(None, {rank: wrapped[0] for rank, wrapped in error.failures.items()}))
+            except CheckpointError as error:
+                test.send(Loaded(None, {request.rank: error}))
+
+
+def _load(how: str, path: Path, target: dict[str, Any], config: Config) -> None:
+    if how == "load_state_dict":
+        bytecheckpoint.load_state_dict(path, target, config=config)
+    elif how == "register":
+        with bytecheckpoint.registered(config=config):
+            dcp.load(target, checkpoint_id=path)
+    else:
+        dcp.load(target, storage_reader=BcpReader(path, config=config))
