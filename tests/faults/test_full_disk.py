@@ -6,14 +6,14 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from bytecheckpoint.errors import SaveFailedError, StorageError
-from faults.fork_server import LIMIT_S, ForkServer
+from faults.fork_server import ForkServer
+from faults.mounts import mounted
 from faults.saves import SaveRequest, assert_only_own_files, generation_on_disk, names_in, save
 
 OLD, NEW, NEXT = 1, 2, 3
@@ -25,14 +25,8 @@ FREE_BLOCKS = range(0, 201) if IS_LONG else (0, 2, 20, 50, 55, 60, 200)
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB of its own."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"FULL DISK NOT TESTED: {' '.join(command)}: {done.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", str(path)], timeout=LIMIT_S, check=True)
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=4m", "none", untested="FULL DISK") as path:
+        yield path
 
 
 def free_blocks(directory: Path) -> int:

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bytecheckpoint import BcpReader, verify
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, SaveFailedError, StorageError
 from faults.fork_server import LIMIT_S, ForkServer
+from faults.mounts import mounted
 from faults.saves import CONFIG, SaveRequest, attempt, generation_on_disk, load, names_in
 
 OLD, NEW, NEXT = 1, 2, 3
@@ -139,13 +140,8 @@ def test_what_is_no_checkpoint(make: Callable[[Path], None], home: Path, server:
 
 def test_read_only_file_system(home: Path, server: ForkServer) -> None:
     """A save says so and leaves nothing; loads and verify work."""
-    disk = home / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=777", "none", str(disk)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"READ-ONLY FILE SYSTEMS NOT TESTED: {' '.join(command)}: {done.stderr.strip()}")
-    try:
+    options = ("-t", "tmpfs", "-o", "size=4m,mode=777", "none")
+    with mounted(home / "disk", *options, untested="READ-ONLY FILE SYSTEMS") as disk:
         path = disk / "ckpt"
         assert server.run(save_as_nobody, SaveRequest(path, OLD)).unwrap() is None
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], timeout=LIMIT_S, check=True)
@@ -153,5 +149,3 @@ def test_read_only_file_system(home: Path, server: ForkServer) -> None:
             assert reason_of(server.run(save_as_nobody, SaveRequest(target, NEW)).unwrap()).errno == errno.EROFS
         assert server.run(load_as_nobody, path).unwrap() is None
         assert server.run(verify_as_nobody, path).unwrap() == []
-    finally:
-        subprocess.run(["umount", str(disk)], timeout=LIMIT_S, check=True)

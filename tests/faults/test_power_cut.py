@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real file systems that forget, in the middle of a save or right behind it, all that is not durable yet.
+
+The loss is real: saves that sync nothing, on the same disks, are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch.distributed.checkpoint.api import CheckpointException
+
+from faults.campaign import IS_LONG, Campaign
+from faults.fork_server import ForkServer
+from faults.jobs import Job, run_job
+from faults.mounts import DISKS, Disk, cut_power, save_then_cut
+from faults.points import CASES, Case, Start, prepare
+from faults.rehearsal import NEW, NEXT, OLD
+from faults.saves import SaveRequest, assert_only_own_files, generation_on_disk
+
+# Where what is durable changes; all others, and other beginnings, in the long form.
+ALWAYS = (
+    Case("begin_directory_made", start=Start.NOTHING, hit=2),
+    Case("write_files_synced", start=Start.NOTHING),
+    Case("commit_metadata_synced"),
+    Case("commit_renamed", survives=NEW),
+    Case("commit_directory_synced", survives=NEW),
+    Case("sweep_file_removed", survives=NEW),
+)
+NUM_RANKS = (1, 2)
+
+
+@pytest.fixture(scope="module", params=DISKS)
+def disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
+    disk = Disk(request.param, tmp_path_factory.mktemp("disk"))
+    yield disk
+    disk.close()
+
+
+@pytest.fixture
+def root(disk: Disk, request: pytest.FixtureRequest) -> Path:
+    """A place of its own on the disk, of which nothing is there yet."""
+    return disk.path / request.node.name
+
+
+def save_next(server: ForkServer, path: Path, num_ranks: int) -> None:
+    """The path is free, and what was lost or left disturbs nobody."""
+    run_job(server, SaveRequest(path, NEXT), num_ranks)
+    assert generation_on_disk(path, tuple(range(num_ranks))) == NEXT
+    assert_only_own_files(path)
+
+
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+@pytest.mark.parametrize("start", [Start.NOTHING, Start.CHECKPOINT], ids=lambda start: start.value)
+def test_what_was_saved_stays(
+    start: Start, num_ranks: int, disk: Disk, root: Path, server: ForkServer, failpoint_server: ForkServer
+) -> None:
+    path = root / "new" / "ckpt"
+    prepare(start, path, server, failpoint_server, num_ranks)
+    job = Job(server, SaveRequest(path, NEW), num_ranks, function=save_then_cut, arguments=(disk.path,))
+    for outcome in job.wait():
+        assert outcome.unwrap().errors == {}
+    disk.power_returns()
+    assert generation_on_disk(path, job.ranks) == NEW
+    save_next(server, path, num_ranks)
+
+
+def cut_at(
+    case: Case,
+    num_ranks: int,
+    disk: Disk,
+    path: Path,
+    server: ForkServer,
+    failpoint_server: ForkServer,
+    *,
+    sync: bool = True,
+) -> None:
+    """Cuts the power when a save has come to ``case``."""
+    prepare(case.start, path, server, failpoint_server, num_ranks)
+    stops = num_ranks - 1 if case.is_of_every_rank else 0
+    request = case.request(path)
+    request = replace(request, writer={**request.writer, "sync_files": sync})
+    job = Job(failpoint_server, request, num_ranks, env={stops: case.env("=stop")})
+    assert job.stops(stops), f"{case} was not reached: {job.wait()}"
+    cut_power(disk.path)
+    job.kill(job.ranks)
+    job.wait()
+    disk.power_returns()
+
+
+# Committed, and nothing has been synced that the save itself does not sync: a sweep syncs before it removes something.
+@pytest.mark.parametrize(
+    "case",
+    [Case("commit_done", survives=NEW, start=Start.NOTHING), Case("sweep_listed", survives=NEW, hit=2)],
+    ids=str,
+)
+def test_loss_is_seen(case: Case, disk: Disk, root: Path, server: ForkServer, failpoint_server: ForkServer) -> None:
+    """A save that does not sync is gone where the very same save that does is there: the tests here would see it."""
+    found = []
+    for sync in (True, False):
+        path = root / str(sync) / "ckpt"
+        cut_at(case, 1, disk, path, server, failpoint_server, sync=sync)
+        try:
+            found.append(generation_on_disk(path))
+        except (AssertionError, CheckpointException):
+            found.append(None)  # not even whole
+    assert found[0] == NEW
+    assert found[1] != NEW, "nothing was lost"
+
+
+def may_be_found(case: Case) -> tuple[int | None, ...]:
+    if case.point == "commit_renamed":  # not synced yet: either is right
+        return (replace(case, survives=OLD).found_after, NEW)
+    return (case.found_after,)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+def test_power_cut(
+    num_ranks: int, disk: Disk, root: Path, server: ForkServer, failpoint_server: ForkServer, campaign: Campaign
+) -> None:
+    of_all = [case for case in CASES if num_ranks == 1 or not case.file_a_record]  # rank 1 has but one tensor
+    always = ALWAYS[num_ranks - 1 :: len(NUM_RANKS)]  # some alone, the others by two ranks
+    for case in of_all if IS_LONG else always:
+        path = root / str(case) / "ckpt"
+        cut_at(case, num_ranks, disk, path, server, failpoint_server)
+        found = generation_on_disk(path, tuple(range(num_ranks)))
+        assert found in may_be_found(case), case
+        save_next(server, path, num_ranks)
+        campaign.covered["points"] += 1
+        campaign.covered["found new" if found == NEW else "found old" if found == OLD else "found nothing"] += 1
