@@ -23,8 +23,9 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         ConfigError: It is one. The message says no more of it than the scheme: the rest may hold secrets.
     """
     if is_url(path):
+        scheme = str(path).partition("://")[0]
         raise ConfigError(
-            f"{str(path).partition('://')[0]}://...: a directory is wanted, not a URL; give the path where it is mounted, "
-            "or leave the URL to DCP's own FsspecWriter and FsspecReader"
+            f"{scheme}://...: a directory is wanted, not a URL; give the path where it is mounted, or leave the URL to "
+            "DCP's own FsspecWriter and FsspecReader"
         )
     return Path(path)

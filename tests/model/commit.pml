@@ -208,8 +208,12 @@ write_file_created:
             STAGE_OF(k) == MADE ->
             /* Nobody sees the difference between these before the rank hands in. Of its fsync of the directory only
              * what it is for is modelled: that its own names are on the disk. */
+write_file_reserved:
+write_records_done:
 write_data:
 write_data_done:
+write_file_cut:
+write_file_synced:
 write_files_synced:
 #if !defined(M_NO_RANK_DIRECTORY_SYNC)
             file[k] = file[k] | ON_DISK;
@@ -315,6 +319,7 @@ proctype Saver(byte s) {
 #endif
 
 end_not_begun:
+begin_directory_made:
 begin_directory: /* Commit::begin */
 #if defined(M_LOOK_FIRST) /* looks for live saves before its own tmp is there */
   d_step { born == s && born < SAVERS -> alone = (over == BORN); born++ };
@@ -402,6 +407,7 @@ look_done:
   fi;
 #endif
 
+begin_looked:
 sweep: /* sweep.cpp. A listing is no snapshot: it may read the tmps before the data files, or after them. */
 #if defined(M_MARK_FIRST) || defined(M_LIST_LAST) /* the commit marks are read while a save may still rename */
   if
@@ -531,6 +537,7 @@ swept:
     :: else
     fi
   };
+begin_swept:
   if /* begin, again: room for the metadata */
   :: d_step {
        EACH(i)
@@ -569,6 +576,7 @@ commit_checked: /* Commit::commit: check_right, write_metadata, check_right */
 #else
   :: atomic {
        HAS(tmps, s) && !ended ->
+commit_metadata_filled:
 commit_metadata_written:
 commit_metadata_synced:
        skip
@@ -578,6 +586,7 @@ commit_metadata_synced:
   :: atomic { MUST(ONE_RIGHT, !HAS(renamed, s)); goto abort } /* the disk is full, or the deadline has passed */
   :: DIES
   fi;
+commit_decided:
   if /* Commit::rename_over_metadata */
   :: d_step {
        HAS(tmps, s) && (OVERWRITE || mark == NONE) ->
@@ -609,6 +618,7 @@ commit_renamed:
   :: DIES
   fi;
 commit_directory_synced:
+rank_metadata_removed: /* Left out, see above. */
   atomic { committed = 1; goto sweep };
 returned:
   if
@@ -633,12 +643,14 @@ abort: /* Commit::abort: the right first, then the files. */
   :: d_step { give_back() }
   :: DIES
   fi;
-abort_next:
+abort_tmp_removed:
+own_next:
   if
   :: atomic {
        SOME(IS_OWN);
        d_step { unlink_file(k); k = 0 };
-       goto abort_next
+abort_file_removed:
+       goto own_next
      }
   :: atomic { !OF_ANY(IS_HERE) -> goto dead }
   :: DIES
