@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/commit.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 
 #include "csrc/base/failpoint.h"
 #include "csrc/engine/check_files.h"
@@ -180,19 +178,9 @@ Status Commit::rename_over_metadata() {
   const std::string from = tmp_.file().path();
   const std::string to = path(mark_name(options_.scope));
   rename_attempted_ = true;
-  int result;
-  if (options_.overwrite) {
-    result = ::rename(from.c_str(), to.c_str());
-  } else {
-    result = ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
-    if (result != 0 && (errno == EINVAL || errno == ENOSYS)) {
-      // link has the same meaning: it makes the name unless it is there.
-      result = ::link(from.c_str(), to.c_str());
-      if (result == 0) ::unlink(from.c_str());
-    }
-  }
-  if (result == 0) return Status::ok();
-  const int error = errno;
+  const Status renamed = options_.overwrite ? io::rename_over(from, to) : io::rename_new(from, to);
+  if (renamed.is_ok()) return renamed;
+  const int error = renamed.sys_errno();
   (void)tmp_.remove();
   if (error == EEXIST) {
     return Status::make(Code::kExists, text("rename(", to, "): a checkpoint appeared there and overwrite is False"),
@@ -205,7 +193,7 @@ Status Commit::rename_over_metadata() {
     return Status::make(Code::kSuperseded, text("rename(", from, "): a newer save took this one's right to commit"),
                         options_.directory, ENOENT);
   }
-  return Status::storage("rename", from, text("to ", to), error);
+  return renamed;
 }
 
 void Commit::remove_rank_metadata(CommitReport* report) const {

@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <memory>
 
+#include "csrc/base/bytes.h"
 #include "csrc/base/failpoint.h"
 
 namespace bytecheckpoint::io {
@@ -96,6 +98,22 @@ Status sync_directory(const std::string& path, bool* supported) {
     return Status::ok();
   }
   return Status::storage("fsync", path, "directory", error);
+}
+
+Status rename_over(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) == 0) return Status::ok();
+  return Status::storage("rename", from, base::text("to ", to), errno);
+}
+
+Status rename_new(const std::string& from, const std::string& to) {
+  int result = ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
+  if (result != 0 && (errno == EINVAL || errno == ENOSYS)) {
+    // link has the same meaning: it makes the name unless it is there.
+    result = ::link(from.c_str(), to.c_str());
+    if (result == 0) ::unlink(from.c_str());
+  }
+  if (result == 0) return Status::ok();
+  return Status::storage("rename", from, base::text("to ", to), errno);
 }
 
 Status remove_file(const std::string& path) {

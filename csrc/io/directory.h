@@ -27,6 +27,11 @@ base::Result<std::vector<std::string>> list_directory(const std::string& path);
 /// \param supported  Set to false, with ok returned, where the file system cannot (EINVAL, ENOTSUP).
 base::Status sync_directory(const std::string& path, bool* supported = nullptr);
 
+/// Gives a file the name `to`, in place of what has that name. \returns kStorage, with ENOENT where `from` is gone.
+base::Status rename_over(const std::string& from, const std::string& to);
+/// The same where nothing has that name. \returns kStorage, with EEXIST if something has.
+base::Status rename_new(const std::string& from, const std::string& to);
+
 /// Removes a name; one that is already gone is fine.
 base::Status remove_file(const std::string& path);
 

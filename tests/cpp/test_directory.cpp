@@ -96,6 +96,23 @@ TEST_CASE("directory: synced, or told why not") {
   CHECK(sync_directory(dir / "absent").sys_errno() == ENOENT);
 }
 
+TEST_CASE("directory: a rename replaces what is there, or refuses to") {
+  const TempDir dir;
+  test::write_all(dir / "a", "1");
+  EXPECT_OK(rename_new(dir / "a", dir / "b"));
+  CHECK(dir.names() == std::vector<std::string>{"b"});
+  test::write_all(dir / "a", "2");
+  const base::Status refused = rename_new(dir / "a", dir / "b");
+  CHECK(refused.sys_errno() == EEXIST);
+  CHECK(test::contains(refused.message(), "rename(" + (dir / "a") + ", to " + (dir / "b") + ")"));
+  CHECK(test::read_all(dir / "b") == "1");
+  EXPECT_OK(rename_over(dir / "a", dir / "b"));
+  CHECK(dir.names() == std::vector<std::string>{"b"});
+  CHECK(test::read_all(dir / "b") == "2");
+  CHECK(rename_over(dir / "a", dir / "b").sys_errno() == ENOENT);
+  CHECK(rename_new(dir / "a", dir / "c").sys_errno() == ENOENT);
+}
+
 TEST_CASE("directory: removing what is gone is fine, a directory is not removed") {
   const TempDir dir;
   test::write_all(dir / "a", "");
