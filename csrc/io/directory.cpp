@@ -12,6 +12,7 @@
 
 #include "csrc/base/bytes.h"
 #include "csrc/base/failpoint.h"
+#include "csrc/io/journal.h"
 
 namespace bytecheckpoint::io {
 
@@ -59,7 +60,11 @@ Status make_directories(const std::string& path, bool sync) {
   if (errno != ENOENT) return Status::storage("stat", path, "", errno);
   BCP_RETURN_IF_ERROR(make_directories(parent, sync));
   // EEXIST: another rank or save was faster.
-  if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) return Status::storage("mkdir", path, "", errno);
+  if (::mkdir(path.c_str(), 0777) == 0) {
+    BCP_JOURNAL(made_directory(path));
+  } else if (errno != EEXIST) {
+    return Status::storage("mkdir", path, "", errno);
+  }
   BCP_FAILPOINT(kBeginDirectoryMade);
   if (!sync) return Status::ok();
   BCP_RETURN_IF_ERROR(sync_directory(path));
@@ -92,7 +97,10 @@ Status sync_directory(const std::string& path, bool* supported) {
   const int result = ::fsync(fd);
   const int error = errno;
   ::close(fd);
-  if (result == 0) return Status::ok();
+  if (result == 0) {
+    BCP_JOURNAL(synced_directory(path));
+    return Status::ok();
+  }
   if (error == EINVAL || error == ENOTSUP) {
     if (supported != nullptr) *supported = false;
     return Status::ok();
@@ -101,24 +109,31 @@ Status sync_directory(const std::string& path, bool* supported) {
 }
 
 Status rename_over(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) == 0) return Status::ok();
-  return Status::storage("rename", from, base::text("to ", to), errno);
+  if (::rename(from.c_str(), to.c_str()) != 0) return Status::storage("rename", from, base::text("to ", to), errno);
+  BCP_JOURNAL(renamed(from, to));
+  return Status::ok();
 }
 
 Status rename_new(const std::string& from, const std::string& to) {
-  int result = ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
-  if (result != 0 && (errno == EINVAL || errno == ENOSYS)) {
-    // link has the same meaning: it makes the name unless it is there.
-    result = ::link(from.c_str(), to.c_str());
-    if (result == 0) ::unlink(from.c_str());
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) {
+    BCP_JOURNAL(renamed(from, to));
+    return Status::ok();
   }
-  if (result == 0) return Status::ok();
-  return Status::storage("rename", from, base::text("to ", to), errno);
+  // Where that is not supported, link has the same meaning: it makes the name unless it is there.
+  if ((errno != EINVAL && errno != ENOSYS) || ::link(from.c_str(), to.c_str()) != 0) {
+    return Status::storage("rename", from, base::text("to ", to), errno);
+  }
+  BCP_JOURNAL(linked(from, to));
+  if (::unlink(from.c_str()) == 0) BCP_JOURNAL(removed(from));
+  return Status::ok();
 }
 
 Status remove_file(const std::string& path) {
-  if (::unlink(path.c_str()) == 0 || errno == ENOENT) return Status::ok();
-  return Status::storage("unlink", path, "", errno);
+  if (::unlink(path.c_str()) == 0) {
+    BCP_JOURNAL(removed(path));
+    return Status::ok();
+  }
+  return errno == ENOENT ? Status::ok() : Status::storage("unlink", path, "", errno);
 }
 
 }  // namespace bytecheckpoint::io

@@ -9,6 +9,7 @@
 
 #include "csrc/base/bytes.h"
 #include "csrc/io/file_system.h"
+#include "csrc/io/journal.h"
 
 namespace bytecheckpoint::io {
 namespace {
@@ -73,6 +74,7 @@ base::Result<File> File::create(const std::string& path, bool direct) {
   }
   if (file.fd_ < 0) return Status::storage("open", path, "create", errno);
   file.direct_ = direct;
+  BCP_JOURNAL(created(file.fd_, path));
   return file;
 }
 
@@ -106,6 +108,7 @@ Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
       return Status::storage("pwrite", path_, text("offset=", offset, ", ", part, " bytes"), errno);
     }
     if (written == 0) return Status::storage("pwrite", path_, text("offset=", offset, ", wrote nothing"), EIO);
+    BCP_JOURNAL(wrote(fd_, path_, from, written, offset));
     from += written;
     size -= written;
     offset += written;
@@ -161,7 +164,10 @@ Status File::reserve(int64_t bytes) {
   do {
     result = ::fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, bytes);
   } while (result != 0 && errno == EINTR);
-  if (result == 0) return Status::ok();
+  if (result == 0) {
+    BCP_JOURNAL(reserved(fd_, path_, bytes));
+    return Status::ok();
+  }
   // Only these two say that the space is not there; everything else says that asking is not supported.
   if (errno == ENOSPC || errno == EDQUOT) return Status::storage("fallocate", path_, text(bytes, " bytes"), errno);
   return check_room(path_, bytes);
@@ -172,11 +178,15 @@ Status File::truncate(int64_t bytes) {
   do {
     result = ::ftruncate(fd_, bytes);
   } while (result != 0 && errno == EINTR);
-  return result == 0 ? Status::ok() : Status::storage("ftruncate", path_, text(bytes, " bytes"), errno);
+  if (result != 0) return Status::storage("ftruncate", path_, text(bytes, " bytes"), errno);
+  BCP_JOURNAL(truncated(fd_, path_, bytes));
+  return Status::ok();
 }
 
 Status File::sync() {
-  return ::fsync(fd_) == 0 ? Status::ok() : Status::storage("fsync", path_, "", errno);
+  if (::fsync(fd_) != 0) return Status::storage("fsync", path_, "", errno);
+  BCP_JOURNAL(synced(fd_, path_));
+  return Status::ok();
 }
 
 Status File::close() {
