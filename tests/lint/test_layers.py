@@ -28,6 +28,12 @@ INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)[ \t]*([<\"])([^>\"]+)[>\
 ANY_INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)\b", re.MULTILINE)
 PYTHON_OR_TORCH = re.compile(r"^(torch|ATen|c10|pybind11|caffe2)/|^(Python|structmember|frameobject)\.h$|^torch\.h$")
 CUDA = re.compile(r"^(cuda|cub|thrust|nv|driver_types|device_launch|cooperative_groups|vector_types)")
+# Calls that change files. Only io may: the journal that power loss is simulated with is kept there. Staging's are of
+# memory.
+CHANGES_FILES = re.compile(
+    r"(?<!\w)::(?:rename(?:at2?)?|link(?:at)?|unlink(?:at)?|mkdir(?:at)?|rmdir|symlink(?:at)?|pwrite|write|ftruncate"
+    r"|truncate|fallocate|fsync|fdatasync)\("
+)
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".pyi", ".mk", ".sh"}
 SOURCE_FOLDERS = ("csrc", "bytecheckpoint", "tests", "demo", "benchmarks", "tools")
 
@@ -54,6 +60,8 @@ def faults_of_source(path: str, content: str) -> list[str]:
         own_cuda = header.startswith("csrc/") and header.split("/")[-1].startswith("cuda_")
         if (CUDA.match(header.split("/")[0]) or own_cuda) and not sees_gpu:
             faults.append(f"{path}: only *.cu and cuda_* may include <{header}>")
+    if layer not in ("io", "staging") and CHANGES_FILES.search(content):
+        faults.append(f"{path}: only io changes files")
     if path.endswith((".h", ".cuh")) and "#pragma once" not in content.splitlines():
         faults.append(f"{path}: no #pragma once")
     return faults
@@ -119,6 +127,8 @@ def test_every_source_file_begins_with_its_licence() -> None:
         ("csrc/base/a.cpp", "#include HEADER"),
         ("csrc/other/a.cpp", ""),
         ("csrc/base/a.h", ""),
+        ("csrc/engine/a.cpp", "const int result = ::renameat2(a, from, b, to, 0);"),
+        ("csrc/bindings/a.cpp", "::fsync(fd);"),
     ],
 )
 def test_a_violation_is_found(path: str, line: str) -> None:
@@ -131,6 +141,8 @@ def test_a_violation_is_found(path: str, line: str) -> None:
         ("csrc/base/a.h", "#pragma once\n#include <mutex>\n"),
         ("csrc/engine/a.cpp", '#include "csrc/io/file.h"\n#include "csrc/format/tree.h"\n'),
         ("csrc/bindings/a.cpp", '#include <torch/extension.h>\n#include "csrc/engine/commit.h"\n'),
+        ("csrc/engine/a.cpp", "return io::rename(from, to);"),
+        ("csrc/io/a.cpp", "::fsync(fd);"),
         ("csrc/staging/cuda_device.cpp", "#include <cuda_runtime.h>\n"),
         ("csrc/staging/merge.cu", "#include <cuda_runtime.h>\n"),
         ("csrc/staging/merge.cu", '#include "csrc/staging/cuda_handles.h"\n'),
