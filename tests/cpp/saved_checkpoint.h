@@ -81,7 +81,7 @@ inline base::Result<format::WriteResult> write_items(const std::vector<SaveItem>
   return job->finish();
 }
 
-/// A checkpoint of one item of bytes, between begin and commit.
+/// A checkpoint between begin and commit.
 struct PendingSave {
   std::unique_ptr<engine::Commit> commit;
   format::Manifest manifest;
@@ -96,16 +96,28 @@ inline SaveItem bytes_item(std::string content) {
   return {"content", {}, {}, {}, std::move(content)};
 }
 
-inline PendingSave begin_save(engine::CommitOptions options, const std::string& content) {
+/// \param of_ranks  What each rank saves; of the one rank in a save without collectives.
+inline PendingSave begin_save(engine::CommitOptions options, const std::vector<std::vector<SaveItem>>& of_ranks) {
   PendingSave save;
-  const base::Id id = options.save_id;
-  const std::string directory = options.directory;
+  const engine::CommitOptions asked = options;
   save.commit = value_of(engine::Commit::begin(std::move(options)));
-  const std::vector<SaveItem> items = {bytes_item(content)};
-  const format::WriteResult result = value_of(write_items(items, save_options(directory)));
-  save.manifest = value_of(engine::assemble_manifest(planned(items, id), {result}));
+  std::vector<SaveItem> all;
+  std::vector<format::WriteResult> results;
+  for (const std::vector<SaveItem>& items : of_ranks) {
+    engine::SaveOptions writing = save_options(asked.directory);
+    writing.rank = asked.scope.value_or(static_cast<uint32_t>(results.size()));
+    writing.sync = asked.sync;
+    results.push_back(value_of(write_items(items, std::move(writing))));
+    all.insert(all.end(), items.begin(), items.end());
+  }
+  save.manifest = value_of(engine::assemble_manifest(planned(all, asked.save_id), results));
   EXPECT_OK(save.commit->check_files(save.manifest.files));
   return save;
+}
+
+/// Of one item of bytes.
+inline PendingSave begin_save(engine::CommitOptions options, const std::string& content) {
+  return begin_save(std::move(options), std::vector<std::vector<SaveItem>>{{bytes_item(content)}});
 }
 
 /// A finished checkpoint; \returns the name of its data file.

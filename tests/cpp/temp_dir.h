@@ -11,13 +11,22 @@
 #include <string_view>
 #include <vector>
 
+#include "csrc/io/file_system.h"
+
 namespace bytecheckpoint::test {
+
+/// Where directories of tests that need no disk are made: in memory, unless `$TMPDIR` is set; null: no such place.
+inline const char* memory_root() {
+  const char* root = std::getenv("TMPDIR");
+  return root == nullptr && io::is_in_memory("/dev/shm") ? "/dev/shm" : root;
+}
 
 /// A directory of its own for one test, gone with it. `$TMPDIR` if set, so that a run can choose its file system.
 class TempDir {
  public:
-  TempDir() {
-    const char* root = std::getenv("TMPDIR");
+  TempDir() : TempDir(std::getenv("TMPDIR")) {}
+  /// \param root  Where it is made; null: /tmp.
+  explicit TempDir(const char* root) {
     path_ = std::string(root == nullptr ? "/tmp" : root) + "/bcp_test_XXXXXX";
     if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("mkdtemp(" + path_ + ")");
   }
