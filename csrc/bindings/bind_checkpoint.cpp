@@ -19,7 +19,7 @@ namespace py = pybind11;
 
 /// Bytes of the commit mark, or 0 if that cannot be told: then opening it will say why.
 int64_t mark_bytes(const std::string& directory, engine::Scope rank) {
-  const base::Result<io::File> mark = io::File::open(io::join(directory, engine::mark_name(rank)), false);
+  const base::Result<io::File> mark = io::File::open(directory, engine::mark_name(rank), false);
   if (!mark.is_ok()) return 0;
   const base::Result<int64_t> size = mark.value().size();
   return size.is_ok() ? size.value() : 0;

@@ -19,7 +19,7 @@ constexpr size_t kMaxCheckThreads = 16;
 
 Status check_file(const std::string& directory, const format::FileEntry& wanted) {
   const std::string path = io::join(directory, wanted.name);
-  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(path, /*direct=*/false));
+  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory, wanted.name, /*direct=*/false));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   if (size != wanted.bytes) {
     return Status::make(Code::kCorrupt, text("check(", path, "): ", wanted.bytes, " bytes wanted, it has ", size),
@@ -37,7 +37,7 @@ Status check_file(const std::string& directory, const format::FileEntry& wanted)
 
 Status check_length(const std::string& directory, const std::string& name, int64_t at_least) {
   const std::string path = io::join(directory, name);
-  BCP_ASSIGN_OR_RETURN(const io::File file, io::File::open(path, /*direct=*/false));
+  BCP_ASSIGN_OR_RETURN(const io::File file, io::File::open(directory, name, /*direct=*/false));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   if (size >= at_least) return Status::ok();
   return Status::make(Code::kCorrupt, text("check(", path, "): its records take ", at_least, " bytes, it has ", size),

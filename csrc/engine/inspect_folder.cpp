@@ -24,7 +24,7 @@ constexpr int64_t kMaxWholeMetadataBytes = 32 << 20;
 constexpr int kMaxLooks = 4;
 
 base::Result<format::Manifest> open_head(const std::string& directory, Scope scope) {
-  const base::Result<io::File> mark = io::File::open(io::join(directory, mark_name(scope)), /*direct=*/false);
+  const base::Result<io::File> mark = io::File::open(directory, mark_name(scope), /*direct=*/false);
   const base::Result<int64_t> size = mark.is_ok() ? mark.value().size() : base::Result<int64_t>(0);
   if (size.is_ok() && size.value() > kMaxWholeMetadataBytes) {
     base::Result<ManifestReader> reader = ManifestReader::open(directory, scope);

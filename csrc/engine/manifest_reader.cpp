@@ -29,7 +29,7 @@ base::Result<T> naming(base::Result<T> result, const std::string& path) {
 
 base::Result<ManifestReader> ManifestReader::open(const std::string& directory, Scope scope) {
   const std::string path = io::join(directory, mark_name(scope));
-  base::Result<io::File> opened = io::File::open(path, false);
+  base::Result<io::File> opened = io::File::open(directory, mark_name(scope), false);
   if (!opened.is_ok()) return mark_failure(opened.status(), path);
   const auto file = std::make_shared<io::File>(std::move(opened.value()));
   BCP_ASSIGN_OR_RETURN(const int64_t file_bytes, file->size());

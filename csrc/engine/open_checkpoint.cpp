@@ -8,6 +8,7 @@
 #include "csrc/format/metadata_file.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
+#include "csrc/staging/available_memory.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -16,8 +17,11 @@ using base::Code;
 using base::Status;
 using base::text;
 
-bool is_our_data(const std::string& path) {
-  auto file = io::File::open(path, false);
+constexpr int64_t kLargeMarkBytes = 64 << 20;
+constexpr char kPickleProto = '\x80', kPickleStop = '.';
+
+bool is_our_data(const std::string& directory, const std::string& name) {
+  auto file = io::File::open(directory, name, false);
   if (!file.is_ok()) return false;
   const base::Result<std::string> magic = file.value().read(0, format::kDataMagic.size());
   return magic.is_ok() && magic.value() == format::kDataMagic;
@@ -29,7 +33,7 @@ bool has_our_data(const std::string& directory) {
   if (!names.is_ok()) return false;
   for (const std::string& name : names.value()) {
     if (name.size() < 7 || name.substr(name.size() - 7) != ".distcp") continue;
-    if (is_our_data(io::join(directory, name))) return true;
+    if (is_our_data(directory, name)) return true;
   }
   return false;
 }
@@ -50,7 +54,7 @@ bool lost_its_trailer(const std::string& directory, const std::string& bytes,
   if (has_our_save_id(foreign.value().foreign->storage_meta)) return true;
   // Files that it does not name may be left from a save of ours that stock DCP has saved over.
   for (const format::FileEntry& file : foreign.value().files) {
-    if (is_our_data(io::join(directory, file.name))) return true;
+    if (is_our_data(directory, file.name)) return true;
   }
   return false;
 }
@@ -72,13 +76,32 @@ base::Result<format::Manifest> open_foreign(const std::string& directory, const 
   return foreign.status().in_file(path);
 }
 
+/// Before all of a large mark is read into memory: a file may claim any length, and have holes.
+Status check_large(io::File& file, int64_t size) {
+  BCP_ASSIGN_OR_RETURN(const std::string first, file.read(0, 1));
+  BCP_ASSIGN_OR_RETURN(const std::string last,
+                       file.read(size - format::kMetadataTrailerBytes, format::kMetadataTrailerBytes));
+  const auto trailer = format::decode_metadata_trailer(last, size);
+  if (!trailer.is_ok() && trailer.status().code() != Code::kNotFound) return trailer.status().in_file(file.path());
+  if (!trailer.is_ok() && (first.front() != kPickleProto || last.back() != kPickleStop)) {
+    return Status::make(Code::kCorrupt,
+                        text("read(", file.path(), "): ", size, " bytes that are no metadata: neither a ",
+                             "trailer of ours at the end nor a pickle"),
+                        file.path());
+  }
+  const int64_t available = staging::available_memory_bytes();
+  if (available < 0 || size <= available / 2) return Status::ok();
+  return Status::storage("read", file.path(), text(size, " bytes wanted, memory has ", available, " left"), ENOMEM);
+}
+
 }  // namespace
 
 base::Result<std::string> read_mark(const std::string& directory, Scope scope) {
-  const std::string path = io::join(directory, mark_name(scope));
-  base::Result<std::string> bytes = io::read_file(path);
-  if (bytes.is_ok()) return bytes;
-  return mark_failure(bytes.status(), path);
+  base::Result<io::File> file = io::File::open(directory, mark_name(scope), /*direct=*/false);
+  if (!file.is_ok()) return mark_failure(file.status(), io::join(directory, mark_name(scope)));
+  BCP_ASSIGN_OR_RETURN(const int64_t size, file.value().size());
+  if (size > kLargeMarkBytes) BCP_RETURN_IF_ERROR(check_large(file.value(), size));
+  return file.value().read(0, size);
 }
 
 Status mark_failure(Status status, const std::string& path) {

@@ -33,7 +33,7 @@ base::Result<std::optional<io::ReadRequest>> SegmentSource::next() {
   const planner::ReadSegment& segment = *segments_[next_];
   if (next_ == 0 || segments_[next_ - 1]->file != segment.file) {
     BCP_ASSIGN_OR_RETURN(source_, files_->get(segment.file));
-    BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(source_->path, direct_io_));
+    BCP_ASSIGN_OR_RETURN(io::File file, source_->reopen(direct_io_));
     file_ = std::make_shared<io::File>(std::move(file));
   }
   if (segment.offset >= source_->end_of_records) return source_->behind_the_records(segment.offset);

@@ -4,8 +4,6 @@
 #include <algorithm>
 
 #include "csrc/base/crc32.h"
-#include "csrc/io/directory.h"
-#include "csrc/io/file.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -68,8 +66,10 @@ base::Result<std::shared_ptr<const SourceFile>> SourceFile::open(const std::stri
                                                                  const format::Manifest& manifest,
                                                                  const format::FileEntry& entry) {
   auto source = std::make_shared<SourceFile>();
-  source->path = io::join(directory, entry.name);
-  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(source->path, /*direct=*/false));
+  source->directory = directory;
+  source->name = entry.name;
+  BCP_ASSIGN_OR_RETURN(io::File file, source->reopen(/*direct=*/false));
+  source->path = file.path();
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   if (manifest.foreign.has_value()) {
     BCP_ASSIGN_OR_RETURN(source->has_checksums, is_ours(file, size));

@@ -68,8 +68,7 @@ class Locator {
   base::Result<std::optional<TensorPlace>> locate(const format::Chunk& chunk) {
     const format::Record& record = chunk.record;
     if (!file_.is_open() || open_ != record.file) {
-      const std::string path = io::join(directory_, manifest_.files[record.file].name);
-      BCP_ASSIGN_OR_RETURN(file_, io::File::open(path, /*direct=*/false));
+      BCP_ASSIGN_OR_RETURN(file_, io::File::open(directory_, manifest_.files[record.file].name, /*direct=*/false));
       open_ = record.file;
     }
     const auto read = [&](int64_t offset, int64_t size) { return file_.read(record.offset + offset, size); };
@@ -108,10 +107,11 @@ Status check_extents(const std::string& directory, const format::Manifest& manif
                                tensor::to_text(chunk->box.offsets), " and no place where it is stored"),
                           directory);
     }
-    const std::string path = io::join(directory, manifest.files[record.file].name);
+    const std::string& name = manifest.files[record.file].name;
+    const std::string path = io::join(directory, name);
     int64_t& size = sizes[record.file];
     if (size < 0) {
-      BCP_ASSIGN_OR_RETURN(const io::File file, io::File::open(path, /*direct=*/false));
+      BCP_ASSIGN_OR_RETURN(const io::File file, io::File::open(directory, name, /*direct=*/false));
       BCP_ASSIGN_OR_RETURN(size, file.size());
     }
     if (record.bytes > size || record.offset > size - record.bytes) {

@@ -104,7 +104,7 @@ class Verifier {
     }
     const SourceFile& source = *opened.value();
     const size_t problems_before = report_->problems.size();
-    BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(source.path, options_.direct_io));
+    BCP_ASSIGN_OR_RETURN(io::File file, source.reopen(options_.direct_io));
     BCP_RETURN_IF_ERROR(verify_blocks(source, entry, std::make_shared<io::File>(std::move(file)), records));
     bytes_done_ += entry.bytes - source.end_of_records;
     report_->bytes_checked += entry.bytes - source.end_of_records;
@@ -183,7 +183,7 @@ class Verifier {
   /// The header, and what stands around the elements of each tensor: what stock readers go by.
   Status verify_structure(const SourceFile& source, const format::FileEntry& entry,
                           const std::vector<FileRecord>& records) {
-    BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(source.path, /*direct=*/false));
+    BCP_ASSIGN_OR_RETURN(io::File file, source.reopen(/*direct=*/false));
     BCP_ASSIGN_OR_RETURN(const std::string head, file.read(0, format::kHeaderBytes));
     const auto id = format::decode_header(head);
     if (!id.is_ok() || id.value().file_id != entry.id.file_id) {

@@ -8,6 +8,8 @@
 #include <cerrno>
 
 #include "csrc/base/bytes.h"
+#include "csrc/io/beneath.h"
+#include "csrc/io/directory.h"
 #include "csrc/io/file_system.h"
 #include "csrc/io/journal.h"
 
@@ -46,18 +48,27 @@ File::~File() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-base::Result<File> File::open(const std::string& path, bool direct) {
+base::Result<File> File::open(const std::string& directory, const std::string& name, bool direct) {
   File file;
-  file.path_ = path;
-  // O_NONBLOCK: a FIFO in place of the file must not hang the open.
-  file.fd_ = open_retrying(path.c_str(), O_RDONLY | O_NONBLOCK | (direct ? O_DIRECT : 0), 0);
-  if (file.fd_ < 0 && direct && errno == EINVAL) return open(path, false);
-  if (file.fd_ < 0) return Status::storage("open", path, "read", errno);
+  file.path_ = join(directory, name);
+  const int in = open_retrying(directory.c_str(), O_PATH | O_DIRECTORY, 0);
+  if (in < 0) return Status::storage("open", file.path_, "read", errno);
+  file.fd_ = open_beneath(in, name, O_RDONLY | (direct ? O_DIRECT : 0));
+  const int error = errno;
+  ::close(in);
+  if (file.fd_ < 0 && direct && error == EINVAL) return open(directory, name, false);
+  if (file.fd_ < 0 && (error == ELOOP || error == EXDEV)) {
+    return Status::make(base::Code::kCorrupt,
+                        text("open(", file.path_, "): leads out of ", directory,
+                             ", or through a symbolic link: no file of a checkpoint does, and none is read"),
+                        file.path_, error);
+  }
+  if (file.fd_ < 0) return Status::storage("open", file.path_, "read", error);
   file.direct_ = direct;
   struct stat info;
-  if (::fstat(file.fd_, &info) != 0) return Status::storage("fstat", path, "", errno);
+  if (::fstat(file.fd_, &info) != 0) return Status::storage("fstat", file.path_, "", errno);
   if (!S_ISREG(info.st_mode)) {
-    return Status::storage("open", path, "not a regular file", S_ISDIR(info.st_mode) ? EISDIR : EINVAL);
+    return Status::storage("open", file.path_, "not a regular file", S_ISDIR(info.st_mode) ? EISDIR : EINVAL);
   }
   return file;
 }
@@ -195,8 +206,8 @@ Status File::close() {
   return ::close(std::exchange(fd_, -1)) == 0 ? Status::ok() : Status::storage("close", path_, "", errno);
 }
 
-base::Result<std::string> read_file(const std::string& path) {
-  BCP_ASSIGN_OR_RETURN(File file, File::open(path, /*direct=*/false));
+base::Result<std::string> read_file(const std::string& directory, const std::string& name) {
+  BCP_ASSIGN_OR_RETURN(File file, File::open(directory, name, /*direct=*/false));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   return file.read(0, size);
 }

@@ -24,8 +24,9 @@ class File {
   File& operator=(File&& other) noexcept;
   ~File();
 
-  /// For reading. A symbolic link is followed; anything but a regular file is refused.
-  static base::Result<File> open(const std::string& path, bool direct);
+  /// For reading. What `directory` leads to is the caller's business; `name` is a checkpoint's, and is not followed out
+  /// of it nor through any symbolic link. \returns kCorrupt for such a name; kStorage for anything but a regular file.
+  static base::Result<File> open(const std::string& directory, const std::string& name, bool direct);
   /// New, for writing and reading: O_CREAT | O_EXCL | O_NOFOLLOW. kStorage with EEXIST if anything is there.
   static base::Result<File> create(const std::string& path, bool direct);
 
@@ -60,6 +61,6 @@ class File {
 };
 
 /// The whole of a small file, through the page cache. kStorage with ENOENT if it is absent.
-base::Result<std::string> read_file(const std::string& path);
+base::Result<std::string> read_file(const std::string& directory, const std::string& name);
 
 }  // namespace bytecheckpoint::io

@@ -2,7 +2,10 @@
 #include "csrc/engine/open_checkpoint.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <fstream>
 #include <string>
 
 #include "tests/cpp/sample_file.h"
@@ -84,6 +87,33 @@ TEST_CASE("open_checkpoint: the commit mark of a rank goes by its own name") {
   REQUIRE(::rename((dir / ".metadata").c_str(), (dir / "__3.metadata").c_str()) == 0);
   EXPECT_CODE(kNotFound, open_checkpoint(dir.path()));
   CHECK(test::value_of(open_checkpoint(dir.path(), {3})).save_id == test::save_id_of(1));
+}
+
+TEST_CASE("open_checkpoint: a mark that claims more than there is, or than memory holds, is not read into it") {
+  const TempDir dir;
+  constexpr int64_t kTera = int64_t{1} << 40;
+  const auto claim = [&](const std::string& begin, const std::string& end) {
+    test::write_all(dir / ".metadata", begin);
+    REQUIRE(::truncate((dir / ".metadata").c_str(), kTera - static_cast<int64_t>(end.size())) == 0);
+    std::ofstream(dir / ".metadata", std::ios::binary | std::ios::app) << end;
+  };
+  claim("", "");
+  EXPECT_FAILURE(kCorrupt, "no metadata", open_checkpoint(dir.path()));
+  claim("\x80\x04}", ".");
+  const base::Status large = open_checkpoint(dir.path()).status();
+  EXPECT_FAILURE(kStorage, "memory has", large);
+  CHECK(large.sys_errno() == ENOMEM);
+  test::save_checkpoint(dir.path(), 1, "content");
+  const std::string good = test::read_all(dir / ".metadata");
+  claim("\x80\x04}", good.substr(good.size() - format::kMetadataTrailerBytes));
+  EXPECT_CODE(kCorrupt, open_checkpoint(dir.path()));
+}
+
+TEST_CASE("open_checkpoint: a mark that is a link is not followed") {
+  const TempDir dir, other;
+  test::save_checkpoint(other.path(), 1, "content");
+  REQUIRE(::symlink((other / ".metadata").c_str(), (dir / ".metadata").c_str()) == 0);
+  EXPECT_FAILURE(kCorrupt, "symbolic link", open_checkpoint(dir.path()));
 }
 
 }  // namespace

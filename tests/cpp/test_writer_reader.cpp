@@ -60,7 +60,7 @@ TEST_CASE("writer: everything that was submitted is in the file") {
 TEST_CASE("writer: a failure is the first one, nothing more is written, and slots keep coming back") {
   const TempDir dir;
   test::write_all(dir / "a", "");
-  File read_only = test::value_of(File::open(dir / "a", false));
+  File read_only = test::value_of(File::open(dir.path(), "a", false));
   File good = test::value_of(File::create(dir / "b", false));
   Slots slots(2);
   std::atomic<int> released{0};
@@ -135,7 +135,7 @@ TEST_CASE("reader: every request is answered once, whatever the number of thread
   for (const auto& [num_threads, num_slots] : {std::pair{1, 1}, {1, 4}, {2, 2}, {3, 8}, {4, 4}}) {
     CAPTURE(num_threads);
     CAPTURE(num_slots);
-    auto file = std::make_shared<File>(test::value_of(File::open(dir / "a", true)));
+    auto file = std::make_shared<File>(test::value_of(File::open(dir.path(), "a", true)));
     Slots slots(num_slots);
     Reader reader(num_threads, num_slots, parts_of(file, static_cast<int64_t>(content.size())),
                   [&](int slot) { return slots[slot]; });
@@ -163,7 +163,7 @@ TEST_CASE("reader: nothing to read is the end at once") {
 TEST_CASE("reader: a read that fails arrives with its reason, and the reader can be destroyed") {
   const TempDir dir;
   test::write_all(dir / "a", test::patterned(5 * kSlotBytes));
-  auto file = std::make_shared<File>(test::value_of(File::open(dir / "a", false)));
+  auto file = std::make_shared<File>(test::value_of(File::open(dir.path(), "a", false)));
   Slots slots(2);
   Reader reader(2, 2, parts_of(file, 100 * kSlotBytes), [&](int slot) { return slots[slot]; });
   Status failure;
@@ -189,7 +189,7 @@ TEST_CASE("reader: a source that fails arrives with its reason") {
 TEST_CASE("reader: destroyed in the middle it stops") {
   const TempDir dir;
   test::write_all(dir / "a", test::patterned(100 * kSlotBytes));
-  auto file = std::make_shared<File>(test::value_of(File::open(dir / "a", true)));
+  auto file = std::make_shared<File>(test::value_of(File::open(dir.path(), "a", true)));
   for (int consumed = 0; consumed < 4; ++consumed) {
     Slots slots(4);
     Reader reader(3, 4, parts_of(file, 100 * kSlotBytes), [&](int slot) { return slots[slot]; });
@@ -200,7 +200,7 @@ TEST_CASE("reader: destroyed in the middle it stops") {
 TEST_CASE("reader: more threads than slots end, each of them") {
   const TempDir dir;
   test::write_all(dir / "a", test::patterned(5 * kSlotBytes));
-  const auto file = std::make_shared<File>(test::value_of(File::open(dir / "a", false)));
+  const auto file = std::make_shared<File>(test::value_of(File::open(dir.path(), "a", false)));
   for (const bool fails : {false, true}) {
     Slots slots(2);
     int64_t next = 0;
