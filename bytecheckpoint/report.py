@@ -278,6 +278,9 @@ class VerifyReport:
         num_records: Tensors and objects in them.
         bytes_checked: Bytes of data files that were compared with checksums.
         problems: None if the checkpoint is whole; a thousand at most.
+        unreferenced: Names of data files that no commit mark refers to. They do the checkpoint no harm, but take space;
+            the next save removes those of our naming. None while a save may be under way.
+        notes: What says that a save may be under way, and files that may be its own.
     """
 
     path: str
@@ -286,6 +289,8 @@ class VerifyReport:
     num_records: int
     bytes_checked: int
     problems: list[Problem]
+    unreferenced: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:

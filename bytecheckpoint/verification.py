@@ -24,12 +24,14 @@ def verify(
     """Reads every byte of a checkpoint and compares it with its checksum.
 
     Also proves that the two parts of ``.metadata`` say the same, and that the archives that stock readers read around
-    the elements of each tensor are what they must be. Local; changes nothing; goes on after a problem, so that one run
-    finds all of them.
+    the elements of each tensor are what they must be; and looks for data files that nobody refers to. Local; opens
+    nothing for writing and takes no lock, so it is in no save's way; goes on after a problem, so that one run finds all
+    of them.
 
     Args:
         path: Directory of a checkpoint that ``BcpWriter`` wrote.
-        config: ``direct_io`` and ``ring_bytes`` are used; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
+        config: ``direct_io``, ``ring_bytes`` and ``io_threads``, that read, and as many that sum, are used; ``None``
+            reads ``BYTECHECKPOINT_*`` variables now.
         progress: Called a few times a second or more often with the bytes done and the bytes to do.
 
     Returns:
@@ -44,7 +46,13 @@ def verify(
     config = config or Config.from_env()
     directory = str(local_path(path))
     with reading(directory):
-        found = _core.verify(directory, direct_io=config.direct_io, ring_bytes=config.ring_bytes, progress=progress)
+        found = _core.verify(
+            directory,
+            direct_io=config.direct_io,
+            num_threads=config.io_threads,
+            ring_bytes=config.ring_bytes,
+            progress=progress,
+        )
     problems = [
         Problem(
             file=file,

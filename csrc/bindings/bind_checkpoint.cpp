@@ -39,6 +39,47 @@ std::vector<std::tuple<std::string, int64_t, uint32_t, std::string>> files_of(co
   return files;
 }
 
+py::tuple ints_of(const tensor::Dims& dims) {
+  py::tuple out(dims.size());
+  for (size_t i = 0; i < dims.size(); ++i) out[i] = py::int_(dims[i]);
+  return out;
+}
+
+/// Of each item: (fqn, dtype or None of what is no tensor, sizes, bytes of an element or 0 if its dtype is opaque,
+/// bytes of its records, number of its chunks).
+py::list contents_of(const Checkpoint& checkpoint) {
+  py::list out;
+  for (const format::Item& item : checkpoint.whole().items) {
+    int64_t record_bytes = 0;
+    for (const format::Chunk& chunk : item.chunks) record_bytes += chunk.record.bytes;
+    const tensor::DTypeInfo* dtype = item.is_tensor ? tensor::find_dtype(item.tensor.dtype) : nullptr;
+    out.append(py::make_tuple(to_text(item.fqn), dtype == nullptr ? py::object(py::none()) : py::str(dtype->name),
+                              ints_of(item.tensor.sizes), dtype == nullptr ? 0 : dtype->itemsize_bytes, record_bytes,
+                              item.chunks.size()));
+  }
+  return out;
+}
+
+/// Of each item a list of its chunks: (offsets, sizes, file or None if it has no place, offset of the record, its
+/// bytes).
+py::list chunks_of(const Checkpoint& checkpoint) {
+  const format::Manifest& manifest = checkpoint.whole();
+  std::vector<py::str> names;
+  for (const format::FileEntry& file : manifest.files) names.push_back(to_text(file.name));
+  py::list out;
+  for (const format::Item& item : manifest.items) {
+    py::list chunks;
+    for (const format::Chunk& chunk : item.chunks) {
+      const bool is_absent = chunk.record.kind == format::RecordKind::kAbsent;
+      chunks.append(py::make_tuple(ints_of(chunk.box.offsets), ints_of(chunk.box.sizes),
+                                   is_absent ? py::object(py::none()) : names[chunk.record.file], chunk.record.offset,
+                                   chunk.record.bytes));
+    }
+    out.append(std::move(chunks));
+  }
+  return out;
+}
+
 /// (attributes of StorageMeta or None, is its checkpoint_id a path, version or None); None of our own checkpoints.
 py::object foreign_of(const Checkpoint& checkpoint) {
   const auto& foreign = checkpoint.head().foreign;
@@ -123,6 +164,8 @@ void bind_checkpoint(py::module_& m) {
       .def_property_readonly("is_whole", [](const Checkpoint& c) { return c.parts() == nullptr; })
       .def("has_others_than", &has_others_than, py::arg("names"))
       .def("files", &files_of)
+      .def("contents", &contents_of)
+      .def("chunks", &chunks_of)
       .def("metadata_file", [](const Checkpoint& c) { return py::bytes(format::encode_metadata_file(c.whole())); });
 }
 

@@ -4,6 +4,8 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "csrc/bindings/unlocked.h"
 #include "csrc/engine/verify_job.h"
 
@@ -12,12 +14,20 @@ namespace {
 
 namespace py = pybind11;
 
+py::list texts(const std::vector<std::string>& all) {
+  py::list out;
+  for (const std::string& one : all) out.append(to_text(one));
+  return out;
+}
+
 /// {"save_ids", "num_files", "num_records", "bytes_checked", "problems": [(file, section, offset, bytes, fqns,
-/// message)]}
-py::dict verify(std::string directory, bool direct_io, int64_t ring_bytes, const py::object& progress) {
+/// message)], "unreferenced", "notes"}
+py::dict verify(std::string directory, bool direct_io, int num_threads, int64_t ring_bytes,
+                const py::object& progress) {
   engine::VerifyOptions options;
   options.directory = std::move(directory);
   options.direct_io = direct_io;
+  options.num_threads = std::clamp(num_threads, 1, 64);
   options.ring_bytes = ring_bytes;
   // What the callback or a signal handler raised stays set until we are back.
   bool raised = false;
@@ -47,14 +57,16 @@ py::dict verify(std::string directory, bool direct_io, int64_t ring_bytes, const
   out["num_records"] = report.num_records;
   out["bytes_checked"] = report.bytes_checked;
   out["problems"] = problems;
+  out["unreferenced"] = texts(report.unreferenced);
+  out["notes"] = texts(report.notes);
   return out;
 }
 
 }  // namespace
 
 void bind_verify(py::module_& m) {
-  m.def("verify", &verify, py::arg("directory"), py::kw_only(), py::arg("direct_io"), py::arg("ring_bytes"),
-        py::arg("progress"));
+  m.def("verify", &verify, py::arg("directory"), py::kw_only(), py::arg("direct_io"), py::arg("num_threads"),
+        py::arg("ring_bytes"), py::arg("progress"));
 }
 
 }  // namespace bytecheckpoint::bindings

@@ -5,35 +5,12 @@
 
 #include "csrc/base/failpoint.h"
 #include "csrc/engine/lock_file.h"
-#include "csrc/engine/open_checkpoint.h"
+#include "csrc/engine/named_files.h"
 #include "csrc/io/directory.h"
 
 namespace bytecheckpoint::engine {
-namespace {
 
 using base::Status;
-
-/// Names of all files that a commit mark in the directory refers to. Fails if a mark is there and cannot be read.
-base::Result<std::unordered_set<std::string>> named_files(const std::string& directory,
-                                                          const std::vector<std::string>& listing) {
-  std::vector<Scope> marks = {Scope()};
-  for (const std::string& name : listing) {
-    uint32_t rank;
-    if (is_rank_metadata_name(name, &rank)) marks.push_back(rank);
-  }
-  std::unordered_set<std::string> named;
-  for (const Scope mark : marks) {
-    base::Result<format::Manifest> manifest = open_checkpoint(directory, {mark});
-    if (!manifest.is_ok()) {
-      if (manifest.status().code() == base::Code::kNotFound) continue;
-      return manifest.status();
-    }
-    for (const format::FileEntry& file : manifest.value().files) named.insert(file.name);
-  }
-  return named;
-}
-
-}  // namespace
 
 base::Result<SweepReport> sweep(const std::string& directory, const std::string& own_tmp,
                                 const std::vector<std::string>& own_files, Scope scope) {

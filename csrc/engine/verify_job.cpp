@@ -2,14 +2,16 @@
 #include "csrc/engine/verify_job.h"
 
 #include <algorithm>
-#include <cerrno>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <thread>
 
-#include "csrc/base/crc32.h"
+#include "csrc/engine/names.h"
 #include "csrc/engine/open_checkpoint.h"
-#include "csrc/engine/source_file.h"
+#include "csrc/engine/unreferenced.h"
 #include "csrc/format/compare_metadata.h"
 #include "csrc/format/metadata_file.h"
-#include "csrc/format/zip_record.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/reader.h"
 #include "csrc/staging/slot_ring.h"
@@ -21,11 +23,46 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// A record and whose it is, in the order of the file.
-struct FileRecord {
-  const format::Item* item;
-  const format::Chunk* chunk;
-  uint32_t data_crc = 0;  // of what has gone by
+/// Hands out the segments of all files, one behind the other. One thread at a time.
+class Segments {
+ public:
+  /// \param open  Is asked to open each file when it is its turn.
+  Segments(const std::vector<std::unique_ptr<FileCheck>>& files, std::function<Status(FileCheck*)> open)
+      : files_(files), open_(std::move(open)) {}
+
+  base::Result<std::optional<io::ReadRequest>> next() {
+    for (; file_ < files_.size(); ++file_, offset_ = -1) {
+      FileCheck& file = *files_[file_];
+      if (offset_ < 0) {
+        BCP_RETURN_IF_ERROR(open_(&file));
+        offset_ = 0;
+        end_ = file.end_of_records();
+        opened_ = file.file();
+      }
+      if (offset_ >= end_ || file.has_missed()) continue;
+      io::ReadRequest segment;
+      segment.file = opened_;
+      segment.offset = offset_;
+      segment.wanted = std::min(staging::kSlotBytes, end_ - offset_);
+      segment.size = base::align_up(segment.wanted, io::kDirectAlignment);
+      segment.tag = file_;
+      offset_ += segment.wanted;
+      return std::optional<io::ReadRequest>(std::move(segment));
+    }
+    opened_.reset();
+    return std::optional<io::ReadRequest>();
+  }
+
+  bool is_at_end() const { return file_ == files_.size(); }
+  void stop() { file_ = files_.size(); }
+
+ private:
+  const std::vector<std::unique_ptr<FileCheck>>& files_;
+  const std::function<Status(FileCheck*)> open_;
+  size_t file_ = 0;
+  int64_t offset_ = -1;  // -1: not opened yet
+  int64_t end_ = 0;
+  std::shared_ptr<io::File> opened_;
 };
 
 /// Verifies one checkpoint: the metadata of one commit mark and the files that it names.
@@ -39,18 +76,21 @@ class Verifier {
     if (!readable.has_value()) return Status::ok();
     const format::Manifest& manifest = *readable;
     report_->save_ids.push_back(base::to_hex(manifest.save_id));
-    std::vector<std::vector<FileRecord>> records(manifest.files.size());
+    std::vector<std::vector<FileCheck::Record>> records(manifest.files.size());
     for (const format::Item& item : manifest.items) {
       for (const format::Chunk& chunk : item.chunks) records[chunk.record.file].push_back({&item, &chunk});
     }
-    for (const format::FileEntry& file : manifest.files) bytes_total_ += file.bytes;
+    std::vector<std::unique_ptr<FileCheck>> files;
     for (size_t f = 0; f < manifest.files.size(); ++f) {
-      std::sort(records[f].begin(), records[f].end(), [](const FileRecord& a, const FileRecord& b) {
-        return a.chunk->record.offset < b.chunk->record.offset;
-      });
-      BCP_RETURN_IF_ERROR(verify_file(manifest, manifest.files[f], &records[f]));
       report_->num_records += static_cast<int64_t>(records[f].size());
-      ++report_->num_files;
+      bytes_total_ += manifest.files[f].bytes;
+      files.push_back(std::make_unique<FileCheck>(manifest.files[f], std::move(records[f])));
+    }
+    report_->num_files += static_cast<int64_t>(files.size());
+    BCP_RETURN_IF_ERROR(read_all(manifest, files));
+    report_->bytes_checked += bytes_checked_;
+    for (const auto& file : files) {
+      for (Problem& problem : file->take_problems()) add(std::move(problem));
     }
     if (report_->problems.empty()) return Status::ok();
     return look_for_a_newer_commit(scope, manifest.save_id);
@@ -85,142 +125,64 @@ class Verifier {
     return std::make_optional(std::move(manifest.value()));
   }
 
-  Status verify_file(const format::Manifest& manifest, const format::FileEntry& entry,
-                     std::vector<FileRecord>* records) {
-    const auto opened = SourceFile::open(options_.directory, manifest, entry);
-    if (!opened.is_ok()) {
-      // Its trailer or table is not to be believed, so nothing can be said about its blocks.
-      const Status fault = opened.status();
-      if (fault.code() != Code::kCorrupt && fault.code() != Code::kVersion && fault.code() != Code::kStorage)
-        return fault;
-      add({entry.name,
-           fault.sys_errno() == ENOENT ? "file" : "block table or trailer",
-           fault.offset(),
-           fault.num_bytes(),
-           {},
-           fault.message()});
-      bytes_done_ += entry.bytes;
-      return Status::ok();
-    }
-    const SourceFile& source = *opened.value();
-    const size_t problems_before = report_->problems.size();
-    BCP_ASSIGN_OR_RETURN(io::File file, source.reopen(options_.direct_io));
-    BCP_RETURN_IF_ERROR(verify_blocks(source, entry, std::make_shared<io::File>(std::move(file)), records));
-    bytes_done_ += entry.bytes - source.end_of_records;
-    report_->bytes_checked += entry.bytes - source.end_of_records;
-    if (report_->problems.size() != problems_before) return Status::ok();
-    return verify_structure(source, entry, *records);
-  }
-
-  /// Every block against the table; on the way, the checksum of every tensor.
-  Status verify_blocks(const SourceFile& source, const format::FileEntry& entry, std::shared_ptr<io::File> file,
-                       std::vector<FileRecord>* records) {
+  Status read_all(const format::Manifest& manifest, const std::vector<std::unique_ptr<FileCheck>>& files) {
     BCP_ASSIGN_OR_RETURN(const staging::BorrowedRing ring, staging::BorrowedRing::borrow(options_.ring_bytes));
-    int64_t next = 0;
-    const auto request = [&]() -> base::Result<std::optional<io::ReadRequest>> {
-      if (next >= source.end_of_records) return std::optional<io::ReadRequest>();
-      io::ReadRequest segment;
-      segment.file = file;
-      segment.offset = next;
-      segment.wanted = std::min(staging::kSlotBytes, source.end_of_records - next);
-      segment.size = base::align_up(segment.wanted, io::kDirectAlignment);
-      next += segment.wanted;
-      return std::optional<io::ReadRequest>(std::move(segment));
-    };
-    // One thread: the sums of tensors are carried on from segment to segment.
-    io::Reader reader(1, ring->num_slots(), request, [&](int slot) { return ring->slot(slot); });
-    size_t first = 0;
-    while (const auto filled = reader.next()) {
-      if (!filled->status.is_ok()) {
-        add({entry.name, "records", -1, -1, {}, filled->status.message()});
-        return Status::ok();
+    int64_t num_segments = 0;
+    for (const auto& file : files) num_segments += file->entry().bytes / staging::kSlotBytes + 1;
+    const auto num_threads =
+        static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(options_.num_threads, num_segments)));
+    Segments segments(files, [&](FileCheck* file) { return open(manifest, file); });
+    // A failure ends the thread that met it. When all have met one, others begin behind it.
+    while (!segments.is_at_end()) {
+      const auto next = [&]() -> base::Result<std::optional<io::ReadRequest>> {
+        if (is_cancelled_) segments.stop();
+        return segments.next();
+      };
+      io::Reader reader(num_threads, ring->num_slots(), next, [&](int slot) { return ring->slot(slot); });
+      std::vector<Status> faults(static_cast<size_t>(num_threads));
+      std::vector<std::thread> others;
+      for (size_t t = 1; t < faults.size(); ++t) {
+        others.emplace_back([&, t] { sum_all(&reader, *ring, files, /*tells=*/false, &faults[t]); });
       }
-      const io::ReadRequest& segment = filled->request;
-      const uint8_t* bytes = ring->slot(filled->slot);
-      for (int64_t block = 0; block < segment.wanted; block += format::kBlockBytes) {
-        const int64_t size = std::min(format::kBlockBytes, segment.wanted - block);
-        const Status sound = source.check_blocks(bytes + block, segment.offset + block, size);
-        if (!sound.is_ok() && !is_full())
-          add(block_problem(entry, segment.offset + block, size, *records, sound.message()));
-      }
-      const int64_t end = segment.offset + segment.wanted;
-      while (first < records->size() && data_end((*records)[first]) <= segment.offset) ++first;
-      for (size_t r = first; r < records->size() && (*records)[r].chunk->record.offset < end; ++r) {
-        sum_data(segment, bytes, &(*records)[r]);
-      }
-      report_->bytes_checked += segment.wanted;
-      bytes_done_ += segment.wanted;
-      reader.release(filled->slot);
-      if (!progress_(bytes_done_, bytes_total_)) {
+      sum_all(&reader, *ring, files, /*tells=*/true, &faults[0]);
+      for (std::thread& other : others) other.join();
+      for (const Status& fault : faults) BCP_RETURN_IF_ERROR(fault);
+      if (is_cancelled_ || !progress_(bytes_done_, bytes_total_)) {
         return Status::make(Code::kCancelled, text("verify(", options_.directory, "): interrupted"));
       }
     }
     return Status::ok();
   }
 
-  static int64_t data_end(const FileRecord& record) { return record.chunk->record.offset + record.chunk->record.bytes; }
-
-  static void sum_data(const io::ReadRequest& segment, const uint8_t* bytes, FileRecord* record) {
-    const format::Record& place = record->chunk->record;
-    const int64_t from = std::max(place.data_offset, segment.offset);
-    const int64_t to = std::min(place.data_offset + place.data_bytes, segment.offset + segment.wanted);
-    if (from >= to) return;
-    record->data_crc = base::crc32(record->data_crc, bytes + (from - segment.offset), static_cast<size_t>(to - from));
-  }
-
-  static Problem block_problem(const format::FileEntry& entry, int64_t offset, int64_t size,
-                               const std::vector<FileRecord>& records, std::string message) {
-    Problem problem{entry.name, offset == 0 ? "header" : "records", offset, size, {}, std::move(message)};
-    for (const FileRecord& record : records) {
-      if (record.chunk->record.offset < offset + size && data_end(record) > offset) {
-        problem.fqns.push_back(record.item->fqn);
-      }
-    }
-    if (!problem.fqns.empty()) problem.section = "records";
-    return problem;
-  }
-
-  /// The header, and what stands around the elements of each tensor: what stock readers go by.
-  Status verify_structure(const SourceFile& source, const format::FileEntry& entry,
-                          const std::vector<FileRecord>& records) {
-    BCP_ASSIGN_OR_RETURN(io::File file, source.reopen(/*direct=*/false));
-    BCP_ASSIGN_OR_RETURN(const std::string head, file.read(0, format::kHeaderBytes));
-    const auto id = format::decode_header(head);
-    if (!id.is_ok() || id.value().file_id != entry.id.file_id) {
-      add({entry.name,
-           "header",
-           0,
-           format::kHeaderBytes,
-           {},
-           id.is_ok() ? "header of another file" : id.status().message()});
-    }
-    for (const FileRecord& record : records) {
-      const format::Record& place = record.chunk->record;
-      if (place.offset + place.bytes > source.end_of_records) {
-        add({entry.name,
-             "records",
-             place.offset,
-             place.bytes,
-             {record.item->fqn},
-             text("the manifest has a record there, the records end at ", source.end_of_records)});
+  /// Until all is read. \param fault  Receives what is no damage, after which nothing more is looked at.
+  void sum_all(io::Reader* reader, const staging::SlotRing& ring, const std::vector<std::unique_ptr<FileCheck>>& files,
+               bool tells, Status* fault) {
+    while (const auto filled = reader->next()) {
+      if (filled->slot < 0 && !filled->request.file) {
+        *fault = filled->status;
+        is_cancelled_ = true;
         continue;
       }
-      if (place.kind != format::RecordKind::kTensor) continue;
-      const auto zip = format::ZipRecord::layout(place.stored_dtype, record.chunk->box.sizes, place.offset);
-      if (!zip.is_ok()) return zip.status();
-      const int64_t data_end = place.data_offset + place.data_bytes;
-      BCP_ASSIGN_OR_RETURN(const std::string before, file.read(place.offset, place.data_offset - place.offset));
-      BCP_ASSIGN_OR_RETURN(const std::string after, file.read(data_end, place.offset + place.bytes - data_end));
-      if (before != zip.value().head() || after != zip.value().tail(record.data_crc)) {
-        add({entry.name,
-             "records",
-             place.offset,
-             place.bytes,
-             {record.item->fqn},
-             text("the archive that stock readers read is not that of a ", tensor::find_dtype(place.stored_dtype)->name,
-                  " tensor of ", tensor::to_text(record.chunk->box.sizes), " with these elements")});
+      const io::ReadRequest& segment = filled->request;
+      FileCheck& file = *files[segment.tag];
+      bytes_done_ += segment.wanted;
+      if (!filled->status.is_ok()) {
+        file.miss(filled->status);
+        continue;
       }
+      if (!is_cancelled_) file.look_at(segment.offset, segment.wanted, ring.slot(filled->slot));
+      bytes_checked_ += segment.wanted;
+      reader->release(filled->slot);
+      if (tells && !is_cancelled_ && !progress_(bytes_done_, bytes_total_)) is_cancelled_ = true;
     }
+  }
+
+  Status open(const format::Manifest& manifest, FileCheck* file) {
+    BCP_RETURN_IF_ERROR(file->open(options_.directory, manifest, options_.direct_io));
+    // What stands behind the records is checked by opening; all of it if nothing can be said about a file.
+    const int64_t bytes = file->entry().bytes - file->end_of_records();
+    bytes_done_ += bytes;
+    if (file->file() != nullptr) bytes_checked_ += bytes;
     return Status::ok();
   }
 
@@ -237,8 +199,10 @@ class Verifier {
   const VerifyOptions& options_;
   const std::function<bool(int64_t, int64_t)>& progress_;
   VerifyReport* report_;
-  int64_t bytes_done_ = 0;
   int64_t bytes_total_ = 0;
+  std::atomic<int64_t> bytes_done_{0};
+  std::atomic<int64_t> bytes_checked_{0};
+  std::atomic<bool> is_cancelled_{false};
 };
 
 }  // namespace
@@ -259,6 +223,10 @@ base::Result<VerifyReport> verify_checkpoint(const VerifyOptions& options,
   }
   if (scopes.empty()) scopes.push_back({});
   for (const Scope scope : scopes) BCP_RETURN_IF_ERROR(Verifier(options, progress, &report).verify(scope));
+  // At the end, when a save that had just committed at the beginning is over.
+  BCP_ASSIGN_OR_RETURN(Unreferenced unreferenced, find_unreferenced(options.directory));
+  report.unreferenced = std::move(unreferenced.files);
+  report.notes = std::move(unreferenced.notes);
   return report;
 }
 

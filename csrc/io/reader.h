@@ -40,7 +40,7 @@ class Reader {
   /// Stops as soon as the reads in flight return.
   ~Reader();
 
-  /// Next filled slot in any order, nothing when all is read. Blocks. After a failure ask no more.
+  /// Next filled slot in any order, nothing when all is read. Blocks. Any thread. A failure ends the thread it met.
   std::optional<FilledSlot> next();
   /// The same without blocking: nothing also if none is filled yet.
   std::optional<FilledSlot> try_next();
