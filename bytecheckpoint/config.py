@@ -64,7 +64,7 @@ class Config:
         stall_timeout_s: Seconds without a sign of life after which ``save_state_dict``, ``async_save_state_dict`` and
             ``load_state_dict`` give a rank up that others wait for, for groups that they make: 1 to 86400. See
             ``new_group``.
-        progress: Show a bar of the bytes that the coordinator has written or read, on stderr. Needs tqdm.
+        progress: Show a bar of the bytes that the coordinator has written or read, on stderr.
 
     Raises:
         ConfigError: A value out of range.

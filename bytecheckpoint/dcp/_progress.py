@@ -7,23 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
-from bytecheckpoint.config import Config
-from bytecheckpoint.errors import ConfigError
-
-__all__ = ["check_progress", "progress_bar"]
+__all__ = ["progress_bar"]
 
 _INTERVAL_S = 0.1
 # A terminal that takes longer than this for the last lines goes without them.
 _LAST_DRAW_S = 1.0
-
-
-def check_progress(config: Config) -> None:
-    """Raises a ConfigError if a bar is asked for that nobody can draw: long before anything is saved or loaded."""
-    if config.progress and find_spec("tqdm") is None:
-        raise ConfigError("Config(progress=True): tqdm is not installed; pip install tqdm, or leave progress out")
 
 
 @contextmanager

@@ -29,7 +29,6 @@ from bytecheckpoint.dcp._load import Load, plan_to_read
 from bytecheckpoint.dcp._peers import rank_of_call
 from bytecheckpoint.dcp._phases import Phases
 from bytecheckpoint.dcp._plan_items import PlanItems
-from bytecheckpoint.dcp._progress import check_progress
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.errors import (
     CheckpointChangedError,
@@ -107,7 +106,6 @@ class BcpReader(StorageReader):
             raise ValueError("_extension_registry: stream transforms cannot be honoured; leave it out")
         self.path = local_path(path)
         self.config = config or Config.from_env()
-        check_progress(self.config)
         self.last_report: LoadReport | None = None
         self._load_id = str(uuid.uuid4())
         self._hold: Hold | None = None

@@ -29,7 +29,7 @@ from bytecheckpoint.dcp._append import append_plan
 from bytecheckpoint.dcp._held import bytes_of, may_send_digest
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._peers import rank_of_call
-from bytecheckpoint.dcp._progress import check_progress, progress_bar
+from bytecheckpoint.dcp._progress import progress_bar
 from bytecheckpoint.dcp._save_session import (
     RankResult,
     SaveSession,
@@ -122,7 +122,6 @@ class BcpWriter(StorageWriter):
         self.sync_files = sync_files
         self.overwrite = overwrite
         config = config or Config.from_env()
-        check_progress(config)
         self.config = dataclasses.replace(config, io_threads=thread_count) if thread_count > 1 else config
         self.user_metadata = "" if user_metadata is None else json.dumps(user_metadata)
         self.last_report: SaveReport | None = None

@@ -9,11 +9,9 @@ import io
 import json
 import logging
 import math
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -127,7 +125,6 @@ def progress(path: str) -> str:
     return text.getvalue()
 
 
-@pytest.mark.skipif(find_spec("tqdm") is None, reason="NO BAR WAS DRAWN: tqdm is missing; pip install tqdm")
 def test_one_rank_shows_progress(tmp_path: Path) -> None:
     first, *others = run_ranks(NUM_RANKS, progress, str(tmp_path))
     assert others == [""] * (NUM_RANKS - 1)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.dcp._progress import progress_bar
-from bytecheckpoint.errors import ConfigError
 
-needs_tqdm = pytest.mark.skipif(find_spec("tqdm") is None, reason="NO BAR WAS DRAWN: tqdm is missing; pip install tqdm")
 SHOWN = Config(progress=True, ring_bytes=16 << 20)
 
 
@@ -37,7 +34,6 @@ def full_bar(what: str, path: Path, num_bytes: int) -> re.Pattern[str]:
     return re.compile(rf"{what} {path}: 100%\|.*\| {num_bytes / 1e6:.1f}M/{num_bytes / 1e6:.1f}M \[")
 
 
-@needs_tqdm
 @pytest.mark.parametrize("planned_by_us", [False, True])
 def test_a_bar_for_a_save_and_one_for_a_load(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], planned_by_us: bool
@@ -77,7 +73,6 @@ def test_the_bytes_of_a_load_reach_what_it_wants(
             seen.append((self.expected, self.done(), 1))
 
     monkeypatch.setattr("bytecheckpoint.dcp._load.progress_bar", Bar)
-    monkeypatch.setattr("bytecheckpoint.dcp.reader.check_progress", lambda config: None)
     dcp.save(state(), storage_writer=(dcp.FileSystemWriter if of_stock else BcpWriter)(tmp_path), no_dist=True)
     reader = BcpReader(tmp_path, config=SHOWN)
     got = {**state(), "t": torch.zeros(6 << 20, dtype=torch.int32)}  # through a copy
@@ -96,7 +91,6 @@ def test_none_unless_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert threading.active_count() <= before + 1  # that of a session, which ends within a moment
 
 
-@needs_tqdm
 def test_it_ends_where_the_work_failed(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyError), progress_bar("doing", 200, lambda: 50):
         raise KeyError
@@ -106,7 +100,6 @@ def test_it_ends_where_the_work_failed(capfd: pytest.CaptureFixture[str]) -> Non
     assert "bytecheckpoint-progress" not in {thread.name for thread in threading.enumerate()}
 
 
-@needs_tqdm
 def test_a_failed_save_closes_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     class Failing(BcpSavePlanner):
         def resolve_data(self, write_item: Any) -> Any:
@@ -118,7 +111,6 @@ def test_a_failed_save_closes_it(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert "bytecheckpoint-progress" not in {thread.name for thread in threading.enumerate()}
 
 
-@needs_tqdm
 def test_a_terminal_that_is_gone_does_not_fail_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         def write(self, text: str) -> int:
@@ -136,7 +128,6 @@ def test_a_terminal_that_is_gone_does_not_fail_the_work(tmp_path: Path, monkeypa
     assert [hook.exc_type for hook in failed] == [BrokenPipeError]
 
 
-@needs_tqdm
 def test_a_terminal_that_is_stuck_does_not_hold_up_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = threading.Event()
 
@@ -155,15 +146,3 @@ def test_a_terminal_that_is_stuck_does_not_hold_up_the_work(monkeypatch: pytest.
     assert len(drawing) == 1, "it waits, and nobody for it"
     stuck.set()
     drawing[0].join()
-
-
-@pytest.mark.parametrize("made", [BcpWriter, BcpReader])
-def test_without_tqdm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any) -> None:
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    with pytest.raises(ConfigError, match=r"progress=True\): tqdm is not installed; pip install tqdm"):
-        made(tmp_path, config=Config(progress=True))
-    monkeypatch.setenv("BYTECHECKPOINT_PROGRESS", "1")
-    with pytest.raises(ConfigError, match="tqdm"):
-        made(tmp_path)
-    monkeypatch.delenv("BYTECHECKPOINT_PROGRESS")
-    made(tmp_path)
