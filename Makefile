@@ -58,16 +58,18 @@ build: $(VENV)/.built  ## the virtual environment with the package in it
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build *.egg-info bytecheckpoint/*.so
 
-# Names the packages in groups of optional dependencies.
+# Names the packages in groups of optional dependencies; of the group `own`, what the package itself needs besides torch.
 packages_of = $(BIN)/python -c "import tomllib; \
-  groups = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
+  project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+  own = [package for package in project['dependencies'] if not package.startswith('torch')]; \
+  groups = project['optional-dependencies'] | {'own': own}; \
   print(*(package for name in '$(1)'.split() for package in groups[name]))"
 
 # torch comes first and by itself, so that nothing else chooses its version.
 $(VENV)/.dependencies: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" "setuptools>=77" wheel ninja
-	$(BIN)/pip install -q --disable-pip-version-check $$($(call packages_of,demo test lint))
+	$(BIN)/pip install -q --disable-pip-version-check $$($(call packages_of,own demo test lint))
 	touch $@
 
 # Beside the rest, so that neither tests nor CI need them. The torch that is there is named again, so that it stays.

@@ -27,7 +27,7 @@ from bytecheckpoint.errors import (
     UnsafeObjectError,
 )
 
-__all__ = ["Load", "plan_to_read"]
+__all__ = ["Load", "load_plain_data", "plain_object", "plan_to_read"]
 
 # Tensors that cannot be filled in place are read through host copies, no more of them at a time than this.
 _COPY_BYTES = 128 << 20
@@ -137,7 +137,7 @@ class Load:
     def _unpacked(self, item: ReadItem, archive: bytearray) -> torch.Tensor:
         """The wanted box of what torch.save wrote."""
         fqn = item.storage_index.fqn
-        value = _load_plain_data(fqn, archive, self._config)
+        value = load_plain_data(fqn, archive, self._config)
         if not isinstance(value, torch.Tensor):
             raise ShapeMismatchError(f"'{fqn}': a tensor wanted, the record holds a {type(value).__name__}")
         return _compat.narrow(value.detach(), item.storage_offsets, item.lengths)
@@ -147,7 +147,7 @@ class Load:
         for position, buffer in self._read_in_turns(range(self._plan.num_objects), self._add_object):
             if self._plain is not None:
                 fqn = self._plan.object_fqn(position)
-                self._plain.put_object(fqn, _plain_object(fqn, buffer, self._config))
+                self._plain.put_object(fqn, plain_object(fqn, buffer, self._config))
                 continue
             item = self._plan.object_item(position)
             record: bytes | bytearray = buffer
@@ -180,10 +180,10 @@ class Load:
             self.done[name] = self.done.get(name, 0) + value
 
 
-def _plain_object(fqn: str, buffer: bytearray, config: Config) -> Any:
+def plain_object(fqn: str, buffer: bytearray, config: Config) -> Any:
     """The object of a record: by C++ if it is made of builtin values, else by torch."""
     value = _builtin_of(fqn, buffer)
-    return _load_plain_data(fqn, buffer, config, map_location=None) if value is None else value[0]
+    return load_plain_data(fqn, buffer, config, map_location=None) if value is None else value[0]
 
 
 def _plain_record(fqn: str, buffer: bytearray, config: Config) -> bytes | bytearray:
@@ -195,7 +195,7 @@ def _plain_record(fqn: str, buffer: bytearray, config: Config) -> bytes | bytear
     value = _builtin_of(fqn, buffer)
     record = None if value is None else _core.dump_builtin(value[0])
     if record is None:
-        _load_plain_data(fqn, buffer, config)
+        load_plain_data(fqn, buffer, config)
         return buffer
     return record
 
@@ -208,7 +208,7 @@ def _builtin_of(fqn: str, buffer: bytearray) -> tuple[Any] | None:
         raise CorruptCheckpointError(f"'{fqn}': {error}") from None
 
 
-def _load_plain_data(fqn: str, buffer: bytearray, config: Config, map_location: str | None = "cpu") -> Any:
+def load_plain_data(fqn: str, buffer: bytearray, config: Config, map_location: str | None = "cpu") -> Any:
     """What torch.save wrote, under torch's ``weights_only`` rules unless ``config`` allows more."""
     load: Callable[..., Any] = torch.load
     try:

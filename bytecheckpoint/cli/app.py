@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The group of commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from bytecheckpoint import __version__
+from bytecheckpoint.cli.options import Failure
+from bytecheckpoint.errors import CheckpointError
+
+__all__ = ["bcp", "run"]
+
+# Each is `command` in the module of its name.
+_COMMANDS = ("diff", "ls", "show", "verify")
+
+
+class _Interrupted(Failure):
+    exit_code = 130
+
+
+class _Commands(click.Group):
+    """Imports a command when it is asked for, and turns what a user can do wrong into one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(f"bytecheckpoint.cli.{cmd_name}").command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx is not None else "bcp"
+            raise Failure(f"{error.format_message()} See {where} --help") from None
+        except KeyboardInterrupt:
+            raise _Interrupted("interrupted") from None
+        except ImportError as error:
+            raise Failure(f"this command needs a package that cannot be imported: {error}") from None
+        except RecursionError:
+            raise Failure("an object in the checkpoint is nested too deeply") from None
+        except (CheckpointError, OSError, MemoryError) as error:
+            raise Failure(str(error) or type(error).__name__) from None
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, and nothing found; 1 findings or differences; 2 it could not be done, the reason is on "
+    "stderr; 130 interrupted.",
+)
+@click.version_option(__version__, prog_name="bcp", message="%(prog)s %(version)s")
+def bcp() -> None:
+    """Looks into checkpoints of bytecheckpoint and of stock DCP. No command changes them or runs code of theirs.
+
+    \b
+    Example:
+      bcp ls ckpt 'model.*'
+    """
+
+
+def run() -> int:
+    """Runs the command of ``sys.argv``."""
+    # A pipe whose reader has gone ends the process quietly, as it ends other tools.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a terminal may not know a letter
+    try:
+        code = bcp.main(prog_name="bcp", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return 130
+    return code if isinstance(code, int) else 0

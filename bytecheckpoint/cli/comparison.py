@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of two checkpoints beside each other, a few megabytes at a time. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from bytecheckpoint.cli.contents import Item
+from bytecheckpoint.cli.reading import Box, Values, open_values, pieces
+from bytecheckpoint.cli.statistics import in_float64
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp import _compat
+from bytecheckpoint.errors import UnsafeObjectError
+
+__all__ = ["Comparison"]
+
+
+class Comparison:
+    """Two checkpoints.
+
+    Attributes:
+        a, b: What they say that they hold.
+    """
+
+    def __init__(self, a: str, b: str, config: Config) -> None:
+        self.a, of_a = open_values(a, config)
+        self.b, of_b = open_values(b, config)
+        self._a: dict[int | None, Values] = {values.part.rank: values for values in of_a}
+        self._b: dict[int | None, Values] = {values.part.rank: values for values in of_b}
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(values.bytes_read for values in (*self._a.values(), *self._b.values()))
+
+    def tensors(self, a: Item, b: Item, tell: Callable[[], None]) -> dict[str, Any] | None:
+        """How two tensors of one shape and dtype differ; None if they do not.
+
+        Returns:
+            ``elements`` compared, how many are ``different`` bit by bit, the ``max_abs_difference`` of numbers among
+            those, ``nan_in_one``: how many are NaN in just one, and ``only_in_one``: how many just one has stored.
+        """
+        out: dict[str, Any] = {
+            "elements": 0,
+            "different": 0,
+            "max_abs_difference": None,
+            "nan_in_one": 0,
+            "only_in_one": 0,
+        }
+        both = 0
+        for chunk in a.chunks or ():
+            for box in pieces(Box(chunk.offsets, chunk.sizes)):
+                other, num_stored = self._b[b.rank].read_across(b, box)
+                tell()
+                if num_stored < box.numel:
+                    # Which of them it has is not worth an account of its own.
+                    out["only_in_one"] += box.numel - num_stored
+                    both += num_stored
+                    continue
+                both += box.numel
+                out["elements"] += box.numel
+                _compare(self._a[a.rank].read(a, chunk, box), other, out)
+                tell()
+        stored_in_b = sum(chunk.numel for chunk in b.chunks or ())
+        out["only_in_one"] += max(stored_in_b - both, 0)
+        return out if out["different"] or out["only_in_one"] else None
+
+    def objects(self, a: Item, b: Item) -> dict[str, Any] | None:
+        """None if two objects are equal, else why they are not taken to be."""
+        of_a, of_b = self._a[a.rank], self._b[b.rank]
+        in_a, in_b = of_a.record(a), of_b.record(b)
+        if in_a == in_b:
+            return None
+        try:
+            if _are_equal(of_a.object(a, in_a), of_b.object(b, in_b)):
+                return None
+        except UnsafeObjectError:
+            return {"reason": "their bytes do, and they are not plain data that could be looked into"}
+        return {}
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A row of bytes an element."""
+    plain = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8).reshape(plain.numel(), -1)
+
+
+def _compare(a: torch.Tensor, b: torch.Tensor, out: dict[str, Any]) -> None:
+    if a.is_quantized != b.is_quantized:  # one of them was put together of several
+        a, b = (each.dequantize().to(torch.float64) if each.is_quantized else each for each in (a, b))
+    is_alike = not a.is_quantized or _compat.quantization(a) == _compat.quantization(b)
+    bits_a, bits_b = _bits(a), _bits(b)
+    if is_alike and torch.equal(bits_a, bits_b):
+        return
+    differs = (bits_a != bits_b).any(dim=1) if is_alike else torch.ones(a.numel(), dtype=torch.bool)
+    out["different"] += int(differs.sum())
+    values_a, values_b = in_float64(a), in_float64(b)
+    if values_a is None or values_b is None:
+        return
+    values_a, values_b = values_a.reshape(-1)[differs], values_b.reshape(-1)[differs]
+    nan_a, nan_b = torch.isnan(values_a), torch.isnan(values_b)
+    out["nan_in_one"] += int((nan_a ^ nan_b).sum())
+    away = (values_a - values_b).abs()
+    away = away[~torch.isnan(away)]
+    if away.numel():
+        out["max_abs_difference"] = max(out["max_abs_difference"] or 0.0, float(away.max()))
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    """By value and type, NaN like NaN, tensors bit by bit."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        if a.layout != torch.strided:
+            return _are_equal(a.to_dense(), b.to_dense())
+        return torch.equal(_bits(a.detach()), _bits(b.detach()))
+    if isinstance(a, Mapping):
+        return list(a) == list(b) and all(_are_equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_are_equal, a, b))
+    if isinstance(a, float):
+        return a == b or (a != a and b != b)
+    return bool(a == b)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint says that it holds; needs no torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bytecheckpoint import _core
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import CheckpointNotFoundError
+
+if TYPE_CHECKING:
+    from bytecheckpoint import _C
+
+__all__ = ["Chunk", "Contents", "Item", "Part", "open_contents"]
+
+_RANK_METADATA = re.compile(r"__(\d{1,10})\.metadata")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A box of a tensor, or an object, and where it is stored.
+
+    Attributes:
+        file: Name in the directory; None if the metadata do not say where.
+        offset: Of the record in the file.
+        num_bytes: Of the record.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str | None
+    offset: int
+    num_bytes: int
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True)
+class Item:
+    """A tensor or an object.
+
+    Attributes:
+        rank: That saved it without collectives; None of a checkpoint of all ranks.
+        dtype: None of an object.
+        num_bytes: Of all elements of the tensor, stored or not; of what is not plain elements, of its records.
+        chunks: None if they were not asked for.
+    """
+
+    rank: int | None
+    name: str
+    dtype: str | None
+    shape: tuple[int, ...]
+    num_bytes: int
+    num_chunks: int
+    chunks: tuple[Chunk, ...] | None = field(default=None, repr=False)
+
+    @property
+    def kind(self) -> str:
+        return "object" if self.dtype is None else "tensor"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one commit mark says.
+
+    Attributes:
+        rank: Whose part it is; None of a checkpoint of all ranks.
+        checkpoint: It, opened.
+        items: By name, in the order of its UTF-8 bytes.
+    """
+
+    rank: int | None
+    checkpoint: _core.Checkpoint | _C.Checkpoint
+    items: dict[str, Item]
+
+    @property
+    def is_foreign(self) -> bool:
+        return self.checkpoint.foreign is not None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A checkpoint: one part, or one a rank that saved without collectives."""
+
+    path: str
+    parts: tuple[Part, ...]
+
+    @property
+    def items(self) -> Iterator[Item]:
+        return (item for part in self.parts for item in part.items.values())
+
+    @property
+    def save_ids(self) -> list[str]:
+        return [part.checkpoint.save_id for part in self.parts if not part.is_foreign]
+
+    @property
+    def num_files(self) -> int:
+        return sum(len(part.checkpoint.files()) for part in self.parts)
+
+
+def open_contents(
+    path: str, *, config: Config, with_chunks: bool = False, kind: type[_core.Checkpoint] | type[_C.Checkpoint]
+) -> Contents:
+    """Reads the commit mark of a checkpoint, or those of its ranks.
+
+    Args:
+        kind: Of the extension module that will be asked for more.
+
+    Raises:
+        CheckpointNotFoundError, CorruptCheckpointError, FormatVersionError, UnsupportedError, StorageError
+    """
+    try:
+        return Contents(path, (_part(path, None, config, with_chunks, kind),))
+    except CheckpointNotFoundError:
+        ranks = _ranks_in(path)
+        if not ranks:
+            raise
+    return Contents(path, tuple(_part(path, rank, config, with_chunks, kind) for rank in ranks))
+
+
+def _ranks_in(path: str) -> list[int]:
+    try:
+        names = [entry.name for entry in Path(path).iterdir()]
+    except OSError:
+        return []
+    return sorted(int(found[1]) for name in names if (found := _RANK_METADATA.fullmatch(name)) is not None)
+
+
+def _part(path: str, rank: int | None, config: Config, with_chunks: bool, kind: Any) -> Part:
+    checkpoint = kind.open(path, rank=rank, accept_rewritten=config.accept_rewritten_metadata)
+    contents = checkpoint.contents()
+    chunks: list[Any] = checkpoint.chunks() if with_chunks else [None] * len(contents)
+    items = {}
+    for (name, dtype, shape, itemsize, record_bytes, num_chunks), of_item in zip(contents, chunks, strict=True):
+        num_bytes = itemsize * math.prod(shape) if itemsize else record_bytes
+        made = None if of_item is None else tuple(Chunk(*chunk) for chunk in of_item)
+        items[name] = Item(rank, name, dtype, shape, num_bytes, num_chunks, made)
+    return Part(rank, checkpoint, items)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bcp diff``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bytecheckpoint.cli.contents import Contents, Item, open_contents
+from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option, rank_text
+from bytecheckpoint.cli.text import counted, json_value, one_line, print_json, safe_name
+from bytecheckpoint.config import Config
+
+if TYPE_CHECKING:
+    from bytecheckpoint.cli.comparison import Comparison
+
+__all__ = ["command"]
+
+_Key = tuple[int | None, str]
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """What is not the same of one key.
+
+    Attributes:
+        what: ``kind``, ``dtype``, ``shape`` or ``values``.
+        details: As they are printed in JSON.
+    """
+
+    key: _Key
+    what: str
+    text: str
+    details: dict[str, Any]
+
+
+@click.command("diff")
+@checkpoint_argument("a")
+@checkpoint_argument("b")
+@click.option("--structure-only", is_flag=True, help="Keys, shapes and dtypes; read no values.")
+@json_option
+@progress_option
+@click.pass_context
+def command(ctx: click.Context, a: str, b: str, structure_only: bool, as_json: bool, progress: bool) -> None:
+    """Compares two checkpoints: keys, shapes, dtypes, and every value bit by bit.
+
+    How a tensor is cut into shards, and who wrote it, makes no difference. Memory stays bounded. Ends with 1 if they
+    differ.
+
+    \b
+    Example:
+      bcp diff run/step_100 run/step_200 --structure-only
+    """
+    config = Config.from_env()
+    differences: list[_Difference] = []
+    if structure_only:
+        from bytecheckpoint import _core
+
+        of_a, of_b = (open_contents(path, config=config, kind=_core.Checkpoint) for path in (a, b))
+        compared, only_in_a, only_in_b = _structure(of_a, of_b, differences)
+    else:
+        from bytecheckpoint.cli.comparison import Comparison
+
+        with bar("comparing", progress) as tell:
+            comparison = Comparison(a, b, config)
+            compared, only_in_a, only_in_b = _structure(comparison.a, comparison.b, differences)
+            differences += _values(comparison, compared, tell)
+    is_equal = not (differences or only_in_a or only_in_b)
+    if as_json:
+        print_json(
+            {
+                "a": a,
+                "b": b,
+                "equal": is_equal,
+                "compared": len(compared),
+                "structure_only": structure_only,
+                "only_in_a": [_named(key) for key in only_in_a],
+                "only_in_b": [_named(key) for key in only_in_b],
+                "differences": [
+                    {**_named(difference.key), "what": difference.what, **json_value(difference.details)}
+                    for difference in differences
+                ],
+            }
+        )
+    else:
+        for key in only_in_a:
+            click.echo(f"only in {one_line(a)}: {_shown(key)}")
+        for key in only_in_b:
+            click.echo(f"only in {one_line(b)}: {_shown(key)}")
+        for difference in differences:
+            click.echo(f"{_shown(difference.key)}: {difference.text}")
+        how = "of the same structure" if structure_only else "equal"
+        num = len(only_in_a) + len(only_in_b) + len({difference.key for difference in differences})
+        alike = len(compared) - len({difference.key for difference in differences if difference.what == "values"})
+        click.echo(f"{counted(alike, 'key')} {how}, {num:,} not")
+    ctx.exit(0 if is_equal else 1)
+
+
+def _named(key: _Key) -> dict[str, Any]:
+    return {"name": key[1], "rank": key[0]}
+
+
+def _shown(key: _Key) -> str:
+    return rank_text(key[0]) + safe_name(key[1])
+
+
+def _by_key(contents: Contents) -> dict[_Key, Item]:
+    return {(item.rank, item.name): item for item in contents.items}
+
+
+def _structure(a: Contents, b: Contents, differences: list[_Difference]) -> tuple[list[_Key], list[_Key], list[_Key]]:
+    """Keys of the same structure in both, and those only in one; adds the others to ``differences``."""
+    of_a, of_b = _by_key(a), _by_key(b)
+    alike = []
+    for key in (key for key in of_a if key in of_b):
+        before = len(differences)
+        for what in ("kind", "dtype", "shape"):
+            in_a, in_b = getattr(of_a[key], what), getattr(of_b[key], what)
+            if in_a == in_b or (what != "kind" and len(differences) > before and differences[-1].what == "kind"):
+                continue
+            in_a, in_b = (list(value) if isinstance(value, tuple) else value for value in (in_a, in_b))
+            differences.append(_Difference(key, what, f"{what} {in_a}, and {in_b}", {"a": in_a, "b": in_b}))
+        if len(differences) == before:
+            alike.append(key)
+    return alike, [key for key in of_a if key not in of_b], [key for key in of_b if key not in of_a]
+
+
+def _values(comparison: Comparison, keys: list[_Key], tell: Callable[[int, int], None]) -> Iterator[_Difference]:
+    a, b = _by_key(comparison.a), _by_key(comparison.b)
+    total = sum(a[key].num_bytes + b[key].num_bytes for key in keys)
+    for key in keys:
+        if a[key].dtype is None:
+            details = comparison.objects(a[key], b[key])
+            text = "objects differ" + (
+                f": {one_line(str(details['reason']))}" if details and "reason" in details else ""
+            )
+        else:
+            details = comparison.tensors(a[key], b[key], lambda: tell(min(comparison.bytes_read, total), total))
+            text = _in_words(details) if details else ""
+        tell(min(comparison.bytes_read, total), total)
+        if details is not None:
+            yield _Difference(key, "values", text, details)
+
+
+def _in_words(details: dict[str, Any]) -> str:
+    words = [f"{details['different']:,} of {details['elements']:,} elements differ"] if details["different"] else []
+    if details["max_abs_difference"] is not None:
+        words.append(f"by {details['max_abs_difference']:.9g} at most")
+    if details["nan_in_one"]:
+        words.append(f"{details['nan_in_one']:,} NaN in one of the two only")
+    if details["only_in_one"]:
+        words.append(f"{details['only_in_one']:,} are stored in one of the two only")
+    return ", ".join(words)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bcp ls``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import click
+
+from bytecheckpoint import _core
+from bytecheckpoint.cli.contents import Chunk, Contents, Item, open_contents
+from bytecheckpoint.cli.options import checkpoint_argument, json_option, rank_text
+from bytecheckpoint.cli.text import box_text, columns, counted, one_line, print_json, safe_name
+from bytecheckpoint.config import Config
+
+__all__ = ["command"]
+
+
+@click.command("ls")
+@checkpoint_argument("path")
+@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+@click.option("--shards", is_flag=True, help="Also where each chunk is: its box, file and offset there.")
+@click.option("--sort", type=click.Choice(["name", "size"]), default="name", help="By size: the largest first.")
+@click.option("--reverse", is_flag=True, help="The other way round.")
+@json_option
+def command(path: str, patterns: tuple[str, ...], shards: bool, sort: str, reverse: bool, as_json: bool) -> None:
+    """Lists tensors and objects: name, dtype, shape, bytes, number of shards.
+
+    PATH is a checkpoint of bytecheckpoint or of stock DCP; only its metadata are read. A PATTERN such as 'model.*' is
+    matched with whole names.
+
+    \b
+    Example:
+      bcp ls ckpt 'optim.*' --sort size
+    """
+    contents = open_contents(path, config=Config.from_env(), with_chunks=shards, kind=_core.Checkpoint)
+    items = [
+        item for item in contents.items if not patterns or any(fnmatchcase(item.name, pattern) for pattern in patterns)
+    ]
+    if sort == "size":
+        items.sort(key=lambda item: -item.num_bytes)
+    if reverse:
+        items.reverse()
+    if as_json:
+        print_json(_as_json(contents, items))
+    else:
+        for line in _lines(contents, items):
+            click.echo(line)
+
+
+def _totals(items: Sequence[Item]) -> dict[str, int]:
+    return {
+        "tensors": sum(item.dtype is not None for item in items),
+        "objects": sum(item.dtype is None for item in items),
+        "bytes": sum(item.num_bytes for item in items),
+        "shards": sum(item.num_chunks for item in items),
+    }
+
+
+def _as_json(contents: Contents, items: Sequence[Item]) -> dict[str, Any]:
+    return {
+        "path": contents.path,
+        "format": "dcp" if all(part.is_foreign for part in contents.parts) else "bytecheckpoint",
+        "save_ids": contents.save_ids,
+        "files": contents.num_files,
+        "items": [_item_as_json(item) for item in items],
+        "totals": _totals(items),
+    }
+
+
+def _item_as_json(item: Item) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "name": item.name,
+        "rank": item.rank,
+        "kind": item.kind,
+        "dtype": item.dtype,
+        "shape": None if item.dtype is None else list(item.shape),
+        "bytes": item.num_bytes,
+        "shards": item.num_chunks,
+    }
+    if item.chunks is not None:
+        out["chunks"] = [
+            {
+                "offsets": list(chunk.offsets),
+                "sizes": list(chunk.sizes),
+                "file": chunk.file,
+                "offset": chunk.offset,
+                "bytes": chunk.num_bytes,
+            }
+            for chunk in item.chunks
+        ]
+    return out
+
+
+def _lines(contents: Contents, items: Sequence[Item]) -> Iterator[str]:
+    rows = [("NAME", "DTYPE", "SHAPE", "BYTES", "SHARDS")]
+    for item in items:
+        shape = "" if item.dtype is None else str(list(item.shape))
+        name = rank_text(item.rank) + safe_name(item.name)
+        rows.append((name, item.dtype or "object", shape, f"{item.num_bytes:,}", f"{item.num_chunks:,}"))
+    header, *lines = columns(rows, right=frozenset({3, 4}))
+    yield header
+    for line, item in zip(lines, items, strict=True):
+        yield line
+        yield from ("    " + _place(chunk) for chunk in item.chunks or ())
+    totals = _totals(items)
+    wrote = "stock DCP" if all(part.is_foreign for part in contents.parts) else "bytecheckpoint"
+    yield (
+        f"{counted(totals['tensors'], 'tensor')}, {counted(totals['objects'], 'object')}; {totals['bytes']:,} bytes in "
+        f"{counted(totals['shards'], 'shard')}; checkpoint of {counted(contents.num_files, 'file')} by {wrote}"
+    )
+
+
+def _place(chunk: Chunk) -> str:
+    box = box_text(chunk.offsets, chunk.sizes) + " " if chunk.sizes else ""
+    if chunk.file is None:
+        return f"{box}the metadata do not say where"
+    return f"{box}{one_line(chunk.file)} at {chunk.offset:,}, {chunk.num_bytes:,} bytes"

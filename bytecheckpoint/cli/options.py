@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands have in common: options, how they fail, and the bar of what is done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import IO, Any, TypeVar
+
+import click
+
+from bytecheckpoint.cli.text import one_line
+
+__all__ = ["Failure", "bar", "checkpoint_argument", "json_option", "progress_option", "rank_text"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Failure(click.ClickException):
+    """One line on stderr."""
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"bcp: {one_line(self.message)}", file=file, err=file is None)
+
+
+def _checked(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("a path that is not UTF-8 cannot be opened") from None
+    if not value or "\0" in value:
+        raise click.BadParameter("a path is wanted")
+    return value
+
+
+def checkpoint_argument(name: str) -> Callable[[_Function], _Function]:
+    """Directory of a checkpoint."""
+    return click.argument(name, type=click.STRING, callback=_checked)
+
+
+def json_option(function: _Function) -> _Function:
+    """``--json``."""
+    option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text for people.")
+    return option(function)
+
+
+def progress_option(function: _Function) -> _Function:
+    """``--no-progress``."""
+    return click.option(
+        "--progress/--no-progress",
+        "progress",
+        default=True,
+        help="A bar of what is done, on stderr; only if that is a terminal.",
+    )(function)
+
+
+def rank_text(rank: int | None) -> str:
+    """In front of what is of one rank that saved without collectives."""
+    return "" if rank is None else f"rank {rank}: "
+
+
+@contextmanager
+def bar(title: str, progress: bool) -> Iterator[Callable[[int, int], None]]:
+    """Gives what is to be told the bytes done and the bytes to do. Shows nothing unless stderr is a terminal."""
+    if not progress or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    tqdm: Any = import_module("tqdm").tqdm  # here, because pipes do without
+    with tqdm(desc=title, total=0, unit="B", unit_scale=True, leave=False, file=sys.stderr) as shown:
+
+        def tell(done: int, total: int) -> None:
+            shown.total = total
+            shown.update(done - shown.n)
+
+        yield tell

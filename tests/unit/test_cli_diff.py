@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bcp diff``: structure, and values bit by bit, whatever shards they are in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from unit.cli_runs import as_json, run, save, state, stock
+from unit.dcp_by_hand import save_by_hand
+
+from bytecheckpoint.cli import reading
+
+
+def differences(a: str, b: str, *options: str) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(each["name"], each["what"]): each for each in as_json("diff", a, b, *options, code=1)["differences"]}
+
+
+def test_equal(tmp_path: Path) -> None:
+    a = save(tmp_path / "a")
+    dcp.save(state(), storage_writer=dcp.FileSystemWriter(tmp_path / "b"), no_dist=True)
+    told = as_json("diff", a, str(tmp_path / "b"))
+    assert (told["equal"], told["compared"], told["differences"]) == (True, 5, [])
+    assert run("diff", a, a).output == "5 keys equal, 0 not\n"
+
+
+def test_shards_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading.pieces, "__defaults__", (1000,))
+    value = {"t": torch.randn(400, 300, generator=torch.Generator().manual_seed(1))}
+    a = save(tmp_path / "a", value)
+    save_by_hand([value, value, value], tmp_path / "b")
+    assert as_json("ls", str(tmp_path / "b"))["items"][0]["shards"] > 1
+    assert as_json("diff", a, str(tmp_path / "b"))["equal"]
+    assert as_json("diff", str(tmp_path / "b"), a)["equal"]
+    value["t"][399, 299] += 1
+    told = differences(save(tmp_path / "c", value), str(tmp_path / "b"))
+    assert told["t", "values"]["different"] == 1
+    assert told["t", "values"]["elements"] == 120_000
+
+
+def test_values(tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    alike = {"n": nan, "i": torch.arange(2)}
+    a = save(tmp_path / "a", {"t": torch.tensor([nan, nan, 1.0, 0.0, inf, inf, 5.0]), "o": [1], **alike})
+    b = save(tmp_path / "b", {"t": torch.tensor([nan, 2.0, 1.5, -0.0, inf, 1.0, 5.0]), "o": [2], **alike})
+    told = differences(a, b)
+    assert set(told) == {("t", "values"), ("o", "values")}
+    of_t = told["t", "values"]
+    assert (of_t["different"], of_t["elements"], of_t["nan_in_one"]) == (4, 7, 1)
+    assert of_t["max_abs_difference"] == "Infinity"
+    assert "t: 4 of 7 elements differ, by inf at most, 1 NaN in one of the two only" in run("diff", a, b).output
+
+
+def test_structure(tmp_path: Path) -> None:
+    a = save(tmp_path / "a", {"only": 1, **{name: torch.ones(2) for name in "sdkv"}})
+    b = save(tmp_path / "b", {"new\n": 1, "s": torch.ones(3), "d": torch.ones(2).int(), "k": 1, "v": torch.zeros(2)})
+    told = as_json("diff", a, b, "--structure-only", code=1)
+    assert [each["name"] for each in told["only_in_a"]] == ["only"]
+    assert [each["name"] for each in told["only_in_b"]] == ["new\n"]
+    different = {(each["name"], each["what"]) for each in told["differences"]}
+    assert different == {("s", "shape"), ("d", "dtype"), ("k", "kind")}
+    assert ("v", "values") in differences(a, b)
+    assert f"only in {b}: new\\n\n" in run("diff", a, b).output
+
+
+def test_stock_checkpoints() -> None:
+    assert run("diff", stock("2.13.0-plain"), stock("2.13.0-plain")).exit_code == 0
+    assert run("diff", stock("2.13.0-plain"), stock("2.13.0-dtypes"), "--structure-only").exit_code == 1
+    assert run("diff", stock("2.13.0-plain"), "absent").exit_code == 2

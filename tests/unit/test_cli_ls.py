@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bcp ls``: what a checkpoint holds, from its metadata alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch.distributed.checkpoint as dcp
+from unit.cli_runs import HOSTILE, STOCK, as_json, run, save, stock
+
+from bytecheckpoint.cli.text import one_line, safe_name
+
+
+def test_tensors_and_objects(tmp_path: Path) -> None:
+    listed = as_json("ls", save(tmp_path))
+    items = {item["name"]: item for item in listed["items"]}
+    assert list(items) == sorted(items, key=str.encode)
+    assert items["model.embed"] == {
+        "name": "model.embed",
+        "rank": None,
+        "kind": "tensor",
+        "dtype": "float32",
+        "shape": [20, 30],
+        "bytes": 2400,
+        "shards": 1,
+    }
+    assert items["step"]["kind"] == "object"
+    assert items["step"]["dtype"] is items["step"]["shape"] is None
+    assert items[HOSTILE]["bytes"] == 6
+    assert listed["format"] == "bytecheckpoint"
+    assert len(listed["save_ids"]) == 1
+    assert listed["totals"]["bytes"] == sum(item["bytes"] for item in items.values())
+    assert listed["totals"]["tensors"] == 3
+
+
+def test_shards_say_where_records_are(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    places = dcp.FileSystemReader(path).read_metadata().storage_data
+    for item in as_json("ls", path, "--shards")["items"]:
+        (chunk,) = item["chunks"]
+        (place,) = (place for index, place in places.items() if index.fqn == item["name"])
+        assert (chunk["file"], chunk["offset"], chunk["bytes"]) == (place.relative_path, place.offset, place.length)
+        assert chunk["sizes"] == (item["shape"] or [])
+    (file,) = tmp_path.glob("*.distcp")
+    assert f"[0:20, 0:30] {file.name} at " in run("ls", path, "--shards").output
+
+
+def test_text(tmp_path: Path) -> None:
+    lines = run("ls", save(tmp_path)).output.splitlines()
+    assert lines[0].split() == ["NAME", "DTYPE", "SHAPE", "BYTES", "SHARDS"]
+    assert any(line.split() == ["model.embed", "float32", "[20,", "30]", "2,400", "1"] for line in lines)
+    assert lines[-1].startswith("3 tensors, ")
+    assert lines[-1].endswith("of 1 file by bytecheckpoint")
+
+
+def test_patterns_and_order(tmp_path: Path) -> None:
+    path = save(tmp_path)
+
+    def names(*arguments: str) -> list[str]:
+        return [item["name"] for item in as_json("ls", path, *arguments)["items"]]
+
+    assert names("model.*") == ["model.bias", "model.embed"]
+    assert names("model.*", "--sort", "size") == ["model.embed", "model.bias"]
+    assert names("model.*", "--reverse") == ["model.embed", "model.bias"]
+    assert names("step", "*.bias") == ["model.bias", "step"]
+    assert names("MODEL.*") == []
+    assert run("ls", path, "nothing").exit_code == 0
+
+
+@pytest.mark.parametrize("folder", sorted(STOCK.iterdir()), ids=lambda folder: str(folder.name))
+def test_checkpoints_of_others(folder: Path) -> None:
+    if "compressed" in folder.name:  # by a stream extension: refused, in one line
+        result = run("ls", str(folder))
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        return
+    listed = as_json("ls", str(folder), "--shards")
+    assert listed["format"] == "dcp"
+    assert listed["totals"]["tensors"] > 0
+    assert listed["save_ids"] == []
+
+
+def test_parts_of_ranks() -> None:
+    path = stock("2.13.0-no_collectives")
+    listed = as_json("ls", path)
+    assert {item["rank"] for item in listed["items"]} == {0, 1}
+    assert "rank 1: " in run("ls", path).output
+
+
+def test_hostile_names(tmp_path: Path) -> None:
+    output = run("ls", save(tmp_path)).output
+    assert one_line(output.replace("\n", "")) == output.replace("\n", "")
+    assert r"a\n\x1b[31m\u202eb\u05d0\\n\x9b'" in output
+    assert len(output.splitlines()) == 5 + 2, "header and totals"
+    assert as_json("ls", str(tmp_path), "a*")["items"][0]["name"] == HOSTILE
+
+
+@pytest.mark.parametrize(
+    "name", ["", " a", "a ", "\n", "\\n", "\ud800", "\u2028", "\u202e", "\x7f", "\u05d0\u05d1", "\U000e0001"]
+)
+def test_names_are_shown_unlike_each_other(name: str) -> None:
+    shown = safe_name(name)
+    assert shown.isprintable()
+    assert shown.isascii()
+    others = {"", " a", "a ", "a", "\n", "\\n", "\ud800", "\u2028"} - {name}
+    assert shown not in {safe_name(other) for other in others}
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "a\nb"):
+        result = run("ls", str(path))
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert "no checkpoint there" in result.stderr
+        assert result.stderr.count("\n") == 1
+    (tmp_path / ".metadata").write_bytes(b"what is this")
+    result = run("ls", str(tmp_path), "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
