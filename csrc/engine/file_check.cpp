@@ -42,7 +42,7 @@ Status FileCheck::open(const std::string& directory, const format::Manifest& man
          fault.message()});
     return Status::ok();
   }
-  BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(opened.value()->path, direct_io));
+  BCP_ASSIGN_OR_RETURN(io::File file, opened.value()->reopen(direct_io));
   source_ = opened.value();
   file_ = std::make_shared<io::File>(std::move(file));
   bytes_left_ = source_->end_of_records;
