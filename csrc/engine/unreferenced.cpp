@@ -13,6 +13,9 @@ namespace {
 
 using base::text;
 
+// Stock DCP locks nothing.
+constexpr std::string_view kStockTmp = ".metadata.tmp";
+
 bool is_regular(const std::string& path) {
   const base::Result<io::EntryType> type = io::entry_type(path);
   return type.is_ok() && type.value() == io::EntryType::kRegular;
@@ -30,6 +33,7 @@ std::vector<std::string> tmps_in(const std::string& directory, std::vector<std::
   std::vector<std::string> notes;
   for (const std::string& name : listing) {
     const std::string path = io::join(directory, name);
+    if (name == kStockTmp) notes.push_back(text(name, ": a save of stock DCP is under way, or has died"));
     if (!is_tmp_name(name) || !is_regular(path)) continue;
     notes.push_back(text(name, may_be_held(path)
                                    ? ": a save is under way"
@@ -64,7 +68,7 @@ base::Result<Unreferenced> find_unreferenced(const std::string& directory) {
     return out;
   }
   const auto is_other = [&](const std::string& name) {
-    return !is_data_file_of_any_writer(name) || named.value().count(name) != 0;
+    return !is_data_file_of_any_writer(name) || name == kStockTmp || named.value().count(name) != 0;
   };
   candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_other), candidates.end());
   if (candidates.empty()) return out;
