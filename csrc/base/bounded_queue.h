@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -33,6 +34,18 @@ class BoundedQueue {
   std::optional<T> pop() {
     MutexLock lock(mutex_);
     not_empty_.wait(lock, [&] { return closed_ || !items_.empty(); });
+    if (items_.empty()) return std::nullopt;
+    T item = std::move(items_.front());
+    items_.pop_front();
+    not_full_.notify_one();
+    return item;
+  }
+
+  /// As `pop`, for no longer than `limit`. \param is_over  Set if the queue is closed and drained.
+  std::optional<T> pop_for(std::chrono::milliseconds limit, bool* is_over) {
+    MutexLock lock(mutex_);
+    not_empty_.wait_for(lock, limit, [&] { return closed_ || !items_.empty(); });
+    *is_over = closed_ && items_.empty();
     if (items_.empty()) return std::nullopt;
     T item = std::move(items_.front());
     items_.pop_front();

@@ -3,15 +3,18 @@
 
 namespace bytecheckpoint::io {
 
-Reader::Reader(int num_threads, int num_slots, Source source, std::function<uint8_t*(int)> slot_bytes)
-    : source_(std::move(source)),
+Reader::Reader(int num_threads, int num_slots, Source source, std::function<uint8_t*(int)> slot_bytes,
+               double io_timeout_s, std::string place)
+    : place_(std::move(place)),
+      pending_(num_threads, io_timeout_s),
+      source_(std::move(source)),
       running_(num_threads),
       slot_bytes_(std::move(slot_bytes)),
       free_(static_cast<size_t>(num_slots)),
       // Room for every slot and for one failure of each thread: a push to it never blocks.
       filled_(static_cast<size_t>(num_slots + num_threads)) {
   for (int slot = 0; slot < num_slots; ++slot) free_.push(slot);
-  for (int t = 0; t < num_threads; ++t) threads_.emplace_back([this] { run(); });
+  for (int t = 0; t < num_threads; ++t) threads_.emplace_back([this, t] { run(t); });
 }
 
 Reader::~Reader() {
@@ -25,25 +28,38 @@ Reader::~Reader() {
 }
 
 std::optional<FilledSlot> Reader::next() {
-  return filled_.pop();
+  if (!pending_.is_bounded()) return filled_.pop();
+  for (;;) {
+    bool is_over = false;
+    std::optional<FilledSlot> filled = filled_.pop_for(PendingCalls::kLook, &is_over);
+    if (filled.has_value() || is_over) return filled;
+    base::Status pending = pending_.status();
+    if (!pending.is_ok()) return FilledSlot{-1, {}, std::move(pending)};
+  }
 }
 
 std::optional<FilledSlot> Reader::try_next() {
-  return filled_.try_pop();
+  std::optional<FilledSlot> filled = filled_.try_pop();
+  if (filled.has_value()) return filled;
+  base::Status pending = pending_.status();
+  if (!pending.is_ok()) filled = FilledSlot{-1, {}, std::move(pending)};
+  return filled;
 }
 
-base::Result<std::optional<ReadRequest>> Reader::pull() {
+base::Result<std::optional<ReadRequest>> Reader::pull(int thread) {
   base::MutexLock lock(mutex_);
   if (exhausted_) return std::optional<ReadRequest>();
+  pending_.begin(thread, "open", place_);
   base::Result<std::optional<ReadRequest>> request = source_();
+  pending_.end(thread);
   if (!request.is_ok() || !request.value().has_value()) exhausted_ = true;
   return request;
 }
 
-void Reader::run() {
+void Reader::run(int thread) {
   // The slot comes first: a request that was pulled is always answered.
   while (const auto slot = free_.pop()) {
-    base::Result<std::optional<ReadRequest>> request = pull();
+    base::Result<std::optional<ReadRequest>> request = pull(thread);
     if (!request.is_ok()) {
       filled_.push(FilledSlot{-1, {}, request.status()});
       free_.push(*slot);
@@ -55,8 +71,10 @@ void Reader::run() {
       break;
     }
     FilledSlot filled{*slot, *request.value(), {}};
+    pending_.begin(thread, "pread", filled.request.file->path());
     base::Result<int64_t> got = filled.request.file->read_at(slot_bytes_(*slot), filled.request.size,
                                                              filled.request.offset, filled.request.wanted);
+    pending_.end(thread);
     filled.status = got.status();
     const bool failed = !got.is_ok();
     if (failed) filled.slot = -1;

@@ -4,12 +4,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "csrc/base/bounded_queue.h"
 #include "csrc/base/status.h"
 #include "csrc/io/file.h"
+#include "csrc/io/pending_calls.h"
 
 namespace bytecheckpoint::io {
 
@@ -36,11 +38,15 @@ class Reader {
 
   /// \param source     Next request, nothing at the end; called by one thread at a time.
   /// \param slot_bytes Memory of slot number i.
-  Reader(int num_threads, int num_slots, Source source, std::function<uint8_t*(int)> slot_bytes);
-  /// Stops as soon as the reads in flight return.
+  /// \param io_timeout_s  For which one read, or one call of `source`, may take; 0: for ever.
+  /// \param place      Named in errors of `source` that takes too long.
+  Reader(int num_threads, int num_slots, Source source, std::function<uint8_t*(int)> slot_bytes,
+         double io_timeout_s = 0, std::string place = {});
+  /// Stops as soon as the reads in flight return, also those that take too long.
   ~Reader();
 
-  /// Next filled slot in any order, nothing when all is read. Blocks. Any thread. A failure ends the thread it met.
+  /// Next filled slot in any order, nothing when all is read. Blocks, until a read takes too long. Any thread. A
+  /// failure ends the thread it met.
   std::optional<FilledSlot> next();
   /// The same without blocking: nothing also if none is filled yet.
   std::optional<FilledSlot> try_next();
@@ -48,9 +54,11 @@ class Reader {
   void release(int slot) { free_.push(slot); }
 
  private:
-  void run();
-  base::Result<std::optional<ReadRequest>> pull();
+  void run(int thread);
+  base::Result<std::optional<ReadRequest>> pull(int thread);
 
+  const std::string place_;
+  PendingCalls pending_;
   base::Mutex mutex_;
   Source source_ BCP_GUARDED_BY(mutex_);
   bool exhausted_ BCP_GUARDED_BY(mutex_) = false;

@@ -9,18 +9,23 @@
 namespace bytecheckpoint::io {
 
 Writer::Writer(const WriterOptions& options, std::function<void(int)> released)
-    : queue_(options.capacity), released_(std::move(released)), bytes_per_s_(options.bytes_per_s) {
+    : queue_(options.capacity),
+      released_(std::move(released)),
+      bytes_per_s_(options.bytes_per_s),
+      pending_(options.num_threads, options.io_timeout_s),
+      running_(options.num_threads) {
   threads_.reserve(static_cast<size_t>(options.num_threads));
   for (int t = 0; t < options.num_threads; ++t) {
-    threads_.emplace_back([this, niceness = options.niceness] {
+    threads_.emplace_back([this, t, niceness = options.niceness] {
       base::add_niceness(niceness);
-      run();
+      run(t);
     });
   }
 }
 
 Writer::~Writer() {
-  (void)finish();
+  queue_.close();
+  for (std::thread& thread : threads_) thread.join();
 }
 
 void Writer::submit(WriteRequest request) {
@@ -34,21 +39,33 @@ int64_t Writer::bytes_written() {
 
 void Writer::cancel() {
   base::MutexLock lock(mutex_);
-  if (first_failure_.is_ok()) first_failure_ = base::Status::make(base::Code::kCancelled, "write: cancelled");
+  fail(base::Status::make(base::Code::kCancelled, "write: cancelled"));
+}
+
+void Writer::fail(base::Status failure) {
+  if (first_failure_.is_ok()) first_failure_ = std::move(failure);
   failed_.notify_all();
 }
 
 base::Status Writer::status() {
+  base::Status pending = pending_.status();
   base::MutexLock lock(mutex_);
+  if (!pending.is_ok()) fail(std::move(pending));
   return first_failure_;
 }
 
 base::Status Writer::finish() {
   queue_.close();
-  for (std::thread& thread : threads_) {
-    if (thread.joinable()) thread.join();
+  base::MutexLock lock(mutex_);
+  const auto have_ended = [this] { return running_ == 0; };
+  if (!is_bounded()) ended_.wait(lock, have_ended);
+  while (!ended_.wait_for(lock, PendingCalls::kLook, have_ended)) {
+    base::Status pending = pending_.status();
+    if (pending.is_ok()) continue;
+    fail(std::move(pending));
+    break;
   }
-  return status();
+  return first_failure_;
 }
 
 void Writer::wait_for_turn(int64_t bytes) {
@@ -60,22 +77,25 @@ void Writer::wait_for_turn(int64_t bytes) {
   failed_.wait_until(lock, turn, [&] { return !first_failure_.is_ok(); });
 }
 
-void Writer::run() {
+void Writer::run(int thread) {
   while (const auto request = queue_.pop()) {
     wait_for_turn(request->size);
     if (status().is_ok()) {
+      pending_.begin(thread, "pwrite", request->file->path());
       base::Status outcome = request->file->write_at(request->bytes, request->size, request->offset);
+      pending_.end(thread);
       BCP_FAILPOINT(kWriteData);
       base::MutexLock lock(mutex_);
       if (outcome.is_ok()) {
         bytes_written_ += request->size;
-      } else if (first_failure_.is_ok()) {
-        first_failure_ = std::move(outcome);
-        failed_.notify_all();
+      } else {
+        fail(std::move(outcome));
       }
     }
     released_(request->slot);
   }
+  base::MutexLock lock(mutex_);
+  if (--running_ == 0) ended_.notify_all();
 }
 
 }  // namespace bytecheckpoint::io

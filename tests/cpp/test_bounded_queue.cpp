@@ -4,7 +4,9 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -55,6 +57,26 @@ TEST_CASE("bounded_queue: close wakes those who wait to push and to pop") {
   empty.close();
   for (std::thread& thread : threads) thread.join();
   CHECK(declined == 6);
+}
+
+TEST_CASE("bounded_queue: a wait with a limit ends with an item, with the end of the queue, or with nothing") {
+  BoundedQueue<int> queue(2);
+  bool is_over = true;
+  CHECK_FALSE(queue.pop_for(std::chrono::milliseconds(1), &is_over).has_value());
+  CHECK_FALSE(is_over);
+  REQUIRE(queue.push(7));
+  CHECK(queue.pop_for(std::chrono::milliseconds(1), &is_over) == 7);
+  std::thread producer([&] { queue.push(8); });
+  std::optional<int> item;
+  while (!item.has_value()) item = queue.pop_for(std::chrono::milliseconds(1), &is_over);
+  CHECK(item == 8);
+  producer.join();
+  REQUIRE(queue.push(9));
+  queue.close();
+  CHECK(queue.pop_for(std::chrono::milliseconds(1), &is_over) == 9);
+  CHECK(is_over == false);
+  CHECK_FALSE(queue.pop_for(std::chrono::milliseconds(1), &is_over).has_value());
+  CHECK(is_over);
 }
 
 TEST_CASE("bounded_queue: many producers and consumers lose and double nothing") {

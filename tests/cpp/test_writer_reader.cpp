@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "csrc/io/writer.h"
 #include "tests/cpp/aligned_bytes.h"
 #include "tests/cpp/expect.h"
+#include "tests/cpp/stuck_memory.h"
 #include "tests/cpp/temp_dir.h"
 
 namespace bytecheckpoint::io {
@@ -150,6 +152,77 @@ TEST_CASE("reader: every request is answered once, whatever the number of thread
     CHECK(answers == 41);
     CHECK((got == content));
   }
+}
+
+TEST_CASE("writer: a write that takes too long is a failure, and only the end of the writer waits for it") {
+  test::StuckMemory stuck(kSlotBytes);
+  if (!stuck.is_stuck()) {
+    MESSAGE("NOT TESTED: this user may not have memory at which a system call hangs (userfaultfd)");
+    return;
+  }
+  const TempDir dir;
+  File file = test::value_of(File::create(dir / "a", false));
+  std::atomic<int> released{0};
+  {
+    Writer writer({2, 4, 0, 0, /*io_timeout_s=*/0.2}, [&](int) { ++released; });
+    writer.submit({&file, stuck.get(), kSlotBytes, 0, 0});
+    EXPECT_FAILURE(kStorage, "pwrite(" + (dir / "a") + "): the storage has not answered for 0.2 s", writer.finish());
+    CHECK(writer.status().sys_errno() == ETIMEDOUT);
+    CHECK(writer.finish().sys_errno() == ETIMEDOUT);
+    CHECK(released == 0);
+    CHECK(writer.bytes_written() == 0);
+    stuck.let_go();
+  }
+  CHECK(released == 1);
+}
+
+TEST_CASE("writer: only writes can take too long, not the waits for their turns or for something to write") {
+  const TempDir dir;
+  const std::string content = test::patterned(3 * 1000);
+  File file = test::value_of(File::create(dir / "a", false));
+  Writer writer({1, 3, 0, /*bytes_per_s=*/1000, /*io_timeout_s=*/1.5}, [](int) {});
+  for (int i = 0; i < 3; ++i) {
+    writer.submit({&file, reinterpret_cast<const uint8_t*>(content.data()) + 1000 * i, 1000, 1000 * i, i});
+  }
+  EXPECT_OK(writer.finish());  // two seconds after the first write
+  CHECK((test::read_all(dir / "a") == content));
+}
+
+TEST_CASE("reader: a read that takes too long arrives with its reason") {
+  const TempDir dir;
+  test::write_all(dir / "a", test::patterned(kSlotBytes));
+  auto file = std::make_shared<File>(test::value_of(File::open(dir / "a", false)));
+  for (const bool waits : {true, false}) {
+    test::StuckMemory stuck(kSlotBytes);
+    if (!stuck.is_stuck()) {
+      MESSAGE("NOT TESTED: this user may not have memory at which a system call hangs (userfaultfd)");
+      return;
+    }
+    Reader reader(2, 1, parts_of(file, kSlotBytes), [&](int) { return stuck.get(); }, /*io_timeout_s=*/0.2, dir.path());
+    std::optional<FilledSlot> filled;
+    while (!filled.has_value()) filled = waits ? reader.next() : reader.try_next();
+    CHECK(filled->slot == -1);
+    EXPECT_FAILURE(kStorage, "pread(" + (dir / "a") + "): the storage has not answered for 0.2 s", filled->status);
+    CHECK(filled->status.sys_errno() == ETIMEDOUT);
+    stuck.let_go();
+  }
+}
+
+TEST_CASE("reader: a source that takes too long arrives with its reason, whatever other threads wait for") {
+  std::promise<void> opening;
+  const auto opened = opening.get_future().share();
+  Slots slots(3);
+  Reader reader(
+      3, 3,
+      [&]() -> base::Result<std::optional<ReadRequest>> {
+        opened.wait();
+        return std::optional<ReadRequest>();
+      },
+      [&](int slot) { return slots[slot]; }, /*io_timeout_s=*/0.2, "/ckpt");
+  const auto filled = reader.next();
+  REQUIRE(filled.has_value());
+  EXPECT_FAILURE(kStorage, "open(/ckpt): the storage has not answered", filled->status);
+  opening.set_value();
 }
 
 TEST_CASE("reader: nothing to read is the end at once") {

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "csrc/base/mutex.h"
+#include "csrc/base/status.h"
+
+namespace bytecheckpoint::io {
+
+/// Since when each thread of a pipeline has waited for storage: what `Patience` is to single calls. Any thread.
+class PendingCalls {
+ public:
+  /// How often whoever waits for the pipeline should look, if he may not wait for ever.
+  static constexpr std::chrono::milliseconds kLook{100};
+
+  /// \param timeout_s  0: no call takes too long.
+  PendingCalls(int num_threads, double timeout_s)
+      : timeout_s_(timeout_s), calls_(static_cast<size_t>(timeout_s > 0 ? num_threads : 0)) {}
+
+  bool is_bounded() const { return timeout_s_ > 0; }
+  /// \param operation  A literal.
+  void begin(int thread, std::string_view operation, const std::string& path) {
+    if (!is_bounded()) return;
+    base::MutexLock lock(mutex_);
+    calls_[static_cast<size_t>(thread)] = {true, std::chrono::steady_clock::now(), operation, path};
+  }
+  void end(int thread) {
+    if (!is_bounded()) return;
+    base::MutexLock lock(mutex_);
+    calls_[static_cast<size_t>(thread)].is_pending = false;
+  }
+  /// kStorage with ETIMEDOUT while a call takes too long.
+  base::Status status();
+
+ private:
+  struct Call {
+    bool is_pending = false;
+    std::chrono::steady_clock::time_point since;
+    std::string_view operation;
+    std::string path;
+  };
+
+  const double timeout_s_;
+  base::Mutex mutex_;
+  std::vector<Call> calls_ BCP_GUARDED_BY(mutex_);
+};
+
+}  // namespace bytecheckpoint::io
