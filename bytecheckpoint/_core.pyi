@@ -88,6 +88,7 @@ class Checkpoint:
         check_pickle: bool = False,
         accept_rewritten: bool = False,
         max_whole_bytes: int = ...,
+        io_timeout_s: float = ...,
     ) -> Checkpoint: ...
     @property
     def is_whole(self) -> bool: ...

@@ -39,6 +39,9 @@ class Config:
         verify: Check the CRC of every block that is read. Trailers of files are always checked.
         commit_deadline_s: Seconds after which a save that has not finished loses its right to commit, so that a save
             that is stuck cannot block its path.
+        io_timeout_s: Seconds after which storage that does not answer to a call is given up: the save or the load fails
+            on all ranks with a ``StorageError`` whose ``errno`` is ``ETIMEDOUT``. It counts for each call by itself, so
+            slow storage works. 0: never.
         take_over: Begin even if another save holds the path; that save can then no longer commit.
         accept_rewritten_metadata: Read a checkpoint of ours whose ``.metadata`` another tool has written anew. Blocks
             are still checked; that files belong together is then only what that tool says.
@@ -77,6 +80,7 @@ class Config:
     direct_io: bool = True
     verify: bool = True
     commit_deadline_s: float = 3600.0
+    io_timeout_s: float = 1800.0
     take_over: bool = False
     accept_rewritten_metadata: bool = False
     enable_tree_topo: bool = True
@@ -107,6 +111,7 @@ class Config:
         if self.write_bytes_per_s != 0:
             self._check("write_bytes_per_s", _MIB, float("inf"))
         self._check("commit_deadline_s", 0.0, float("inf"))
+        self._check("io_timeout_s", 0.0, float("inf"))
         self._check("tree_topo_threshold", 1, float("inf"))
         self._check("tree_topo_fan_out", 2, 1024)
         self._check("planner_cache_capacity", 1, 1024)

@@ -54,7 +54,7 @@ class Intent:
     def by(cls, reader: Reader, save: str, *, reads_by_own_hook: bool, num_bytes: int) -> Intent:
         """``reads_by_own_hook``: ``read_data`` of the reader is our own, so that nothing fails before its exchange."""
         comes = reads_by_own_hook and peers_of_call() is not None and planned_by_own_hooks(reader)
-        is_in_memory = _C.is_in_memory(str(reader.path))
+        is_in_memory = _C.is_in_memory(str(reader.path), reader.config.io_timeout_s)
         return cls(save, comes, reader.config.shared_reading, is_in_memory, num_bytes)
 
 

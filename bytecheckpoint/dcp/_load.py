@@ -75,6 +75,7 @@ class Load:
             verify=config.verify,
             num_io_threads=config.io_threads,
             ring_bytes=config.ring_bytes,
+            io_timeout_s=config.io_timeout_s,
         )
         self._path = path
         self.done: dict[str, Any] = {}

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bytecheckpoint import _C
 from bytecheckpoint.dcp._calls import SAVE, Call, call_in
 from bytecheckpoint.dcp._groups import watch_of_call
 from bytecheckpoint.dcp._phases import Phases
 from bytecheckpoint.report import RankSaveReport, SaveReport
 
 if TYPE_CHECKING:
-    from bytecheckpoint import _C
     from bytecheckpoint.dcp._watch import Watch
 
 __all__ = ["RankResult", "SaveSession", "begin_session", "end_unfinished_saves", "note_coordinator"]
@@ -118,7 +118,7 @@ def _watch(
             continue
         session = ref()
         if session is not None:
-            session.end()  # waits for a commit that is under way, and then does nothing
+            session.end()  # does nothing to a commit that has come to its rename
         return
 
 
@@ -141,32 +141,31 @@ _lock = threading.Lock()
 _coordinating: dict[tuple[int, int], list[weakref.ref[SaveSession]]] = {}
 
 
-def _saves_at(session: SaveSession) -> list[weakref.ref[SaveSession]]:
-    """Entries of the directory of ``session``; the caller holds the lock."""
-    try:
-        status = Path(session.path).stat()
-    except OSError:
-        return []  # no directory, so no earlier save
-    _drop_dead_entries()
-    return _coordinating.setdefault((status.st_dev, status.st_ino), [])
-
-
-def end_unfinished_saves(session: SaveSession) -> None:
+def end_unfinished_saves(session: SaveSession, io_timeout_s: float) -> None:
     """Ends earlier saves of this process at the same path that nobody will end.
 
     Such a save handed its results in, or was begun by this very thread, or by one that has ended.
+
+    Raises:
+        StorageError: The storage does not answer.
     """
+    directory = _C.directory_id(session.path, io_timeout_s)
+    if directory is None:
+        return  # no directory that could be saved at
     me = threading.current_thread()
     with _lock:
-        for other in [s for ref in _saves_at(session) if (s := ref()) is not None and s is not session]:
-            if not other.finishing and (other.handed_in or other.thread is me or not other.thread.is_alive()):
-                other.end()
+        _drop_dead_entries()
+        others = [s for ref in _coordinating.get(directory, []) if (s := ref()) is not None and s is not session]
+    for other in others:
+        if not other.finishing and (other.handed_in or other.thread is me or not other.thread.is_alive()):
+            other.end()
 
 
-def note_coordinator(session: SaveSession) -> None:
-    """Lets later saves of this process know of ``session``, whose directory exists by now."""
+def note_coordinator(session: SaveSession, directory: tuple[int, int]) -> None:
+    """Lets later saves of this process know of ``session``, which coordinates at ``directory``."""
     with _lock:
-        _saves_at(session).append(weakref.ref(session))
+        _drop_dead_entries()
+        _coordinating.setdefault(directory, []).append(weakref.ref(session))
 
 
 def _drop_dead_entries() -> None:

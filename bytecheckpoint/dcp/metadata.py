@@ -11,6 +11,7 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from bytecheckpoint import _C
+from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
 
@@ -118,7 +119,7 @@ class _Place:
 
     def open(self) -> _C.Checkpoint:
         try:
-            checkpoint = _C.Checkpoint.open(self.path, rank=self.rank)
+            checkpoint = _C.Checkpoint.open(self.path, rank=self.rank, io_timeout_s=Config().io_timeout_s)
         except CheckpointNotFoundError as error:
             raise self._changed("nothing") from error
         if checkpoint.save_id != self.save_id:

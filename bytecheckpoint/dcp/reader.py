@@ -296,6 +296,7 @@ class BcpReader(StorageReader):
             check_pickle=True,
             accept_rewritten=self.config.accept_rewritten_metadata,
             max_whole_bytes=_MAX_WHOLE_METADATA_BYTES,
+            io_timeout_s=self.config.io_timeout_s,
         )
 
     def _no_part_of(self, rank: int) -> CheckpointNotFoundError | None:

@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from errno import ENOENT
+from errno import ENOENT, ETIMEDOUT
 from pathlib import Path
 from typing import Any
 
@@ -221,10 +221,10 @@ class BcpWriter(StorageWriter):
         """Coordinator, or each rank that saves without collectives: takes the right to commit."""
         session = self._session
         session.phases.end("global_plan_s")
-        end_unfinished_saves(session)
+        end_unfinished_saves(session, self.config.io_timeout_s)
         num_items = sum(len(plan.items) for plan in plans)
         session.commit = self._begin_commit(session, (num_items + 8) * _METADATA_BYTES_A_CHUNK)
-        note_coordinator(session)
+        note_coordinator(session, session.commit.directory_id)
         if session.ranks is not None:
             session.ranks.hold(session.save_id)
         if session.is_over:
@@ -272,8 +272,8 @@ class BcpWriter(StorageWriter):
         session.finishing = True
         session.phases.end("wait_s")
         handed_in: list[RankResult] = [result for of_rank in results for result in of_rank]  # type: ignore[misc]
+        failed = {result.rank: result.error for result in handed_in if result.error is not None}
         try:
-            failed = {result.rank: result.error for result in handed_in if result.error is not None}
             if failed:
                 raise _save_failed(session.path, failed)
             self._raise_if_cancelled(session)
@@ -286,7 +286,8 @@ class BcpWriter(StorageWriter):
             report = commit.commit(checkpoint)
         except BaseException as error:
             try:
-                commit.abort([name for result in handed_in for name in result.file_names])
+                in_doubt = any(getattr(reason, "errno", None) == ETIMEDOUT for reason in failed.values())
+                commit.abort([name for result in handed_in for name in result.file_names], in_doubt)
             except CheckpointError as of_clean_up:
                 # What failed first is the reason; a sweep will find the rest.
                 error.add_note(f"what was written could not be removed: {of_clean_up}")
@@ -322,6 +323,7 @@ class BcpWriter(StorageWriter):
                     sync=self.sync_files,
                     reserve_bytes=reserve_bytes,
                     deadline_s=self.config.commit_deadline_s,
+                    io_timeout_s=self.config.io_timeout_s,
                 )
             except CheckpointBusyError:
                 if time.monotonic() >= give_up:
@@ -340,6 +342,7 @@ class BcpWriter(StorageWriter):
             expected_bytes=plan.num_bytes,
             niceness=self.config.niceness,
             bytes_per_s=self.config.write_bytes_per_s,
+            io_timeout_s=self.config.io_timeout_s,
         )
 
     @contextmanager

@@ -11,6 +11,7 @@
 #include "csrc/format/metadata_file.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
+#include "csrc/io/patience.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -25,10 +26,30 @@ int64_t mark_bytes(const std::string& directory, engine::Scope rank) {
   return size.is_ok() ? size.value() : 0;
 }
 
+struct Opened {
+  format::Manifest manifest;
+  std::optional<engine::ManifestReader> reader;  // of one that is read in parts
+};
+
+base::Result<Opened> open_slowly(const std::string& directory, const engine::OpenOptions& options,
+                                 int64_t max_whole_bytes, double io_timeout_s) {
+  if (mark_bytes(directory, options.scope) > max_whole_bytes) {
+    auto reader = engine::ManifestReader::open(directory, options.scope, io_timeout_s);
+    // Others' metadata can only be read whole.
+    if (reader.is_ok()) {
+      BCP_ASSIGN_OR_RETURN(format::Manifest head, reader.value().read_head());
+      return Opened{std::move(head), std::move(reader.value())};
+    }
+    if (reader.status().code() != base::Code::kUnsupported) return reader.status();
+  }
+  BCP_ASSIGN_OR_RETURN(format::Manifest manifest, engine::open_checkpoint(directory, options));
+  return Opened{std::move(manifest), {}};
+}
+
 CheckpointHolder open(const std::string& directory, engine::Scope rank, bool check_pickle, bool accept_rewritten,
-                      int64_t max_whole_bytes) {
-  return CheckpointHolder(
-      new Checkpoint(Checkpoint::open(directory, {rank, check_pickle, accept_rewritten}, max_whole_bytes)));
+                      int64_t max_whole_bytes, double io_timeout_s) {
+  return CheckpointHolder(new Checkpoint(
+      Checkpoint::open(directory, {rank, check_pickle, accept_rewritten}, max_whole_bytes, io_timeout_s)));
 }
 
 std::vector<std::tuple<std::string, int64_t, uint32_t, std::string>> files_of(const Checkpoint& checkpoint) {
@@ -108,31 +129,36 @@ bool has_others_than(const Checkpoint& checkpoint, const py::dict& names) {
 
 }  // namespace
 
-Checkpoint Checkpoint::open(const std::string& directory, const engine::OpenOptions& options, int64_t max_whole_bytes) {
-  if (mark_bytes(directory, options.scope) > max_whole_bytes) {
-    auto reader = unlocked([&] { return engine::ManifestReader::open(directory, options.scope); });
-    // Others' metadata can only be read whole.
-    if (reader.is_ok() || reader.status().code() != base::Code::kUnsupported) {
-      engine::ManifestReader opened = value_or_raise(std::move(reader));
-      Checkpoint checkpoint(value_unlocked([&] { return opened.read_head(); }));
-      checkpoint.parts_ = Parts{std::move(opened), directory, options};
-      return checkpoint;
-    }
+Checkpoint Checkpoint::open(const std::string& directory, const engine::OpenOptions& options, int64_t max_whole_bytes,
+                            double io_timeout_s) {
+  Opened opened = value_unlocked([&] {
+    return io::run_patiently(io_timeout_s, "open", directory, [directory, options, max_whole_bytes, io_timeout_s] {
+      return open_slowly(directory, options, max_whole_bytes, io_timeout_s);
+    });
+  });
+  Checkpoint checkpoint(std::move(opened.manifest));
+  if (opened.reader.has_value()) {
+    checkpoint.parts_ = Parts{std::move(*opened.reader), directory, options, io_timeout_s};
   }
-  return Checkpoint(value_unlocked([&] { return engine::open_checkpoint(directory, options); }));
+  return checkpoint;
 }
 
 const format::Manifest& Checkpoint::whole() const {
-  if (!parts_.has_value()) return manifest_;
-  format::Manifest all = value_unlocked([&] { return engine::open_checkpoint(parts_->directory, parts_->options); });
-  if (all.save_id != manifest_.save_id) {
+  if (!parts_.has_value()) return *manifest_;
+  format::Manifest all = value_unlocked([&] {
+    return io::run_patiently(parts_->io_timeout_s, "open", parts_->directory,
+                             [directory = parts_->directory, options = parts_->options] {
+                               return engine::open_checkpoint(directory, options);
+                             });
+  });
+  if (all.save_id != manifest_->save_id) {
     raise(base::Status::make(base::Code::kChanged,
                              base::text("open(", parts_->directory, "): a newer commit replaced the checkpoint"),
                              parts_->directory));
   }
-  manifest_ = std::move(all);
+  manifest_ = std::make_shared<format::Manifest>(std::move(all));
   parts_.reset();
-  return manifest_;
+  return *manifest_;
 }
 
 const format::Chunk& Checkpoint::find_chunk(const std::string& fqn, const tensor::Dims& offsets, int64_t hint) const {
@@ -154,7 +180,7 @@ void bind_checkpoint(py::module_& m) {
   py::class_<Checkpoint, CheckpointHolder>(m, "Checkpoint", py::module_local())
       .def_static("open", &open, py::arg("directory"), py::kw_only(), py::arg("rank") = py::none(),
                   py::arg("check_pickle") = false, py::arg("accept_rewritten") = false,
-                  py::arg("max_whole_bytes") = INT64_MAX)
+                  py::arg("max_whole_bytes") = INT64_MAX, py::arg("io_timeout_s") = 0.0)
       .def_property_readonly("save_id", [](const Checkpoint& c) { return base::to_hex(c.head().save_id); })
       .def_property_readonly("checkpoint_id", [](const Checkpoint& c) { return c.head().checkpoint_id; })
       .def_property_readonly("user_metadata", [](const Checkpoint& c) { return c.head().user_metadata; })

@@ -19,16 +19,23 @@ namespace bytecheckpoint::bindings {
 /// module has its own Python class of it. Needs the GIL.
 class Checkpoint {
  public:
-  explicit Checkpoint(format::Manifest whole) : manifest_(std::move(whole)) {}
+  explicit Checkpoint(format::Manifest whole) : manifest_(std::make_shared<format::Manifest>(std::move(whole))) {}
 
   /// \param max_whole_bytes  Commit marks of ours that are larger are read in parts.
-  static Checkpoint open(const std::string& directory, const engine::OpenOptions& options, int64_t max_whole_bytes);
+  /// \param io_timeout_s     Of silence, after which this and later calls give the storage up; 0: never.
+  static Checkpoint open(const std::string& directory, const engine::OpenOptions& options, int64_t max_whole_bytes,
+                         double io_timeout_s);
 
   /// All but items and planner data.
-  const format::Manifest& head() const { return manifest_; }
+  const format::Manifest& head() const { return *manifest_; }
   /// Reads what has not been read. Raises what `engine::open_checkpoint` fails with, CheckpointChangedError if a newer
   /// commit has replaced the checkpoint since.
   const format::Manifest& whole() const;
+  /// The same, for those who may need it longer than this object lives.
+  std::shared_ptr<const format::Manifest> shared_whole() const {
+    (void)whole();
+    return manifest_;
+  }
   /// What can be read by itself; null if all of it has been.
   engine::ManifestReader* parts() const { return parts_.has_value() ? &parts_->reader : nullptr; }
 
@@ -41,9 +48,10 @@ class Checkpoint {
     engine::ManifestReader reader;
     std::string directory;
     engine::OpenOptions options;
+    double io_timeout_s;
   };
 
-  mutable format::Manifest manifest_;
+  mutable std::shared_ptr<const format::Manifest> manifest_;
   mutable std::optional<Parts> parts_;
 };
 

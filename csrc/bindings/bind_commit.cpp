@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
@@ -12,6 +14,8 @@
 #include "csrc/engine/commit.h"
 #include "csrc/engine/random_id.h"
 #include "csrc/format/metadata_file.h"
+#include "csrc/io/directory.h"
+#include "csrc/io/patience.h"
 #include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::bindings {
@@ -25,9 +29,19 @@ base::Id id_of(const std::string& save_id) {
   return id;
 }
 
-std::unique_ptr<engine::Commit> begin_commit(std::string directory, const std::string& save_id, engine::Scope rank,
-                                             bool overwrite, bool take_over, bool sync, int64_t reserve_bytes,
-                                             double deadline_s) {
+/// Giving the right back is a call to the storage like all others. A forked child has no right to give back.
+struct EndCommit {
+  pid_t owner = ::getpid();
+  bool is_bounded = true;
+  void operator()(engine::Commit* commit) const {
+    const py::gil_scoped_release no_gil;
+    io::DeletePatiently{is_bounded && ::getpid() == owner}(commit);
+  }
+};
+using CommitHolder = std::unique_ptr<engine::Commit, EndCommit>;
+
+CommitHolder begin_commit(std::string directory, const std::string& save_id, engine::Scope rank, bool overwrite,
+                          bool take_over, bool sync, int64_t reserve_bytes, double deadline_s, double io_timeout_s) {
   engine::CommitOptions options;
   options.directory = std::move(directory);
   options.save_id = id_of(save_id);
@@ -37,7 +51,9 @@ std::unique_ptr<engine::Commit> begin_commit(std::string directory, const std::s
   options.sync = sync;
   options.reserve_bytes = reserve_bytes;
   options.deadline_s = deadline_s;
-  return value_unlocked([&] { return engine::Commit::begin(std::move(options)); });
+  options.io_timeout_s = io_timeout_s;
+  return CommitHolder(value_unlocked([&] { return engine::Commit::begin(std::move(options)); }).release(),
+                      EndCommit{::getpid(), io_timeout_s > 0});
 }
 
 py::dict commit(engine::Commit& self, const Checkpoint& checkpoint) {
@@ -118,9 +134,20 @@ void bind_commit(py::module_& m) {
       "storage_data",
       [](const Checkpoint& c, const py::object& storage_info) { return make_storage_data(c.whole(), storage_info); },
       py::arg("checkpoint"), py::arg("storage_info"));
-  py::class_<engine::Commit>(m, "Commit", py::module_local())
+  m.def(
+      "directory_id",
+      [](const std::string& path, double io_timeout_s) -> std::optional<std::pair<uint64_t, uint64_t>> {
+        const auto id = unlocked(
+            [&] { return io::run_patiently(io_timeout_s, "stat", path, [path] { return io::file_id(path); }); });
+        if (!id.is_ok() && id.status().sys_errno() == ETIMEDOUT) raise(id.status());
+        if (!id.is_ok()) return std::nullopt;  // beginning a save there says why
+        return std::make_pair(id.value().device, id.value().inode);
+      },
+      py::arg("path"), py::arg("io_timeout_s"));
+  py::class_<engine::Commit, CommitHolder>(m, "Commit", py::module_local())
       .def(py::init(&begin_commit), py::kw_only(), py::arg("directory"), py::arg("save_id"), py::arg("rank"),
-           py::arg("overwrite"), py::arg("take_over"), py::arg("sync"), py::arg("reserve_bytes"), py::arg("deadline_s"))
+           py::arg("overwrite"), py::arg("take_over"), py::arg("sync"), py::arg("reserve_bytes"), py::arg("deadline_s"),
+           py::arg("io_timeout_s"))
       .def(
           "check_files",
           [](engine::Commit& self, const Checkpoint& checkpoint) {
@@ -130,10 +157,14 @@ void bind_commit(py::module_& m) {
       .def("commit", &commit, py::arg("checkpoint"))
       .def(
           "abort",
-          [](engine::Commit& self, const std::vector<std::string>& file_names) {
-            run_unlocked([&] { return self.abort(file_names); });
+          [](engine::Commit& self, const std::vector<std::string>& file_names, bool in_doubt) {
+            run_unlocked([&] { return self.abort(file_names, in_doubt); });
           },
-          py::arg("file_names"))
+          py::arg("file_names"), py::arg("in_doubt"))
+      .def_property_readonly("directory_id",
+                             [](const engine::Commit& self) {
+                               return std::make_pair(self.directory_id().device, self.directory_id().inode);
+                             })
       .def("abandon", &engine::Commit::abandon, py::call_guard<py::gil_scoped_release>())
       .def("is_over", &engine::Commit::is_over, py::call_guard<py::gil_scoped_release>());
 }

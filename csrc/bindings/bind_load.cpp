@@ -11,6 +11,7 @@
 #include "csrc/bindings/torch_tensor.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/engine/load_job.h"
+#include "csrc/io/patience.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -34,21 +35,26 @@ int64_t bytes_wanted(const PyLoadJob& self) {
 
 std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPlan& plan, std::string directory,
                                       engine::Scope rank, bool direct_io, bool verify, int num_io_threads,
-                                      int64_t ring_bytes) {
+                                      int64_t ring_bytes, double io_timeout_s) {
   std::vector<const format::Chunk*> chunks;
   for (const Read& read : plan.tensors()) chunks.push_back(read.chunk);
   std::vector<const format::Chunk*> all = chunks;
   for (const Read& read : plan.objects()) all.push_back(read.chunk);
   auto bytes_done = std::make_shared<std::atomic<int64_t>>(0);
-  engine::LoadOptions options{std::move(directory), rank, direct_io, verify, num_io_threads, ring_bytes, {}};
+  engine::LoadOptions options{std::move(directory), rank,       direct_io, verify,
+                              num_io_threads,       ring_bytes, {},        io_timeout_s};
   options.progress = [bytes_done](int64_t bytes) { *bytes_done = bytes; };
-  const format::Manifest& manifest = plan.manifest();
-  engine::LoadJob job(options, manifest);
-  auto places = value_unlocked([&]() -> base::Result<std::vector<std::optional<engine::TensorPlace>>> {
+  engine::LoadJob job(options, plan.manifest());
+  using Places = std::vector<std::optional<engine::TensorPlace>>;
+  auto places = value_unlocked([&]() -> base::Result<Places> {
+    // The manifest is kept, and the chunks with it, for as long as that takes.
+    const auto locate = [directory = options.directory, manifest = job.manifest(), chunks = std::move(chunks),
+                         all = std::move(all)]() -> base::Result<Places> {
+      BCP_RETURN_IF_ERROR(engine::check_extents(directory, *manifest, all));
+      return engine::locate_tensors(directory, *manifest, chunks);
+    };
+    auto located = io::run_patiently(io_timeout_s, "open", options.directory, locate);
     // A file that is gone or short may be a newer commit's doing.
-    base::Status extents = engine::check_extents(options.directory, manifest, all);
-    if (!extents.is_ok()) return job.explain(std::move(extents));
-    auto located = engine::locate_tensors(options.directory, manifest, chunks);
     if (!located.is_ok()) return job.explain(located.status());
     return located;
   });
@@ -211,7 +217,7 @@ void bind_load(py::module_& m) {
   py::class_<PyLoadJob>(m, "LoadJob", py::module_local())
       .def(py::init(&start_load), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("checkpoint"),
            py::arg("plan"), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
-           py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"))
+           py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"))
       .def("add_tensors", &add_tensors, py::arg("begin"), py::arg("targets"))
       .def("add_state", &add_state, py::arg("state_dict"))
       .def(

@@ -11,6 +11,7 @@
 #include "csrc/bindings/unlocked.h"
 #include "csrc/bindings/write_plan.h"
 #include "csrc/engine/save_job.h"
+#include "csrc/io/patience.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -20,20 +21,26 @@ using base::Status;
 using base::text;
 
 /// A forked child has none of a job's threads, and would wait for them for ever in its destructor: there it is leaked.
-struct LeakInForkedChild {
+/// Its parent waits no longer than it must for storage that does not answer.
+struct EndSaveJob {
   pid_t owner = ::getpid();
+  bool is_bounded = true;
   void operator()(engine::SaveJob* job) const {
-    if (::getpid() == owner) delete job;
+    if (::getpid() != owner) return;
+    const py::gil_scoped_release no_gil;
+    io::DeletePatiently{is_bounded}(job);
   }
 };
-using SaveJobHolder = std::unique_ptr<engine::SaveJob, LeakInForkedChild>;
+using SaveJobHolder = std::unique_ptr<engine::SaveJob, EndSaveJob>;
 
 SaveJobHolder start_save(std::string directory, uint32_t rank, bool direct_io, bool sync, bool one_file_a_record,
                          int num_io_threads, int64_t ring_bytes, int64_t expected_bytes, int niceness,
-                         int64_t bytes_per_s) {
+                         int64_t bytes_per_s, double io_timeout_s) {
   engine::SaveOptions options{std::move(directory), rank,       direct_io,      sync,     one_file_a_record,
-                              num_io_threads,       ring_bytes, expected_bytes, niceness, bytes_per_s};
-  return SaveJobHolder(value_unlocked([&] { return engine::SaveJob::start(std::move(options)); }).release());
+                              num_io_threads,       ring_bytes, expected_bytes, niceness, bytes_per_s,
+                              io_timeout_s};
+  return SaveJobHolder(value_unlocked([&] { return engine::SaveJob::start(std::move(options)); }).release(),
+                       EndSaveJob{::getpid(), io_timeout_s > 0});
 }
 
 /// The memory of one tensor that is to be written.
@@ -167,7 +174,7 @@ void bind_save(py::module_& m) {
   py::class_<engine::SaveJob, SaveJobHolder>(m, "SaveJob", py::module_local())
       .def(py::init(&start_save), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
            py::arg("sync"), py::arg("one_file_a_record"), py::arg("num_io_threads"), py::arg("ring_bytes"),
-           py::arg("expected_bytes"), py::arg("niceness"), py::arg("bytes_per_s"))
+           py::arg("expected_bytes"), py::arg("niceness"), py::arg("bytes_per_s"), py::arg("io_timeout_s"))
       .def("cancel", [](engine::SaveJob& job) { unlocked([&] { job.cancel(); }); })
       .def("append_tensors", &append_tensors, py::arg("plan"), py::arg("begin"), py::arg("values"))
       .def("append_state", &append_state, py::arg("plan"), py::arg("state_dict"))

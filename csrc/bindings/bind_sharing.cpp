@@ -11,6 +11,7 @@
 #include "csrc/bindings/unlocked.h"
 #include "csrc/engine/shared_run.h"
 #include "csrc/io/file_system.h"
+#include "csrc/io/patience.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -89,7 +90,15 @@ const uint8_t* checked_slot(const PySharedRun& self, size_t unit, int slot) {
 }  // namespace
 
 void bind_sharing(py::module_& m) {
-  m.def("is_in_memory", &io::is_in_memory, py::arg("path"));
+  m.def(
+      "is_in_memory",
+      [](const std::string& path, double io_timeout_s) {
+        return value_unlocked([&] {
+          return io::run_patiently(io_timeout_s, "statfs", path,
+                                   [path]() -> base::Result<bool> { return io::is_in_memory(path); });
+        });
+      },
+      py::arg("path"), py::arg("io_timeout_s"));
   m.def("next_ranges", &next_ranges, py::arg("job"));
   m.def("all_ranges", &all_ranges, py::arg("job"));
   m.def(

@@ -43,7 +43,9 @@ class ReadPlan {
 
   bool is_of(const Checkpoint& checkpoint) const { return checkpoint_ == &checkpoint; }
   /// What the plan's chunks are of: at least all files, and the items that are read.
-  const format::Manifest& manifest() const { return part_ != nullptr ? *part_ : checkpoint_->whole(); }
+  std::shared_ptr<const format::Manifest> manifest() const {
+    return part_ != nullptr ? part_ : checkpoint_->shared_whole();
+  }
   size_t num_items() const { return tensors_.size() + objects_.size(); }
   const std::vector<Read>& tensors() const { return tensors_; }
   const std::vector<Read>& objects() const { return objects_; }

@@ -19,10 +19,31 @@ using base::Code;
 using base::Status;
 using base::text;
 
+/// For which a clean-up waits if the save has failed because the storage does not answer.
+constexpr double kTimeoutInDoubtS = 2;
+
 }  // namespace
 
 Commit::Commit(CommitOptions options)
-    : options_(std::move(options)), begun_(std::chrono::steady_clock::now()), owner_(::getpid()) {}
+    : options_(std::move(options)), begun_(std::chrono::steady_clock::now()), owner_(::getpid()) {
+  patience_.emplace(options_.io_timeout_s);
+}
+
+Commit::~Commit() {
+  patience_.reset();  // waits for what was left behind
+  if (!in_forked_child()) (void)abandon_slowly();
+}
+
+template <class Work>
+auto Commit::patiently(std::string_view operation, Work work) -> decltype(work()) {
+  // What comes back too late gives back what the save holds, as nobody else can before it.
+  auto outcome = patience_->run(operation, options_.directory, std::move(work), [this] { (void)abandon_slowly(); });
+  if (patience_->is_exhausted()) {
+    Stage open = Stage::kOpen;
+    stage_.compare_exchange_strong(open, Stage::kGivenUp);
+  }
+  return outcome;
+}
 
 bool Commit::in_forked_child() const {
   return ::getpid() != owner_;
@@ -34,35 +55,51 @@ std::string Commit::path(const std::string& name) const {
 
 base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
   std::unique_ptr<Commit> commit(new Commit(std::move(options)));
-  const CommitOptions& o = commit->options_;
+  Commit* const begun = commit.get();
+  Status outcome = commit->patiently("begin", [begun] {
+    Status outcome = begun->begin_slowly();
+    if (!outcome.is_ok()) (void)begun->abandon_slowly();
+    return outcome;
+  });
+  if (outcome.is_ok()) return commit;
+  if (commit->patience_->is_exhausted()) io::DeletePatiently()(commit.release());
+  return outcome;
+}
+
+Status Commit::begin_slowly() {
+  const CommitOptions& o = options_;
   BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync));
   BCP_FAILPOINT(kBeginDirectory);
-  const std::string mark = commit->path(mark_name(o.scope));
+  const std::string mark = path(mark_name(o.scope));
   BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(mark));
   if (type == io::EntryType::kDirectory) {
     return Status::storage("begin", mark, "is a directory, a checkpoint's metadata is a file", EISDIR);
   }
-  BCP_RETURN_IF_ERROR(commit->refuse_what_is_there());
+  BCP_RETURN_IF_ERROR(refuse_what_is_there());
   const std::string own_tmp = tmp_name(o.save_id, o.scope);
-  base::Result<LockFile> tmp = LockFile::create(commit->path(own_tmp));
+  const base::MutexLock lock(mutex_);
+  base::Result<LockFile> tmp = LockFile::create(path(own_tmp));
   if (!tmp.is_ok() && tmp.status().sys_errno() == ENOENT) {
     // A prune took the directory for one that nobody uses; it does so only while nothing is in it.
     BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync));
-    tmp = LockFile::create(commit->path(own_tmp));
+    tmp = LockFile::create(path(own_tmp));
   }
-  BCP_ASSIGN_OR_RETURN(commit->tmp_, std::move(tmp));
+  BCP_ASSIGN_OR_RETURN(tmp_, std::move(tmp));
   BCP_FAILPOINT(kBeginLocked);
-  // From here on the destructor removes our tmp if anything fails.
+  BCP_ASSIGN_OR_RETURN(directory_id_, io::file_id(o.directory));
+  // From here on our tmp is removed if anything fails. A save that was given up meanwhile must take nobody's right
+  // away.
+  if (stage_ == Stage::kGivenUp) return superseded();
   BCP_RETURN_IF_ERROR(refuse_live_saves(o.directory, own_tmp, o.scope, o.take_over));
   // Again: a save that ended before we held the tmp may have committed since.
-  BCP_RETURN_IF_ERROR(commit->refuse_what_is_there());
+  BCP_RETURN_IF_ERROR(refuse_what_is_there());
   BCP_FAILPOINT(kBeginLooked);
   // What cannot be swept stays: a sweep that fails is no reason not to save.
   (void)sweep(o.directory, own_tmp, {}, o.scope).is_ok();
   BCP_FAILPOINT(kBeginSwept);
-  BCP_RETURN_IF_ERROR(commit->tmp_.file().reserve(o.reserve_bytes));
+  BCP_RETURN_IF_ERROR(tmp_.file().reserve(o.reserve_bytes));
   BCP_FAILPOINT(kBeginDone);
-  return commit;
+  return Status::ok();
 }
 
 Status Commit::refuse_what_is_there() const {
@@ -94,14 +131,22 @@ Status Commit::refuse_what_is_there() const {
 }
 
 Status Commit::check_right() {
-  if (!over_ && tmp_.has_name()) return Status::ok();
+  const bool given_back = over_ || stage_ == Stage::kGivenUp;
+  return !given_back && tmp_.has_name() ? Status::ok() : superseded();
+}
+
+Status Commit::superseded() const {
   return Status::make(
       Code::kSuperseded,
       text("commit(", options_.directory, "): this save gave up its right to commit, or a newer save took it"),
       options_.directory);
 }
 
-Status Commit::check_files(const std::vector<format::FileEntry>& files) {
+Status Commit::check_files(std::vector<format::FileEntry> files) {
+  return patiently("check", [this, files = std::move(files)] { return check_files_slowly(files); });
+}
+
+Status Commit::check_files_slowly(const std::vector<format::FileEntry>& files) {
   Status outcome = engine::check_files(options_.directory, files);
   if (!outcome.is_ok()) {
     base::MutexLock lock(mutex_);
@@ -112,23 +157,57 @@ Status Commit::check_files(const std::vector<format::FileEntry>& files) {
   return Status::ok();
 }
 
-base::Result<CommitReport> Commit::commit(std::string_view metadata_file, const std::vector<format::FileEntry>& files) {
+base::Result<CommitReport> Commit::commit(std::string metadata_file, std::vector<format::FileEntry> files) {
   if (in_forked_child()) {
     return Status::make(Code::kCancelled, "commit: in a forked child; the save is its parent's", options_.directory);
   }
+  base::Result<CommitReport> outcome =
+      patiently("commit", [this, metadata_file = std::move(metadata_file), files = std::move(files)] {
+        return commit_slowly(metadata_file, files);
+      });
+  if (outcome.is_ok() || !patience_->is_exhausted()) return outcome;
+  const Status silent = outcome.status();
+  CommitReport report;
+  switch (stage_.load()) {
+    case Stage::kOpen:
+    case Stage::kGivenUp:
+      return silent;
+    case Stage::kRenaming:
+      return Status::make(silent.code(), text(silent.message(), "; it is not known whether the save is committed"),
+                          silent.path(), silent.sys_errno());
+    case Stage::kRenamed:
+      return Status::make(Code::kDurabilityUnknown, text("committed, durability unknown: ", silent.message()),
+                          silent.path(), silent.sys_errno());
+    case Stage::kDurable:
+      report.directory_synced = directory_synced_;
+      report.warnings.push_back(text("sweep: ", silent.message()));
+  }
+  return report;
+}
+
+base::Result<CommitReport> Commit::commit_slowly(std::string_view metadata_file,
+                                                 const std::vector<format::FileEntry>& files) {
   base::MutexLock lock(mutex_);
   BCP_RETURN_IF_ERROR(check_right());
   BCP_RETURN_IF_ERROR(write_metadata(metadata_file));
   // Again, while nothing has been attempted yet and our files may still be removed by us.
   BCP_RETURN_IF_ERROR(check_right());
+  Stage open = Stage::kOpen;
+  if (!stage_.compare_exchange_strong(open, Stage::kRenaming)) return superseded();
   over_ = true;
   BCP_FAILPOINT(kCommitDecided);
   BCP_RETURN_IF_ERROR(rename_over_metadata());
+  stage_ = Stage::kRenamed;
   BCP_FAILPOINT(kCommitRenamed);
 
   CommitReport report;
   Status durable;
   if (options_.sync) durable = io::sync_directory(options_.directory, &report.directory_synced);
+  if (durable.is_ok()) {
+    directory_synced_ = report.directory_synced;
+    stage_ = Stage::kDurable;
+    patience_->answered();
+  }
   BCP_FAILPOINT(kCommitDirectorySynced);
   if (!durable.is_ok()) {
     tmp_.release();
@@ -208,8 +287,13 @@ void Commit::remove_rank_metadata(CommitReport* report) const {
   }
 }
 
-Status Commit::abort(const std::vector<std::string>& file_names) {
+Status Commit::abort(std::vector<std::string> file_names, bool in_doubt) {
   if (in_forked_child()) return Status::ok();
+  if (in_doubt) patience_->shorten(kTimeoutInDoubtS);
+  return patiently("abort", [this, names = std::move(file_names)] { return abort_slowly(names); });
+}
+
+Status Commit::abort_slowly(const std::vector<std::string>& file_names) {
   base::MutexLock lock(mutex_);
   over_ = true;
   if (rename_attempted_) {
@@ -223,23 +307,26 @@ Status Commit::abort(const std::vector<std::string>& file_names) {
     if (!format::is_data_file_name(name)) continue;
     Status removed = io::remove_file(path(name));
     if (outcome.is_ok()) outcome = std::move(removed);
+    patience_->answered();
     BCP_FAILPOINT(kAbortFileRemoved);
   }
   return outcome;
 }
 
 void Commit::abandon() {
-  if (in_forked_child()) return;
-  base::MutexLock lock(mutex_);
-  if (over_) return;
-  over_ = true;
-  (void)tmp_.remove();
+  if (in_forked_child() || over_) return;
+  (void)patiently("abandon", [this] { return abandon_slowly(); });
 }
 
-bool Commit::is_over() {
-  if (in_forked_child()) return true;
+Status Commit::abandon_slowly() {
   base::MutexLock lock(mutex_);
-  return over_;
+  if (over_) return Status::ok();
+  over_ = true;
+  return tmp_.remove();
+}
+
+bool Commit::is_over() const {
+  return in_forked_child() || over_ || stage_ == Stage::kGivenUp;
 }
 
 }  // namespace bytecheckpoint::engine

@@ -3,8 +3,10 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +17,8 @@
 #include "csrc/engine/lock_file.h"
 #include "csrc/engine/names.h"
 #include "csrc/format/manifest.h"
+#include "csrc/io/directory.h"
+#include "csrc/io/patience.h"
 
 namespace bytecheckpoint::engine {
 
@@ -27,6 +31,7 @@ struct CommitOptions {
   bool sync = true;           // false: atomic against a crash of processes, not against power loss
   int64_t reserve_bytes = 0;  // space for the metadata, asked for before any data is written
   double deadline_s = 3600;   // from begin; no rename after it
+  double io_timeout_s = 0;    // of silence, after which the storage is given up; 0: never
 };
 
 struct CommitReport {
@@ -46,34 +51,58 @@ struct CommitReport {
 ///
 /// `abort`, `abandon` and the destructor give the right back; all are safe from any thread, at any time. In a forked
 /// child nothing has any effect: the save is the parent's.
+///
+/// Storage that does not answer makes every call fail in time, and the save with it: from then on it cannot be
+/// committed any more, and gives the right back as soon as the storage answers. The destructor waits for that: see
+/// `io::DeletePatiently`.
 class Commit {
  public:
   /// Creates missing directories, takes the right, sweeps what dead saves left, reserves space.
   /// \returns kBusy if another save lives at this path, kExists (for one rank also if `.metadata` is there, which would
   /// hide what it commits), kStorage; then nothing of ours is left.
   static base::Result<std::unique_ptr<Commit>> begin(CommitOptions options);
-  ~Commit() { abandon(); }
+  ~Commit();
 
   /// Is every file there as its rank left it: size, trailer, ids? In parallel; the trailers only.
   /// \returns kSuperseded if files are gone because the right is: another save swept them.
-  base::Status check_files(const std::vector<format::FileEntry>& files);
+  base::Status check_files(std::vector<format::FileEntry> files);
 
   /// Writes and syncs `metadata_file` into the tmp and renames it over `.metadata`: the commit. Then makes that
   /// durable and sweeps.
   /// \returns kSuperseded if the right is gone or the deadline passed; kExists; kStorage; kDurabilityUnknown if the
-  /// checkpoint is committed and the directory could not be synced.
-  base::Result<CommitReport> commit(std::string_view metadata_file, const std::vector<format::FileEntry>& files);
+  /// checkpoint is committed and the directory could not be synced. Of storage that does not answer to the rename
+  /// itself the message says that it is not known whether the save is committed.
+  base::Result<CommitReport> commit(std::string metadata_file, std::vector<format::FileEntry> files);
 
   /// Ends a failed save: gives the right back, then deletes its files, unless a rename was attempted.
-  base::Status abort(const std::vector<std::string>& file_names);
+  /// \param in_doubt  The storage has not answered somebody: this call does not wait long, but the rest happens when it
+  /// answers.
+  base::Status abort(std::vector<std::string> file_names, bool in_doubt = false);
 
   /// Gives the right back and leaves the files to a sweep. No effect after commit or abort.
   void abandon();
 
-  bool is_over();
+  bool is_over() const;
+
+  /// Which directory it is, whatever its path.
+  const io::FileId& directory_id() const { return directory_id_; }
 
  private:
+  /// What may still become of the save. It leaves kOpen once: to be committed, or never to be.
+  enum class Stage { kOpen, kGivenUp, kRenaming, kRenamed, kDurable };
+
   explicit Commit(CommitOptions options);
+
+  /// `work` with patience; without any left the save cannot be committed any more, unless it is being renamed.
+  template <class Work>
+  auto patiently(std::string_view operation, Work work) -> decltype(work());
+  // What the calls of the same names do, for as long as it takes.
+  base::Status begin_slowly();
+  base::Status check_files_slowly(const std::vector<format::FileEntry>& files);
+  base::Result<CommitReport> commit_slowly(std::string_view metadata_file, const std::vector<format::FileEntry>& files);
+  base::Status abort_slowly(const std::vector<std::string>& file_names);
+  base::Status abandon_slowly();
+  base::Status superseded() const;
 
   /// kExists if a checkpoint is there that this one may not replace, or that would hide it.
   base::Status refuse_what_is_there() const;
@@ -90,8 +119,12 @@ class Commit {
   const pid_t owner_;
   base::Mutex mutex_;
   LockFile tmp_ BCP_GUARDED_BY(mutex_);
-  bool over_ BCP_GUARDED_BY(mutex_) = false;
   bool rename_attempted_ BCP_GUARDED_BY(mutex_) = false;
+  io::FileId directory_id_;
+  std::atomic<bool> over_{false};  // changed with the mutex held; asked also while storage does not answer
+  std::atomic<bool> directory_synced_{false};
+  std::atomic<Stage> stage_{Stage::kOpen};
+  std::optional<io::Patience> patience_;  // last: its thread uses the rest
 };
 
 }  // namespace bytecheckpoint::engine

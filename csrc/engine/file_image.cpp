@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "csrc/base/crc32.h"
 #include "csrc/base/failpoint.h"
@@ -25,7 +26,10 @@ base::Result<std::unique_ptr<FileImage>> FileImage::create(const std::string& di
   image->pipeline_ = pipeline;
   image->entry_.id = id;
   image->entry_.name = format::data_file_name(id);
-  BCP_ASSIGN_OR_RETURN(image->file_, io::File::create(io::join(directory, image->entry_.name), direct_io));
+  const std::string path = io::join(directory, image->entry_.name);
+  BCP_ASSIGN_OR_RETURN(image->file_, pipeline.patience->run("open", path, [path, direct_io] {
+    return io::File::create(path, direct_io);
+  }));
   BCP_FAILPOINT(kWriteFileCreated);
   BCP_RETURN_IF_ERROR(image->append(format::encode_header(id)));
   return image;
@@ -33,7 +37,15 @@ base::Result<std::unique_ptr<FileImage>> FileImage::create(const std::string& di
 
 base::Status FileImage::take_slot() {
   BCP_RETURN_IF_ERROR(pipeline_.writer->status());
-  const auto slot = pipeline_.free_slots->pop();
+  std::optional<int> slot;
+  bool is_over = false;
+  if (!pipeline_.writer->is_bounded()) slot = pipeline_.free_slots->pop();
+  while (pipeline_.writer->is_bounded() && !is_over) {
+    slot = pipeline_.free_slots->pop_for(io::PendingCalls::kLook, &is_over);
+    if (slot.has_value()) break;
+    // The wait has no limit of its own: slots come late also where writes are paced.
+    BCP_RETURN_IF_ERROR(pipeline_.writer->status());
+  }
   if (!slot.has_value()) return base::Status::make(base::Code::kCancelled, "save stopped");
   slot_ = *slot;
   slot_begin_ = position_;

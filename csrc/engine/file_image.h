@@ -8,17 +8,19 @@
 #include "csrc/base/status.h"
 #include "csrc/format/manifest.h"
 #include "csrc/io/file.h"
+#include "csrc/io/patience.h"
 #include "csrc/io/writer.h"
 #include "csrc/staging/slot_ring.h"
 #include "csrc/tensor/strided_view.h"
 
 namespace bytecheckpoint::engine {
 
-/// What the data files of one save share: slots to fill, and threads that write them.
+/// What the data files of one save share: slots to fill, threads that write them, and patience with all other calls.
 struct SlotPipeline {
   staging::SlotRing* ring;
   base::BoundedQueue<int>* free_slots;
   io::Writer* writer;
+  io::Patience* patience;
 };
 
 /// One data file as a stream of bytes: each byte is copied into a slot once, its CRC taken while it is in cache, and
@@ -34,7 +36,7 @@ class FileImage {
   const io::File& file() const { return file_; }
   const format::FileEntry& entry() const { return entry_; }
 
-  /// Asks for disk space, so that a full disk is known before the first byte.
+  /// Asks for disk space, so that a full disk is known before the first byte. Takes what that takes, as `settle`.
   base::Status reserve(int64_t bytes) { return file_.reserve(bytes); }
   base::Status append(std::string_view bytes);
   /// Row-major bytes of a tensor. \param crc  Receives their CRC-32.

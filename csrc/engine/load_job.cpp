@@ -6,9 +6,7 @@
 #include <utility>
 
 #include "csrc/engine/open_checkpoint.h"
-#include "csrc/engine/segment_source.h"
-#include "csrc/io/reader.h"
-#include "csrc/staging/slot_ring.h"
+#include "csrc/io/patience.h"
 
 namespace bytecheckpoint::engine {
 
@@ -16,8 +14,13 @@ using base::Code;
 using base::Status;
 using base::text;
 
+LoadJob::LoadJob(LoadOptions options, std::shared_ptr<const format::Manifest> manifest)
+    : options_(std::move(options)),
+      manifest_(std::move(manifest)),
+      destinations_(options_.directory, *manifest_, options_.verify) {}
+
 LoadJob::LoadJob(LoadOptions options, const format::Manifest& manifest)
-    : options_(std::move(options)), manifest_(manifest), destinations_(options_.directory, manifest, options_.verify) {}
+    : LoadJob(std::move(options), std::shared_ptr<const format::Manifest>(std::shared_ptr<void>(), &manifest)) {}
 
 base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
   struct Forget {  // however it ends
@@ -25,40 +28,37 @@ base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
     ~Forget() { destinations->clear(); }
   } const forget{&destinations_};
   const auto begin = std::chrono::steady_clock::now();
-  BCP_ASSIGN_OR_RETURN(const planner::LoadPlan plan,
+  BCP_ASSIGN_OR_RETURN(planner::LoadPlan plan,
                        planner::plan_load(destinations_.wanted(), format::kBlockBytes, staging::kSlotBytes));
-  Status outcome = execute(plan, cancelled);
-  if (outcome.is_ok()) outcome = destinations_.check_archives();
-  if (!outcome.is_ok()) return explain(std::move(outcome));
   LoadStats stats;
-  stats.num_boxes = static_cast<int64_t>(destinations_.wanted().size());
   stats.num_files = plan.num_files();
   stats.bytes_wanted = plan.bytes_wanted;
   stats.bytes_read = plan.bytes_read;
+  Status outcome = execute(std::move(plan), cancelled);
+  if (outcome.is_ok()) outcome = destinations_.check_archives();
+  if (!outcome.is_ok()) return explain(std::move(outcome));
+  stats.num_boxes = static_cast<int64_t>(destinations_.wanted().size());
   stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return stats;
 }
 
-Status LoadJob::execute(const planner::LoadPlan& plan, const std::function<bool()>& cancelled) {
-  BCP_ASSIGN_OR_RETURN(const staging::BorrowedRing ring, staging::BorrowedRing::borrow(options_.ring_bytes));
-  std::vector<const planner::ReadSegment*> segments;
-  for (const planner::ReadSegment& segment : plan.segments) segments.push_back(&segment);
-  SourceFiles files(options_.directory, manifest_);
-  SegmentSource source(&files, options_.direct_io, std::move(segments));
-  io::Reader reader(
-      options_.num_io_threads, ring->num_slots(), [&] { return source.next(); },
-      [&](int slot) { return ring->slot(slot); });
+Status LoadJob::execute(planner::LoadPlan plan, const std::function<bool()>& cancelled) {
+  BCP_ASSIGN_OR_RETURN(staging::BorrowedRing ring, staging::BorrowedRing::borrow(options_.ring_bytes));
+  const int num_slots = ring->num_slots();
+  const ReadingHolder reading(
+      new Reading(options_.reading(), manifest_, std::move(ring), std::move(plan.segments), num_slots),
+      io::DeletePatiently{options_.io_timeout_s > 0});
   int64_t bytes_read = 0;
-  while (const auto filled = reader.next()) {
+  while (const auto filled = reading->reader().next()) {
     BCP_RETURN_IF_ERROR(filled->status);
     if (cancelled()) return Status::make(Code::kCancelled, text("load(", options_.directory, "): interrupted"));
-    const planner::ReadSegment& segment = plan.segments[filled->request.tag];
+    const planner::ReadSegment& segment = reading->segments()[filled->request.tag];
     const int64_t bytes = filled->request.wanted;
-    const uint8_t* slot = ring->slot(filled->slot);
-    BCP_ASSIGN_OR_RETURN(const auto file, files.get(segment.file));
+    const uint8_t* slot = reading->slot(filled->slot);
+    BCP_ASSIGN_OR_RETURN(const auto file, reading->file(segment.file));
     BCP_RETURN_IF_ERROR(destinations_.check(slot, segment, bytes, *file));
     BCP_RETURN_IF_ERROR(destinations_.scatter(slot, segment, bytes, *file));
-    reader.release(filled->slot);
+    reading->reader().release(filled->slot);
     if (!options_.progress) continue;
     bytes_read += segment.bytes;
     // In proportion: what a segment delivers is not counted one by one.
@@ -70,8 +70,10 @@ Status LoadJob::execute(const planner::LoadPlan& plan, const std::function<bool(
 
 Status LoadJob::explain(Status failure) const {
   if (failure.code() != Code::kCorrupt && failure.sys_errno() != ENOENT) return failure;
-  const auto current = open_checkpoint(options_.directory, {options_.scope});
-  if (!current.is_ok() || current.value().save_id == manifest_.save_id) {
+  const auto current = io::run_patiently(
+      options_.io_timeout_s, "open", options_.directory,
+      [directory = options_.directory, scope = options_.scope] { return open_checkpoint(directory, {scope}); });
+  if (!current.is_ok() || current.value().save_id == manifest_->save_id) {
     // Still the same checkpoint: then a file that is gone is damage.
     if (failure.sys_errno() != ENOENT) return failure;
     return Status::make(Code::kCorrupt, text("a data file of the checkpoint is missing: ", failure.message()),

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "csrc/base/status.h"
 #include "csrc/engine/destinations.h"
 #include "csrc/engine/names.h"
+#include "csrc/engine/reading.h"
 #include "csrc/format/manifest.h"
 #include "csrc/planner/load_plan.h"
 #include "csrc/staging/slot_ring.h"
@@ -23,6 +25,9 @@ struct LoadOptions {
   int64_t ring_bytes = staging::kDefaultRingBytes;
   /// Told after each segment how many of the bytes that a run wants have arrived; in the calling thread.
   std::function<void(int64_t)> progress;
+  double io_timeout_s = 0;  // of silence, after which the storage is given up; 0: never
+
+  ReadingOptions reading() const { return {directory, direct_io, num_io_threads, io_timeout_s}; }
 };
 
 struct LoadStats {
@@ -45,11 +50,13 @@ struct LoadStats {
 /// `SharedRun` takes the place of `run` where several ranks read together.
 class LoadJob {
  public:
-  /// \param manifest  Of the checkpoint in `options.directory`; outlives the job.
+  /// \param manifest  Of the checkpoint in `options.directory`. Threads that the storage does not answer keep it, too.
+  LoadJob(LoadOptions options, std::shared_ptr<const format::Manifest> manifest);
+  /// \param manifest  Outlives the job and its threads: for storage that answers.
   LoadJob(LoadOptions options, const format::Manifest& manifest);
 
   const LoadOptions& options() const { return options_; }
-  const format::Manifest& manifest() const { return manifest_; }
+  const std::shared_ptr<const format::Manifest>& manifest() const { return manifest_; }
   Destinations& destinations() { return destinations_; }
 
   /// Fills all that was added since the last run.
@@ -61,10 +68,10 @@ class LoadJob {
   base::Status explain(base::Status failure) const;
 
  private:
-  base::Status execute(const planner::LoadPlan& plan, const std::function<bool()>& cancelled);
+  base::Status execute(planner::LoadPlan plan, const std::function<bool()>& cancelled);
 
   const LoadOptions options_;
-  const format::Manifest& manifest_;
+  const std::shared_ptr<const format::Manifest> manifest_;
   Destinations destinations_;
 };
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/manifest_reader.h"
 
+#include <cstring>
 #include <map>
 #include <memory>
 
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
+#include "csrc/io/patience.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -27,14 +29,20 @@ base::Result<T> naming(base::Result<T> result, const std::string& path) {
 
 }  // namespace
 
-base::Result<ManifestReader> ManifestReader::open(const std::string& directory, Scope scope) {
+base::Result<ManifestReader> ManifestReader::open(const std::string& directory, Scope scope, double io_timeout_s) {
   const std::string path = io::join(directory, mark_name(scope));
   base::Result<io::File> opened = io::File::open(directory, mark_name(scope), false);
   if (!opened.is_ok()) return mark_failure(opened.status(), path);
-  const auto file = std::make_shared<io::File>(std::move(opened.value()));
+  const io::DeletePatiently end{io_timeout_s > 0};
+  const std::shared_ptr<io::File> file(new io::File(std::move(opened.value())), end);
+  const std::shared_ptr<io::Patience> patience(new io::Patience(io_timeout_s), end);
   BCP_ASSIGN_OR_RETURN(const int64_t file_bytes, file->size());
-  const format::ReadInto read = [file](int64_t offset, int64_t size, char* into) {
-    return file->read_at(into, size, offset, size).status();
+  const format::ReadInto read = [file, patience](int64_t offset, int64_t size, char* into) -> Status {
+    BCP_ASSIGN_OR_RETURN(const std::string bytes, patience->run("pread", file->path(), [file, offset, size] {
+      return file->read(offset, size);
+    }));
+    std::memcpy(into, bytes.data(), bytes.size());
+    return Status::ok();
   };
   base::Result<format::ManifestView> view = format::ManifestView::open(file_bytes, read);
   if (view.is_ok()) return ManifestReader(path, std::move(view.value()));

@@ -19,7 +19,9 @@ class ManifestReader {
   /// Reads trailer, block table and the first block.
   /// \returns kNotFound without a commit mark; kUnsupported for one without our trailer, of which `open_checkpoint`
   /// can tell more; kCorrupt, kVersion, kStorage.
-  static base::Result<ManifestReader> open(const std::string& directory, Scope scope = {});
+  /// \param io_timeout_s  Of silence, after which each call gives the storage up; 0: never. This one takes what it
+  /// takes.
+  static base::Result<ManifestReader> open(const std::string& directory, Scope scope = {}, double io_timeout_s = 0);
 
   /// Everything but items and planner data.
   base::Result<format::Manifest> read_head();

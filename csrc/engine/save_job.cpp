@@ -32,10 +32,13 @@ base::Result<std::unique_ptr<SaveJob>> SaveJob::start(SaveOptions options) {
 }
 
 SaveJob::SaveJob(SaveOptions options, staging::BorrowedRing ring)
-    : options_(std::move(options)), ring_(std::move(ring)), free_slots_(static_cast<size_t>(ring_->num_slots())) {
+    : options_(std::move(options)),
+      ring_(std::move(ring)),
+      free_slots_(static_cast<size_t>(ring_->num_slots())),
+      patience_(options_.io_timeout_s) {
   for (int slot = 0; slot < ring_->num_slots(); ++slot) free_slots_.push(slot);
   const io::WriterOptions writing{options_.num_io_threads, static_cast<size_t>(ring_->num_slots()), options_.niceness,
-                                  options_.bytes_per_s};
+                                  options_.bytes_per_s, options_.io_timeout_s};
   writer_ = std::make_unique<io::Writer>(writing, [this](int slot) { free_slots_.push(slot); });
 }
 
@@ -51,12 +54,14 @@ base::Result<FileImage*> SaveJob::image_for_record() {
     // Noted first: a file that was created by a call that then failed must be found by the clean-up.
     file_names_.push_back(format::data_file_name(id));
     BCP_ASSIGN_OR_RETURN(auto image, FileImage::create(options_.directory, id, options_.direct_io,
-                                                       {&*ring_, &free_slots_, writer_.get()}));
+                                                       {&*ring_, &free_slots_, writer_.get(), &patience_}));
     images_.push_back(std::move(image));
     image_open_ = true;
     if (images_.size() == 1) {
-      BCP_RETURN_IF_ERROR(options_.one_file_a_record ? io::check_room(options_.directory, options_.expected_bytes)
-                                                     : images_.back()->reserve(options_.expected_bytes));
+      BCP_RETURN_IF_ERROR(patience_.run("fallocate", options_.directory, [this, first = images_.back().get()] {
+        return options_.one_file_a_record ? io::check_room(options_.directory, options_.expected_bytes)
+                                          : first->reserve(options_.expected_bytes);
+      }));
       BCP_FAILPOINT(kWriteFileReserved);
     }
   }
@@ -124,15 +129,23 @@ base::Result<format::WriteResult> SaveJob::finish() {
   }
   BCP_FAILPOINT(kWriteDataDone);
   const Stopwatch watch(&stats_.sync_s);
+  BCP_RETURN_IF_ERROR(patience_.run("fsync", options_.directory, [this] { return settle_all(); }));
   for (const auto& image : images_) {
-    BCP_RETURN_IF_ERROR(image->settle(options_.sync));
     result_.files.push_back(image->entry());
     stats_.bytes_written += image->entry().bytes;
+  }
+  return std::move(result_);
+}
+
+base::Status SaveJob::settle_all() {
+  for (const auto& image : images_) {
+    BCP_RETURN_IF_ERROR(image->settle(options_.sync));
+    patience_.answered();
   }
   BCP_FAILPOINT(kWriteFilesSynced);
   if (options_.sync && !images_.empty()) BCP_RETURN_IF_ERROR(io::sync_directory(options_.directory));
   BCP_FAILPOINT(kWriteDirectorySynced);
-  return std::move(result_);
+  return base::Status::ok();
 }
 
 }  // namespace bytecheckpoint::engine

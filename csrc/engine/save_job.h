@@ -8,6 +8,7 @@
 #include "csrc/base/status.h"
 #include "csrc/engine/file_image.h"
 #include "csrc/format/write_result.h"
+#include "csrc/io/patience.h"
 
 namespace bytecheckpoint::engine {
 
@@ -22,6 +23,7 @@ struct SaveOptions {
   int64_t expected_bytes = 0;                       // space to ask for before the first byte
   int niceness = 0;                                 // added to that of the threads that write
   int64_t bytes_per_s = 0;                          // most that are written; 0: as fast as the storage takes them
+  double io_timeout_s = 0;                          // of silence, after which the storage is given up; 0: never
 };
 
 struct SaveStats {
@@ -39,6 +41,8 @@ struct SaveStats {
 ///
 /// Tensor records come before all others. After any failure the job only ends; the files it made belong to the
 /// coordinator, which reads their names from `file_names`. Not thread-safe; blocks without needing the GIL.
+///
+/// The destructor waits for calls that the storage has not answered, and closes files: see `io::DeletePatiently`.
 class SaveJob {
  public:
   static base::Result<std::unique_ptr<SaveJob>> start(SaveOptions options);
@@ -69,6 +73,7 @@ class SaveJob {
                             std::string_view bytes);
   base::Result<FileImage*> image_for_record();
   base::Status finish_image();
+  base::Status settle_all();
   void note(const std::string& fqn, const tensor::Box& box, const format::Record& record);
 
   const SaveOptions options_;
@@ -77,6 +82,7 @@ class SaveJob {
   // Declared after what its threads use: destroyed, and so joined, first.
   std::vector<std::unique_ptr<FileImage>> images_;
   std::unique_ptr<io::Writer> writer_;
+  io::Patience patience_;
   bool image_open_ = false;
   std::vector<std::string> file_names_;
   format::WriteResult result_;

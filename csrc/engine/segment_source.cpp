@@ -12,13 +12,18 @@ SourceFiles::SourceFiles(std::string directory, const format::Manifest& manifest
     : directory_(std::move(directory)), manifest_(manifest) {}
 
 base::Result<std::shared_ptr<const SourceFile>> SourceFiles::get(uint32_t file) {
-  // Held while the file is read: who asks at the same time wants the same file, or has nothing better to do.
-  base::MutexLock lock(mutex_);
-  const auto found = files_.find(file);
-  if (found != files_.end()) return found->second;
+  const base::MutexLock looking(looking_);
+  if (std::shared_ptr<const SourceFile> known = find(file)) return known;
   BCP_ASSIGN_OR_RETURN(auto opened, SourceFile::open(directory_, manifest_, manifest_.files[file]));
+  const base::MutexLock lock(mutex_);
   files_.emplace(file, opened);
   return opened;
+}
+
+std::shared_ptr<const SourceFile> SourceFiles::find(uint32_t file) {
+  const base::MutexLock lock(mutex_);
+  const auto found = files_.find(file);
+  return found == files_.end() ? nullptr : found->second;
 }
 
 int64_t bytes_there(const planner::ReadSegment& segment, const SourceFile& file) {

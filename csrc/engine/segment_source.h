@@ -24,10 +24,13 @@ class SourceFiles {
   SourceFiles(std::string directory, const format::Manifest& manifest);
 
   base::Result<std::shared_ptr<const SourceFile>> get(uint32_t file);
+  /// Null for one that has not been looked at. Does not wait for a thread that looks at another.
+  std::shared_ptr<const SourceFile> find(uint32_t file);
 
  private:
   const std::string directory_;
   const format::Manifest& manifest_;
+  base::Mutex looking_;  // held while a file is looked at, so that each is looked at once; taken before the other
   base::Mutex mutex_;
   std::unordered_map<uint32_t, std::shared_ptr<const SourceFile>> files_ BCP_GUARDED_BY(mutex_);
 };

@@ -66,7 +66,7 @@ uint32_t digest_of(const format::Manifest& manifest) {
   return base::crc32(0, all.data(), all.size());
 }
 
-SharedRun::SharedRun(LoadJob* job) : job_(job), files_(job->options().directory, job->manifest()) {}
+SharedRun::SharedRun(LoadJob* job) : job_(job) {}
 
 SharedRun::~SharedRun() {
   job_->destinations().clear();
@@ -85,14 +85,14 @@ base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const pl
   }
   planner::note_wanted(blocks, &segments);
   LoadStats& stats = run->stats_;
-  std::vector<const planner::ReadSegment*> to_read;
+  std::vector<planner::ReadSegment> to_read;
   for (size_t u = 0; u < segments.size(); ++u) {
     SharedUnit& unit = run->units_[u];
     unit.segment = std::move(segments[u]);
     if (u == 0 || run->units_[u - 1].segment.file != unit.segment.file) ++stats.num_files;
     if (unit.owner == rank) {
       run->own_.push_back(u);
-      to_read.push_back(&unit.segment);
+      to_read.push_back(unit.segment);
       stats.bytes_read += unit.segment.bytes;
     } else {
       stats.bytes_received += unit.segment.bytes;
@@ -102,22 +102,19 @@ base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const pl
   stats.bytes_wanted = blocks.bytes_wanted;
   if (run->units_.empty()) return run;
 
-  BCP_ASSIGN_OR_RETURN(run->ring_, staging::BorrowedRing::borrow(job->options().ring_bytes));
-  const int num_slots = run->num_slots();
+  BCP_ASSIGN_OR_RETURN(staging::BorrowedRing ring, staging::BorrowedRing::borrow(job->options().ring_bytes));
+  const int num_slots = ring->num_slots();
   run->num_own_slots_ = to_read.empty() ? 0 : stats.bytes_received == 0 ? num_slots : num_slots - num_slots / 2;
-  if (to_read.empty()) return run;
-  run->source_.emplace(&run->files_, job->options().direct_io, std::move(to_read));
-  SharedRun* self = run.get();
-  run->reader_ = std::make_unique<io::Reader>(
-      job->options().num_io_threads, run->num_own_slots_, [self] { return self->source_->next(); },
-      [self](int slot) { return self->slot(slot); });
+  run->reading_ = ReadingHolder(
+      new Reading(job->options().reading(), job->manifest(), std::move(ring), std::move(to_read), run->num_own_slots_),
+      io::DeletePatiently{job->options().io_timeout_s > 0});
   return run;
 }
 
 base::Result<std::optional<SharedRun::Own>> SharedRun::next_own(bool wait) {
   if (next_own_ == own_.size()) return std::optional<Own>();
   while (read_.count(next_own_) == 0) {
-    std::optional<io::FilledSlot> filled = wait ? reader_->next() : reader_->try_next();
+    std::optional<io::FilledSlot> filled = wait ? reading_->reader().next() : reading_->reader().try_next();
     if (!filled.has_value()) return std::optional<Own>();
     if (!filled->status.is_ok()) return job_->explain(filled->status);
     const size_t place = filled->request.tag;
@@ -134,7 +131,7 @@ base::Result<std::optional<SharedRun::Own>> SharedRun::next_own(bool wait) {
 
 Status SharedRun::check(size_t unit, const uint8_t* slot, int64_t bytes) {
   const planner::ReadSegment& segment = units_[unit].segment;
-  const auto file = files_.get(segment.file);
+  const auto file = reading_->file(segment.file);
   if (!file.is_ok()) return job_->explain(file.status());
   const int64_t there = bytes_there(segment, *file.value());
   if (bytes != there) {
@@ -149,7 +146,7 @@ Status SharedRun::check(size_t unit, const uint8_t* slot, int64_t bytes) {
 
 Status SharedRun::scatter(size_t unit, const uint8_t* slot, int64_t bytes) {
   const planner::ReadSegment& segment = units_[unit].segment;
-  const auto file = files_.get(segment.file);
+  const auto file = reading_->file(segment.file);
   if (!file.is_ok()) return job_->explain(file.status());
   Status done = job_->destinations().scatter(slot, segment, bytes, *file.value());
   if (!done.is_ok()) return job_->explain(std::move(done));

@@ -9,8 +9,7 @@
 
 #include "csrc/base/status.h"
 #include "csrc/engine/load_job.h"
-#include "csrc/engine/segment_source.h"
-#include "csrc/io/reader.h"
+#include "csrc/engine/reading.h"
 #include "csrc/planner/share_plan.h"
 #include "csrc/staging/slot_ring.h"
 
@@ -55,8 +54,8 @@ class SharedRun {
   const std::vector<SharedUnit>& units() const { return units_; }
 
   int num_own_slots() const { return num_own_slots_; }
-  int num_slots() const { return ring_.has_value() ? (*ring_)->num_slots() : 0; }
-  uint8_t* slot(int index) const { return (*ring_)->slot(index); }
+  int num_slots() const { return reading_ != nullptr ? reading_->num_slots() : 0; }
+  uint8_t* slot(int index) const { return reading_->slot(index); }
 
   /// The next of this rank's own units, read and verified. After a failure ask no more.
   /// \param wait  Until it is read; else nothing is returned if it is not.
@@ -66,7 +65,7 @@ class SharedRun {
   base::Status check(size_t unit, const uint8_t* slot, int64_t bytes);
   base::Status scatter(size_t unit, const uint8_t* slot, int64_t bytes);
   /// Hands a slot of an own unit back.
-  void release(int slot) { reader_->release(slot); }
+  void release(int slot) { reading_->reader().release(slot); }
 
   /// When all units are scattered.
   base::Result<LoadStats> finish();
@@ -80,13 +79,10 @@ class SharedRun {
   std::vector<size_t> own_;  // numbers of those that this rank reads
   LoadStats stats_;
   int64_t bytes_scattered_ = 0;
-  std::optional<staging::BorrowedRing> ring_;  // none without units
   int num_own_slots_ = 0;
-  SourceFiles files_;
-  std::optional<SegmentSource> source_;
+  ReadingHolder reading_;                            // none without units
   size_t next_own_ = 0;                              // in own_
   std::unordered_map<size_t, io::FilledSlot> read_;  // by place in own_; read before their turn
-  std::unique_ptr<io::Reader> reader_;               // last: its threads use the rest
 };
 
 /// The blocks that the destinations of `job` need.

@@ -49,6 +49,12 @@ base::Result<EntryType> entry_type(const std::string& path) {
   return S_ISDIR(info.st_mode) ? EntryType::kDirectory : EntryType::kOther;
 }
 
+base::Result<FileId> file_id(const std::string& path) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) return Status::storage("stat", path, "", errno);
+  return FileId{static_cast<uint64_t>(info.st_dev), static_cast<uint64_t>(info.st_ino)};
+}
+
 Status make_directories(const std::string& path, bool sync) {
   const std::string parent = parent_of(path);
   struct stat info;

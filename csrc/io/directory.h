@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,13 @@ std::string join(const std::string& directory, const std::string& name);
 enum class EntryType { kAbsent, kRegular, kDirectory, kOther };
 /// Of the name itself: a symbolic link is kOther.
 base::Result<EntryType> entry_type(const std::string& path);
+
+/// Which file or directory a path leads to: the same by all its names.
+struct FileId {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+};
+base::Result<FileId> file_id(const std::string& path);
 
 /// Creates `path` and its missing parents; every new directory and the one it is entered in are synced, so that the
 /// names survive power loss. An existing directory is fine; the one it is entered in is synced all the same, as a save

@@ -34,6 +34,7 @@ inline engine::SaveOptions save_options(const std::string& directory) {
   engine::SaveOptions options;
   options.directory = directory;
   options.ring_bytes = 16 << 20;
+  options.io_timeout_s = 60;  // so that all is tested with the threads that this takes
   return options;
 }
 
@@ -41,6 +42,7 @@ inline engine::CommitOptions commit_options(const std::string& directory, uint8_
   engine::CommitOptions options;
   options.directory = directory;
   options.save_id = save_id_of(save_number);
+  options.io_timeout_s = 60;
   return options;
 }
 

@@ -34,6 +34,7 @@ LoadOptions load_options(const std::string& directory, bool direct_io = true) {
   options.directory = directory;
   options.direct_io = direct_io;
   options.ring_bytes = 16 << 20;
+  options.io_timeout_s = 60;
   return options;
 }
 

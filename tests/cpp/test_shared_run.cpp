@@ -30,6 +30,7 @@ struct World {
     options.directory = dir.path();
     options.num_io_threads = 2;
     options.ring_bytes = 32 << 20;
+    options.io_timeout_s = 60;
     contents.assign(num_ranks, std::string(kBytes, '\0'));
     std::vector<std::vector<planner::BlockRange>> ranges;
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {

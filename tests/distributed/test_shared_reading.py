@@ -261,7 +261,7 @@ class _Where:
         self._is_in_memory = is_in_memory
 
     def __getattr__(self, name: str) -> Any:
-        return (lambda path: self._is_in_memory) if name == "is_in_memory" else getattr(_C, name)
+        return (lambda path, io_timeout_s: self._is_in_memory) if name == "is_in_memory" else getattr(_C, name)
 
 
 def auto(path: str, is_in_memory: bool) -> list[str]:

@@ -19,7 +19,8 @@ def test_defaults() -> None:
     config = Config()
     assert config == Config.from_env({})
     assert (config.ring_bytes, config.io_threads, config.direct_io, config.verify) == (24 * MIB, 2, True, True)
-    assert (config.commit_deadline_s, config.take_over, config.allow_pickle) == (3600.0, False, False)
+    assert (config.commit_deadline_s, config.io_timeout_s, config.take_over) == (3600.0, 1800.0, False)
+    assert config.allow_pickle is False
     assert config.progress is False
     assert (config.staging_bytes, config.staging_threads, config.on_staging_busy) == (0, 2, "wait")
     assert (config.overlap_staging, config.handle_sigterm) == (False, False)
@@ -49,6 +50,7 @@ def test_from_env() -> None:
         "BYTECHECKPOINT_DIRECT_IO": "off",
         "BYTECHECKPOINT_VERIFY": "0",
         "BYTECHECKPOINT_COMMIT_DEADLINE_S": "1.5",
+        "BYTECHECKPOINT_IO_TIMEOUT_S": "2.5",
         "BYTECHECKPOINT_TAKE_OVER": "Yes",
         "BYTECHECKPOINT_ACCEPT_REWRITTEN_METADATA": "1",
         "BYTECHECKPOINT_ENABLE_TREE_TOPO": "0",
@@ -76,6 +78,7 @@ def test_from_env() -> None:
         direct_io=False,
         verify=False,
         commit_deadline_s=1.5,
+        io_timeout_s=2.5,
         take_over=True,
         accept_rewritten_metadata=True,
         enable_tree_topo=False,
@@ -151,6 +154,8 @@ def test_wrong_values_in_the_environment(variable: str, text: str) -> None:
         ("planner_cache_capacity", 1),
         ("commit_deadline_s", 0.0),
         ("commit_deadline_s", float("inf")),
+        ("io_timeout_s", 0.0),
+        ("io_timeout_s", float("inf")),
     ],
 )
 def test_ends_of_the_ranges(name: str, value: Any) -> None:
@@ -173,6 +178,8 @@ def test_ends_of_the_ranges(name: str, value: Any) -> None:
         ("commit_deadline_s", -0.1),
         ("commit_deadline_s", float("nan")),
         ("commit_deadline_s", None),
+        ("io_timeout_s", -0.1),
+        ("io_timeout_s", float("nan")),
         ("verify", "no"),
         ("direct_io", None),
         ("allow_pickle", 1),
