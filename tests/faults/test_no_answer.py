@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storage that never answers, at every stage of a save and of a load: each rank is told in time, and nothing is lost.
+
+Once the storage is back, what was there loads, the same process can save again, and nothing of the save that failed is
+left: no file, no descriptor.
+"""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing.connection
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bytecheckpoint.errors import DurabilityUnknownError, SaveFailedError, StorageError
+from faults.fork_server import LIMIT_S, ForkServer, Meeting
+from faults.saves import (
+    BOTH_RANKS,
+    CONFIG,
+    Attempt,
+    SaveRequest,
+    assert_only_own_files,
+    generation_on_disk,
+    save,
+    save_twice,
+)
+from faults.silent_storage import SilentStorage, silent_storage
+from faults.unanswered import load_twice_pausing, save_then_exit, save_twice_and_look
+
+OLD, NEW, NEXT = 1, 2, 3
+IO_TIMEOUT_S = 2.0
+# Within which each rank is told: a promise to users, and so the one time that tests measure.
+TOLD_S = IO_TIMEOUT_S + 5
+IMPATIENT = replace(CONFIG, io_timeout_s=IO_TIMEOUT_S)
+# Three slots, of which one is written while the next is filled.
+MANY_ROWS = 14_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """Storage stops to answer when one rank of a save has come to a failpoint.
+
+    Attributes:
+        point: Empty: before the save begins.
+        rank: That comes there.
+        num_rows: Of the largest tensor.
+    """
+
+    point: str
+    num_ranks: int = 1
+    rank: int = 0
+    num_rows: int = 120
+
+    def __str__(self) -> str:
+        return f"{self.point or 'before'}, rank {self.rank} of {self.num_ranks}, {self.num_rows} rows"
+
+
+SOME = (
+    Case(""),
+    Case("write_data_done"),
+    Case("commit_metadata_written"),
+    Case("commit_decided"),
+    Case("commit_directory_synced"),
+    Case("write_file_created", num_ranks=2, rank=1),
+)
+UNDONE = (
+    "",
+    "begin_directory",
+    "begin_locked",
+    "begin_done",
+    "write_file_created",
+    "write_data",
+    "write_data_done",
+    "write_files_synced",
+    "write_directory_synced",
+    "commit_checked",
+    "commit_metadata_written",
+)
+LATE = ("commit_metadata_synced", "commit_decided", "commit_renamed", "commit_directory_synced")
+ALL = (
+    *(Case(point) for point in (*UNDONE, *LATE)),
+    Case("write_data", num_rows=MANY_ROWS),
+    *(Case(point, num_ranks=2) for point in (*UNDONE, *LATE)),
+    *(Case(point, num_ranks=2, rank=1) for point in UNDONE if point.startswith("write_")),
+)
+
+
+class Server:
+    """A fork server that several threads use. None keeps it for long: it waits for processes that have their result."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+        self._lock = threading.Lock()
+
+    def start(self, function: Callable[..., Any], *args: Any, env: dict[str, str] | None = None) -> int:
+        with self._lock:
+            return self._server.start(function, *args, env=env)
+
+    def wait_stopped(self, pid: int) -> bool:
+        with self._lock:
+            return self._server.wait_stopped(pid)
+
+    def result(self, pid: int) -> Any:
+        with self._lock:
+            return self._server.wait(pid).unwrap()
+
+
+def requests_of(case: Case, storage: SilentStorage, generation: int) -> list[SaveRequest]:
+    request = SaveRequest(
+        storage.path / "ckpt",
+        generation,
+        num_ranks=case.num_ranks,
+        store=str(storage.real.with_name(f"store{generation}")),
+        config=IMPATIENT if generation == NEW else CONFIG,
+        num_rows=case.num_rows,
+    )
+    return [replace(request, rank=rank) for rank in BOTH_RANKS[: case.num_ranks]]
+
+
+def save_all(server: Server, requests: Iterable[SaveRequest]) -> None:
+    pids = [server.start(save, request) for request in requests]
+    for pid in pids:
+        assert server.result(pid) == Attempt({}, ())
+
+
+def hear(processes: Sequence[Connection], since: float) -> list[Any]:
+    """What each of them tells; all in time."""
+    told = [Meeting.receive(process) for process in processes]
+    seconds = time.monotonic() - since
+    assert seconds < TOLD_S, f"told after {seconds:.1f} s"
+    return told
+
+
+def assert_is_silence(error: BaseException) -> None:
+    assert isinstance(error, StorageError), error
+    assert error.errno == errno.ETIMEDOUT, error
+    assert f"the storage has not answered for {IO_TIMEOUT_S:.0f} s (Config.io_timeout_s)" in str(error)
+
+
+def generation_after(case: Case, attempts: list[Attempt]) -> int:
+    """Which generation is there once the storage is back, if the ranks were told the truth."""
+    if case.point == "commit_directory_synced":
+        assert [attempt.errors for attempt in attempts] == [{}] * case.num_ranks
+        (warning,) = attempts[0].warnings
+        assert "sweep: " in warning
+        assert "the storage has not answered" in warning
+        return NEW
+    errors = [error for attempt in attempts for error in attempt.errors.values()]
+    assert len(errors) == case.num_ranks, errors
+    assert len({(type(error), str(error)) for error in errors}) == 1, errors
+    error = errors[0]
+    if case.point == "commit_renamed":
+        assert type(error) is DurabilityUnknownError
+        return NEW
+    if case.point.startswith("write_") and case.point != "write_directory_synced":
+        assert isinstance(error, SaveFailedError)
+        assert case.rank in error.reasons
+    # The other of two ranks may be writing when storage falls silent.
+    reasons = error.reasons.values() if isinstance(error, SaveFailedError) else [error]
+    for reason in reasons:
+        assert_is_silence(reason)
+    is_open = "it is not known whether the save is committed" in str(error)
+    if case.point == "commit_decided":
+        assert is_open
+    if case.point in ("commit_metadata_synced", "commit_decided") and is_open:
+        return NEW  # the rename waits with all that the storage has not answered
+    assert not is_open
+    return OLD
+
+
+def wait_for_generation(case: Case, path: Path, generation: int) -> None:
+    """Until what had hung has happened."""
+    end = time.monotonic() + LIMIT_S / 2
+    while (found := generation_on_disk(path, BOTH_RANKS[: case.num_ranks], case.num_rows)) != generation:
+        assert found == OLD
+        assert time.monotonic() < end, f"generation {found} is there, not {generation}"
+
+
+def try_case(server: Server, case: Case, root: Path) -> None:
+    with silent_storage(root) as storage, closing(Meeting()) as meeting:
+        save_all(server, requests_of(case, storage, OLD))
+        pids = []
+        for first, then in zip(*(requests_of(case, storage, generation) for generation in (NEW, NEXT)), strict=True):
+            env = {"BCP_FAILPOINT": f"{case.point}=stop"} if case.point and first.rank == case.rank else None
+            pids.append(server.start(save_twice_and_look, meeting.address, first, then, env=env))
+        processes = [meeting.accept() for _ in pids]
+        assert [Meeting.receive(process) for process in processes] == ["ready"] * case.num_ranks
+        if not case.point:
+            storage.stop()
+        since = time.monotonic()
+        for process in processes:
+            process.send("go")
+        if case.point:
+            assert server.wait_stopped(pids[case.rank]), f"{case} was not reached"
+            storage.stop()
+            since = time.monotonic()
+            os.kill(pids[case.rank], signal.SIGCONT)
+        attempts = hear(processes, since)
+        generation = generation_after(case, attempts)
+        path = storage.real / "ckpt"
+        if generation == OLD:
+            wait_for_generation(case, path, OLD)
+        storage.answer()
+        wait_for_generation(case, path, generation)
+        for process in processes:
+            process.send("go")
+        assert [server.result(pid) for pid in pids] == [(Attempt({}, ()), [])] * case.num_ranks
+        wait_for_generation(case, path, NEXT)
+        assert_only_own_files(path)
+
+
+def try_load(server: Server, num_ranks: int, at: str, root: Path) -> None:
+    case = Case("", num_ranks=num_ranks, num_rows=MANY_ROWS)
+    with silent_storage(root) as storage, closing(Meeting()) as meeting:
+        save_all(server, requests_of(case, storage, OLD))
+        ranks = BOTH_RANKS[:num_ranks]
+        pids = [
+            server.start(load_twice_pausing, meeting.address, request, ranks, at)
+            for request in requests_of(case, storage, NEW)
+        ]
+        processes = [meeting.accept() for _ in pids]
+        pausing = next(iter(multiprocessing.connection.wait(processes, LIMIT_S)))
+        assert pausing.recv() == "paused"
+        storage.stop()
+        since = time.monotonic()
+        pausing.send("go")
+        for errors in hear(processes, since):
+            assert errors
+            for error in errors.values():
+                assert_is_silence(error)
+        storage.answer()
+        for process in processes:
+            process.send("go")
+        assert [server.result(pid) for pid in pids] == [OLD] * num_ranks
+
+
+def try_exit(server: Server, root: Path) -> None:
+    """A process that has given its storage up can exit, although threads of it wait there and files are open."""
+    with silent_storage(root) as storage, closing(Meeting()) as meeting:
+        save_all(server, requests_of(Case(""), storage, OLD))
+        (request,) = requests_of(Case(""), storage, NEW)
+        pid = server.start(save_then_exit, meeting.address, request)
+        process = meeting.accept()
+        assert Meeting.receive(process) == "paused"
+        storage.stop()
+        since = time.monotonic()
+        process.send("go")
+        (attempt,) = hear([process], since)
+        for error in attempt.errors.values():
+            assert isinstance(error, SaveFailedError)
+            assert_is_silence(error.reasons[0])
+        assert server.result(pid) == 7
+        storage.answer()
+        assert generation_on_disk(storage.real / "ckpt") == OLD
+        save_all(server, requests_of(Case(""), storage, NEXT))
+        assert_only_own_files(storage.real / "ckpt")
+
+
+def try_death(server: Server, root: Path) -> None:
+    """Storage that is gone for good says so, which is an error like others, and comes earlier."""
+    with silent_storage(root) as storage, closing(Meeting()) as meeting:
+        save_all(server, requests_of(Case(""), storage, OLD))
+        (request,) = requests_of(Case(""), storage, NEW)
+        pid = server.start(save_twice, meeting.address, request, request, env={"BCP_FAILPOINT": "write_data_done=stop"})
+        process = meeting.accept()
+        assert Meeting.receive(process) == "ready"
+        process.send("go")
+        assert server.wait_stopped(pid)
+        storage.die()
+        os.kill(pid, signal.SIGCONT)
+        (error,) = Meeting.receive(process).errors.values()
+        assert isinstance(error, SaveFailedError)
+        reason = error.reasons[0]
+        assert isinstance(reason, StorageError)
+        assert reason.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        process.send("go")
+        (error,) = server.result(pid).errors.values()
+        assert isinstance(error, StorageError)
+        assert error.errno == errno.ENOTCONN
+        assert generation_on_disk(storage.real / "ckpt") == OLD
+
+
+def try_all(trials: Sequence[Callable[[Path], None]], root: Path, at_once: int) -> None:
+    """Several at once, as they spend their time waiting; then fails with everything that went wrong."""
+
+    def outcome(number: int) -> str:
+        try:
+            trials[number](root / str(number))
+        except AssertionError as error:
+            return f"{trials[number]}: {error}"
+        return ""
+
+    with ThreadPoolExecutor(at_once) as pool:
+        failures = [text for text in pool.map(outcome, range(len(trials))) if text]
+    print(f"{len(trials)} trials")
+    assert not failures, f"{len(failures)} of {len(trials)}\n" + "\n".join(failures)
+
+
+@pytest.fixture
+def shared(failpoint_server: ForkServer) -> Server:
+    return Server(failpoint_server)
+
+
+def test_no_answer(shared: Server, tmp_path: Path) -> None:
+    saves = [partial(try_case, shared, case) for case in SOME]
+    loads = [partial(try_load, shared, 1, "before all"), partial(try_load, shared, 2, "before tensors")]
+    try_all([*saves, *loads, partial(try_exit, shared), partial(try_death, shared)], tmp_path, at_once=10)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_no_answer_at_any_stage(shared: Server, tmp_path: Path) -> None:
+    try_all([partial(try_case, shared, case) for case in ALL], tmp_path, at_once=4)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_no_answer_to_loads(shared: Server, tmp_path: Path) -> None:
+    stages = ("before all", "before tensors", "behind tensors")
+    try_all([partial(try_load, shared, n, at) for n in (1, 2) for at in stages], tmp_path, at_once=3)
+
+
+@pytest.mark.long
+def test_slow_storage_works(server: ForkServer, tmp_path: Path) -> None:
+    """A save takes longer than storage may be silent: each call by itself does not."""
+    with silent_storage(tmp_path, "--write-rate=8M", "--read-rate=8M") as storage:
+        request = SaveRequest(storage.path / "ckpt", NEW, config=replace(CONFIG, io_timeout_s=4.0), num_rows=7 * 7000)
+        since = time.monotonic()
+        assert server.run(save, request).unwrap() == Attempt({}, ())
+        assert time.monotonic() - since > 4, "it was not slow"
+        assert generation_on_disk(storage.real / "ckpt", num_rows=request.num_rows) == NEW
