@@ -191,7 +191,7 @@ TEST_CASE("writer: only writes can take too long, not the waits for their turns 
 TEST_CASE("reader: a read that takes too long arrives with its reason") {
   const TempDir dir;
   test::write_all(dir / "a", test::patterned(kSlotBytes));
-  auto file = std::make_shared<File>(test::value_of(File::open(dir / "a", false)));
+  auto file = std::make_shared<File>(test::value_of(File::open(dir.path(), "a", false)));
   for (const bool waits : {true, false}) {
     test::StuckMemory stuck(kSlotBytes);
     if (!stuck.is_stuck()) {
