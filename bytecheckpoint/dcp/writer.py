@@ -254,8 +254,10 @@ class BcpWriter(StorageWriter):
         except BaseException as error:
             _refuse_forked_child(session)
             names = () if job is None else tuple(job.file_names)
-            # Without its frames, which would keep the job and its threads; as text they are kept.
+            # Without its frames, which would keep the job, its threads and its files; as text they are kept.
             error.add_note(traceback.format_exc())
+            _clear_frames(error)
+            job = None
             sent = sendable(_with_cause(error, session).with_traceback(None))
             result = RankResult(session.rank, session.path, file_names=names, error=sent)
         session.handed_in = True
@@ -429,6 +431,19 @@ def _report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Ma
 def _save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedError:
     reasons = "; ".join(f"rank {rank}: {type(error).__name__}: {error}" for rank, error in sorted(failed.items()))
     return SaveFailedError(f"save({path}) failed and was undone: {reasons}", failed)
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Of an error and of those that it came from: whoever keeps them, a log say, keeps nothing else."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        waiting += [one.__cause__, one.__context__]
 
 
 def _with_cause(error: BaseException, session: SaveSession) -> BaseException:
