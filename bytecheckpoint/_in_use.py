@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Hold", "hold", "reading", "unheld"]
+__all__ = ["Hold", "hold", "hold_directory", "reading", "unheld"]
 
 _Key = tuple[int, int]
 
@@ -76,9 +76,13 @@ def hold(path: str | os.PathLike[str], is_running: Callable[[], bool] | None = N
 
     The caller keeps what is returned, and opens the checkpoint after it has it.
     """
+    return hold_directory(_key_of(path), is_running)
+
+
+def hold_directory(key: tuple[int, int] | None, is_running: Callable[[], bool] | None = None) -> Hold:
+    """The same for a directory of which the caller knows device and inode; None if there is none."""
     held = Hold(is_running)
     holds = _of_process()
-    key = _key_of(path)
     if key is not None:
         with holds.lock:
             holds.by_directory.setdefault(key, weakref.WeakSet()).add(held)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from bytecheckpoint import _C
-from bytecheckpoint._in_use import Hold, hold
+from bytecheckpoint._in_use import Hold, hold_directory
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._calls import LOAD, call_in
 from bytecheckpoint.dcp._exchange import Exchange
@@ -114,6 +114,7 @@ class BcpReader(StorageReader):
     def _forget(self) -> None:
         self._let_go()
         self._checkpoint: _C.Checkpoint | None = None
+        self._directory: tuple[int, int] | None = None  # as it was when the metadata were read
         self._rank: int | None = None  # whose part is read, of a checkpoint that was saved without collectives
         self._error: CheckpointError | None = None
         self._is_coordinator = False
@@ -121,7 +122,7 @@ class BcpReader(StorageReader):
         self._phases = Phases()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_checkpoint": None, "_error": None, "_hold": None}
+        return {**self.__dict__, "_checkpoint": None, "_error": None, "_hold": None, "_directory": None}
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -158,11 +159,12 @@ class BcpReader(StorageReader):
         if rank is not None and self._error is not None:
             return self._read_metadata_after_all(rank, self._error)
         self._forget()
-        self._hold_in_call()
         watch, call = watch_of_call(), call_in(*LOAD)
         if watch is not None and call is not None:
             watch.note_call(call)
         try:
+            self._directory = _C.directory_id(str(self.path), self.config.io_timeout_s)
+            self._hold_in_call()
             self._checkpoint, self._rank = self._open(rank), rank
             metadata = metadata_of(self._checkpoint, self._load_id)
         except Exception as error:
@@ -192,7 +194,9 @@ class BcpReader(StorageReader):
         if isinstance(metadata, _FailedMetadata):
             metadata._raise()
         if self._hold is None:
-            self._hold = hold(self.path)  # whoever calls the hooks by hand reads in the end, or drops the reader
+            # Whoever calls the hooks by hand reads in the end, or drops the reader.
+            self._directory = self._directory or _C.directory_id(str(self.path), self.config.io_timeout_s)
+            self._hold = hold_directory(self._directory)
         self._is_coordinator = is_coordinator
         self._number = rank_of_call(kwargs)
         if "metadata_s" not in self._phases.seconds:
@@ -277,7 +281,7 @@ class BcpReader(StorageReader):
         self._let_go()
         call = call_in(*LOAD)
         if call is not None:
-            self._hold = hold(self.path, call.is_running)
+            self._hold = hold_directory(self._directory, call.is_running)
 
     def _let_go(self) -> None:
         if self._hold is not None:
