@@ -171,6 +171,7 @@ class Values:
             verify=config.verify,
             num_io_threads=config.io_threads,
             ring_bytes=config.ring_bytes,
+            io_timeout_s=config.io_timeout_s,
         )
 
 

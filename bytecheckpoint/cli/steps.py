@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bcp steps``."""
+
+from __future__ import annotations
+
+import click
+
+from bytecheckpoint.cli.options import checkpoint_argument, json_option
+from bytecheckpoint.cli.text import columns, counted, one_line, print_json
+from bytecheckpoint.steps import DEFAULT_PATTERN, StepFolder, scan_steps
+
+__all__ = ["command"]
+
+_FAULTY = ("half", "corrupt")
+
+
+@click.command("steps")
+@checkpoint_argument("root")
+@click.option(
+    "--pattern", metavar="REGEX", help=f"Of names of step folders; the first group is the step.  [{DEFAULT_PATTERN}]"
+)
+@click.option("--deep", is_flag=True, help="Read every byte of the complete ones, as verify does.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, root: str, pattern: str | None, deep: bool, as_json: bool) -> None:
+    """Lists the step folders of a run, and says which of them hold a checkpoint that loads.
+
+    complete: it loads. saving: a save is under way. half: there is no commit mark, and nobody is seen to make one.
+    corrupt: the commit mark or a file of it is damaged. unknown: nothing of a checkpoint is in it. Ends with 1 if any
+    is half or corrupt.
+
+    \b
+    Example:
+      bcp steps run
+    """
+    folders = scan_steps(root, pattern=pattern, deep=deep)
+    faulty = sum(folder.state in _FAULTY for folder in folders)
+    if as_json:
+        print_json({"root": root, "findings": faulty, "steps": [folder.to_dict() for folder in folders]})
+    else:
+        rows = [_row(folder) for folder in folders]
+        for line in columns(rows, right=frozenset({1, 2})) if rows else []:
+            click.echo(line)
+        complete = sum(folder.is_complete for folder in folders)
+        click.echo(f"{one_line(root)}: {counted(len(folders), 'step')}, {complete} complete, {faulty} half or corrupt")
+    ctx.exit(1 if faulty else 0)
+
+
+def _row(folder: StepFolder) -> tuple[str, ...]:
+    state = folder.state + (", being saved" if folder.is_being_saved and folder.state != "saving" else "")
+    return (
+        one_line(folder.name),
+        counted(folder.num_files, "file"),
+        f"{folder.num_bytes:,} bytes",
+        state,
+        one_line(folder.reason),
+    )
