@@ -30,8 +30,10 @@ bench: $(VENV)/.built $(VENV)/.bench  ## compare with other libraries, several m
 	$(BIN)/python benchmarks/compare.py small --json build/bench/small.json $(BENCH_ARGS)
 	$(BIN)/python benchmarks/plot.py build/bench/large.json build/bench/small.json --output build/bench/compare.png
 
-torture: $(VENV)/.built build/failpoints/.built  ## every fault at every point, in minutes: kills, disk errors, damage
-	BCP_LONG=1 $(PYTEST) tests/faults tests/model $(PYTEST_ARGS)
+torture: $(VENV)/.built build/failpoints/.built  ## every fault at every point, in hours: kills, power, disk errors, damage
+	BCP_LONG=1 $(PYTEST) tests/faults tests/model tests/distributed/test_lost_ranks.py tests/fuzz $(PYTEST_ARGS)
+	$(MAKE) -j$(JOBS) -f tests/cpp/build.mk VARIANT=plain all
+	BCP_LONG=1 build/cpp/plain/run_tests -tc='power_loss*'
 
 fuzz:  ## every parser under libFuzzer, FUZZ_SECONDS each; needs clang
 	$(MAKE) -j$(JOBS) -f tests/fuzz/build.mk all
