@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,16 +69,16 @@ def test_patterns_and_order(tmp_path: Path) -> None:
     assert run("ls", path, "nothing").exit_code == 0
 
 
-@pytest.mark.parametrize("folder", sorted(STOCK.iterdir()), ids=lambda folder: str(folder.name))
-def test_checkpoints_of_others(folder: Path) -> None:
-    if "compressed" in folder.name:  # by a stream extension: refused, in one line
-        result = run("ls", str(folder))
-        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-        return
-    listed = as_json("ls", str(folder), "--shards")
-    assert listed["format"] == "dcp"
-    assert listed["totals"]["tensors"] > 0
-    assert listed["save_ids"] == []
+def test_checkpoints_of_others() -> None:
+    for folder in sorted(STOCK.iterdir()):
+        result = run("ls", str(folder), "--shards", "--json")
+        if "compressed" in folder.name:  # by a stream extension: refused, in one line
+            assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+            continue
+        assert result.exit_code == 0, folder
+        listed = json.loads(result.stdout)
+        assert (listed["format"], listed["save_ids"]) == ("dcp", [])
+        assert listed["totals"]["tensors"] > 0
 
 
 def test_parts_of_ranks() -> None:
