@@ -15,6 +15,7 @@ Reader::Reader(int num_threads, int num_slots, Source source, std::function<uint
       filled_(static_cast<size_t>(num_slots + num_threads)) {
   for (int slot = 0; slot < num_slots; ++slot) free_.push(slot);
   for (int t = 0; t < num_threads; ++t) threads_.emplace_back([this, t] { run(t); });
+  if (num_threads == 0) filled_.close();  // as the last thread does
 }
 
 Reader::~Reader() {

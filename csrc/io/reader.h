@@ -36,6 +36,7 @@ class Reader {
  public:
   using Source = std::function<base::Result<std::optional<ReadRequest>>()>;
 
+  /// \param num_threads  0 if there is nothing to read.
   /// \param source     Next request, nothing at the end; called by one thread at a time.
   /// \param slot_bytes Memory of slot number i.
   /// \param io_timeout_s  For which one read, or one call of `source`, may take; 0: for ever.

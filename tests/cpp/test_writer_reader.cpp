@@ -130,6 +130,13 @@ Reader::Source parts_of(const std::shared_ptr<File>& file, int64_t bytes) {
   };
 }
 
+TEST_CASE("reader: without threads it is at its end") {
+  for (const double io_timeout_s : {0.0, 60.0}) {
+    Reader reader(0, 2, [] { return std::optional<ReadRequest>(); }, [](int) { return nullptr; }, io_timeout_s);
+    CHECK_FALSE(reader.next().has_value());
+  }
+}
+
 TEST_CASE("reader: every request is answered once, whatever the number of threads and slots") {
   const TempDir dir;
   const std::string content = test::patterned(40 * kSlotBytes + 99);

@@ -13,7 +13,7 @@ from pathlib import Path
 from faults.fork_server import ForkServer, Meeting, Outcome
 from faults.saves import (
     BOTH_RANKS,
-    CONFIG,
+    IN_ONE_THREAD,
     NUM_ROWS,
     Attempt,
     SaveRequest,
@@ -109,7 +109,7 @@ class Rehearsal:
             num_ranks=scenario.num_ranks,
             store=str(self._directory / f"store{self._num_requests}"),
             # All calls but those of the writers in the thread of the save, since strace counts by thread.
-            config=replace(CONFIG, io_threads=scenario.io_threads, io_timeout_s=0.0),
+            config=replace(IN_ONE_THREAD, io_threads=scenario.io_threads),
             num_rows=scenario.num_rows,
             writer={
                 "single_file_per_rank": not scenario.file_a_record,

@@ -42,6 +42,8 @@ __all__ = [
 
 # The smallest ring: a save of a few kilobytes should not wait for the kernel to make pages.
 CONFIG = Config(ring_bytes=16 << 20)
+# All calls but the writes of data in the main thread: strace counts those of each thread by themselves.
+IN_ONE_THREAD = dataclasses.replace(CONFIG, io_timeout_s=0.0)
 BOTH_RANKS = (0, 1)
 NUM_ROWS = 120
 

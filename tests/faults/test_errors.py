@@ -25,6 +25,7 @@ from bytecheckpoint.errors import (
 from faults.fork_server import ForkServer, Meeting
 from faults.saves import (
     BOTH_RANKS,
+    IN_ONE_THREAD,
     Attempt,
     SaveRequest,
     assert_only_own_files,
@@ -109,7 +110,7 @@ class Trial:
         self.path = path
         assert server.run(save, SaveRequest(path, OLD)).unwrap().errors == {}
         self.names_before = names_in(path)
-        request = SaveRequest(path, NEW)
+        request = SaveRequest(path, NEW, config=IN_ONE_THREAD)
         self._server = server
         self.pid = server.start(save_twice, meeting.address, request, replace(request, generation=NEXT))
         self._process = meeting.accept()
@@ -193,7 +194,7 @@ def test_other_rank_cannot_write(server: ForkServer, meeting: Meeting, tmp_path:
     before = names_in(path)
     pids = []
     for rank in BOTH_RANKS:
-        first = SaveRequest(path, NEW, rank=rank, num_ranks=2, store=str(tmp_path / "store"))
+        first = SaveRequest(path, NEW, rank, 2, str(tmp_path / "store"), IN_ONE_THREAD)
         pids.append(server.start(save_twice, meeting.address, first, replace(first, generation=NEXT)))
     processes = [meeting.accept() for _ in BOTH_RANKS]
     for process in processes:

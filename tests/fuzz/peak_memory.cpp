@@ -12,7 +12,10 @@
 #endif
 
 #ifdef BCP_COUNTS
-#include <sanitizer/allocator_interface.h>
+// Of <sanitizer/allocator_interface.h>, which comes with clang's runtime and not with gcc's.
+extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*malloc_hook)(const volatile void*, size_t),
+                                                         void (*free_hook)(const volatile void*));
+extern "C" size_t __sanitizer_get_allocated_size(const volatile void* memory);
 #endif
 
 namespace bytecheckpoint::fuzz {
@@ -31,7 +34,7 @@ void on_malloc(const volatile void*, size_t bytes) {
 
 void on_free(const volatile void* memory) {
   if (!is_counting || memory == nullptr) return;
-  live_bytes -= static_cast<int64_t>(__sanitizer_get_allocated_size(const_cast<const void*>(memory)));
+  live_bytes -= static_cast<int64_t>(__sanitizer_get_allocated_size(memory));
 }
 
 void install_hooks() {
