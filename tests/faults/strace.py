@@ -21,6 +21,8 @@ from faults.fork_server import LIMIT_S
 __all__ = ["Call", "calls_in", "injected", "reachable", "recorded", "traced", "without_ids"]
 
 _LINE = re.compile(r"(?:(\d+) +)?(\w+)\((.*)")
+# A name in a directory that is open.
+_IN_DIRECTORY = re.compile(r'\d+<([^>]*)>, "([^"/][^"]*)"')
 _DRAWN = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16}")
 
 
@@ -130,7 +132,8 @@ def calls_in(log: Path, directory: Path, pid: int) -> list[Call]:
         match = _LINE.match(line)
         if match is None:
             continue
-        name, arguments = match[2], match[3]
+        # A process that is killed has no result.
+        name, arguments = match[2], _IN_DIRECTORY.sub(r'"\1/\2"', match[3].rsplit(") = ", 1)[0])
         thread = int(match[1] or pid)
         thread = 0 if thread == pid else thread
         numbers[thread, name] += 1
@@ -156,14 +159,14 @@ def reachable(calls: list[Call], *, several_files: bool) -> list[Call]:
     begin = len(calls)
     shared: set[str] = set()
     if several_files:
-        of_data = [".distcp" in call.files for call in calls]
-        # A save reads data files only then.
-        reads = (at for at, call in enumerate(calls) if of_data[at] and call.name.startswith("pread"))
-        begin = end = next(reads, len(calls))
-        while end < len(calls) and of_data[end]:
-            end += 1
-        while begin < end and of_data[begin - 1]:
-            begin -= 1
+        # A save opens data files to read them only then: the directory is opened, the file in it, the directory closed.
+        opens = [at for at, call in enumerate(calls) if ".distcp" in call.files and call.name == "openat2"]
+        begin = opens[0] - 1 if opens else len(calls)
+        end = (
+            next((at for at in range(opens[-1], len(calls)) if ".tmp" in calls[at].files), len(calls))
+            if opens
+            else begin
+        )
         shared = {call.name for call in calls[begin:end]}
     return [
         call
