@@ -36,8 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def servers_of_multiprocessing() -> None:
     """Once a test has started them they stay."""
+    resource_tracker.ensure_running()
     if "distributed.ranks" in sys.modules:
-        resource_tracker.ensure_running()
         forkserver.ensure_running()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test leaves behind in its process: threads, open files, processes."""
+"""What a test leaves behind in its process: threads of Python, open files, processes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ import threading
 import time
 from pathlib import Path
 
-import torch.distributed as dist
-
 __all__ = ["Holdings", "holdings", "leaks_since"]
 
 # Threads and sockets may take a moment to go.
 _PATIENCE_S = 5.0
-# Our C++ threads, as the kernel knows them. The pools of others stay for good once they are there.
-_OURS = "bcp-"
-
 # What stays once it is there: the thread and the memory of background saves, and what is others' own.
 _STAYS = re.compile(r"thread '(bytecheckpoint-background|tqdm_monitor|.*\(_serve\))|/memfd:bytecheckpoint")
-# Of the process group that a fixture keeps, some of which begin late; and of the thread that serves multiprocessing.
-_OF_GROUPS = re.compile(r"descriptor \d+: (pipe|socket):|\[event(poll|fd)\]")
+# Of gloo's loop, which torch keeps for good once there has been a group, and of the thread that serves multiprocessing.
+_OF_LOOPS = re.compile(r"descriptor \d+: (pipe|socket|anon_inode):")
 
 # In words, by a key that stays the same as long as it is there.
 Holdings = dict[tuple[str, int, str], str]
@@ -31,9 +26,6 @@ def holdings() -> Holdings:
     """What the process has now. Memory for other processes is among its files: it has no names."""
     held = {("thread", thread.native_id or 0, ""): f"thread '{thread.name}'" for thread in threading.enumerate()}
     for task in Path("/proc/self/task").iterdir():
-        name = _text(task / "comm")
-        if name.startswith(_OURS):
-            held["thread", int(task.name), ""] = f"thread '{name}'"
         for pid in _text(task / "children").split():
             held["process", int(pid), ""] = f"process {pid}: {_text(Path('/proc') / pid / 'comm')}"
     for entry in Path("/proc/self/fd").iterdir():
@@ -51,9 +43,9 @@ def leaks_since(before: Holdings) -> list[str]:
     while True:
         gc.collect()
         now = holdings()
-        stays = _OF_GROUPS if dist.is_initialized() or any("(_serve)" in what for what in now.values()) else _STAYS
         leaks = [what for key, what in now.items() if key not in before]
-        leaks = [what for what in leaks if not _STAYS.search(what) and not stays.search(what)]
+        has_loop = any("[eventpoll]" in what or "(_serve)" in what for what in leaks)
+        leaks = [what for what in leaks if not _STAYS.search(what) and not (has_loop and _OF_LOOPS.search(what))]
         if not leaks or time.monotonic() >= give_up:
             return leaks
         time.sleep(0.02)
