@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,8 +72,13 @@ def empty() -> dict[str, Any]:
     return {"shared": {f"part_{i}": torch.zeros(50, dtype=torch.int64) for i in range(4)}, "number": 0}
 
 
+_has_happened = threading.Event()  # in this process, which is one rank of one test
+
+
 def happen(loss: Loss, phase: str) -> None:
-    if loss.phase == phase and dist.get_rank() == loss.victim:
+    """Once: what was stopped and goes on is not stopped again."""
+    if loss.phase == phase and dist.get_rank() == loss.victim and not _has_happened.is_set():
+        _has_happened.set()
         store().set("lost at", repr(time.monotonic()))
         os.kill(os.getpid(), loss.signal)
 
