@@ -131,6 +131,7 @@ def refused_while_another_saves(path: str) -> None:
         "sync": False,
         "reserve_bytes": 0,
         "deadline_s": 60.0,
+        "io_timeout_s": 60.0,
     }
     own = _C.Commit(save_id=_C.draw_save_id(), rank=rank, **common)
     dist.barrier()

@@ -369,7 +369,7 @@ def test_a_planner_gets_what_cpp_wrote(tmp_path: Path, monkeypatch: pytest.Monke
     """Nothing else of the record, and torch.load is not asked."""
     record = rewritten(saved({"lr": 0.5}), more=b"of whatever")
     dcp.save({"value": record}, storage_writer=BcpWriter(tmp_path), planner=RawSavePlanner())
-    monkeypatch.setattr(_load, "_load_plain_data", None)
+    monkeypatch.setattr(_load, "load_plain_data", None)
     assert record_of(tmp_path) == dump_builtin({"lr": 0.5})
 
 
