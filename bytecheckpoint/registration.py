@@ -32,9 +32,8 @@ def register(*, allow_pickle: bool = False, config: Config | None = None) -> Non
     (``storage_writer``, ``storage_reader``, ``planner``) is used as before. Without a writer or reader, a
     ``checkpoint_id`` that DCP would have given to its ``FileSystemWriter`` or ``FileSystemReader`` goes to ours; URLs
     go where DCP sends them. Checkpoints that stock DCP wrote load, too. A load with our reader and planner begins again
-    when a newer save is committed meanwhile. Saves that ``async_save`` has begun keep what
-    they were begun with. Where DCP names its classes elsewhere (``format_utils``, the Hugging Face classes) nothing
-    changes.
+    when a newer save is committed meanwhile. Saves that ``async_save`` has begun keep what they were begun with. Where
+    DCP names its classes elsewhere (``format_utils``, the Hugging Face classes) nothing changes.
 
     Calling it again changes nothing.
 

@@ -131,7 +131,7 @@ class SaveReport(RankSaveReport):
         if self.plan.cache != "off":
             notes.append(f"plan cache {self.plan.cache}")
         return (
-            f"saved {self.path}: {_size(self.total_bytes)} by {_who(self)} in {_duration(self.total_s)} "
+            f"saved {self.path}: {size_text(self.total_bytes)} by {_who(self)} in {_duration(self.total_s)} "
             f"({_rate(self.gb_per_s)}; {'; '.join(notes)})"
         )
 
@@ -231,7 +231,7 @@ class LoadReport(RankLoadReport):
         }
         notes = [_in_words(phases), f"read {self.read_amplification:.2f}x what was wanted"]
         return (
-            f"loaded {self.path}: {_size(self.total_bytes_wanted)} by {_who(self)} in {_duration(self.total_s)} "
+            f"loaded {self.path}: {size_text(self.total_bytes_wanted)} by {_who(self)} in {_duration(self.total_s)} "
             f"({_rate(self.gb_per_s)}; {'; '.join(notes)})"
         )
 
@@ -326,7 +326,7 @@ def _to_json(report: SaveReport | LoadReport, **derived: float | None) -> str:
     return json.dumps({**dataclasses.asdict(report), **derived}, allow_nan=False)
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
     """In words: 1.07 GB."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= factor:

@@ -17,7 +17,7 @@ from bytecheckpoint import _core
 from bytecheckpoint._removal import Outcome, remove_folder
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
-from bytecheckpoint.report import _size
+from bytecheckpoint.report import size_text
 from bytecheckpoint.steps import StepFolder, compile_pattern, scan_steps
 
 __all__ = ["Retention", "RetentionReport", "prune"]
@@ -61,7 +61,7 @@ class RetentionReport:
             notes.append(f"left {len(self.skipped)} alone")
         if self.warnings:
             notes.append(f"{len(self.warnings)} warnings")
-        freed = "" if self.dry_run else f"; freed {_size(self.bytes_freed)}"
+        freed = "" if self.dry_run else f"; freed {size_text(self.bytes_freed)}"
         return f"pruned {self.root}: {', '.join(notes)}{freed}"
 
     def to_json(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from bytecheckpoint import _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
-from bytecheckpoint.report import _size
+from bytecheckpoint.report import size_text
 from bytecheckpoint.verification import verify
 
 __all__ = ["DEFAULT_PATTERN", "StepFolder", "compile_pattern", "scan_steps"]
@@ -69,7 +69,7 @@ class StepFolder:
         """One line for people."""
         notes = [self.state + (", being saved" if self.is_being_saved and self.state != "saving" else "")]
         if self.num_files:
-            notes.append(f"{_size(self.num_bytes)} in {self.num_files} file{'s' if self.num_files > 1 else ''}")
+            notes.append(f"{size_text(self.num_bytes)} in {self.num_files} file{'s' if self.num_files > 1 else ''}")
         if self.parts:
             notes.append(f"parts of {len(self.parts)} ranks")
         if self.is_foreign:

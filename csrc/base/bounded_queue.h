@@ -34,11 +34,7 @@ class BoundedQueue {
   std::optional<T> pop() {
     MutexLock lock(mutex_);
     not_empty_.wait(lock, [&] { return closed_ || !items_.empty(); });
-    if (items_.empty()) return std::nullopt;
-    T item = std::move(items_.front());
-    items_.pop_front();
-    not_full_.notify_one();
-    return item;
+    return take();
   }
 
   /// As `pop`, for no longer than `limit`. \param is_over  Set if the queue is closed and drained.
@@ -46,21 +42,13 @@ class BoundedQueue {
     MutexLock lock(mutex_);
     not_empty_.wait_for(lock, limit, [&] { return closed_ || !items_.empty(); });
     *is_over = closed_ && items_.empty();
-    if (items_.empty()) return std::nullopt;
-    T item = std::move(items_.front());
-    items_.pop_front();
-    not_full_.notify_one();
-    return item;
+    return take();
   }
 
   /// \returns nothing while empty.
   std::optional<T> try_pop() {
     MutexLock lock(mutex_);
-    if (items_.empty()) return std::nullopt;
-    T item = std::move(items_.front());
-    items_.pop_front();
-    not_full_.notify_one();
-    return item;
+    return take();
   }
 
   void close() {
@@ -71,6 +59,15 @@ class BoundedQueue {
   }
 
  private:
+  /// With the mutex held. \returns nothing while empty.
+  std::optional<T> take() {
+    if (items_.empty()) return std::nullopt;
+    T item = std::move(items_.front());
+    items_.pop_front();
+    not_full_.notify_one();
+    return item;
+  }
+
   Mutex mutex_;
   std::condition_variable not_full_;
   std::condition_variable not_empty_;

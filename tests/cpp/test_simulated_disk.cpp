@@ -19,24 +19,24 @@ using Kind = io::Change::Kind;
 
 /// A disk with short words for changes.
 struct Disk : SimulatedDisk {
-  Disk() : SimulatedDisk("/root") {}
+  Disk() : SimulatedDisk("/disk") {}
   void create(const std::string& path, uint64_t inode) {
-    apply({Kind::kCreateFile, "/root/" + path, "", inode, 0, ""});
+    apply({Kind::kCreateFile, "/disk/" + path, "", inode, 0, ""});
   }
   void write(uint64_t inode, const std::string& bytes, int64_t offset = 0) {
     apply({Kind::kWrite, "", "", inode, offset, bytes});
   }
   void truncate(uint64_t inode, int64_t size) { apply({Kind::kTruncate, "", "", inode, size, ""}); }
   void sync(uint64_t inode) { apply({Kind::kSyncFile, "", "", inode, 0, ""}); }
-  void make(const std::string& path) { apply({Kind::kMakeDirectory, "/root/" + path, "", 0, 0, ""}); }
+  void make(const std::string& path) { apply({Kind::kMakeDirectory, "/disk/" + path, "", 0, 0, ""}); }
   void rename(const std::string& from, const std::string& to) {
-    apply({Kind::kRename, "/root/" + from, "/root/" + to, 0, 0, ""});
+    apply({Kind::kRename, "/disk/" + from, "/disk/" + to, 0, 0, ""});
   }
   void link(const std::string& from, const std::string& to) {
-    apply({Kind::kLink, "/root/" + from, "/root/" + to, 0, 0, ""});
+    apply({Kind::kLink, "/disk/" + from, "/disk/" + to, 0, 0, ""});
   }
-  void remove(const std::string& path) { apply({Kind::kRemoveFile, "/root/" + path, "", 0, 0, ""}); }
-  void sync_names(const std::string& path = "/root") { apply({Kind::kSyncDirectory, path, "", 0, 0, ""}); }
+  void remove(const std::string& path) { apply({Kind::kRemoveFile, "/disk/" + path, "", 0, 0, ""}); }
+  void sync_names(const std::string& path = "/disk") { apply({Kind::kSyncDirectory, path, "", 0, 0, ""}); }
   /// A file with a name, both on the disk.
   void have(const std::string& path, uint64_t inode, const std::string& bytes) {
     create(path, inode);
@@ -124,7 +124,7 @@ TEST_CASE("simulated_disk: what is in a directory goes with the directory's own 
   disk.make("d");
   disk.create("d/a", 1);
   disk.sync(1);
-  disk.sync_names("/root/d");
+  disk.sync_names("/disk/d");
   CHECK(landmarks_of(disk) == Trees{"", "d/ d/a= "});
   disk.sync_names("/elsewhere");
   disk.sync_names();

@@ -5,10 +5,26 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from unit.run_folder import RunFolder, save_at
 
 from bytecheckpoint.dcp import _staged
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, for step folders to be copies of."""
+    path = tmp_path_factory.mktemp("template") / "ckpt"
+    save_at(path)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path, template: Path) -> RunFolder:
+    """The folder of a run, without a step yet."""
+    return RunFolder(tmp_path / "run", template)
 
 
 @pytest.fixture

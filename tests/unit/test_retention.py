@@ -20,18 +20,6 @@ from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
 DAY_S = 86_400.0
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "ckpt"
-    save_at(path)
-    return path
-
-
-@pytest.fixture
-def run(tmp_path: Path, template: Path) -> RunFolder:
-    return RunFolder(tmp_path / "run", template)
-
-
 def left_by(run: RunFolder, **rules: Any) -> list[int]:
     report = prune(run.root, **rules)
     assert report.warnings == []

@@ -20,18 +20,6 @@ from bytecheckpoint import StepFolder, _core, scan_steps
 from bytecheckpoint.errors import CheckpointBusyError, ConfigError, StorageError
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "ckpt"
-    save_at(path)
-    return path
-
-
-@pytest.fixture
-def run(tmp_path: Path, template: Path) -> RunFolder:
-    return RunFolder(tmp_path / "run", template)
-
-
 def only(run: RunFolder, **options: object) -> StepFolder:
     (folder,) = scan_steps(run.root, **options)  # type: ignore[arg-type]
     return folder
