@@ -117,12 +117,12 @@ FileRow pack_file(const FileEntry& file, uint64_t name_offset) {
 bool unpack_item(const ItemRow& row, Item* item, std::string* fault) {
   item->ordinal = row.ordinal;
   item->is_tensor = row.kind == kItemTensor;
-  item->tensor.memory_format = row.memory_format;
-  item->tensor.requires_grad = (row.flags & kFlagRequiresGrad) != 0;
-  item->tensor.pin_memory = (row.flags & kFlagPinMemory) != 0;
   if (item->is_tensor) {
     if (tensor::find_dtype(row.dtype) == nullptr || row.memory_format > 2) return fail("unknown dtype", fault);
     item->tensor.dtype = static_cast<tensor::DType>(row.dtype);
+    item->tensor.memory_format = row.memory_format;
+    item->tensor.requires_grad = (row.flags & kFlagRequiresGrad) != 0;
+    item->tensor.pin_memory = (row.flags & kFlagPinMemory) != 0;
   } else if (row.kind != kItemBytes || row.num_dims != 0 || row.num_chunks != 1) {
     return fail("unknown kind", fault);
   }
