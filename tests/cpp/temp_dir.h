@@ -70,9 +70,10 @@ inline void write_all(const std::string& path, std::string_view bytes) {
 
 /// Changes one bit of the file.
 inline void flip_bit(const std::string& path, int64_t offset) {
-  std::string bytes = read_all(path);
-  bytes.at(static_cast<size_t>(offset)) ^= 0x10;
-  write_all(path, bytes);
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  const int byte = file.seekg(offset).get();
+  file.seekp(offset).put(static_cast<char>(byte ^ 0x10));
+  if (byte < 0 || !file.flush()) throw std::runtime_error("cannot change " + path);
 }
 
 }  // namespace bytecheckpoint::test
