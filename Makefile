@@ -13,7 +13,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp tests/cuda tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks setup.py
 
-.PHONY: help demo test torture fuzz bench lint format sanitize build clean
+.PHONY: help demo test torture fuzz bench lint format sanitize run_asan run_tsan build clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -52,8 +52,12 @@ format: $(VENV)/.built  ## rewrite sources in the house style
 	$(BIN)/ruff format $(PY_DIRS)
 
 sanitize:  ## the C++ core and its tests under ASan+UBSan and under TSan; needs doctest, not Python
-	$(MAKE) -j$(JOBS) -f tests/cpp/build.mk VARIANT=asan test
-	$(MAKE) -j$(JOBS) -f tests/cpp/build.mk VARIANT=tsan test
+	$(MAKE) -j$(JOBS) -f tests/cpp/build.mk VARIANT=asan all
+	$(MAKE) -j$(JOBS) -f tests/cpp/build.mk VARIANT=tsan all
+	$(MAKE) -j$(JOBS) --output-sync=target run_asan run_tsan
+
+run_asan run_tsan: run_%:
+	$(MAKE) -f tests/cpp/build.mk VARIANT=$* test
 
 build: $(VENV)/.built  ## the virtual environment with the package in it
 

@@ -26,7 +26,7 @@ from typing import Any
 __all__ = ["ForkServer", "Meeting", "Outcome", "meet"]
 
 TESTS = Path(__file__).parents[1]
-LIMIT_S = 30.0
+LIMIT_S = 40.0
 _START_LIMIT_S = 120.0
 
 

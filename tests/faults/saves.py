@@ -8,6 +8,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,10 @@ def attempt(request: SaveRequest, planner: dcp.SavePlanner | None = None, writer
 def gloo(request: SaveRequest) -> Iterator[None]:
     """A default process group for the ranks of ``request``; left alone when the save raises, as peers may be dead."""
     r = request
-    dist.init_process_group("gloo", init_method=f"file://{r.store}", rank=r.rank, world_size=r.num_ranks)
+    # Less than what a test waits: gloo does not always notice at once that a peer was killed.
+    timeout = timedelta(seconds=20)
+    store = f"file://{r.store}"
+    dist.init_process_group("gloo", store, timeout, rank=r.rank, world_size=r.num_ranks)
     yield
     dist.destroy_process_group()
 
