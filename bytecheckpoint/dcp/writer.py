@@ -9,11 +9,10 @@ import logging
 import os
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from errno import ENOENT, ETIMEDOUT
+from errno import ETIMEDOUT
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from bytecheckpoint.dcp._held import bytes_of, may_send_digest
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._peers import rank_of_call
 from bytecheckpoint.dcp._progress import progress_bar
+from bytecheckpoint.dcp._save_failures import not_seen, save_failed, to_hand_in
 from bytecheckpoint.dcp._save_session import (
     RankResult,
     SaveSession,
@@ -46,9 +46,7 @@ from bytecheckpoint.errors import (
     CheckpointError,
     ConfigError,
     SaveCancelledError,
-    SaveFailedError,
     StorageError,
-    sendable,
 )
 from bytecheckpoint.local_path import is_url, local_path
 from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
@@ -254,12 +252,8 @@ class BcpWriter(StorageWriter):
         except BaseException as error:
             _refuse_forked_child(session)
             names = () if job is None else tuple(job.file_names)
-            # Without its frames, which would keep the job, its threads and its files; as text they are kept.
-            error.add_note(traceback.format_exc())
-            _clear_frames(error)
             job = None
-            sent = sendable(_with_cause(error, session).with_traceback(None))
-            result = RankResult(session.rank, session.path, file_names=names, error=sent)
+            result = RankResult(session.rank, session.path, file_names=names, error=to_hand_in(error, session))
         session.handed_in = True
         future: Future[list[WriteResult]] = Future()
         future.set_result([result])  # type: ignore[list-item]  # read back by our own finish
@@ -277,14 +271,14 @@ class BcpWriter(StorageWriter):
         failed = {result.rank: result.error for result in handed_in if result.error is not None}
         try:
             if failed:
-                raise _save_failed(session.path, failed)
+                raise save_failed(session.path, failed)
             self._raise_if_cancelled(session)
             checkpoint = self._assemble(session, metadata, handed_in)
             session.phases.end("assemble_s")
             try:
                 commit.check_files(checkpoint)
             except StorageError as error:
-                raise _explained(error, session.path, handed_in) from error
+                raise not_seen(error, session.path, handed_in) from error
             report = commit.commit(checkpoint)
         except BaseException as error:
             try:
@@ -425,50 +419,4 @@ def _report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Ma
         ranks=tuple(sorted(of_ranks, key=lambda of_rank: of_rank.rank)),
         files_swept=commit["files_swept"],
         warnings=commit["warnings"],
-    )
-
-
-def _save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedError:
-    reasons = "; ".join(f"rank {rank}: {type(error).__name__}: {error}" for rank, error in sorted(failed.items()))
-    return SaveFailedError(f"save({path}) failed and was undone: {reasons}", failed)
-
-
-def _clear_frames(error: BaseException) -> None:
-    """Of an error and of those that it came from: whoever keeps them, a log say, keeps nothing else."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        traceback.clear_frames(one.__traceback__)
-        waiting += [one.__cause__, one.__context__]
-
-
-def _with_cause(error: BaseException, session: SaveSession) -> BaseException:
-    """Of a rank that does not have the directory that the coordinator made before it could come to write."""
-    if not (isinstance(error, StorageError) and error.errno == ENOENT) or Path(session.path).is_dir():
-        return error
-    explained = StorageError(
-        f"save({session.path}): the path is not shared between the ranks: rank {session.rank} does not see the "
-        f"directory that the coordinator has made ({error})",
-        session.path,
-        ENOENT,
-    )
-    explained.__notes__ = list(getattr(error, "__notes__", []))
-    return explained
-
-
-def _explained(error: StorageError, path: str, handed_in: list[RankResult]) -> StorageError:
-    """Of files that a rank wrote and the coordinator does not find: the ranks mean different directories."""
-    unseen = [r for r in handed_in if not all(Path(path, name).exists() for name in r.file_names)]
-    if error.errno != ENOENT or not unseen:
-        return error
-    ranks = ", ".join(f"rank {result.rank} to {result.path}" for result in unseen)
-    return StorageError(
-        f"save({path}): the path is not shared between the ranks: the coordinator does not see what was written by "
-        f"{ranks} ({error})",
-        path,
-        ENOENT,
     )
