@@ -27,9 +27,17 @@ from bytecheckpoint.report import RankSaveReport, SaveReport
 if TYPE_CHECKING:
     from bytecheckpoint.dcp._watch import Watch
 
-__all__ = ["RankResult", "SaveSession", "begin_session", "end_unfinished_saves", "note_coordinator"]
+__all__ = [
+    "RankResult",
+    "SaveSession",
+    "begin_session",
+    "end_unfinished_saves",
+    "note_coordinator",
+    "take_right_away",
+]
 
 _WATCH_INTERVAL_S = 0.1
+_TAKE_AWAY_S = 2.0
 
 
 @dataclass(eq=False)
@@ -91,8 +99,7 @@ class SaveSession:
             if session is None:
                 return
             if holder is not None and holder[0] in lost and holder[0] != session.rank:
-                with contextlib.suppress(OSError):  # it may have committed, or not see this directory
-                    Path(session.path, f".metadata.{holder[1]}.tmp").unlink()
+                take_right_away(session.path, holder[1])
             session.end()
 
         self.ranks.note_call(call, on_loss)
@@ -103,6 +110,18 @@ class SaveSession:
         # By weak reference: a session that nobody holds any more ends at once, by its destructor.
         arguments = (weakref.ref(self), self._over, self.thread, call, time.monotonic() + deadline_s)
         threading.Thread(target=_watch, args=arguments, name="bytecheckpoint-save", daemon=True).start()
+
+
+def take_right_away(path: str, save_id: str) -> None:
+    """From a coordinator that is lost. Storage that does not answer must not keep this rank from noticing the loss."""
+
+    def unlink() -> None:
+        with contextlib.suppress(OSError):  # it may have committed, or not see this directory
+            Path(path, f".metadata.{save_id}.tmp").unlink()
+
+    unlinking = threading.Thread(target=unlink, name="bytecheckpoint-take-away", daemon=True)
+    unlinking.start()
+    unlinking.join(_TAKE_AWAY_S)
 
 
 def _watch(

@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from bytecheckpoint.dcp._save_session import take_right_away
 from bytecheckpoint.errors import DurabilityUnknownError, SaveFailedError, StorageError
 from faults.fork_server import LIMIT_S, ForkServer, Meeting
 from faults.saves import (
@@ -330,6 +331,24 @@ def test_no_answer_at_any_stage(shared: Server, tmp_path: Path) -> None:
 def test_no_answer_to_loads(shared: Server, tmp_path: Path) -> None:
     stages = ("before all", "before tensors", "behind tensors")
     try_all([partial(try_load, shared, n, at) for n in (1, 2) for at in stages], tmp_path, at_once=3)
+
+
+def test_a_lost_coordinator_is_given_up_though_its_storage_is_silent(tmp_path: Path) -> None:
+    """Its tmp is removed when that can be; whoever noticed the loss goes on to tell it."""
+    with silent_storage(tmp_path) as storage:
+        save_id = "ab" * 16
+        tmp = storage.real / f".metadata.{save_id}.tmp"
+        tmp.touch()
+        storage.stop()
+        taking = threading.Thread(target=take_right_away, args=(str(storage.path), save_id))
+        taking.start()
+        taking.join(LIMIT_S)
+        assert not taking.is_alive()
+        assert tmp.exists()
+        storage.answer()
+        (unlinking,) = (thread for thread in threading.enumerate() if thread.name == "bytecheckpoint-take-away")
+        unlinking.join(LIMIT_S)
+        assert not tmp.exists()
 
 
 @pytest.mark.long
