@@ -71,7 +71,7 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "bytecheckpoint", *arguments],
         stdout=options.pop("stdout", subprocess.PIPE),
-        stderr=subprocess.PIPE,
+        stderr=options.pop("stderr", subprocess.PIPE),
         env=environment,
         text=True,
         **options,

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,33 @@ def test_exit_codes_of_a_process(tmp_path: Path) -> None:
         _, err = process.communicate(timeout=60)
         assert process.returncode == code, err
         assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("options", [[], ["--no-progress"]])
+def test_a_terminal_gets_a_bar(options: list[str], tmp_path: Path) -> None:
+    """On stderr, and it is gone in the end."""
+    path = save(tmp_path / "ckpt")
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    try:
+        # A new bar is drawn each time that it is told something.
+        process = start("verify", path, *options, stderr=theirs, environment={"TQDM_MININTERVAL": "0"})
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: the last who had the terminal open has ended
+            while piece := os.read(ours, 4096):
+                shown += piece
+        out, _ = process.communicate(timeout=60)
+    finally:
+        os.close(ours)
+    assert process.returncode == 0
+    assert out.startswith(f"{path}: whole")
+    if options:
+        assert shown == b""
+    else:
+        assert shown.startswith(b"\rverifying: ")
+        assert b"100%" in shown
+        assert shown.rpartition(b"100%")[2].rpartition(b"\r")[2] == b""
 
 
 def test_ctrl_c(tmp_path: Path) -> None:
