@@ -108,6 +108,13 @@ def test_checks(tmp_path: Path) -> None:
     assert json.loads(file.read_text())["seconds"].keys() == {"save", "load", "load without"}
 
 
+def test_verify(tmp_path: Path) -> None:
+    skip_without_direct_io(tmp_path)
+    file = tmp_path / "verify.json"
+    run("verify.py", *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
+    assert {"disk, 1 threads", "verify, 4 threads", "bcp verify"} <= json.loads(file.read_text())["seconds"].keys()
+
+
 def test_objects(tmp_path: Path) -> None:
     file = tmp_path / "objects.json"
     run("objects.py", "--repetitions", "2", "--turn-ms", "1", "--idle-limit-s", "0", "--json", str(file))
