@@ -63,7 +63,7 @@ def save_state_dict(
         RankLostError: On all ranks but those that died, or stopped for longer than ``Config.stall_timeout_s``.
     """
     writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
-    group = own_group(process_group, no_dist, "calls", writer.config.stall_timeout_s)
+    group = own_group(process_group, no_dist, "calls", writer.config.stall_timeout_s, ("save", str(path)))
     try:
         _background.raise_unseen()
         state = with_states(state_dict)
@@ -102,7 +102,7 @@ def load_state_dict(
         RankLostError: As for ``save_state_dict``.
     """
     reader = BcpReader(path, config=config)
-    group = own_group(process_group, no_dist, "calls", reader.config.stall_timeout_s)
+    group = own_group(process_group, no_dist, "calls", reader.config.stall_timeout_s, ("load", str(path)))
     return run_load(state_dict, reader, planner, group, no_dist)
 
 
@@ -184,7 +184,7 @@ def async_save_state_dict(
             or an earlier background save failed and nobody has looked. The save then fails on all ranks.
     """
     writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
-    group = own_group(process_group, no_dist, "background", writer.config.stall_timeout_s)
+    group = own_group(process_group, no_dist, "background", writer.config.stall_timeout_s, ("save", str(path)))
     try:
         _background.raise_unseen()
         staging = stage_state(with_states(state_dict), writer.config, is_shareable=False, overlap=True)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -22,6 +23,7 @@ __all__ = ["calling", "own_group", "watch_of", "watch_of_call", "watched_group"]
 
 # The watch hears of a loss from others, and may hear of it after gloo.
 _TOLD_WITHIN_S = 5.0
+_LOOK_S = 0.1
 # In which DCP's ranks wait for one another; what is raised in them, and not by DCP, leaves the others waiting.
 _EXCHANGES = ("_save_state_dict", "_load_state_dict")
 
@@ -70,11 +72,18 @@ def watch_of_call() -> Watch | None:
 
 
 def own_group(
-    group: dist.ProcessGroup | None, no_dist: bool, use: str, stall_timeout_s: float
+    group: dist.ProcessGroup | None, no_dist: bool, use: str, stall_timeout_s: float, call: tuple[str, str]
 ) -> dist.ProcessGroup | None:
     """A watched group of the ranks of ``group`` for one ``use`` alone: what else goes on in theirs cannot mix with it.
 
-    Collective the first time for each group and use, and again after a rank was lost. None if there is but this rank.
+    Collective the first time for each group and use, and again after a call that lost a rank. None if there is but this
+    rank. The very first group is made unwatched: a rank that does not come to it is waited for as long as torch does.
+
+    Args:
+        call: What is being done, and the path, for an error.
+
+    Raises:
+        RankLostError: While ranks came to make the group one was lost, as a group that there is already tells.
     """
     if no_dist or not (dist.is_available() and dist.is_initialized()):
         return None
@@ -88,16 +97,52 @@ def own_group(
             return parent
         stall_timeout_s = given.stall_timeout_s
     with _lock:
-        own = _own.get(parent, {}).get(use)
+        others = dict(_own.get(parent, {}))
+    own = others.pop(use, None)
     watch = watch_of(own)
-    # All ranks of a call that lost a rank know of it, for it has failed on all.
-    if own is None or (watch is not None and watch.is_lost):
+    # A loss is told by one call that fails, on each rank: also on one that was in no call when it happened, or that is
+    # itself the rank that stopped. Until then the ranks that know do not wait for it in a new group.
+    if own is None or (watch is not None and watch.is_told):
         is_all = parent is dist.group.WORLD
         members = None if is_all else dist.get_process_group_ranks(parent)
-        own = watched_group(members, stall_timeout_s, insist=False)
+        beside = (watch_of(other) for other in (parent, *others.values()))
+        own = _made_beside(
+            next((other for other in beside if other is not None and not other.is_told), None),
+            lambda: watched_group(members, stall_timeout_s, insist=False),
+            call,
+        )
         with _lock:
             _own.setdefault(parent, {})[use] = own
     return own
+
+
+def _made_beside(
+    watch: Watch | None, make: Callable[[], dist.ProcessGroup], call: tuple[str, str]
+) -> dist.ProcessGroup:
+    """What ``make`` gives, or an error if ``watch``, of a group of the same ranks, notices the loss of one before."""
+    if watch is None:
+        return make()
+    made: Future[dist.ProcessGroup] = Future()
+
+    def work() -> None:
+        try:
+            group = make()
+            made.set_result(group)
+        except BaseException as error:
+            made.set_exception(error)
+            return
+        fresh = watch_of(group)
+        if fresh is not None and watch.is_lost:  # who has stopped has come after all, and shall hear of it
+            fresh.lose_as(watch)
+
+    with watch.in_call():
+        # Nothing ends a wait for ranks that do not come: the thread stays in it, until the timeout of the group.
+        threading.Thread(target=work, name="bytecheckpoint-new-group", daemon=True).start()
+        while not wait([made], _LOOK_S).done and not watch.is_lost:
+            pass
+    if watch.is_lost:
+        raise watch.error(*call)
+    return made.result()
 
 
 @contextmanager

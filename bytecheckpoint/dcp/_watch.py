@@ -103,6 +103,7 @@ class Watch:
         self._lock = threading.Lock()
         self._lost: dict[int, _Fate] = {}
         self._is_lost = threading.Event()
+        self._is_told = False
         self._told: list[bytes] = []  # frames that other threads want sent
         self._num_calls = 0
         self._calls: list[tuple[Call, OnLoss | None]] = []
@@ -152,6 +153,13 @@ class Watch:
         """This rank is out of step: nobody shall wait for it."""
         self._lose(self._rank, _Fate.GAVE_UP)
 
+    def lose_as(self, other: Watch) -> None:
+        """Loses the ranks that ``other``, of a group of the same ranks, has lost."""
+        with other._lock:
+            lost = dict(other._lost)
+        for rank, fate in lost.items():
+            self._lose(rank, fate)
+
     def wait_for_loss(self, timeout_s: float) -> bool:
         """Until a rank is known to be lost. False if none is after ``timeout_s``."""
         return self._is_lost.wait(timeout_s)
@@ -161,8 +169,14 @@ class Watch:
         """Is the group of no use any more?"""
         return bool(self._lost)
 
+    @property
+    def is_told(self) -> bool:
+        """Has a call failed here for that?"""
+        return self._is_told
+
     def error(self, what: str, path: str) -> RankLostError:
         """What to raise, on this rank, of ``what`` that was being done."""
+        self._is_told = True
         with self._lock:
             lost = dict(sorted(self._lost.items()))
         ranks = {rank: _WORDS[fate].format(self.stall_timeout_s) for rank, fate in lost.items()}

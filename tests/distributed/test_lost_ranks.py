@@ -19,6 +19,7 @@ SHORT = [
     (4, Loss("dcp", "before_finish", 0, KILL)),
     (2, Loss("dcp", "before_plan", 1, STOP)),
     (4, Loss("own_async", "within_write", 1, STOP)),
+    (2, Loss("own_async", "before_call", 0, STOP)),
     (2, Loss("dcp", "within_read", 1, KILL)),
 ]
 
