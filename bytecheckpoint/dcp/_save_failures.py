@@ -30,8 +30,10 @@ def save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedErr
 
 def not_seen(error: StorageError, path: str, handed_in: Sequence[RankResult]) -> StorageError:
     """``error``, explained if the coordinator does not find what a rank wrote: they mean different directories."""
+    if error.errno != ENOENT:  # storage that does not answer must not be asked
+        return error
     unseen = [r for r in handed_in if not all(Path(path, name).exists() for name in r.file_names)]
-    if error.errno != ENOENT or not unseen:
+    if not unseen:
         return error
     ranks = ", ".join(f"rank {result.rank} to {result.path}" for result in unseen)
     return StorageError(
