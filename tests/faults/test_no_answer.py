@@ -190,7 +190,7 @@ def wait_for_generation(case: Case, path: Path, generation: int) -> None:
         try:
             found = generation_on_disk(path, BOTH_RANKS[: case.num_ranks], case.num_rows)
         except CheckpointException as error:  # it has happened while this looked
-            (reason, _) = error.failures[0]
+            reason = error.failures[0][0]
             assert isinstance(reason, CheckpointChangedError), reason
             continue
         if found == generation:
