@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/bindings/contents.h"
 #include "csrc/bindings/descent.h"
 #include "csrc/bindings/errors.h"
+#include "csrc/format/pickle_memo.h"
 #include "csrc/format/pickle_reader.h"
 #include "csrc/format/pickle_tree.h"
 
@@ -105,10 +107,16 @@ py::tuple read_pickle(const py::bytes& data, py::object make) {
   return py::make_tuple(value, pickle.end(), named);
 }
 
+void check_memo(py::handle buffer, int max_pickles) {
+  const Contents contents(buffer);
+  raise_if_error(format::check_memo(contents.bytes(), max_pickles));
+}
+
 }  // namespace
 
 void bind_pickle(py::module_& m) {
   m.def("read_pickle", &read_pickle, py::arg("data"), py::arg("make"));
+  m.def("check_memo", &check_memo, py::arg("buffer"), py::arg("max_pickles"));
 }
 
 }  // namespace bytecheckpoint::bindings
