@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import io
 import types
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -39,6 +40,7 @@ __all__ = [
     "PLAIN_DTYPES",
     "TORCH_SAVE",
     "StorageInfo",
+    "archived_pickle",
     "chunks_of",
     "close_connections",
     "current_stream",
@@ -212,6 +214,13 @@ def host_copy(value: Any, memo: dict[int, Any]) -> Any:
     if copied.device.type not in ("cpu", "meta"):
         copied = copied.cpu()
     return copied.requires_grad_() if value.requires_grad else copied
+
+
+def archived_pickle(file: io.BytesIO) -> bytes | None:
+    """The pickle that ``torch.load`` finds in an archive, by torch's own reader; None of what is no archive to it."""
+    if not torch.serialization._is_zipfile(file):
+        return None
+    return torch._C.PyTorchFileReader(file).get_record("data.pkl")
 
 
 def current_stream(device: int) -> int:

@@ -32,6 +32,9 @@ __all__ = ["Load", "load_plain_data", "plain_object", "plan_to_read"]
 # Tensors that cannot be filled in place are read through host copies, no more of them at a time than this.
 _COPY_BYTES = 128 << 20
 
+# Files of torch.save from before there were archives: five pickles, then elements.
+_PICKLES_OF_OLD_FILES = 5
+
 _Memory = TypeVar("_Memory", bytearray, torch.Tensor | bytearray)
 
 
@@ -212,8 +215,11 @@ def _builtin_of(fqn: str, buffer: bytearray) -> tuple[Any] | None:
 def load_plain_data(fqn: str, buffer: bytearray, config: Config, map_location: str | None = "cpu") -> Any:
     """What torch.save wrote, under torch's ``weights_only`` rules unless ``config`` allows more."""
     load: Callable[..., Any] = torch.load
+    file = io.BytesIO(buffer)
+    if not config.allow_pickle:
+        _check_memo(fqn, buffer, file)
     try:
-        return load(io.BytesIO(buffer), map_location=map_location, weights_only=not config.allow_pickle)
+        return load(file, map_location=map_location, weights_only=not config.allow_pickle)
     except Exception as error:
         if config.allow_pickle:
             raise
@@ -222,6 +228,27 @@ def load_plain_data(fqn: str, buffer: bytearray, config: Config, map_location: s
             "this checkpoint, add its types with torch.serialization.add_safe_globals, or pass "
             "BcpReader(..., config=Config(allow_pickle=True)), which may run code of the checkpoint"
         ) from None
+
+
+def _check_memo(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
+    """Refuses pickles whose memo would be far larger than they are.
+
+    To torch's ``weights_only`` an entry is an entry. But a planner of others gives what passes to Python's unpickler,
+    whose memo is an array: five bytes make it 64 GiB.
+    """
+    try:
+        pickled = _compat.archived_pickle(file)
+    except RuntimeError:
+        return  # no archive that torch can read: it says why
+    finally:
+        file.seek(0)
+    try:
+        if pickled is None:
+            _core.check_memo(buffer, _PICKLES_OF_OLD_FILES)
+        else:
+            _core.check_memo(pickled, 1)
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(f"'{fqn}': {error}") from None
 
 
 def _offenders(buffer: bytearray, error: Exception) -> str:

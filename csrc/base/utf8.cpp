@@ -71,6 +71,7 @@ std::string latin1_to_utf8(std::string_view bytes) {
 
 bool utf8_to_latin1(std::string_view utf8, std::string* bytes) {
   bytes->clear();
+  bytes->reserve(utf8.size());
   for (size_t at = 0; at < utf8.size(); ++at) {
     const auto lead = static_cast<uint8_t>(utf8[at]);
     if (lead < 0x80) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bindings/bind_builtin.h"
 
+#include "csrc/bindings/contents.h"
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/tree_caster.h"
 #include "csrc/format/builtin_archive.h"
@@ -9,22 +10,6 @@ namespace bytecheckpoint::bindings {
 namespace {
 
 namespace py = pybind11;
-
-/// Contiguous memory of an object, while this lives.
-class Contents {
- public:
-  explicit Contents(py::handle owner) {
-    if (PyObject_GetBuffer(owner.ptr(), &buffer_, PyBUF_SIMPLE) != 0) throw py::error_already_set();
-  }
-  ~Contents() { PyBuffer_Release(&buffer_); }
-  Contents(const Contents&) = delete;
-  Contents& operator=(const Contents&) = delete;
-
-  std::string_view bytes() const { return {static_cast<const char*>(buffer_.buf), static_cast<size_t>(buffer_.len)}; }
-
- private:
-  Py_buffer buffer_;
-};
 
 py::object dump_builtin(py::handle value) {
   // Room for the protocol and STOP.

@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/bindings/contents.h"
 #include "csrc/bindings/descent.h"
 #include "csrc/bindings/errors.h"
+#include "csrc/format/pickle_memo.h"
 #include "csrc/format/pickle_reader.h"
 #include "csrc/format/pickle_tree.h"
 
@@ -21,8 +23,8 @@ using Kind = PickleValue::Kind;
 /// Builtin values as they are; all else as `make` makes it of its kind and its parts.
 class PickleToPython {
  public:
-  PickleToPython(const format::Pickle& pickle, const std::vector<py::tuple>& globals, size_t bytes, py::object make)
-      : pickle_(pickle), globals_(globals), budget_(bytes), make_(std::move(make)) {}
+  PickleToPython(const format::Pickle& pickle, const std::vector<py::tuple>& globals, py::object make)
+      : pickle_(pickle), globals_(globals), budget_(pickle), make_(std::move(make)) {}
 
   py::object convert(const PickleValue& value) {
     const Descent descent(" while making the values of a pickle");
@@ -31,17 +33,15 @@ class PickleToPython {
       case Kind::kNone:
         return py::none();
       case Kind::kBool:
-        return py::bool_(value.integer != 0);
+        return py::bool_(value.is_true());
       case Kind::kInt:
-        return py::int_(value.integer);
+        return py::int_(pickle_.integer(value));
       case Kind::kFloat:
-        return py::float_(value.real);
+        return py::float_(pickle_.real(value));
       case Kind::kString:
-        raise_if_error(budget_.take_text(value.size));
-        return py::str(value.text().data(), value.size);
+        return py::str(take_text(value));
       case Kind::kBytes:
-        raise_if_error(budget_.take_text(value.size));
-        return py::bytes(value.text().data(), value.size);
+        return py::bytes(take_text(value));
       case Kind::kTuple:
       case Kind::kList:
       case Kind::kDict:
@@ -52,12 +52,22 @@ class PickleToPython {
   }
 
  private:
+  std::string_view take_text(const PickleValue& value) {
+    const std::string_view text = pickle_.text(value);
+    raise_if_error(budget_.take(text.size()));
+    return text;
+  }
+
   py::object container(const PickleValue& value) {
     const format::PickleSpan children = pickle_.children(value);
-    raise_if_error(budget_.take_values(children.size() + 1));
+    raise_if_error(budget_.take(children.size() + 1));
     if (value.is(Kind::kDict)) {
       py::dict dict;
-      for (size_t i = 0; i < children.size(); i += 2) dict[convert(children[i])] = convert(children[i + 1]);
+      for (auto child = children.begin(); child != children.end(); ++child) {
+        const py::object key = convert(*child);
+        ++child;
+        dict[key] = convert(*child);
+      }
       return dict;
     }
     py::list list;
@@ -66,9 +76,9 @@ class PickleToPython {
   }
 
   py::object object(const PickleValue& value) {
-    raise_if_error(budget_.take_values(1));
-    if (value.is(Kind::kGlobal)) return make_("global", *globals_[value.global]);
-    const format::PickleObject& object = *pickle_.object(value);
+    raise_if_error(budget_.take(1));
+    if (value.is(Kind::kGlobal)) return make_("global", *globals_[value.global()]);
+    const format::PickleObject object = *pickle_.object(value);
     if (value.is(Kind::kPersistent)) return make_("persistent", convert(object.args));
     const py::object callee = make_("global", *globals_[object.global]);
     return make_(value.is(Kind::kObject) ? "object" : "call", callee, convert(object.args),
@@ -91,16 +101,22 @@ py::tuple read_pickle(const py::bytes& data, py::object make) {
                                   },
                                   true};
   const format::Pickle pickle = value_or_raise(format::read_pickle(bytes, rules));
-  const py::object value = PickleToPython(pickle, globals, bytes.size(), std::move(make)).convert(pickle.root());
+  const py::object value = PickleToPython(pickle, globals, std::move(make)).convert(pickle.root());
   py::list named;
   for (const py::tuple& global : globals) named.append(global);
   return py::make_tuple(value, pickle.end(), named);
+}
+
+void check_memo(py::handle buffer, int max_pickles) {
+  const Contents contents(buffer);
+  raise_if_error(format::check_memo(contents.bytes(), max_pickles));
 }
 
 }  // namespace
 
 void bind_pickle(py::module_& m) {
   m.def("read_pickle", &read_pickle, py::arg("data"), py::arg("make"));
+  m.def("check_memo", &check_memo, py::arg("buffer"), py::arg("max_pickles"));
 }
 
 }  // namespace bytecheckpoint::bindings

@@ -104,9 +104,7 @@ void bind_core(py::module_& m) {
   m.def(
       "tree_round_trip",
       [](py::handle value) {
-        base::ByteWriter out;
-        format::encode_tree(tree_from_python(value), &out);
-        return tree_to_python(value_or_raise(format::decode_tree(out.bytes())));
+        return tree_to_python(value_or_raise(format::decode_tree(tree_from_python(value).bytes())));
       },
       py::arg("value"));
 }

@@ -11,31 +11,22 @@ namespace {
 
 using format::Tree;
 
-Tree text_tree(std::string_view text) {
-  Tree tree;
-  tree.kind = Tree::Kind::kString;
-  tree.text = text;
-  return tree;
-}
-
 /// DCP's planner data of a flattened state: FQN to the way through nested dicts.
 base::Result<Tree> mappings_of(const planner::Inventory& inventory) {
-  Tree mappings;
-  mappings.kind = Tree::Kind::kDict;
-  mappings.children.reserve(2 * inventory.entries.size());
+  base::ByteWriter mappings;
+  format::encode_container(Tree::Kind::kDict, 2 * inventory.entries.size(), &mappings);
   for (const planner::Entry& entry : inventory.entries) {
     const std::string_view fqn = inventory.fqn(entry);
-    Tree way;
+    format::encode_text(Tree::Kind::kString, fqn, &mappings);
     if (entry.path_size == 0) {
-      way.kind = Tree::Kind::kTuple;
-      way.children.push_back(text_tree(fqn));
+      format::encode_container(Tree::Kind::kTuple, 1, &mappings);
+      format::encode_text(Tree::Kind::kString, fqn, &mappings);
     } else {
-      BCP_ASSIGN_OR_RETURN(way, format::decode_tree(inventory.path(entry)));
+      BCP_ASSIGN_OR_RETURN(const Tree path, format::decode_tree(inventory.path(entry)));
+      mappings.raw(path.bytes());
     }
-    mappings.children.push_back(text_tree(fqn));
-    mappings.children.push_back(std::move(way));
   }
-  return mappings;
+  return Tree::from_encoded(mappings.take());
 }
 
 /// \param rank_items  Counted up for each rank that writes a chunk of it.

@@ -38,9 +38,7 @@ std::string encode_path(const std::string& fqn, py::handle path) {
   for (const py::handle key : keys) {
     const std::optional<std::string_view> text = text_of(key.ptr());
     if (!text.has_value()) {
-      base::ByteWriter any;
-      format::encode_tree(tree_from_python(path), &any);
-      return any.take();
+      return tree_from_python(path).bytes();
     }
     format::encode_text(format::Tree::Kind::kString, *text, &out);
   }

@@ -2,6 +2,7 @@
 #include "csrc/bindings/tree_caster.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,35 +30,38 @@ class PythonReader {
   /// Reads no more than this, and only what would keep its identities.
   explicit PythonReader(int64_t max_pickle_bytes) : bytes_left_(max_pickle_bytes), is_limited_(true) {}
 
-  bool read(PyObject* value, int depth, Tree* out) {
+  bool read(PyObject* value, int depth) {
     if (depth > format::kMaxTreeDepth) return refuse(PyExc_ValueError, "nested too deeply");
-    if (value == Py_None) return take(Tree::Kind::kNone, out);
-    if (PyBool_Check(value)) return take(value == Py_True ? Tree::Kind::kTrue : Tree::Kind::kFalse, out);
+    if (value == Py_None) return constant(Tree::Kind::kNone);
+    if (PyBool_Check(value)) return constant(value == Py_True ? Tree::Kind::kTrue : Tree::Kind::kFalse);
     if (PyLong_CheckExact(value)) {
       int overflow = 0;
-      out->integer = PyLong_AsLongLongAndOverflow(value, &overflow);
+      const int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
       if (overflow != 0) return refuse(PyExc_ValueError, "an int beyond 64 bits cannot be stored");
-      return take(Tree::Kind::kInt, out);
-    }
-    if (PyFloat_CheckExact(value)) {
-      out->real = PyFloat_AS_DOUBLE(value);
-      return take(Tree::Kind::kFloat, out);
-    }
-    if (PyUnicode_CheckExact(value)) return string(value, out);
-    if (PyBytes_CheckExact(value)) {
-      const Py_ssize_t size = PyBytes_GET_SIZE(value);
-      if (!take(Tree::Kind::kBytes, out, size)) return false;
-      out->text.assign(PyBytes_AS_STRING(value), static_cast<size_t>(size));
+      if (!take(Tree::Kind::kInt)) return false;
+      format::encode_int(number, &out_);
       return true;
     }
-    if (PyTuple_CheckExact(value)) return take(Tree::Kind::kTuple, out) && sequence(value, depth, out);
-    if (PyList_CheckExact(value)) return container(Tree::Kind::kList, value, out) && sequence(value, depth, out);
-    if (PyDict_CheckExact(value)) return container(Tree::Kind::kDict, value, out) && dict(value, depth, out);
+    if (PyFloat_CheckExact(value)) {
+      if (!take(Tree::Kind::kFloat)) return false;
+      format::encode_float(PyFloat_AS_DOUBLE(value), &out_);
+      return true;
+    }
+    if (PyUnicode_CheckExact(value)) return string(value);
+    if (PyBytes_CheckExact(value)) {
+      return text(Tree::Kind::kBytes, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value));
+    }
+    if (PyTuple_CheckExact(value)) return sequence(Tree::Kind::kTuple, value, depth);
+    if (PyList_CheckExact(value)) return remember(value) && sequence(Tree::Kind::kList, value, depth);
+    if (PyDict_CheckExact(value)) return remember(value) && dict(value, depth);
     if (refusal_ == nullptr) return false;
     return refuse(PyExc_TypeError, std::string("a ") + Py_TYPE(value)->tp_name +
                                        " cannot be stored; only None, bool, int, float, str, bytes, list, tuple and "
                                        "dict can");
   }
+
+  /// What was read.
+  Tree finish() { return Tree::from_encoded(out_.take()); }
 
   /// Did a list or dict stand in several places?
   bool has_shared() {
@@ -71,57 +75,59 @@ class PythonReader {
     return false;
   }
 
-  bool take(Tree::Kind kind, Tree* out, int64_t text_bytes = 0) {
-    out->kind = kind;
+  bool take(Tree::Kind kind, int64_t text_bytes = 0) {
     if (is_limited_) bytes_left_ -= format::most_pickled_bytes(kind, text_bytes);
     return bytes_left_ >= 0;
   }
 
-  /// So that nothing is allocated for children that could not all be taken.
-  bool has_room(size_t num_children) const {
-    constexpr int64_t kLeast = format::most_pickled_bytes(Tree::Kind::kNone);
-    return !is_limited_ || static_cast<int64_t>(num_children) <= bytes_left_ / kLeast;
+  bool constant(Tree::Kind kind) {
+    if (!take(kind)) return false;
+    format::encode_constant(kind, &out_);
+    return true;
   }
 
-  bool string(PyObject* value, Tree* out) {
+  bool string(PyObject* value) {
     Py_ssize_t size = 0;
     const char* utf8 = PyUnicode_AsUTF8AndSize(value, &size);
     if (utf8 == nullptr) {
       PyErr_Clear();
       return refuse(PyExc_ValueError, "a str with surrogates cannot be stored");
     }
-    if (!take(Tree::Kind::kString, out, size)) return false;
-    out->text.assign(utf8, static_cast<size_t>(size));
+    return text(Tree::Kind::kString, utf8, size);
+  }
+
+  bool text(Tree::Kind kind, const char* bytes, Py_ssize_t size) {
+    if (size > UINT32_MAX) return refuse(PyExc_ValueError, "a text of 4 GiB or more cannot be stored");
+    if (!take(kind, size)) return false;
+    format::encode_text(kind, {bytes, static_cast<size_t>(size)}, &out_);
     return true;
   }
 
-  bool container(Tree::Kind kind, PyObject* value, Tree* out) {
-    if (is_limited_) containers_.push_back(value);
-    return take(kind, out);
+  /// True. Of lists and dicts, which come back as several if they stand in several places.
+  bool remember(PyObject* container) {
+    if (is_limited_) containers_.push_back(container);
+    return true;
   }
 
-  bool sequence(PyObject* value, int depth, Tree* out) {
-    const auto size = static_cast<size_t>(PySequence_Fast_GET_SIZE(value));
-    if (!has_room(size)) return false;
+  bool sequence(Tree::Kind kind, PyObject* value, int depth) {
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
+    if (!take(kind)) return false;
+    format::encode_container(kind, static_cast<size_t>(size), &out_);
     PyObject** items = PySequence_Fast_ITEMS(value);
-    out->children.resize(size);
-    for (size_t i = 0; i < size; ++i) {
-      if (!read(items[i], depth + 1, &out->children[i])) return step([&] { return std::to_string(i); });
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (!read(items[i], depth + 1)) return step([&] { return std::to_string(i); });
     }
     return true;
   }
 
-  bool dict(PyObject* value, int depth, Tree* out) {
-    const auto size = static_cast<size_t>(PyDict_GET_SIZE(value));
-    if (!has_room(2 * size)) return false;
-    out->children.resize(2 * size);
+  bool dict(PyObject* value, int depth) {
+    if (!take(Tree::Kind::kDict)) return false;
+    format::encode_container(Tree::Kind::kDict, 2 * static_cast<size_t>(PyDict_GET_SIZE(value)), &out_);
     PyObject *key, *item;
     Py_ssize_t position = 0;
-    for (size_t i = 0; PyDict_Next(value, &position, &key, &item); i += 2) {
-      if (!read(key, depth + 1, &out->children[i])) return step([] { return std::string("key"); });
-      if (!read(item, depth + 1, &out->children[i + 1])) {
-        return step([&] { return py::repr(key).cast<std::string>(); });
-      }
+    while (PyDict_Next(value, &position, &key, &item)) {
+      if (!read(key, depth + 1)) return step([] { return std::string("key"); });
+      if (!read(item, depth + 1)) return step([&] { return py::repr(key).cast<std::string>(); });
     }
     return true;
   }
@@ -137,29 +143,22 @@ class PythonReader {
   int64_t bytes_left_ = 0;
   bool is_limited_ = false;
   std::vector<PyObject*> containers_;  // borrowed
+  base::ByteWriter out_;
 };
 
-}  // namespace
+py::object read_node(format::TreeReader* in);
 
-Tree tree_from_python(py::handle value) {
-  Tree tree;
-  Refusal refusal;
-  if (!PythonReader(&refusal).read(value.ptr(), 0, &tree)) {
-    py::set_error(refusal.error, ("planner_data" + refusal.steps + ": " + refusal.why).c_str());
-    throw py::error_already_set();
-  }
-  return tree;
+template <class Sequence>
+py::object read_sequence(uint32_t size, format::TreeReader* in) {
+  Sequence sequence(size);
+  for (uint32_t i = 0; i < size; ++i) sequence[i] = read_node(in);
+  return std::move(sequence);
 }
 
-std::optional<Tree> try_tree_from_python(py::handle value, int64_t max_pickle_bytes) {
-  std::optional<Tree> tree(std::in_place);
-  PythonReader reader(max_pickle_bytes);
-  if (!reader.read(value.ptr(), 0, &*tree) || reader.has_shared()) tree.reset();
-  return tree;
-}
-
-py::object tree_to_python(const Tree& tree) {
-  switch (tree.kind) {
+/// The next value, with its children.
+py::object read_node(format::TreeReader* in) {
+  const format::TreeNode node = in->next();
+  switch (node.kind) {
     case Tree::Kind::kNone:
       return py::none();
     case Tree::Kind::kFalse:
@@ -167,31 +166,49 @@ py::object tree_to_python(const Tree& tree) {
     case Tree::Kind::kTrue:
       return py::bool_(true);
     case Tree::Kind::kInt:
-      return py::int_(tree.integer);
+      return py::int_(node.integer);
     case Tree::Kind::kFloat:
-      return py::float_(tree.real);
+      return py::float_(node.real);
     case Tree::Kind::kString:
-      return py::str(tree.text);
+      return py::str(node.text);
     case Tree::Kind::kBytes:
-      return py::bytes(tree.text);
-    case Tree::Kind::kList: {
-      py::list list(tree.children.size());
-      for (size_t i = 0; i < tree.children.size(); ++i) list[i] = tree_to_python(tree.children[i]);
-      return list;
-    }
-    case Tree::Kind::kTuple: {
-      py::tuple tuple(tree.children.size());
-      for (size_t i = 0; i < tree.children.size(); ++i) tuple[i] = tree_to_python(tree.children[i]);
-      return tuple;
-    }
+      return py::bytes(node.text);
+    case Tree::Kind::kList:
+      return read_sequence<py::list>(node.num_children, in);
+    case Tree::Kind::kTuple:
+      return read_sequence<py::tuple>(node.num_children, in);
     case Tree::Kind::kDict:
       break;
   }
   py::dict dict;
-  for (size_t i = 0; i + 1 < tree.children.size(); i += 2) {
-    dict[tree_to_python(tree.children[i])] = tree_to_python(tree.children[i + 1]);
+  for (uint32_t i = 0; i < node.num_children; i += 2) {
+    const py::object key = read_node(in);
+    dict[key] = read_node(in);
   }
   return dict;
+}
+
+}  // namespace
+
+Tree tree_from_python(py::handle value) {
+  Refusal refusal;
+  PythonReader reader(&refusal);
+  if (!reader.read(value.ptr(), 0)) {
+    py::set_error(refusal.error, ("planner_data" + refusal.steps + ": " + refusal.why).c_str());
+    throw py::error_already_set();
+  }
+  return reader.finish();
+}
+
+std::optional<Tree> try_tree_from_python(py::handle value, int64_t max_pickle_bytes) {
+  PythonReader reader(max_pickle_bytes);
+  if (!reader.read(value.ptr(), 0) || reader.has_shared()) return std::nullopt;
+  return reader.finish();
+}
+
+py::object tree_to_python(const Tree& tree) {
+  format::TreeReader in(tree);
+  return read_node(&in);
 }
 
 }  // namespace bytecheckpoint::bindings

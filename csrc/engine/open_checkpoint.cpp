@@ -39,10 +39,12 @@ bool has_our_data(const std::string& directory) {
 }
 
 bool has_our_save_id(const format::Tree& storage_meta) {
-  for (size_t i = 0; i + 1 < storage_meta.children.size(); i += 2) {
-    const std::string& value = storage_meta.children[i + 1].text;
-    if (storage_meta.children[i].text == "save_id")
-      return value.substr(0, format::kSaveIdPrefix.size()) == format::kSaveIdPrefix;
+  format::TreeReader in(storage_meta);
+  for (uint32_t left = in.next().num_children; left != 0; left -= 2) {
+    if (in.next().text == "save_id") {
+      return in.next().text.substr(0, format::kSaveIdPrefix.size()) == format::kSaveIdPrefix;
+    }
+    in.skip();
   }
   return false;
 }

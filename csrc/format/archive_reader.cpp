@@ -19,6 +19,7 @@ base::Result<std::string_view> ArchiveReader::view(int64_t offset, int64_t size,
   if (offset < 0 || size < 0 || offset > bytes_ || size > bytes_ - offset) {
     return corrupt_archive(text(what, ", ", size, " bytes at ", offset, ", outside its ", bytes_, " bytes"));
   }
+  if (read_ == nullptr) return std::string_view(in_memory_ + offset, static_cast<size_t>(size));
   for (const Piece& piece : pieces_) {
     const int64_t skipped = offset - piece.offset;
     const auto piece_bytes = static_cast<int64_t>(piece.bytes.size());
@@ -33,7 +34,7 @@ base::Result<std::string_view> ArchiveReader::view(int64_t offset, int64_t size,
 
 base::Result<std::string_view> ArchiveReader::tail(int64_t size) {
   const int64_t wanted = std::min(size, bytes_);
-  if (bytes_ - wanted <= kPageBytes && pieces_.empty()) {
+  if (read_ != nullptr && bytes_ - wanted <= kPageBytes && pieces_.empty()) {
     BCP_ASSIGN_OR_RETURN(const std::string_view all, fetch(0, bytes_));
     return all.substr(all.size() - static_cast<size_t>(wanted));
   }
@@ -41,7 +42,7 @@ base::Result<std::string_view> ArchiveReader::tail(int64_t size) {
 }
 
 base::Result<std::string_view> ArchiveReader::fetch(int64_t offset, int64_t size) {
-  BCP_ASSIGN_OR_RETURN(std::string bytes, read_(offset, size));
+  BCP_ASSIGN_OR_RETURN(std::string bytes, (*read_)(offset, size));
   if (bytes.size() != static_cast<size_t>(size)) {
     return corrupt_archive(text("read ", bytes.size(), " bytes at ", offset, ", wanted ", size));
   }

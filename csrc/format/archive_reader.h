@@ -17,12 +17,16 @@ using ReadBytes = std::function<base::Result<std::string>(int64_t offset, int64_
 /// kCorrupt: `archive: message`.
 base::Status corrupt_archive(const std::string& message);
 
-/// Looks at parts of one archive and keeps what it read, so that its two ends answer nearly every question.
+/// Looks at parts of one archive. Of one that has to be read it keeps what it read: its two ends answer nearly every
+/// question.
 class ArchiveReader {
  public:
   /// \param bytes  Of the archive, >= 0.
   /// \param read   Must outlive the reader.
-  ArchiveReader(int64_t bytes, const ReadBytes& read) : bytes_(bytes), read_(read) {}
+  ArchiveReader(int64_t bytes, const ReadBytes& read) : bytes_(bytes), read_(&read) {}
+  /// \param archive  All of it; must outlive the reader.
+  explicit ArchiveReader(std::string_view archive)
+      : bytes_(static_cast<int64_t>(archive.size())), in_memory_(archive.data()) {}
 
   int64_t bytes() const { return bytes_; }
 
@@ -43,7 +47,8 @@ class ArchiveReader {
   base::Result<std::string_view> fetch(int64_t offset, int64_t size);
 
   const int64_t bytes_;
-  const ReadBytes& read_;
+  const ReadBytes* read_ = nullptr;
+  const char* in_memory_ = nullptr;
   std::deque<Piece> pieces_;  // never moved: views point into them
 };
 

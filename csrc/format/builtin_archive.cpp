@@ -49,10 +49,7 @@ base::Result<std::optional<Tree>> decode_builtin_archive(std::string_view archiv
   const std::optional<Tree> other;
   // What begins otherwise torch.load takes for a bare pickle, whatever stands at its end.
   if (base::ByteReader(archive).u32() != zip::kLocalHeader) return other;
-  const ReadBytes read = [archive](int64_t offset, int64_t size) -> base::Result<std::string> {
-    return std::string(archive.substr(static_cast<size_t>(offset), static_cast<size_t>(size)));
-  };
-  ArchiveReader reader(static_cast<int64_t>(archive.size()), read);
+  ArchiveReader reader(archive);
   base::Result<std::optional<PickleEntry>> found = read_pickle_entry(&reader, kMaxBuiltinPickleBytes);
   if (!found.is_ok() && found.status().code() == base::Code::kUnsupported) return other;
   BCP_ASSIGN_OR_RETURN(const std::optional<PickleEntry> entry, std::move(found));
@@ -68,7 +65,7 @@ base::Result<std::optional<Tree>> decode_builtin_archive(std::string_view archiv
   const base::Result<Pickle> pickle = read_pickle(entry->pickle, rules);
   // What this reader takes for corrupt torch may read: text with surrogates, for one.
   if (!pickle.is_ok() || pickle.value().end() != entry->pickle.size()) return other;
-  UnfoldBudget budget(entry->pickle.size());
+  UnfoldBudget budget(pickle.value());
   base::Result<Tree> tree =
       unfold_tree(pickle.value(), pickle.value().root(), &budget, {/*refuse_shared=*/true, kEncode});
   if (!tree.is_ok()) return other;

@@ -11,8 +11,7 @@
 
 namespace bytecheckpoint::format {
 
-/// Largest pickle that is decoded. Beyond it torch's own cost is nothing beside that of the values, and its memory is
-/// less: a Tree takes 80 bytes for a value that takes one in a pickle.
+/// Largest pickle that is decoded. Beyond it torch's own cost is nothing beside that of the values.
 inline constexpr int64_t kMaxBuiltinPickleBytes = 1 << 20;
 
 /// The most bytes that a value without its children takes in a pickle of ours.

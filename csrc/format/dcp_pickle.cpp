@@ -27,11 +27,13 @@ void join(std::string_view part, bool windows, std::string* path) {
 }  // namespace
 
 PickleValue Attributes::find(std::string_view name) const {
-  // From the end: of equal names the last counts.
-  for (size_t i = dict_.size(); i >= 2; i -= 2) {
-    if (dict_[i - 2].is(Kind::kString) && dict_[i - 2].text() == name) return dict_[i - 1];
+  PickleValue found;
+  for (auto at = dict_.begin(); at != dict_.end(); ++at) {
+    const bool is_found = (*at).is(Kind::kString) && pickle_->text(*at) == name;
+    ++at;
+    if (is_found) found = *at;  // of equal names the last counts
   }
-  return {};
+  return found;
 }
 
 base::Result<DcpPickle> DcpPickle::read(std::string_view bytes) {
@@ -40,15 +42,16 @@ base::Result<DcpPickle> DcpPickle::read(std::string_view bytes) {
     return Status::make(Code::kCorrupt,
                         text("pickle: ends at byte ", pickle.end(), " of ", bytes.size(), ", wanted at the last"));
   }
-  return DcpPickle(std::move(pickle), bytes.size());
+  return DcpPickle(std::move(pickle));
 }
 
 base::Result<Attributes> DcpPickle::instance(const PickleValue& value, DcpGlobal global, std::string_view name) const {
-  const PickleObject* object = pickle_.object(value, Kind::kObject, global);
-  if (object == nullptr) return Status::make(Code::kCorrupt, text("not a ", name));
+  const std::optional<PickleObject> object = pickle_.object(value, Kind::kObject, global);
+  if (!object.has_value()) return Status::make(Code::kCorrupt, text("not a ", name));
   Attributes attributes;
   // An instance without attributes has no state, or None.
   if (object->state.is(Kind::kHole) || object->state.is(Kind::kNone)) return attributes;
+  attributes.pickle_ = &pickle_;
   attributes.dict_ = pickle_.children(object->state);
   if (!object->state.is(Kind::kDict) || attributes.dict_.size() > 2 * kMaxAttributes) {
     return Status::make(Code::kCorrupt, text(name, ": state is no dict of at most ", kMaxAttributes, " attributes"));
@@ -58,8 +61,8 @@ base::Result<Attributes> DcpPickle::instance(const PickleValue& value, DcpGlobal
 
 Status DcpPickle::read_dims(const PickleValue& value, std::string_view what, tensor::Dims* dims) {
   PickleValue sequence = value;
-  const PickleObject* size = pickle_.object(value, Kind::kCall, kTorchSize);
-  if (size != nullptr) {
+  const std::optional<PickleObject> size = pickle_.object(value, Kind::kCall, kTorchSize);
+  if (size.has_value()) {
     const PickleSpan args = pickle_.children(size->args);
     if (args.size() == 1) sequence = args[0];
   }
@@ -70,24 +73,26 @@ Status DcpPickle::read_dims(const PickleValue& value, std::string_view what, ten
   if (numbers.size() > kMaxDims) {
     return Status::make(Code::kCorrupt, text(what, " of ", numbers.size(), " dims, at most ", kMaxDims, " can be"));
   }
-  BCP_RETURN_IF_ERROR(budget_.take_values(numbers.size()));
+  BCP_RETURN_IF_ERROR(budget_.take(numbers.size() * sizeof(int64_t)));
   dims->clear();
   dims->reserve(numbers.size());
   for (const PickleValue& number : numbers) {
     if (!number.is(Kind::kInt)) return Status::make(Code::kCorrupt, text(what, " with a dim that is no int"));
-    dims->push_back(number.integer);
+    dims->push_back(pickle_.integer(number));
   }
   return Status::ok();
 }
 
 base::Result<bool> DcpPickle::try_read_path(const PickleValue& value, std::string* path) {
-  const bool windows = pickle_.object(value, Kind::kCall, kWindowsPath) != nullptr;
-  if (!windows && pickle_.object(value, Kind::kCall, kPosixPath) == nullptr) return false;
+  std::optional<PickleObject> call = pickle_.object(value, Kind::kCall, kPosixPath);
+  const bool windows = !call.has_value();
+  if (windows) call = pickle_.object(value, Kind::kCall, kWindowsPath);
+  if (!call.has_value()) return false;
   path->clear();
-  for (const PickleValue& part : pickle_.children(pickle_.object(value)->args)) {
+  for (const PickleValue& part : pickle_.children(call->args)) {
     if (!part.is(Kind::kString)) return Status::make(Code::kCorrupt, "path with a part that is no str");
-    BCP_RETURN_IF_ERROR(budget_.take_text(part.size + size_t{1}));
-    join(part.text(), windows, path);
+    BCP_RETURN_IF_ERROR(budget_.take(kTimesToGrow * (pickle_.text(part).size() + 1)));
+    join(pickle_.text(part), windows, path);
   }
   if (path->empty()) path->push_back('.');
   return true;

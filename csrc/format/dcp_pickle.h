@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "csrc/base/status.h"
 #include "csrc/format/dcp_globals.h"
@@ -11,6 +12,9 @@
 #include "csrc/tensor/box.h"
 
 namespace bytecheckpoint::format {
+
+/// What a buffer takes at most that grows to a size it does not know: twice that, and what it grew out of.
+inline constexpr size_t kTimesToGrow = 3;
 
 /// Attributes of a pickled instance, found by name. There are few, so that finding is cheap however often an instance
 /// is shared.
@@ -22,6 +26,7 @@ class Attributes {
 
  private:
   friend class DcpPickle;
+  const Pickle* pickle_ = nullptr;
   PickleSpan dict_;  // names and values in turn
 };
 
@@ -42,7 +47,7 @@ class DcpPickle {
   base::Result<bool> try_read_path(const PickleValue& value, std::string* path);
 
  private:
-  DcpPickle(Pickle pickle, size_t bytes) : pickle_(std::move(pickle)), budget_(bytes) {}
+  explicit DcpPickle(Pickle pickle) : pickle_(std::move(pickle)), budget_(pickle_) {}
 
   Pickle pickle_;
   UnfoldBudget budget_;

@@ -18,13 +18,19 @@ using Kind = PickleValue::Kind;
 
 /// An entry of the state dict's metadata.
 struct Entry {
-  PickleValue fqn;
+  std::string_view fqn;
   PickleValue value;
   uint32_t ordinal;
 };
 
 Status corrupt(std::string message) {
   return Status::make(Code::kCorrupt, std::move(message));
+}
+
+Tree text_tree(std::string_view text) {
+  base::ByteWriter out;
+  encode_text(Tree::Kind::kString, text, &out);
+  return Tree::from_encoded(out.take());
 }
 
 class Metadata {
@@ -40,7 +46,7 @@ class Metadata {
     BCP_RETURN_IF_ERROR(read_storage_meta(attributes.find("storage_meta")).with_context("storage meta"));
     Tree& version = manifest_.foreign->version;
     BCP_RETURN_IF_ERROR(read_tree(attributes.find("version"), "version", &version));
-    const bool sane = version.kind == Tree::Kind::kNone || version.kind == Tree::Kind::kString;
+    const bool sane = version.kind() == Tree::Kind::kNone || version.kind() == Tree::Kind::kString;
     return sane ? Status::ok() : corrupt("version: neither None nor str");
   }
 
@@ -48,18 +54,22 @@ class Metadata {
   Status read_items(const PickleValue& state_dict) {
     if (!state_dict.is(Kind::kDict)) return corrupt("metadata of the state dict: no dict");
     const PickleSpan children = pickle_.values().children(state_dict);
+    const size_t num_items = children.size() / 2;
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take(num_items * (sizeof(Entry) + sizeof(Item))));
     std::vector<Entry> entries;
-    entries.reserve(children.size() / 2);
-    for (size_t i = 0; i < children.size(); i += 2) {
-      if (!children[i].is(Kind::kString)) return corrupt(text("key ", i / 2, " of the state dict: no str"));
-      BCP_RETURN_IF_ERROR(pickle_.budget()->take_text(children[i].size));
-      entries.push_back({children[i], children[i + 1], static_cast<uint32_t>(i / 2)});
+    entries.reserve(num_items);
+    for (auto child = children.begin(); child != children.end(); ++child) {
+      const auto ordinal = static_cast<uint32_t>(entries.size());
+      if (!(*child).is(Kind::kString)) return corrupt(text("key ", ordinal, " of the state dict: no str"));
+      const std::string_view fqn = pickle_.values().text(*child);
+      BCP_RETURN_IF_ERROR(pickle_.budget()->take(fqn.size() + 1));
+      ++child;
+      entries.push_back({fqn, *child, ordinal});
     }
-    std::sort(entries.begin(), entries.end(),
-              [](const Entry& a, const Entry& b) { return a.fqn.text() < b.fqn.text(); });
+    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.fqn < b.fqn; });
     manifest_.items.reserve(entries.size());
     for (const Entry& entry : entries) {
-      const std::string_view fqn = entry.fqn.text();
+      const std::string_view fqn = entry.fqn;
       if (!manifest_.items.empty() && manifest_.items.back().fqn == fqn) return corrupt(text("'", fqn, "': twice"));
       Item& item = manifest_.items.emplace_back();
       item.fqn = std::string(fqn);
@@ -72,7 +82,8 @@ class Metadata {
   Status read_item(const PickleValue& value, Item* item) {
     Record absent;
     absent.kind = RecordKind::kAbsent;
-    if (pickle_.values().object(value, Kind::kObject, kBytesStorageMetadata) != nullptr) {
+    if (pickle_.values().object(value, Kind::kObject, kBytesStorageMetadata).has_value()) {
+      BCP_RETURN_IF_ERROR(pickle_.budget()->take(sizeof(Chunk)));
       item->chunks.push_back({{}, absent});
       return Status::ok();
     }
@@ -89,10 +100,11 @@ class Metadata {
     const PickleValue list = attributes.find("chunks");
     if (!list.is(Kind::kList) && !list.is(Kind::kTuple)) return corrupt("chunks that are no list");
     const PickleSpan chunks = pickle_.values().children(list);
-    BCP_RETURN_IF_ERROR(pickle_.budget()->take_values(chunks.size()));
-    item->chunks.resize(chunks.size(), Chunk{{}, absent});
-    for (size_t c = 0; c < chunks.size(); ++c) {
-      BCP_RETURN_IF_ERROR(read_box(chunks[c], item->tensor.sizes, &item->chunks[c].box));
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take(chunks.size() * sizeof(Chunk)));
+    item->chunks.reserve(chunks.size());
+    for (const PickleValue& chunk : chunks) {
+      item->chunks.push_back({{}, absent});
+      BCP_RETURN_IF_ERROR(read_box(chunk, item->tensor.sizes, &item->chunks.back().box));
     }
     return Status::ok();
   }
@@ -110,31 +122,33 @@ class Metadata {
   /// The state of a TensorProperties is a tuple: dtype, layout, requires_grad, memory format, pin_memory; torch 2.15
   /// adds strides, of which nothing depends.
   Status read_properties(const PickleValue& value, tensor::TensorInfo* info) {
-    const PickleObject* properties = pickle_.values().object(value, Kind::kObject, kTensorProperties);
-    if (properties == nullptr) return corrupt("properties of another type");
+    const std::optional<PickleObject> properties = pickle_.values().object(value, Kind::kObject, kTensorProperties);
+    if (!properties.has_value()) return corrupt("properties of another type");
     const PickleSpan state = pickle_.values().children(properties->state);
     if (!properties->state.is(Kind::kTuple) || state.size() < 5) return corrupt("properties of fewer than five values");
-    const tensor::DTypeInfo* dtype = state[0].is(Kind::kGlobal) ? dtype_of_global(state[0].global) : nullptr;
+    const tensor::DTypeInfo* dtype = state[0].is(Kind::kGlobal) ? dtype_of_global(state[0].global()) : nullptr;
     if (dtype == nullptr) return corrupt("no dtype");
     info->dtype = dtype->dtype;
     const PickleValue layout = argument_of(state[1], kGetLayout);
     if (!layout.is(Kind::kString)) return corrupt("no layout");
-    if (layout.text() != "torch.strided") {
-      return Status::make(Code::kUnsupported, text("layout ", layout.text(), ", read is torch.strided alone"));
+    const std::string_view name = pickle_.values().text(layout);
+    if (name != "torch.strided") {
+      return Status::make(Code::kUnsupported, text("layout ", name, ", read is torch.strided alone"));
     }
     const PickleValue format = argument_of(state[3], kMemoryFormatEncoding);
-    if (!format.is(Kind::kInt) || format.integer < 0 || format.integer > 2) return corrupt("no memory format");
-    info->memory_format = static_cast<uint8_t>(format.integer);
+    const int64_t code = format.is(Kind::kInt) ? pickle_.values().integer(format) : -1;
+    if (code < 0 || code > 2) return corrupt("no memory format");
+    info->memory_format = static_cast<uint8_t>(code);
     if (!state[2].is(Kind::kBool) || !state[4].is(Kind::kBool)) return corrupt("properties with flags of another type");
-    info->requires_grad = state[2].integer != 0;
-    info->pin_memory = state[4].integer != 0;
+    info->requires_grad = state[2].is_true();
+    info->pin_memory = state[4].is_true();
     return Status::ok();
   }
 
   /// The argument of a call of `global` with one argument, or a hole.
   PickleValue argument_of(const PickleValue& value, DcpGlobal global) const {
-    const PickleObject* call = pickle_.values().object(value, Kind::kCall, global);
-    if (call == nullptr) return {};
+    const std::optional<PickleObject> call = pickle_.values().object(value, Kind::kCall, global);
+    if (!call.has_value()) return {};
     const PickleSpan args = pickle_.values().children(call->args);
     return args.size() == 1 ? args[0] : PickleValue();
   }
@@ -152,25 +166,31 @@ class Metadata {
     if (value.is(Kind::kHole) || value.is(Kind::kNone)) return Status::ok();
     BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(value, kStorageMeta, "StorageMeta"));
     ForeignMeta& meta = *manifest_.foreign;
-    meta.storage_meta.kind = Tree::Kind::kDict;
     const PickleSpan dict = attributes.dict();
-    for (size_t i = 0; i < dict.size(); i += 2) {
-      if (!dict[i].is(Kind::kString)) return corrupt("attribute whose name is no str");
-      Tree name, content;
-      BCP_RETURN_IF_ERROR(read_tree(dict[i], "name", &name));
-      BCP_ASSIGN_OR_RETURN(const bool is_path, pickle_.try_read_path(dict[i + 1], &content.text));
+    base::ByteWriter out;
+    encode_container(Tree::Kind::kDict, dict.size(), &out);
+    for (auto at = dict.begin(); at != dict.end(); ++at) {
+      if (!(*at).is(Kind::kString)) return corrupt("attribute whose name is no str");
+      const std::string_view name = pickle_.values().text(*at);
+      Tree key, content;
+      BCP_RETURN_IF_ERROR(read_tree(*at, "name", &key));
+      ++at;
+      std::string path;
+      BCP_ASSIGN_OR_RETURN(const bool is_path, pickle_.try_read_path(*at, &path));
       if (is_path) {
-        content.kind = Tree::Kind::kString;
+        content = text_tree(path);
       } else {
-        BCP_RETURN_IF_ERROR(read_tree(dict[i + 1], name.text, &content));
+        BCP_RETURN_IF_ERROR(read_tree(*at, name, &content));
       }
-      if (name.text == "checkpoint_id") {
+      if (name == "checkpoint_id") {
         meta.checkpoint_id_is_path = is_path;
-        manifest_.checkpoint_id = content.kind == Tree::Kind::kString ? content.text : std::string();
+        manifest_.checkpoint_id = TreeReader(content).next().text;
       }
-      meta.storage_meta.children.push_back(std::move(name));
-      meta.storage_meta.children.push_back(std::move(content));
+      BCP_RETURN_IF_ERROR(pickle_.budget()->take(kTimesToGrow * (key.bytes().size() + content.bytes().size())));
+      out.raw(key.bytes());
+      out.raw(content.bytes());
     }
+    meta.storage_meta = Tree::from_encoded(out.take());
     return Status::ok();
   }
 

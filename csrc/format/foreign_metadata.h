@@ -20,7 +20,7 @@ namespace bytecheckpoint::format {
 /// \param pickle  The whole file; it must end with the pickle's STOP.
 /// \returns kUnsupported for opcodes and globals that DCP does not write, layouts other than strided, records that
 ///   went through stream extensions, planner data of other than builtin types; kCorrupt for what no DCP ever wrote.
-/// O(n log n); memory is a bounded multiple of the pickle, whatever it holds.
+/// O(n log n); memory is at most 16 times the pickle and 64 KiB, whatever it holds.
 base::Result<Manifest> read_foreign_metadata(std::string_view pickle);
 
 }  // namespace bytecheckpoint::format

@@ -31,6 +31,9 @@ struct Place {
 };
 using Places = std::vector<Place>::const_iterator;
 
+/// What a file takes, in a vector that grows and in a map, beside its name.
+constexpr size_t kFileBytes = kTimesToGrow * sizeof(FileEntry) + 64;
+
 /// Why a file of this name could lie outside the directory, or nullptr.
 const char* fault_of_name(std::string_view name) {
   if (name.empty()) return "is empty";
@@ -49,8 +52,13 @@ class StorageData {
   StorageData(DcpPickle* pickle, Manifest* manifest) : pickle_(*pickle), manifest_(*manifest) {}
 
   Status read(const PickleSpan& entries) {
-    for (size_t i = 0; i < entries.size(); i += 2) {
-      BCP_RETURN_IF_ERROR(read_place(entries[i], entries[i + 1], i).with_context(text("storage data, entry ", i / 2)));
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take(entries.size() / 2 * sizeof(Place)));
+    places_.reserve(entries.size() / 2);
+    size_t order = 0;
+    for (auto entry = entries.begin(); entry != entries.end(); ++entry, ++order) {
+      const PickleValue key = *entry;
+      ++entry;
+      BCP_RETURN_IF_ERROR(read_place(key, *entry, order).with_context(text("storage data, entry ", order)));
     }
     // By item and offset, for the bisection below; equal ones in the order of the dict.
     std::sort(places_.begin(), places_.end());
@@ -65,14 +73,15 @@ class StorageData {
 
  private:
   Status read_place(const PickleValue& key, const PickleValue& info, size_t order) {
-    if (pickle_.values().object(key, Kind::kObject, kMetadataIndex) == nullptr) {
+    if (!pickle_.values().object(key, Kind::kObject, kMetadataIndex).has_value()) {
       return Status::make(Code::kUnsupported, "the key is no MetadataIndex");
     }
     BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(key, kMetadataIndex, "MetadataIndex"));
     const PickleValue fqn = attributes.find("fqn");
     if (!fqn.is(Kind::kString)) return Status::make(Code::kCorrupt, "the name is no str");
-    BCP_RETURN_IF_ERROR(pickle_.budget()->take_text(fqn.size));
-    const Item* item = manifest_.find(fqn.text());
+    const std::string_view name = pickle_.values().text(fqn);
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take(name.size()));
+    const Item* item = manifest_.find(name);
     if (item == nullptr) return Status::ok();
     Place place;
     place.item = static_cast<size_t>(item - manifest_.items.data());
@@ -81,13 +90,14 @@ class StorageData {
     const PickleValue offset = attributes.find("offset"), index = attributes.find("index");
     place.has_offset = !offset.is(Kind::kHole) && !offset.is(Kind::kNone);
     if (place.has_offset) BCP_RETURN_IF_ERROR(pickle_.read_dims(offset, "offset", &place.offset));
-    if (index.is(Kind::kInt)) place.index = index.integer;
+    if (index.is(Kind::kInt)) place.index = pickle_.values().integer(index);
     places_.push_back(std::move(place));
     return Status::ok();
   }
 
   Status place_item(Places first, Places last, Item* item) {
     const Places with_offset = std::find_if(first, last, [](const Place& p) { return p.has_offset; });
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take(item->chunks.size() * sizeof(PickleValue)));
     std::vector<PickleValue> infos(item->chunks.size());
     for (Places place = first; place != with_offset; ++place) {
       const auto chunk = infos.size() == 1 ? size_t{0} : static_cast<size_t>(place->index);
@@ -112,46 +122,53 @@ class StorageData {
     std::string names;
     if (!is_sequence(transforms)) return names;
     for (const PickleValue& value : pickle_.values().children(transforms)) {
-      if (value.is(Kind::kString)) names += text(names.empty() ? "" : ", ", value.text().substr(0, 100));
+      if (value.is(Kind::kString))
+        names += text(names.empty() ? "" : ", ", pickle_.values().text(value).substr(0, 100));
       if (names.size() > 300) break;
     }
     return names.empty() ? names : text(" (", names, ")");
   }
 
   Status read_record(const PickleValue& info, const Item& item, Record* record) {
-    if (pickle_.values().object(info, Kind::kObject, kStorageInfo) == nullptr) {
+    if (!pickle_.values().object(info, Kind::kObject, kStorageInfo).has_value()) {
       return Status::make(Code::kUnsupported, "storage data other than _StorageInfo");
     }
     BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(info, kStorageInfo, "_StorageInfo"));
-    const PickleValue name = attributes.find("relative_path"), offset = attributes.find("offset"),
+    const PickleValue path = attributes.find("relative_path"), offset = attributes.find("offset"),
                       length = attributes.find("length"), transforms = attributes.find("transform_descriptors");
-    if (!name.is(Kind::kString)) return Status::make(Code::kCorrupt, "the file name is no str");
-    BCP_RETURN_IF_ERROR(pickle_.budget()->take_text(name.size));
-    const char* fault = fault_of_name(name.text());
-    if (fault != nullptr) return Status::make(Code::kCorrupt, text("file name '", name.text(), "' ", fault));
+    if (!path.is(Kind::kString)) return Status::make(Code::kCorrupt, "the file name is no str");
+    const std::string_view name = pickle_.values().text(path);
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take(name.size()));
+    const char* fault = fault_of_name(name);
+    if (fault != nullptr) return Status::make(Code::kCorrupt, text("file name '", name, "' ", fault));
     // Newer DCP takes an empty sequence for none.
     const bool none = transforms.is(Kind::kHole) || transforms.is(Kind::kNone);
     if (!none && (!is_sequence(transforms) || pickle_.values().children(transforms).size() != 0)) {
-      return Status::make(Code::kUnsupported, text("record in '", name.text(), "': transformed by stream extensions",
-                                                   names_of(transforms)));
+      return Status::make(Code::kUnsupported,
+                          text("record in '", name, "': transformed by stream extensions", names_of(transforms)));
     }
+    const bool are_ints = offset.is(Kind::kInt) && length.is(Kind::kInt);
+    const int64_t begin = are_ints ? pickle_.values().integer(offset) : -1;
+    const int64_t bytes = are_ints ? pickle_.values().integer(length) : -1;
     int64_t end;
-    if (!offset.is(Kind::kInt) || !length.is(Kind::kInt) || !base::checked_add(offset.integer, length.integer, &end)) {
-      return Status::make(Code::kCorrupt, text("record in '", name.text(), "': impossible offset or length"));
+    if (!base::checked_add(begin, bytes, &end)) {
+      return Status::make(Code::kCorrupt, text("record in '", name, "': impossible offset or length"));
     }
     record->kind = item.is_tensor ? RecordKind::kForeign : RecordKind::kBytes;
-    record->file = file_index(name.text());
-    record->offset = offset.integer;
-    record->bytes = length.integer;
-    return Status::ok();
+    record->offset = begin;
+    record->bytes = bytes;
+    return find_file(name, &record->file);
   }
 
   static bool is_sequence(const PickleValue& value) { return value.is(Kind::kList) || value.is(Kind::kTuple); }
 
-  uint32_t file_index(std::string_view name) {
+  Status find_file(std::string_view name, uint32_t* index) {
     const auto [found, is_new] = files_.emplace(name, static_cast<uint32_t>(manifest_.files.size()));
-    if (is_new) manifest_.files.emplace_back().name = std::string(name);
-    return found->second;
+    *index = found->second;
+    if (!is_new) return Status::ok();
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take(kFileBytes + name.size() + 1));
+    manifest_.files.emplace_back().name = std::string(name);
+    return Status::ok();
   }
 
   DcpPickle& pickle_;

@@ -92,7 +92,7 @@ std::string encode_manifest(const Manifest& manifest);
 
 /// kCorrupt, kVersion. Everything is checked that later code relies on: every index, box and range is valid, boxes lie
 /// in their tensors, records in their files, file names are ours. Never reads past `bytes`, never allocates more than
-/// a small multiple of it.
+/// 16 times as much and 64 KiB.
 base::Result<Manifest> decode_manifest(std::string_view bytes);
 
 }  // namespace bytecheckpoint::format

@@ -11,10 +11,6 @@ void append(const tensor::Dims& dims, base::ByteWriter* out) {
 }  // namespace
 
 ManifestEncoder::ManifestEncoder(const Manifest& manifest) : manifest_(manifest) {
-  base::ByteWriter tree;
-  encode_tree(manifest.planner_data, &tree);
-  planner_data_ = tree.take();
-
   head_.save_id = manifest.save_id;
   uint64_t num_dims = 0, num_chunks = 0;
   for (const Item& item : manifest.items) {
@@ -29,7 +25,7 @@ ManifestEncoder::ManifestEncoder(const Manifest& manifest) : manifest_(manifest)
   head_.sections[kDims].bytes = 8 * num_dims;
   head_.sections[kChunks].bytes = kRowBytes * num_chunks;
   head_.sections[kFiles].bytes = kRowBytes * manifest.files.size();
-  head_.sections[kPlannerData].bytes = planner_data_.size();
+  head_.sections[kPlannerData].bytes = manifest.planner_data.bytes().size();
   head_.sections[kUserMetadata].bytes = manifest.user_metadata.size();
   head_.sections[kCheckpointId].bytes = manifest.checkpoint_id.size();
   num_bytes_ = kManifestHeadBytes;
@@ -56,7 +52,7 @@ void ManifestEncoder::append_to(std::string* bytes) const {
   start(kFiles);
   append_files(&out);
   start(kPlannerData);
-  out.raw(planner_data_);
+  out.raw(manifest_.planner_data.bytes());
   start(kUserMetadata);
   out.raw(manifest_.user_metadata);
   start(kCheckpointId);

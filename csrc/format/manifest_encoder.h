@@ -27,7 +27,6 @@ class ManifestEncoder {
   void append_files(base::ByteWriter* out) const;
 
   const Manifest& manifest_;
-  std::string planner_data_;
   ManifestHead head_;
   size_t num_bytes_ = 0;
   uint64_t names_bytes_ = 0;  // of the items; those of the files follow

@@ -175,17 +175,12 @@ void storage_meta(PickleWriter* out, const Manifest& manifest) {
   end_attributes(out);
 }
 
-/// At least the bytes of a tree.
-size_t most_bytes_of(const Tree& tree) {
-  size_t bytes = 16 + tree.text.size();
-  for (const Tree& child : tree.children) bytes += most_bytes_of(child);
-  return bytes;
-}
-
 /// At least the bytes of the pickle. Looks at no chunk: those of one item differ by what their integers take.
 size_t most_bytes_of(const Manifest& manifest) {
   constexpr size_t kFixedBytes = 4096, kNameBytes = 16, kItemBytes = 256, kChunkBytes = 160;
-  size_t bytes = kFixedBytes + manifest.checkpoint_id.size() + most_bytes_of(manifest.planner_data);
+  // Of a value in a tree the pickle has one byte more at most, for the memo or the length of an int.
+  const size_t tree_bytes = manifest.planner_data.bytes().size();
+  size_t bytes = kFixedBytes + manifest.checkpoint_id.size() + tree_bytes + tree_bytes / 5;
   for (const FileEntry& file : manifest.files) bytes += kNameBytes + file.name.size();
   for (const Item& item : manifest.items) {
     // No offset or size of a chunk is larger than the tensor's.

@@ -2,7 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+
+#include "csrc/base/bytes.h"
 
 namespace bytecheckpoint::format {
 
@@ -54,5 +58,13 @@ bool is_opcode(Opcode opcode);
 
 /// `EXT1 (0x82)`, or `byte 0xff` if there is no such opcode.
 std::string opcode_name(Opcode opcode);
+
+/// Skips what follows an opcode of any protocol up to 5. False, of a cut off one and of what is no opcode.
+bool skip_operand(Opcode opcode, base::ByteReader* in);
+
+/// What follows the opcode of a string or of bytes. The reader says whether all of it was there.
+std::string_view read_text_operand(Opcode opcode, base::ByteReader* in);
+/// The same of an int; nothing if it does not fit into 64 bits.
+std::optional<int64_t> read_int_operand(Opcode opcode, base::ByteReader* in);
 
 }  // namespace bytecheckpoint::format

@@ -2,7 +2,6 @@
 #include "csrc/format/pickle_reader.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -20,27 +19,12 @@ using Kind = PickleValue::Kind;
 
 constexpr uint8_t kLastProtocol = 5;
 
-PickleValue value_of(Kind kind, int64_t integer = 0) {
-  PickleValue value;
-  value.kind = kind;
-  value.integer = integer;
-  return value;
-}
+/// Offsets and numbers of cells then fit into 32 bits, of which there are up to 1.5 a byte. 2 GiB of metadata are some
+/// five million tensors.
+constexpr size_t kMaxPickleBytes = size_t{1} << 31;
 
-PickleValue reference(Kind kind, size_t index) {
-  PickleValue value;
-  value.kind = kind;
-  value.index = index;
-  return value;
-}
-
-PickleValue text_value(Kind kind, std::string_view bytes) {
-  PickleValue value;
-  value.kind = kind;
-  value.size = static_cast<uint32_t>(bytes.size());
-  value.begin = bytes.data();
-  return value;
-}
+/// Memo entries that any pickle may number as it likes.
+constexpr uint32_t kFreeMemoEntries = 256;
 
 /// The stack machine of the pickle format. The first fault found is kept; a method that returns false has set it.
 class Machine {
@@ -53,7 +37,7 @@ class Machine {
       opcode_ = static_cast<Opcode>(in_.u8());
       const bool done = opcode_ == Opcode::kStop;
       if (!(done ? stop() : step() && in_frame()) || !in_.ok()) return fault();
-      if (done) return Pickle(std::move(arena_), root_, in_.position());
+      if (done) return Pickle(bytes_, std::move(arena_), root_, in_.position());
     }
     return Status::make(Code::kCorrupt, text("pickle: ends at byte ", bytes_.size(), " without STOP"));
   }
@@ -84,34 +68,29 @@ class Machine {
       case Opcode::kFrame:
         return frame(in_.u64());
       case Opcode::kMark:
-        marks_.push_back(stack_.size());
+        marks_.push_back(static_cast<uint32_t>(stack_.size()));
         return true;
       case Opcode::kNone:
-        return push(value_of(Kind::kNone));
+        return push(PickleValue(Kind::kNone));
       case Opcode::kNewTrue:
-        return push(value_of(Kind::kBool, 1));
       case Opcode::kNewFalse:
-        return push(value_of(Kind::kBool, 0));
+        return push(PickleValue(Kind::kBool, opcode_ == Opcode::kNewTrue));
       case Opcode::kBinInt:
-        return push(value_of(Kind::kInt, static_cast<int32_t>(in_.u32())));
       case Opcode::kBinInt1:
-        return push(value_of(Kind::kInt, in_.u8()));
       case Opcode::kBinInt2:
-        return push(value_of(Kind::kInt, in_.u16()));
       case Opcode::kLong1:
-        return long_int(in_.view(in_.u8()));
+        return integer();
       case Opcode::kBinFloat:
-        return binary_float(in_.u64());
+        in_.skip(sizeof(double));
+        return push(here(Kind::kFloat));
       case Opcode::kShortBinUnicode:
-        return string(in_.view(in_.u8()));
       case Opcode::kBinUnicode:
-        return string(in_.view(in_.u32()));
       case Opcode::kBinUnicode8:
-        return string(in_.view(in_.u64()));
+        return string();
       case Opcode::kShortBinBytes:
-        return push(text_value(Kind::kBytes, in_.view(in_.u8())));
       case Opcode::kBinBytes:
-        return push(text_value(Kind::kBytes, in_.view(in_.u32())));
+        (void)read_text_operand(opcode_, &in_);
+        return push(here(Kind::kBytes));
       default:
         return step_on_stack();
     }
@@ -131,7 +110,7 @@ class Machine {
       case Opcode::kLongBinGet:
         return get(in_.u32());
       case Opcode::kEmptyTuple:
-        return tuple(0);
+        return push(PickleValue(Kind::kTuple));
       case Opcode::kTuple1:
         return tuple(1);
       case Opcode::kTuple2:
@@ -141,9 +120,9 @@ class Machine {
       case Opcode::kTuple:
         return pop_mark() && tuple(stack_.size() - mark_);
       case Opcode::kEmptyList:
-        return container(Kind::kList);
+        return push(PickleValue(Kind::kList));
       case Opcode::kEmptyDict:
-        return container(Kind::kDict);
+        return push(PickleValue(Kind::kDict));
       case Opcode::kAppend:
         return extend(Kind::kList, 1);
       case Opcode::kAppends:
@@ -171,7 +150,7 @@ class Machine {
   }
 
   bool stop() {
-    if (!marks_.empty() || stack_.size() != 1) return corrupt(text(stack_.size(), " values on the stack, wanted 1"));
+    if (marks_.size() != 0 || stack_.size() != 1) return corrupt(text(stack_.size(), " values on the stack, wanted 1"));
     root_ = stack_[0];
     return true;
   }
@@ -194,37 +173,28 @@ class Machine {
 
   // --- scalars ---
 
-  bool push(PickleValue value) {
+  bool push(const PickleValue& value) {
     stack_.push_back(value);
     return true;
   }
 
-  bool long_int(std::string_view bytes) {
-    // Two's complement, little-endian, sign in the last byte; more than 8 bytes only if they merely repeat the sign.
-    const bool negative = !bytes.empty() && (bytes.back() & 0x80) != 0;
-    uint64_t bits = negative ? ~uint64_t{0} : 0;
-    if (!bytes.empty()) std::memcpy(&bits, bytes.data(), std::min(bytes.size(), sizeof bits));
-    const auto number = static_cast<int64_t>(bits);
-    bool fits = (number < 0) == negative;
-    for (size_t i = sizeof bits; i < bytes.size(); ++i) fits = fits && bytes[i] == (negative ? '\xFF' : '\0');
-    return fits ? push(value_of(Kind::kInt, number)) : fail(Code::kUnsupported, "an int beyond 64 bits");
+  /// A value that is its opcode.
+  PickleValue here(Kind kind) const { return PickleValue(kind, static_cast<uint32_t>(opcode_at_)); }
+
+  bool integer() {
+    if (read_int_operand(opcode_, &in_).has_value()) return push(here(Kind::kInt));
+    return fail(Code::kUnsupported, "an int beyond 64 bits");
   }
 
-  bool binary_float(uint64_t big_endian) {
-    const uint64_t bits = __builtin_bswap64(big_endian);
-    PickleValue value = value_of(Kind::kFloat);
-    std::memcpy(&value.real, &bits, sizeof bits);
-    return push(value);
-  }
-
-  bool string(std::string_view bytes) {
-    return base::is_utf8(bytes) ? push(text_value(Kind::kString, bytes)) : corrupt("a string that is not UTF-8");
+  bool string() {
+    return base::is_utf8(read_text_operand(opcode_, &in_)) ? push(here(Kind::kString))
+                                                           : corrupt("a string that is not UTF-8");
   }
 
   // --- stack, marks, memo ---
 
   /// Values above the innermost mark, or all of them.
-  size_t available() const { return stack_.size() - (marks_.empty() ? 0 : marks_.back()); }
+  size_t available() const { return stack_.size() - (marks_.size() == 0 ? 0 : marks_.back()); }
 
   bool need(size_t count) {
     return available() >= count ||
@@ -232,18 +202,21 @@ class Machine {
   }
 
   bool pop_mark() {
-    if (marks_.empty()) return corrupt("no mark on the stack");
+    if (marks_.size() == 0) return corrupt("no mark on the stack");
     mark_ = marks_.back();
-    marks_.pop_back();
+    marks_.truncate(marks_.size() - 1);
     return true;
   }
 
   bool put(uint32_t index) {
     if (!need(1)) return false;
-    // A pickler numbers what it has written; a greater number would only make the memo large.
-    if (index >= bytes_.size()) return corrupt(text("memo entry ", index, " in ", bytes_.size(), " bytes"));
-    if (index >= memo_.size()) memo_.resize(index + 1);
+    // Picklers count their entries from 0, or from 1; a greater number would only make the memo large.
+    if (index >= kFreeMemoEntries && index > memo_count_ + 1) {
+      return corrupt(text("memo entry ", index, " after ", memo_count_));
+    }
+    while (index >= memo_.size()) memo_.push_back(PickleValue());
     if (memo_[index].is(Kind::kHole)) ++memo_count_;
+    arena_.share(&stack_.back());
     memo_[index] = stack_.back();
     return true;
   }
@@ -255,25 +228,13 @@ class Machine {
 
   // --- containers ---
 
-  bool tuple(size_t count) {
-    if (!need(count)) return false;
-    PickleValue value = reference(Kind::kTuple, arena_.tuples.size());
-    value.size = static_cast<uint32_t>(count);
-    arena_.tuples.insert(arena_.tuples.end(), stack_.end() - static_cast<std::ptrdiff_t>(count), stack_.end());
-    stack_.resize(stack_.size() - count);
-    return push(value);
-  }
-
-  bool container(Kind kind) {
-    arena_.lists.emplace_back();
-    return push(reference(kind, arena_.lists.size() - 1));
-  }
+  bool tuple(size_t count) { return need(count) && push(arena_.add_tuple(&stack_, stack_.size() - count)); }
 
   /// Moves the top `count` values into the list or dict below them.
   bool extend(Kind kind, size_t count) {
     if (!need(count + 1)) return false;
     const size_t first = stack_.size() - count;
-    const PickleValue target = stack_[first - 1];
+    PickleValue& target = stack_[first - 1];
     if (target.is(Kind::kObject) || target.is(Kind::kCall)) {
       return fail(Code::kUnsupported, "fills an object that is neither list nor dict");
     }
@@ -284,9 +245,7 @@ class Machine {
         if (stack_[i].is(Kind::kList) || stack_[i].is(Kind::kDict)) return corrupt("a list or dict as a key");
       }
     }
-    std::vector<PickleValue>& list = arena_.lists[target.index];
-    list.insert(list.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
-    stack_.resize(first);
+    arena_.extend(&target, &stack_, first);
     return true;
   }
 
@@ -309,61 +268,53 @@ class Machine {
     if (!need(2)) return false;
     const PickleValue name = stack_.back(), module = stack_[stack_.size() - 2];
     if (!name.is(Kind::kString) || !module.is(Kind::kString)) return corrupt("a global whose name is no string");
-    stack_.resize(stack_.size() - 2);
-    return global(module.text(), name.text());
+    stack_.truncate(stack_.size() - 2);
+    return global(text_of(module), text_of(name));
   }
 
   bool global(std::string_view module, std::string_view name) {
     const std::optional<uint32_t> number = rules_.global(module, name);
     if (!number.has_value()) return fail(Code::kUnsupported, text("global '", module, ".", name, "' is not allowed"));
-    PickleValue value = value_of(Kind::kGlobal);
-    value.global = *number;
-    return push(value);
+    return push(PickleValue(Kind::kGlobal, *number));
   }
+
+  std::string_view text_of(const PickleValue& value) const { return text_at(bytes_, value.at); }
 
   bool object(Kind kind) {
     if (!need(2)) return false;
-    PickleObject object;
-    object.args = stack_.back();
-    const PickleValue callee = stack_[stack_.size() - 2];
-    if (!object.args.is(Kind::kTuple)) return corrupt("arguments that are no tuple");
+    const PickleValue args = stack_.back(), callee = stack_[stack_.size() - 2];
+    if (!args.is(Kind::kTuple)) return corrupt("arguments that are no tuple");
     // Calling what a call returned, for one. Data need no such thing.
     if (!callee.is(Kind::kGlobal)) return fail(Code::kUnsupported, "of something that is no global");
-    object.global = callee.global;
-    stack_.resize(stack_.size() - 2);
-    arena_.objects.push_back(object);
-    return push(reference(kind, arena_.objects.size() - 1));
+    stack_.truncate(stack_.size() - 2);
+    return push(arena_.add_object(kind, callee.global(), args));
   }
 
   bool build() {
     if (!need(2)) return false;
     const PickleValue state = stack_.back(), target = stack_[stack_.size() - 2];
     if (!target.is(Kind::kObject) && !target.is(Kind::kCall)) return corrupt("of something that is no object");
-    PickleObject& object = arena_.objects[target.index];
-    if (!object.state.is(Kind::kHole)) return corrupt("of an object that has its state");
-    object.state = state;
-    stack_.pop_back();
+    if (!arena_.object(target)->state.is(Kind::kHole)) return corrupt("of an object that has its state");
+    arena_.set_state(target, state);
+    stack_.truncate(stack_.size() - 1);
     return true;
   }
 
   bool persistent_id() {
     if (!rules_.persistent_ids) return fail(Code::kUnsupported, "persistent ids are not allowed");
     if (!need(1)) return false;
-    PickleObject object;
-    object.args = stack_.back();
-    stack_.pop_back();
-    arena_.objects.push_back(object);
-    return push(reference(Kind::kPersistent, arena_.objects.size() - 1));
+    stack_.back() = arena_.add_persistent(stack_.back());
+    return true;
   }
 
   const std::string_view bytes_;
   base::ByteReader in_;
   const PickleRules& rules_;
-  Pickle::Arena arena_;
+  PickleArena arena_;
   PickleValue root_;
-  std::vector<PickleValue> stack_;
-  std::vector<size_t> marks_;  // stack heights
-  std::vector<PickleValue> memo_;
+  PickleArena::Stack stack_;
+  base::ChunkedArray<uint32_t> marks_;  // stack heights
+  base::ChunkedArray<PickleValue> memo_;
   uint32_t memo_count_ = 0;
   size_t mark_ = 0;  // the one that pop_mark took
   Opcode opcode_ = Opcode::kStop;
@@ -375,27 +326,10 @@ class Machine {
 
 }  // namespace
 
-PickleSpan Pickle::children(const PickleValue& value) const {
-  if (value.is(Kind::kTuple)) return {arena_.tuples.data() + value.index, value.size};
-  if (!value.is(Kind::kList) && !value.is(Kind::kDict)) return {};
-  const std::vector<PickleValue>& list = arena_.lists[value.index];
-  return {list.data(), list.size()};
-}
-
-const PickleObject* Pickle::object(const PickleValue& value) const {
-  const bool is_object = value.is(Kind::kObject) || value.is(Kind::kCall) || value.is(Kind::kPersistent);
-  return is_object ? &arena_.objects[value.index] : nullptr;
-}
-
-const PickleObject* Pickle::object(const PickleValue& value, Kind kind, uint32_t global) const {
-  const PickleObject* found = value.is(kind) ? object(value) : nullptr;
-  return found != nullptr && found->global == global ? found : nullptr;
-}
-
 base::Result<Pickle> read_pickle(std::string_view bytes, const PickleRules& rules) {
-  // Sizes and memo numbers then fit into 32 bits. 4 GiB of metadata are some ten million tensors.
-  if (bytes.size() > UINT32_MAX) {
-    return Status::make(Code::kUnsupported, text("pickle: ", bytes.size(), " bytes, read are at most ", UINT32_MAX));
+  if (bytes.size() > kMaxPickleBytes) {
+    return Status::make(Code::kUnsupported,
+                        text("pickle: ", bytes.size(), " bytes, read are at most ", kMaxPickleBytes));
   }
   return Machine(bytes, rules).run();
 }

@@ -15,118 +15,156 @@ using base::Status;
 using base::text;
 using Kind = PickleValue::Kind;
 
-// So that small pickles are not measured too narrowly; a value takes 80 bytes.
-constexpr size_t kLeastValues = 1 << 12;
-constexpr size_t kLeastTextBytes = 1 << 16;
-constexpr size_t kTextFactor = 16;
+constexpr size_t kMaxTimes = 15;
+// So that small pickles are not measured too narrowly.
+constexpr size_t kFreeBytes = 32 << 10;
 
-Status take(size_t count, const char* what, size_t* left) {
-  if (count > *left) return Status::make(Code::kCorrupt, text("more ", what, " than a pickle of this size can mean"));
-  *left -= count;
-  return Status::ok();
-}
-
+/// Measures a value first: a buffer that grows takes three times what it holds.
 class Unfolding {
  public:
   Unfolding(const Pickle& pickle, UnfoldBudget* budget, const UnfoldRules& rules)
-      : pickle_(pickle), budget_(budget), rules_(rules) {}
+      : pickle_(pickle), budget_(budget), rules_(rules) {
+    if (rules.refuse_shared) visited_.resize(pickle.arena().size());
+  }
 
-  Status unfold(const PickleValue& value, bool as_key, int depth, Tree* out) {
+  base::Result<Tree> run(const PickleValue& value) {
+    BCP_RETURN_IF_ERROR(measure(value, {}, 0));
+    out_.reserve(num_bytes_);
+    write(value);
+    return Tree::from_encoded(out_.take());
+  }
+
+ private:
+  /// What holds a value.
+  struct Holder {
+    bool is_key = false;    // is the value a key, or within one?
+    bool was_seen = false;  // does it, or what holds it, stand in another place, too?
+  };
+
+  Status measure(const PickleValue& value, Holder holder, int depth) {
     if (depth > kMaxTreeDepth) {
       return Status::make(Code::kCorrupt, text("nested more than ", kMaxTreeDepth, " deep, or holding itself"));
     }
     switch (value.kind) {
       case Kind::kNone:
-        return Status::ok();
       case Kind::kBool:
-        out->kind = value.integer != 0 ? Tree::Kind::kTrue : Tree::Kind::kFalse;
-        return Status::ok();
+        return take(kConstantBytes);
       case Kind::kInt:
-        out->kind = Tree::Kind::kInt;
-        out->integer = value.integer;
-        return Status::ok();
       case Kind::kFloat:
-        out->kind = Tree::Kind::kFloat;
-        out->real = value.real;
-        return Status::ok();
+        return take(kNumberBytes);
       case Kind::kString:
       case Kind::kBytes:
-        BCP_RETURN_IF_ERROR(budget_->take_text(value.size));
-        out->kind = value.is(Kind::kString) ? Tree::Kind::kString : Tree::Kind::kBytes;
-        out->text = std::string(value.text());
-        return Status::ok();
+        return take(kTextHeadBytes + pickle_.text(value).size());
       case Kind::kTuple:
       case Kind::kList:
       case Kind::kDict:
-        return container(value, as_key, depth, out);
+        return measure_container(value, holder, depth);
       default:
-        return bytes_of_protocol_2(value, out);
+        break;
     }
+    std::string latin1;
+    if (!is_latin1(value, &latin1)) {
+      return Status::make(Code::kUnsupported, "an object; only None, bool, int, float, str, bytes, list, tuple, dict");
+    }
+    return take(kTextHeadBytes + latin1.size());
   }
 
- private:
-  Status container(const PickleValue& value, bool as_key, int depth, Tree* out) {
-    out->kind = value.is(Kind::kTuple)  ? Tree::Kind::kTuple
-                : value.is(Kind::kList) ? Tree::Kind::kList
-                                        : Tree::Kind::kDict;
-    if (as_key && out->kind != Tree::Kind::kTuple) return Status::make(Code::kCorrupt, "a list or dict within a key");
-    if (rules_.refuse_shared && out->kind != Tree::Kind::kTuple && !is_first_visit(value)) {
+  Status measure_container(const PickleValue& value, Holder holder, int depth) {
+    const bool is_tuple = value.is(Kind::kTuple), is_dict = value.is(Kind::kDict);
+    if (holder.is_key && !is_tuple) return Status::make(Code::kCorrupt, "a list or dict within a key");
+    holder.was_seen |= rules_.refuse_shared && !is_first_visit(value);
+    if (holder.was_seen && !is_tuple) {
       return Status::make(Code::kUnsupported, "a list or dict that stands in two places");
     }
-    const PickleSpan children = pickle_.children(value);
-    BCP_RETURN_IF_ERROR(budget_->take_values(children.size()));
-    out->children.resize(children.size());
-    for (size_t i = 0; i < children.size(); ++i) {
-      const bool is_key = as_key || (out->kind == Tree::Kind::kDict && i % 2 == 0);
-      BCP_RETURN_IF_ERROR(unfold(children[i], is_key, depth + 1, &out->children[i]));
+    BCP_RETURN_IF_ERROR(take(kContainerBytes));
+    bool is_key = is_dict;
+    for (const PickleValue& child : pickle_.children(value)) {
+      BCP_RETURN_IF_ERROR(measure(child, {holder.is_key || is_key, holder.was_seen}, depth + 1));
+      is_key = is_dict && !is_key;
     }
     return Status::ok();
   }
 
+  Status take(size_t bytes) {
+    num_bytes_ += bytes;
+    return budget_->take(bytes);
+  }
+
   bool is_first_visit(const PickleValue& container) {
-    if (container.index >= visited_.size()) visited_.resize(container.index + 1);
-    const bool first = !visited_[container.index];
-    visited_[container.index] = true;
+    if (container.at == 0) return true;  // empty: shared, if at all, by what holds it
+    const bool first = !visited_[container.at];
+    visited_[container.at] = true;
     return first;
   }
 
-  /// encode(text, 'latin1')
-  Status bytes_of_protocol_2(const PickleValue& value, Tree* out) {
-    const PickleObject* call = rules_.encode.has_value() ? pickle_.object(value, Kind::kCall, *rules_.encode) : nullptr;
-    const PickleSpan args = call != nullptr ? pickle_.children(call->args) : PickleSpan();
-    if (call == nullptr || !call->state.is(Kind::kHole) || args.size() != 2 || !args[0].is(Kind::kString) ||
-        !args[1].is(Kind::kString) || args[1].text() != "latin1" || !base::utf8_to_latin1(args[0].text(), &out->text)) {
-      return Status::make(Code::kUnsupported, "an object; only None, bool, int, float, str, bytes, list, tuple, dict");
+  /// What was measured.
+  void write(const PickleValue& value) {
+    switch (value.kind) {
+      case Kind::kNone:
+        return encode_constant(Tree::Kind::kNone, &out_);
+      case Kind::kBool:
+        return encode_constant(value.is_true() ? Tree::Kind::kTrue : Tree::Kind::kFalse, &out_);
+      case Kind::kInt:
+        return encode_int(pickle_.integer(value), &out_);
+      case Kind::kFloat:
+        return encode_float(pickle_.real(value), &out_);
+      case Kind::kString:
+        return encode_text(Tree::Kind::kString, pickle_.text(value), &out_);
+      case Kind::kBytes:
+        return encode_text(Tree::Kind::kBytes, pickle_.text(value), &out_);
+      case Kind::kTuple:
+        return write_container(Tree::Kind::kTuple, value);
+      case Kind::kList:
+        return write_container(Tree::Kind::kList, value);
+      case Kind::kDict:
+        return write_container(Tree::Kind::kDict, value);
+      default:
+        break;
     }
-    out->kind = Tree::Kind::kBytes;
-    return budget_->take_text(args[0].size);
+    std::string latin1;
+    (void)is_latin1(value, &latin1);
+    encode_text(Tree::Kind::kBytes, latin1, &out_);
+  }
+
+  void write_container(Tree::Kind kind, const PickleValue& value) {
+    const PickleSpan children = pickle_.children(value);
+    encode_container(kind, children.size(), &out_);
+    for (const PickleValue& child : children) write(child);
+  }
+
+  /// Bytes of protocol 2: encode(text, 'latin1').
+  bool is_latin1(const PickleValue& value, std::string* bytes) const {
+    if (!rules_.encode.has_value()) return false;
+    const std::optional<PickleObject> call = pickle_.object(value, Kind::kCall, *rules_.encode);
+    if (!call.has_value() || !call->state.is(Kind::kHole)) return false;
+    const PickleSpan args = pickle_.children(call->args);
+    return args.size() == 2 && args[0].is(Kind::kString) && args[1].is(Kind::kString) &&
+           pickle_.text(args[1]) == "latin1" && base::utf8_to_latin1(pickle_.text(args[0]), bytes);
   }
 
   const Pickle& pickle_;
   UnfoldBudget* budget_;
   const UnfoldRules& rules_;
-  std::vector<bool> visited_;  // lists and dicts, by their index in the pickle
+  std::vector<bool> visited_;  // containers, by their cell
+  size_t num_bytes_ = 0;
+  base::ByteWriter out_;
 };
 
 }  // namespace
 
-UnfoldBudget::UnfoldBudget(size_t pickle_bytes)
-    : values_left_(std::max(pickle_bytes, kLeastValues)),
-      text_left_(std::max(kTextFactor * pickle_bytes, kLeastTextBytes)) {}
-
-base::Status UnfoldBudget::take_values(size_t count) {
-  return take(count, "values", &values_left_);
+UnfoldBudget::UnfoldBudget(const Pickle& pickle) : left_(kMaxTimes * pickle.num_bytes() + kFreeBytes) {
+  left_ -= std::min(left_, pickle.arena().num_bytes());
 }
 
-base::Status UnfoldBudget::take_text(size_t bytes) {
-  return take(bytes, "text", &text_left_);
+Status UnfoldBudget::take(size_t bytes) {
+  if (bytes > left_) return Status::make(Code::kCorrupt, "more values than a pickle of this size can mean");
+  left_ -= bytes;
+  return Status::ok();
 }
 
 base::Result<Tree> unfold_tree(const Pickle& pickle, const PickleValue& value, UnfoldBudget* budget,
                                const UnfoldRules& rules) {
-  Tree tree;
-  BCP_RETURN_IF_ERROR(Unfolding(pickle, budget, rules).unfold(value, false, 0, &tree));
-  return tree;
+  return Unfolding(pickle, budget, rules).run(value);
 }
 
 }  // namespace bytecheckpoint::format

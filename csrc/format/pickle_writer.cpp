@@ -132,7 +132,16 @@ int64_t PickleWriter::int_tuple_bytes(const tensor::Dims& values) {
 }
 
 void PickleWriter::tree(const Tree& value) {
-  switch (value.kind) {
+  TreeReader in(value);
+  tree_node(&in);
+}
+
+void PickleWriter::tree_node(TreeReader* in) {
+  const TreeNode node = in->next();
+  const auto children = [&] {
+    for (uint32_t i = 0; i < node.num_children; ++i) tree_node(in);
+  };
+  switch (node.kind) {
     case Tree::Kind::kNone:
       return none();
     case Tree::Kind::kFalse:
@@ -140,27 +149,27 @@ void PickleWriter::tree(const Tree& value) {
     case Tree::Kind::kTrue:
       return boolean(true);
     case Tree::Kind::kInt:
-      return integer(value.integer);
+      return integer(node.integer);
     case Tree::Kind::kFloat:
-      return real(value.real);
+      return real(node.real);
     case Tree::Kind::kString:
-      return string(value.text);
+      return string(node.text);
     case Tree::Kind::kBytes:
-      return bytes(value.text);
+      return bytes(node.text);
     case Tree::Kind::kTuple:
-      if (value.children.empty()) return empty_tuple();
+      if (node.num_children == 0) return empty_tuple();
       mark();
-      for (const Tree& child : value.children) tree(child);
+      children();
       return tuple_from_mark();
     case Tree::Kind::kList:
       empty_list();
       mark();
-      for (const Tree& child : value.children) tree(child);
+      children();
       return append_items();
     case Tree::Kind::kDict:
       empty_dict();
       mark();
-      for (const Tree& child : value.children) tree(child);
+      children();
       return set_items();
   }
 }

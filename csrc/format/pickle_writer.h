@@ -73,6 +73,8 @@ class PickleWriter {
 
  private:
   void write_string(std::string_view value);
+  /// The next value, with its children.
+  void tree_node(TreeReader* in);
 
   const int protocol_;
   base::ByteWriter out_;

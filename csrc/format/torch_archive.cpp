@@ -53,8 +53,8 @@ uint32_t find_global(std::string_view module, std::string_view name) {
 }
 
 const tensor::DTypeInfo* dtype_of(const PickleValue& value, Global first) {
-  if (!value.is(Kind::kGlobal) || value.global <= first) return nullptr;
-  const uint32_t code = value.global - first;
+  if (!value.is(Kind::kGlobal) || value.global() <= first) return nullptr;
+  const uint32_t code = value.global() - first;
   return code <= tensor::kLastPlainDType ? tensor::find_plain_dtype(static_cast<uint8_t>(code)) : nullptr;
 }
 
@@ -83,18 +83,17 @@ class TensorPickle {
 
   bool read(PickledTensor* out) const {
     PickleValue value = pickle_.root();
-    if (const PickleObject* parameter = call(value, kRebuildParameter)) {
+    if (const auto parameter = call(value, kRebuildParameter)) {
       const PickleSpan args = pickle_.children(parameter->args);
       if (args.size() != 3 || !is_empty_ordered_dict(args[2])) return false;
       value = args[0];
     }
-    const PickleObject* v2 = call(value, kRebuildTensorV2);
-    const PickleObject* v3 = call(value, kRebuildTensorV3);
-    if (v2 == nullptr && v3 == nullptr) return false;
-    const PickleSpan args = pickle_.children(v2 != nullptr ? v2->args : v3->args);
-    const size_t required = v2 != nullptr ? 6 : 7;
+    const auto v2 = call(value, kRebuildTensorV2), v3 = call(value, kRebuildTensorV3);
+    if (!v2.has_value() && !v3.has_value()) return false;
+    const PickleSpan args = pickle_.children(v2.has_value() ? v2->args : v3->args);
+    const size_t required = v2.has_value() ? 6 : 7;
     if (args.size() != required && args.size() != required + 1) return false;
-    out->is_typed = v2 != nullptr;
+    out->is_typed = v2.has_value();
     if (!out->is_typed) out->dtype = dtype_of(args[6], kFirstDType);
     return read_storage(args[0], out) && out->dtype != nullptr && read_int(args[1], &out->first_element) &&
            read_ints(args[2], &out->sizes) && read_ints(args[3], &out->strides) && args[4].is(Kind::kBool) &&
@@ -103,9 +102,10 @@ class TensorPickle {
 
  private:
   /// A call whose result was left as it is.
-  const PickleObject* call(const PickleValue& value, Global global) const {
-    const PickleObject* object = pickle_.object(value, Kind::kCall, global);
-    return object != nullptr && object->state.is(Kind::kHole) ? object : nullptr;
+  std::optional<PickleObject> call(const PickleValue& value, Global global) const {
+    std::optional<PickleObject> object = pickle_.object(value, Kind::kCall, global);
+    if (object.has_value() && !object->state.is(Kind::kHole)) object.reset();
+    return object;
   }
 
   /// ('storage', type, key, location, elements)
@@ -113,19 +113,20 @@ class TensorPickle {
     if (!value.is(Kind::kPersistent)) return false;
     const PickleValue id = pickle_.object(value)->args;
     const PickleSpan parts = pickle_.children(id);
-    if (!id.is(Kind::kTuple) || parts.size() != 5 || parts[0].text() != "storage") return false;
+    if (!id.is(Kind::kTuple) || parts.size() != 5 || pickle_.text(parts[0]) != "storage") return false;
     if (out->is_typed) {
       out->dtype = dtype_of(parts[1], kFirstTypedStorage);
-    } else if (!parts[1].is(Kind::kGlobal) || parts[1].global != kUntypedStorage) {
+    } else if (!parts[1].is(Kind::kGlobal) || parts[1].global() != kUntypedStorage) {
       return false;
     }
-    out->storage_key = parts[2].text();
+    out->storage_key = pickle_.text(parts[2]);
     return parts[2].is(Kind::kString) && parts[3].is(Kind::kString) && read_int(parts[4], &out->storage_elements);
   }
 
   bool read_int(const PickleValue& value, int64_t* out) const {
-    *out = value.integer;
-    return value.is(Kind::kInt);
+    if (!value.is(Kind::kInt)) return false;
+    *out = pickle_.integer(value);
+    return true;
   }
 
   bool read_ints(const PickleValue& value, tensor::Dims* out) const {
@@ -139,8 +140,8 @@ class TensorPickle {
   }
 
   bool is_empty_ordered_dict(const PickleValue& value) const {
-    const PickleObject* dict = call(value, kOrderedDict);
-    return dict != nullptr && pickle_.children(dict->args).size() == 0;
+    const auto dict = call(value, kOrderedDict);
+    return dict.has_value() && pickle_.children(dict->args).size() == 0;
   }
 
   /// None, or a dict of what is set.
@@ -148,10 +149,11 @@ class TensorPickle {
     if (value.is(Kind::kNone)) return true;
     const PickleSpan entries = pickle_.children(value);
     if (!value.is(Kind::kDict)) return false;
-    for (size_t i = 0; i < entries.size(); i += 2) {
-      const std::string_view name = entries[i].text();
-      if (!entries[i + 1].is(Kind::kBool) || (name != "conj" && name != "neg")) return false;
-      (name == "conj" ? out->is_conj : out->is_neg) = entries[i + 1].integer != 0;
+    for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
+      const std::string_view name = pickle_.text(*entry);
+      ++entry;
+      if (!(*entry).is(Kind::kBool) || (name != "conj" && name != "neg")) return false;
+      (name == "conj" ? out->is_conj : out->is_neg) = (*entry).is_true();
     }
     return !out->is_conj || is_complex(out->dtype->dtype);
   }

@@ -8,77 +8,83 @@
 namespace bytecheckpoint::format {
 namespace {
 
-bool is_container(Tree::Kind kind) {
-  return kind >= Tree::Kind::kList && kind <= Tree::Kind::kDict;
+using Kind = Tree::Kind;
+
+bool is_container(Kind kind) {
+  return kind >= Kind::kList && kind <= Kind::kDict;
 }
 
-/// \param nodes_left  How many more nodes there can be. Counts are taken from it before anything is allocated: of lists
-///   within lists each could else claim all bytes that are left.
-bool decode_node(base::ByteReader* in, int depth, size_t* nodes_left, Tree* out) {
-  const uint8_t tag = in->u8();
-  if (!in->ok() || tag > static_cast<uint8_t>(Tree::Kind::kDict) || depth > kMaxTreeDepth) return false;
-  out->kind = static_cast<Tree::Kind>(tag);
-  if (out->kind == Tree::Kind::kInt) {
-    out->integer = in->i64();
-  } else if (out->kind == Tree::Kind::kFloat) {
+/// Of bytes that were cut off, zeros; the reader says whether any were.
+TreeNode read_node(base::ByteReader* in) {
+  TreeNode node;
+  node.kind = static_cast<Kind>(in->u8());
+  if (node.kind == Kind::kInt) {
+    node.integer = in->i64();
+  } else if (node.kind == Kind::kFloat) {
     const uint64_t bits = in->u64();
-    std::memcpy(&out->real, &bits, sizeof bits);
-  } else if (out->kind == Tree::Kind::kString || out->kind == Tree::Kind::kBytes) {
-    out->text = in->string();
-    if (out->kind == Tree::Kind::kString && !base::is_utf8(out->text)) return false;
-  } else if (is_container(out->kind)) {
-    const uint32_t count = in->u32();
-    if (count > *nodes_left || (out->kind == Tree::Kind::kDict && count % 2 != 0)) return false;
-    *nodes_left -= count;
-    out->children.reserve(count);
-    for (uint32_t i = 0; i < count; ++i) {
-      if (!decode_node(in, depth + 1, nodes_left, &out->children.emplace_back())) return false;
-    }
+    std::memcpy(&node.real, &bits, sizeof bits);
+  } else if (node.kind == Kind::kString || node.kind == Kind::kBytes) {
+    node.text = in->view(in->u32());
+  } else if (is_container(node.kind)) {
+    node.num_children = in->u32();
   }
-  return in->ok();
+  return node;
+}
+
+bool check_value(base::ByteReader* in, int depth) {
+  const TreeNode node = read_node(in);
+  if (!in->ok() || node.kind > Kind::kDict || depth > kMaxTreeDepth) return false;
+  if (node.kind == Kind::kString && !base::is_utf8(node.text)) return false;
+  if (node.kind == Kind::kDict && node.num_children % 2 != 0) return false;
+  for (uint32_t i = 0; i < node.num_children; ++i) {
+    if (!check_value(in, depth + 1)) return false;
+  }
+  return true;
+}
+
+void encode_kind(Kind kind, base::ByteWriter* out) {
+  out->u8(static_cast<uint8_t>(kind));
 }
 
 }  // namespace
 
-bool Tree::operator==(const Tree& other) const {
-  return kind == other.kind && integer == other.integer && std::memcmp(&real, &other.real, sizeof real) == 0 &&
-         text == other.text && children == other.children;
+void encode_constant(Kind kind, base::ByteWriter* out) {
+  encode_kind(kind, out);
 }
 
-void encode_text(Tree::Kind kind, std::string_view text, base::ByteWriter* out) {
-  out->u8(static_cast<uint8_t>(kind));
+void encode_int(int64_t value, base::ByteWriter* out) {
+  encode_kind(Kind::kInt, out);
+  out->i64(value);
+}
+
+void encode_float(double value, base::ByteWriter* out) {
+  encode_kind(Kind::kFloat, out);
+  out->raw(&value, sizeof value);
+}
+
+void encode_text(Kind kind, std::string_view text, base::ByteWriter* out) {
+  encode_kind(kind, out);
   out->string(text);
 }
 
-void encode_container(Tree::Kind kind, size_t num_children, base::ByteWriter* out) {
-  out->u8(static_cast<uint8_t>(kind));
+void encode_container(Kind kind, size_t num_children, base::ByteWriter* out) {
+  encode_kind(kind, out);
   out->u32(static_cast<uint32_t>(num_children));
-}
-
-void encode_tree(const Tree& tree, base::ByteWriter* out) {
-  if (tree.kind == Tree::Kind::kString || tree.kind == Tree::Kind::kBytes) {
-    encode_text(tree.kind, tree.text, out);
-    return;
-  }
-  if (is_container(tree.kind)) {
-    encode_container(tree.kind, tree.children.size(), out);
-    for (const Tree& child : tree.children) encode_tree(child, out);
-    return;
-  }
-  out->u8(static_cast<uint8_t>(tree.kind));
-  if (tree.kind == Tree::Kind::kInt) out->i64(tree.integer);
-  if (tree.kind == Tree::Kind::kFloat) out->raw(&tree.real, sizeof tree.real);
 }
 
 base::Result<Tree> decode_tree(std::string_view bytes) {
   base::ByteReader in(bytes);
-  Tree tree;
-  size_t nodes_left = bytes.size();  // a node takes at least its tag
-  if (!decode_node(&in, 0, &nodes_left, &tree) || in.remaining() != 0) {
-    return base::Status::make(base::Code::kCorrupt, base::text("tree of builtin values: damaged at byte ",
-                                                               in.position(), " of ", bytes.size()));
-  }
-  return tree;
+  if (check_value(&in, 0) && in.remaining() == 0) return Tree::from_encoded(std::string(bytes));
+  return base::Status::make(base::Code::kCorrupt, base::text("tree of builtin values: damaged at byte ", in.position(),
+                                                             " of ", bytes.size()));
+}
+
+TreeNode TreeReader::next() {
+  return read_node(&in_);
+}
+
+void TreeReader::skip() {
+  for (uint64_t left = 1; left != 0; --left) left += next().num_children;
 }
 
 }  // namespace bytecheckpoint::format

@@ -29,7 +29,7 @@ inline base::Result<Pickle> read(std::string_view bytes) {
 /// The tree of a pickle of builtin values.
 inline base::Result<Tree> tree_of(std::string_view bytes) {
   BCP_ASSIGN_OR_RETURN(const Pickle pickle, read(bytes));
-  UnfoldBudget budget(bytes.size());
+  UnfoldBudget budget(pickle);
   return unfold_tree(pickle, pickle.root(), &budget);
 }
 

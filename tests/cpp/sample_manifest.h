@@ -6,6 +6,7 @@
 
 #include "csrc/format/data_file.h"
 #include "csrc/format/manifest.h"
+#include "tests/cpp/make_tree.h"
 
 namespace bytecheckpoint::test {
 
@@ -52,17 +53,8 @@ inline format::Manifest sample_manifest() {
   scalar.tensor.pin_memory = true;
   scalar.chunks.push_back({tensor::whole({}), {RecordKind::kTensor, DType::kFloat64, 0, 8192, 1000, 8768, 8}});
   manifest.items = {blob, empty, opaque, weight, scalar};
-  manifest.planner_data.kind = Tree::Kind::kDict;
-  Tree key, path;
-  key.kind = Tree::Kind::kString;
-  key.text = "layer.weight";
-  path.kind = Tree::Kind::kTuple;
-  path.children.resize(2);
-  path.children[0].kind = Tree::Kind::kString;
-  path.children[0].text = "layer";
-  path.children[1].kind = Tree::Kind::kInt;
-  path.children[1].integer = 4;
-  manifest.planner_data.children = {key, path};
+  manifest.planner_data =
+      holding(Tree::Kind::kDict, {string("layer.weight"), holding(Tree::Kind::kTuple, {string("layer"), integer(4)})});
   return manifest;
 }
 

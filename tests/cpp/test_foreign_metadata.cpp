@@ -6,6 +6,7 @@
 #include "csrc/base/utf8.h"
 #include "csrc/format/metadata_file.h"
 #include "tests/cpp/expect.h"
+#include "tests/cpp/make_tree.h"
 #include "tests/cpp/mutate.h"
 #include "tests/cpp/pickle_parts.h"
 #include "tests/cpp/rounds.h"
@@ -63,10 +64,11 @@ const std::string& file_of(const Manifest& manifest, const Chunk& chunk) {
 }
 
 /// The value of a key of a dict.
-const Tree& value_of(const Tree& dict, std::string_view key) {
-  REQUIRE((dict.kind == Tree::Kind::kDict));
-  for (size_t i = 0; i < dict.children.size(); i += 2) {
-    if (dict.children[i].text == key) return dict.children[i + 1];
+Tree value_of(const Tree& dict, std::string_view key) {
+  REQUIRE((dict.kind() == Tree::Kind::kDict));
+  const std::vector<Tree> children = test::children_of(dict);
+  for (size_t i = 0; i < children.size(); i += 2) {
+    if (children[i] == test::string(key)) return children[i + 1];
   }
   FAIL("no key ", std::string(key));
   return dict;
@@ -105,19 +107,15 @@ TEST_CASE("foreign_metadata: a stock checkpoint of two ranks, in three protocols
     CHECK(scalar.tensor.sizes.empty());
     CHECK(scalar.chunks[0].record.offset == 5360);
 
-    const Tree& path = value_of(manifest.planner_data, "optimizer.0.lr");
-    REQUIRE((path.kind == Tree::Kind::kTuple));
-    REQUIRE(path.children.size() == 3);
-    CHECK(path.children[0].text == "optimizer");
-    CHECK(path.children[1].integer == 0);
-    CHECK(path.children[2].text == "lr");
+    const Tree path = value_of(manifest.planner_data, "optimizer.0.lr");
+    CHECK(path == test::holding(Tree::Kind::kTuple, {test::string("optimizer"), test::integer(0), test::string("lr")}));
     const ForeignMeta& meta = *manifest.foreign;
-    CHECK(meta.version.text == "1.0.0");
+    CHECK(meta.version == test::string("1.0.0"));
     CHECK(meta.checkpoint_id_is_path);
-    CHECK(value_of(meta.storage_meta, "checkpoint_id").text == "stock");
-    CHECK(value_of(meta.storage_meta, "save_id").text.size() == 36);
-    CHECK((value_of(meta.storage_meta, "load_id").kind == Tree::Kind::kNone));
-    CHECK((value_of(meta.storage_meta, "modules").kind == Tree::Kind::kList));
+    CHECK(value_of(meta.storage_meta, "checkpoint_id") == test::string("stock"));
+    CHECK(value_of(meta.storage_meta, "save_id").bytes().size() == kTextHeadBytes + 36);
+    CHECK((value_of(meta.storage_meta, "load_id").kind() == Tree::Kind::kNone));
+    CHECK((value_of(meta.storage_meta, "modules").kind() == Tree::Kind::kList));
     CHECK(manifest.checkpoint_id == "stock");
     CHECK(manifest.save_id == base::Id{});
   }
@@ -133,9 +131,9 @@ TEST_CASE("foreign_metadata: an older version's, without storage meta, version a
   CHECK(file_of(manifest, w.chunks[1]) == "__1_0.distcp");
   CHECK(w.chunks[1].record.offset == 100);
   CHECK(item_of(manifest, "extra").chunks[0].record.offset == 60);
-  CHECK((manifest.foreign->storage_meta.kind == Tree::Kind::kNone));
-  CHECK((manifest.foreign->version.kind == Tree::Kind::kNone));
-  CHECK((manifest.planner_data.kind == Tree::Kind::kNone));
+  CHECK((manifest.foreign->storage_meta.kind() == Tree::Kind::kNone));
+  CHECK((manifest.foreign->version.kind() == Tree::Kind::kNone));
+  CHECK((manifest.planner_data.kind() == Tree::Kind::kNone));
   CHECK(manifest.checkpoint_id.empty());
 }
 
@@ -161,17 +159,17 @@ TEST_CASE("foreign_metadata: every dtype of torch, every flag, every builtin typ
     CHECK(item.tensor.pin_memory == (item.ordinal % 5 == 0));
     CHECK((item.chunks[0].record.kind == RecordKind::kAbsent));
   }
-  const Tree& kinds = value_of(manifest.planner_data, "kinds");
-  REQUIRE(kinds.children.size() == 11);
-  CHECK((kinds.children[1].kind == Tree::Kind::kTrue));
-  CHECK(kinds.children[4].integer == int64_t{1} << 40);
-  CHECK(kinds.children[6].real == 0.5);
-  CHECK((kinds.children[8].kind == Tree::Kind::kBytes));
-  CHECK(kinds.children[8].text == std::string("\0\xFF", 2));
-  CHECK(kinds.children[9].text.size() == 300);
-  CHECK(kinds.children[10].children[1].children[0].integer == 2);
+  // make_data.py's planner data
+  using Kind = Tree::Kind;
+  const Tree pair = test::holding(Kind::kTuple, {test::integer(1), test::holding(Kind::kTuple, {test::integer(2)})});
+  CHECK(value_of(manifest.planner_data, "kinds") ==
+        test::holding(Kind::kList,
+                      {test::leaf(Kind::kNone), test::leaf(Kind::kTrue), test::leaf(Kind::kFalse), test::integer(-1),
+                       test::integer(int64_t{1} << 40), test::integer(INT64_MIN), test::real(0.5), test::string("text"),
+                       test::string(std::string("\0\xFF", 2), Kind::kBytes),
+                       test::string(std::string(300, 'x'), Kind::kBytes), pair}));
   CHECK(manifest.checkpoint_id == "/ckpt/step-7");
-  CHECK(value_of(manifest.foreign->storage_meta, "modules").children[0].text == "m");
+  CHECK(value_of(manifest.foreign->storage_meta, "modules") == test::holding(Tree::Kind::kList, {test::string("m")}));
 }
 
 TEST_CASE("foreign_metadata: what stream extensions or other layouts made is refused by name") {
@@ -406,7 +404,7 @@ TEST_CASE("foreign_metadata: planner data are of builtin types") {
   const auto with_planner_data = [](const std::string& value) {
     return read_foreign_metadata(metadata(two_chunks(), {}, value));
   };
-  CHECK((test::value_of(with_planner_data(tuple({"N"}))).planner_data.kind == Tree::Kind::kTuple));
+  CHECK((test::value_of(with_planner_data(tuple({"N"}))).planner_data.kind() == Tree::Kind::kTuple));
   EXPECT_FAILURE(kUnsupported, "planner data", with_planner_data(list({size({1})})));
   EXPECT_FAILURE(kCorrupt, "planner data", with_planner_data("]q\1h\1a"));
   EXPECT_FAILURE(kCorrupt, "planner data", with_planner_data(repeated("(", 200000) + repeated("t", 200000)));
@@ -443,7 +441,7 @@ TEST_CASE("foreign_metadata: what is shared by many keys is not multiplied witho
   std::string places =
       object(dcp("MetadataIndex"), "}" + text("fqn") + text(name) + put(0) + "s") + put(1) + info("a") + put(2);
   places += repeated(get(1) + get(2), 10000);
-  EXPECT_FAILURE(kCorrupt, "more text", read_foreign_metadata(metadata("}", {places})));
+  EXPECT_FAILURE(kCorrupt, "more values", read_foreign_metadata(metadata("}", {places})));
   // Many instances share a state of many attributes.
   const std::string state = "}(" + repeated(text("a") + "N", 65) + "u";
   EXPECT_FAILURE(kCorrupt, "at most 64 attributes", read_foreign_metadata(whole(object(dcp("Metadata"), state))));

@@ -86,9 +86,7 @@ TEST_CASE("fuzz: the mutations get behind checksums and lengths") {
   const std::string manifest = format::encode_manifest(test::sample_manifest());
   CHECK(mutate_manifest(manifest, manifest.size() + 1000, &change) == manifest);
 
-  format::Tree tree;
-  tree.kind = format::Tree::Kind::kTuple;
-  tree.children.resize(3);
+  const format::Tree tree = test::holding(format::Tree::Kind::kTuple, {{}, {}, {}});
   const std::string archive = format::encode_builtin_archive(tree);
   const auto decoded = format::decode_builtin_archive(mutate_archive(archive, archive.size() + 1000, &change));
   REQUIRE(decoded.is_ok());

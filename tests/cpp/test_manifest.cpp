@@ -71,7 +71,7 @@ TEST_CASE("manifest: one without anything in it comes back") {
   const Manifest back = test::value_of(decode_manifest(encode_manifest(Manifest{})));
   CHECK(back.items.empty());
   CHECK(back.files.empty());
-  CHECK((back.planner_data.kind == Tree::Kind::kNone));
+  CHECK((back.planner_data.kind() == Tree::Kind::kNone));
 }
 
 TEST_CASE("manifest: found by name, by the bytes of UTF-8") {

@@ -9,6 +9,7 @@
 #include "csrc/format/pickle_tree.h"
 #include "csrc/format/pickle_writer.h"
 #include "tests/cpp/expect.h"
+#include "tests/cpp/make_tree.h"
 #include "tests/cpp/mutate.h"
 #include "tests/cpp/pickle_parts.h"
 #include "tests/cpp/pickle_rules.h"
@@ -25,38 +26,23 @@ using test::read;
 using test::tree_of;
 using Kind = PickleValue::Kind;
 
-Tree leaf(Tree::Kind kind) {
-  Tree tree;
-  tree.kind = kind;
-  return tree;
-}
-
 TEST_CASE("pickle_reader: whatever our writer makes of a tree comes back") {
-  Tree tree = leaf(Tree::Kind::kDict);
-  const auto text_leaf = [](Tree::Kind kind, std::string bytes) {
-    Tree tree = leaf(kind);
-    tree.text = std::move(bytes);
-    return tree;
-  };
-  tree.children.push_back(text_leaf(Tree::Kind::kString, "key \xC3\xA9"));
-  tree.children.push_back(leaf(Tree::Kind::kList));
-  tree.children[1].children = {leaf(Tree::Kind::kNone),
-                               leaf(Tree::Kind::kTrue),
-                               leaf(Tree::Kind::kFalse),
-                               text_leaf(Tree::Kind::kBytes, "\0\xFF"s),
-                               text_leaf(Tree::Kind::kString, std::string(300, 'x')),
-                               leaf(Tree::Kind::kTuple)};
+  std::vector<Tree> ints, values;
   for (int64_t value : {int64_t{0}, int64_t{255}, int64_t{65535}, int64_t{65536}, int64_t{-1}, int64_t{-129},
                         int64_t{1} << 31, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {
-    Tree number = leaf(Tree::Kind::kInt);
-    number.integer = value;
-    tree.children[1].children.back().children.push_back(number);
+    ints.push_back(test::integer(value));
   }
   for (double value : {0.0, -0.0, 1.5, std::numeric_limits<double>::infinity(), std::nan("")}) {
-    Tree number = leaf(Tree::Kind::kFloat);
-    number.real = value;
-    tree.children[1].children.push_back(number);
+    values.push_back(test::real(value));
   }
+  values.push_back(test::leaf(Tree::Kind::kNone));
+  values.push_back(test::leaf(Tree::Kind::kTrue));
+  values.push_back(test::leaf(Tree::Kind::kFalse));
+  values.push_back(test::string("\0\xFF"s, Tree::Kind::kBytes));
+  values.push_back(test::string(std::string(300, 'x')));
+  values.push_back(test::holding(Tree::Kind::kTuple, ints));
+  const Tree tree =
+      test::holding(Tree::Kind::kDict, {test::string("key \xC3\xA9"), test::holding(Tree::Kind::kList, values)});
   PickleWriter writer(4);
   writer.tree(tree);
   CHECK(test::value_of(tree_of(writer.finish())) == tree);
@@ -67,7 +53,7 @@ TEST_CASE("pickle_reader: tells where STOP was, and leaves what follows alone") 
   const Pickle pickle = test::value_of(read(bytes));
   CHECK(pickle.end() == 5);
   CHECK(pickle.root().is(Kind::kInt));
-  CHECK(pickle.root().integer == 7);
+  CHECK(pickle.integer(pickle.root()) == 7);
 }
 
 TEST_CASE("pickle_reader: an object is its class, arguments and state; a call its function and arguments") {
@@ -76,28 +62,71 @@ TEST_CASE("pickle_reader: an object is its class, arguments and state; a call it
   const Pickle pickle = test::value_of(read(bytes));
   const PickleSpan parts = pickle.children(pickle.root());
   REQUIRE(parts.size() == 3);
-  const PickleObject* instance = pickle.object(parts[0], Kind::kObject, 1);
-  REQUIRE(instance != nullptr);
+  const auto instance = pickle.object(parts[0], Kind::kObject, 1);
+  REQUIRE(instance.has_value());
   CHECK(pickle.children(instance->args).size() == 0);
-  CHECK(pickle.children(instance->state)[0].text() == "a");
-  CHECK(pickle.object(parts[0], Kind::kObject, 2) == nullptr);
-  CHECK(pickle.object(parts[0], Kind::kCall, 1) == nullptr);
-  const PickleObject* result = pickle.object(parts[1], Kind::kCall, 2);
-  REQUIRE(result != nullptr);
-  CHECK(pickle.children(result->args)[0].integer == 2);
+  CHECK(pickle.text(pickle.children(instance->state)[0]) == "a");
+  CHECK_FALSE(pickle.object(parts[0], Kind::kObject, 2).has_value());
+  CHECK_FALSE(pickle.object(parts[0], Kind::kCall, 1).has_value());
+  const auto result = pickle.object(parts[1], Kind::kCall, 2);
+  REQUIRE(result.has_value());
+  CHECK(pickle.integer(pickle.children(result->args)[0]) == 2);
   CHECK(result->state.is(Kind::kHole));
-  CHECK(pickle.object(parts[2]) == nullptr);
+  CHECK_FALSE(pickle.object(parts[2]).has_value());
   CHECK(pickle.children(parts[2]).size() == 0);
 }
 
 TEST_CASE("pickle_reader: memo by number, by count, overwritten; lists seen from two places are one") {
-  const Tree tree = test::value_of(tree_of(whole("(]q\5h\5K\1aj\5\0\0\0t"s)));
-  REQUIRE(tree.children.size() == 3);
-  for (const Tree& child : tree.children) CHECK(child.children.size() == 1);
+  const Tree one = test::holding(Tree::Kind::kList, {test::integer(1)});
+  CHECK(test::value_of(tree_of(whole("(]q\5h\5K\1aj\5\0\0\0t"s))) ==
+        test::holding(Tree::Kind::kTuple, {one, one, one}));
   // MEMOIZE numbers by how many entries there are.
-  const Tree counted = test::value_of(tree_of("\x80\x04(K\7\x94K\x08\x94h\1h\0t."s));
-  CHECK(counted.children[2].integer == 8);
-  CHECK(counted.children[3].integer == 7);
+  const Tree seven = test::integer(7), eight = test::integer(8);
+  CHECK(test::value_of(tree_of("\x80\x04(K\7\x94K\x08\x94h\1h\0t."s)) ==
+        test::holding(Tree::Kind::kTuple, {seven, eight, eight, seven}));
+}
+
+TEST_CASE("pickle_reader: lists and dicts that are filled in turn, in many steps") {
+  // Two lists and a dict, a thousand times one or two elements each.
+  std::string program = "(]\x94]\x94}\x94";
+  std::vector<Tree> first, second, third;
+  for (int i = 0; i < 1000; ++i) {
+    const std::string number = "M" + little(static_cast<uint16_t>(i));
+    program += "h" + "\0"s + number + "ah\1(" + number + "NeN\x85h\2" + number + "Ns";
+    first.push_back(test::integer(i));
+    second.insert(second.end(), {test::integer(i), test::leaf(Tree::Kind::kNone)});
+    third.insert(third.end(), {test::integer(i), test::leaf(Tree::Kind::kNone)});
+  }
+  const std::string bytes = whole(program + "t");
+  const Pickle pickle = test::value_of(read(bytes));
+  const PickleSpan all = pickle.children(pickle.root());
+  CHECK(pickle.children(all[1])[1998].is(Kind::kInt));
+  UnfoldBudget budget(pickle);
+  CHECK(test::value_of(unfold_tree(pickle, all[0], &budget)) == test::holding(Tree::Kind::kList, first));
+  CHECK(test::value_of(unfold_tree(pickle, all[1], &budget)) == test::holding(Tree::Kind::kList, second));
+  CHECK(test::value_of(unfold_tree(pickle, all[2], &budget)) == test::holding(Tree::Kind::kDict, third));
+}
+
+TEST_CASE("pickle_reader: a tuple has as many elements as it likes") {
+  for (const size_t count : {(size_t{1} << 24) - 2, (size_t{1} << 24) - 1, (size_t{1} << 24) + 1}) {
+    const std::string bytes = whole("(" + std::string(count, 'N') + "K\7t");
+    const Pickle pickle = test::value_of(read(bytes));
+    const PickleSpan children = pickle.children(pickle.root());
+    REQUIRE(children.size() == count + 1);
+    CHECK(children[0].is(Kind::kNone));
+    CHECK(pickle.integer(children[count]) == 7);
+  }
+}
+
+TEST_CASE("pickle_reader: memo entries are numbered one after the other, but for the first few") {
+  EXPECT_OK(read(whole("Nq\xFF")));
+  EXPECT_OK(read(whole("N" + put(255))));
+  EXPECT_FAILURE(kCorrupt, "memo entry 256 after 0", read(whole(text(std::string(300, 'x')) + put(256))));
+  std::string counted = "N";
+  for (uint32_t i = 1; i <= 1000; ++i) counted += put(i);  // as Python 2 did
+  EXPECT_OK(read(whole(counted)));
+  EXPECT_OK(read(whole(counted + put(1001))));
+  EXPECT_FAILURE(kCorrupt, "memo entry 1002 after 1000", read(whole(counted + put(1002))));
 }
 
 TEST_CASE("pickle_reader: persistent ids where they are allowed") {
@@ -105,7 +134,7 @@ TEST_CASE("pickle_reader: persistent ids where they are allowed") {
   EXPECT_FAILURE(kUnsupported, "BINPERSID (0x51)", read(bytes));
   const Pickle pickle = test::value_of(read_pickle(bytes, {kRules.global, true}));
   REQUIRE(pickle.root().is(Kind::kPersistent));
-  CHECK(pickle.children(pickle.object(pickle.root())->args)[1].text() == "0");
+  CHECK(pickle.text(pickle.children(pickle.object(pickle.root())->args)[1]) == "0");
 }
 
 TEST_CASE("pickle_reader: globals outside the list are refused by name and byte, however they are reached") {
@@ -188,13 +217,13 @@ TEST_CASE("pickle_reader: an int is any that fits into 64 bits, in as many bytes
   const auto long1 = [](std::string bytes) {
     return tree_of("\x80\x04\x8A" + std::string(1, static_cast<char>(bytes.size())) + bytes + ".");
   };
-  CHECK(test::value_of(long1("")).integer == 0);
-  CHECK(test::value_of(long1("\xFF")).integer == -1);
-  CHECK(test::value_of(long1("\xFF\0"s)).integer == 255);
-  CHECK(test::value_of(long1("\0\x80"s)).integer == -32768);
-  CHECK(test::value_of(long1(std::string(8, '\xFF') + std::string(2, '\xFF'))).integer == -1);
-  CHECK(test::value_of(long1(std::string(7, '\xFF') + "\x7F" + std::string(3, '\0'))).integer ==
-        std::numeric_limits<int64_t>::max());
+  CHECK(test::value_of(long1("")) == test::integer(0));
+  CHECK(test::value_of(long1("\xFF")) == test::integer(-1));
+  CHECK(test::value_of(long1("\xFF\0"s)) == test::integer(255));
+  CHECK(test::value_of(long1("\0\x80"s)) == test::integer(-32768));
+  CHECK(test::value_of(long1(std::string(8, '\xFF') + std::string(2, '\xFF'))) == test::integer(-1));
+  CHECK(test::value_of(long1(std::string(7, '\xFF') + "\x7F" + std::string(3, '\0'))) ==
+        test::integer(std::numeric_limits<int64_t>::max()));
   EXPECT_FAILURE(kUnsupported, "beyond 64 bits", long1(std::string(8, '\xFF') + std::string(1, '\0')));
   EXPECT_CODE(kUnsupported, long1(std::string(7, '\0') + "\x80" + std::string(1, '\0')));
   EXPECT_CODE(kUnsupported, long1(std::string(8, '\0') + "\x01"));
@@ -219,7 +248,7 @@ TEST_CASE("pickle_reader: mutated pickles never crash, and say what is wrong in 
       continue;
     }
     ++accepted;
-    UnfoldBudget budget(bytes.size());
+    UnfoldBudget budget(pickle.value());
     (void)unfold_tree(pickle.value(), pickle.value().root(), &budget).is_ok();
   }
   CHECK(accepted > test::rounds(100));
@@ -247,7 +276,7 @@ TEST_CASE("pickle_reader: random programs never crash, and what they build can b
     const auto pickle = read_pickle(bytes, {kRules.global, true});
     if (!pickle.is_ok()) continue;
     ++accepted;
-    UnfoldBudget budget(bytes.size());
+    UnfoldBudget budget(pickle.value());
     (void)unfold_tree(pickle.value(), pickle.value().root(), &budget).is_ok();
   }
   CHECK(accepted > test::rounds(1000));

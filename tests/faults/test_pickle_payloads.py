@@ -12,18 +12,20 @@ import pickle
 import re
 import resource
 import shutil
+import struct
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.planner import LoadPlanner, WriteItem
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, verify
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, UnsafeObjectError, UnsupportedError
@@ -57,9 +59,6 @@ WITHOUT_OPCODE = {
     "attributes twice",
     "names of the state dict twice",
 }
-# As an object torch's weights_only takes it for None, and a planner of others, which unpickles what was let in, an
-# array of that many entries: by our planner alone, which unpickles nothing again.
-FAR_MEMO = "LONG_BINPUT far away"
 MOST_MEMORY = 512 << 20
 
 
@@ -192,10 +191,10 @@ class Smuggler(DefaultSavePlanner):
         return io.BytesIO(object)
 
 
-def load_object(path: Path, name: str) -> BaseException | None:
+def load_object(path: Path, name: str, planner: LoadPlanner | None = None) -> BaseException | None:
     """What a load raises: our own refusal, or what a planner says that unpickles what torch let in."""
     state: dict[str, Any] = {name: None}
-    planner = BcpLoadPlanner() if name == FAR_MEMO else DefaultLoadPlanner()
+    planner = planner or DefaultLoadPlanner()
     try:
         dcp.load(state, storage_reader=BcpReader(path, config=CONFIG), planner=planner, no_dist=True)
     except CheckpointException as caught:
@@ -222,3 +221,28 @@ def test_objects(audit: Audit, payloads: dict[str, bytes], mark: Path, tmp_path:
             assert type(error) is UnsafeObjectError, (name, error)
             assert f"'{name}'" in str(error)
     assert verify(path, config=CONFIG).is_whole
+
+
+def old_file_of(payload: bytes) -> bytes:
+    """What ``torch.save`` wrote before there were archives: five pickles, of which the fourth is the object."""
+    out = io.BytesIO()
+    torch.save(None, out, _use_new_zipfile_serialization=False)
+    data = out.getvalue()
+    assert data.count(b"\x80\x02N.") == 1
+    return data.replace(b"\x80\x02N.", payload)
+
+
+@pytest.mark.parametrize("file_of", [archive_of, old_file_of])
+@pytest.mark.parametrize("planner", [DefaultLoadPlanner, BcpLoadPlanner])
+def test_memo_entries_far_away(file_of: Callable[[bytes], bytes], planner: type[LoadPlanner], tmp_path: Path) -> None:
+    """To torch's ``weights_only`` these are None; Python's unpickler would make an array of that many entries."""
+    path = tmp_path / "ckpt"
+    payloads = {str(entry): b"\x80\x02]Nr" + struct.pack("<I", entry) + b"a." for entry in (255, 256, 2**26, 2**32 - 1)}
+    state = {name: file_of(payload) for name, payload in payloads.items()}
+    dcp.save(state, storage_writer=BcpWriter(path), planner=Smuggler(), no_dist=True)
+    assert load_object(path, "255", planner()) is None
+    for name in list(payloads)[1:]:
+        error = load_object(path, name, planner())
+        assert type(error) is CorruptCheckpointError, (name, error)
+        where = file_of(payloads[name]).index(payloads[name]) if file_of is old_file_of else 0
+        assert f"'{name}': pickle: LONG_BINPUT (0x72) at byte {where + 4}: memo entry {name} of 4 bytes" in str(error)

@@ -8,7 +8,7 @@ namespace bytecheckpoint::fuzz {
 
 /// A value that was read comes back from the archive that is made of it.
 std::string builtin_archive(std::string_view bytes) {
-  PeakMemory memory(bytes.size(), kMaxTimesOfUnfolding, kFreeBytesOfUnfolding);
+  PeakMemory memory(bytes.size());
   const auto decoded = format::decode_builtin_archive(bytes);
   BCP_ALL_HOLD(memory.stop());
   if (!decoded.is_ok()) {

@@ -20,7 +20,7 @@ std::string check_name(const std::string& name) {
 
 /// What is read is valid, its files are in the directory, and it is what the pickle says.
 std::string foreign_metadata(std::string_view bytes) {
-  PeakMemory memory(bytes.size(), kMaxTimesOfUnfolding, kFreeBytesOfUnfolding);
+  PeakMemory memory(bytes.size());
   const auto read = format::read_foreign_metadata(bytes);
   BCP_ALL_HOLD(memory.stop());
   if (!read.is_ok()) {

@@ -9,7 +9,7 @@ namespace bytecheckpoint::fuzz {
 
 /// What is read is valid, and comes back from what is made of it. Not to the byte: sections may stand anywhere.
 std::string manifest(std::string_view bytes) {
-  PeakMemory memory(bytes.size(), kMaxTimesOfTree);
+  PeakMemory memory(bytes.size());
   const auto decoded = format::decode_manifest(bytes);
   BCP_ALL_HOLD(memory.stop());
   if (!decoded.is_ok()) {

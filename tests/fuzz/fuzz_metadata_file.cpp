@@ -11,7 +11,7 @@ namespace bytecheckpoint::fuzz {
 /// What is read can be written, with a pickle that says the same as the manifest.
 std::string metadata_file(std::string_view bytes) {
   using namespace format;  // NOLINT
-  PeakMemory memory(bytes.size(), kMaxTimesOfTree);
+  PeakMemory memory(bytes.size());
   const auto decoded = decode_metadata_file(bytes);
   BCP_ALL_HOLD(memory.stop());
   const auto pickle = pickle_part(bytes);

@@ -32,7 +32,7 @@ class Walk {
  private:
   std::string check(const PickleValue& value) {
     if (value.is(Kind::kString) || value.is(Kind::kBytes)) {
-      const std::string_view text = value.text();
+      const std::string_view text = pickle_.text(value);
       BCP_HOLDS(text.empty() ||
                 (text.data() >= bytes_.data() && text.data() + text.size() <= bytes_.data() + bytes_.size()));
       BCP_HOLDS(!value.is(Kind::kString) || base::is_utf8(text));
@@ -40,7 +40,7 @@ class Walk {
     const PickleSpan children = pickle_.children(value);
     BCP_HOLDS(!value.is(Kind::kDict) || children.size() % 2 == 0);
     for (const PickleValue& child : children) left_.push_back(child);
-    if (const PickleObject* object = pickle_.object(value)) {
+    if (const auto object = pickle_.object(value)) {
       BCP_HOLDS(value.is(Kind::kPersistent) || object->args.is(Kind::kTuple));
       left_.push_back(object->args);
       if (!object->state.is(Kind::kHole)) left_.push_back(object->state);
@@ -65,7 +65,7 @@ std::string check_refusal(std::string_view bytes, const std::string& message) {
 }
 
 std::string check(std::string_view bytes, const PickleRules& rules) {
-  PeakMemory memory(bytes.size(), kMaxTimesOfPickle);
+  PeakMemory memory(bytes.size());
   const auto read = read_pickle(bytes, rules);
   BCP_ALL_HOLD(memory.stop());
   if (read.is_ok()) {

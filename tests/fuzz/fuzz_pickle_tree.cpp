@@ -16,7 +16,7 @@ base::Result<Tree> tree_of(std::string_view bytes, bool refuse_shared) {
                           },
                           false};
   BCP_ASSIGN_OR_RETURN(const Pickle pickle, read_pickle(bytes, rules));
-  UnfoldBudget budget(bytes.size());
+  UnfoldBudget budget(pickle);
   return unfold_tree(pickle, pickle.root(), &budget, {refuse_shared, 1u});
 }
 
@@ -24,7 +24,7 @@ base::Result<Tree> tree_of(std::string_view bytes, bool refuse_shared) {
 
 /// A value that was read comes back from the pickle that our writer makes of it, by either protocol.
 std::string pickle_tree(std::string_view bytes) {
-  PeakMemory memory(bytes.size(), kMaxTimesOfUnfolding, kFreeBytesOfUnfolding);
+  PeakMemory memory(bytes.size());
   const auto shared = tree_of(bytes, false);
   BCP_ALL_HOLD(memory.stop());
   const auto unshared = tree_of(bytes, true);

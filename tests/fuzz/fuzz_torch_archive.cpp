@@ -10,7 +10,7 @@ namespace bytecheckpoint::fuzz {
 /// Every element of a tensor that is found lies in its storage, and the storage in the archive.
 std::string torch_archive(std::string_view bytes) {
   const auto size = static_cast<int64_t>(bytes.size());
-  PeakMemory memory(bytes.size(), kMaxTimesOfPickle);
+  PeakMemory memory(bytes.size());
   const auto read = format::read_tensor_archive(size, in_memory(bytes));
   BCP_ALL_HOLD(memory.stop());
   if (!read.is_ok()) {
