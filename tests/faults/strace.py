@@ -18,7 +18,7 @@ import pytest
 
 from faults.fork_server import LIMIT_S
 
-__all__ = ["Call", "calls_in", "injected", "reachable", "recorded", "traced", "without_ids"]
+__all__ = ["Call", "calls_in", "injected", "reachable", "recorded", "strace_or_skip", "traced", "without_ids"]
 
 _LINE = re.compile(r"(?:(\d+) +)?(\w+)\((.*)")
 # A name in a directory that is open.
@@ -57,21 +57,27 @@ class Call:
         return f"{self.name} {self.files} ({self.number})"
 
 
-@contextmanager
-def traced(pid: int, log: Path, *options: str, all_threads: bool = False) -> Iterator[None]:
-    """Lets strace write the calls of a process to ``log`` while the context lasts, which begins when it is attached.
-
-    Skips the test, with the reason, where strace is missing or may not trace; missing in CI is a failure.
-
-    Args:
-        options: More of strace's.
-        all_threads: Also those that begin later; else only the thread of the process that has its id.
-    """
+def strace_or_skip() -> str:
+    """Where it is. Skips the test, with the reason, where it is missing; missing in CI is a failure."""
     program = shutil.which("strace")
     if program is None:
         # CI could install it.
         give_up = pytest.fail if os.environ.get("CI") else pytest.skip
         give_up("SYSTEM CALLS NOT TESTED: strace is not installed (apt-get install strace)")
+    return program
+
+
+@contextmanager
+def traced(pid: int, log: Path, *options: str, all_threads: bool = False) -> Iterator[None]:
+    """Lets strace write the calls of a process to ``log`` while the context lasts, which begins when it is attached.
+
+    Skips the test, with the reason, where it may not trace; and as ``strace_or_skip``.
+
+    Args:
+        options: More of strace's.
+        all_threads: Also those that begin later; else only the thread of the process that has its id.
+    """
+    program = strace_or_skip()
     follow = ["-f"] if all_threads else []
     # -s 0: what is written may contain paths.
     command = [program, *follow, "-y", "-s", "0", "-o", str(log), *options, "-p", str(pid)]
