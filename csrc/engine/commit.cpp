@@ -260,6 +260,12 @@ Status Commit::rename_over_metadata() {
   const Status renamed = options_.overwrite ? io::rename_over(from, to) : io::rename_new(from, to);
   if (renamed.is_ok()) return renamed;
   const int error = renamed.sys_errno();
+  // For lack of room nothing was renamed, and the name is there to prove it: the files may be removed. They must be, as
+  // who is over a quota may not even begin the save that would sweep them.
+  if (error == ENOSPC || error == EDQUOT) {
+    const base::Result<io::EntryType> left = io::entry_type(from);
+    rename_attempted_ = !left.is_ok() || left.value() != io::EntryType::kRegular;
+  }
   (void)tmp_.remove();
   if (error == EEXIST) {
     return Status::make(Code::kExists, text("rename(", to, "): a checkpoint appeared there and overwrite is False"),

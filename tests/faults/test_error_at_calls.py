@@ -59,7 +59,7 @@ class Outcome:
 def outcome_of(rehearsal: Rehearsal, call: Call, error: str) -> Outcome:
     earlier = rehearsal.calls[: rehearsal.calls.index(call)]
     if call.name.startswith("rename"):
-        return Outcome(StorageError, keeps_files=True)
+        return Outcome(StorageError, keeps_files=error != "ENOSPC")  # then it surely did not happen
     if any(other.name.startswith("rename") for other in earlier):
         is_first = not any(rehearsal.comes_after_the_commit(other) for other in earlier if other.name == call.name)
         if is_first:
