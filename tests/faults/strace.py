@@ -18,11 +18,23 @@ import pytest
 
 from faults.fork_server import LIMIT_S
 
-__all__ = ["Call", "calls_in", "injected", "reachable", "recorded", "strace_or_skip", "traced", "without_ids"]
+__all__ = [
+    "Call",
+    "calls_in",
+    "injected",
+    "reachable",
+    "recorded",
+    "strace_or_skip",
+    "traced",
+    "whole_lines",
+    "without_ids",
+]
 
 _LINE = re.compile(r"(?:(\d+) +)?(\w+)\((.*)")
 # A name in a directory that is open.
 _IN_DIRECTORY = re.compile(r'\d+<([^>]*)>, "([^"/][^"]*)"')
+_BEGUN = re.compile(r"(\d+) +(.*) <unfinished \.\.\.>")
+_ENDED = re.compile(r"(\d+) +<\.\.\. \w+ resumed>(.*)")
 _DRAWN = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16}")
 
 
@@ -119,6 +131,20 @@ def injected(
     inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:{what}:when={when}"]
     with traced(pid, log, *only, *inject, all_threads=all_threads):
         yield
+
+
+def whole_lines(log: Path) -> list[str]:
+    """Of a log, one a call: strace writes two for a call during which another thread's began or ended."""
+    begun: dict[str, str] = {}
+    lines = []
+    for line in log.read_text().splitlines():
+        if half := _BEGUN.fullmatch(line):
+            begun[half[1]] = half[2]
+        elif half := _ENDED.fullmatch(line):
+            lines.append(f"{half[1]} {begun.pop(half[1], '')}{half[2]}")
+        else:
+            lines.append(line)
+    return [*lines, *(f"{thread} {text}" for thread, text in begun.items())]
 
 
 @contextmanager
