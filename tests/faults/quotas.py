@@ -132,7 +132,9 @@ class Quota:
             return int(last.split()[1]), 0
         user = f"#{self._who()}"
         table = _must("repquota", self.kind.limits, "-n", "-v", str(self._disk)).splitlines()
-        fields = next(line.split() for line in table if line.split()[:1] == [user])
+        fields = next((line.split() for line in table if line.split()[:1] == [user]), [])
+        if not fields:
+            return 0, 0  # who has nothing is not listed
         # Name, two signs for limits that are exceeded; used, soft, hard, grace of blocks; the same of files.
         return int(fields[2]) * 1024, int(next(field for field in fields[5:] if field.isdigit()))
 
