@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test leaves behind in its process: threads of Python, open files, processes."""
+"""What a test leaves behind in its process: threads of Python and of our C++, open files, processes."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ def holdings() -> Holdings:
     """What the process has now. Memory for other processes is among its files: it has no names."""
     held = {("thread", thread.native_id or 0, ""): f"thread '{thread.name}'" for thread in threading.enumerate()}
     for task in Path("/proc/self/task").iterdir():
+        # As csrc/base/named_thread.h names all of ours.
+        if (name := _text(task / "comm")).startswith("bcp-"):
+            held["thread", int(task.name), name] = f"thread '{name}'"
         for pid in _text(task / "children").split():
             held["process", int(pid), ""] = f"process {pid}: {_text(Path('/proc') / pid / 'comm')}"
     for entry in Path("/proc/self/fd").iterdir():

@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "csrc/base/named_thread.h"
 #include "csrc/base/niceness.h"
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/breath.h"
@@ -62,7 +63,7 @@ void append_ready(engine::SaveJob& job, const std::vector<Ready>& ready) {
     if (job.niceness() == 0) return append_all(job, ready);
     // In a thread of its own: the calling one runs Python, and others would wait for the GIL while it waits for a core.
     Status outcome;
-    std::thread([&] {
+    base::named_thread("bcp-append", [&] {
       base::add_niceness(job.niceness());
       outcome = append_all(job, ready);
     }).join();

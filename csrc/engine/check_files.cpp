@@ -5,6 +5,7 @@
 #include <atomic>
 #include <thread>
 
+#include "csrc/base/named_thread.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
 
@@ -53,7 +54,8 @@ Status check_all(size_t count, const Check& check) {
     for (size_t i = next++; i < count; i = next++) outcomes[i] = check(i);
   };
   std::vector<std::thread> threads;
-  for (size_t t = 1; t < std::min(count, kMaxCheckThreads); ++t) threads.emplace_back(work);
+  for (size_t t = 1; t < std::min(count, kMaxCheckThreads); ++t)
+    threads.push_back(base::named_thread("bcp-check", work));
   work();
   for (std::thread& thread : threads) thread.join();
   for (Status& outcome : outcomes) {

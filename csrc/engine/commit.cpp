@@ -241,7 +241,8 @@ Status Commit::write_metadata(std::string_view metadata_file) {
   BCP_FAILPOINT(kCommitMetadataFilled);
   BCP_RETURN_IF_ERROR(tmp_.file().truncate(bytes));
   BCP_FAILPOINT(kCommitMetadataWritten);
-  if (options_.sync) BCP_RETURN_IF_ERROR(tmp_.file().sync());
+  // Either way nothing that was written is still to fail when the tmp is closed, which is after the commit.
+  BCP_RETURN_IF_ERROR(options_.sync ? tmp_.file().sync() : tmp_.file().flush());
   BCP_FAILPOINT(kCommitMetadataSynced);
   const std::chrono::duration<double> age = std::chrono::steady_clock::now() - begun_;
   if (age.count() > options_.deadline_s) {
@@ -260,6 +261,12 @@ Status Commit::rename_over_metadata() {
   const Status renamed = options_.overwrite ? io::rename_over(from, to) : io::rename_new(from, to);
   if (renamed.is_ok()) return renamed;
   const int error = renamed.sys_errno();
+  // For lack of room nothing was renamed, and the name is there to prove it: the files may be removed. They must be, as
+  // who is over a quota may not even begin the save that would sweep them.
+  if (error == ENOSPC || error == EDQUOT) {
+    const base::Result<io::EntryType> left = io::entry_type(from);
+    rename_attempted_ = !left.is_ok() || left.value() != io::EntryType::kRegular;
+  }
   (void)tmp_.remove();
   if (error == EEXIST) {
     return Status::make(Code::kExists, text("rename(", to, "): a checkpoint appeared there and overwrite is False"),

@@ -74,7 +74,8 @@ class Commit {
   /// itself the message says that it is not known whether the save is committed.
   base::Result<CommitReport> commit(std::string metadata_file, std::vector<format::FileEntry> files);
 
-  /// Ends a failed save: gives the right back, then deletes its files, unless a rename was attempted.
+  /// Ends a failed save: gives the right back, then deletes its files, unless a rename was attempted that may have
+  /// happened: all but one that was refused for lack of room.
   /// \param in_doubt  The storage has not answered somebody: this call does not wait long, but the rest happens when it
   /// answers.
   base::Status abort(std::vector<std::string> file_names, bool in_doubt = false);
@@ -119,7 +120,7 @@ class Commit {
   const pid_t owner_;
   base::Mutex mutex_;
   LockFile tmp_ BCP_GUARDED_BY(mutex_);
-  bool rename_attempted_ BCP_GUARDED_BY(mutex_) = false;
+  bool rename_attempted_ BCP_GUARDED_BY(mutex_) = false;  // and it may have happened
   io::FileId directory_id_;
   std::atomic<bool> over_{false};  // changed with the mutex held; asked also while storage does not answer
   std::atomic<bool> directory_synced_{false};

@@ -45,7 +45,8 @@ class FileImage {
 
   /// Block table and trailer; hands the last slot to the writer. `entry()` is complete from here on.
   base::Status finish_records();
-  /// After the writer has finished: size, then fsync unless `sync` is false.
+  /// After the writer has finished: size, then fsync unless `sync` is false, then close. An error of close is one of
+  /// the save also behind an fsync, where it would be harmless: not every file system keeps to that.
   base::Status settle(bool sync);
 
  private:

@@ -169,7 +169,7 @@ void LockFile::release() {
   if (tracked_ >= 0) tracked_fds[tracked_].store(0);
   tracked_ = -1;
   (void)::flock(file_.fd(), LOCK_UN);  // also for a child that was forked just now and still shares it
-  (void)file_.close();
+  (void)file_.close();                 // what is in it was synced or flushed, or is of no use any more
 }
 
 }  // namespace bytecheckpoint::engine

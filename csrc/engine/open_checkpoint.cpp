@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 
 #include "csrc/format/foreign_metadata.h"
 #include "csrc/format/metadata_file.h"
@@ -20,20 +21,31 @@ using base::text;
 constexpr int64_t kLargeMarkBytes = 64 << 20;
 constexpr char kPickleProto = '\x80', kPickleStop = '.';
 
-bool is_our_data(const std::string& directory, const std::string& name) {
+/// Does the file begin like ours? One that is absent or not to be read tells nothing; storage that fails may hide that
+/// it does.
+base::Result<bool> is_our_data(const std::string& directory, const std::string& name) {
+  const auto may_be_ours = [](const Status& failure) -> base::Result<bool> {
+    constexpr int kTellNothing[] = {ENOENT, ENOTDIR, EISDIR, EINVAL, ENXIO, EACCES, EPERM};
+    const int error = failure.sys_errno();
+    const bool is_silent = std::find(std::begin(kTellNothing), std::end(kTellNothing), error) != std::end(kTellNothing);
+    if (failure.code() == Code::kStorage && !is_silent) return failure;
+    return false;
+  };
   auto file = io::File::open(directory, name, false);
-  if (!file.is_ok()) return false;
+  if (!file.is_ok()) return may_be_ours(file.status());
   const base::Result<std::string> magic = file.value().read(0, format::kDataMagic.size());
-  return magic.is_ok() && magic.value() == format::kDataMagic;
+  if (!magic.is_ok()) return may_be_ours(magic.status());
+  return magic.value() == format::kDataMagic;
 }
 
 /// Does any file in `directory` begin like ours?
-bool has_our_data(const std::string& directory) {
+base::Result<bool> has_our_data(const std::string& directory) {
   const auto names = io::list_directory(directory);
   if (!names.is_ok()) return false;
   for (const std::string& name : names.value()) {
     if (name.size() < 7 || name.substr(name.size() - 7) != ".distcp") continue;
-    if (is_our_data(directory, name)) return true;
+    BCP_ASSIGN_OR_RETURN(const bool is_ours, is_our_data(directory, name));
+    if (is_ours) return true;
   }
   return false;
 }
@@ -50,13 +62,17 @@ bool has_our_save_id(const format::Tree& storage_meta) {
 }
 
 /// A metadata file of ours that lost its trailer, rather than another writer's? Our save id or a file of ours tells.
-bool lost_its_trailer(const std::string& directory, const std::string& bytes,
-                      const base::Result<format::Manifest>& foreign) {
-  if (!foreign.is_ok()) return bytes.find(format::kSaveIdPrefix) != std::string::npos || has_our_data(directory);
+base::Result<bool> lost_its_trailer(const std::string& directory, const std::string& bytes,
+                                    const base::Result<format::Manifest>& foreign) {
+  if (!foreign.is_ok()) {
+    if (bytes.find(format::kSaveIdPrefix) != std::string::npos) return true;
+    return has_our_data(directory);
+  }
   if (has_our_save_id(foreign.value().foreign->storage_meta)) return true;
   // Files that it does not name may be left from a save of ours that stock DCP has saved over.
   for (const format::FileEntry& file : foreign.value().files) {
-    if (is_our_data(directory, file.name)) return true;
+    BCP_ASSIGN_OR_RETURN(const bool is_ours, is_our_data(directory, file.name));
+    if (is_ours) return true;
   }
   return false;
 }
@@ -65,7 +81,11 @@ base::Result<format::Manifest> open_foreign(const std::string& directory, const 
                                             const std::string& bytes, bool accept_rewritten) {
   if (bytes.empty()) return Status::make(Code::kCorrupt, text("read(", path, "): file is empty"), path);
   base::Result<format::Manifest> foreign = format::read_foreign_metadata(bytes);
-  if (!(accept_rewritten && foreign.is_ok()) && lost_its_trailer(directory, bytes, foreign)) {
+  bool is_cut = false;
+  if (!accept_rewritten || !foreign.is_ok()) {
+    BCP_ASSIGN_OR_RETURN(is_cut, lost_its_trailer(directory, bytes, foreign));
+  }
+  if (is_cut) {
     const auto size = static_cast<int64_t>(bytes.size());
     const int64_t tail = std::min(size, format::kMetadataTrailerBytes);
     return Status::make(Code::kCorrupt,

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "csrc/base/mutex.h"
+#include "csrc/base/named_thread.h"
 #include "csrc/format/torch_archive.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
@@ -161,7 +162,9 @@ base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::
     }
   };
   std::vector<std::thread> threads;
-  for (size_t t = 1; t < std::min(kThreads, (foreign.size() + kBatch - 1) / kBatch); ++t) threads.emplace_back(work);
+  for (size_t t = 1; t < std::min(kThreads, (foreign.size() + kBatch - 1) / kBatch); ++t) {
+    threads.push_back(base::named_thread("bcp-locate", work));
+  }
   work();
   for (std::thread& thread : threads) thread.join();
   BCP_RETURN_IF_ERROR(failure);

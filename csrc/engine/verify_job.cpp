@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "csrc/base/named_thread.h"
 #include "csrc/engine/names.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/engine/unreferenced.h"
@@ -142,7 +143,8 @@ class Verifier {
       std::vector<Status> faults(static_cast<size_t>(num_threads));
       std::vector<std::thread> others;
       for (size_t t = 1; t < faults.size(); ++t) {
-        others.emplace_back([&, t] { sum_all(&reader, *ring, files, /*tells=*/false, &faults[t]); });
+        others.push_back(
+            base::named_thread("bcp-verify", [&, t] { sum_all(&reader, *ring, files, /*tells=*/false, &faults[t]); }));
       }
       sum_all(&reader, *ring, files, /*tells=*/true, &faults[0]);
       for (std::thread& other : others) other.join();

@@ -44,6 +44,11 @@ class File {
   base::Status truncate(int64_t bytes);
   /// A failure here is final: a second fsync may succeed without the data being on disk.
   base::Status sync();
+  /// Hands what was written to the file system, as `close` does, and stays open: one that keeps it back until then, as
+  /// network file systems do, says now that it was too much or is lost. Not durable: that takes `sync`.
+  base::Status flush();
+  /// The descriptor is gone in any case. A failure may be the only word that what was written is lost, unless it was
+  /// synced or flushed: then it may be ignored.
   base::Status close();
   /// Forgets the descriptor without closing it: in a forked child, where somebody else has closed it.
   void disown() { fd_ = -1; }

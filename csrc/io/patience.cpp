@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "csrc/base/mutex.h"
+#include "csrc/base/named_thread.h"
 
 namespace bytecheckpoint::io {
 namespace {
@@ -123,7 +124,7 @@ base::Status Patience::wait_for(std::string_view operation, const std::string& p
   Server& s = *server_;
   base::MutexLock lock(s.mutex);
   if (!s.is_exhausted) {
-    if (!s.thread.joinable()) s.thread = std::thread([&s] { s.serve(); });
+    if (!s.thread.joinable()) s.thread = base::named_thread("bcp-patience", [&s] { s.serve(); });
     if (!s.is_serving && s.calls.empty()) s.last_answer = Clock::now();
     s.calls.push_back(*call);
     s.called.notify_one();
@@ -155,7 +156,7 @@ void end_patiently(std::function<void()> work) {
     ending->ended.notify_all();
   };
   try {
-    std::thread(end).detach();
+    base::named_thread("bcp-ending", end).detach();
   } catch (const std::system_error&) {
     return work();  // no thread to be had: then it is waited for
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/io/reader.h"
 
+#include "csrc/base/named_thread.h"
+
 namespace bytecheckpoint::io {
 
 Reader::Reader(int num_threads, int num_slots, Source source, std::function<uint8_t*(int)> slot_bytes,
@@ -14,7 +16,9 @@ Reader::Reader(int num_threads, int num_slots, Source source, std::function<uint
       // Room for every slot and for one failure of each thread: a push to it never blocks.
       filled_(static_cast<size_t>(num_slots + num_threads)) {
   for (int slot = 0; slot < num_slots; ++slot) free_.push(slot);
-  for (int t = 0; t < num_threads; ++t) threads_.emplace_back([this, t] { run(t); });
+  for (int t = 0; t < num_threads; ++t) {
+    threads_.push_back(base::named_thread("bcp-read", [this, t] { run(t); }));
+  }
   if (num_threads == 0) filled_.close();  // as the last thread does
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "csrc/base/failpoint.h"
+#include "csrc/base/named_thread.h"
 #include "csrc/base/niceness.h"
 
 namespace bytecheckpoint::io {
@@ -16,10 +17,10 @@ Writer::Writer(const WriterOptions& options, std::function<void(int)> released)
       running_(options.num_threads) {
   threads_.reserve(static_cast<size_t>(options.num_threads));
   for (int t = 0; t < options.num_threads; ++t) {
-    threads_.emplace_back([this, t, niceness = options.niceness] {
+    threads_.push_back(base::named_thread("bcp-write", [this, t, niceness = options.niceness] {
       base::add_niceness(niceness);
       run(t);
-    });
+    }));
   }
 }
 

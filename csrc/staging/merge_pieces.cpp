@@ -9,6 +9,7 @@
 
 #include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
+#include "csrc/base/named_thread.h"
 #include "csrc/staging/merge.h"
 #include "csrc/staging/stream_copy.h"
 
@@ -76,7 +77,7 @@ void for_each_stretch(const std::vector<Piece>& pieces, const Work& work, int nu
   std::vector<std::thread> threads;
   const size_t wanted = std::min(static_cast<size_t>(std::max(num_threads, 1)), work.num_grains);
   try {
-    while (threads.size() + 1 < wanted) threads.emplace_back(run);
+    while (threads.size() + 1 < wanted) threads.push_back(base::named_thread("bcp-merge", run));
   } catch (const std::system_error&) {
     // The threads that there are take all of it.
   }

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "csrc/base/bytes.h"
+#include "csrc/base/named_thread.h"
 
 namespace bytecheckpoint::staging {
 namespace {
@@ -86,7 +87,7 @@ void Pages::populate(int64_t bytes) {
   stop_populating();
   stop_ = false;
   populated_bytes_ = end;
-  populating_ = std::thread([this, begin, end] {
+  populating_ = base::named_thread("bcp-populate", [this, begin, end] {
     for (int64_t at = begin; at < end && !stop_; at += kPopulateBytes) {
       // Advice: where the kernel does not know it, pages are touched when they are used.
       (void)::madvise(first_ + at, static_cast<size_t>(std::min(kPopulateBytes, end - at)), kPopulateWrite);

@@ -3,6 +3,7 @@
 #include "csrc/io/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -165,6 +166,18 @@ TEST_CASE("file: moved, the descriptor has one owner; closed, it is gone") {
   EXPECT_OK(second.close());
   EXPECT_OK(second.close());
   CHECK_FALSE(second.is_open());
+}
+
+TEST_CASE("file: flushed, it is still open, and keeps its lock") {
+  const TempDir dir;
+  File file = created(dir / "a");
+  REQUIRE(::flock(file.fd(), LOCK_EX) == 0);
+  EXPECT_OK(file.write_at("abc", 3, 0));
+  EXPECT_OK(file.flush());
+  const File other = test::value_of(File::open(dir.path(), "a", false));
+  CHECK(::flock(other.fd(), LOCK_EX | LOCK_NB) == -1);
+  EXPECT_OK(file.write_at("d", 1, 3));
+  CHECK(test::read_all(dir / "a") == "abcd");
 }
 
 TEST_CASE("file: disjoint ranges from many threads") {

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two fork servers: the installed package, and the build with failpoints; and the smallest checkpoint."""
+"""The two fork servers: the installed package, and the build with failpoints; the smallest checkpoint; and a home."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from faults.campaign import Campaign
-from faults.fork_server import ForkServer, Meeting
+from faults.fork_server import LIMIT_S, ForkServer, Meeting
 from faults.saves import BOTH_RANKS, SaveRequest, names_in
 from faults.small import save_small
 
@@ -68,3 +70,17 @@ def meeting() -> Iterator[Meeting]:
     meeting = Meeting()
     yield meeting
     meeting.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A directory that anybody may write to, and get to."""
+    if os.geteuid() != 0:
+        yield tmp_path
+        return
+    closed = [folder for folder in (tmp_path, *tmp_path.parents) if not folder.stat().st_mode & 0o001]
+    for folder in closed:
+        folder.chmod(folder.stat().st_mode | 0o011)
+    tmp_path.chmod(0o777)
+    yield tmp_path
+    subprocess.run(["chmod", "-R", "u+rwX", str(tmp_path)], timeout=LIMIT_S, check=True)

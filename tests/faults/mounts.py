@@ -17,7 +17,7 @@ import pytest
 from faults.fork_server import LIMIT_S
 from faults.saves import Attempt, SaveRequest, save
 
-__all__ = ["DISKS", "Disk", "cut_power", "mounted", "save_then_cut"]
+__all__ = ["DISKS", "Disk", "complaint_of", "cut_power", "file_system_in_file", "mounted", "save_then_cut"]
 
 # _IOR('X', 125, __u32): as FS_IOC_SHUTDOWN, EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN have it.
 _SHUTDOWN = 0x8004587D
@@ -32,23 +32,34 @@ DISKS = {
 }
 
 
-def _run(*command: str) -> str:
-    """Returns what went wrong, or nothing."""
+def complaint_of(*command: str) -> str:
+    """In a line, what went wrong; or nothing."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    return "" if done.returncode == 0 else f"{' '.join(command)}: {done.stderr.strip()}"
+    return "" if done.returncode == 0 else f"{' '.join(command)}: {done.stderr.strip().partition(chr(10))[0]}"
+
+
+def file_system_in_file(image: Path, num_bytes: int, *command: str, untested: str) -> None:
+    """Makes one by ``command``, in a sparse file. Where that is not installed it skips ``untested``; CI fails."""
+    if shutil.which(command[0]) is None:
+        # CI could install it.
+        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+        give_up(f"{untested} NOT TESTED: {command[0]} is not installed")
+    with image.open("wb") as file:
+        file.truncate(num_bytes)
+    assert not (failed := complaint_of(*command, str(image))), failed
 
 
 @contextlib.contextmanager
 def mounted(path: Path, *arguments: str, untested: str) -> Iterator[Path]:
     """Mounts at ``path``, a new directory, while the context lasts. Where it may not, it skips ``untested``."""
     path.mkdir()
-    if failed := _run("mount", *arguments, str(path)):
+    if failed := complaint_of("mount", *arguments, str(path)):
         pytest.skip(f"{untested} NOT TESTED: {failed}")
     try:
         yield path
     finally:
         # Of a test that failed a process may still be there; it must not hide why.
-        assert not _run("umount", str(path)) or not _run("umount", "--lazy", str(path))
+        assert not complaint_of("umount", str(path)) or not complaint_of("umount", "--lazy", str(path))
 
 
 def cut_power(path: Path) -> None:
@@ -69,23 +80,17 @@ class Disk:
 
     def __init__(self, kind: str, directory: Path) -> None:
         command, num_bytes, self._options = DISKS[kind]
-        if shutil.which(command[0]) is None:
-            # CI could install it.
-            give_up = pytest.fail if os.environ.get("CI") else pytest.skip
-            give_up(f"POWER CUTS OF {kind} NOT TESTED: {command[0]} is not installed")
+        what = f"POWER CUTS OF {kind}"
         self._image = directory / f"{kind}.img"
-        with self._image.open("wb") as file:
-            file.truncate(num_bytes)
-        assert not (failed := _run(*command, str(self._image))), failed
+        file_system_in_file(self._image, num_bytes, *command, untested=what)
         self.path = directory / kind
         self._mount = contextlib.ExitStack()
-        what = f"POWER CUTS OF {kind}"
         self._mount.enter_context(mounted(self.path, "-t", kind, "-o", self._options, str(self._image), untested=what))
 
     def power_returns(self) -> None:
         """After a cut, when nobody uses it any more: what is on the disk is read again, and its journal is replayed."""
         for command in (("umount", str(self.path)), ("mount", "-o", self._options, str(self._image), str(self.path))):
-            assert not (failed := _run(*command)), failed
+            assert not (failed := complaint_of(*command)), failed
 
     def close(self) -> None:
         self._mount.close()

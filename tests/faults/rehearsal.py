@@ -43,6 +43,7 @@ class Scenario:
         io_threads: With more than one, which of them makes what call is chance, and cannot be aimed at.
         num_ranks: That save.
         rank: Whose calls are recorded.
+        sync: As ``sync_files`` of the writer.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Scenario:
     io_threads: int = 1
     num_ranks: int = 1
     rank: int = 0
+    sync: bool = True
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -114,6 +116,7 @@ class Rehearsal:
             writer={
                 "single_file_per_rank": not scenario.file_a_record,
                 "overwrite": scenario.old or generation != NEW,
+                "sync_files": scenario.sync,
             },
         )
         return [replace(request, rank=rank) for rank in scenario.ranks]

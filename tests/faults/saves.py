@@ -215,7 +215,7 @@ def load_twice(address: bytes, path: Path) -> dict[int, BaseException]:
     for _ in range(2):
         test.recv()
         try:
-            load(BcpReader(path, config=CONFIG))
+            generation_of(load(BcpReader(path, config=CONFIG)))
             errors.append({})
         except CheckpointException as error:
             errors.append({rank: wrapped[0] for rank, wrapped in error.failures.items()})

@@ -18,11 +18,23 @@ import pytest
 
 from faults.fork_server import LIMIT_S
 
-__all__ = ["Call", "calls_in", "injected", "reachable", "recorded", "traced", "without_ids"]
+__all__ = [
+    "Call",
+    "calls_in",
+    "injected",
+    "reachable",
+    "recorded",
+    "strace_or_skip",
+    "traced",
+    "whole_lines",
+    "without_ids",
+]
 
 _LINE = re.compile(r"(?:(\d+) +)?(\w+)\((.*)")
 # A name in a directory that is open.
 _IN_DIRECTORY = re.compile(r'\d+<([^>]*)>, "([^"/][^"]*)"')
+_BEGUN = re.compile(r"(\d+) +(.*) <unfinished \.\.\.>")
+_ENDED = re.compile(r"(\d+) +<\.\.\. \w+ resumed>(.*)")
 _DRAWN = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16}")
 
 
@@ -57,21 +69,27 @@ class Call:
         return f"{self.name} {self.files} ({self.number})"
 
 
-@contextmanager
-def traced(pid: int, log: Path, *options: str, all_threads: bool = False) -> Iterator[None]:
-    """Lets strace write the calls of a process to ``log`` while the context lasts, which begins when it is attached.
-
-    Skips the test, with the reason, where strace is missing or may not trace; missing in CI is a failure.
-
-    Args:
-        options: More of strace's.
-        all_threads: Also those that begin later; else only the thread of the process that has its id.
-    """
+def strace_or_skip() -> str:
+    """Where it is. Skips the test, with the reason, where it is missing; missing in CI is a failure."""
     program = shutil.which("strace")
     if program is None:
         # CI could install it.
         give_up = pytest.fail if os.environ.get("CI") else pytest.skip
         give_up("SYSTEM CALLS NOT TESTED: strace is not installed (apt-get install strace)")
+    return program
+
+
+@contextmanager
+def traced(pid: int, log: Path, *options: str, all_threads: bool = False) -> Iterator[None]:
+    """Lets strace write the calls of a process to ``log`` while the context lasts, which begins when it is attached.
+
+    Skips the test, with the reason, where it may not trace; and as ``strace_or_skip``.
+
+    Args:
+        options: More of strace's.
+        all_threads: Also those that begin later; else only the thread of the process that has its id.
+    """
+    program = strace_or_skip()
     follow = ["-f"] if all_threads else []
     # -s 0: what is written may contain paths.
     command = [program, *follow, "-y", "-s", "0", "-o", str(log), *options, "-p", str(pid)]
@@ -113,6 +131,20 @@ def injected(
     inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:{what}:when={when}"]
     with traced(pid, log, *only, *inject, all_threads=all_threads):
         yield
+
+
+def whole_lines(log: Path) -> list[str]:
+    """Of a log, one a call: strace writes two for a call during which another thread's began or ended."""
+    begun: dict[str, str] = {}
+    lines = []
+    for line in log.read_text().splitlines():
+        if half := _BEGUN.fullmatch(line):
+            begun[half[1]] = half[2]
+        elif half := _ENDED.fullmatch(line):
+            lines.append(f"{half[1]} {begun.pop(half[1], '')}{half[2]}")
+        else:
+            lines.append(line)
+    return [*lines, *(f"{thread} {text}" for thread, text in begun.items())]
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from faults.saves import (
     save,
     save_twice,
 )
-from faults.strace import injected
+from faults.strace import injected, whole_lines
 
 OLD, NEW, NEXT = 1, 2, 3
 
@@ -162,7 +162,7 @@ def test_error_of_a_call(fault: Fault, server: ForkServer, meeting: Meeting, tmp
     log = tmp_path / "strace.log"
     with injected(trial.pid, log, fault.calls, f"error={fault.error}", fault.when, all_threads=fault.all_threads):
         attempt = trial.first_attempt()
-    hits = [line for line in log.read_text().splitlines() if "(INJECTED)" in line]
+    hits = [line for line in whole_lines(log) if "(INJECTED)" in line]
     assert any(re.search(fault.at, line) for line in hits), f"hit something else: {hits}"
     assert_is_told(fault, attempt)
     if fault.keeps_files:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 
 from bytecheckpoint import BcpReader, Config, verify
 from faults.fork_server import ForkServer
+from faults.preloading import preloaded
 from faults.saves import CONFIG, SaveRequest, are_equal, attempt, load, state
 
 SOURCE = Path(__file__).with_name("short_transfers.c")
@@ -60,11 +59,7 @@ def save_and_load_in_a_storm(request: SaveRequest) -> int:
 @pytest.fixture(scope="module")
 def disturbing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ForkServer]]:
     """The library that disturbs, and processes in which it does."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("SHORT TRANSFERS NOT TESTED: there is no C compiler")
-    library = tmp_path_factory.mktemp("library") / "short_transfers.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    library = preloaded(SOURCE, tmp_path_factory.mktemp("library"), untested="SHORT TRANSFERS")
     server = ForkServer(environment={"LD_PRELOAD": str(library)})
     yield str(library), server
     server.close()

@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
+from bytecheckpoint import BcpReader
 from bytecheckpoint.dcp._save_session import take_right_away
 from bytecheckpoint.errors import CheckpointChangedError, DurabilityUnknownError, SaveFailedError, StorageError
 from faults.fork_server import LIMIT_S, ForkServer, Meeting
@@ -34,7 +35,9 @@ from faults.saves import (
     Attempt,
     SaveRequest,
     assert_only_own_files,
+    generation_of,
     generation_on_disk,
+    load,
     save,
     save_twice,
 )
@@ -361,12 +364,25 @@ def test_a_lost_coordinator_is_given_up_though_its_storage_is_silent(tmp_path: P
         assert not tmp.exists()
 
 
-@pytest.mark.long
-def test_slow_storage_works(server: ForkServer, tmp_path: Path) -> None:
-    """A save takes longer than storage may be silent: each call by itself does not."""
-    with silent_storage(tmp_path, "--write-rate=8M", "--read-rate=8M") as storage:
-        request = SaveRequest(storage.path / "ckpt", NEW, config=replace(CONFIG, io_timeout_s=4.0), num_rows=7 * 7000)
-        since = time.monotonic()
-        assert server.run(save, request).unwrap() == Attempt({}, ())
-        assert time.monotonic() - since > 4, "it was not slow"
+def load_by_itself(request: SaveRequest) -> int:
+    got = load(BcpReader(request.path, config=request.config), num_rows=request.num_rows)
+    return generation_of(got, num_rows=request.num_rows)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "per_s", "io_timeout_s"),
+    [(3, 3, 30.0), pytest.param(80, 8, 4.0, marks=pytest.mark.long)],
+    ids=["patient", "longer than it may be silent"],
+)
+def test_slow_storage_works(
+    megabytes: int, per_s: int, io_timeout_s: float, server: ForkServer, tmp_path: Path
+) -> None:
+    """Saves and loads may take longer than storage may be silent, if no call by itself does."""
+    with silent_storage(tmp_path, f"--write-rate={per_s}M", f"--read-rate={per_s}M") as storage:
+        config = replace(CONFIG, io_timeout_s=io_timeout_s)
+        request = SaveRequest(storage.path / "ckpt", NEW, config=config, num_rows=megabytes * 625)
+        for work, wanted in ((save, Attempt({}, ())), (load_by_itself, NEW)):
+            since = time.monotonic()
+            assert server.run(work, request).unwrap() == wanted
+            assert time.monotonic() - since > megabytes / per_s / 2, "it was not slow"
         assert generation_on_disk(storage.real / "ckpt", num_rows=request.num_rows) == NEW

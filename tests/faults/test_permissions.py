@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,17 +17,9 @@ from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, Save
 from faults.fork_server import LIMIT_S, ForkServer
 from faults.mounts import mounted
 from faults.saves import CONFIG, SaveRequest, attempt, generation_on_disk, load, names_in
+from faults.unprivileged import NOBODY, as_nobody
 
 OLD, NEW, NEXT = 1, 2, 3
-NOBODY = 65534
-
-
-def as_nobody() -> None:
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-    assert os.geteuid() != 0
 
 
 def save_as_nobody(request: SaveRequest) -> BaseException | None:
@@ -58,20 +50,6 @@ def reason_of(error: BaseException | None) -> StorageError:
     reason = error.reasons[0] if isinstance(error, SaveFailedError) else error
     assert isinstance(reason, StorageError), repr(reason)
     return reason
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    """A directory that anybody may write to, and get to."""
-    if os.geteuid() != 0:
-        yield tmp_path
-        return
-    closed = [folder for folder in (tmp_path, *tmp_path.parents) if not folder.stat().st_mode & 0o001]
-    for folder in closed:
-        folder.chmod(folder.stat().st_mode | 0o011)
-    tmp_path.chmod(0o777)
-    yield tmp_path
-    subprocess.run(["chmod", "-R", "u+rwX", str(tmp_path)], timeout=LIMIT_S, check=True)
 
 
 @pytest.fixture

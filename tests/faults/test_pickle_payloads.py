@@ -10,13 +10,13 @@ import copyreg
 import io
 import pickle
 import re
-import resource
 import shutil
 import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, WriteItem
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, verify
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, UnsafeObjectError, UnsupportedError
 from faults.crafting import MetadataFile
+from faults.memory import REFUSAL_BYTES, with_peak
 from faults.payloads import EXHAUSTING, EXTENSIONS, HARMFUL, MALFORMED, all_payloads
 from faults.small import CONFIG, load_small
 
@@ -59,7 +60,6 @@ WITHOUT_OPCODE = {
     "attributes twice",
     "names of the state dict twice",
 }
-MOST_MEMORY = 512 << 20
 
 
 def could_be_of_payload(event: str, args: tuple[Any, ...], below: Path) -> bool:
@@ -131,30 +131,26 @@ def test_bare_metadata(audit: Audit, payloads: dict[str, bytes], mark: Path, tmp
     path = tmp_path / "ckpt"
     path.mkdir()
     without_opcode = set()
-    before = most_memory()
     for name, payload in payloads.items():
         (path / ".metadata").write_bytes(payload)
-        with audit.nothing_happens(path, mark):
-            error = refusal_of(path)
+        error, taken = with_peak(partial(refusal_of, audit, path, mark))
+        assert taken < REFUSAL_BYTES, name
         found = REFUSAL.search(str(error))
         if found is None:
             without_opcode.add(name)
         elif found[2] is not None:
             assert int(found[2]) < len(payload), (name, error)
     assert without_opcode <= WITHOUT_OPCODE
-    assert most_memory() - before < MOST_MEMORY
     assert type(load_small(path)) is type(error)  # all the way through DCP
 
 
-def refusal_of(path: Path) -> CheckpointError:
-    with pytest.raises((CorruptCheckpointError, UnsupportedError)) as caught:
+def refusal_of(audit: Audit, path: Path, mark: Path) -> CheckpointError:
+    with (
+        audit.nothing_happens(path, mark),
+        pytest.raises((CorruptCheckpointError, UnsupportedError)) as caught,
+    ):
         BcpReader(path, config=CONFIG).read_metadata()
     return caught.value
-
-
-def most_memory() -> int:
-    """Bytes that this process ever had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def test_behind_our_trailer(

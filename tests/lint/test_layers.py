@@ -34,6 +34,8 @@ CHANGES_FILES = re.compile(
     r"(?<!\w)::(?:rename(?:at2?)?|link(?:at)?|unlink(?:at)?|mkdir(?:at)?|rmdir|symlink(?:at)?|pwrite|write|ftruncate"
     r"|truncate|fallocate|fsync|fdatasync)\("
 )
+# Threads that begin without a name, which tests for leaks would not see.
+BEGINS_THREAD = re.compile(r"std::thread(?: \w+)?[({](?!std::move|\))|\bthreads?_?\.emplace_back\(|\bpthread_create\(")
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".pyi", ".mk", ".sh"}
 SOURCE_FOLDERS = ("csrc", "bytecheckpoint", "tests", "demo", "benchmarks", "tools")
 
@@ -62,6 +64,8 @@ def faults_of_source(path: str, content: str) -> list[str]:
             faults.append(f"{path}: only *.cu and cuda_* may include <{header}>")
     if layer not in ("io", "staging") and CHANGES_FILES.search(content):
         faults.append(f"{path}: only io changes files")
+    if path != "csrc/base/named_thread.h" and BEGINS_THREAD.search(content):
+        faults.append(f"{path}: a thread without a name; base/named_thread.h gives it one")
     if path.endswith((".h", ".cuh")) and "#pragma once" not in content.splitlines():
         faults.append(f"{path}: no #pragma once")
     return faults
@@ -129,6 +133,8 @@ def test_every_source_file_begins_with_its_licence() -> None:
         ("csrc/base/a.h", ""),
         ("csrc/engine/a.cpp", "const int result = ::renameat2(a, from, b, to, 0);"),
         ("csrc/bindings/a.cpp", "::fsync(fd);"),
+        ("csrc/io/a.cpp", "std::thread([&] { run(); }).detach();"),
+        ("csrc/io/a.cpp", "threads_.emplace_back([this] { run(); });"),
     ],
 )
 def test_a_violation_is_found(path: str, line: str) -> None:
@@ -143,6 +149,7 @@ def test_a_violation_is_found(path: str, line: str) -> None:
         ("csrc/bindings/a.cpp", '#include <torch/extension.h>\n#include "csrc/engine/commit.h"\n'),
         ("csrc/engine/a.cpp", "return io::rename(from, to);"),
         ("csrc/io/a.cpp", "::fsync(fd);"),
+        ("csrc/io/a.cpp", 'threads_.push_back(base::named_thread("bcp-a", run));'),
         ("csrc/staging/cuda_device.cpp", "#include <cuda_runtime.h>\n"),
         ("csrc/staging/merge.cu", "#include <cuda_runtime.h>\n"),
         ("csrc/staging/merge.cu", '#include "csrc/staging/cuda_handles.h"\n'),

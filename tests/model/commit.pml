@@ -605,6 +605,7 @@ commit_decided:
 #endif
   :: atomic { !HAS(tmps, s) -> MUST(NO_BLOCK, !ALONE(s)); goto after_rename } /* ENOENT: kSuperseded */
   :: goto after_rename /* EIO, and nothing was renamed */
+  :: atomic { HAS(tmps, s) -> goto abort } /* no room, nothing was renamed, and the name is there to prove it */
   :: DIES
   fi;
 commit_renamed:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks on one host that see different disks at one path, as containers do: refused on all ranks, naming who is alone.
+
+Nothing is committed, on either disk; the checkpoint that some of them see stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bytecheckpoint.errors import SaveFailedError, StorageError
+from faults.fork_server import LIMIT_S, ForkServer
+from faults.jobs import Job, run_job
+from faults.saves import Attempt, SaveRequest, assert_only_own_files, generation_on_disk, names_in, save
+
+OLD, NEW, NEXT = 1, 2, 3
+_CLONE_NEWNS = 0x00020000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespaces() -> None:
+    tried = subprocess.run(
+        ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    if tried.returncode != 0:
+        pytest.skip(f"RANKS WITH MOUNTS OF THEIR OWN NOT TESTED: {tried.stderr.strip()}")
+
+
+def mount_own(at: Path) -> None:
+    """From now on this process sees an empty disk of its own there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.unshare(_CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
+    for command in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "size=8m", "none", str(at)]):
+        subprocess.run(["mount", *command], timeout=LIMIT_S, check=True)
+
+
+def save_on_own_disk(at: Path, request: SaveRequest) -> tuple[Attempt, list[str]]:
+    """What came of it, and what this rank finds at the path."""
+    mount_own(at)
+    return save(request), names_in(request.path)
+
+
+def save_and_look(at: Path, request: SaveRequest) -> tuple[Attempt, list[str]]:
+    return save(request), names_in(request.path)
+
+
+@pytest.mark.parametrize(
+    ("old", "disk", "num_ranks", "alone"),
+    [
+        (True, "ckpt", 2, 1),
+        (True, "", 2, 1),
+        (True, "", 2, 0),
+        (False, "ckpt", 4, 2),
+        (False, "", 2, 1),
+        (False, "", 2, 0),
+    ],
+)
+def test_rank_with_a_disk_of_its_own(
+    old: bool, disk: str, num_ranks: int, alone: int, server: ForkServer, tmp_path: Path
+) -> None:
+    """
+    Args:
+        disk: Where it is mounted, below the parent of the checkpoint.
+    """
+    path = tmp_path / "shared" / "ckpt"
+    path.mkdir(parents=True)
+    if old:
+        run_job(server, SaveRequest(path, OLD))
+    elif not disk:
+        path.rmdir()
+    before = names_in(path)
+    job = Job(
+        server,
+        SaveRequest(path, NEW),
+        num_ranks,
+        function=save_and_look,
+        function_of={alone: save_on_own_disk},
+        arguments=(tmp_path / "shared" / disk,),
+    )
+    outcomes = [outcome.unwrap() for outcome in job.wait()]
+    errors = [error for attempt, _ in outcomes for error in attempt.errors.values()]
+    assert len(errors) == num_ranks
+    assert len({(type(error), str(error)) for error in errors}) == 1, errors
+    assert isinstance(errors[0], (StorageError, SaveFailedError))
+    assert "the path is not shared between the ranks" in str(errors[0])
+    # If it is the coordinator that is alone, it is the others whom it does not see.
+    named = alone or 1
+    if disk or (old and alone == 0):
+        assert f"does not see what was written by rank {named} to {path}" in str(errors[0])
+    else:
+        assert f"rank {named} does not see the directory" in str(errors[0])
+    for rank, (_, names) in enumerate(outcomes):
+        if rank == alone:
+            assert not any(name.startswith(".metadata") for name in names)
+        elif alone != 0:
+            assert names == before
+    assert generation_on_disk(path) == (OLD if old else None)
+    run_job(server, SaveRequest(path, NEXT), num_ranks)
+    assert generation_on_disk(path, job.ranks) == NEXT
+    assert_only_own_files(path)
