@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 
 import pytest
 from leaks import holdings, leaks_since
@@ -33,6 +35,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="long: set BCP_LONG=1 to run it"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files_of_this_process() -> Iterator[None]:
+    """A folder for what Python makes of them, so that those of other processes are not taken for its own.
+
+    Open to all: some tests let other users in.
+    """
+    with tempfile.TemporaryDirectory(prefix="bcp-") as folder:
+        Path(folder).chmod(0o755)
+        tempfile.tempdir = folder
+        yield
+        tempfile.tempdir = None
+
+
 @pytest.fixture(scope="session")
 def servers_of_multiprocessing() -> None:
     """Once a test has started them they stay."""
@@ -41,10 +56,24 @@ def servers_of_multiprocessing() -> None:
         forkserver.ensure_running()
 
 
+_HAS_PASSED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.when == "call":
+        item.stash[_HAS_PASSED] = report.passed
+    return report
+
+
 @pytest.fixture(autouse=True)
-def nothing_is_left(servers_of_multiprocessing: None) -> Iterator[None]:
-    """No test leaves threads, open files or processes behind. What fixtures of a module have is there before."""
+def nothing_is_left(request: pytest.FixtureRequest, servers_of_multiprocessing: None) -> Iterator[None]:
+    """No test leaves threads, open files or processes behind. What fixtures of a module have is there before.
+
+    Nor one that failed: but its error keeps what its frames hold, and is enough to look at.
+    """
     before = holdings()
     yield
-    leaks = leaks_since(before)
+    leaks = leaks_since(before) if request.node.stash.get(_HAS_PASSED, False) else []
     assert not leaks, f"left behind: {', '.join(leaks)}"

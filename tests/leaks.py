@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test leaves behind in its process: threads of Python and of our C++, open files, processes."""
+"""What a test leaves behind: threads of Python and of our C++, open files, processes, temporary files."""
 
 from __future__ import annotations
 
 import gc
 import re
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -14,7 +15,11 @@ __all__ = ["Holdings", "holdings", "leaks_since"]
 # Threads and sockets may take a moment to go.
 _PATIENCE_S = 5.0
 # What stays once it is there: the thread and the memory of background saves, and what is others' own.
-_STAYS = re.compile(r"thread '(bytecheckpoint-background|tqdm_monitor|.*\(_serve\))|/memfd:bytecheckpoint")
+_STAYS = re.compile(
+    r"thread '(bytecheckpoint-background|tqdm_monitor|.*\(_serve\))"
+    r"|/memfd:bytecheckpoint"
+    r"|temporary file (pymp-|torchinductor_)"
+)
 # Of gloo's loop, which torch keeps for good once there has been a group, and of the thread that serves multiprocessing.
 _OF_LOOPS = re.compile(r"descriptor \d+: (pipe|socket|anon_inode):")
 
@@ -37,6 +42,8 @@ def holdings() -> Holdings:
         except OSError:
             continue  # the listing's own
         held["file", int(entry.name), target] = f"descriptor {entry.name}: {target}"
+    for entry in Path(tempfile.gettempdir()).iterdir():
+        held["temporary", 0, entry.name] = f"temporary file {entry.name}"
     return held
 
 

@@ -18,8 +18,8 @@ def to_hand_in(error: BaseException, session: SaveSession) -> BaseException:
     """``error``, which is being handled, as it can be sent: its frames would keep the job, its threads and its files,
     and are kept as text."""
     error.add_note(traceback.format_exc())
-    _clear_frames(error)
-    return sendable(_with_cause(error, session).with_traceback(None))
+    _forget_frames(error)
+    return sendable(_with_cause(error, session))
 
 
 def save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedError:
@@ -44,8 +44,9 @@ def not_seen(error: StorageError, path: str, handed_in: Sequence[RankResult]) ->
     )
 
 
-def _clear_frames(error: BaseException) -> None:
-    """Of an error and of those that it came from: whoever keeps them, a log say, keeps nothing else."""
+def _forget_frames(error: BaseException) -> None:
+    """Of an error and of those that it came from. Whoever keeps them, a log say, keeps nothing else, and the garbage
+    collector would not find the way from a frame to the Future of torch that has the error for its value."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -54,6 +55,7 @@ def _clear_frames(error: BaseException) -> None:
             continue
         seen.add(id(one))
         traceback.clear_frames(one.__traceback__)
+        one.__traceback__ = None
         waiting += [one.__cause__, one.__context__]
 
 
