@@ -60,7 +60,8 @@ def save_state_dict(
     Raises:
         CheckpointError: On all ranks; what failed where, as ``BcpWriter`` says. Also the failure of an earlier
             background save that nobody has looked at.
-        RankLostError: On all ranks but those that died, or stopped for longer than ``Config.stall_timeout_s``.
+        RankLostError: A rank died, or stopped for longer than ``Config.stall_timeout_s``. Once on each rank that lives,
+            in the call that was under way or in its next.
     """
     writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
     group = own_group(process_group, no_dist, "calls", writer.config.stall_timeout_s, ("save", str(path)))

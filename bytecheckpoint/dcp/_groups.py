@@ -124,6 +124,12 @@ def _made_beside(
         return make()
     made: Future[dist.ProcessGroup] = Future()
 
+    def pass_on(group: dist.ProcessGroup) -> None:
+        """To those in the group whose wait has ended well: who has stopped and came after all, for one."""
+        fresh = watch_of(group)
+        if fresh is not None:
+            fresh.lose_as(watch)
+
     def work() -> None:
         try:
             group = make()
@@ -131,17 +137,18 @@ def _made_beside(
         except BaseException as error:
             made.set_exception(error)
             return
-        fresh = watch_of(group)
-        if fresh is not None and watch.is_lost:  # who has stopped has come after all, and shall hear of it
-            fresh.lose_as(watch)
+        if watch.is_lost:
+            pass_on(group)
 
     with watch.in_call():
         # Nothing ends a wait for ranks that do not come: the thread stays in it, until the timeout of the group.
         threading.Thread(target=work, name="bytecheckpoint-new-group", daemon=True).start()
         while not wait([made], _LOOK_S).done and not watch.is_lost:
             pass
-    if watch.is_lost:
-        raise watch.error(*call)
+        if watch.is_lost:
+            if made.done() and made.exception() is None:
+                pass_on(made.result())
+            raise watch.error(*call)
     return made.result()
 
 

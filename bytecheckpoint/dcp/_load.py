@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import io
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -34,6 +35,8 @@ _COPY_BYTES = 128 << 20
 
 # Files of torch.save from before there were archives: five pickles, then elements.
 _PICKLES_OF_OLD_FILES = 5
+# As many times as it has bytes an archive may hold. torch.save compresses nothing.
+_MOST_INFLATED = 16
 
 _Memory = TypeVar("_Memory", bytearray, torch.Tensor | bytearray)
 
@@ -236,6 +239,7 @@ def _check_memo(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
     To torch's ``weights_only`` an entry is an entry. But a planner of others gives what passes to Python's unpickler,
     whose memo is an array: five bytes make it 64 GiB.
     """
+    _refuse_inflation(fqn, buffer, file)
     try:
         pickled = _compat.archived_pickle(file)
     except RuntimeError:
@@ -249,6 +253,19 @@ def _check_memo(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
             _core.check_memo(pickled, 1)
     except CorruptCheckpointError as error:
         raise CorruptCheckpointError(f"'{fqn}': {error}") from None
+
+
+def _refuse_inflation(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
+    """Refuses archives that say they are compressed far better than anything honest: torch would inflate them."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            num_bytes = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+        return  # no archive, or none that Python knows
+    finally:
+        file.seek(0)
+    if num_bytes > _MOST_INFLATED * len(buffer):
+        raise CorruptCheckpointError(f"'{fqn}': an archive of {len(buffer):,} bytes says that it holds {num_bytes:,}")
 
 
 def _offenders(buffer: bytearray, error: Exception) -> str:

@@ -120,7 +120,10 @@ def take_right_away(path: str, save_id: str) -> None:
             Path(path, f".metadata.{save_id}.tmp").unlink()
 
     unlinking = threading.Thread(target=unlink, name="bytecheckpoint-take-away", daemon=True)
-    unlinking.start()
+    try:
+        unlinking.start()
+    except RuntimeError:  # no thread is to be had: the deadline of the commit takes its place
+        return
     unlinking.join(_TAKE_AWAY_S)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import enum
+import math
 import os
 import selectors
 import socket
@@ -41,6 +42,7 @@ _NO_ID = b"\0" * 16
 # Signs of life a stall timeout: some may come late.
 _BEATS = 4
 _MAX_TICK_S = 1.0
+_HEARD_WITHIN_S = 5.0
 # Of a peer that takes nothing any more nothing new is kept.
 _MAX_UNSENT_BYTES = 1 << 16
 
@@ -104,6 +106,7 @@ class Watch:
         self._lost: dict[int, _Fate] = {}
         self._is_lost = threading.Event()
         self._is_told = False
+        self._failed_at = -math.inf  # the last call of this rank that failed
         self._told: list[bytes] = []  # frames that other threads want sent
         self._num_calls = 0
         self._calls: list[tuple[Call, OnLoss | None]] = []
@@ -129,6 +132,11 @@ class Watch:
         self._ring()
         try:
             yield
+        except BaseException:
+            with self._lock:
+                self._failed_at = time.monotonic()
+                self._is_told = bool(self._lost)
+            raise
         finally:
             with self._lock:
                 self._num_calls -= 1
@@ -171,12 +179,11 @@ class Watch:
 
     @property
     def is_told(self) -> bool:
-        """Has a call failed here for that?"""
+        """Has a call failed here for that? On the others it has, too."""
         return self._is_told
 
     def error(self, what: str, path: str) -> RankLostError:
         """What to raise, on this rank, of ``what`` that was being done."""
-        self._is_told = True
         with self._lock:
             lost = dict(sorted(self._lost.items()))
         ranks = {rank: _WORDS[fate].format(self.stall_timeout_s) for rank, fate in lost.items()}
@@ -210,6 +217,8 @@ class Watch:
             if rank in self._lost:
                 return
             self._lost[rank] = fate
+            # What made a call fail may be heard of after that, here and not on others.
+            self._is_told = self._is_told or time.monotonic() - self._failed_at < _HEARD_WITHIN_S
         self._say(_Kind.LOST, fate, rank)
 
     # For the thread of the watch.

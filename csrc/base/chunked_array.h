@@ -42,10 +42,9 @@ class ChunkedArray {
     for (size_t i = first; i < size_; ++i) {
       other->push_back(Other((*this)[i]));
       const size_t chunk = i / kChunk;
-      if (i % kChunk == kChunk - 1 && chunk * kChunk >= first) chunks_[chunk].reset();
+      if (i % kChunk == kChunk - 1 && chunk > num_chunks(first)) chunks_[chunk].reset();
     }
-    size_ = first;
-    chunks_.resize(num_chunks(first));
+    truncate(first);
   }
 
  private:

@@ -4,8 +4,10 @@
 #include <pthread.h>
 
 #include <cstddef>
+#include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace bytecheckpoint::base {
 
@@ -23,6 +25,21 @@ std::thread named_thread(const char (&name)[N], Work work) {
     (void)::pthread_setname_np(::pthread_self(), name);
     work();
   });
+}
+
+/// Does `work` in this thread and in `num_others` more, or as many as there are to be had, until all are done. So each
+/// takes the next of what is left, and must not throw.
+template <size_t N, class Work>
+void work_together(const char (&name)[N], size_t num_others, const Work& work) {
+  std::vector<std::thread> others;
+  others.reserve(num_others);
+  try {
+    while (others.size() < num_others) others.push_back(named_thread(name, [&work] { work(); }));
+  } catch (const std::system_error&) {
+    // Those that there are take all of it.
+  }
+  work();
+  for (std::thread& other : others) other.join();
 }
 
 }  // namespace bytecheckpoint::base

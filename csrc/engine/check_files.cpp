@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <thread>
 
 #include "csrc/base/named_thread.h"
 #include "csrc/io/directory.h"
@@ -53,11 +52,7 @@ Status check_all(size_t count, const Check& check) {
   const auto work = [&] {
     for (size_t i = next++; i < count; i = next++) outcomes[i] = check(i);
   };
-  std::vector<std::thread> threads;
-  for (size_t t = 1; t < std::min(count, kMaxCheckThreads); ++t)
-    threads.push_back(base::named_thread("bcp-check", work));
-  work();
-  for (std::thread& thread : threads) thread.join();
+  base::work_together("bcp-check", std::clamp<size_t>(count, 1, kMaxCheckThreads) - 1, work);
   for (Status& outcome : outcomes) {
     if (!outcome.is_ok()) return std::move(outcome);
   }

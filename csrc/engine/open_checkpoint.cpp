@@ -25,7 +25,7 @@ constexpr char kPickleProto = '\x80', kPickleStop = '.';
 /// it does.
 base::Result<bool> is_our_data(const std::string& directory, const std::string& name) {
   const auto may_be_ours = [](const Status& failure) -> base::Result<bool> {
-    constexpr int kTellNothing[] = {ENOENT, ENOTDIR, EISDIR, EINVAL, ENXIO, EACCES, EPERM};
+    constexpr int kTellNothing[] = {ENOENT, ENOTDIR, EISDIR, EINVAL, ENXIO, EACCES, EPERM, ENAMETOOLONG};
     const int error = failure.sys_errno();
     const bool is_silent = std::find(std::begin(kTellNothing), std::end(kTellNothing), error) != std::end(kTellNothing);
     if (failure.code() == Code::kStorage && !is_silent) return failure;
@@ -40,9 +40,8 @@ base::Result<bool> is_our_data(const std::string& directory, const std::string& 
 
 /// Does any file in `directory` begin like ours?
 base::Result<bool> has_our_data(const std::string& directory) {
-  const auto names = io::list_directory(directory);
-  if (!names.is_ok()) return false;
-  for (const std::string& name : names.value()) {
+  BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::list_directory(directory));
+  for (const std::string& name : names) {
     if (name.size() < 7 || name.substr(name.size() - 7) != ".distcp") continue;
     BCP_ASSIGN_OR_RETURN(const bool is_ours, is_our_data(directory, name));
     if (is_ours) return true;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <numeric>
-#include <thread>
 
 #include "csrc/base/mutex.h"
 #include "csrc/base/named_thread.h"
@@ -161,12 +160,8 @@ base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::
       }
     }
   };
-  std::vector<std::thread> threads;
-  for (size_t t = 1; t < std::min(kThreads, (foreign.size() + kBatch - 1) / kBatch); ++t) {
-    threads.push_back(base::named_thread("bcp-locate", work));
-  }
-  work();
-  for (std::thread& thread : threads) thread.join();
+  const size_t num_threads = std::min(kThreads, (foreign.size() + kBatch - 1) / kBatch);
+  base::work_together("bcp-locate", std::max<size_t>(num_threads, 1) - 1, work);
   BCP_RETURN_IF_ERROR(failure);
   return places;
 }

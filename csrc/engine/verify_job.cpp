@@ -141,13 +141,10 @@ class Verifier {
       };
       io::Reader reader(num_threads, ring->num_slots(), next, [&](int slot) { return ring->slot(slot); });
       std::vector<Status> faults(static_cast<size_t>(num_threads));
-      std::vector<std::thread> others;
-      for (size_t t = 1; t < faults.size(); ++t) {
-        others.push_back(
-            base::named_thread("bcp-verify", [&, t] { sum_all(&reader, *ring, files, /*tells=*/false, &faults[t]); }));
-      }
-      sum_all(&reader, *ring, files, /*tells=*/true, &faults[0]);
-      for (std::thread& other : others) other.join();
+      std::atomic<size_t> thread{0};
+      base::work_together("bcp-verify", faults.size() - 1, [&, caller = std::this_thread::get_id()] {
+        sum_all(&reader, *ring, files, /*tells=*/std::this_thread::get_id() == caller, &faults[thread++]);
+      });
       for (const Status& fault : faults) BCP_RETURN_IF_ERROR(fault);
       if (is_cancelled_ || !progress_(bytes_done_, bytes_total_)) {
         return Status::make(Code::kCancelled, text("verify(", options_.directory, "): interrupted"));

@@ -30,6 +30,7 @@ const PickleValue& PickleSpan::operator[](size_t i) const {
 
 PickleValue PickleArena::add_tuple(Stack* stack, size_t first) {
   const auto count = static_cast<uint32_t>(stack->size() - first);
+  if (count == 0) return PickleValue(Kind::kTuple);
   const uint32_t at = next_cell();
   if (count >= kManyElements) cells_.push_back(PickleCell(count, 0));
   stack->move_tail(first, &cells_);

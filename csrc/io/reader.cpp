@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/io/reader.h"
 
+#include <system_error>
+
 #include "csrc/base/named_thread.h"
 
 namespace bytecheckpoint::io {
@@ -16,13 +18,22 @@ Reader::Reader(int num_threads, int num_slots, Source source, std::function<uint
       // Room for every slot and for one failure of each thread: a push to it never blocks.
       filled_(static_cast<size_t>(num_slots + num_threads)) {
   for (int slot = 0; slot < num_slots; ++slot) free_.push(slot);
-  for (int t = 0; t < num_threads; ++t) {
-    threads_.push_back(base::named_thread("bcp-read", [this, t] { run(t); }));
+  try {
+    for (int t = 0; t < num_threads; ++t) {
+      threads_.push_back(base::named_thread("bcp-read", [this, t] { run(t); }));
+    }
+  } catch (const std::system_error&) {
+    stop();
+    throw;
   }
   if (num_threads == 0) filled_.close();  // as the last thread does
 }
 
 Reader::~Reader() {
+  stop();
+}
+
+void Reader::stop() {
   free_.close();
   filled_.close();
   {

@@ -55,6 +55,8 @@ class Reader {
   void release(int slot) { free_.push(slot); }
 
  private:
+  /// Ends all threads, and waits for them.
+  void stop();
   void run(int thread);
   base::Result<std::optional<ReadRequest>> pull(int thread);
 

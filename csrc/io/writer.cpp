@@ -2,6 +2,7 @@
 #include "csrc/io/writer.h"
 
 #include <algorithm>
+#include <system_error>
 
 #include "csrc/base/failpoint.h"
 #include "csrc/base/named_thread.h"
@@ -16,15 +17,24 @@ Writer::Writer(const WriterOptions& options, std::function<void(int)> released)
       pending_(options.num_threads, options.io_timeout_s),
       running_(options.num_threads) {
   threads_.reserve(static_cast<size_t>(options.num_threads));
-  for (int t = 0; t < options.num_threads; ++t) {
-    threads_.push_back(base::named_thread("bcp-write", [this, t, niceness = options.niceness] {
-      base::add_niceness(niceness);
-      run(t);
-    }));
+  try {
+    for (int t = 0; t < options.num_threads; ++t) {
+      threads_.push_back(base::named_thread("bcp-write", [this, t, niceness = options.niceness] {
+        base::add_niceness(niceness);
+        run(t);
+      }));
+    }
+  } catch (const std::system_error&) {
+    stop();
+    throw;
   }
 }
 
 Writer::~Writer() {
+  stop();
+}
+
+void Writer::stop() {
   queue_.close();
   for (std::thread& thread : threads_) thread.join();
 }

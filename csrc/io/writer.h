@@ -57,6 +57,8 @@ class Writer {
   bool is_bounded() const { return pending_.is_bounded(); }
 
  private:
+  /// Ends all threads, and waits for them.
+  void stop();
   void run(int thread);
   void fail(base::Status failure) BCP_REQUIRES(mutex_);
   /// Until so many bytes may be written, or nothing more is to be.

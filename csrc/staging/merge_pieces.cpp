@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <optional>
-#include <system_error>
-#include <thread>
 
 #include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
@@ -74,15 +72,8 @@ void for_each_stretch(const std::vector<Piece>& pieces, const Work& work, int nu
     }
     end_stream_copies();
   };
-  std::vector<std::thread> threads;
   const size_t wanted = std::min(static_cast<size_t>(std::max(num_threads, 1)), work.num_grains);
-  try {
-    while (threads.size() + 1 < wanted) threads.push_back(base::named_thread("bcp-merge", run));
-  } catch (const std::system_error&) {
-    // The threads that there are take all of it.
-  }
-  run();
-  for (std::thread& thread : threads) thread.join();
+  base::work_together("bcp-merge", std::max<size_t>(wanted, 1) - 1, run);
 }
 
 bool is_contiguous(const tensor::BoxRuns& runs) {

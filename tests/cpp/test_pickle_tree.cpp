@@ -72,6 +72,9 @@ TEST_CASE("pickle_tree: lists and dicts that stand in two places are copied, unl
   }
   EXPECT_OK(unfold("](K\1\x85q\1h\1e", {true, {}}));
   EXPECT_OK(unfold("](]]e", {true, {}}));
+  // An empty tuple of a mark is no container of its own, and stands in no list's place.
+  EXPECT_OK(unfold("(t", {true, {}}));
+  EXPECT_OK(unfold("((t]Nat", {true, {}}));
 }
 
 TEST_CASE("pickle_tree: bytes of protocol 2, if the rules name their function") {

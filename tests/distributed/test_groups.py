@@ -7,13 +7,15 @@ import os
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+import torch.distributed.checkpoint.utils as dcp_utils
 
 from bytecheckpoint import load_state_dict, new_group, save_state_dict
 from bytecheckpoint.dcp._groups import watch_of
-from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.errors import ConfigError, RankLostError
 from distributed.ranks import run_ranks
 from distributed.states import check
 
@@ -58,3 +60,32 @@ def make_and_destroy(path: Path) -> None:
 
 def test_a_group_leaves_nothing_behind(tmp_path: Path) -> None:
     run_ranks(3, make_and_destroy, tmp_path / "ckpt")
+
+
+def give_up_once(path: Path) -> None:
+    """What is raised on one rank between what DCP hands to all: the others hear of it, and all go on together."""
+    save_state_dict(path, {"number": 1})
+    wrapper = dcp_utils._DistWrapper
+    scatter = wrapper.scatter_object
+
+    def interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        wrapper.scatter_object = scatter
+        raise KeyboardInterrupt
+
+    if dist.get_rank() == 1:
+        wrapper.scatter_object = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            save_state_dict(path, {"number": 2})
+    else:
+        with pytest.raises(RankLostError, match="rank 1 gave up"):
+            save_state_dict(path, {"number": 2})
+    for number in (3, 4):
+        report = save_state_dict(path, {"number": number})
+        got = {"number": 0}
+        load_state_dict(path, got)
+        check(got, {"number": number})
+        assert len(report.ranks) == (dist.get_world_size() if dist.get_rank() == 0 else 0)
+
+
+def test_all_go_on_after_one_gave_up(tmp_path: Path) -> None:
+    run_ranks(3, give_up_once, tmp_path / "ckpt")

@@ -219,6 +219,24 @@ def test_objects(audit: Audit, payloads: dict[str, bytes], mark: Path, tmp_path:
     assert verify(path, config=CONFIG).is_whole
 
 
+def test_archives_that_inflate(tmp_path: Path) -> None:
+    """Before torch inflates them. Honest compression is read."""
+    path = tmp_path / "ckpt"
+    archives = {}
+    for name, payload in (("small", b"\x80\x02K\7."), ("bomb", b"\x80\x02" + b"N0" * (1 << 20) + b"K\7.")):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file, content in (("data.pkl", payload), ("byteorder", b"little"), ("version", b"3\n")):
+                archive.writestr(f"archive/{file}", content)
+        archives[name] = out.getvalue()
+    dcp.save(archives, storage_writer=BcpWriter(path), planner=Smuggler(), no_dist=True)
+    assert load_object(path, "small") is None
+    error = load_object(path, "bomb")
+    assert type(error) is CorruptCheckpointError
+    assert "'bomb': an archive of" in str(error)
+    assert "says that it holds 2,097,1" in str(error)
+
+
 def old_file_of(payload: bytes) -> bytes:
     """What ``torch.save`` wrote before there were archives: five pickles, of which the fourth is the object."""
     out = io.BytesIO()
