@@ -28,13 +28,13 @@ def save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedErr
     return SaveFailedError(f"save({path}) failed and was undone: {reasons}", failed)
 
 
-def not_seen(error: StorageError, path: str, handed_in: Sequence[RankResult]) -> StorageError:
-    """``error``, explained if the coordinator does not find what a rank wrote: they mean different directories."""
+def not_seen(error: StorageError, path: str, handed_in: Sequence[RankResult]) -> StorageError | None:
+    """``error`` explained, if the coordinator does not find what a rank wrote: they mean different directories."""
     if error.errno != ENOENT:  # storage that does not answer must not be asked
-        return error
+        return None
     unseen = [r for r in handed_in if not all(Path(path, name).exists() for name in r.file_names)]
     if not unseen:
-        return error
+        return None
     ranks = ", ".join(f"rank {result.rank} to {result.path}" for result in unseen)
     return StorageError(
         f"save({path}): the path is not shared between the ranks: the coordinator does not see what was written by "

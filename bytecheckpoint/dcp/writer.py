@@ -278,7 +278,10 @@ class BcpWriter(StorageWriter):
             try:
                 commit.check_files(checkpoint)
             except StorageError as error:
-                raise not_seen(error, session.path, handed_in) from error
+                explained = not_seen(error, session.path, handed_in)
+                if explained is None:
+                    raise
+                raise explained from error
             report = commit.commit(checkpoint)
         except BaseException as error:
             try:
