@@ -36,11 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def temporary_files_of_this_process() -> Iterator[None]:
+def temporary_files_of_this_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A folder for what Python makes of them, so that those of other processes are not taken for its own.
 
     Open to all: some tests let other users in.
     """
+    tmp_path_factory.getbasetemp()  # not in there
     with tempfile.TemporaryDirectory(prefix="bcp-") as folder:
         Path(folder).chmod(0o755)
         tempfile.tempdir = folder

@@ -101,13 +101,14 @@ def own_group(
     own = others.pop(use, None)
     watch = watch_of(own)
     # A loss is told by one call that fails, on each rank: also on one that was in no call when it happened, or that is
-    # itself the rank that stopped. Until then the ranks that know do not wait for it in a new group.
-    if own is None or (watch is not None and watch.is_told):
+    # itself the rank that stopped. Until then the ranks that know do not wait for it in a new group. For one that died
+    # nobody waits any more: every call fails.
+    if own is None or (watch is not None and watch.is_told and not watch.is_final):
         is_all = parent is dist.group.WORLD
         members = None if is_all else dist.get_process_group_ranks(parent)
         beside = (watch_of(other) for other in (parent, *others.values()))
         own = _made_beside(
-            next((other for other in beside if other is not None and not other.is_told), None),
+            next((other for other in beside if other is not None and (other.is_final or not other.is_told)), None),
             lambda: watched_group(members, stall_timeout_s, insist=False),
             call,
         )

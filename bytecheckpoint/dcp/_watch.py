@@ -182,6 +182,12 @@ class Watch:
         """Has a call failed here for that? On the others it has, too."""
         return self._is_told
 
+    @property
+    def is_final(self) -> bool:
+        """Has a rank died, so that a group of these ranks can never be again?"""
+        with self._lock:
+            return _Fate.DIED in self._lost.values()
+
     def error(self, what: str, path: str) -> RankLostError:
         """What to raise, on this rank, of ``what`` that was being done."""
         with self._lock:

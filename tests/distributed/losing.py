@@ -171,6 +171,10 @@ def lose(root: Path, loss: Loss) -> None:
         return
     passed = noticed - float(store().get("lost at"))
     assert passed < (DEATH_LIMIT_S if loss.signal == signal.SIGKILL else STOP_LIMIT_S), (passed, error)
+    if loss.entry.startswith("own") and loss.signal == signal.SIGKILL:
+        # Who tries again with the group of the dead is not kept waiting for it.
+        call_again = partial(save_state_dict, path, state(9), config=Config(stall_timeout_s=STALL_S))
+        assert isinstance(raised(call_again), RankLostError)
     left = [other for other in range(len(pids)) if other != loss.victim]
     fresh = new_group(left, stall_timeout=STALL_S)
     assert_saved(path, 1, fresh)
