@@ -26,14 +26,14 @@ from rich.console import Console
 from rich.table import Table
 from states import KINDS, make_state
 
-from bytecheckpoint import BcpWriter, Config, verify
+from bytecheckpoint import BcpWriter, verify
+from bytecheckpoint.cli.verify import settings
 
-SLOT_BYTES = 8 << 20
 DISK = "disk, {} threads"
 
 
 def verify_with(path: Path, num_threads: int) -> None:
-    report = verify(path, config=Config(io_threads=num_threads, ring_bytes=(2 * num_threads + 1) * SLOT_BYTES))
+    report = verify(path, config=settings(num_threads))
     if not report.is_whole:
         sys.exit(f"{path}: {report.problems[0]}")
 

@@ -14,9 +14,14 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.report import Problem, VerifyReport
 from bytecheckpoint.verification import verify
 
-__all__ = ["command"]
+__all__ = ["command", "settings"]
 
 _SLOT_BYTES = 8 << 20
+
+
+def settings(threads: int) -> Config:
+    """For ``threads`` that read and as many that sum: a slot for each of them, and one on the way between them."""
+    return dataclasses.replace(Config.from_env(), io_threads=threads, ring_bytes=(2 * threads + 1) * _SLOT_BYTES)
 
 
 @click.command("verify")
@@ -37,10 +42,8 @@ def command(ctx: click.Context, path: str, threads: int, as_json: bool, progress
     Example:
       bcp verify ckpt && rsync -a ckpt backup:
     """
-    # A slot for each thread that reads or sums, and one on the way between them.
-    config = dataclasses.replace(Config.from_env(), io_threads=threads, ring_bytes=(2 * threads + 1) * _SLOT_BYTES)
     with bar("verifying", progress) as tell:
-        report = verify(path, config=config, progress=tell)
+        report = verify(path, config=settings(threads), progress=tell)
     findings = len(report.problems) + len(report.unreferenced)
     if as_json:
         print_json({**dataclasses.asdict(report), "is_whole": report.is_whole, "findings": findings})

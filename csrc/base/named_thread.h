@@ -27,14 +27,14 @@ std::thread named_thread(const char (&name)[N], Work work) {
   });
 }
 
-/// Does `work` in this thread and in `num_others` more, or as many as there are to be had, until all are done. So each
-/// takes the next of what is left, and must not throw.
+/// Does `work` in `num_threads`, of which this one is the first, or in as many as there are to be had, until all are
+/// done. So each takes the next of what is left, and must not throw.
 template <size_t N, class Work>
-void work_together(const char (&name)[N], size_t num_others, const Work& work) {
+void work_together(const char (&name)[N], size_t num_threads, const Work& work) {
   std::vector<std::thread> others;
-  others.reserve(num_others);
+  others.reserve(num_threads);
   try {
-    while (others.size() < num_others) others.push_back(named_thread(name, [&work] { work(); }));
+    while (others.size() + 1 < num_threads) others.push_back(named_thread(name, [&work] { work(); }));
   } catch (const std::system_error&) {
     // Those that there are take all of it.
   }

@@ -52,7 +52,7 @@ Status check_all(size_t count, const Check& check) {
   const auto work = [&] {
     for (size_t i = next++; i < count; i = next++) outcomes[i] = check(i);
   };
-  base::work_together("bcp-check", std::clamp<size_t>(count, 1, kMaxCheckThreads) - 1, work);
+  base::work_together("bcp-check", std::min(count, kMaxCheckThreads), work);
   for (Status& outcome : outcomes) {
     if (!outcome.is_ok()) return std::move(outcome);
   }

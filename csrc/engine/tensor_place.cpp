@@ -160,8 +160,7 @@ base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::
       }
     }
   };
-  const size_t num_threads = std::min(kThreads, (foreign.size() + kBatch - 1) / kBatch);
-  base::work_together("bcp-locate", std::max<size_t>(num_threads, 1) - 1, work);
+  base::work_together("bcp-locate", std::min(kThreads, (foreign.size() + kBatch - 1) / kBatch), work);
   BCP_RETURN_IF_ERROR(failure);
   return places;
 }

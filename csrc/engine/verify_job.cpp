@@ -142,7 +142,7 @@ class Verifier {
       io::Reader reader(num_threads, ring->num_slots(), next, [&](int slot) { return ring->slot(slot); });
       std::vector<Status> faults(static_cast<size_t>(num_threads));
       std::atomic<size_t> thread{0};
-      base::work_together("bcp-verify", faults.size() - 1, [&, caller = std::this_thread::get_id()] {
+      base::work_together("bcp-verify", faults.size(), [&, caller = std::this_thread::get_id()] {
         sum_all(&reader, *ring, files, /*tells=*/std::this_thread::get_id() == caller, &faults[thread++]);
       });
       for (const Status& fault : faults) BCP_RETURN_IF_ERROR(fault);

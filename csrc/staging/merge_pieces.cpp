@@ -72,8 +72,7 @@ void for_each_stretch(const std::vector<Piece>& pieces, const Work& work, int nu
     }
     end_stream_copies();
   };
-  const size_t wanted = std::min(static_cast<size_t>(std::max(num_threads, 1)), work.num_grains);
-  base::work_together("bcp-merge", std::max<size_t>(wanted, 1) - 1, run);
+  base::work_together("bcp-merge", std::min(static_cast<size_t>(std::max(num_threads, 1)), work.num_grains), run);
 }
 
 bool is_contiguous(const tensor::BoxRuns& runs) {
