@@ -71,11 +71,11 @@ packages_of = $(BIN)/python -c "import tomllib; \
   groups = project['optional-dependencies'] | {'own': own}; \
   print(*(package for name in '$(1)'.split() for package in groups[name]))"
 
-# torch comes first and by itself, so that nothing else chooses its version.
+# torch comes first and by itself, and is named again, so that nothing else chooses its version.
 $(VENV)/.dependencies: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" "setuptools>=77" wheel ninja
-	$(BIN)/pip install -q --disable-pip-version-check $$($(call packages_of,own demo test lint))
+	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" $$($(call packages_of,own demo test lint frameworks))
 	touch $@
 
 # Beside the rest, so that neither tests nor CI need them. The torch that is there is named again, so that it stays.
