@@ -102,7 +102,7 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
   const std::vector<HeldValue>& state = self.plan.state();
   std::vector<size_t> left_out;
   base::Result<tensor::StridedView> memory = tensor::StridedView();
-  for (size_t i = 0, last = kNone; i < self.plan.tensors().size(); ++i) {
+  for (size_t i = 0, last = kNone, last_box = 0; i < self.plan.tensors().size(); ++i) {
     const Read& read = self.plan.tensors()[i];
     const HeldValue& held = state[read.held];
     const auto& place = self.places[i];
@@ -111,9 +111,10 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
       left_out.push_back(i);
       continue;
     }
-    if (read.held != last) {
+    if (read.held != last || read.box != last_box) {
       last = read.held;
-      const py::object local = held.local();
+      last_box = read.box;
+      const py::object local = held.local(read.box);
       memory = view_of_tensor(local.ptr(), /*writable=*/true);
       if (memory.is_ok() && memory.value().sizes != held.boxes[read.box].sizes) {
         raise_as("ShapeMismatchError",

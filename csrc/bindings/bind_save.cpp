@@ -122,7 +122,7 @@ std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, co
     const Write& write = plan.tensors()[i];
     const HeldValue& held = state.held(write.entry);
     if (held.kind != HeldValue::Kind::kOther && is_still(held, state_dict)) {
-      const py::object& local = alive.emplace_back(held.local());
+      const py::object& local = alive.emplace_back(held.local(write.box));
       base::Result<tensor::StridedView> view = view_of_plain_tensor(local.ptr());
       if (view.is_ok() && view.value().dtype == write.planned.dtype->dtype) {
         ready.push_back({&write.planned, std::move(view.value())});

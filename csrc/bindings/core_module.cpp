@@ -2,6 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
+#include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
 #include "csrc/bindings/bind_builtin.h"
 #include "csrc/bindings/bind_calls.h"
@@ -19,6 +22,7 @@
 #include "csrc/format/torch_archive.h"
 #include "csrc/format/zip_record.h"
 #include "csrc/planner/load_plan.h"
+#include "csrc/tensor/flat_range.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -33,6 +37,31 @@ py::tuple zip_record(const std::string& dtype, const Dims& sizes, int64_t record
       format::ZipRecord::layout(info == nullptr ? tensor::DType::kNone : info->dtype, sizes, record_offset));
   return py::make_tuple(py::bytes(record.head()), record.data_offset(), record.data_bytes(),
                         py::bytes(record.tail(data_crc)));
+}
+
+/// [[(offsets, sizes, position in the shard), ...], ...] for [(sizes, position in the flat tensor), ...]: the boxes of
+/// each tensor that are in elements [begin, end) of all of them, flat and one behind the other.
+py::list boxes_of_flat_shard(const std::vector<std::tuple<Dims, int64_t>>& tensors, int64_t begin, int64_t end) {
+  py::list all;
+  for (const auto& [sizes, position] : tensors) {
+    int64_t numel = 0, tensor_end = 0;
+    if (begin < 0 || begin > end || position < 0 || !tensor::checked_numel(sizes, &numel) ||
+        !base::checked_add(position, numel, &tensor_end)) {
+      raise(base::Status::make(base::Code::kInvalidArgument,
+                               base::text("a tensor of ", tensor::to_text(sizes), " from element ", position,
+                                          " on, of which elements [", begin, ", ", end, ") are wanted")));
+    }
+    const int64_t first = std::clamp(begin, position, tensor_end), last = std::clamp(end, position, tensor_end);
+    int64_t at = first - begin;
+    py::list of_tensor;
+    for (tensor::Box& box : value_or_raise(tensor::boxes_of_flat_range(sizes, first - position, last - position))) {
+      of_tensor.append(py::make_tuple(py::tuple(py::cast(box.offsets)), py::tuple(py::cast(box.sizes)), at));
+      tensor::checked_numel(box.sizes, &numel);
+      at += numel;
+    }
+    all.append(std::move(of_tensor));
+  }
+  return all;
 }
 
 /// [(file, [(offset, bytes, [wanted, ...]), ...]), ...] for [(file, data offset, chunk sizes, box offsets, box sizes,
@@ -98,6 +127,7 @@ void bind_core(py::module_& m) {
     return names;
   });
   m.def("zip_record", &zip_record, py::arg("dtype"), py::arg("sizes"), py::arg("record_offset"), py::arg("data_crc"));
+  m.def("boxes_of_flat_shard", &boxes_of_flat_shard, py::arg("tensors"), py::arg("begin"), py::arg("end"));
   m.def("plan_load", &plan_load, py::arg("boxes"), py::arg("block_bytes"), py::arg("max_segment_bytes"));
   m.def("pickle_tree", &pickle_tree, py::arg("value"));
   m.def("tensor_archive", &tensor_archive, py::arg("data"));

@@ -5,6 +5,7 @@
 
 #include "csrc/bindings/breath.h"
 #include "csrc/bindings/dcp_objects.h"
+#include "csrc/bindings/dims_caster.h"
 #include "csrc/bindings/errors.h"
 
 namespace bytecheckpoint::bindings {
@@ -16,6 +17,8 @@ namespace py = pybind11;
 struct Names {
   py::object dtensor = py::module_::import("torch.distributed.tensor").attr("DTensor");
   py::object sharded_tensor = py::module_::import("torch.distributed._shard.sharded_tensor").attr("ShardedTensor");
+  py::object local_chunks = py::module_::import("bytecheckpoint.dcp.chunks").attr("LocalChunks");
+  py::object offsets = py::str("offsets"), tensors = py::str("tensors");
   py::object local_tensor = py::str("_local_tensor"), device_mesh = py::str("device_mesh"),
              placements = py::str("placements"), shape = py::str("shape");
 };
@@ -57,8 +60,17 @@ py::object local_of(py::handle dtensor) {
   return dtensor.attr(names().local_tensor);
 }
 
-py::object HeldValue::local() const {
-  return kind == Kind::kPlain ? value : local_of(value);
+bool is_local_chunks(py::handle value) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())) == names().local_chunks.ptr();
+}
+
+py::tuple tensors_of_chunks(py::handle chunks) {
+  return chunks.attr(names().tensors);
+}
+
+py::object HeldValue::local(size_t box) const {
+  if (kind == Kind::kPlain) return value;
+  return kind == Kind::kDTensor ? local_of(value) : py::object(tensors_of_chunks(value)[box]);
 }
 
 bool is_still(const HeldValue& held, const py::dict& flat) {
@@ -86,6 +98,10 @@ std::vector<HeldValue> StateScanner::scan(const py::dict& flat) {
 void StateScanner::read_tensor(HeldValue* held) {
   held->kind = HeldValue::Kind::kOther;
   const bool sharded = is_dtensor(held->value);
+  if (is_local_chunks(held->value)) {
+    read_chunks(held);
+    return;
+  }
   if (sharded || is_plain_tensor(held->value.ptr())) {
     held->facts = facts_of_tensor(held->value.ptr());
     const bool is_direct = held->facts.dtype != tensor::DType::kNone && held->facts.is_strided;
@@ -101,6 +117,16 @@ void StateScanner::read_tensor(HeldValue* held) {
     }
   }
   held->boxes = ask_dcp(held->value);
+}
+
+void StateScanner::read_chunks(HeldValue* held) {
+  held->kind = HeldValue::Kind::kChunks;
+  held->facts = facts_of_tensor(held->value.ptr());
+  const py::tuple offsets = held->value.attr(names().offsets);
+  const py::tuple tensors = tensors_of_chunks(held->value);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    held->boxes.push_back({offsets[i].cast<tensor::Dims>(), facts_of_tensor(py::object(tensors[i]).ptr()).sizes});
+  }
 }
 
 const std::vector<tensor::Box>& StateScanner::boxes_of_dtensor(py::handle dtensor) {

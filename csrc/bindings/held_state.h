@@ -17,6 +17,7 @@ struct HeldValue {
     kObject,   // not a tensor
     kPlain,    // a torch.Tensor or Parameter: held whole
     kDTensor,  // one box of it is held, in a plain tensor of its own; none by ranks outside its mesh
+    kChunks,   // LocalChunks: any boxes of it are held, each in a plain tensor of its own
     kOther,    // ShardedTensor, subclasses, tensors whose elements need torch.save: DCP knows what is held
   };
 
@@ -28,14 +29,18 @@ struct HeldValue {
   pybind11::object value;
   std::vector<pybind11::object> items;  // DCP's, of kOther in a plan to save
 
-  /// The tensor whose memory is the box: the value itself, or what a DTensor wraps. Of kPlain and kDTensor.
-  pybind11::object local() const;
+  /// The tensor whose memory is the box of that number: the value itself, or what it wraps. Unless kObject or kOther.
+  pybind11::object local(size_t box) const;
 };
 
 /// A DTensor itself, no subclass of it?
 bool is_dtensor(pybind11::handle value);
 /// What a DTensor wraps.
 pybind11::object local_of(pybind11::handle dtensor);
+/// A LocalChunks?
+bool is_local_chunks(pybind11::handle value);
+/// Its tensors: a tuple, one a box.
+pybind11::tuple tensors_of_chunks(pybind11::handle chunks);
 
 /// Is it still the value of its name?
 bool is_still(const HeldValue& held, const pybind11::dict& flat);
@@ -53,6 +58,7 @@ class StateScanner {
 
  private:
   void read_tensor(HeldValue* held);
+  void read_chunks(HeldValue* held);
   const std::vector<tensor::Box>& boxes_of_dtensor(pybind11::handle dtensor);
   std::vector<tensor::Box> ask_dcp(pybind11::handle tensor) const;
 

@@ -87,7 +87,11 @@ LocalState::Declared LocalState::declare(const py::object& mappings, const py::o
       break;
     case HeldValue::Kind::kDTensor:
       declared.kind = EntryKind::kShard;
-      declared.info = info_of(held->local(), held->facts);
+      declared.info = info_of(held->local(0), held->facts);
+      break;
+    case HeldValue::Kind::kChunks:
+      declared.kind = EntryKind::kShard;
+      if (!held->boxes.empty()) declared.info = info_of(held->local(0), held->facts);
       break;
     case HeldValue::Kind::kOther:
       declared.kind = ask_dcp(items_of, held, &declared.info);

@@ -95,6 +95,12 @@ py::object StagedTree::copy_leaf(py::handle value) {
     const py::object local = local_of(value);
     if (is_plain_tensor(local.ptr())) return rewrap_(value, stage_tensor(local));
   }
+  if (is_local_chunks(value)) {
+    const py::tuple tensors = tensors_of_chunks(value);
+    py::list staged;
+    for (const py::handle tensor : tensors) staged.append(stage_tensor(tensor));
+    return value.attr("of_same_boxes")(py::tuple(staged));
+  }
   return copy_other_(value, copier_.path());
 }
 

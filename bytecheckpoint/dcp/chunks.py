@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of which a process holds any number of boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+__all__ = ["LocalChunks"]
+
+
+class LocalChunks(torch.Tensor):
+    """A tensor of which this process holds some boxes, or none, each as a tensor of its own.
+
+    A value for a state dict that is saved or loaded: ours and DCP's own planners ask it what is held, and load into its
+    tensors in place. Its ``shape`` and ``dtype`` are those of the whole tensor. It computes nothing.
+
+    Args:
+        shape: Of the whole tensor.
+        offsets: Of each box, in elements: one number a dim.
+        tensors: The boxes, all of ``dtype``, on any device. Shared, not copied.
+        dtype: Of the whole tensor.
+
+    Attributes:
+        offsets: As given, as tuples.
+        tensors: As given, as a tuple.
+
+    Raises:
+        ValueError: A box is outside of the tensor, or of another dtype.
+    """
+
+    offsets: tuple[tuple[int, ...], ...]
+    tensors: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def __new__(
+        cls,
+        shape: Sequence[int],
+        offsets: Sequence[Sequence[int]],
+        tensors: Sequence[torch.Tensor],
+        dtype: torch.dtype,
+    ) -> LocalChunks:
+        device = tensors[0].device if tensors else torch.device("cpu")
+        make_wrapper: Any = torch.Tensor._make_wrapper_subclass
+        self: LocalChunks = make_wrapper(cls, torch.Size(shape), dtype=dtype, device=device)
+        self.offsets = tuple(tuple(of_box) for of_box in offsets)
+        self.tensors = tuple(tensors)
+        for at, tensor in zip(self.offsets, self.tensors, strict=True):
+            ends = [begin + size for begin, size in zip(at, tensor.shape, strict=False)]
+            is_inside = all(begin >= 0 and end <= size for begin, end, size in zip(at, ends, shape, strict=False))
+            if not is_inside or not len(at) == tensor.ndim == len(shape) or tensor.dtype != dtype:
+                raise ValueError(
+                    f"LocalChunks of {[*shape]}, {dtype}: a box of {[*tensor.shape]} at {[*at]}, {tensor.dtype}"
+                )
+        return self
+
+    def of_same_boxes(self, tensors: Sequence[torch.Tensor]) -> LocalChunks:
+        """The same boxes, with other tensors."""
+        return LocalChunks(self.shape, self.offsets, tensors, self.dtype)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        boxes = ", ".join(
+            f"{[*tensor.shape]} at {[*at]}" for at, tensor in zip(self.offsets, self.tensors, strict=True)
+        )
+        return f"LocalChunks({[*self.shape]}, {self.dtype}: {boxes or 'nothing'})"
+
+    # DCP's protocol for values that know what is held of them.
+
+    def __create_write_items__(self, fqn: str, value: object) -> list[WriteItem]:
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.shape),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [
+            ChunkStorageMetadata(torch.Size(at), tensor.shape)
+            for at, tensor in zip(self.offsets, self.tensors, strict=True)
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        for at, tensor in zip(self.offsets, self.tensors, strict=True):
+            if index.offset is None or tuple(index.offset) == at:
+                return tensor
+        raise ValueError(f"'{index.fqn}': no box at {index.offset} is held in {self!r}")
+
+    # Copies of it, and nothing else that tensors can do.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalChunks:
+        return self.of_same_boxes([tensor.detach().clone() for tensor in self.tensors])
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return LocalChunks, (tuple(self.shape), self.offsets, self.tensors, self.dtype)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # as torch documents it
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        aten: Any = torch.ops.aten
+        value = args[0] if args else None
+        if isinstance(value, LocalChunks):
+            if func is aten.detach.default:
+                return value.of_same_boxes([tensor.detach() for tensor in value.tensors])
+            if func is aten.clone.default:
+                return value.of_same_boxes([tensor.clone() for tensor in value.tensors])
+            if func is aten._to_copy.default:
+                copies = [tensor.to(**kwargs, copy=True) for tensor in value.tensors]
+                return LocalChunks(value.shape, value.offsets, copies, kwargs.get("dtype") or value.dtype)
+        return _refuse(func)
+
+
+def _refuse(func: object) -> NoReturn:
+    raise TypeError(f"{func}: a LocalChunks only holds boxes of a tensor for a checkpoint; compute with its `tensors`")

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of which a process holds some boxes: saved and loaded by our planners and by DCP's own."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+
+import bytecheckpoint
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, _core
+from bytecheckpoint.dcp.chunks import LocalChunks
+from bytecheckpoint.errors import InvalidPlanError
+
+WHOLE = torch.arange(60.0).view(3, 4, 5)
+# Elements [7, 52) of it, flat, and then the rest.
+FIRST, LAST = 7, 52
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+
+def chunks_of(whole: torch.Tensor, begin: int, end: int) -> LocalChunks:
+    """Elements [begin, end) of ``whole``, flat, as views of one run of memory."""
+    flat = whole.clone().view(-1)
+    (boxes,) = _core.boxes_of_flat_shard([(whole.shape, 0)], begin, end)
+    pieces = [flat[begin + at :][: torch.Size(sizes).numel()].view(sizes) for _, sizes, at in boxes]
+    return LocalChunks(whole.shape, [offsets for offsets, _, _ in boxes], pieces, whole.dtype)
+
+
+def all_of(whole: torch.Tensor) -> LocalChunks:
+    parts = [chunks_of(whole, 0, FIRST), chunks_of(whole, FIRST, LAST), chunks_of(whole, LAST, whole.numel())]
+    offsets = [offsets for part in parts for offsets in part.offsets]
+    return LocalChunks(whole.shape, offsets, [tensor for part in parts for tensor in part.tensors], whole.dtype)
+
+
+@pytest.mark.parametrize("save_planner", [BcpSavePlanner, DefaultSavePlanner])
+@pytest.mark.parametrize("load_planner", [BcpLoadPlanner, DefaultLoadPlanner])
+@pytest.mark.parametrize("stock", ["ours", "stock writer", "stock reader"])
+def test_boxes_are_saved_and_loaded(tmp_path: Path, save_planner: Any, load_planner: Any, stock: str) -> None:
+    """Whole from boxes, and other boxes from the whole, by every planner, writer and reader."""
+    state = {"weight": all_of(WHOLE), "nothing here": LocalChunks([0, 3], [], [], torch.int64)}
+    writer = None if stock == "stock writer" else BcpWriter(tmp_path)
+    dcp.save(state, storage_writer=writer, checkpoint_id=tmp_path, planner=save_planner())
+    loaded: dict[str, Any] = {"weight": torch.zeros_like(WHOLE)}
+    parts: dict[str, Any] = {"weight": chunks_of(torch.zeros_like(WHOLE), 13, 47)}
+    for wanted in (loaded, parts):
+        reader = None if stock == "stock reader" else BcpReader(tmp_path)
+        dcp.load(wanted, storage_reader=reader, checkpoint_id=tmp_path, planner=load_planner())
+    assert torch.equal(loaded["weight"], WHOLE)
+    got = torch.cat([tensor.reshape(-1) for tensor in parts["weight"].tensors])
+    assert torch.equal(got, WHOLE.view(-1)[13:47])
+
+
+def test_a_background_save_keeps_what_they_were(tmp_path: Path) -> None:
+    """Boxes are staged like other tensors: they may change once there is a handle."""
+    chunks = all_of(WHOLE)
+    handle = bytecheckpoint.async_save_state_dict(tmp_path, {"weight": chunks})
+    for tensor in chunks.tensors:
+        tensor.fill_(-1)
+    handle.committed.result()
+    loaded = {"weight": torch.zeros_like(WHOLE)}
+    bytecheckpoint.load_state_dict(tmp_path, loaded)
+    assert torch.equal(loaded["weight"], WHOLE)
+    bytecheckpoint.shutdown()
+
+
+def test_boxes_that_overlap_are_refused(tmp_path: Path) -> None:
+    """Two boxes of one rank that share elements: which of them counts?"""
+    pieces = [torch.zeros(2, 3), torch.ones(2, 3)]
+    chunks = LocalChunks([3, 3], [(0, 0), (1, 0)], pieces, torch.float32)
+    with pytest.raises(InvalidPlanError, match=r"'weight'.*overlap"):
+        bytecheckpoint.save_state_dict(tmp_path, {"weight": chunks})
+
+
+@pytest.mark.parametrize(
+    ("offsets", "tensor"),
+    [
+        ((2, 0), torch.zeros(2, 3)),
+        ((-1, 0), torch.zeros(2, 3)),
+        ((0,), torch.zeros(3)),
+        ((0, 0), torch.zeros(3)),
+        ((0, 0), torch.zeros(2, 3, dtype=torch.float64)),
+    ],
+)
+def test_boxes_are_inside_and_of_one_dtype(offsets: tuple[int, ...], tensor: torch.Tensor) -> None:
+    """What is no box of the tensor is refused where it is made."""
+    with pytest.raises(ValueError, match=r"LocalChunks of \[3, 3\]"):
+        LocalChunks([3, 3], [offsets], [tensor], torch.float32)
+
+
+def test_they_hold_and_do_not_compute() -> None:
+    """Copies are of the same boxes with memory of their own; arithmetic says what to do instead."""
+    chunks = chunks_of(WHOLE, FIRST, LAST)
+    for other in (chunks.clone(), copy.deepcopy(chunks), pickle.loads(pickle.dumps(chunks)), chunks.detach()):
+        assert type(other) is LocalChunks
+        assert other.offsets == chunks.offsets
+        assert all(map(torch.equal, other.tensors, chunks.tensors))
+    assert chunks.detach().tensors[0].data_ptr() == chunks.tensors[0].data_ptr()
+    assert copy.deepcopy(chunks).tensors[0].data_ptr() != chunks.tensors[0].data_ptr()
+    assert chunks.to(torch.float64).dtype == torch.float64
+    assert "[1, 1, 3] at [0, 1, 2]" in repr(chunks)
+    with pytest.raises(TypeError, match="compute with its `tensors`"):
+        torch.add(chunks, chunks)
