@@ -32,7 +32,8 @@ if TYPE_CHECKING:
         VerifyReport,
     )
     from bytecheckpoint.retention import Retention, RetentionReport, prune
-    from bytecheckpoint.state_dicts import SaveHandle, async_save_state_dict, load_state_dict, save_state_dict
+    from bytecheckpoint.save_handle import SaveHandle
+    from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, save_state_dict
     from bytecheckpoint.steps import StepFolder, scan_steps
     from bytecheckpoint.verification import verify
 
@@ -89,7 +90,7 @@ _HOMES = {
     "RankSaveReport": "bytecheckpoint.report",
     "Retention": "bytecheckpoint.retention",
     "RetentionReport": "bytecheckpoint.retention",
-    "SaveHandle": "bytecheckpoint.state_dicts",
+    "SaveHandle": "bytecheckpoint.save_handle",
     "SaveReport": "bytecheckpoint.report",
     "StepFolder": "bytecheckpoint.steps",
     "VerifyReport": "bytecheckpoint.report",

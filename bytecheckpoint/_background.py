@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that run behind the back of training: one thread for them, what became of them, and the end of the process."""
+"""Saves that run behind the back of training: their threads, what became of them, and the end of the process."""
 
 from __future__ import annotations
 
@@ -64,8 +64,15 @@ class _Saves:
         self.pid = os.getpid()
         self.lock = threading.Lock()
         self.noted: list[tuple[str, BackgroundFuture[Any]]] = []
-        # One at a time, in the order of the calls, which is the same on all ranks: their messages cannot mix.
-        self.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bytecheckpoint-background")
+        self._executors: dict[str, ThreadPoolExecutor] = {}
+
+    def executor(self, queue: str) -> ThreadPoolExecutor:
+        """One save at a time, in the order of the calls, which is the same on all ranks: their messages cannot mix."""
+        with self.lock:
+            if queue not in self._executors:
+                name = "bytecheckpoint-background" + (f"-{queue}" if queue else "")
+                self._executors[queue] = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+            return self._executors[queue]
 
     def note(self, path: str, future: BackgroundFuture[Any]) -> None:
         with self.lock:
@@ -109,10 +116,10 @@ def _if_any() -> _Saves | None:
     return _saves if _saves is not None and _saves.pid == os.getpid() else None
 
 
-def submit(path: str, run: Callable[[], T]) -> BackgroundFuture[T]:
-    """Runs a save in the background, behind those that were submitted before.
+def submit(path: str, run: Callable[[], T], queue: str = "") -> BackgroundFuture[T]:
+    """Runs a save in the background, behind those that were submitted to the same queue before.
 
-    The process does not end before it has.
+    The process does not end before it has. Saves of different queues need groups of their own.
     """
     future: BackgroundFuture[T] = BackgroundFuture()
 
@@ -126,7 +133,7 @@ def submit(path: str, run: Callable[[], T]) -> BackgroundFuture[T]:
 
     saves = _of_process()
     saves.note(path, future)
-    saves.executor.submit(work)
+    saves.executor(queue).submit(work)
     return future
 
 

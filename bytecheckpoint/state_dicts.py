@@ -5,27 +5,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
 from bytecheckpoint import _background
-from bytecheckpoint._background import BackgroundFuture
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._direct import fail_save, run_load, run_save, with_states
 from bytecheckpoint.dcp._groups import own_group
-from bytecheckpoint.dcp._staged import StagedState, stage_state
-from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.writer import BcpWriter
-from bytecheckpoint.errors import SaveCancelledError
 from bytecheckpoint.report import LoadReport, SaveReport
+from bytecheckpoint.save_handle import SaveHandle, save_in_background
 
 __all__ = ["SaveHandle", "async_save_state_dict", "load_state_dict", "save_state_dict"]
-
-_CANCEL_WAIT_S = 2.0
 
 
 def save_state_dict(
@@ -107,55 +101,6 @@ def load_state_dict(
     return run_load(state_dict, reader, planner, group, no_dist)
 
 
-class SaveHandle:
-    """A save that goes on in the background.
-
-    Attributes:
-        path: Directory that it writes to.
-        staged: Future of the moment from which on tensors on devices may change; host tensors and objects may change
-            as soon as there is a handle.
-        committed: Future of the ``SaveReport``; until then the checkpoint before it is the one at the path.
-    """
-
-    def __init__(
-        self, path: str, staged: Future[None], committed: BackgroundFuture[SaveReport], writer: BcpWriter
-    ) -> None:
-        self.path = path
-        self.staged = staged
-        self.committed: Future[SaveReport] = committed
-        self._committed = committed
-        self._writer = writer
-
-    @property
-    def report(self) -> SaveReport | None:
-        """What was done; None until it is committed."""
-        if not self._committed.done() or self._committed.peek() is not None:
-            return None
-        return self._committed.result()
-
-    def cancel(self, timeout_s: float = _CANCEL_WAIT_S) -> bool:
-        """Gives the save up, and waits until it has ended: the checkpoint before it stays, no file of it is left.
-
-        Local; it fails on all ranks, with a ``SaveCancelledError`` on this one. Ranks that are not told write what they
-        have before they hear of it: call it on all of them to end soon.
-
-        Args:
-            timeout_s: Seconds to wait for the end.
-
-        Returns:
-            False if it was too late: the save was committed, or had failed.
-
-        Raises:
-            TimeoutError: It has not ended yet. It will not be committed unless it was being committed already.
-        """
-        self._writer.cancel()
-        try:
-            error = self.committed.exception(timeout_s)
-        except TimeoutError:
-            raise TimeoutError(f"cancel({self.path}): the save has not ended after {timeout_s} s") from None
-        return isinstance(error, SaveCancelledError)
-
-
 def async_save_state_dict(
     path: str | os.PathLike[str],
     state_dict: Mapping[str, Any],
@@ -166,7 +111,7 @@ def async_save_state_dict(
     overwrite: bool = True,
     user_metadata: Mapping[str, Any] | None = None,
     config: Config | None = None,
-) -> SaveHandle:
+) -> SaveHandle[SaveReport]:
     """Saves a state dict in the background: what is saved is the state at the call.
 
     Collective over ``process_group``, of which the first call makes a gloo group of its own, so that training may go on
@@ -186,39 +131,12 @@ def async_save_state_dict(
     """
     writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
     group = own_group(process_group, no_dist, "background", writer.config.stall_timeout_s, ("save", str(path)))
-    try:
-        _background.raise_unseen()
-        staging = stage_state(with_states(state_dict), writer.config, is_shareable=False, overlap=True)
-    except Exception as error:
-        if group is not None:  # the others come to this save, and hear of it there
-            failed = error
-            told = _background.submit(str(path), lambda: fail_save(writer, failed, group, no_dist))
-            told.is_seen = True
-        raise
-    staged: Future[None] = Future()
-
-    def tell(staging: Future[StagedState]) -> None:  # at once, though the save may wait for others before it
-        error = staging.exception()
-        if error is None:
-            staged.set_result(None)
-        else:
-            staged.set_exception(error)
-
-    staging.add_done_callback(tell)
-
-    def run() -> SaveReport:
-        with quick_switches():
-            return save()
-
-    def save() -> SaveReport:
-        try:
-            state = staging.result()
-        except Exception as error:
-            return fail_save(writer, error, group, no_dist)
-        try:
-            state.wait_for_sums()
-            return run_save(state, writer, planner, group, no_dist)
-        finally:
-            state.release()
-
-    return SaveHandle(str(path), staged, _background.submit(str(path), run), writer)
+    return save_in_background(
+        str(path),
+        lambda: with_states(state_dict),
+        lambda state: run_save(state, writer, planner, group, no_dist),
+        lambda error: fail_save(writer, error, group, no_dist),
+        writer.cancel,
+        writer.config,
+        is_alone=group is None,
+    )

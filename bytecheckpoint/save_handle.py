@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A save that goes on in the background, and its handle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+from bytecheckpoint import _background
+from bytecheckpoint._background import BackgroundFuture
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._staged import StagedState, stage_state
+from bytecheckpoint.dcp._switching import quick_switches
+from bytecheckpoint.errors import SaveCancelledError
+
+__all__ = ["SaveHandle", "save_in_background"]
+
+R = TypeVar("R")
+
+_CANCEL_WAIT_S = 2.0
+
+
+class SaveHandle(Generic[R]):
+    """A save that goes on in the background.
+
+    Attributes:
+        path: Directory that it writes to.
+        staged: Future of the moment from which on tensors on devices may change; host tensors and objects may change
+            as soon as there is a handle.
+        committed: Future of the report; until then the checkpoint before it is the one at the path.
+    """
+
+    def __init__(
+        self, path: str, staged: Future[None], committed: BackgroundFuture[R], give_up: Callable[[], None]
+    ) -> None:
+        self.path = path
+        self.staged = staged
+        self.committed: Future[R] = committed
+        self._committed = committed
+        self._give_up = give_up
+
+    @property
+    def report(self) -> R | None:
+        """What was done; None until it is committed."""
+        if not self._committed.done() or self._committed.peek() is not None:
+            return None
+        return self._committed.result()
+
+    def cancel(self, timeout_s: float = _CANCEL_WAIT_S) -> bool:
+        """Gives the save up, and waits until it has ended: the checkpoint before it stays, no file of it is left.
+
+        Local; it fails on all ranks, with a ``SaveCancelledError`` on this one. Ranks that are not told write what they
+        have before they hear of it: call it on all of them to end soon.
+
+        Args:
+            timeout_s: Seconds to wait for the end.
+
+        Returns:
+            False if it was too late: the save was committed, or had failed.
+
+        Raises:
+            TimeoutError: It has not ended yet. It will not be committed unless it was being committed already.
+        """
+        self._give_up()
+        try:
+            error = self.committed.exception(timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"cancel({self.path}): the save has not ended after {timeout_s} s") from None
+        return isinstance(error, SaveCancelledError)
+
+
+def save_in_background(
+    path: str,
+    state_of: Callable[[], dict[str, Any]],
+    save: Callable[[dict[str, Any]], R],
+    fail: Callable[[BaseException], R],
+    give_up: Callable[[], None],
+    config: Config,
+    *,
+    is_alone: bool,
+    queue: str = "",
+) -> SaveHandle[R]:
+    """Stages a state, and saves it in the thread for background saves.
+
+    Args:
+        path: For messages.
+        state_of: Gives the state.
+        save: Saves it; in that thread, with the staged state.
+        fail: Takes this rank's part in a save that it cannot take part in: tells the others why, and raises.
+        give_up: As of ``BcpWriter.cancel``.
+        config: Of staging.
+        is_alone: Nobody else comes to this save.
+        queue: Saves of one queue follow one another.
+
+    Raises:
+        CheckpointError: The state cannot be staged, or an earlier save failed and nobody has looked. The others are
+            told.
+    """
+    try:
+        _background.raise_unseen()
+        staging = stage_state(state_of(), config, is_shareable=False, overlap=True)
+    except Exception as error:
+        if not is_alone:  # the others come to this save, and hear of it there
+            failed = error
+            told = _background.submit(path, lambda: fail(failed), queue)
+            told.is_seen = True
+        raise
+    staged: Future[None] = Future()
+
+    def tell(staging: Future[StagedState]) -> None:  # at once, though the save may wait for others before it
+        error = staging.exception()
+        if error is None:
+            staged.set_result(None)
+        else:
+            staged.set_exception(error)
+
+    staging.add_done_callback(tell)
+
+    def run() -> R:
+        with quick_switches():
+            return save_staged()
+
+    def save_staged() -> R:
+        try:
+            state = staging.result()
+        except Exception as error:
+            return fail(error)
+        try:
+            state.wait_for_sums()
+            return save(state)
+        finally:
+            state.release()
+
+    return SaveHandle(path, staged, _background.submit(path, run, queue), give_up)
