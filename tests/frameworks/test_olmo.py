@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -374,6 +375,25 @@ def test_no_checkpoint_there(installed: None, tmp_path: Path) -> None:
             assert type(raised.value) is CheckpointNotFoundError
         with pytest.raises(CheckpointException, match=text.removesuffix("$")):
             olmo_checkpoint.load_state_dict(tmp_path / name, {"a": None})
+
+
+UNSHARD_WITHOUT_US = """
+import sys
+sys.modules["bytecheckpoint"] = None  # an ImportError for whoever asks for it
+from olmo_core.distributed.checkpoint import unshard_checkpoint
+unshard_checkpoint(sys.argv[1], sys.argv[2], quiet=True)
+assert not [name for name in sys.modules if name.startswith("bytecheckpoint.")]
+"""
+
+
+def test_olmo_reads_ours_where_we_are_not_installed(saved: dict[str, Any], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", UNSHARD_WITHOUT_US, str(saved["ours"]), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert_same(torch.load(tmp_path / "model.pt"), of_model(saved["state"], saved["module"]))
+    optim = torch.load(tmp_path / "optim.pt", weights_only=False)
+    assert optim["state"].keys() == {name for name, _ in saved["module"].model.named_parameters()}
 
 
 # What install() changes.
