@@ -28,8 +28,8 @@ SAVED_AT = 3
 class Checkpoints(TrainerCallback):
     """Saves to ``checkpoint-<step>/bytecheckpoint`` whenever Trainer saves, and loads from there to resume.
 
-    Trainer removes old folders before it calls ``on_save``: a ``save_total_limit`` must be 2 or more, so that it never is
-    the one that is being saved.
+    Trainer removes old folders before it calls ``on_save``: a ``save_total_limit`` must be 2 or more, so that what it
+    removes is never what is being saved.
 
     Args:
         resume_from: What ``Trainer.train(resume_from_checkpoint=...)`` is given; None begins anew.
