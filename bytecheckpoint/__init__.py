@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from bytecheckpoint.dcp.stager import BcpStager
     from bytecheckpoint.dcp.writer import BcpWriter
     from bytecheckpoint.errors import CheckpointError
+    from bytecheckpoint.frameworks.checkpointers import DDPCheckpointer, FSDP2Checkpointer, FSDPCheckpointer
+    from bytecheckpoint.frameworks.extra_state import get_rng_state, set_rng_state
+    from bytecheckpoint.frameworks.loading import LoadResult, load
+    from bytecheckpoint.frameworks.saving import CheckpointReport, save
+    from bytecheckpoint.frameworks.tracker import find_latest_ckpt_path
     from bytecheckpoint.groups import new_group
     from bytecheckpoint.merging import merge, scatter
     from bytecheckpoint.registration import register, registered, unregister
@@ -46,8 +51,13 @@ __all__ = [
     "BcpStager",
     "BcpWriter",
     "CheckpointError",
+    "CheckpointReport",
     "Config",
+    "DDPCheckpointer",
+    "FSDP2Checkpointer",
+    "FSDPCheckpointer",
     "LoadReport",
+    "LoadResult",
     "PlanReport",
     "Problem",
     "RankLoadReport",
@@ -61,15 +71,20 @@ __all__ = [
     "__version__",
     "async_save_state_dict",
     "build_info",
+    "find_latest_ckpt_path",
+    "get_rng_state",
+    "load",
     "load_state_dict",
     "merge",
     "new_group",
     "prune",
     "register",
     "registered",
+    "save",
     "save_state_dict",
     "scan_steps",
     "scatter",
+    "set_rng_state",
     "shutdown",
     "unregister",
     "verify",
@@ -82,8 +97,13 @@ _HOMES = {
     "BcpStager": "bytecheckpoint.dcp.stager",
     "BcpWriter": "bytecheckpoint.dcp.writer",
     "CheckpointError": "bytecheckpoint.errors",
+    "CheckpointReport": "bytecheckpoint.frameworks.saving",
     "Config": "bytecheckpoint.config",
+    "DDPCheckpointer": "bytecheckpoint.frameworks.checkpointers",
+    "FSDP2Checkpointer": "bytecheckpoint.frameworks.checkpointers",
+    "FSDPCheckpointer": "bytecheckpoint.frameworks.checkpointers",
     "LoadReport": "bytecheckpoint.report",
+    "LoadResult": "bytecheckpoint.frameworks.loading",
     "PlanReport": "bytecheckpoint.report",
     "Problem": "bytecheckpoint.report",
     "RankLoadReport": "bytecheckpoint.report",
@@ -95,15 +115,20 @@ _HOMES = {
     "StepFolder": "bytecheckpoint.steps",
     "VerifyReport": "bytecheckpoint.report",
     "async_save_state_dict": "bytecheckpoint.state_dicts",
+    "find_latest_ckpt_path": "bytecheckpoint.frameworks.tracker",
+    "get_rng_state": "bytecheckpoint.frameworks.extra_state",
+    "load": "bytecheckpoint.frameworks.loading",
     "load_state_dict": "bytecheckpoint.state_dicts",
     "merge": "bytecheckpoint.merging",
     "new_group": "bytecheckpoint.groups",
     "prune": "bytecheckpoint.retention",
     "register": "bytecheckpoint.registration",
     "registered": "bytecheckpoint.registration",
+    "save": "bytecheckpoint.frameworks.saving",
     "save_state_dict": "bytecheckpoint.state_dicts",
     "scan_steps": "bytecheckpoint.steps",
     "scatter": "bytecheckpoint.merging",
+    "set_rng_state": "bytecheckpoint.frameworks.extra_state",
     "shutdown": "bytecheckpoint._background",
     "unregister": "bytecheckpoint.registration",
     "verify": "bytecheckpoint.verification",

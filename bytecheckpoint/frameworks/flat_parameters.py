@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FSDP1's flat parameters, taken apart: which boxes of which original parameters this rank holds, and where.
+
+Everything is computed from what FSDP keeps on each rank; nothing is communicated, and nothing copied. The names of FSDP
+that are not public stand in this file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from bytecheckpoint import _core
+from bytecheckpoint.dcp.chunks import LocalChunks
+from bytecheckpoint.errors import UnsupportedError
+from bytecheckpoint.frameworks.names import original_name
+
+__all__ = ["FlatEntry", "FlatUnit", "flat_units", "has_flat_parameters"]
+
+
+@dataclass(frozen=True)
+class _Box:
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    first: int  # element of the local part of the parameter, flat
+
+
+@dataclass(frozen=True)
+class FlatEntry:
+    """One original parameter within a flat one.
+
+    Attributes:
+        fqn: Of the model as it was before it was wrapped.
+        shape: Of the original parameter.
+        first: Element of the local shard at which the local part of it begins.
+        numel: Of the local part; 0 if this rank holds nothing of it.
+        dims: Of the original, outermost in memory first.
+        boxes: Of the local part, with their dims in that order.
+        parameter: What stands for it in the module, and in an optimizer, with ``use_orig_params``; else None.
+    """
+
+    fqn: str
+    shape: torch.Size
+    first: int
+    numel: int
+    dims: tuple[int, ...]
+    boxes: tuple[_Box, ...]
+    parameter: nn.Parameter | None
+
+    def chunks_of(self, local: torch.Tensor) -> LocalChunks:
+        """The boxes of it.
+
+        Args:
+            local: The local part, of ``numel`` elements in one dim: of the parameter, or of what an optimizer keeps
+                for it. The boxes are views of it.
+        """
+        offsets, tensors = [], []
+        back = sorted(range(len(self.dims)), key=self.dims.__getitem__)
+        for box in self.boxes:
+            count = torch.Size(box.sizes).numel()
+            piece = local.narrow(0, box.first, count).view(box.sizes)
+            offsets.append(tuple(box.offsets[dim] for dim in back))
+            tensors.append(piece.permute(back) if self.dims != tuple(range(len(self.dims))) else piece)
+        return LocalChunks(self.shape, offsets, tensors, local.dtype)
+
+
+class FlatUnit:
+    """A flat parameter of FSDP1, and the shard of it that this rank holds.
+
+    Attributes:
+        parameter: The flat parameter, which stands in an optimizer without ``use_orig_params``.
+        entries: Its original parameters, in its order.
+        aliases: Further names of tied parameters, to the name in ``entries``.
+        num_elements: Of a shard, padding included.
+        first: Element of the flat parameter at which the shard of this rank begins.
+    """
+
+    def __init__(self, handle: Any, prefix: str) -> None:
+        flat = handle.flat_param
+        if any(extension is not None for extension in flat._param_extensions):
+            raise UnsupportedError(
+                f"FSDP over tensor parallelism ('{prefix}'): flat parameters of DTensors cannot be taken apart; save "
+                "with save_decomposed_model_optimizer=False, or use fully_shard (FSDP2)"
+            )
+        self.parameter: nn.Parameter = flat
+        self._handle = handle
+        self.num_elements = int(flat._sharded_size.numel())
+        self.first = handle.rank * self.num_elements if handle.uses_sharded_strategy else 0
+        self.entries = tuple(self._entries(flat, prefix))
+        pairs = zip(flat._param_infos, self.entries, strict=True)
+        names = {(info.module, info.param_name): entry.fqn for info, entry in pairs}
+        self.aliases: dict[str, str] = {}
+        for shared in flat._shared_param_infos:
+            name = f"{shared.module_name}.{shared.param_name}" if shared.module_name else shared.param_name
+            self.aliases[original_name(prefix + name)] = names[shared.prim_module, shared.prim_param_name]
+
+    def _entries(self, flat: Any, prefix: str) -> Iterator[FlatEntry]:
+        positions, position = [], 0
+        for numel, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
+            if not is_padding:
+                positions.append(position)
+            position += numel
+        orders = [_dims_in_memory(size, stride) for size, stride in zip(flat._shapes, flat._strides, strict=True)]
+        permuted = [[shape[dim] for dim in dims] for shape, dims in zip(flat._shapes, orders, strict=True)]
+        end = self.first + self.num_elements
+        of_shard = _core.boxes_of_flat_shard(list(zip(permuted, positions, strict=True)), self.first, end)
+        parameters = flat._params or [None] * len(positions)
+        for fqn, shape, dims, boxes, parameter in zip(
+            flat._fqns, flat._shapes, orders, of_shard, parameters, strict=True
+        ):
+            first = boxes[0][2] if boxes else 0
+            own = tuple(_Box(offsets, sizes, at - first) for offsets, sizes, at in boxes)
+            numel = sum(torch.Size(box.sizes).numel() for box in own)
+            yield FlatEntry(original_name(prefix + fqn), shape, first, numel, dims, own, parameter)
+
+    @property
+    def shard(self) -> torch.Tensor:
+        """The shard of this rank, flat, padding included. Its storage is the one that an optimizer updates."""
+        shard = getattr(self.parameter, "_local_shard", None)
+        if shard is None:  # FSDP has not run yet
+            shard = self.parameter.data
+        if shard.numel() != self.num_elements:
+            raise UnsupportedError(
+                f"FSDP: the shard of '{self.entries[0].fqn}' has {shard.numel()} elements, {self.num_elements} are "
+                "expected: save and load outside of forward, backward and summon_full_params"
+            )
+        return shard.detach().view(-1)
+
+    def local_part(self, entry: FlatEntry, of_shard: torch.Tensor) -> torch.Tensor:
+        """What belongs to ``entry`` of a tensor that is as long as the shard."""
+        return of_shard.narrow(0, entry.first, entry.numel)
+
+    def let_go_of_gathered(self) -> None:
+        """Before the shard is changed: what FSDP may still keep of the whole is out of date then."""
+        shard = getattr(self.parameter, "_local_shard", None)
+        if shard is not None and self.parameter.data_ptr() != shard.data_ptr():
+            self._handle.reshard(True)
+            self._handle.post_reshard()
+
+
+def has_flat_parameters(model: nn.Module) -> bool:
+    """Is any part of ``model`` wrapped by FSDP1?"""
+    return any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
+
+
+def flat_units(model: nn.Module) -> list[FlatUnit]:
+    """All flat parameters of ``model`` that hold anything, in the order of its modules.
+
+    Raises:
+        UnsupportedError: FSDP over tensor parallelism.
+    """
+    units = []
+    for name, module in model.named_modules():
+        handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
+        if handle is not None:
+            units.append(FlatUnit(handle, f"{name}." if name else ""))
+    return units
+
+
+def _dims_in_memory(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """FSDP flattens a tensor in the order of its memory."""
+    return tuple(sorted(range(len(shape)), key=lambda dim: (-stride[dim], dim)))

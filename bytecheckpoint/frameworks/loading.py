@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bytecheckpoint.load``: what ``bytecheckpoint.save`` saved, into live objects of any framework."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bytecheckpoint import _C
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._direct import run_load
+from bytecheckpoint.dcp._groups import own_group
+from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
+from bytecheckpoint.dcp.reader import BcpReader
+from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError, KeyMismatchError, ShapeMismatchError
+from bytecheckpoint.frameworks.agreement import all_together, held_by_none
+from bytecheckpoint.frameworks.checkpoint_state import CheckpointState
+from bytecheckpoint.frameworks.extra_state import ExtraStateLoad
+from bytecheckpoint.frameworks.module_state import ModuleState
+from bytecheckpoint.frameworks.optimizer_state import OptimizerLoad, OptimizerState
+from bytecheckpoint.frameworks.roles import check_role, folder_of_role
+from bytecheckpoint.frameworks.stored import Stored
+from bytecheckpoint.frameworks.tracker import step_folder
+from bytecheckpoint.report import LoadReport
+from bytecheckpoint.steps import scan_steps
+
+__all__ = ["LoadResult", "load"]
+
+# A message names no more keys than this.
+_MOST_NAMES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadResult:
+    """What was loaded.
+
+    Attributes:
+        path: Folder of the parts.
+        missing_keys: Of this rank's objects, what the checkpoint does not have; as it was before. By part and key, as
+            ``model: layer.weight``. Empty if ``strict``.
+        unexpected_keys: What the checkpoint has, and no rank asked for. Empty if ``strict``.
+        parts: Report of each part, by name.
+    """
+
+    path: str
+    missing_keys: tuple[str, ...] = ()
+    unexpected_keys: tuple[str, ...] = ()
+    parts: dict[str, LoadReport] = field(default_factory=dict)
+
+
+def load(
+    ckpt_path: str | os.PathLike[str],
+    checkpoint_state: MutableMapping[str, Any],
+    framework: str,
+    fast_loading: bool = False,
+    strict: bool = True,
+    role: str | None = None,
+    *,
+    load_decomposed_model_optimizer: bool = True,
+    process_group: dist.ProcessGroup | None = None,
+    config: Config | None = None,
+) -> LoadResult:
+    """Loads what ``save`` saved, under whatever framework and on however many ranks, into live objects.
+
+    Collective over ``process_group``. Models and optimizers are filled in place; states that an optimizer does not have
+    yet are made, without a step. ``checkpoint_state["extra_state"]`` is replaced by what this rank gets of the saved
+    one.
+
+    Args:
+        ckpt_path: Folder of one step, as ``find_latest_ckpt_path`` gives it.
+        checkpoint_state: As for ``save``; parts that are not in it are not loaded.
+        framework: As for ``save``: that of the objects, not that of the checkpoint.
+        fast_loading: Without meaning here: loads are always pipelined, all files at once.
+        strict: Keys, shapes and dtypes must be the same on both sides. False: keys that one side lacks are left out,
+            and told; tensors of another dtype are converted; extra state of other ranks stays as given.
+        role: As it was saved with.
+        load_decomposed_model_optimizer: Of ``fsdp``: fill the flat parameters where they lie, without communication.
+            False: the model by FSDP's own sharded state dict. Either loads what either saved.
+        process_group: Of the ranks that load; None takes the default group, if there is one.
+        config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
+
+    Raises:
+        CheckpointNotFoundError: No checkpoint is there, or a part of it; says which steps there are.
+        KeyMismatchError: ``strict``, and keys differ; or options of parameters of one group do.
+        ShapeMismatchError: A tensor has another shape; or, ``strict``, another dtype.
+        CheckpointChangedError: The parts are of different saves.
+        CheckpointError: On all ranks; as ``load_state_dict``.
+    """
+    role = check_role(role)
+    config = config or Config.from_env()
+    group = own_group(process_group, False, "calls" + role, config.stall_timeout_s, ("load", str(ckpt_path)))
+
+    def begin() -> _Loading:
+        state = CheckpointState.of(checkpoint_state, framework)
+        return _Loading(_folder(ckpt_path, role), state, config, group, strict)
+
+    loading = all_together(group, "load", str(ckpt_path), begin)
+    # Outside of what is caught: FSDP1's own state dict is made by all ranks together.
+    model = ModuleState(loading.state.model, load_decomposed_model_optimizer)
+    all_together(group, "load", str(ckpt_path), lambda: loading.plan(model))
+    loading.check_unexpected()
+    loading.read()
+    all_together(group, "load", str(ckpt_path), loading.finish)
+    if loading.state.extra_state is not None:
+        checkpoint_state["extra_state"] = loading.extra_state
+    return loading.result()
+
+
+class _Loading:
+    """One load of several parts."""
+
+    def __init__(
+        self, folder: Path, state: CheckpointState, config: Config, group: dist.ProcessGroup | None, strict: bool
+    ) -> None:
+        self.folder, self.state, self.config, self.group, self.strict = folder, state, config, group, strict
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.reports: dict[str, LoadReport] = {}
+        self.values: dict[str, dict[str, Any]] = {}
+        self.asked: dict[str, set[str]] = {}  # keys of a checkpoint, by part
+        self.asides: set[str] = set()  # keys that were loaded to know what to ask for
+        self.extra_state: dict[str, Any] = {}
+        wanted = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
+        self.stored = {part: self._open(part) for part, is_wanted in wanted.items() if is_wanted}
+        ids = {part: (stored.user_metadata or {}).get("bytecheckpoint", {}) for part, stored in self.stored.items()}
+        self.description: dict[str, Any] = ids["model"]
+        if len({of_part.get("save") for of_part in ids.values()}) > 1:
+            names = ", ".join(f"{part} of step {of_part.get('global_step')}" for part, of_part in ids.items())
+            raise CheckpointChangedError(
+                f"load({folder}): the parts are of different saves ({names}): a save over this folder was interrupted, "
+                "or is under way; load another step, or one part alone",
+                str(folder),
+            )
+
+    def _open(self, part: str) -> Stored:
+        try:
+            return Stored(self.folder / part, self.config)
+        except CheckpointNotFoundError as error:
+            if part == "model":
+                raise
+            raise CheckpointNotFoundError(
+                f"load({self.folder}): it has no {part}: leave '{part}' out of checkpoint_state, or load a checkpoint "
+                "that was saved with it",
+                str(self.folder / part),
+            ) from error
+
+    # Steps of each rank by itself, and of all together, by turns.
+
+    def plan(self, model: ModuleState) -> None:
+        """What this rank wants, compared with what there is."""
+        self._model = model
+        self._take("model", model.values)
+        if "optimizer" in self.stored:
+            stored = self.stored["optimizer"]
+            self._optimizer: OptimizerLoad = OptimizerState(self.state.model, self.state.optimizers).plan_load(
+                stored, self._groups(stored)
+            )
+            self.missing += [f"optimizer: state.{fqn}" for fqn in self._optimizer.missing]
+            self._take("optimizer", self._optimizer.values)
+        if "extra_state" in self.stored:
+            rank, size = (0, 1) if self.group is None else (self.group.rank(), self.group.size())
+            saved_ranks = self.description.get("world_size", size)
+            policy = self.description.get("extra_state_policy", "own")
+            self._extra = ExtraStateLoad(self.stored["extra_state"], policy, saved_ranks, rank, size)
+            if self.strict:
+                self._extra.check(saved_ranks)
+            self.missing += [f"extra_state: {key}" for key in self._extra.unavailable]
+            self._take("extra_state", self._extra.values)
+        if self.strict and self.missing:
+            raise KeyMismatchError(
+                f"load({self.folder}): to be loaded, but not in the checkpoint: {_listed(self.missing)}; "
+                "strict=False leaves them as they are"
+            )
+        model.before_load()
+
+    def _take(self, part: str, values: dict[str, Any]) -> None:
+        stored = self.stored[part]
+        flat, ways = (values, {}) if part == "extra_state" else _C.flatten_state_dict(values)
+        absent = [key for key in flat if key not in stored]
+        self.missing += [f"{part}: {key}" for key in absent]
+        without = {ways[key][0] if key in ways else key for key in absent}
+        self.values[part] = {key: value for key, value in values.items() if key not in without}
+        self.asked[part] = flat.keys() - set(absent)
+        if not self.strict:
+            return
+        others = []
+        for key, value in flat.items():
+            found = stored.get(key)
+            if found is not None and isinstance(value, torch.Tensor) and found.dtype not in (None, value.dtype):
+                others.append(f"'{key}' is {value.dtype}, stored is {found.dtype}")
+        if others:
+            raise ShapeMismatchError(
+                f"load({self.folder / part}): other dtypes: {_listed(others)}; strict=False converts them, and "
+                "model.to(dtype) before the load keeps every bit"
+            )
+
+    def _groups(self, stored: Stored) -> dict[str, str]:
+        """Of a checkpoint that has parameter groups by number, as torch's state dicts of optimizers do."""
+        keys = [key for key in stored if key.startswith("param_groups.") and key.endswith(".params")]
+        numbers = [key.split(".")[1] for key in keys if key.count(".") == 2 and key.split(".")[1].isdecimal()]
+        members: dict[str, Any] = {f"param_groups.{number}.params": None for number in numbers}
+        if members:
+            self.asides.update(members)
+            run_load(members, BcpReader(stored.path, config=self.config), BcpLoadPlanner(), None, True)
+        return {fqn: key.removesuffix(".params") for key, fqns in members.items() for fqn in fqns}
+
+    def check_unexpected(self) -> None:
+        """Keys that no rank asks for. Collective."""
+        for part in ("model", "optimizer"):
+            if part not in self.stored:
+                continue
+            keys = [*self.stored[part]]
+            is_asked = [key in self.asked[part] or key in self.asides for key in keys]
+            nobodys = held_by_none(self.group, "load", str(self.folder), is_asked)
+            self.unexpected += [f"{part}: {keys[position]}" for position in nobodys]
+        if self.strict and self.unexpected:
+            raise KeyMismatchError(
+                f"load({self.folder}): in the checkpoint, but not asked for: {_listed(self.unexpected)}; "
+                "strict=False leaves them out"
+            )
+
+    def read(self) -> None:
+        """All parts. Collective."""
+        for part, values in self.values.items():
+            reader = BcpReader(self.folder / part, config=self.config)
+            is_flat = part == "extra_state"
+            planner = BcpLoadPlanner(flatten_state_dict=not is_flat, flatten_sharded_tensors=not is_flat)
+            self.reports[part] = run_load(values, reader, planner, self.group, False)
+
+    def finish(self) -> None:
+        """Hands over what was not loaded in place."""
+        self._model.values.update(self.values["model"])
+        self._model.after_load()
+        if "optimizer" in self.values:
+            self._optimizer.values.update(self.values["optimizer"])
+            self._optimizer.finish()
+        if "extra_state" in self.values:
+            self._extra.values.update(self.values["extra_state"])
+            given = self.state.extra_state or {}
+            kept = {key: value for key, value in given.items() if key in self._extra.unavailable}
+            self.extra_state = {**kept, **self._extra.loaded()}
+
+    def result(self) -> LoadResult:
+        return LoadResult(
+            path=str(self.folder),
+            missing_keys=tuple(self.missing),
+            unexpected_keys=tuple(self.unexpected),
+            parts=self.reports,
+        )
+
+
+def _folder(ckpt_path: str | os.PathLike[str], role: str) -> Path:
+    """The folder of the parts: ``ckpt_path`` itself, or, with a role, that of the role in the run.
+
+    Raises:
+        CheckpointNotFoundError: No model was saved there; with what was.
+    """
+    path = Path(ckpt_path)
+    tried = [path]
+    if role:
+        tried += [folder_of_role(path, role), folder_of_role(path.parent, role) / path.name]
+        tried = [folder for folder in tried if role in (folder.name, folder.parent.name)]
+    for folder in tried:
+        if (folder / "model").is_dir():
+            return folder
+    raise CheckpointNotFoundError(
+        f"load({path}): no checkpoint of bytecheckpoint.save in {' or '.join(map(str, tried))}"
+        f"{_what_there_is([path, path.parent, *tried])}",
+        str(path),
+    )
+
+
+def _what_there_is(folders: Iterable[Path]) -> str:
+    """A hint for who asked for a step that does not exist."""
+    for folder in folders:
+        steps = [step.step for step in scan_steps(folder, pattern=r"global_step_(\d+)")] if folder.is_dir() else []
+        if steps:
+            return (
+                f"; {folder} has the steps {', '.join(map(str, steps[-_MOST_NAMES:]))}: pass "
+                f"'{step_folder(folder, steps[-1])}', or what find_latest_ckpt_path gives"
+            )
+    return (
+        ": pass the folder of a step, as find_latest_ckpt_path gives it; a plain DCP checkpoint loads with "
+        "load_state_dict"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

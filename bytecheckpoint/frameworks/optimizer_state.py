@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of live optimizers, keyed by the original names of parameters.
+
+The keys are those of torch's ``StateDictOptions(flatten_optimizer_state_dict=True)``: ``state.{fqn}.{name}`` and
+``param_groups.{fqn}.{option}``. They mean the same under every wrapping and in every order of parameters, and ranks of
+a pipeline, each of which has groups of its own, do not meet in them. No step is ever taken to make a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, UnsupportedError
+from bytecheckpoint.frameworks.flat_parameters import FlatEntry, FlatUnit, flat_units
+from bytecheckpoint.frameworks.names import original_name, unwrapped
+from bytecheckpoint.frameworks.stored import Stored, StoredTensor
+
+__all__ = ["OptimizerLoad", "OptimizerState"]
+
+_NOT_OPTIONS = frozenset({"params", "param_names"})
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """What one parameter of an optimizer is of one original parameter.
+
+    Attributes:
+        fqn: Of the original parameter.
+        shape: Of it, whole.
+        has_state: Is there anything of it on this rank? Else its state is another rank's, if any.
+        view: Of a tensor that the optimizer keeps per element: the value for a state dict.
+        is_per_element: Of such a tensor, as the optimizer has it.
+        empty: Makes one, of a dtype.
+        is_flat: Is the optimizer's parameter a part of a flat one, or all of it?
+    """
+
+    fqn: str
+    shape: torch.Size
+    has_state: bool
+    view: Callable[[torch.Tensor], torch.Tensor]
+    is_per_element: Callable[[torch.Tensor], bool]
+    empty: Callable[[torch.dtype], torch.Tensor]
+    is_flat: bool = True
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One parameter of an optimizer: several original ones if it is flat."""
+
+    optimizer: Optimizer
+    group: dict[str, Any]
+    parameter: nn.Parameter
+    slots: tuple[_Slot, ...]
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        # Not by index: the dict of states makes an empty one of what it is asked for.
+        state: Mapping[str, Any] = self.optimizer.state.get(self.parameter, {})
+        return state
+
+
+class OptimizerState:
+    """What optimizers keep for the parameters of a model.
+
+    Args:
+        model: As of ``ModuleState``; it is asked for names alone.
+        optimizers: Of its parameters; several may have different ones.
+
+    Raises:
+        InvalidPlanError: A parameter of an optimizer is none of the model's.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Optimizer | Sequence[Optimizer]) -> None:
+        self._optimizers = [optimizers] if isinstance(optimizers, Optimizer) else [*optimizers]
+        self._members = [*_members(model, self._optimizers)]
+
+    def values(self) -> dict[str, Any]:
+        """All of it, by key. Tensors share the memory of the optimizers.
+
+        Raises:
+            UnsupportedError: Something is kept for a flat parameter that does not belong to its elements one by one.
+        """
+        values: dict[str, Any] = {}
+        for member in self._members:
+            for slot in member.slots:
+                for name, value in member.state.items() if slot.has_state else ():
+                    values[f"state.{slot.fqn}.{name}"] = _value_of(slot, name, value)
+                for option, value in member.group.items():
+                    if option not in _NOT_OPTIONS:
+                        values[f"param_groups.{slot.fqn}.{option}"] = value
+        return values
+
+    def plan_load(self, stored: Stored, groups: Mapping[str, str] | None = None) -> OptimizerLoad:
+        """What to load of what a checkpoint has.
+
+        Args:
+            stored: Its keys.
+            groups: Name of a parameter to the prefix of its options, for checkpoints that keep them otherwise.
+        """
+        return OptimizerLoad(self._members, stored, groups or {})
+
+
+@dataclass
+class _Planned:
+    """What is loaded for one member.
+
+    Attributes:
+        tensors: By name; the optimizer's own where it has such a one.
+        objects: Names of what is no tensor, to a key.
+        options: By option: keys, one an original parameter.
+    """
+
+    member: _Member
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    objects: dict[str, str] = field(default_factory=dict)
+    options: dict[str, list[str]] = field(default_factory=dict)
+
+
+class OptimizerLoad:
+    """Values for a load of optimizer states, and how they come into the optimizers.
+
+    Attributes:
+        values: By key.
+        missing: Names of parameters of which the checkpoint knows nothing, neither a state nor options.
+    """
+
+    def __init__(self, members: Sequence[_Member], stored: Stored, groups: Mapping[str, str]) -> None:
+        self.values: dict[str, Any] = {}
+        self.missing: list[str] = []
+        fqns = {slot.fqn for member in members for slot in member.slots}
+        states = _names_of(stored, "state.", fqns)
+        options = _names_of(stored, "param_groups.", fqns | {prefix.split(".", 1)[1] for prefix in groups.values()})
+        self._planned: list[_Planned] = []
+        for member in members:
+            planned = _Planned(member)
+            for slot in member.slots:
+                prefix = groups.get(slot.fqn, f"param_groups.{slot.fqn}")
+                of_group = options.get(prefix.split(".", 1)[1], [])
+                if slot.fqn not in states and not of_group:
+                    self.missing.append(slot.fqn)
+                    continue
+                for name in states.get(slot.fqn, []) if slot.has_state else ():
+                    self._plan(planned, slot, name, stored)
+                for option in of_group:
+                    self._plan_option(planned, option, f"{prefix}.{option}", stored)
+            if len(member.slots) > 0 and not all(slot.fqn in self.missing for slot in member.slots):
+                self._planned.append(planned)
+
+    def _plan(self, planned: _Planned, slot: _Slot, name: str, stored: Stored) -> None:
+        key = f"state.{slot.fqn}.{name}"
+        found = stored[key]
+        member = planned.member
+        before = planned.tensors.get(name, member.state.get(name))
+        if found is None:
+            planned.objects[name] = key
+            self.values[key] = before
+        elif found.shape == slot.shape and not (found.shape == torch.Size() and name == "step"):
+            if not isinstance(before, torch.Tensor) or not slot.is_per_element(before):
+                before = slot.empty(_dtype_of(key, found))
+            planned.tensors[name] = before
+            self.values[key] = slot.view(before)
+        else:
+            if not isinstance(before, torch.Tensor) or before.shape != found.shape:
+                on_device = member.group.get("capturable") or member.group.get("fused")
+                device = member.parameter.device if on_device or found.shape != torch.Size() else None
+                before = torch.empty(found.shape, dtype=_dtype_of(key, found), device=device)
+            planned.tensors[name] = self.values[key] = before
+
+    def _plan_option(self, planned: _Planned, option: str, key: str, stored: Stored) -> None:
+        planned.options.setdefault(option, []).append(key)
+        if key in self.values:
+            return
+        found, current = stored[key], planned.member.group.get(option)
+        if found is None:
+            self.values[key] = None if isinstance(current, torch.Tensor) else current
+        elif isinstance(current, torch.Tensor) and current.shape == found.shape:
+            self.values[key] = current.detach().clone()  # until all of the group are seen to be equal
+        else:
+            self.values[key] = torch.empty(found.shape, dtype=_dtype_of(key, found))
+
+    def finish(self) -> None:
+        """Once ``values`` are loaded: gives the optimizers what they had not, and takes what the checkpoint has not.
+
+        Raises:
+            KeyMismatchError: Parameters of one group were saved with options that differ. Nothing was changed but
+                tensors that were loaded in place.
+        """
+        groups: dict[int, tuple[dict[str, Any], dict[str, list[str]]]] = {}
+        for planned in self._planned:
+            _, options = groups.setdefault(id(planned.member.group), (planned.member.group, {}))
+            for option, keys in planned.options.items():
+                options.setdefault(option, []).extend(keys)
+        for _, options in groups.values():
+            for keys in options.values():
+                self._check_equal(keys)
+        for planned in self._planned:
+            state = {**planned.tensors, **{name: self.values[key] for name, key in planned.objects.items()}}
+            if state:
+                planned.member.optimizer.state[planned.member.parameter] = state
+            else:
+                planned.member.optimizer.state.pop(planned.member.parameter, None)
+        for group, options in groups.values():
+            for option, keys in options.items():
+                value, current = self.values[keys[0]], group.get(option)
+                if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
+                    current.copy_(value)  # a graph that was captured reads it where it is
+                else:
+                    group[option] = value
+
+    def _check_equal(self, keys: list[str]) -> None:
+        first = self.values[keys[0]]
+        for key in keys[1:]:
+            other = self.values[key]
+            both_tensors = isinstance(first, torch.Tensor) and isinstance(other, torch.Tensor)
+            if not (torch.equal(first, other) if both_tensors else bool(first == other)):
+                raise KeyMismatchError(
+                    f"load of an optimizer: parameters of one group were saved with other options: '{keys[0]}' is "
+                    f"{first!r}, '{key}' is {other!r}; make the groups as they were when it was saved"
+                )
+
+
+def _members(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[_Member]:
+    slots = _slots_of(model)
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if id(parameter) not in slots:
+                    raise InvalidPlanError(
+                        f"a parameter of {[*parameter.shape]} in group {number} of a {type(optimizer).__name__} is "
+                        "none of the model's: give the model that the optimizer was made for, wrapped as it was then"
+                    )
+                yield _Member(optimizer, group, parameter, slots[id(parameter)])
+
+
+def _slots_of(model: nn.Module) -> dict[int, tuple[_Slot, ...]]:
+    """By the parameter that stands in an optimizer."""
+    slots: dict[int, tuple[_Slot, ...]] = {}
+    for unit in flat_units(model):
+        slots[id(unit.parameter)] = tuple(_slot_of_unit(unit, entry) for entry in unit.entries)
+        for entry in unit.entries:
+            if entry.parameter is not None:
+                slots[id(entry.parameter)] = (_slot_of_entry(entry, entry.parameter),)
+    for name, parameter in unwrapped(model).named_parameters():
+        if id(parameter) not in slots:
+            slots[id(parameter)] = (_slot_of_parameter(original_name(name), parameter),)
+    return slots
+
+
+def _slot_of_parameter(fqn: str, parameter: nn.Parameter) -> _Slot:
+    return _Slot(
+        fqn,
+        parameter.shape,
+        has_state=True,
+        view=lambda tensor: tensor,
+        is_per_element=lambda tensor: tensor.shape == parameter.shape,
+        empty=lambda dtype: torch.zeros_like(parameter, dtype=dtype, requires_grad=False),
+        is_flat=False,
+    )
+
+
+def _slot_of_unit(unit: FlatUnit, entry: FlatEntry) -> _Slot:
+    return _Slot(
+        entry.fqn,
+        entry.shape,
+        has_state=True,  # that of the flat parameter, which has some elements on every rank, be it padding
+        view=lambda tensor: entry.chunks_of(unit.local_part(entry, tensor)),
+        is_per_element=lambda tensor: tensor.shape == torch.Size([unit.num_elements]),
+        empty=lambda dtype: torch.zeros(unit.num_elements, dtype=dtype, device=unit.shard.device),
+    )
+
+
+def _slot_of_entry(entry: FlatEntry, parameter: nn.Parameter) -> _Slot:
+    return _Slot(
+        entry.fqn,
+        entry.shape,
+        has_state=entry.numel > 0,
+        view=lambda tensor: entry.chunks_of(tensor.as_strided((entry.numel,), (1,))),  # all of it, as it lies in memory
+        is_per_element=lambda tensor: tensor.shape == parameter.shape,
+        empty=lambda dtype: torch.zeros_like(parameter, dtype=dtype, requires_grad=False),
+    )
+
+
+def _value_of(slot: _Slot, name: str, value: Any) -> Any:
+    """What an optimizer keeps, for a state dict. The flat part of a parameter has one dim, be it a scalar."""
+    if not slot.is_flat or not isinstance(value, torch.Tensor) or value.ndim == 0:
+        return value
+    if slot.is_per_element(value):
+        return slot.view(value)
+    raise UnsupportedError(
+        f"optimizer state '{name}' of '{slot.fqn}' is a tensor of {[*value.shape]}, which FSDP1 cannot have meant for "
+        f"the elements of {[*slot.shape]}; use fully_shard (FSDP2) with this optimizer"
+    )
+
+
+def _dtype_of(key: str, found: StoredTensor) -> torch.dtype:
+    if found.dtype is None:
+        raise UnsupportedError(f"'{key}': stored in a dtype that this torch does not have")
+    return found.dtype
+
+
+def _names_of(stored: Stored, prefix: str, fqns: set[str]) -> dict[str, list[str]]:
+    """What a checkpoint has below ``prefix``, by name of parameter, in order."""
+    names: dict[str, list[str]] = {}
+    for key in stored:
+        if not key.startswith(prefix):
+            continue
+        end = key.rfind(".")
+        while end > len(prefix) and key[len(prefix) : end] not in fqns:
+            end = key.rfind(".", 0, end)
+        if end > len(prefix):
+            names.setdefault(key[len(prefix) : end], []).append(key[end + 1 :])
+    return names

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bytecheckpoint.save``: a model, its optimizers and all else of a run, as parts of one checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import uuid
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from bytecheckpoint import _background
+from bytecheckpoint._background import BackgroundFuture
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._direct import fail_save, run_save
+from bytecheckpoint.dcp._groups import own_group
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+from bytecheckpoint.dcp.writer import BcpWriter
+from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.frameworks.agreement import all_together
+from bytecheckpoint.frameworks.checkpoint_state import CheckpointState
+from bytecheckpoint.frameworks.extra_state import Policy, check_policy, saved_values
+from bytecheckpoint.frameworks.module_state import ModuleState
+from bytecheckpoint.frameworks.names import original_name, unwrapped
+from bytecheckpoint.frameworks.optimizer_state import OptimizerState
+from bytecheckpoint.frameworks.roles import check_role, folder_of_role
+from bytecheckpoint.frameworks.tracker import PARTS, step_folder, write_tracker
+from bytecheckpoint.report import SaveReport
+from bytecheckpoint.save_handle import SaveHandle, save_in_background
+
+__all__ = ["CheckpointReport", "save"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointReport:
+    """What was saved.
+
+    Attributes:
+        path: Folder of the parts, for ``load``.
+        parts: Report of each part, by name, in the order in which they were committed.
+    """
+
+    path: str
+    parts: Mapping[str, SaveReport]
+
+    def summary(self) -> str:
+        """A line a part, for people."""
+        return "\n".join(report.summary() for report in self.parts.values())
+
+
+def save(
+    ckpt_path: str | os.PathLike[str],
+    checkpoint_state: Mapping[str, Any],
+    framework: str,
+    fast_saving: bool = False,
+    global_steps: int | None = None,
+    callback: Callable[[], object] | None = None,
+    role: str | None = None,
+    ignore_append_global_steps_to_folder: bool = False,
+    *,
+    save_decomposed_model_optimizer: bool = True,
+    extra_state_policy: Policy = "own",
+    overwrite: bool = True,
+    process_group: dist.ProcessGroup | None = None,
+    config: Config | None = None,
+) -> SaveHandle[CheckpointReport]:
+    """Saves a live model, its optimizers and extra state, each as an ordinary DCP checkpoint in a folder of its own.
+
+    Collective over ``process_group``. Keys are the names that parameters have without any wrapping, so that what is
+    saved under one framework loads under every other, on any number of ranks. Nothing in training is changed: no
+    optimizer makes a step, no flat parameter is gathered. The folders are committed one by one, ``model`` last, then
+    the tracker ``latest_checkpointed_iteration.txt`` is written, then ``callback`` is called.
+
+    Args:
+        ckpt_path: Folder of the run, the same on all ranks.
+        checkpoint_state: ``model``: the module as it is wrapped; ``optimizer``: a torch optimizer, or a list of them;
+            ``extra_state``: a dict of this rank. The last two may be absent.
+        framework: ``ddp`` (or not wrapped at all), ``fsdp`` (``FullyShardedDataParallel``) or ``fsdp2``
+            (``fully_shard``, tensor parallelism, whatever has DTensors).
+        fast_saving: Save in the background: what is saved is the state at the call.
+        global_steps: Saves to ``{ckpt_path}/global_step_{global_steps}``, and makes that the newest of the run.
+        callback: Called on rank 0, without arguments, when all is done. What it raises is a warning.
+        role: Which of several models of a job this is: it has folders, a tracker, memory and a thread of its own.
+        ignore_append_global_steps_to_folder: Saves to ``ckpt_path`` itself, also with ``global_steps``; then there is
+            no tracker, which could not find it.
+        save_decomposed_model_optimizer: Of ``fsdp``: take flat parameters apart without communication. False: the model
+            by FSDP's own sharded state dict, for which all ranks gather each flat parameter. The files have the same
+            keys; what modules with state dict hooks of their own need is False.
+        extra_state_policy: What another number of ranks gets, of all keys or by key: ``own``, ``replicated`` or
+            ``sharded``; see the README. ``own`` for keys that a mapping does not have.
+        overwrite: False: a part that is there is a ``CheckpointExistsError``.
+        process_group: Of the ranks that save; None takes the default group, if there is one.
+        config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
+
+    Returns:
+        A handle. Without ``fast_saving`` it is done; with it, ``handle.staged`` says when tensors on devices may
+        change, ``handle.committed.result()`` waits for the end and raises what failed.
+
+    Raises:
+        ConfigError: Arguments that do not fit, a ValueError.
+        CheckpointError: On all ranks; as ``save_state_dict``.
+    """
+    role = check_role(role)
+    config = config or Config.from_env()
+    if role and config.on_staging_busy == "wait":
+        config = dataclasses.replace(config, on_staging_busy="double_buffer")  # another role's state may be there
+    root = folder_of_role(ckpt_path, role)
+    is_tracked = global_steps is not None and not ignore_append_global_steps_to_folder
+    path = step_folder(root, global_steps) if is_tracked and global_steps is not None else root
+    use = ("background" if fast_saving else "calls") + role
+    group = own_group(process_group, False, use, config.stall_timeout_s, ("save", str(path)))
+
+    def values() -> dict[str, Any]:
+        state = CheckpointState.of(checkpoint_state, framework)
+        check_policy(extra_state_policy)
+        _check_step(global_steps)
+        description = {
+            "save": uuid.uuid4().hex,
+            "framework": framework,
+            "role": role,
+            "global_step": global_steps,
+            "world_size": 1 if group is None else group.size(),
+            "extra_state_policy": extra_state_policy if isinstance(extra_state_policy, str) else {**extra_state_policy},
+        }
+        saving.begin(state, description, overwrite)
+        return _values(state, save_decomposed_model_optimizer, extra_state_policy, group)
+
+    saving = _Saving(path, group, config, (root, global_steps) if is_tracked else None, callback)
+    if fast_saving:
+        return save_in_background(
+            str(path), values, saving.run, saving.fail, saving.cancel, config, is_alone=group is None, queue=role
+        )
+    try:
+        _background.raise_unseen()
+        of_parts = values()
+    except Exception as error:
+        report = saving.fail(error)
+    else:
+        report = saving.run(of_parts)
+    staged: Future[None] = Future()
+    staged.set_result(None)
+    committed: BackgroundFuture[CheckpointReport] = BackgroundFuture()
+    committed.set_result(report)
+    return SaveHandle(str(path), staged, committed, saving.cancel)
+
+
+def _check_step(step: object) -> None:
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+        raise ConfigError(f"global_steps={step!r}: a number from 0 on wanted")
+
+
+def _values(state: CheckpointState, decompose: bool, policy: Policy, group: dist.ProcessGroup | None) -> dict[str, Any]:
+    """What this rank saves, by part; tensors share the memory of the live objects."""
+    rank = 0 if group is None else group.rank()
+    # First, since the other ranks may be in it, too: FSDP1's own state dict gathers.
+    values: dict[str, Any] = {"model": ModuleState(state.model, decompose).values}
+    if rank != 0 and state.framework != "fsdp2":
+        # Buffers are each rank's own, and may differ; those of the first are what DDP gives to all.
+        for name, _ in unwrapped(state.model).named_buffers():
+            values["model"].pop(original_name(name), None)
+    if state.optimizers:
+        values["optimizer"] = OptimizerState(state.model, state.optimizers).values()
+    if state.extra_state is not None:
+        values["extra_state"] = saved_values(state.extra_state, policy, rank)
+    return values
+
+
+class _Saving:
+    """One save of several parts.
+
+    Args:
+        tracked: Folder of the tracker, and the step for it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        group: dist.ProcessGroup | None,
+        config: Config,
+        tracked: tuple[Path, int | None] | None,
+        callback: Callable[[], object] | None,
+    ) -> None:
+        self._path = path
+        self._group = group
+        self._config = config
+        self._tracked = tracked
+        self._callback = callback
+        self._writers: dict[str, BcpWriter] = {}
+
+    def begin(self, state: CheckpointState, description: dict[str, Any], overwrite: bool) -> None:
+        """Makes the writers of the parts. What is described stands in each; the coordinator's is what counts."""
+        is_given = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
+        names = [part for part in PARTS if is_given[part]]
+        metadata = {"bytecheckpoint": {**description, "parts": names}}
+        for part in names:
+            self._writers[part] = BcpWriter(
+                self._path / part, overwrite=overwrite, user_metadata=metadata, config=self._config
+            )
+
+    def run(self, values: dict[str, Any]) -> CheckpointReport:
+        """All of it, in this thread. Collective."""
+        reports = {}
+        for part, writer in self._writers.items():
+            planner = BcpSavePlanner(flatten_state_dict=part != "extra_state", config=self._config)
+            reports[part] = run_save(values[part], writer, planner, self._group, False)
+        is_first = self._group is None or self._group.rank() == 0
+        if self._tracked is not None:
+            all_together(self._group, "save", str(self._path), self._write_tracker if is_first else lambda: None)
+        if self._callback is not None and is_first:
+            self._call_back(self._callback)
+        return CheckpointReport(path=str(self._path), parts=reports)
+
+    def _write_tracker(self) -> None:
+        assert self._tracked is not None
+        root, step = self._tracked
+        assert step is not None
+        write_tracker(root, step)
+
+    def _call_back(self, callback: Callable[[], object]) -> None:
+        try:
+            callback()
+        except Exception as error:
+            warnings.warn(
+                f"bytecheckpoint: {self._path} is committed; its callback raised {type(error).__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def fail(self, error: BaseException) -> CheckpointReport:
+        """Tells the others, who come to the first part, why this rank does not; raises."""
+        fail_save(BcpWriter(self._path, config=self._config), error, self._group, False)
+        raise error
+
+    def cancel(self) -> None:
+        """As of a writer; parts that are committed stay."""
+        for writer in self._writers.values():
+            writer.cancel()

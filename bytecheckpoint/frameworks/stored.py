@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint has, by key: enough to know what to ask it for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bytecheckpoint import _core
+from bytecheckpoint.config import Config
+
+__all__ = ["Stored", "StoredTensor"]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Shape and dtype of a tensor in a checkpoint."""
+
+    shape: torch.Size
+    dtype: torch.dtype | None
+
+
+class Stored(Mapping[str, "StoredTensor | None"]):
+    """The keys of a checkpoint; None stands for an object.
+
+    Local: each rank reads ``.metadata`` for itself, as for a load.
+
+    Args:
+        path: Directory of a checkpoint of ours or of stock DCP.
+        config: ``None`` reads ``BYTECHECKPOINT_*`` variables.
+
+    Attributes:
+        path: As text.
+        user_metadata: What the writer was given, or None.
+
+    Raises:
+        CheckpointError: As ``load_state_dict``, for what cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], config: Config | None = None) -> None:
+        config = config or Config.from_env()
+        self.path = os.fspath(path)
+        checkpoint = _core.Checkpoint.open(
+            self.path,
+            accept_rewritten=config.accept_rewritten_metadata,
+            io_timeout_s=config.io_timeout_s,
+        )
+        self.user_metadata: Any = json.loads(checkpoint.user_metadata) if checkpoint.user_metadata else None
+        self._items: dict[str, StoredTensor | None] = {}
+        for fqn, dtype, shape, *_ in checkpoint.contents():
+            self._items[fqn] = None if dtype is None else StoredTensor(torch.Size(shape), getattr(torch, dtype, None))
+
+    def __getitem__(self, key: str) -> StoredTensor | None:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
