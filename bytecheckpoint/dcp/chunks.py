@@ -4,13 +4,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-__all__ = ["LocalChunks"]
+__all__ = ["LocalChunks", "Spread"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a tensor, flat and row-major, is cut over ranks.
+
+    Attributes:
+        cuts: From 0 to the number of elements; elements [cuts[i], cuts[i + 1]) are on ``ranks[i]``.
+        ranks: Of the default group.
+    """
+
+    cuts: tuple[int, ...]
+    ranks: tuple[int, ...]
 
 
 class LocalChunks(torch.Tensor):
@@ -24,10 +38,13 @@ class LocalChunks(torch.Tensor):
         offsets: Of each box, in elements: one number a dim.
         tensors: The boxes, all of ``dtype``, on any device. Shared, not copied.
         dtype: Of the whole tensor.
+        spread: Of a tensor that is cut anywhere, with no regard to its dims: where. Its boxes then make up the run of
+            elements that this rank has, in their order.
 
     Attributes:
         offsets: As given, as tuples.
         tensors: As given, as a tuple.
+        spread: As given.
 
     Raises:
         ValueError: A box is outside of the tensor, or of another dtype.
@@ -35,6 +52,7 @@ class LocalChunks(torch.Tensor):
 
     offsets: tuple[tuple[int, ...], ...]
     tensors: tuple[torch.Tensor, ...]
+    spread: Spread | None
 
     @staticmethod
     def __new__(
@@ -43,12 +61,14 @@ class LocalChunks(torch.Tensor):
         offsets: Sequence[Sequence[int]],
         tensors: Sequence[torch.Tensor],
         dtype: torch.dtype,
+        spread: Spread | None = None,
     ) -> LocalChunks:
         device = tensors[0].device if tensors else torch.device("cpu")
         make_wrapper: Any = torch.Tensor._make_wrapper_subclass
         self: LocalChunks = make_wrapper(cls, torch.Size(shape), dtype=dtype, device=device)
         self.offsets = tuple(tuple(of_box) for of_box in offsets)
         self.tensors = tuple(tensors)
+        self.spread = spread
         for at, tensor in zip(self.offsets, self.tensors, strict=True):
             ends = [begin + size for begin, size in zip(at, tensor.shape, strict=False)]
             is_inside = all(begin >= 0 and end <= size for begin, end, size in zip(at, ends, shape, strict=False))
@@ -60,7 +80,7 @@ class LocalChunks(torch.Tensor):
 
     def of_same_boxes(self, tensors: Sequence[torch.Tensor]) -> LocalChunks:
         """The same boxes, with other tensors."""
-        return LocalChunks(self.shape, self.offsets, tensors, self.dtype)
+        return LocalChunks(self.shape, self.offsets, tensors, self.dtype, self.spread)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         boxes = ", ".join(
@@ -99,7 +119,7 @@ class LocalChunks(torch.Tensor):
         return self.of_same_boxes([tensor.detach().clone() for tensor in self.tensors])
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return LocalChunks, (tuple(self.shape), self.offsets, self.tensors, self.dtype)
+        return LocalChunks, (tuple(self.shape), self.offsets, self.tensors, self.dtype, self.spread)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # as torch documents it

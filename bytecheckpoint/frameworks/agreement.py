@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from bytecheckpoint.dcp._groups import calling
 from bytecheckpoint.errors import sendable
 
-__all__ = ["all_together", "held_by_none"]
+__all__ = ["all_together", "gathered", "held_by_none", "raise_on_all"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,17 @@ def all_together(group: dist.ProcessGroup | None, what: str, path: str, step: Ca
     Raises:
         Exception: What was raised first by number of the rank, on all of them.
     """
+    values: list[T] = []
+
+    def keep() -> None:
+        values.append(step())
+
+    gathered(group, what, path, keep)
+    return values[0]
+
+
+def gathered(group: dist.ProcessGroup | None, what: str, path: str, step: Callable[[], T]) -> list[T]:
+    """What ``step`` gives on each rank, which must be little and can be pickled. Else as ``all_together``."""
     failure: BaseException | None = None
     value: Any = None
     try:
@@ -35,18 +46,29 @@ def all_together(group: dist.ProcessGroup | None, what: str, path: str, step: Ca
     if group is None or group.size() == 1:
         if failure is not None:
             raise failure
-        return value  # type: ignore[no-any-return]
-    failures: list[Any] = [None] * group.size()
+        return [value]
+    outcomes: list[Any] = [None] * group.size()
     with calling(group, what, path):
-        dist.all_gather_object(failures, None if failure is None else sendable(failure), group=group)
-    for rank, of_rank in enumerate(failures):
+        own = (value, None) if failure is None else (None, sendable(failure))
+        dist.all_gather_object(outcomes, own, group=group)
+    for rank, (_, of_rank) in enumerate(outcomes):
         if of_rank is None:
             continue
         if failure is not None and rank == group.rank():
             raise failure
         of_rank.add_note(f"raised on rank {rank}")
         raise of_rank from failure
-    return value  # type: ignore[no-any-return]
+    return [of_rank for of_rank, _ in outcomes]
+
+
+def raise_on_all(group: dist.ProcessGroup | None, what: str, path: str, error: BaseException) -> NoReturn:
+    """Takes part in the step of the others, ``gathered`` or ``all_together``, with a failure."""
+
+    def fail() -> NoReturn:
+        raise error
+
+    all_together(group, what, path, fail)
+    raise error
 
 
 def held_by_none(group: dist.ProcessGroup | None, what: str, path: str, is_held: list[bool]) -> list[int]:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from bytecheckpoint import _core
-from bytecheckpoint.dcp.chunks import LocalChunks
+from bytecheckpoint.dcp.chunks import LocalChunks, Spread
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.frameworks.names import original_name
 
@@ -42,6 +43,7 @@ class FlatEntry:
         dims: Of the original, outermost in memory first.
         boxes: Of the local part, with their dims in that order.
         parameter: What stands for it in the module, and in an optimizer, with ``use_orig_params``; else None.
+        spread: Over the ranks, if it is on several and row-major.
     """
 
     fqn: str
@@ -51,6 +53,7 @@ class FlatEntry:
     dims: tuple[int, ...]
     boxes: tuple[_Box, ...]
     parameter: nn.Parameter | None
+    spread: Spread | None
 
     def chunks_of(self, local: torch.Tensor) -> LocalChunks:
         """The boxes of it.
@@ -66,7 +69,7 @@ class FlatEntry:
             piece = local.narrow(0, box.first, count).view(box.sizes)
             offsets.append(tuple(box.offsets[dim] for dim in back))
             tensors.append(piece.permute(back) if self.dims != tuple(range(len(self.dims))) else piece)
-        return LocalChunks(self.shape, offsets, tensors, local.dtype)
+        return LocalChunks(self.shape, offsets, tensors, local.dtype, self.spread)
 
 
 class FlatUnit:
@@ -110,13 +113,25 @@ class FlatUnit:
         end = self.first + self.num_elements
         of_shard = _core.boxes_of_flat_shard(list(zip(permuted, positions, strict=True)), self.first, end)
         parameters = flat._params or [None] * len(positions)
-        for fqn, shape, dims, boxes, parameter in zip(
-            flat._fqns, flat._shapes, orders, of_shard, parameters, strict=True
+        for fqn, shape, position, dims, boxes, parameter in zip(
+            flat._fqns, flat._shapes, positions, orders, of_shard, parameters, strict=True
         ):
             first = boxes[0][2] if boxes else 0
             own = tuple(_Box(offsets, sizes, at - first) for offsets, sizes, at in boxes)
             numel = sum(torch.Size(box.sizes).numel() for box in own)
-            yield FlatEntry(original_name(prefix + fqn), shape, first, numel, dims, own, parameter)
+            spread = self._spread_of(position, shape) if dims == tuple(range(len(dims))) else None
+            yield FlatEntry(original_name(prefix + fqn), shape, first, numel, dims, own, parameter, spread)
+
+    def _spread_of(self, position: int, shape: torch.Size) -> Spread | None:
+        """Of a parameter from ``position`` of the flat one on."""
+        if not self._handle.uses_sharded_strategy or shape.numel() == 0:
+            return None
+        begin, end = position // self.num_elements, (position + shape.numel() - 1) // self.num_elements
+        if begin == end:
+            return None
+        ranks = dist.get_process_group_ranks(self._handle.process_group)[begin : end + 1]
+        cuts = (shard * self.num_elements - position for shard in range(begin + 1, end + 1))
+        return Spread((0, *cuts, shape.numel()), tuple(ranks))
 
     @property
     def shard(self) -> torch.Tensor:

@@ -23,18 +23,21 @@ from bytecheckpoint.dcp._groups import own_group
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import ConfigError
-from bytecheckpoint.frameworks.agreement import all_together
+from bytecheckpoint.frameworks.agreement import all_together, raise_on_all
 from bytecheckpoint.frameworks.checkpoint_state import CheckpointState
 from bytecheckpoint.frameworks.extra_state import Policy, check_policy, saved_values
 from bytecheckpoint.frameworks.module_state import ModuleState
 from bytecheckpoint.frameworks.names import original_name, unwrapped
 from bytecheckpoint.frameworks.optimizer_state import OptimizerState
+from bytecheckpoint.frameworks.regular_blocks import with_regular_blocks
 from bytecheckpoint.frameworks.roles import check_role, folder_of_role
 from bytecheckpoint.frameworks.tracker import PARTS, step_folder, write_tracker
 from bytecheckpoint.report import SaveReport
 from bytecheckpoint.save_handle import SaveHandle, save_in_background
 
 __all__ = ["CheckpointReport", "save"]
+
+_IRREGULAR = ("decompose", "merge")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,7 @@ def save(
     ignore_append_global_steps_to_folder: bool = False,
     *,
     save_decomposed_model_optimizer: bool = True,
+    irregular: str = "decompose",
     extra_state_policy: Policy = "own",
     overwrite: bool = True,
     process_group: dist.ProcessGroup | None = None,
@@ -92,6 +96,9 @@ def save(
         save_decomposed_model_optimizer: Of ``fsdp``: take flat parameters apart without communication. False: the model
             by FSDP's own sharded state dict, for which all ranks gather each flat parameter. The files have the same
             keys; what modules with state dict hooks of their own need is False.
+        irregular: Of ``fsdp``, what becomes of parameters that are cut over ranks within a row. ``decompose``: each
+            rank writes up to ``2 * ndim - 1`` boxes of each, and nothing travels. ``merge``: pieces of a row go from
+            rank to rank, in the background with ``fast_saving``, and each writes one block of whole rows.
         extra_state_policy: What another number of ranks gets, of all keys or by key: ``own``, ``replicated`` or
             ``sharded``; see the README. ``own`` for keys that a mapping does not have.
         overwrite: False: a part that is there is a ``CheckpointExistsError``.
@@ -120,6 +127,8 @@ def save(
         state = CheckpointState.of(checkpoint_state, framework)
         check_policy(extra_state_policy)
         _check_step(global_steps)
+        if irregular not in _IRREGULAR:
+            raise ConfigError(f"irregular={irregular!r}: one of {', '.join(map(repr, _IRREGULAR))} wanted")
         description = {
             "save": uuid.uuid4().hex,
             "framework": framework,
@@ -131,7 +140,8 @@ def save(
         saving.begin(state, description, overwrite)
         return _values(state, save_decomposed_model_optimizer, extra_state_policy, group)
 
-    saving = _Saving(path, group, config, (root, global_steps) if is_tracked else None, callback)
+    tracked = (root, global_steps) if is_tracked else None
+    saving = _Saving(path, group, config, tracked, callback, merges=irregular == "merge")
     if fast_saving:
         return save_in_background(
             str(path), values, saving.run, saving.fail, saving.cancel, config, is_alone=group is None, queue=role
@@ -176,6 +186,7 @@ class _Saving:
 
     Args:
         tracked: Folder of the tracker, and the step for it.
+        merges: Pieces of flat parameters travel before it is saved.
     """
 
     def __init__(
@@ -185,7 +196,10 @@ class _Saving:
         config: Config,
         tracked: tuple[Path, int | None] | None,
         callback: Callable[[], object] | None,
+        *,
+        merges: bool,
     ) -> None:
+        self._merges = merges
         self._path = path
         self._group = group
         self._config = config
@@ -205,6 +219,8 @@ class _Saving:
 
     def run(self, values: dict[str, Any]) -> CheckpointReport:
         """All of it, in this thread. Collective."""
+        if self._merges:
+            values = with_regular_blocks(values, self._group, str(self._path))
         reports = {}
         for part, writer in self._writers.items():
             planner = BcpSavePlanner(flatten_state_dict=part != "extra_state", config=self._config)
@@ -234,6 +250,8 @@ class _Saving:
 
     def fail(self, error: BaseException) -> CheckpointReport:
         """Tells the others, who come to the first part, why this rank does not; raises."""
+        if self._merges:
+            raise_on_all(self._group, "save", str(self._path), error)
         fail_save(BcpWriter(self._path, config=self._config), error, self._group, False)
         raise error
 

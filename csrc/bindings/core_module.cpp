@@ -21,6 +21,7 @@
 #include "csrc/format/pickle_writer.h"
 #include "csrc/format/torch_archive.h"
 #include "csrc/format/zip_record.h"
+#include "csrc/planner/block_cuts.h"
 #include "csrc/planner/load_plan.h"
 #include "csrc/tensor/flat_range.h"
 
@@ -128,6 +129,12 @@ void bind_core(py::module_& m) {
   });
   m.def("zip_record", &zip_record, py::arg("dtype"), py::arg("sizes"), py::arg("record_offset"), py::arg("data_crc"));
   m.def("boxes_of_flat_shard", &boxes_of_flat_shard, py::arg("tensors"), py::arg("begin"), py::arg("end"));
+  m.def(
+      "block_cuts",
+      [](const Dims& sizes, const std::vector<int64_t>& cuts, int64_t min_block_elements) {
+        return value_or_raise(planner::block_cuts(sizes, cuts, min_block_elements));
+      },
+      py::arg("sizes"), py::arg("cuts"), py::arg("min_block_elements"));
   m.def("plan_load", &plan_load, py::arg("boxes"), py::arg("block_bytes"), py::arg("max_segment_bytes"));
   m.def("pickle_tree", &pickle_tree, py::arg("value"));
   m.def("tensor_archive", &tensor_archive, py::arg("data"));

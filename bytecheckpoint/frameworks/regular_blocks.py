@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous tensor merging: pieces of flat shards travel, so that every rank writes blocks of whole rows.
+
+A flat parameter is cut over ranks with no regard to the dims of what is in it. Here each cut moves to the nearest row,
+and the elements between the two places go from the rank that has them to the rank that will write them, point to point:
+less than a row, or a group of rows, a cut. In the background this runs on staged memory, beside training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bytecheckpoint import _core
+from bytecheckpoint.dcp._groups import calling
+from bytecheckpoint.dcp.chunks import LocalChunks, Spread
+from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.frameworks.agreement import gathered
+from bytecheckpoint.merging import merge
+
+__all__ = ["with_regular_blocks"]
+
+# Rows of less are taken together: what a checksum covers, so that who reads a block reads no others.
+_MIN_BLOCK_BYTES = 256 << 10
+_TAG = 0xB10C
+
+Values = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Move:
+    """Elements [begin, end) of a tensor, flat, from one rank to another."""
+
+    part: str
+    key: str
+    begin: int
+    end: int
+    source: int
+    target: int
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return (self.end - self.begin) * self.dtype.itemsize
+
+
+def with_regular_blocks(values: Values, group: dist.ProcessGroup | None, path: str) -> Values:
+    """``values``, with blocks of whole rows in the place of irregular pieces.
+
+    Collective over ``group``, a gloo group of our own. Memory for what travels, and for the blocks that it becomes part
+    of, is added; tensors that are not cut stay where they are.
+
+    Args:
+        values: Of this rank, by part and key. Pieces on devices are copied to the host.
+        path: For messages.
+
+    Raises:
+        InvalidPlanError: On all ranks: two of them disagree about what travels between them.
+    """
+    if group is None or group.size() == 1:
+        return values
+    cut = {
+        (part, key): _cuts(value)
+        for part, of_part in values.items()
+        for key, value in sorted(of_part.items())
+        if isinstance(value, LocalChunks) and value.spread is not None
+    }
+    moves = [move for (part, key), cuts in cut.items() for move in _moves(part, key, values[part][key], cuts)]
+    _agree(moves, group, path)
+    received = _exchange(values, moves, group, path)
+    result = {part: dict(of_part) for part, of_part in values.items()}
+    for (part, key), cuts in cut.items():
+        result[part][key] = _block_of(values[part][key], cuts, received.get((part, key), []))
+    return result
+
+
+def _cuts(chunks: LocalChunks) -> list[int]:
+    """Where it will be cut, which all its ranks find alone."""
+    assert chunks.spread is not None
+    return _core.block_cuts(chunks.shape, chunks.spread.cuts, max(1, _MIN_BLOCK_BYTES // chunks.dtype.itemsize))
+
+
+def _moves(part: str, key: str, chunks: LocalChunks, cuts: list[int]) -> Iterator[_Move]:
+    """What goes from this rank, and what comes to it; each in the order of the elements."""
+    spread, own = _spread(chunks), dist.get_rank()
+    number = spread.ranks.index(own) if own in spread.ranks else None
+    if number is None:
+        return
+    for other, begin, end in _overlaps(cuts, spread.cuts[number], spread.cuts[number + 1]):
+        if other != number:
+            yield _Move(part, key, begin, end, own, spread.ranks[other], chunks.dtype)
+    for other, begin, end in _overlaps(spread.cuts, cuts[number], cuts[number + 1]):
+        if other != number:
+            yield _Move(part, key, begin, end, spread.ranks[other], own, chunks.dtype)
+
+
+def _overlaps(cuts: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The parts between ``cuts`` that have elements of [begin, end): their numbers, and which elements."""
+    number = max(0, bisect_right(cuts, begin) - 1)
+    while number + 1 < len(cuts) and cuts[number] < end:
+        first, last = max(begin, cuts[number]), min(end, cuts[number + 1])
+        if first < last:
+            yield number, first, last
+        number += 1
+
+
+def _spread(chunks: LocalChunks) -> Spread:
+    assert chunks.spread is not None
+    return chunks.spread
+
+
+def _agree(moves: list[_Move], group: dist.ProcessGroup, path: str) -> None:
+    """Else a rank would wait for what nobody sends."""
+    own = dist.get_rank()
+
+    def digests() -> dict[tuple[int, int], bytes]:
+        sums: dict[tuple[int, int], Any] = {}
+        for move in moves:
+            of_pair = sums.setdefault((move.source, move.target), hashlib.sha256())
+            of_pair.update(repr((move.part, move.key, move.begin, move.end, str(move.dtype))).encode())
+        return {pair: of_pair.digest() for pair, of_pair in sums.items()}
+
+    of_ranks = gathered(group, "save", path, digests)
+    ranks = dist.get_process_group_ranks(group)
+    by_rank = dict(zip(ranks, of_ranks, strict=True))
+    for rank, of_rank in by_rank.items():
+        for (source, target), digest in of_rank.items():
+            other = by_rank.get(target if rank == source else source, {})
+            if other.get((source, target)) != digest:
+                raise InvalidPlanError(
+                    f"save({path}): ranks {source} and {target} disagree about the pieces of flat parameters between "
+                    f"them (seen on rank {own}): their optimizers do not have the same states; use "
+                    "irregular='decompose'"
+                )
+
+
+def _exchange(
+    values: Values, moves: list[_Move], group: dist.ProcessGroup, path: str
+) -> dict[tuple[str, str], list[tuple[int, torch.Tensor]]]:
+    """Sends and receives one message for each pair of ranks; gives what came, by tensor, with its first element."""
+    own = dist.get_rank()
+    outgoing: dict[int, list[torch.Tensor]] = {}
+    incoming: dict[int, list[_Move]] = {}
+    for move in moves:
+        if move.source == own:
+            outgoing.setdefault(move.target, []).extend(_run(values[move.part][move.key], move.begin, move.end))
+        else:
+            incoming.setdefault(move.source, []).append(move)
+    received: dict[tuple[str, str], list[tuple[int, torch.Tensor]]] = {}
+    with calling(group, "save", path):
+        buffers = {
+            source: torch.empty(sum(move.num_bytes for move in of_source), dtype=torch.uint8, device="cpu")
+            for source, of_source in incoming.items()
+        }
+        works = [dist.irecv(buffer, source, group, _TAG) for source, buffer in buffers.items()]
+        works += [dist.isend(merge(pieces), target, group, _TAG) for target, pieces in outgoing.items()]
+        for work in works:
+            assert work is not None
+            work.wait()
+    for source, of_source in incoming.items():
+        at = 0
+        for move in of_source:
+            elements = buffers[source][at : at + move.num_bytes]
+            received.setdefault((move.part, move.key), []).append((move.begin, elements))
+            at += move.num_bytes
+    return received
+
+
+def _run(chunks: LocalChunks, begin: int, end: int) -> list[torch.Tensor]:
+    """Elements [begin, end) of a tensor, all held here, as the pieces in which they lie."""
+    spread = _spread(chunks)
+    at = spread.cuts[spread.ranks.index(dist.get_rank())]
+    pieces = []
+    for tensor in chunks.tensors:
+        first, last = max(begin, at), min(end, at + tensor.numel())
+        if first < last:
+            pieces.append(tensor.detach().reshape(-1)[first - at : last - at].cpu())
+        at += tensor.numel()
+    return pieces
+
+
+def _block_of(chunks: LocalChunks, cuts: list[int], received: list[tuple[int, torch.Tensor]]) -> LocalChunks:
+    """What this rank writes of a tensor: one block, or nothing."""
+    spread = _spread(chunks)
+    number = spread.ranks.index(dist.get_rank()) if dist.get_rank() in spread.ranks else None
+    if number is None or cuts[number] == cuts[number + 1]:
+        return LocalChunks(chunks.shape, [], [], chunks.dtype)
+    begin, end = cuts[number], cuts[number + 1]
+    held = max(begin, spread.cuts[number]), min(end, spread.cuts[number + 1])
+    own = _run(chunks, *held) if held[0] < held[1] else []
+    if len(own) == 1 and not received:
+        block = own[0]
+    else:
+        before = [elements for at, elements in received if at < held[0]]
+        behind = [elements for at, elements in received if at >= held[0]]
+        block = merge([*before, *own, *behind]).view(chunks.dtype)
+    row = chunks.shape[1:].numel()
+    offsets = (begin // row, *[0] * (len(chunks.shape) - 1))
+    return LocalChunks(chunks.shape, [offsets], [block.view((end - begin) // row, *chunks.shape[1:])], chunks.dtype)

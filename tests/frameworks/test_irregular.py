@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flat shards that are cut within a row: taken apart where they lie, or merged into blocks of whole rows."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed.ranks import RanksFailed, run_ranks
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+import bytecheckpoint
+from bytecheckpoint import _core
+from bytecheckpoint.errors import ConfigError, InvalidPlanError
+from bytecheckpoint.frameworks import regular_blocks
+from frameworks.wrapped import full_state, optimizer_of, train, wrap
+
+LIMIT_S = 120.0
+FSDP1 = ("fsdp orig", "fsdp orig root", "fsdp flat", "fsdp grad op", "fsdp hybrid")
+
+
+def chunks_by_key(path: Path) -> dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """Offsets and sizes of the chunks of each tensor."""
+    checkpoint = _core.Checkpoint.open(str(path))
+    names = [fqn for fqn, *_ in checkpoint.contents()]
+    return {
+        fqn: [(offsets, sizes) for offsets, sizes, *_ in chunks]
+        for fqn, chunks in zip(names, checkpoint.chunks(), strict=True)
+    }
+
+
+def is_of_whole_rows(offsets: tuple[int, ...], sizes: tuple[int, ...], shape: torch.Size) -> bool:
+    return all(at == 0 for at in offsets[1:]) and sizes[1:] == tuple(shape[1:])
+
+
+def save_both_ways(folder: Path, wrapping: str, fast_saving: bool) -> bool:
+    """Saves one state decomposed and merged, and loads both into a plain model; blocks of any size are merged."""
+    warnings.simplefilter("ignore")
+    regular_blocks._MIN_BLOCK_BYTES = 1
+    model = wrap(wrapping)
+    optimizer = optimizer_of(model)
+    train(model, optimizer)
+    wanted = full_state(model, optimizer)
+    for irregular in ("decompose", "merge"):
+        state = {"model": model, "optimizer": optimizer}
+        path = folder / irregular
+        handle = bytecheckpoint.save(path, state, "fsdp", fast_saving, irregular=irregular)
+        handle.committed.result()
+        plain = wrap("plain", seed=9)
+        of_plain = optimizer_of(plain)
+        bytecheckpoint.load(path, {"model": plain, "optimizer": of_plain}, "ddp")
+        got = full_state(plain, of_plain)
+        tensors = [key for key, value in wanted.items() if isinstance(value, torch.Tensor)]
+        assert dist.get_rank() != 0 or all(torch.equal(got[key], wanted[key]) for key in tensors)
+    bytecheckpoint.shutdown()
+    return dist.get_rank() == 0
+
+
+@pytest.mark.parametrize("fast_saving", [False, True])
+@pytest.mark.parametrize("wrapping", FSDP1)
+def test_merged_blocks_hold_the_same_and_are_regular(tmp_path: Path, wrapping: str, fast_saving: bool) -> None:
+    """The same bytes; each rank writes whole rows, and there are fewer chunks."""
+    assert any(run_ranks(4, save_both_ways, tmp_path, wrapping, fast_saving, limit_s=LIMIT_S))
+    shapes = {name: parameter.shape for name, parameter in wrap("plain").named_parameters()}
+    num_chunks = {}
+    for irregular in ("decompose", "merge"):
+        of_model = chunks_by_key(tmp_path / irregular / "model")
+        of_optimizer = chunks_by_key(tmp_path / irregular / "optimizer")
+        num_chunks[irregular] = sum(map(len, (*of_model.values(), *of_optimizer.values())))
+        of_parameters = [
+            (shape, chunk)
+            for fqn, shape in shapes.items()
+            for chunk in (*of_model[fqn], *of_optimizer.get(f"state.{fqn}.exp_avg", []))
+        ]
+        is_regular = [is_of_whole_rows(*chunk, shape) for shape, chunk in of_parameters]
+        assert all(is_regular) == (irregular == "merge")
+    assert num_chunks["merge"] < num_chunks["decompose"]
+
+
+class Uneven(nn.Module):
+    """Of four dims, larger than a shard, so that it is cut over all ranks; and one that no cut meets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = nn.Parameter(torch.arange(5 * 7 * 3 * 3, dtype=torch.float32).view(5, 7, 3, 3))
+        self.small = nn.Parameter(torch.arange(11.0))
+
+
+def save_uneven(folder: Path, min_block_bytes: int) -> int:
+    warnings.simplefilter("ignore")
+    regular_blocks._MIN_BLOCK_BYTES = min_block_bytes
+    model = FullyShardedDataParallel(
+        Uneven(), auto_wrap_policy=ModuleWrapPolicy(set()), device_id=torch.device("cpu"), use_orig_params=True
+    )
+    bytecheckpoint.save(folder, {"model": model}, "fsdp", irregular="merge")
+    plain = Uneven()
+    for parameter in plain.parameters():
+        parameter.data.zero_()
+    bytecheckpoint.load(folder, {"model": plain}, "ddp")
+    assert torch.equal(plain.large, Uneven().large)
+    assert torch.equal(plain.small, Uneven().small)
+    return dist.get_rank()
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "min_block_bytes", "num_chunks"), [(2, 1, 2), (3, 1, 3), (5, 1, 5), (5, 1 << 20, 1)]
+)
+def test_one_block_a_rank(tmp_path: Path, num_ranks: int, min_block_bytes: int, num_chunks: int) -> None:
+    """Each rank has one block of a tensor that is cut over all of them; what is small is written whole by one."""
+    run_ranks(num_ranks, save_uneven, tmp_path, min_block_bytes, limit_s=LIMIT_S)
+    assert len(chunks_by_key(tmp_path / "model")["large"]) == num_chunks
+
+
+def fail_on_one_rank(folder: Path, what: str) -> None:
+    """Rank 1 cannot take part, before anything travels."""
+    warnings.simplefilter("ignore")
+    model = wrap("fsdp orig")
+    optimizer = optimizer_of(model)
+    train(model, optimizer)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    if dist.get_rank() == 1 and what == "states differ":
+        for of_parameter in optimizer.state.values():
+            of_parameter["exp_avg_sq"] = of_parameter["exp_avg_sq"].double()
+    if dist.get_rank() == 1 and what == "no model":
+        state["model"] = None
+    bytecheckpoint.save(folder, state, "fsdp", irregular="merge")
+
+
+@pytest.mark.parametrize(("what", "error"), [("states differ", InvalidPlanError), ("no model", ConfigError)])
+def test_a_rank_that_cannot_take_part_is_heard(tmp_path: Path, what: str, error: type[Exception]) -> None:
+    """Nobody waits for pieces that do not come; all ranks say why, and nothing is written."""
+    with pytest.raises(RanksFailed) as raised:
+        run_ranks(2, fail_on_one_rank, tmp_path / "run", what, limit_s=LIMIT_S)
+    message = str(raised.value)
+    assert message.count(f"errors.{error.__name__}") >= 2, message
+    assert ("irregular='decompose'" if what == "states differ" else "checkpoint_state['model']") in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_way_is_refused(tmp_path: Path) -> None:
+    """The message names those that there are."""
+    with pytest.raises(ConfigError, match=r"irregular='split': one of 'decompose', 'merge' wanted"):
+        bytecheckpoint.save(tmp_path, {"model": wrap("plain")}, "ddp", irregular="split")
