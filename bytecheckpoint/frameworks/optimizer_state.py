@@ -201,8 +201,10 @@ class OptimizerLoad:
                 self._check_equal(keys)
         for planned in self._planned:
             state = {**planned.tensors, **{name: self.values[key] for name, key in planned.objects.items()}}
+            before = planned.member.state
             if state:
-                planned.member.optimizer.state[planned.member.parameter] = state
+                names = [*(name for name in before if name in state), *(name for name in state if name not in before)]
+                planned.member.optimizer.state[planned.member.parameter] = {name: state[name] for name in names}
             else:
                 planned.member.optimizer.state.pop(planned.member.parameter, None)
         for group, options in groups.values():
