@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bytecheckpoint.dcp.writer import BcpWriter
     from bytecheckpoint.errors import CheckpointError
     from bytecheckpoint.frameworks.checkpointers import DDPCheckpointer, FSDP2Checkpointer, FSDPCheckpointer
+    from bytecheckpoint.frameworks.conversion import bytecheckpoint_ckpt_to_pytorch_ckpt
     from bytecheckpoint.frameworks.extra_state import get_rng_state, set_rng_state
     from bytecheckpoint.frameworks.loading import LoadResult, load
     from bytecheckpoint.frameworks.saving import CheckpointReport, save
@@ -71,6 +72,7 @@ __all__ = [
     "__version__",
     "async_save_state_dict",
     "build_info",
+    "bytecheckpoint_ckpt_to_pytorch_ckpt",
     "find_latest_ckpt_path",
     "get_rng_state",
     "load",
@@ -115,6 +117,7 @@ _HOMES = {
     "StepFolder": "bytecheckpoint.steps",
     "VerifyReport": "bytecheckpoint.report",
     "async_save_state_dict": "bytecheckpoint.state_dicts",
+    "bytecheckpoint_ckpt_to_pytorch_ckpt": "bytecheckpoint.frameworks.conversion",
     "find_latest_ckpt_path": "bytecheckpoint.frameworks.tracker",
     "get_rng_state": "bytecheckpoint.frameworks.extra_state",
     "load": "bytecheckpoint.frameworks.loading",

@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.frameworks.flat_parameters import flat_units, has_flat_parameters
-from bytecheckpoint.frameworks.names import original_name
+from bytecheckpoint.frameworks.names import original_name, unwrapped
 
-__all__ = ["ModuleState"]
+__all__ = ["ModuleState", "tied_names"]
 
 _EXTRA_STATE = "_extra_state"
 
@@ -67,6 +67,21 @@ class ModuleState:
         )
         if not is_in_place:
             set_model_state_dict(self._model, self.values, options=_OPTIONS)
+
+
+def tied_names(model: nn.Module) -> list[list[str]]:
+    """Original names of each parameter that has several, the first as ``state_dict`` gives them first."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in unwrapped(model).named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(original_name(name))
+    for unit in flat_units(model):
+        for alias, fqn in unit.aliases.items():
+            of_parameter = next((known for known in names.values() if fqn in known), None)
+            if of_parameter is None:
+                names[len(names)] = of_parameter = [fqn]
+            if alias not in of_parameter:
+                of_parameter.append(alias)
+    return [of_parameter for of_parameter in names.values() if len(of_parameter) > 1]
 
 
 _OPTIONS = StateDictOptions(strict=False)

@@ -26,7 +26,7 @@ from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.frameworks.agreement import all_together, raise_on_all
 from bytecheckpoint.frameworks.checkpoint_state import CheckpointState
 from bytecheckpoint.frameworks.extra_state import Policy, check_policy, saved_values
-from bytecheckpoint.frameworks.module_state import ModuleState
+from bytecheckpoint.frameworks.module_state import ModuleState, tied_names
 from bytecheckpoint.frameworks.names import original_name, unwrapped
 from bytecheckpoint.frameworks.optimizer_state import OptimizerState
 from bytecheckpoint.frameworks.regular_blocks import with_regular_blocks
@@ -136,6 +136,7 @@ def save(
             "global_step": global_steps,
             "world_size": 1 if group is None else group.size(),
             "extra_state_policy": extra_state_policy if isinstance(extra_state_policy, str) else {**extra_state_policy},
+            "tied": tied_names(state.model),
         }
         saving.begin(state, description, overwrite)
         return _values(state, save_decomposed_model_optimizer, extra_state_policy, group)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``bytecheckpoint.save`` saved, as files that need neither this package nor DCP."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bytecheckpoint import _core
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._direct import run_load
+from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
+from bytecheckpoint.dcp.reader import BcpReader
+from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError, UnsupportedError
+from bytecheckpoint.frameworks.checkpoint_state import FRAMEWORKS
+from bytecheckpoint.frameworks.stored import Stored
+
+__all__ = ["bytecheckpoint_ckpt_to_pytorch_ckpt"]
+
+_MODEL, _OPTIMIZER = "model.pt", "optimizer.pt"
+
+
+def bytecheckpoint_ckpt_to_pytorch_ckpt(
+    save_path: str | os.PathLike[str],
+    output_path: str | os.PathLike[str] | None,
+    framework: str = "fsdp",
+    model_only: bool = False,
+    optimizer_only: bool = False,
+    return_dict: bool = False,
+    fsdp_save_decomposed_model: bool = False,
+    safetensors_format: bool = False,
+    untie_embeddings: bool = False,
+    dtype: torch.dtype | None = None,
+    *,
+    max_shard_size: int | str = "5GB",
+    config: Config | None = None,
+) -> dict[str, Any]:
+    """Merges the shards of a checkpoint into whole tensors: ``model.pt`` and ``optimizer.pt``, or safetensors.
+
+    Local, in one process, which needs memory for all of what is merged. Every byte is checked.
+
+    Args:
+        save_path: Folder of one step, as for ``bytecheckpoint.load``.
+        output_path: Folder for the files, created if absent; None writes nothing.
+        framework: Checked, and without meaning: keys and files are the same for all.
+        model_only: Leave the optimizer out.
+        optimizer_only: Leave the model out.
+        return_dict: Give back what was merged; else an empty dict.
+        fsdp_save_decomposed_model: Without meaning: decomposed or not, checkpoints are the same.
+        safetensors_format: The model as safetensors with an index, as Hugging Face reads it; needs ``huggingface_hub``.
+            The optimizer is ``optimizer.pt`` in any case.
+        untie_embeddings: A parameter that has several names, such as tied embeddings, becomes a tensor under each of
+            them; else one that they share, which safetensors have once.
+        dtype: Convert floating-point tensors of the model.
+        max_shard_size: Of one file of safetensors, in bytes or as ``5GB``.
+        config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
+
+    Returns:
+        ``{"model": {...}, "optimizer": {"state": ..., "param_groups": ...}}``, the latter as torch's
+        ``get_optimizer_state_dict`` gives it, with names in the place of numbers; or as much of it as was asked for.
+
+    Raises:
+        CheckpointNotFoundError: There is no such part.
+        ConfigError: Arguments that do not fit.
+        StorageError: A file cannot be written.
+        UnsupportedError: ``huggingface_hub`` is not there.
+    """
+    if framework not in FRAMEWORKS:
+        raise ConfigError(f"framework={framework!r}: one of {', '.join(map(repr, FRAMEWORKS))} wanted")
+    if model_only and optimizer_only:
+        raise ConfigError("model_only and optimizer_only: one of them at most")
+    if output_path is None and not return_dict:
+        raise ConfigError("output_path=None without return_dict=True: nothing would become of it")
+    config = config or Config.from_env()
+    folder = Path(save_path)
+    merged: dict[str, Any] = {}
+    if not optimizer_only:
+        model, description = _load_whole(folder / "model", config)
+        merged["model"] = _converted(model, dtype)
+        if not untie_embeddings:
+            merged["model"] = _tied(merged["model"], description.get("tied", []))
+    if not model_only and (optimizer_only or (folder / "optimizer").is_dir()):
+        merged["optimizer"] = _nested(_load_whole(folder / "optimizer", config)[0])
+    if output_path is not None:
+        _write(Path(output_path), merged, safetensors_format, max_shard_size)
+    return merged if return_dict else {}
+
+
+def _load_whole(path: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All values of a part, and what ``save`` noted about it."""
+    if not path.is_dir():
+        raise CheckpointNotFoundError(
+            f"merge({path.parent}): it has no {path.name}: pass the folder of a step, as find_latest_ckpt_path gives "
+            "it, and what is there (model_only, optimizer_only)",
+            str(path),
+        )
+    stored = Stored(path, config)
+    values: dict[str, Any] = {}
+    for key, found in stored.items():
+        if found is not None and found.dtype is None:
+            raise UnsupportedError(f"'{key}' of {path}: stored in a dtype that this torch does not have")
+        values[key] = None if found is None else torch.empty(found.shape, dtype=found.dtype)
+    planner = BcpLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    run_load(values, BcpReader(path, config=config), planner, None, True)
+    return values, (stored.user_metadata or {}).get("bytecheckpoint", {})
+
+
+def _converted(model: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
+    if dtype is None:
+        return model
+    is_float = {key: isinstance(value, torch.Tensor) and value.is_floating_point() for key, value in model.items()}
+    return {key: value.to(dtype) if is_float[key] else value for key, value in model.items()}
+
+
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """``state.{fqn}.{name}`` and ``param_groups.{fqn}.{option}`` as the state dict of one optimizer."""
+    state: dict[str, dict[str, Any]] = {}
+    options: dict[str, dict[str, Any]] = {}
+    for key, value in flat.items():
+        kind, _, rest = key.partition(".")
+        fqn, _, name = rest.rpartition(".")
+        (state if kind == "state" else options).setdefault(fqn, {})[name] = value
+    groups: dict[str, dict[str, Any]] = {}
+    for fqn, of_parameter in options.items():
+        group = groups.setdefault(repr(sorted(of_parameter.items())), {**of_parameter, "params": []})
+        group["params"].append(fqn)
+    return {"state": state, "param_groups": [*groups.values()]}
+
+
+def _write(folder: Path, merged: dict[str, Any], safetensors_format: bool, max_shard_size: int | str) -> None:
+    with _storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if "model" in merged and safetensors_format:
+            _write_safetensors(folder, merged["model"], max_shard_size)
+        elif "model" in merged:
+            _write_durably(folder / _MODEL, merged["model"])
+        if "optimizer" in merged:
+            _write_durably(folder / _OPTIMIZER, merged["optimizer"])
+        _core.sync_directory(str(folder))
+
+
+def _write_durably(path: Path, value: Any) -> None:
+    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with tmp.open("wb") as file:
+            torch.save(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        tmp.rename(path)
+    finally:
+        tmp.unlink(missing_ok=True)
+
+
+def _write_safetensors(folder: Path, model: dict[str, Any], max_shard_size: int | str) -> None:
+    try:
+        from huggingface_hub import save_torch_state_dict
+    except ImportError as error:
+        raise UnsupportedError(
+            "safetensors_format=True needs huggingface_hub and safetensors: pip install huggingface_hub safetensors"
+        ) from error
+    tensors = {key: value for key, value in model.items() if isinstance(value, torch.Tensor)}
+    save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size)
+    for file in folder.glob("model*.safetensors*"):
+        with file.open("rb") as written:
+            os.fsync(written.fileno())
+
+
+def _tied(tensors: dict[str, torch.Tensor], names: list[list[str]]) -> dict[str, torch.Tensor]:
+    """What was one parameter shares its memory again, which says so to ``save_torch_state_dict``."""
+    primary = {name: group[0] for group in names for name in group}
+    return {key: tensors[primary.get(key, key)] for key in tensors}
+
+
+@contextmanager
+def _storage_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"write({folder}): {error.strerror or error}", str(folder), error.errno or 0) from error

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints merged into whole tensors: torch's files, safetensors, a dict."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed.ranks import run_ranks
+from safetensors.torch import load_file
+
+import bytecheckpoint
+from bytecheckpoint import bytecheckpoint_ckpt_to_pytorch_ckpt
+from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, CorruptCheckpointError, StorageError
+from frameworks.wrapped import Net, full_state, optimizer_of, train, wrap
+
+LIMIT_S = 90.0
+
+
+def save(folder: Path, wrapping: str) -> None:
+    warnings.simplefilter("ignore")
+    model = wrap(wrapping)
+    optimizer = optimizer_of(model)
+    train(model, optimizer)
+    wanted = full_state(model, optimizer)
+    framework = "fsdp" if wrapping == "fsdp flat" else "fsdp2"
+    bytecheckpoint.save(folder / "step", {"model": model, "optimizer": optimizer}, framework)
+    if dist.get_rank() == 0:
+        torch.save(wanted, folder / "wanted.pt")
+
+
+@pytest.fixture(scope="module", params=["fsdp flat", "fsdp2"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    run_ranks(3, save, folder, request.param, limit_s=LIMIT_S)
+    return folder
+
+
+def wanted_of(saved: Path) -> dict[str, Any]:
+    """The model as torch gathered it."""
+    wanted = torch.load(saved / "wanted.pt", weights_only=True)
+    return {key.removeprefix("model."): value for key, value in wanted.items() if key.startswith("model.")}
+
+
+def assert_equal(got: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert got.keys() == wanted.keys()
+    assert all(torch.equal(got[key], wanted[key]) for key in wanted)
+
+
+def test_a_plain_process_loads_what_is_merged(saved: Path, tmp_path: Path) -> None:
+    """torch's files load into a model and an optimizer that know nothing of us."""
+    assert bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", tmp_path) == {}
+    model = Net()
+    state = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert_equal(state, wanted_of(saved))
+    model.load_state_dict(state)
+    optimizer = torch.load(tmp_path / "optimizer.pt", weights_only=True)
+    wanted = torch.load(saved / "wanted.pt", weights_only=True)
+    for fqn, of_parameter in optimizer["state"].items():
+        for name, value in of_parameter.items():
+            assert torch.equal(value, wanted[f"optimizer.state.{fqn}.{name}"])
+    for group in optimizer["param_groups"]:
+        for fqn in group["params"]:
+            for option, value in group.items():
+                assert option == "params" or value == wanted[f"optimizer.param_groups.{fqn}.{option}"]
+    assert sum(len(group["params"]) for group in optimizer["param_groups"]) == len(optimizer["state"])
+
+
+def test_safetensors_have_tied_parameters_once_or_twice(saved: Path, tmp_path: Path) -> None:
+    """Shards with an index; what was one parameter is one tensor, unless it is untied."""
+    wanted = wanted_of(saved)
+    kwargs: dict[str, Any] = {"model_only": True, "safetensors_format": True, "max_shard_size": 600}
+    bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", tmp_path / "tied", **kwargs)
+    bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", tmp_path / "untied", untie_embeddings=True, **kwargs)
+    for folder in (tmp_path / "tied", tmp_path / "untied"):
+        index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+        assert len(set(index.values())) > 1
+        tensors = {name: load_file(folder / file)[name] for name, file in index.items()}
+        lacks = {"head.weight"} if folder.name == "tied" else set()
+        assert wanted.keys() - tensors.keys() in (lacks, {"embed.weight"} if lacks else set())
+        assert_equal(tensors, {key: wanted[key] for key in tensors})
+        assert not (folder / "optimizer.pt").exists()
+
+
+def test_a_dict_of_another_dtype(saved: Path) -> None:
+    """Without files; floating-point tensors are converted, and nothing else is."""
+    merged = bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", None, return_dict=True, dtype=torch.bfloat16)
+    assert_equal(merged["model"], {key: value.bfloat16() for key, value in wanted_of(saved).items()})
+    assert merged["model"]["head.weight"].data_ptr() == merged["model"]["embed.weight"].data_ptr()
+    assert merged["optimizer"]["state"]["embed.weight"]["exp_avg"].dtype == torch.float32
+    only = bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", None, optimizer_only=True, return_dict=True)
+    assert [*only] == ["optimizer"]
+
+
+def test_what_does_not_fit_is_refused(saved: Path, tmp_path: Path) -> None:
+    """Each with a sentence that says what to do."""
+    with pytest.raises(ConfigError, match="framework='megatron': one of 'ddp', 'fsdp', 'fsdp2'"):
+        bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", tmp_path, framework="megatron")
+    with pytest.raises(ConfigError, match="one of them at most"):
+        bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", tmp_path, model_only=True, optimizer_only=True)
+    with pytest.raises(ConfigError, match="nothing would become of it"):
+        bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", None)
+    with pytest.raises(CheckpointNotFoundError, match="pass the folder of a step"):
+        bytecheckpoint_ckpt_to_pytorch_ckpt(saved, tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="write"):
+        bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", tmp_path / "file")
+
+
+def test_damage_is_seen(tmp_path: Path) -> None:
+    """A merged file is made of nothing that does not have its checksum."""
+    bytecheckpoint.save(tmp_path / "step", {"model": wrap("plain")}, "ddp")
+    (file,) = (tmp_path / "step" / "model").glob("*.distcp")
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 3] ^= 1
+    file.write_bytes(damaged)
+    with pytest.raises(CorruptCheckpointError):
+        bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path / "step", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
