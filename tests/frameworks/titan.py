@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """torchtitan's own model, optimizers, schedulers and data loader on gloo ranks, for its checkpoint managers.
 
-torchtitan is made for GPUs. Two things are changed so that it runs without: what it takes for the accelerator is the
-CPU, and where triton is not installed, its triton kernels of expert parallelism, which nobody calls, are nothing.
+torchtitan is made for GPUs and a torch of its own days. What is changed so that it runs without: what it takes for the
+accelerator is the CPU; where triton is not installed, its triton kernels of expert parallelism, which nobody calls, are
+nothing; and a function of torch that is not there yet, for the timeouts of groups, does nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
-__all__ = ["Job", "Layout", "environment", "flat", "model_spec", "on_cpu", "same", "tokens"]
+__all__ = ["Job", "Layout", "digests", "environment", "flat", "model_spec", "on_cpu", "same", "tokens"]
 
 VOCABULARY, LAYERS, LENGTH, BATCH = 2048, 2, 16, 2
 
@@ -29,10 +31,33 @@ def on_cpu() -> None:
         nothing = ModuleType(kernels)
         nothing.__getattr__ = _nothing  # type: ignore[method-assign]
         sys.modules[kernels] = nothing
-    torch._utils._get_available_device_type = lambda: "cpu"
+    if not hasattr(torch.distributed, "set_timeout"):
+        torch.distributed.set_timeout = lambda *_: None  # which torchtitan 0.3 calls and torch 2.13 has not yet
+    if not torch.cuda.is_available():
+        torch._utils._get_available_device_type = lambda: "cpu"
+        torch._utils._get_device_module = lambda _: _HostAsDevice()
 
 
-def _nothing(name: str) -> None:
+class _HostAsDevice:
+    """What torchtitan asks of ``torch.cuda``, answered for the host."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name, _nothing)
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_device_name(self, device: Any = None) -> str:
+        return "host"
+
+    def get_device_properties(self, device: Any = None) -> Any:
+        return SimpleNamespace(total_memory=1 << 30)
+
+    def memory_stats(self, device: Any = None) -> dict[str, int]:
+        return {}
+
+
+def _nothing(name: str = "") -> None:
     if name.startswith("__"):
         raise AttributeError(name)
 
@@ -231,6 +256,19 @@ def flat(tree: Any, name: str = "") -> dict[str, Any]:
     if isinstance(tree, DTensor):
         tree = tree.full_tensor()
     return {name: tree.detach().clone() if isinstance(tree, torch.Tensor) else tree}
+
+
+def digests(state: dict[str, Any]) -> dict[str, str]:
+    """Short stands for values, to be compared with those of another process. ``dataloader`` is a rank's own."""
+    return {
+        name: hashlib.sha256(repr(value).encode() if not isinstance(value, torch.Tensor) else _bytes_of(value)).hexdigest()
+        for name, value in state.items()
+        if name != "dataloader"
+    }
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return f"{tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def same(left: dict[str, Any], right: dict[str, Any], *, without: tuple[str, ...] = ()) -> None:
