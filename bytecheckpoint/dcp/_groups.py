@@ -106,8 +106,10 @@ def own_group(
     # itself the rank that stopped. Until then the ranks that know do not wait for it in a new group. For one that died
     # nobody waits any more: every call fails.
     if own is None or (watch is not None and watch.is_told and not watch.is_final):
-        is_all = parent is dist.group.WORLD
-        members = None if is_all else dist.get_process_group_ranks(parent)
+        members: list[int] | None = dist.get_process_group_ranks(parent)
+        if members == list(range(dist.get_world_size())):
+            # Groups of some ranks are named by how many groups there are: after one was destroyed, as another before.
+            members = None
         beside = (watch_of(other) for other in (parent, *others.values()))
         own = _made_beside(
             next((other for other in beside if other is not None and (other.is_final or not other.is_told)), None),

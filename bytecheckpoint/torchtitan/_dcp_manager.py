@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
-import torch.distributed as dist
 import tyro
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from torchtitan.components.checkpointer import MODEL, AsyncMode, CheckpointManager
@@ -61,9 +60,6 @@ class BcpCheckpointing(_Manager):
         super().__init__(config, **kwargs)
         if not self.enable or is_url(self.folder):
             return
-        if self.pg is None:
-            # Theirs save over the default group then, which may have no gloo.
-            self.pg = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
         self._engine = Engine(engine_config, self.pg)
         if self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
             # In place of the one that theirs makes, with a process. All saves stage into the same memory of the process.

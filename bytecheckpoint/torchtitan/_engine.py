@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._compat import is_registered
 from bytecheckpoint.dcp._groups import destroy_own_groups
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
 from bytecheckpoint.report import SaveReport
@@ -37,13 +38,15 @@ class Engine:
 
     Args:
         config: Settings.
-        group: Of the ranks that save and load together; it must have gloo for host memory. What we exchange goes over
-            groups of the same ranks, made with the first call, which ``close`` destroys.
+        group: Of the ranks that save and load together; it must have gloo for host memory. None makes one of all ranks,
+            as the default group may have none: collective. What we exchange goes over groups of the same ranks, made
+            with the first call. ``close`` destroys what was made.
     """
 
     def __init__(self, config: Config, group: dist.ProcessGroup | None) -> None:
         self.config = config
-        self.group = group
+        self._makes_group = group is None and _is_shared()
+        self.group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if self._makes_group else group
 
     # Saving.
 
@@ -95,7 +98,7 @@ class Engine:
 
         What was left half or is damaged is passed over, with a warning.
         """
-        if not _is_shared(self.group):
+        if not _is_shared():
             return _latest_step(folder)
         answer: list[Any] = [None]
         if dist.get_rank(self.group) == 0:
@@ -140,10 +143,13 @@ class Engine:
         """Destroys the groups that were made. Local; no save or load may be under way."""
         if self.group is not None:
             destroy_own_groups(self.group)
+            if self._makes_group and is_registered(self.group):
+                dist.destroy_process_group(self.group)
 
 
-def _is_shared(group: dist.ProcessGroup | None) -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+def _is_shared() -> bool:
+    """Are there other ranks?"""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _step_folders(folder: str) -> list[tuple[int, Path]]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,12 @@ from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError
 
 __all__ = ["ResumePlanner"]
 
+_DATA_RANK = re.compile(r"dataloader\.dp_rank_(\d+)")
+_OTHER_DATA_RANKS = (
+    "The checkpoint was saved by another number of data ranks, and torchtitan's data loader cannot be split anew. Go on "
+    'without its place in the data: checkpoint.exclude_from_loading=["dataloader"]'
+)
+
 _logger = logging.getLogger("bytecheckpoint")
 
 
@@ -29,7 +36,8 @@ class ResumePlanner(BcpLoadPlanner):
     Args:
         states: Keys at the top of the state dict that are no parameter of the model. None of a model alone.
 
-    During a load, besides what ``BcpLoadPlanner`` raises: ``InvalidPlanError`` (another dtype).
+    During a load, besides what ``BcpLoadPlanner`` raises: ``InvalidPlanError`` (another dtype,
+    another number of data ranks).
     """
 
     def __init__(self, states: tuple[str, ...]) -> None:
@@ -38,6 +46,7 @@ class ResumePlanner(BcpLoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         """What this rank wants, found in the checkpoint."""
+        self._compare_data_ranks(checkpoint_of(self.metadata))
         try:
             plan = super().create_local_plan()
         except KeyMismatchError as error:
@@ -62,8 +71,17 @@ class ResumePlanner(BcpLoadPlanner):
             )
         names = ", ".join(f'"{name}"' for name in of_states)
         if of_states == ["dataloader"]:
-            return f"It was saved by another number of data ranks. Go on without: checkpoint.exclude_from_loading=[{names}]"
+            return _OTHER_DATA_RANKS
         return f"To go on without what is missing: checkpoint.exclude_from_loading=[{names}]"
+
+    def _compare_data_ranks(self, checkpoint: _C.Checkpoint) -> None:
+        """torchtitan's data loader would tell, in an assertion, when all else is loaded."""
+        num_ranks = self.state_dict.get("dataloader.world_size")
+        if type(num_ranks) is not int or not checkpoint.is_whole:
+            return
+        ranks = [match[1] for name, *_ in checkpoint.contents() if (match := _DATA_RANK.fullmatch(name))]
+        if any(int(rank) >= num_ranks for rank in ranks):
+            raise InvalidPlanError(f"{_OTHER_DATA_RANKS}: it has 'dataloader.dp_rank_{max(ranks, key=int)}'")
 
     def _compare_dtypes(self, checkpoint: _C.Checkpoint) -> None:
         if not checkpoint.is_whole:
