@@ -116,7 +116,9 @@ def _config_for(theirs: type) -> Any:
 
 def _has_overrides() -> bool:
     """Has torchtitan come to have a registry of overrides, as 0.3 did?"""
-    return all(find_spec(name) is not None for name in ("torchtitan", "torchtitan.config", "torchtitan.config.override"))
+    return all(
+        find_spec(name) is not None for name in ("torchtitan", "torchtitan.config", "torchtitan.config.override")
+    )
 
 
 if _has_overrides():

@@ -33,7 +33,7 @@ _logger = logging.getLogger("bytecheckpoint")
 EngineOptions = Annotated[Mapping[str, Any] | settings.Config | None, tyro.conf.Suppress]
 
 if TYPE_CHECKING:
-    _Manager = CheckpointManager
+    from torchtitan.components.checkpointer import CheckpointManager as _Manager
 else:
     _Manager = object
 
@@ -54,6 +54,8 @@ class BcpCheckpointing(_Manager):
     - ``keep_latest_k`` keeps so many that are complete; what is being saved comes on top.
     """
 
+    purge_thread: threading.Thread | None
+
     def __init__(self, config: Any, **kwargs: Any) -> None:
         refuse_untested()
         engine_config = config_of(config.engine)
@@ -62,7 +64,7 @@ class BcpCheckpointing(_Manager):
             return
         self._engine = Engine(engine_config, self.pg)
         if self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
-            # In place of the one that theirs makes, with a process. All saves stage into the same memory of the process.
+            # In place of the one that theirs makes. All saves of a process stage into the same memory.
             self.stager = cast(Any, BcpStager(overlap=True, config=engine_config))
         if self.purge_thread is not None:
             self._take_purge_thread_over()
@@ -127,7 +129,10 @@ class BcpCheckpointing(_Manager):
         self.purge_queue.put(None)
         self.purge_thread.join()
         self.purge_thread = threading.Thread(
-            target=_purge, args=(self.purge_queue, self._engine, self.keep_latest_k), name="bytecheckpoint-purge", daemon=True
+            target=_purge,
+            args=(self.purge_queue, self._engine, self.keep_latest_k),
+            name="bytecheckpoint-purge",
+            daemon=True,
         )
         self.purge_thread.start()
 

@@ -9,7 +9,7 @@ import logging
 import re
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
@@ -26,7 +26,7 @@ from bytecheckpoint.torchtitan._load_planner import ResumePlanner
 
 __all__ = ["STEP_PATTERN", "Engine"]
 
-# The whole name of a folder. torchtitan itself searches for it anywhere in a name, and so takes "step-9.old" for step 9.
+# The whole name of a folder. torchtitan searches for it anywhere in a name, and takes "step-9.old" for step 9.
 STEP_PATTERN = r"step-(\d+)"
 _HF_INDEX = "model.safetensors.index.json"
 
@@ -54,12 +54,11 @@ class Engine:
         """Saves and returns when it is durable. Collective."""
         return save_state_dict(path, state, process_group=self.group, config=self.config)
 
-    def save_async(self, path: str, state: dict[str, Any]) -> Future[SaveReport]:
+    def save_async(self, path: str, state: dict[str, Any]) -> Future[Any]:
         """A future of the save; the state may change when this returns. Collective."""
         response = self.save_overlapped(path, state)
         response.staging_completion.result()
-        committed: Future[SaveReport] = response.upload_completion
-        return committed
+        return response.upload_completion
 
     def save_overlapped(self, path: str, state: dict[str, Any]) -> AsyncSaveResponse:
         """As ``save_async``, but tensors on devices may change only when ``staging_completion`` is done. Collective.
@@ -68,7 +67,7 @@ class Engine:
         memory that both map, which page-locked memory is not.
         """
         handle = async_save_state_dict(path, state, process_group=self.group, config=self.config)
-        return AsyncSaveResponse(staging_completion=handle.staged, upload_completion=handle.committed)
+        return AsyncSaveResponse(staging_completion=handle.staged, upload_completion=cast(Any, handle.committed))
 
     # Loading.
 

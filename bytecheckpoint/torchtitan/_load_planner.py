@@ -20,8 +20,8 @@ __all__ = ["ResumePlanner"]
 
 _DATA_RANK = re.compile(r"dataloader\.dp_rank_(\d+)")
 _OTHER_DATA_RANKS = (
-    "The checkpoint was saved by another number of data ranks, and torchtitan's data loader cannot be split anew. Go on "
-    'without its place in the data: checkpoint.exclude_from_loading=["dataloader"]'
+    "The checkpoint was saved by another number of data ranks, and torchtitan's data loader cannot be split anew. "
+    'Go on without its place in the data: checkpoint.exclude_from_loading=["dataloader"]'
 )
 
 _logger = logging.getLogger("bytecheckpoint")
@@ -46,16 +46,20 @@ class ResumePlanner(BcpLoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         """What this rank wants, found in the checkpoint."""
-        self._compare_data_ranks(checkpoint_of(self.metadata))
+        self._compare_data_ranks(self._checkpoint())
         try:
             plan = super().create_local_plan()
         except KeyMismatchError as error:
             raise KeyMismatchError(f"{error}. {self._advice()}", error.path) from error
-        self._compare_dtypes(checkpoint_of(self.metadata))
+        self._compare_dtypes(self._checkpoint())
         return plan
 
+    def _checkpoint(self) -> _C.Checkpoint:
+        assert self.metadata is not None
+        return checkpoint_of(self.metadata)
+
     def _advice(self) -> str:
-        stored = {name for name, *_ in checkpoint_of(self.metadata).contents()}
+        stored = {name for name, *_ in self._checkpoint().contents()}
         missing = {fqn.split(".", 1)[0] for fqn in self.state_dict if fqn not in stored}
         of_states = [name for name in self._states if name in missing]
         if not of_states:
@@ -66,8 +70,8 @@ class ResumePlanner(BcpLoadPlanner):
         if not any(fqn.split(".", 1)[0] in self._states for fqn in stored):
             return (
                 "The checkpoint holds the model alone, as the last one of a run does (checkpoint.last_save_model_only) "
-                "and a seed checkpoint. To go on training resume from a step before it (checkpoint.load_step); to begin "
-                "with its weights give it as checkpoint.initial_load_path, and another checkpoint.folder"
+                "and a seed checkpoint. To go on training, resume from a step before it (checkpoint.load_step); to "
+                "begin with its weights, give it as checkpoint.initial_load_path, and another checkpoint.folder"
             )
         names = ", ".join(f'"{name}"' for name in of_states)
         if of_states == ["dataloader"]:

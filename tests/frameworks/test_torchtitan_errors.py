@@ -58,7 +58,7 @@ def _loads_that_fail(folder: str) -> None:
     _save(job, f"{folder}/a", 1, 2)
     with pytest.raises(CheckpointNotFoundError, match=r"load_step=7: it is not there; .* there are steps 1, 2\. "):
         _load(job, f"{folder}/a", step=7)
-    with pytest.raises(CheckpointNotFoundError, match="load_step=7: .* there are none"):
+    with pytest.raises(CheckpointNotFoundError, match=r"load_step=7: .* there are none"):
         _load(job, f"{folder}/nothing", step=7)
     # The last one of a run holds the model alone.
     manager = job.manager(_ours(), f"{folder}/last")
@@ -84,7 +84,9 @@ def _loads_that_fail(folder: str) -> None:
         _load(job, f"{folder}/smaller")
     # Another dtype.
     other = Job(dtype="bfloat16")
-    with pytest.raises(InvalidPlanError, match=r"is float32 in the checkpoint and bfloat16 in the model.*training\.dtype"):
+    with pytest.raises(
+        InvalidPlanError, match=r"is float32 in the checkpoint and bfloat16 in the model.*training\.dtype"
+    ):
         _load(other, f"{folder}/a")
     said = Said()
     assert _load(other, f"{folder}/b", initial_load_path=f"{folder}/a/run/step-2")
@@ -103,7 +105,9 @@ def _more_data_ranks(folder: str) -> None:
     with pytest.raises(KeyMismatchError, match=r'number of data ranks.*exclude_from_loading=\["dataloader"\]'):
         _load(Job(seed=1), folder)
     _save(Job(), f"{folder}/two", 1)
-    with pytest.raises(bytecheckpoint.CheckpointError, match=r'number of data ranks.*exclude_from_loading=\["dataloader"\]'):
+    with pytest.raises(
+        bytecheckpoint.CheckpointError, match=r'number of data ranks.*exclude_from_loading=\["dataloader"\]'
+    ):
         _load(job, f"{folder}/two")
     assert _load(job, f"{folder}/two", exclude_from_loading=["dataloader"])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torchtitan's settings for checkpoints mean with our manager: which are written, kept, loaded, and in what form."""
+"""What torchtitan's settings mean with our manager: which checkpoints are saved, kept and loaded, and in what form."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def _last_steps(folder: str) -> None:
     assert manager.save_future is None
     assert _complete(folder) == [1, 2]
     manager.close()
-    names = {name for name, *_ in bytecheckpoint.BcpReader(f"{folder}/run/step-2").read_metadata().state_dict_metadata.items()}
+    names = {
+        name
+        for name, *_ in bytecheckpoint.BcpReader(f"{folder}/run/step-2").read_metadata().state_dict_metadata.items()
+    }
     assert names == set(model)
     halves = {name: torch.zeros_like(value, dtype=torch.bfloat16) for name, value in model.items()}
     torch.distributed.checkpoint.load(halves, checkpoint_id=f"{folder}/run/step-2")  # theirs
@@ -84,7 +87,9 @@ def _hugging_face(folder: str, job: Job) -> None:
     ours, theirs = Path(folder, "hf-ours/run/step-3"), Path(folder, "hf-theirs/run/step-3")
     files = {path.name for path in theirs.rglob("*.safetensors")}
     assert files
-    compared = filecmp.cmpfiles(ours, theirs, sorted(path.name for path in theirs.iterdir() if path.is_file()), shallow=False)
+    compared = filecmp.cmpfiles(
+        ours, theirs, sorted(path.name for path in theirs.iterdir() if path.is_file()), shallow=False
+    )
     assert compared[1:] == ([], [])
     other = Job(seed=1)
     manager = other.manager(_ours(initial_load_path=str(ours), initial_load_in_hf=True), f"{folder}/from-hf")

@@ -50,7 +50,7 @@ def _train(folder: Path, *flags: str, config: str = "debug", num_ranks: int = 2)
             process.wait()
     for process, text in zip(processes, said, strict=True):
         assert process.returncode == 0, text[-6000:]
-    return {step: loss for step, loss in map(json.loads, losses.read_text().splitlines())}
+    return dict(map(json.loads, losses.read_text().splitlines()))
 
 
 def _keep(folder: Path, source: Path, step: int) -> None:

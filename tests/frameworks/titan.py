@@ -252,7 +252,9 @@ def flat(tree: Any, name: str = "") -> dict[str, Any]:
     from torch.distributed.tensor import DTensor
 
     if isinstance(tree, dict):
-        return {key: value for k, v in tree.items() for key, value in flat(v, f"{name}.{k}" if name else str(k)).items()}
+        return {
+            key: value for k, v in tree.items() for key, value in flat(v, f"{name}.{k}" if name else str(k)).items()
+        }
     if isinstance(tree, DTensor):
         tree = tree.full_tensor()
     return {name: tree.detach().clone() if isinstance(tree, torch.Tensor) else tree}
@@ -261,14 +263,19 @@ def flat(tree: Any, name: str = "") -> dict[str, Any]:
 def digests(state: dict[str, Any]) -> dict[str, str]:
     """Short stands for values, to be compared with those of another process. ``dataloader`` is a rank's own."""
     return {
-        name: hashlib.sha256(repr(value).encode() if not isinstance(value, torch.Tensor) else _bytes_of(value)).hexdigest()
+        name: hashlib.sha256(
+            repr(value).encode() if not isinstance(value, torch.Tensor) else _bytes_of(value)
+        ).hexdigest()
         for name, value in state.items()
         if name != "dataloader"
     }
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return f"{tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return (
+        f"{tensor.dtype} {tuple(tensor.shape)}".encode()
+        + tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    )
 
 
 def same(left: dict[str, Any], right: dict[str, Any], *, without: tuple[str, ...] = ()) -> None:
