@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -21,7 +20,7 @@ from torchtitan.tools.utils import GarbageCollection
 from bytecheckpoint import config as settings
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.local_path import is_url
-from bytecheckpoint.torchtitan._engine import Engine
+from bytecheckpoint.torchtitan._engine import Engine, raise_at_end, wait_for
 from bytecheckpoint.torchtitan._options import config_of
 from bytecheckpoint.torchtitan._versions import refuse_untested
 
@@ -55,6 +54,7 @@ class BcpCheckpointing(_Manager):
     """
 
     purge_thread: threading.Thread | None
+    save_future: Future[Any] | None
 
     def __init__(self, config: Any, **kwargs: Any) -> None:
         refuse_untested()
@@ -139,16 +139,16 @@ class BcpCheckpointing(_Manager):
     # The end.
 
     def _close(self) -> None:
-        failed = _failure_of(self) if hasattr(self, "_engine") else None
+        future, self.save_future = self.save_future, None
+        if not hasattr(self, "_engine"):
+            super()._close()
+            return
+        failed = wait_for(future)
+        if future is not None and failed is None:
+            self._purge_stale_checkpoints()  # it was not complete when that was done last
         super()._close()
-        if hasattr(self, "_engine"):
-            self._engine.close()
-        if failed is None:
-            return
-        if sys.exc_info()[1] is not None:  # training ends with another error, which this must not hide
-            _logger.error("a background save failed, too: %s", failed)
-            return
-        raise failed
+        self._engine.close()
+        raise_at_end(failed)
 
 
 class BcpCheckpointManager(BcpCheckpointing, CheckpointManager):
@@ -168,12 +168,6 @@ class BcpCheckpointManager(BcpCheckpointing, CheckpointManager):
         def __post_init__(self) -> None:
             CheckpointManager.Config.__post_init__(self)
             config_of(self.engine)  # raises now what would be raised after minutes
-
-
-def _failure_of(manager: CheckpointManager) -> BaseException | None:
-    """Waits for the background save that nobody has waited for."""
-    future, manager.save_future = manager.save_future, None
-    return None if future is None else future.exception()
 
 
 def _purge(folders: queue.Queue[str | None], engine: Engine, keep_latest: int) -> None:

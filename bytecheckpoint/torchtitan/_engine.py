@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,6 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._compat import is_registered
 from bytecheckpoint.dcp._groups import destroy_own_groups
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
 from bytecheckpoint.report import SaveReport
@@ -24,7 +24,7 @@ from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, s
 from bytecheckpoint.steps import StepFolder, look_at_step
 from bytecheckpoint.torchtitan._load_planner import ResumePlanner
 
-__all__ = ["STEP_PATTERN", "Engine"]
+__all__ = ["STEP_PATTERN", "Engine", "raise_at_end", "wait_for"]
 
 # The whole name of a folder. torchtitan searches for it anywhere in a name, and takes "step-9.old" for step 9.
 STEP_PATTERN = r"step-(\d+)"
@@ -40,13 +40,15 @@ class Engine:
         config: Settings.
         group: Of the ranks that save and load together; it must have gloo for host memory. None makes one of all ranks,
             as the default group may have none: collective. What we exchange goes over groups of the same ranks, made
-            with the first call. ``close`` destroys what was made.
+            with the first call, which ``close`` destroys. This one stays, as torchtitan's own does: a rank may be at
+            the end while others still connect to it.
     """
 
     def __init__(self, config: Config, group: dist.ProcessGroup | None) -> None:
         self.config = config
-        self._makes_group = group is None and _is_shared()
-        self.group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if self._makes_group else group
+        self.group: dist.ProcessGroup | None = group
+        if group is None and _is_shared():
+            self.group = dist.new_group(backend="gloo")
 
     # Saving.
 
@@ -142,8 +144,20 @@ class Engine:
         """Destroys the groups that were made. Local; no save or load may be under way."""
         if self.group is not None:
             destroy_own_groups(self.group)
-            if self._makes_group and is_registered(self.group):
-                dist.destroy_process_group(self.group)
+
+
+def wait_for(future: Future[Any] | None) -> BaseException | None:
+    """What the background save has failed with that nobody has waited for, when it has ended. None if it has not."""
+    return None if future is None else future.exception()
+
+
+def raise_at_end(failed: BaseException | None) -> None:
+    """Raises ``failed``, if it is an error. While another is handled it is logged, and does not hide that."""
+    if failed is None:
+        return
+    if sys.exc_info()[1] is None:
+        raise failed
+    _logger.error("a background save failed, too: %s", failed)
 
 
 def _is_shared() -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from frameworks.titan import environment
+from frameworks.titan import run_processes
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")
 
@@ -27,29 +25,9 @@ def _train(folder: Path, *flags: str, config: str = "debug", num_ranks: int = 2)
     folder.mkdir(exist_ok=True)
     losses = folder / "losses"
     losses.unlink(missing_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [sys.executable, str(RECIPE), "--module", "frameworks.titan_recipe", "--config", config]
     command += ["--dump_folder", str(folder), "--debug.seed", "1", "--debug.deterministic", *flags]
-    processes = []
-    for rank in range(num_ranks):
-        variables = environment(rank, num_ranks, port) | {
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
-            "OMP_NUM_THREADS": "1",
-            "TITAN_LOSSES": str(losses) if rank == 0 else "",
-        }
-        processes.append(
-            subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    try:
-        said = [process.communicate(timeout=150)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for process, text in zip(processes, said, strict=True):
-        assert process.returncode == 0, text[-6000:]
+    run_processes(num_ranks, command, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", TITAN_LOSSES=str(losses))
     return dict(map(json.loads, losses.read_text().splitlines()))
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,7 +21,19 @@ from typing import Any
 
 import torch
 
-__all__ = ["Job", "Layout", "digests", "environment", "flat", "model_spec", "on_cpu", "same", "tokens"]
+__all__ = [
+    "Job",
+    "Layout",
+    "Samples",
+    "TrainState",
+    "digests",
+    "flat",
+    "model_spec",
+    "on_cpu",
+    "run_processes",
+    "same",
+    "tokens",
+]
 
 VOCABULARY, LAYERS, LENGTH, BATCH = 2048, 2, 16, 2
 
@@ -291,13 +305,24 @@ def same(left: dict[str, Any], right: dict[str, Any], *, without: tuple[str, ...
             assert a == b, (name, a, b)
 
 
-def environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
-    """Of one process of a job, as torchrun sets it."""
-    return {
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+def run_processes(num_ranks: int, command: list[str], limit_s: float = 150.0, **variables: str) -> None:
+    """Runs a command once a rank, with what torchrun sets; raises what they said if one fails."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {**os.environ, **variables, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = []
+    try:
+        for rank in range(num_ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
+            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            processes.append(subprocess.Popen(command, env=common | own, **pipes))
+        said = [process.communicate(timeout=limit_s)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+    for rank, process in enumerate(processes):
+        assert process.returncode == 0, f"rank {rank}: ...{said[rank][-6000:]}"
