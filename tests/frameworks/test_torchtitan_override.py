@@ -85,7 +85,6 @@ def _flag_and_recipe() -> None:
     assert with_bytecheckpoint(root, io_threads=4) is root
     assert type(root.checkpoint) is BcpCheckpointManager.Config
     assert (root.checkpoint.interval, root.checkpoint.engine.io_threads) == (7, 4)
-    assert root.to_dict.__self__ is root
     assert root.checkpoint.to_dict()["engine"]["io_threads"] == 4  # it is written to logs
     assert type(with_bytecheckpoint(_root(theirs)).checkpoint) is BcpTorchFTCheckpointManager.Config
 
@@ -96,10 +95,6 @@ def _flag_and_recipe() -> None:
 
     with pytest.raises(UnsupportedError, match=r"class X\(BcpCheckpointing, .*Other\)"):
         with_bytecheckpoint(_root(Other.Config()))
-
-
-def test_the_flag_and_the_recipe_keep_every_setting() -> None:
-    run_ranks(1, _flag_and_recipe, limit_s=60)
 
 
 def _command_line() -> None:
@@ -116,8 +111,13 @@ def _command_line() -> None:
         ConfigManager().parse_args([*recipe, "--checkpoint.engine", "x"])  # theirs to open or to keep closed
 
 
-def test_a_recipe_with_our_manager_takes_the_flags_of_theirs() -> None:
-    run_ranks(1, _command_line, limit_s=60)
+def _settings() -> None:
+    _flag_and_recipe()
+    _command_line()
+
+
+def test_the_flag_and_the_recipe_keep_every_setting() -> None:
+    run_ranks(1, _settings, limit_s=60)
 
 
 def _torchft(folder: str) -> None:

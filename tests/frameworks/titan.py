@@ -76,22 +76,22 @@ def _nothing(name: str = "") -> None:
         raise AttributeError(name)
 
 
-def tokens(index: int) -> torch.Tensor:
-    """One sample of the data, by its number."""
-    return torch.randint(0, VOCABULARY, (LENGTH + 1,), generator=torch.Generator().manual_seed(index))
+def tokens(index: int, length: int = LENGTH) -> torch.Tensor:
+    """One sample of the data, by its number, and the token after it."""
+    return torch.randint(0, VOCABULARY, (length + 1,), generator=torch.Generator().manual_seed(index))
 
 
 class Samples(torch.utils.data.IterableDataset[Any]):
     """Endless; its state is how far it has come."""
 
-    def __init__(self, rank: int, num_ranks: int) -> None:
-        self.rank, self.num_ranks, self.at = rank, num_ranks, 0
+    def __init__(self, rank: int, num_ranks: int, length: int = LENGTH) -> None:
+        self.rank, self.num_ranks, self.length, self.at = rank, num_ranks, length, 0
 
     def __iter__(self) -> Any:
         while True:
-            sample = tokens(self.at * self.num_ranks + self.rank)
+            sample = tokens(self.at * self.num_ranks + self.rank, self.length)
             self.at += 1
-            yield {"input": sample[:-1]}, sample[1:]
+            yield {"input": sample[:-1], "positions": torch.arange(self.length)}, sample[1:]
 
     def state_dict(self) -> dict[str, Any]:
         return {"at": self.at}

@@ -60,12 +60,13 @@ class Loader(ParallelAwareDataloader):
         *,
         dp_world_size: int,
         dp_rank: int,
+        seq_len: int,
         local_batch_size: int,
         snapshot_every_n_steps: int | None = 1,
         **_: Any,
     ) -> None:
         super().__init__(
-            Samples(dp_rank, dp_world_size),
+            Samples(dp_rank, dp_world_size, seq_len),
             dp_rank,
             dp_world_size,
             batch_size=local_batch_size,
@@ -94,6 +95,16 @@ def debug() -> Trainer.Config:
         checkpoint=CheckpointManager.Config(enable=True, interval=2, last_save_model_only=False),
         activation_checkpoint=None,
     )
+
+
+def debug_whole() -> Trainer.Config:
+    """The debug model as torchtitan has it, whose attention needs a GPU."""
+    from torchtitan.models.llama3 import model_registry
+
+    config = debug()
+    config.model_spec = model_registry("debugmodel")
+    config.training.seq_len = 256
+    return config
 
 
 def ours_in_the_recipe() -> Trainer.Config:
