@@ -60,9 +60,11 @@ class BcpCheckpointing(_Manager):
         refuse_untested()
         engine_config = config_of(config.engine)
         super().__init__(config, **kwargs)
-        if not self.enable or is_url(self.folder):
+        if not self.enable:
             return
         self._engine = Engine(engine_config, self.pg)
+        if is_url(self.folder):
+            return
         if self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
             # In place of the one that theirs makes. All saves of a process stage into the same memory.
             self.stager = cast(Any, BcpStager(overlap=True, config=engine_config))
@@ -139,10 +141,10 @@ class BcpCheckpointing(_Manager):
     # The end.
 
     def _close(self) -> None:
-        future, self.save_future = self.save_future, None
-        if not hasattr(self, "_engine"):
+        if not hasattr(self, "_engine"):  # its making failed
             super()._close()
             return
+        future, self.save_future = self.save_future, None
         failed = wait_for(future)
         if future is not None and failed is None:
             self._purge_stale_checkpoints()  # it was not complete when that was done last

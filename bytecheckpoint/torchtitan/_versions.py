@@ -19,22 +19,18 @@ _ADVICE = (
 )
 
 
-def refuse_untested(titans: Sequence[str] = TESTED_TORCHTITAN, *, any_version: bool = False) -> None:
+def refuse_untested(titans: Sequence[str] = TESTED_TORCHTITAN) -> None:
     """Returns if torchtitan and torch are what the adapter was tested with.
 
     Args:
-        titans: Releases of torchtitan; one that ends with a dot stands for all that begin so.
-        any_version: Return whatever they are.
+        titans: Releases of torchtitan.
 
     Raises:
         UnsupportedError: They are others. The message is all that a user has to know.
     """
-    if any_version:
-        return
     titan, torch = _installed("torchtitan"), _installed("torch")
-    is_tested = any(titan == known or (known.endswith(".") and titan.startswith(known)) for known in titans)
-    if not is_tested:
-        known = " or ".join(name + "x" if name.endswith(".") else name for name in titans)
+    if titan not in titans:
+        known = " or ".join(titans)
         raise UnsupportedError(
             f"bytecheckpoint.torchtitan is tested with torchtitan {known}, not with {titan or 'none'}. {_ADVICE}"
         )

@@ -31,6 +31,11 @@ def _theirs(**fields: Any) -> Any:
     return CheckpointManager.Config(**{"enable": True, "folder": "run", "interval": 1, **fields})
 
 
+def _same_model(left: Job, right: Job) -> list[bool]:
+    a, b = left.state(), right.state()
+    return [torch.equal(a[name], b[name]) for name in a if name.startswith("model.")]
+
+
 def _complete(folder: str) -> list[int]:
     return [found.step for found in bytecheckpoint.scan_steps(f"{folder}/run") if found.is_complete]
 
@@ -116,6 +121,9 @@ def _retention(folder: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
         if content:
             (path / ".metadata").write_bytes(content)
+    manager = job.manager(_theirs(keep_latest_k=0), folder)
+    manager.save(2)
+    manager.close()
     manager = job.manager(_ours(keep_latest_k=2, async_mode="async"), folder)
     for step in (4, 5, 6, 7):
         assert manager.save(step)
@@ -158,7 +166,8 @@ def test_as_many_complete_ones_are_kept_as_were_asked_for(tmp_path: Path) -> Non
 
 def _choices(folder: str) -> None:
     job = Job()
-    manager = job.manager(_ours(interval=2, enable_first_step_checkpoint=True), folder)
+    manager = job.manager(_ours(interval=2, enable_first_step_checkpoint=True, engine={"io_threads": 3}), folder)
+    assert manager._engine.config == bytecheckpoint.Config(io_threads=3)
     assert manager.load() is False
     assert [step for step in range(1, 6) if manager.save(step)] == [1, 2, 4]
     manager.close()
@@ -198,6 +207,13 @@ def _choices(folder: str) -> None:
         other.resume()
         same(other.state(), job.state())
         manager.close()
+        # Weights from a directory into a run behind a URL, and the other way round.
+        for source, target in ((f"{folder}/run/step-4", f"{url}-b"), (f"{url}/step-3", "b")):
+            fresh = Job(seed=3)
+            manager = fresh.manager(_ours(folder=target, initial_load_path=source), f"{folder}/fresh")
+            assert manager.load()
+            manager.close()
+            assert all(_same_model(fresh, job))
 
 
 def test_which_steps_are_saved_and_loaded(tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ def _train_and_resume(folder: str, mode: str) -> None:
         losses.append(job.step(manager))
         states[step] = job.state()
         assert manager.save(step) == (step % 2 == 0)
+        if step % 2 == 0:
+            assert (manager.save_future is None) == (mode == "disabled")
+            assert (manager.staging_future is None) == (mode != "async_with_pinned_mem")
+    manager.maybe_wait_for_staging()
+    assert manager.staging_future is None
     manager.close()
     kinds = {"disabled": type(None), "async": Future, "async_with_pinned_mem": AsyncSaveResponse}
     assert len(returned) == 3
