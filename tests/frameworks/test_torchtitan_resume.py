@@ -106,6 +106,34 @@ def test_another_number_of_ranks_and_another_layout_load_the_same(tmp_path: Path
         assert of_rank == [saved[0]] * 3
 
 
+def _save_stages(folder: str) -> dict[str, str]:
+    job = Job(Layout(pipeline=2))
+    assert len(job.model_parts) == 2
+    manager = job.manager(_ours(async_mode="async"), folder)
+    for _ in range(2):
+        job.step_without_loss()
+    manager.save(2)
+    manager.close()
+    again = Job(Layout(pipeline=2), seed=1)
+    manager = again.manager(_ours(), folder)
+    assert manager.load()
+    manager.close()
+    same(again.state(), job.state())
+    return digests(job.state())
+
+
+def test_stages_of_a_pipeline_load_as_one_model(tmp_path: Path) -> None:
+    """Each rank has two of four parts of the model, and optimizers of its own."""
+    saved = run_ranks(2, _save_stages, str(tmp_path), limit_s=120)
+    [whole, _] = (
+        of_rank[0] for of_rank in run_ranks(2, _load_as, str(tmp_path), [(Layout(), ["dataloader"])], limit_s=120)
+    )
+    assert not {name for name in saved[0].keys() & saved[1].keys() if name.startswith(("model", "optimizer"))}
+    together = {**saved[0], **saved[1]}
+    assert together.pop("rates") != whole.pop("rates")  # of two optimizers a rank, and of one
+    assert together == whole
+
+
 def _both_directions(folder: str) -> None:
     for mode, save, load in (
         ("disabled", _theirs, _ours),

@@ -107,6 +107,7 @@ class Layout:
     replicate: int = 1
     shard: int = -1
     tensor: int = 1
+    pipeline: int = 1
 
 
 @dataclass
@@ -171,10 +172,12 @@ class Job:
             data_parallel_replicate_degree=self.layout.replicate,
             data_parallel_shard_degree=self.layout.shard,
             tensor_parallel_degree=self.layout.tensor,
+            pipeline_parallel_degree=self.layout.pipeline,
+            pipeline_parallel_schedule="Interleaved1F1B",
             spmd_backend="partial_dtensor",
         )
         training = TrainingConfig(
-            local_batch_size=BATCH,
+            local_batch_size=BATCH * self.layout.pipeline,
             seq_len=LENGTH,
             steps=100,
             dtype=self.dtype,
@@ -189,19 +192,27 @@ class Job:
         torch.manual_seed(self.seed)
         with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[self.dtype]):
             model = self.spec.model.build()
-        model = self.spec.parallelize_fn(
-            model,
-            parallel_dims=self.dims,
-            training=training,
-            parallelism=parallelism,
-            compile_config=CompileConfig(),
-            ac_config=None,
-            dump_folder="",
+        how: dict[str, Any] = {
+            "parallel_dims": self.dims,
+            "training": training,
+            "parallelism": parallelism,
+            "compile_config": CompileConfig(),
+            "ac_config": None,
+            "dump_folder": "",
+        }
+        self.loss = CrossEntropyLoss.Config(global_vocab_size=self.spec.model.vocab_size).build(
+            compile_config=CompileConfig()
         )
-        model.to_empty(device="cpu")
-        with torch.no_grad():
-            model.init_weights(buffer_device=None)
-        self.model_parts = [model.train()]
+        if self.layout.pipeline > 1:
+            how |= {"device": torch.device("cpu"), "model_config": self.spec.model, "loss_fn": self.loss}
+            _, self.model_parts, _, _ = self.spec.pipelining_fn(model, parallelize_fn=self.spec.parallelize_fn, **how)
+        else:
+            self.model_parts = [self.spec.parallelize_fn(model, **how)]
+        for part in self.model_parts:
+            part.to_empty(device="cpu")
+            with torch.no_grad():
+                part.init_weights(buffer_device=None)
+            part.train()
         self.optimizers = default_adamw(lr=1e-3).build(model_parts=self.model_parts)
         self.lr_schedulers = LRSchedulersContainer.Config(warmup_steps=2).build(
             optimizers=self.optimizers, training_steps=100
@@ -210,9 +221,6 @@ class Job:
         num_ranks, rank = (1, 0) if batch is None else (batch.size(), batch.get_local_rank())
         self.dataloader = ParallelAwareDataloader(Samples(rank, num_ranks), rank, num_ranks, batch_size=BATCH)
         self.batches = iter(self.dataloader)
-        self.loss = CrossEntropyLoss.Config(global_vocab_size=self.spec.model.vocab_size).build(
-            compile_config=CompileConfig()
-        )
         self.context = dist_utils.get_spmd_context(parallel_dims=self.dims)
         self.train_state = TrainState()
 
@@ -243,6 +251,15 @@ class Job:
         self.train_state.step += 1
         self.train_state.ntokens_seen += labels.numel()
         return float(loss.detach())
+
+    def step_without_loss(self) -> None:
+        """A step of the optimizers with gradients from nowhere: torch 2.13 has not the schedules that this PP needs."""
+        for part in self.model_parts:
+            for parameter in part.parameters():
+                parameter.grad = torch.randn_like(parameter)
+        self.optimizers.step()
+        self.lr_schedulers.step()
+        self.train_state.step += 1
 
     def resume(self) -> None:
         """After a load: the data go on where the loader says."""
