@@ -24,6 +24,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,8 @@ def main() -> int:
     ):
         parser.add_argument(option, type=int, default=default, metavar="N", help=f"{meaning} (default: {default})")
     arguments = parser.parse_args()
+    if find_spec("torchtitan") is None:
+        parser.error("torchtitan is not installed: pip install torchtitan==0.3.0")
     start = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     directory = Path(tempfile.mkdtemp(prefix="bytecheckpoint_demo_", dir=arguments.dir))
