@@ -14,16 +14,18 @@ from types import TracebackType
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._links import connect_star
 from bytecheckpoint.dcp._peers import is_fake, peers_of_call
 from bytecheckpoint.dcp._watch import Watch
 from bytecheckpoint.errors import CheckpointError
 
-__all__ = ["calling", "own_group", "watch_of", "watch_of_call", "watched_group"]
+__all__ = ["calling", "destroy_own_groups", "own_group", "watch_of", "watch_of_call", "watched_group"]
 
 # The watch hears of a loss from others, and may hear of it after gloo.
 _TOLD_WITHIN_S = 5.0
 _LOOK_S = 0.1
+_FAREWELL_S = 5.0
 # In which DCP's ranks wait for one another; what is raised in them, and not by DCP, leaves the others waiting.
 _EXCHANGES = ("_save_state_dict", "_load_state_dict")
 
@@ -104,8 +106,10 @@ def own_group(
     # itself the rank that stopped. Until then the ranks that know do not wait for it in a new group. For one that died
     # nobody waits any more: every call fails.
     if own is None or (watch is not None and watch.is_told and not watch.is_final):
-        is_all = parent is dist.group.WORLD
-        members = None if is_all else dist.get_process_group_ranks(parent)
+        members: list[int] | None = dist.get_process_group_ranks(parent)
+        if members == list(range(dist.get_world_size())):
+            # Groups of some ranks are named by how many groups there are: after one was destroyed, as another before.
+            members = None
         beside = (watch_of(other) for other in (parent, *others.values()))
         own = _made_beside(
             next((other for other in beside if other is not None and (other.is_final or not other.is_told)), None),
@@ -115,6 +119,21 @@ def own_group(
         with _lock:
             _own.setdefault(parent, {})[use] = own
     return own
+
+
+def destroy_own_groups(group: dist.ProcessGroup) -> None:
+    """Ends what ``own_group`` has made of the ranks of ``group``, and the threads that watch it. Local.
+
+    No call on them may be under way on this rank.
+    """
+    with _lock:
+        made = list(_own.pop(group, {}).values())
+    for own in made:
+        watch = watch_of(own)
+        if _compat.is_registered(own):
+            dist.destroy_process_group(own)
+        if watch is not None:
+            watch.close(_FAREWELL_S)
 
 
 def _made_beside(

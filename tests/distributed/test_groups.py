@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint.utils as dcp_utils
 
-from bytecheckpoint import load_state_dict, new_group, save_state_dict
-from bytecheckpoint.dcp._groups import watch_of
+from bytecheckpoint import async_save_state_dict, load_state_dict, new_group, save_state_dict
+from bytecheckpoint.dcp._groups import destroy_own_groups, watch_of
 from bytecheckpoint.errors import ConfigError, RankLostError
 from distributed.ranks import run_ranks
 from distributed.states import check
@@ -89,3 +89,22 @@ def give_up_once(path: Path) -> None:
 
 def test_all_go_on_after_one_gave_up(tmp_path: Path) -> None:
     run_ranks(3, give_up_once, tmp_path / "ckpt")
+
+
+def destroy_again_and_again(path: Path) -> None:
+    """As trainers that follow one another in a process: a group's name must not come twice, its store has the old."""
+    for number in range(8):
+        given = dist.new_group(backend="gloo")
+        save_state_dict(path, {"number": number}, process_group=given)
+        async_save_state_dict(path, {"number": number + 1}, process_group=given).committed.result()
+        got = {"number": 0}
+        load_state_dict(path, got, process_group=given)
+        check(got, {"number": number + 1})
+        assert len(watching()) == 2
+        destroy_own_groups(given)
+        destroy_own_groups(given)
+        assert not watching()
+
+
+def test_groups_that_we_made_can_be_destroyed_and_made_anew(tmp_path: Path) -> None:
+    run_ranks(3, destroy_again_and_again, tmp_path / "ckpt")

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoint manager of torchtitan 0.3, on our engine."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import torch
+import tyro
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
+from torchtitan.components.checkpointer import MODEL, AsyncMode, CheckpointManager
+from torchtitan.tools.utils import GarbageCollection
+
+from bytecheckpoint import config as settings
+from bytecheckpoint.dcp.stager import BcpStager
+from bytecheckpoint.local_path import is_url
+from bytecheckpoint.torchtitan._engine import Engine, raise_at_end, wait_for
+from bytecheckpoint.torchtitan._options import config_of
+from bytecheckpoint.torchtitan._versions import refuse_untested
+
+__all__ = ["BcpCheckpointManager", "BcpCheckpointing", "EngineOptions"]
+
+_logger = logging.getLogger("bytecheckpoint")
+
+# What a recipe or the override gives; no flag of the command line, which torchtitan keeps closed to others.
+EngineOptions = Annotated[Mapping[str, Any] | settings.Config | None, tyro.conf.Suppress]
+
+if TYPE_CHECKING:
+    from torchtitan.components.checkpointer import CheckpointManager as _Manager
+else:
+    _Manager = object
+
+
+class BcpCheckpointing(_Manager):
+    """Puts our engine into a subclass of ``CheckpointManager``: ``class X(BcpCheckpointing, TheirManager)``.
+
+    The class that uses it declares its own ``Config`` with a field ``engine: EngineOptions = None``, as
+    ``BcpCheckpointManager`` does. What is theirs stays: when to save and to load, what belongs to a checkpoint, folders
+    and names, Hugging Face weights, and everything behind URLs.
+
+    - ``async_mode="async"``: ``save`` returns when the state is copied to host memory.
+    - ``async_mode="async_with_pinned_mem"``: host tensors and objects are copied when it returns, tensors on devices
+      until ``maybe_wait_for_staging``, which the trainer calls before the optimizer's step.
+    - A background save that failed raises on all ranks, with a ``CheckpointError``, from the next
+      ``maybe_wait_for_saving``: the next save, or ``close``.
+    - A step folder counts if what it holds loads. Others are passed over, with a warning.
+    - ``keep_latest_k`` keeps so many that are complete; what is being saved comes on top.
+    """
+
+    purge_thread: threading.Thread | None
+    save_future: Future[Any] | None
+
+    def __init__(self, config: Any, **kwargs: Any) -> None:
+        refuse_untested()
+        engine_config = config_of(config.engine)
+        super().__init__(config, **kwargs)
+        if not self.enable:
+            return
+        self._engine = Engine(engine_config, self.pg)
+        if is_url(self.folder):
+            return
+        if self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
+            # In place of the one that theirs makes. All saves of a process stage into the same memory.
+            self.stager = cast(Any, BcpStager(overlap=True, config=engine_config))
+        if self.purge_thread is not None:
+            self._take_purge_thread_over()
+
+    # Saving and loading.
+
+    @torch.no_grad()
+    def dcp_save(
+        self,
+        state_dict: dict[str, Any],
+        checkpoint_id: str,
+        async_mode: AsyncMode,
+        enable_garbage_collection: bool = False,
+        to_hf: bool = False,
+    ) -> Future[Any] | AsyncSaveResponse | None:
+        """As theirs; Hugging Face weights and URLs are theirs altogether."""
+        if to_hf or is_url(checkpoint_id):
+            theirs: Future[Any] | AsyncSaveResponse | None = super().dcp_save(
+                state_dict, checkpoint_id, async_mode, enable_garbage_collection, to_hf
+            )
+            return theirs
+        saved: Future[Any] | AsyncSaveResponse | None = None
+        if async_mode == AsyncMode.ASYNC:
+            saved = self._engine.save_async(checkpoint_id, state_dict)
+        elif async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
+            saved = self._engine.save_overlapped(checkpoint_id, state_dict)
+        else:
+            self._engine.save(checkpoint_id, state_dict)
+        if enable_garbage_collection:
+            GarbageCollection.collect("GC collection invoked by checkpointer.")
+        return saved
+
+    def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
+        """As theirs; Hugging Face weights and URLs are theirs altogether."""
+        if from_hf or is_url(checkpoint_id):
+            super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
+            return
+        self._engine.load(checkpoint_id, state_dict, tuple(key for key in state_dict if key in self.states))
+        if MODEL in self.states:
+            self.states[MODEL].load_state_dict(state_dict)
+
+    # Which steps there are, and which go.
+
+    def _load(self, step: int = -1) -> bool:
+        if step != -1 and not is_url(self.folder):
+            self._engine.check_step(self.folder, step)
+        return bool(super()._load(step))
+
+    def _find_load_step(self, folder: str = "") -> int:
+        folder = folder or self.folder
+        return int(super()._find_load_step(folder)) if is_url(folder) else self._engine.latest_step(folder)
+
+    def _purge_stale_checkpoints(self) -> None:
+        if is_url(self.folder):
+            super()._purge_stale_checkpoints()
+        elif self._should_purge():
+            self.purge_queue.put(self.folder)
+
+    def _take_purge_thread_over(self) -> None:
+        """Theirs deletes what it is told by name, complete or not; ours looks first, and unmakes before it deletes."""
+        assert self.purge_thread is not None
+        self.purge_queue.put(None)
+        self.purge_thread.join()
+        self.purge_thread = threading.Thread(
+            target=_purge,
+            args=(self.purge_queue, self._engine, self.keep_latest_k),
+            name="bytecheckpoint-purge",
+            daemon=True,
+        )
+        self.purge_thread.start()
+
+    # The end.
+
+    def _close(self) -> None:
+        if not hasattr(self, "_engine"):  # its making failed
+            super()._close()
+            return
+        future, self.save_future = self.save_future, None
+        failed = wait_for(future)
+        if future is not None and failed is None:
+            self._purge_stale_checkpoints()  # it was not complete when that was done last
+        super()._close()
+        self._engine.close()
+        raise_at_end(failed)
+
+
+class BcpCheckpointManager(BcpCheckpointing, CheckpointManager):
+    """torchtitan's ``CheckpointManager`` on our engine; see ``BcpCheckpointing``. A recipe gives its ``Config``."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CheckpointManager.Config):
+        """Every field of ``CheckpointManager.Config``, and one more.
+
+        Attributes:
+            engine: A ``bytecheckpoint.Config`` or fields of one; what is left out is as ``BYTECHECKPOINT_*`` variables
+                say.
+        """
+
+        engine: EngineOptions = None
+
+        def __post_init__(self) -> None:
+            CheckpointManager.Config.__post_init__(self)
+            config_of(self.engine)  # raises now what would be raised after minutes
+
+
+def _purge(folders: queue.Queue[str | None], engine: Engine, keep_latest: int) -> None:
+    while (folder := folders.get()) is not None:
+        try:
+            engine.remove_old(folder, keep_latest)
+        except Exception:
+            _logger.warning("old checkpoints in %s could not be removed", folder, exc_info=True)

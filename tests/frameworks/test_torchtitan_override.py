@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How our manager gets into torchtitan: by its override, in a recipe, and below the TorchFT manager."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from distributed.ranks import run_ranks
+
+import bytecheckpoint
+from bytecheckpoint.errors import ConfigError, UnsupportedError
+from frameworks.titan import Job, on_cpu, same
+
+pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")
+
+USE = "bytecheckpoint.torchtitan.use"
+
+
+def _root(checkpoint: Any) -> Any:
+    from torchtitan.trainer import Trainer
+
+    return Trainer.Config(checkpoint=checkpoint)
+
+
+def _override(checkpoint: Any, token: str = USE) -> Any:
+    """What the trainer has in its configuration after the flag."""
+    from torchtitan.config.override import OverrideConfig, apply_overrides, parse_cli_imports
+
+    root = _root(checkpoint)
+    apply_overrides(OverrideConfig(imports=parse_cli_imports([token])), root)
+    return root.checkpoint
+
+
+def _flag_and_recipe() -> None:
+    on_cpu()
+    from torchtitan.components.checkpointer import CheckpointManager
+    from torchtitan.experiments.torchft.checkpoint import TorchFTCheckpointManager
+
+    from bytecheckpoint.torchtitan import BcpCheckpointManager, BcpTorchFTCheckpointManager, with_bytecheckpoint
+
+    settings: dict[str, Any] = {
+        "enable": True,
+        "folder": "elsewhere",
+        "interval": 7,
+        "initial_load_path": "/from/here",
+        "initial_load_model_only": False,
+        "last_save_model_only": False,
+        "export_dtype": "bfloat16",
+        "keep_latest_k": 3,
+        "load_step": 5,
+        "exclude_from_loading": ["dataloader"],
+        "enable_first_step_checkpoint": True,
+        "async_mode": "async",
+    }
+    plain = CheckpointManager.Config(**settings)
+    ours = _override(plain)
+    assert type(ours) is BcpCheckpointManager.Config
+    assert ours._owner is BcpCheckpointManager
+    for field in dataclasses.fields(plain):
+        assert getattr(ours, field.name) == getattr(plain, field.name), field.name
+    assert ours.engine == bytecheckpoint.Config()
+    assert _override(plain, USE + '={"io_threads": 5, "niceness": 3}').engine == bytecheckpoint.Config(
+        io_threads=5, niceness=3
+    )
+    # What it does not know it leaves alone.
+    theirs = TorchFTCheckpointManager.Config(enable=True)
+    assert _override(theirs) is theirs
+    for token, said in (
+        (USE + '={"io_thread": 5}', "no such option: io_thread; known are ring_bytes, io_threads"),
+        (USE + '={"io_threads": 500}', "io_threads=500"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            _override(plain, token)
+    with pytest.raises(ConfigError, match="no such option: theads"):
+        BcpCheckpointManager.Config(engine={"theads": 1})
+    # In a recipe.
+    root = _root(plain)
+    assert with_bytecheckpoint(root, io_threads=4) is root
+    assert type(root.checkpoint) is BcpCheckpointManager.Config
+    assert (root.checkpoint.interval, root.checkpoint.engine.io_threads) == (7, 4)
+    assert root.checkpoint.to_dict()["engine"]["io_threads"] == 4  # it is written to logs
+    assert type(with_bytecheckpoint(_root(theirs)).checkpoint) is BcpTorchFTCheckpointManager.Config
+
+    class Other(CheckpointManager):
+        @dataclasses.dataclass(kw_only=True, slots=True)
+        class Config(CheckpointManager.Config):
+            pass
+
+    with pytest.raises(UnsupportedError, match=r"class X\(BcpCheckpointing, .*Other\)"):
+        with_bytecheckpoint(_root(Other.Config()))
+
+
+def _command_line() -> None:
+    from torchtitan.config import ConfigManager
+
+    from bytecheckpoint.torchtitan import BcpCheckpointManager
+
+    recipe = ["--module", "frameworks.titan_recipe", "--config", "ours_in_the_recipe"]
+    config = ConfigManager().parse_args([*recipe, "--checkpoint.interval", "9", "--checkpoint.async_mode", "async"])
+    assert type(config.checkpoint) is BcpCheckpointManager.Config
+    assert (config.checkpoint.interval, config.checkpoint.async_mode) == (9, "async")
+    assert config.checkpoint.engine.io_threads == 3
+    with pytest.raises(SystemExit):
+        ConfigManager().parse_args([*recipe, "--checkpoint.engine", "x"])  # theirs to open or to keep closed
+
+
+def _settings() -> None:
+    _flag_and_recipe()
+    _command_line()
+
+
+def test_the_flag_and_the_recipe_keep_every_setting() -> None:
+    run_ranks(1, _settings, limit_s=60)
+
+
+def _torchft(folder: str) -> None:
+    on_cpu()
+    from bytecheckpoint.torchtitan import BcpTorchFTCheckpointManager
+
+    functions: list[Any] = []
+
+    def build(job: Job, replica: int, participating: int) -> Any:
+        job.optimizers.init_cache_state_dict = lambda: None
+        inner = SimpleNamespace(
+            participating_rank=lambda: participating, set_state_dict_fns=lambda *given: functions.append(given)
+        )
+        config = BcpTorchFTCheckpointManager.Config(enable=True, folder="run", interval=2, keep_latest_k=2)
+        return config.build(
+            dataloader=job.dataloader,
+            model_parts=job.model_parts,
+            optimizers=job.optimizers,
+            lr_schedulers=job.lr_schedulers,
+            states={"train_state": job.train_state},
+            sd_adapter=None,
+            base_folder=folder,
+            ft_manager=SimpleNamespace(enabled=True, manager=inner, replica_id=replica),
+        )
+
+    job = Job()
+    saving, idle = build(job, 0, 0), build(job, 1, 1)
+    for step in range(1, 4):
+        job.step(saving)
+        assert saving.save(step) == (step == 2)
+        assert idle.save(step) is False
+        if step == 2:
+            full = job.state()
+    newest = job.state()
+    saving.close()
+    idle.close()
+    assert len(functions) == 2
+    dist.barrier()
+    for path, steps in (("run", [2]), ("run/ft-replicat-0", [1, 2, 3]), ("run/ft-replicat-1", [1, 2, 3])):
+        found = bytecheckpoint.scan_steps(Path(folder, path))
+        assert [step.step for step in found if step.is_complete] == steps, path
+        assert not any(step.is_foreign for step in found)
+    other = Job(seed=1)
+    manager = build(other, 1, 1)
+    assert manager.load()
+    manager.close()
+    loaded = other.state()
+    same(loaded, full, without=("dataloader",))
+    assert loaded["dataloader"] == newest["dataloader"], "the replica's own, of the last step"
+
+
+def test_checkpoints_of_replicas_go_through_ours(tmp_path: Path) -> None:
+    """With the TorchFT manager of torchtitan itself; what torchft would tell it comes from here."""
+    run_ranks(2, _torchft, str(tmp_path), limit_s=100)
+
+
+def test_other_versions_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bytecheckpoint.torchtitan import _versions
+
+    _versions.refuse_untested()
+    installed = {"torchtitan": "0.4.1", "torch": "2.13.0+cpu"}
+    monkeypatch.setattr(_versions, "version", lambda package: installed[package])
+    with pytest.raises(UnsupportedError, match=r"tested with torchtitan 0\.3\.0, not with 0\.4\.1\. Install"):
+        _versions.refuse_untested()
+    installed.update(torchtitan="0.3.0", torch="2.15.0")
+    with pytest.raises(UnsupportedError, match=r"tested with torch 2\.13\.x, not with 2\.15\.0\. Install"):
+        _versions.refuse_untested()
+
+
+def test_torchtitan_passes_the_refusal_on() -> None:
+    code = (
+        "import importlib.metadata as m; theirs = m.version\n"
+        "m.version = lambda name: '0.3.7' if name == 'torchtitan' else theirs(name)\n"
+        "from torchtitan.config.override import OverrideConfig, apply_overrides\n"
+        f"apply_overrides(OverrideConfig(imports=['{USE}']), None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: Failed to import override target")
+    assert "bytecheckpoint.torchtitan is tested with torchtitan 0.3.0, not with 0.3.7" in last

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torchtitan's manager on our engine: save and resume in every mode and layout, and in both directions with its own."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed.ranks import run_ranks
+
+from frameworks.titan import Job, Layout, digests, same
+
+MODES = ("disabled", "async", "async_with_pinned_mem")
+pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")
+
+
+def _ours(**fields: Any) -> Any:
+    from bytecheckpoint.torchtitan import BcpCheckpointManager
+
+    return BcpCheckpointManager.Config(enable=True, folder="run", interval=2, **fields)
+
+
+def _theirs(**fields: Any) -> Any:
+    from torchtitan.components.checkpointer import CheckpointManager
+
+    return CheckpointManager.Config(enable=True, folder="run", interval=2, **fields)
+
+
+def _train_and_resume(folder: str, mode: str) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
+
+    job = Job()
+    before = set(threading.enumerate())
+    manager = job.manager(_ours(async_mode=mode, keep_latest_k=0), folder)
+    returned: list[Any] = []
+    dcp_save = manager.dcp_save
+    manager.dcp_save = lambda *args, **kwargs: returned.append(dcp_save(*args, **kwargs)) or returned[-1]
+    losses, states = [], {}
+    for step in range(1, 7):
+        losses.append(job.step(manager))
+        states[step] = job.state()
+        assert manager.save(step) == (step % 2 == 0)
+        if step % 2 == 0:
+            assert (manager.save_future is None) == (mode == "disabled")
+            assert (manager.staging_future is None) == (mode != "async_with_pinned_mem")
+    manager.maybe_wait_for_staging()
+    assert manager.staging_future is None
+    manager.close()
+    kinds = {"disabled": type(None), "async": Future, "async_with_pinned_mem": AsyncSaveResponse}
+    assert len(returned) == 3
+    assert all(isinstance(value, kinds[mode]) for value in returned)
+    left = {thread for thread in threading.enumerate() if not thread.name.startswith("bytecheckpoint-background")}
+    assert left <= before, left
+
+    resumed = Job(seed=1)
+    manager = resumed.manager(_ours(async_mode=mode, keep_latest_k=0), folder)
+    assert manager.load(step=2)
+    resumed.resume()
+    same(resumed.state(), states[2])
+    assert [resumed.step(manager) for _ in range(2)] == losses[2:4]
+    same(resumed.state(), states[4])
+    assert manager.load()
+    same(resumed.state(), states[6])
+    manager.close()
+
+
+def _train_and_resume_in_all_modes(folder: str) -> None:
+    for mode in MODES:
+        _train_and_resume(f"{folder}/{mode}", mode)
+
+
+def test_what_is_resumed_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """Losses and states equal those of the uninterrupted run, though the state changes while it is saved."""
+    run_ranks(2, _train_and_resume_in_all_modes, str(tmp_path), limit_s=200)
+
+
+def _save_as(folder: str, layout: Layout) -> dict[str, str]:
+    job = Job(layout)
+    manager = job.manager(_ours(), folder)
+    for _ in range(2):
+        job.step(manager)
+    manager.save(2)
+    manager.close()
+    return digests(job.state())
+
+
+def _load_as(folder: str, layouts: list[tuple[Layout, list[str]]]) -> list[dict[str, str]]:
+    loaded = []
+    for layout, exclude in layouts:
+        job = Job(layout, seed=1)
+        manager = job.manager(_ours(exclude_from_loading=exclude), folder)
+        assert manager.load()
+        manager.close()
+        loaded.append(digests(job.state()))
+    return loaded
+
+
+def test_another_number_of_ranks_and_another_layout_load_the_same(tmp_path: Path) -> None:
+    saved = run_ranks(4, _save_as, str(tmp_path), Layout(tensor=2), limit_s=120)
+    assert all(of_rank == saved[0] for of_rank in saved)
+    layouts = [(Layout(), []), (Layout(replicate=2), []), (Layout(tensor=2), ["dataloader"])]
+    for of_rank in run_ranks(2, _load_as, str(tmp_path), layouts, limit_s=120):
+        assert of_rank == [saved[0]] * 3
+
+
+def _save_stages(folder: str) -> dict[str, str]:
+    job = Job(Layout(pipeline=2))
+    assert len(job.model_parts) == 2
+    manager = job.manager(_ours(async_mode="async"), folder)
+    for _ in range(2):
+        job.step_without_loss()
+    manager.save(2)
+    manager.close()
+    again = Job(Layout(pipeline=2), seed=1)
+    manager = again.manager(_ours(), folder)
+    assert manager.load()
+    manager.close()
+    same(again.state(), job.state())
+    return digests(job.state())
+
+
+def test_stages_of_a_pipeline_load_as_one_model(tmp_path: Path) -> None:
+    """Each rank has two of four parts of the model, and optimizers of its own."""
+    saved = run_ranks(2, _save_stages, str(tmp_path), limit_s=120)
+    [whole, _] = (
+        of_rank[0] for of_rank in run_ranks(2, _load_as, str(tmp_path), [(Layout(), ["dataloader"])], limit_s=120)
+    )
+    assert not {name for name in saved[0].keys() & saved[1].keys() if name.startswith(("model", "optimizer"))}
+    together = {**saved[0], **saved[1]}
+    assert together.pop("rates") != whole.pop("rates")  # of two optimizers a rank, and of one
+    assert together == whole
+
+
+def _both_directions(folder: str) -> None:
+    for mode, save, load in (
+        ("disabled", _theirs, _ours),
+        ("async", _theirs, _ours),
+        *((mode, _ours, _theirs) for mode in MODES),
+    ):
+        path = f"{folder}/{save.__name__}-{mode}"
+        job = Job()
+        manager = job.manager(save(async_mode=mode), path)
+        for step in (1, 2):
+            job.step(manager)
+            manager.save(step)
+        saved = job.state()
+        manager.maybe_wait_for_staging()
+        manager.maybe_wait_for_saving()
+        manager.close()
+        other = Job(seed=1)
+        manager = other.manager(load(), path)
+        assert manager.load()
+        other.resume()
+        same(other.state(), saved)
+        assert other.step() == job.step()
+        manager.close()
+
+
+def test_checkpoints_of_their_own_manager_load_and_ours_load_there(tmp_path: Path) -> None:
+    run_ranks(2, _both_directions, str(tmp_path), limit_s=120)
