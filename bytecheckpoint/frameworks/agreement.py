@@ -3,50 +3,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from bytecheckpoint.dcp._groups import calling
-from bytecheckpoint.errors import sendable
+from bytecheckpoint.dcp._groups import between_ranks, calling
+from bytecheckpoint.errors import CheckpointError, ConfigError, sendable
 
-__all__ = ["all_together", "held_by_none"]
+__all__ = ["agree", "all_together", "held_by_none"]
 
 T = TypeVar("T")
+
+_DIGEST_BYTES = 7  # of an int64 that can be negated
 
 
 def all_together(group: dist.ProcessGroup | None, what: str, path: str, step: Callable[[], T]) -> T:
     """What ``step`` gives on this rank, once it has succeeded on all.
 
     Collective over ``group``, a gloo group of our own; None if there is but this rank. A rank whose step fails is heard
-    by the others, which else would wait for it in what follows.
+    by the others, which else would wait for it in what follows. Where none fails, one number travels.
 
     Raises:
         Exception: What was raised first by number of the rank, on all of them.
     """
-    failure: BaseException | None = None
+    failure: Exception | None = None
     value: Any = None
     try:
         value = step()
     except Exception as error:
         failure = error
+    agree(group, what, path, {}, failure)
+    return value  # type: ignore[no-any-return]
+
+
+def agree(
+    group: dist.ProcessGroup | None,
+    what: str,
+    path: str,
+    arguments: Mapping[str, object],
+    failure: Exception | None = None,
+    error: Callable[[str, str], CheckpointError] = ConfigError,
+) -> None:
+    """Begins something together: no rank has failed, and all mean the same. Collective, as ``all_together``.
+
+    Args:
+        arguments: What must be the same on all ranks, by name; compared by their texts.
+        failure: Why this rank cannot take part.
+        error: Makes what is raised of a message and a path if ranks mean different things.
+
+    Raises:
+        Exception: ``failure`` of the lowest rank that has one, on all ranks; else ``error`` if arguments differ.
+    """
     if group is None or group.size() == 1:
         if failure is not None:
             raise failure
-        return value  # type: ignore[no-any-return]
-    failures: list[Any] = [None] * group.size()
+        return
+    texts = {name: repr(value) for name, value in arguments.items()}
+    digest = int.from_bytes(hashlib.sha256(repr(texts).encode()).digest()[:_DIGEST_BYTES], "big")
+    largest = torch.tensor([failure is not None, digest, -digest], dtype=torch.int64)
     with calling(group, what, path):
-        dist.all_gather_object(failures, None if failure is None else sendable(failure), group=group)
-    for rank, of_rank in enumerate(failures):
+        between_ranks(lambda: dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group))
+    has_failed, greatest, least = largest.tolist()
+    if not has_failed and greatest == -least:
+        return
+    heard: list[Any] = [None] * group.size()
+    said = (None if failure is None else sendable(failure), texts)
+    with calling(group, what, path):
+        between_ranks(lambda: dist.all_gather_object(heard, said, group=group))
+    for rank, (of_rank, _) in enumerate(heard):
         if of_rank is None:
             continue
         if failure is not None and rank == group.rank():
             raise failure
         of_rank.add_note(f"raised on rank {rank}")
         raise of_rank from failure
-    return value  # type: ignore[no-any-return]
+    first = heard[0][1]
+    for rank, (_, others) in enumerate(heard):
+        for name in first:
+            if others[name] != first[name]:
+                raise error(
+                    f"{what}({path}): {name} is {first[name]} on rank 0, and {others[name]} on rank {rank}: it must be "
+                    "the same on all ranks",
+                    path,
+                )
 
 
 def held_by_none(group: dist.ProcessGroup | None, what: str, path: str, is_held: list[bool]) -> list[int]:
@@ -54,6 +96,6 @@ def held_by_none(group: dist.ProcessGroup | None, what: str, path: str, is_held:
     held = torch.tensor(is_held, dtype=torch.uint8)
     if group is not None and group.size() > 1 and held.numel() > 0:
         with calling(group, what, path):
-            dist.all_reduce(held, op=dist.ReduceOp.MAX, group=group)
+            between_ranks(lambda: dist.all_reduce(held, op=dist.ReduceOp.MAX, group=group))
     positions: list[int] = (held == 0).nonzero().flatten().tolist()
     return positions
