@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from bytecheckpoint.dcp._groups import calling
 from bytecheckpoint.errors import sendable
 
-__all__ = ["all_together", "held_by_none"]
+__all__ = ["all_together", "held_by_none", "held_first"]
 
 T = TypeVar("T")
 
@@ -57,3 +58,19 @@ def held_by_none(group: dist.ProcessGroup | None, what: str, path: str, is_held:
             dist.all_reduce(held, op=dist.ReduceOp.MAX, group=group)
     positions: list[int] = (held == 0).nonzero().flatten().tolist()
     return positions
+
+
+def held_first(group: dist.ProcessGroup | None, what: str, path: str, keys: Sequence[str]) -> set[str]:
+    """Those of ``keys`` that no rank before this one has. Collective, as ``all_together``."""
+    if group is None or group.size() == 1:
+        return {*keys}
+    rank, size = group.rank(), group.size()
+    digests: list[Any] = [None] * size
+    with calling(group, what, path):
+        digest = hashlib.sha256("\0".join(keys).encode()).digest()
+        dist.all_gather_object(digests, digest, group=group)
+        if len({*digests}) == 1:  # as it is unless ranks have other modules: no names are sent
+            return {*keys} if rank == 0 else set()
+        of_ranks: list[Any] = [None] * size
+        dist.all_gather_object(of_ranks, [*keys], group=group)
+    return {*keys}.difference(*of_ranks[:rank])

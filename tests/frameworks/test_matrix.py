@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from distributed.ranks import run_ranks
 from torch import nn
 
 import bytecheckpoint
-from distributed.ranks import run_ranks
 from frameworks.wrapped import FRAMEWORK_OF, WRAPPINGS, differences, full_state, optimizer_of, train, wrap
 
 SAVING_RANKS = 4
