@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bytecheckpoint.dcp._groups import between_ranks, calling
 from bytecheckpoint.errors import CheckpointError, ConfigError, sendable
 
-__all__ = ["agree", "all_together", "held_by_none"]
+__all__ = ["agree", "all_together", "held_by_none", "held_first"]
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def all_together(group: dist.ProcessGroup | None, what: str, path: str, step: Ca
     """What ``step`` gives on this rank, once it has succeeded on all.
 
     Collective over ``group``, a gloo group of our own; None if there is but this rank. A rank whose step fails is heard
-    by the others, which else would wait for it in what follows. Where none fails, one number travels.
+    by the others, which else would wait for it in what follows. Where none fails, three numbers of each rank travel.
 
     Raises:
         Exception: What was raised first by number of the rank, on all of them.
@@ -62,17 +62,9 @@ def agree(
             raise failure
         return
     texts = {name: repr(value) for name, value in arguments.items()}
-    digest = int.from_bytes(hashlib.sha256(repr(texts).encode()).digest()[:_DIGEST_BYTES], "big")
-    largest = torch.tensor([failure is not None, digest, -digest], dtype=torch.int64)
-    with calling(group, what, path):
-        between_ranks(lambda: dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group))
-    has_failed, greatest, least = largest.tolist()
-    if not has_failed and greatest == -least:
+    if _is_same(group, what, path, repr(texts), failure is not None):
         return
-    heard: list[Any] = [None] * group.size()
-    said = (None if failure is None else sendable(failure), texts)
-    with calling(group, what, path):
-        between_ranks(lambda: dist.all_gather_object(heard, said, group=group))
+    heard = _gathered(group, what, path, (None if failure is None else sendable(failure), texts))
     for rank, (of_rank, _) in enumerate(heard):
         if of_rank is None:
             continue
@@ -99,3 +91,30 @@ def held_by_none(group: dist.ProcessGroup | None, what: str, path: str, is_held:
             between_ranks(lambda: dist.all_reduce(held, op=dist.ReduceOp.MAX, group=group))
     positions: list[int] = (held == 0).nonzero().flatten().tolist()
     return positions
+
+
+def held_first(group: dist.ProcessGroup | None, what: str, path: str, keys: Sequence[str]) -> set[str]:
+    """Those of ``keys`` that no rank before this one has. Collective, as ``all_together``."""
+    if group is None or group.size() == 1:
+        return {*keys}
+    rank = group.rank()
+    if _is_same(group, what, path, repr([*keys])):  # as it is unless ranks have other modules: no names are sent
+        return {*keys} if rank == 0 else set()
+    return {*keys}.difference(*_gathered(group, what, path, [*keys])[:rank])
+
+
+def _is_same(group: dist.ProcessGroup, what: str, path: str, text: str, is_odd: bool = False) -> bool:
+    """Do all ranks say the same, and none that it is odd? Three numbers of each rank travel."""
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES], "big")
+    largest = torch.tensor([is_odd, digest, -digest], dtype=torch.int64)
+    with calling(group, what, path):
+        between_ranks(lambda: dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group))
+    is_any_odd, greatest, least = largest.tolist()
+    return not is_any_odd and bool(greatest == -least)
+
+
+def _gathered(group: dist.ProcessGroup, what: str, path: str, value: object) -> list[Any]:
+    values: list[Any] = [None] * group.size()
+    with calling(group, what, path):
+        between_ranks(lambda: dist.all_gather_object(values, value, group=group))
+    return values

@@ -47,7 +47,7 @@ class ModuleState:
 
     def before_load(self) -> None:
         """What FSDP1 still keeps of gathered parameters is let go of: it will be out of date."""
-        if has_flat_parameters(self._model):
+        if self._is_decomposed:  # FSDP's own load does so by itself
             for unit in flat_units(self._model):
                 unit.let_go_of_gathered()
 
@@ -78,8 +78,8 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Of FSDP's wrappers what they wrap: the wrappers hold nothing themselves."""
-    for name, module in model.named_modules():
+    """Of FSDP's wrappers what they wrap: the wrappers hold nothing themselves. Under all names, as in a state dict."""
+    for name, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, FullyShardedDataParallel):
             yield name, module
 
@@ -127,11 +127,10 @@ def _refuse_hooks(name: str, module: nn.Module) -> None:
                 "flat parameters apart would leave out; pass save_decomposed_model_optimizer=False (and "
                 "load_decomposed_model_optimizer=False)"
             )
-    overridden = ("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict")
-    for method in overridden:
-        if getattr(type(module), method) is not getattr(nn.Module, method) and not type(module).__module__.startswith(
-            "torch."
-        ):
+    for method in ("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict"):
+        home = getattr(getattr(type(module), method), "__module__", "")
+        # Those of torch.nn read what older versions wrote, which is not what is loaded here.
+        if not home.startswith("torch.nn.modules."):
             raise UnsupportedError(
                 f"'{original_name(name)}', a {type(module).__name__}, has its own {method}, which taking flat "
                 "parameters apart would leave out; pass save_decomposed_model_optimizer=False (and "

@@ -8,7 +8,7 @@ a pipeline, each of which has groups of its own, do not meet in them. No step is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from bytecheckpoint.dcp.chunks import LocalChunks
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.frameworks.flat_parameters import FlatEntry, FlatUnit, flat_units
 from bytecheckpoint.frameworks.names import original_name, unwrapped
@@ -84,7 +85,8 @@ class OptimizerState:
         """All of it, by key. Tensors share the memory of the optimizers.
 
         Raises:
-            UnsupportedError: Something is kept for a flat parameter that does not belong to its elements one by one.
+            UnsupportedError: Something is kept for a flat parameter that does not belong to its elements one by one, or
+                in containers.
         """
         values: dict[str, Any] = {}
         for member in self._members:
@@ -114,12 +116,14 @@ class _Planned:
         tensors: By name; the optimizer's own where it has such a one.
         objects: Names of what is no tensor, to a key.
         options: By option: keys, one an original parameter.
+        stateless: Parts of a flat parameter for which the checkpoint has options, and no state.
     """
 
     member: _Member
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     objects: dict[str, str] = field(default_factory=dict)
     options: dict[str, list[str]] = field(default_factory=dict)
+    stateless: list[_Slot] = field(default_factory=list)
 
 
 class OptimizerLoad:
@@ -149,6 +153,8 @@ class OptimizerLoad:
                     self._plan(planned, slot, name, stored)
                 for option in of_group:
                     self._plan_option(planned, option, f"{prefix}.{option}", stored)
+                if slot.is_flat and slot.fqn not in states:
+                    planned.stateless.append(slot)
             if len(member.slots) > 0 and not all(slot.fqn in self.missing for slot in member.slots):
                 self._planned.append(planned)
 
@@ -200,6 +206,8 @@ class OptimizerLoad:
             for keys in options.values():
                 self._check_equal(keys)
         for planned in self._planned:
+            for slot in planned.stateless:
+                _forget(slot, planned.tensors.values())
             state = {**planned.tensors, **{name: self.values[key] for name, key in planned.objects.items()}}
             if state:
                 planned.member.optimizer.state[planned.member.parameter] = state
@@ -242,10 +250,13 @@ def _slots_of(model: nn.Module) -> dict[int, tuple[_Slot, ...]]:
     """By the parameter that stands in an optimizer."""
     slots: dict[int, tuple[_Slot, ...]] = {}
     for unit in flat_units(model):
+        if id(unit.parameter) in slots:
+            continue  # a module that has several names: the first counts, as in torch
         slots[id(unit.parameter)] = tuple(_slot_of_unit(unit, entry) for entry in unit.entries)
         for entry in unit.entries:
             if entry.parameter is not None:
-                slots[id(entry.parameter)] = (_slot_of_entry(entry, entry.parameter),)
+                slot = _slot_of_entry(entry) if unit.is_sharded else _slot_of_parameter(entry.fqn, entry.parameter)
+                slots[id(entry.parameter)] = (slot,)
     for name, parameter in unwrapped(model).named_parameters():
         if id(parameter) not in slots:
             slots[id(parameter)] = (_slot_of_parameter(original_name(name), parameter),)
@@ -275,19 +286,36 @@ def _slot_of_unit(unit: FlatUnit, entry: FlatEntry) -> _Slot:
     )
 
 
-def _slot_of_entry(entry: FlatEntry, parameter: nn.Parameter) -> _Slot:
+def _slot_of_entry(entry: FlatEntry) -> _Slot:
+    """What the optimizer keeps has one dim. Its parameter may not: FSDP shows all of it after some forwards."""
+    assert entry.parameter is not None
+    device = entry.parameter.device
     return _Slot(
         entry.fqn,
         entry.shape,
-        has_state=entry.numel > 0,
-        view=lambda tensor: entry.chunks_of(tensor.as_strided((entry.numel,), (1,))),  # all of it, as it lies in memory
-        is_per_element=lambda tensor: tensor.shape == parameter.shape,
-        empty=lambda dtype: torch.zeros_like(parameter, dtype=dtype, requires_grad=False),
+        has_state=entry.numel > 0 or entry.shape.numel() == 0,
+        view=entry.chunks_of,
+        is_per_element=lambda tensor: tensor.shape == torch.Size([entry.numel]),
+        empty=lambda dtype: torch.zeros(entry.numel, dtype=dtype, device=device),
     )
+
+
+def _forget(slot: _Slot, tensors: Iterable[torch.Tensor]) -> None:
+    """As an optimizer begins, of the part of a flat parameter for which nothing was saved."""
+    for tensor in tensors:
+        chunks = slot.view(tensor) if slot.is_per_element(tensor) else None
+        for piece in chunks.tensors if isinstance(chunks, LocalChunks) else ():
+            piece.zero_()
 
 
 def _value_of(slot: _Slot, name: str, value: Any) -> Any:
     """What an optimizer keeps, for a state dict. The flat part of a parameter has one dim, be it a scalar."""
+    is_nest = isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value)
+    if is_nest or isinstance(value, Mapping):
+        raise UnsupportedError(
+            f"optimizer state '{name}' of '{slot.fqn}' is a {type(value).__name__}: tensors and plain values by name "
+            "can be saved; save the state dict of this optimizer with save_state_dict, or in extra_state"
+        )
     if not slot.is_flat or not isinstance(value, torch.Tensor) or value.ndim == 0:
         return value
     if slot.is_per_element(value):

@@ -7,13 +7,15 @@ import dataclasses
 import os
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from bytecheckpoint import _background
 from bytecheckpoint._background import BackgroundFuture
@@ -23,7 +25,7 @@ from bytecheckpoint.dcp._groups import own_group
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError
-from bytecheckpoint.frameworks.agreement import agree, all_together
+from bytecheckpoint.frameworks.agreement import agree, all_together, held_first
 from bytecheckpoint.frameworks.checkpoint_state import CheckpointState
 from bytecheckpoint.frameworks.extra_state import Policy, check_policy, saved_values
 from bytecheckpoint.frameworks.module_state import ModuleState
@@ -142,7 +144,9 @@ def save(
             "extra_state_policy": extra_state_policy if isinstance(extra_state_policy, str) else {**extra_state_policy},
         }
         saving.begin(state, description, overwrite)
-        return _values(state, save_decomposed_model_optimizer, extra_state_policy, group)
+        of_parts = _values(state, save_decomposed_model_optimizer, extra_state_policy, group)
+        saving.each_ranks_own = _each_ranks_own(state.model, of_parts["model"])
+        return of_parts
 
     group = group_for("background" if fast_saving else "calls")
     saving = _Saving(path, group, config, (root, global_steps) if is_tracked else None, callback)
@@ -174,10 +178,6 @@ def _values(state: CheckpointState, decompose: bool, policy: Policy, group: dist
     """What this rank saves, by part; tensors share the memory of the live objects."""
     rank = 0 if group is None else group.rank()
     values: dict[str, Any] = {"model": ModuleState(state.model, decompose).values}
-    if rank != 0 and state.framework != "fsdp2":
-        # Buffers are each rank's own, and may differ; those of the first are what DDP gives to all.
-        for name, _ in unwrapped(state.model).named_buffers():
-            values["model"].pop(original_name(name), None)
     if state.optimizers:
         values["optimizer"] = OptimizerState(state.model, state.optimizers).values()
     if state.extra_state is not None:
@@ -185,12 +185,27 @@ def _values(state: CheckpointState, decompose: bool, policy: Policy, group: dist
     return values
 
 
+def _each_ranks_own(model: nn.Module, values: dict[str, Any]) -> list[str]:
+    """Keys under which ranks may have other values: buffers, and what modules and hooks add.
+
+    Of each the value of the first rank that has it is saved, as DDP gives it to all.
+    """
+    parameters = {original_name(name) for name, _ in unwrapped(model).named_parameters(remove_duplicate=False)}
+    is_of_ranks = [type(value) is torch.Tensor or not isinstance(value, torch.Tensor) for value in values.values()]
+    return [key for key, is_own in zip(values, is_of_ranks, strict=True) if is_own and key not in parameters]
+
+
 class _Saving:
     """One save of several parts.
 
     Args:
         tracked: Folder of the tracker, and the step for it.
+
+    Attributes:
+        each_ranks_own: Keys of the model, of each of which the first rank's value alone is saved.
     """
+
+    each_ranks_own: Sequence[str] = ()
 
     def __init__(
         self,
@@ -240,6 +255,9 @@ class _Saving:
     def run(self, values: dict[str, Any]) -> CheckpointReport:
         """All of it, in this thread. Collective."""
         agree(self._group, "save", str(self._path), self._arguments)
+        first = held_first(self._group, "save", str(self._path), self.each_ranks_own)
+        for key in {*self.each_ranks_own} - first:
+            del values["model"][key]
         reports: dict[str, SaveReport] = {}
         for part, writer in self._writers.items():
             planner = BcpSavePlanner(flatten_state_dict=part != "extra_state", config=self._config)
