@@ -26,6 +26,8 @@ __all__ = ["OptimizerLoad", "OptimizerState"]
 
 _NOT_OPTIONS = frozenset({"params", "param_names"})
 
+_Way = tuple[str | int, ...]
+
 
 @dataclass(frozen=True)
 class _Slot:
@@ -113,16 +115,16 @@ class _Planned:
     """What is loaded for one member.
 
     Attributes:
-        tensors: By name; the optimizer's own where it has such a one.
-        objects: Names of what is no tensor, to a key.
-        options: By option: keys, one an original parameter.
+        tensors: By way, a name and what follows it in containers; the optimizer's own where it has such a one.
+        objects: Ways of what is no tensor, to a key.
+        options: By way, an option first: keys, one an original parameter.
         stateless: Parts of a flat parameter for which the checkpoint has options, and no state.
     """
 
     member: _Member
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    objects: dict[str, str] = field(default_factory=dict)
-    options: dict[str, list[str]] = field(default_factory=dict)
+    tensors: dict[_Way, torch.Tensor] = field(default_factory=dict)
+    objects: dict[_Way, str] = field(default_factory=dict)
+    options: dict[_Way, list[str]] = field(default_factory=dict)
     stateless: list[_Slot] = field(default_factory=list)
 
 
@@ -152,7 +154,8 @@ class OptimizerLoad:
                 for name in states.get(slot.fqn, []) if slot.has_state else ():
                     self._plan(planned, slot, name, stored)
                 for option in of_group:
-                    self._plan_option(planned, option, f"{prefix}.{option}", stored)
+                    key = f"{prefix}.{option}"
+                    self._plan_option(planned, stored.way(key, f"{prefix}."), key, stored)
                 if slot.is_flat and slot.fqn not in states:
                     planned.stateless.append(slot)
             if len(member.slots) > 0 and not all(slot.fqn in self.missing for slot in member.slots):
@@ -162,27 +165,28 @@ class OptimizerLoad:
         key = f"state.{slot.fqn}.{name}"
         found = stored[key]
         member = planned.member
-        before = planned.tensors.get(name, member.state.get(name))
+        way = stored.way(key, f"state.{slot.fqn}.")
+        before = planned.tensors.get(way, _at(member.state, way))
         if found is None:
-            planned.objects[name] = key
+            planned.objects[way] = key
             self.values[key] = before
         elif found.shape == slot.shape and not (found.shape == torch.Size() and name == "step"):
             if not isinstance(before, torch.Tensor) or not slot.is_per_element(before):
                 before = slot.empty(_dtype_of(key, found))
-            planned.tensors[name] = before
+            planned.tensors[way] = before
             self.values[key] = slot.view(before)
         else:
             if not isinstance(before, torch.Tensor) or before.shape != found.shape:
                 on_device = member.group.get("capturable") or member.group.get("fused")
                 device = member.parameter.device if on_device or found.shape != torch.Size() else None
                 before = torch.empty(found.shape, dtype=_dtype_of(key, found), device=device)
-            planned.tensors[name] = self.values[key] = before
+            planned.tensors[way] = self.values[key] = before
 
-    def _plan_option(self, planned: _Planned, option: str, key: str, stored: Stored) -> None:
-        planned.options.setdefault(option, []).append(key)
+    def _plan_option(self, planned: _Planned, way: _Way, key: str, stored: Stored) -> None:
+        planned.options.setdefault(way, []).append(key)
         if key in self.values:
             return
-        found, current = stored[key], planned.member.group.get(option)
+        found, current = stored[key], _at(planned.member.group, way)
         if found is None:
             self.values[key] = None if isinstance(current, torch.Tensor) else current
         elif isinstance(current, torch.Tensor) and current.shape == found.shape:
@@ -197,29 +201,25 @@ class OptimizerLoad:
             KeyMismatchError: Parameters of one group were saved with options that differ. Nothing was changed but
                 tensors that were loaded in place.
         """
-        groups: dict[int, tuple[dict[str, Any], dict[str, list[str]]]] = {}
+        groups: dict[int, tuple[dict[str, Any], dict[_Way, list[str]]]] = {}
         for planned in self._planned:
             _, options = groups.setdefault(id(planned.member.group), (planned.member.group, {}))
-            for option, keys in planned.options.items():
-                options.setdefault(option, []).extend(keys)
+            for way, keys in planned.options.items():
+                options.setdefault(way, []).extend(keys)
         for _, options in groups.values():
             for keys in options.values():
                 self._check_equal(keys)
         for planned in self._planned:
             for slot in planned.stateless:
                 _forget(slot, planned.tensors.values())
-            state = {**planned.tensors, **{name: self.values[key] for name, key in planned.objects.items()}}
+            state = _nested({**planned.tensors, **{way: self.values[key] for way, key in planned.objects.items()}})
             if state:
                 planned.member.optimizer.state[planned.member.parameter] = state
             else:
                 planned.member.optimizer.state.pop(planned.member.parameter, None)
         for group, options in groups.values():
-            for option, keys in options.items():
-                value, current = self.values[keys[0]], group.get(option)
-                if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
-                    current.copy_(value)  # a graph that was captured reads it where it is
-                else:
-                    group[option] = value
+            values = {way: _as_before(_at(group, way), self.values[keys[0]]) for way, keys in options.items()}
+            group.update(_nested(values))
 
     def _check_equal(self, keys: list[str]) -> None:
         first = self.values[keys[0]]
@@ -231,6 +231,44 @@ class OptimizerLoad:
                     f"load of an optimizer: parameters of one group were saved with other options: '{keys[0]}' is "
                     f"{first!r}, '{key}' is {other!r}; make the groups as they were when it was saved"
                 )
+
+
+def _at(container: Any, way: _Way) -> Any:
+    """What is there, or None."""
+    for step in way:
+        is_there = step in container if isinstance(container, Mapping) else _is_place(container, step)
+        if not is_there:
+            return None
+        container = container[step]
+    return container
+
+
+def _is_place(container: object, step: str | int) -> bool:
+    return isinstance(container, (list, tuple)) and isinstance(step, int) and step < len(container)
+
+
+def _nested(values: Mapping[_Way, Any]) -> dict[Any, Any]:
+    """Dicts and lists again, of what was flattened."""
+    below: dict[str | int, dict[_Way, Any]] = {}
+    for (step, *further), value in values.items():
+        below.setdefault(step, {})[tuple(further)] = value
+    return {step: of_step[()] if () in of_step else _container(of_step) for step, of_step in below.items()}
+
+
+def _container(values: Mapping[_Way, Any]) -> Any:
+    container = _nested(values)
+    is_list = all(isinstance(step, int) for step in container)
+    return [container[step] for step in sorted(container)] if is_list else container
+
+
+def _as_before(current: Any, value: Any) -> Any:
+    """A number in a tensor or as it is, as the optimizer has it; a graph that was captured reads tensors in place."""
+    if isinstance(current, torch.Tensor) and isinstance(value, (torch.Tensor, int, float)):
+        return current.copy_(value) if isinstance(value, torch.Tensor) else current.fill_(value)
+    is_number = isinstance(current, (int, float)) and not isinstance(current, bool)
+    if is_number and isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return value
 
 
 def _members(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[_Member]:
