@@ -34,6 +34,7 @@ from bytecheckpoint.frameworks.optimizer_state import OptimizerLoad, OptimizerSt
 from bytecheckpoint.frameworks.roles import check_role, folder_of_role, known_roles
 from bytecheckpoint.frameworks.stored import Stored
 from bytecheckpoint.frameworks.tracker import step_folder
+from bytecheckpoint.local_path import local_path
 from bytecheckpoint.parts import description_in, different_saves
 from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import LoadReport
@@ -308,8 +309,9 @@ def _folder(ckpt_path: str | os.PathLike[str], role: str) -> Path:
 
     Raises:
         CheckpointNotFoundError: No model was saved there; with what was.
+        ConfigError: A URL.
     """
-    path = Path(ckpt_path)
+    path = local_path(ckpt_path)
     tried = [path]
     if role:
         tried += [folder_of_role(path, role), folder_of_role(path.parent, role) / path.name]

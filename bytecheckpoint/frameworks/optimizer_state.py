@@ -115,6 +115,7 @@ class _Planned:
     """What is loaded for one member.
 
     Attributes:
+        ways: All of them, in the order of the checkpoint.
         tensors: By way, a name and what follows it in containers; the optimizer's own where it has such a one.
         objects: Ways of what is no tensor, to a key.
         options: By way, an option first: keys, one an original parameter.
@@ -122,6 +123,7 @@ class _Planned:
     """
 
     member: _Member
+    ways: dict[_Way, None] = field(default_factory=dict)
     tensors: dict[_Way, torch.Tensor] = field(default_factory=dict)
     objects: dict[_Way, str] = field(default_factory=dict)
     options: dict[_Way, list[str]] = field(default_factory=dict)
@@ -153,7 +155,7 @@ class OptimizerLoad:
                     continue
                 for name in states.get(slot.fqn, []) if slot.has_state else ():
                     self._plan(planned, slot, name, stored)
-                for option in of_group:
+                for option in (option for option in of_group if option not in _NOT_OPTIONS):
                     key = f"{prefix}.{option}"
                     self._plan_option(planned, stored.way(key, f"{prefix}."), key, stored)
                 if slot.is_flat and slot.fqn not in states:
@@ -166,6 +168,7 @@ class OptimizerLoad:
         found = stored[key]
         member = planned.member
         way = stored.way(key, f"state.{slot.fqn}.")
+        planned.ways[way] = None
         before = planned.tensors.get(way, _at(member.state, way))
         if found is None:
             planned.objects[way] = key
@@ -212,14 +215,15 @@ class OptimizerLoad:
         for planned in self._planned:
             for slot in planned.stateless:
                 _forget(slot, planned.tensors.values())
-            state = _nested({**planned.tensors, **{way: self.values[key] for way, key in planned.objects.items()}})
+            values = {**planned.tensors, **{way: self.values[key] for way, key in planned.objects.items()}}
+            state = _nested({way: values[way] for way in planned.ways})
             if state:
                 planned.member.optimizer.state[planned.member.parameter] = state
             else:
                 planned.member.optimizer.state.pop(planned.member.parameter, None)
         for group, options in groups.values():
-            values = {way: _as_before(_at(group, way), self.values[keys[0]]) for way, keys in options.items()}
-            group.update(_nested(values))
+            loaded = {way: _as_before(_at(group, way), self.values[keys[0]]) for way, keys in options.items()}
+            group.update(_nested(loaded))
 
     def _check_equal(self, keys: list[str]) -> None:
         first = self.values[keys[0]]
@@ -348,11 +352,13 @@ def _forget(slot: _Slot, tensors: Iterable[torch.Tensor]) -> None:
 
 def _value_of(slot: _Slot, name: str, value: Any) -> Any:
     """What an optimizer keeps, for a state dict. The flat part of a parameter has one dim, be it a scalar."""
-    is_nest = isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value)
-    if is_nest or isinstance(value, Mapping):
+    holds_tensors = isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value)
+    is_nest = holds_tensors or isinstance(value, Mapping)
+    if is_nest and (slot.is_flat or isinstance(value, tuple) or not value):
         raise UnsupportedError(
-            f"optimizer state '{name}' of '{slot.fqn}' is a {type(value).__name__}: tensors and plain values by name "
-            "can be saved; save the state dict of this optimizer with save_state_dict, or in extra_state"
+            f"optimizer state '{name}' of '{slot.fqn}' is {'an empty' if not value else 'a'} {type(value).__name__}: "
+            "tensors and plain values can be saved, and lists and dicts of them, but not for FSDP1; save the state "
+            "dict of this optimizer with save_state_dict, or in extra_state"
         )
     if not slot.is_flat or not isinstance(value, torch.Tensor) or value.ndim == 0:
         return value

@@ -33,6 +33,7 @@ from bytecheckpoint.frameworks.names import original_name, unwrapped
 from bytecheckpoint.frameworks.optimizer_state import OptimizerState
 from bytecheckpoint.frameworks.roles import check_role, folder_of_role
 from bytecheckpoint.frameworks.tracker import step_folder, write_tracker
+from bytecheckpoint.local_path import local_path
 from bytecheckpoint.parts import PARTS
 from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import SaveReport
@@ -115,7 +116,7 @@ def save(
     config = config or Config.from_env()
     if role and config.on_staging_busy == "wait":
         config = dataclasses.replace(config, on_staging_busy="double_buffer")  # another role's state may be there
-    root = folder_of_role(ckpt_path, role)
+    root = folder_of_role(local_path(ckpt_path), role)
     is_tracked = global_steps is not None and not ignore_append_global_steps_to_folder
     path = step_folder(root, global_steps) if is_tracked and global_steps is not None else root
 

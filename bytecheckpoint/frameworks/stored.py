@@ -56,6 +56,9 @@ class Stored(Mapping[str, "StoredTensor | None"]):
         self._items: dict[str, StoredTensor | None] = {}
         for fqn, dtype, shape, *_ in checkpoint.contents():
             self._items[fqn] = None if dtype is None else StoredTensor(torch.Size(shape), getattr(torch, dtype, None))
+        # In the order in which they were saved, as far as it is known: dicts are then made in it again.
+        first = {key: self._items[key] for key in self._ways if key in self._items}
+        self._items = {**first, **self._items}
 
     def __getitem__(self, key: str) -> StoredTensor | None:
         return self._items[key]

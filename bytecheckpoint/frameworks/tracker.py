@@ -11,6 +11,7 @@ from pathlib import Path
 from bytecheckpoint import _core
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.frameworks.roles import check_role, folder_of_role
+from bytecheckpoint.local_path import local_path
 from bytecheckpoint.parts import is_whole
 from bytecheckpoint.steps import scan_steps
 
@@ -62,10 +63,10 @@ def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "") -> str |
         role: As it was saved with.
 
     Raises:
-        ConfigError: An unknown role.
+        ConfigError: An unknown role; a URL.
         StorageError: The tracker or the folder cannot be read.
     """
-    folder = folder_of_role(root, check_role(role))
+    folder = folder_of_role(local_path(root), check_role(role))
     tracker = folder / TRACKER
     try:
         text = tracker.read_text(encoding="ascii", errors="replace").strip()
