@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from bytecheckpoint.errors import CheckpointError, ConfigError, sendable
 __all__ = ["agree", "all_together", "held_by_none", "held_first"]
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 _DIGEST_BYTES = 7  # of an int64 that can be negated
 
@@ -93,7 +94,7 @@ def held_by_none(group: dist.ProcessGroup | None, what: str, path: str, is_held:
     return positions
 
 
-def held_first(group: dist.ProcessGroup | None, what: str, path: str, keys: Sequence[str]) -> set[str]:
+def held_first(group: dist.ProcessGroup | None, what: str, path: str, keys: Sequence[K]) -> set[K]:
     """Those of ``keys`` that no rank before this one has. Collective, as ``all_together``."""
     if group is None or group.size() == 1:
         return {*keys}

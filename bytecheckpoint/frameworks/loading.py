@@ -320,7 +320,8 @@ def _folder(ckpt_path: str | os.PathLike[str], role: str) -> Path:
         if (folder / "model").is_dir():
             return folder
     of_role = f" of role {role!r}" if role else ""
-    hint = _what_there_is([*tried, *(folder.parent for folder in tried), path, path.parent])
+    near = [path, path.parent, path.parent.parent] if role else [path, path.parent]
+    hint = _what_there_is([folder_of_role(folder, role) for folder in near])
     raise CheckpointNotFoundError(
         f"load({path}): no checkpoint of bytecheckpoint.save{of_role} in {' or '.join(map(str, tried))}{hint}",
         str(path),

@@ -146,7 +146,10 @@ def save(
         }
         saving.begin(state, description, overwrite)
         of_parts = _values(state, save_decomposed_model_optimizer, extra_state_policy, group)
-        saving.each_ranks_own = _each_ranks_own(state.model, of_parts["model"])
+        saving.each_ranks_own = [
+            *(("model", key) for key in _each_ranks_own(state.model, of_parts["model"])),
+            *(("extra_state", key) for key in of_parts.get("extra_state", {}) if key in (state.extra_state or {})),
+        ]
         return of_parts
 
     group = group_for("background" if fast_saving else "calls")
@@ -203,10 +206,10 @@ class _Saving:
         tracked: Folder of the tracker, and the step for it.
 
     Attributes:
-        each_ranks_own: Keys of the model, of each of which the first rank's value alone is saved.
+        each_ranks_own: Parts and keys, of each of which the value of the first rank that has it is saved alone.
     """
 
-    each_ranks_own: Sequence[str] = ()
+    each_ranks_own: Sequence[tuple[str, str]] = ()
 
     def __init__(
         self,
@@ -257,8 +260,8 @@ class _Saving:
         """All of it, in this thread. Collective."""
         agree(self._group, "save", str(self._path), self._arguments)
         first = held_first(self._group, "save", str(self._path), self.each_ranks_own)
-        for key in {*self.each_ranks_own} - first:
-            del values["model"][key]
+        for part, key in {*self.each_ranks_own} - first:
+            del values[part][key]
         reports: dict[str, SaveReport] = {}
         for part, writer in self._writers.items():
             planner = BcpSavePlanner(flatten_state_dict=part != "extra_state", config=self._config)
