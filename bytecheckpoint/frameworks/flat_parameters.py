@@ -53,13 +53,15 @@ class FlatEntry:
     boxes: tuple[_Box, ...]
     parameter: nn.Parameter | None
 
-    def chunks_of(self, local: torch.Tensor) -> LocalChunks:
-        """The boxes of it.
+    def chunks_of(self, local: torch.Tensor) -> torch.Tensor:
+        """The boxes of it, as LocalChunks; without elements it has no boxes, and is the same on all ranks.
 
         Args:
             local: The local part, of ``numel`` elements in one dim: of the parameter, or of what an optimizer keeps
                 for it. The boxes are views of it.
         """
+        if self.shape.numel() == 0:
+            return local.new_empty(self.shape)
         offsets, tensors = [], []
         back = sorted(range(len(self.dims)), key=self.dims.__getitem__)
         for box in self.boxes:
