@@ -88,8 +88,9 @@ class FlatUnit:
         flat = handle.flat_param
         if any(extension is not None for extension in flat._param_extensions):
             raise UnsupportedError(
-                f"FSDP over tensor parallelism ('{prefix}'): flat parameters of DTensors cannot be taken apart; save "
-                "with save_decomposed_model_optimizer=False, or use fully_shard (FSDP2)"
+                f"FSDP over tensor parallelism ({prefix.rstrip('.') or 'the root'}): flat parameters of DTensors "
+                "cannot be taken apart; use fully_shard (FSDP2), or save and load the model alone, with "
+                "save_decomposed_model_optimizer=False and load_decomposed_model_optimizer=False"
             )
         self.parameter: nn.Parameter = flat
         self._handle = handle
