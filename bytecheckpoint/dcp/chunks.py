@@ -26,8 +26,8 @@ class LocalChunks(torch.Tensor):
         dtype: Of the whole tensor.
 
     Attributes:
-        offsets: As given, as tuples.
-        tensors: As given, as a tuple.
+        offsets: As tuples, in their order: so plans have them.
+        tensors: In the order of ``offsets``.
 
     Raises:
         ValueError: A box is outside of the tensor, or of another dtype.
@@ -47,8 +47,9 @@ class LocalChunks(torch.Tensor):
         device = tensors[0].device if tensors else torch.device("cpu")
         make_wrapper: Any = torch.Tensor._make_wrapper_subclass
         self: LocalChunks = make_wrapper(cls, torch.Size(shape), dtype=dtype, device=device)
-        self.offsets = tuple(tuple(of_box) for of_box in offsets)
-        self.tensors = tuple(tensors)
+        boxes = sorted(zip(map(tuple, offsets), tensors, strict=True), key=lambda box: box[0])
+        self.offsets = tuple(at for at, _ in boxes)
+        self.tensors = tuple(tensor for _, tensor in boxes)
         for at, tensor in zip(self.offsets, self.tensors, strict=True):
             ends = [begin + size for begin, size in zip(at, tensor.shape, strict=False)]
             is_inside = all(begin >= 0 and end <= size for begin, end, size in zip(at, ends, shape, strict=False))

@@ -53,13 +53,15 @@ class FlatEntry:
     boxes: tuple[_Box, ...]
     parameter: nn.Parameter | None
 
-    def chunks_of(self, local: torch.Tensor) -> LocalChunks:
-        """The boxes of it.
+    def chunks_of(self, local: torch.Tensor) -> torch.Tensor:
+        """The boxes of it, as LocalChunks; without elements it has no boxes, and is the same on all ranks.
 
         Args:
             local: The local part, of ``numel`` elements in one dim: of the parameter, or of what an optimizer keeps
                 for it. The boxes are views of it.
         """
+        if self.shape.numel() == 0:
+            return local.new_empty(self.shape)
         offsets, tensors = [], []
         back = sorted(range(len(self.dims)), key=self.dims.__getitem__)
         for box in self.boxes:
@@ -86,8 +88,9 @@ class FlatUnit:
         flat = handle.flat_param
         if any(extension is not None for extension in flat._param_extensions):
             raise UnsupportedError(
-                f"FSDP over tensor parallelism ('{prefix}'): flat parameters of DTensors cannot be taken apart; save "
-                "with save_decomposed_model_optimizer=False, or use fully_shard (FSDP2)"
+                f"FSDP over tensor parallelism ({prefix.rstrip('.') or 'the root'}): flat parameters of DTensors "
+                "cannot be taken apart; use fully_shard (FSDP2), or save and load the model alone, with "
+                "save_decomposed_model_optimizer=False and load_decomposed_model_optimizer=False"
             )
         self.parameter: nn.Parameter = flat
         self._handle = handle

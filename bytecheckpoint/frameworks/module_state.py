@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -61,10 +62,7 @@ class ModuleState:
                     modules[name].set_extra_state(value)
             return
         own = {_storage(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
-        is_in_place = all(
-            isinstance(value, torch.Tensor) and (value.numel() == 0 or _storage(value) in own)
-            for value in self.values.values()
-        )
+        is_in_place = all(_is_within(value, own) for value in self.values.values())
         if not is_in_place:
             set_model_state_dict(self._model, self.values, options=_OPTIONS)
 
@@ -75,6 +73,13 @@ _OPTIONS = StateDictOptions(strict=False)
 def _storage(tensor: torch.Tensor) -> int:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.untyped_storage().data_ptr()
+
+
+def _is_within(value: object, storages: set[int]) -> bool:
+    # A ShardedTensor is of FSDP1's own state dict, for which it copies.
+    if not isinstance(value, torch.Tensor) or isinstance(value, ShardedTensor):
+        return False
+    return value.numel() == 0 or _storage(value) in storages
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
