@@ -235,11 +235,21 @@ def refused(folder: str) -> dict[str, str]:
     parts = {"model": of_units, "optimizer": one_group}
     found["groups"] = raised(lambda: bytecheckpoint.load(f"{folder}/groups", parts, "fsdp"))
 
-    plain_one = nn.Linear(3, 3)
-    lbfgs = torch.optim.LBFGS(plain_one.parameters())
+    for group in two_groups.param_groups:
+        for parameter in group["params"]:
+            two_groups.state[parameter] = {"odd": {"a": torch.ones(1)}}
+    parts = {"model": by_name, "optimizer": two_groups}
+    found["nested"] = raised(lambda: bytecheckpoint.save(f"{folder}/nested", parts, "fsdp"))
+
+    plain_one, plain_other = nn.Linear(3, 3), nn.Linear(3, 3)
+    lbfgs, other_lbfgs = (torch.optim.LBFGS(each.parameters()) for each in (plain_one, plain_other))
     lbfgs.step(lambda: lbfgs_loss(plain_one))
-    parts = {"model": plain_one, "optimizer": lbfgs}
-    found["nested"] = raised(lambda: bytecheckpoint.save(f"{folder}/nested", parts, "ddp"))
+    bytecheckpoint.save(f"{folder}/lbfgs", {"model": plain_one, "optimizer": lbfgs}, "ddp")
+    bytecheckpoint.load(f"{folder}/lbfgs", {"model": plain_other, "optimizer": other_lbfgs}, "ddp")
+    for each, of_each in ((plain_one, lbfgs), (plain_other, other_lbfgs)):
+        each.zero_grad()
+        of_each.step(partial(lbfgs_loss, each))
+    assert torch.equal(plain_one.weight, plain_other.weight)
     return found
 
 
@@ -261,7 +271,9 @@ def test_what_cannot_be_taken_apart(tmp_path: Path) -> None:
             assert found[name].startswith(f"{UnsupportedError.__name__}: FSDP over tensor parallelism (the root)")
             assert "use fully_shard (FSDP2), or save and load the model alone" in found[name]
         assert found["groups"].startswith(f"{KeyMismatchError.__name__}: load of an optimizer: parameters of one group")
-        assert "tensors and plain values by name can be saved" in found["nested"]
+        assert (
+            "tensors and plain values can be saved, and lists and dicts of them, but not for FSDP1" in found["nested"]
+        )
 
 
 # Parts of a flat parameter
