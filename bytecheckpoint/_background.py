@@ -18,7 +18,16 @@ from bytecheckpoint import _C
 from bytecheckpoint.dcp._staged import is_any_saved
 from bytecheckpoint.errors import CheckpointError
 
-__all__ = ["BackgroundFuture", "handle_sigterm", "note_save", "raise_unseen", "shutdown", "submit", "wait_for_saves"]
+__all__ = [
+    "BackgroundFuture",
+    "handle_sigterm",
+    "note_save",
+    "raise_unseen",
+    "shutdown",
+    "submit",
+    "wait_for_queue",
+    "wait_for_saves",
+]
 
 T = TypeVar("T")
 
@@ -97,6 +106,7 @@ class _Saves:
 
 _lock = threading.Lock()
 _saves: _Saves | None = None
+_of_thread = threading.local()  # of threads of saves: the queue whose save they run
 
 
 def _of_process() -> _Saves:
@@ -124,6 +134,7 @@ def submit(path: str, run: Callable[[], T], queue: str = "") -> BackgroundFuture
     future: BackgroundFuture[T] = BackgroundFuture()
 
     def work() -> None:
+        _of_thread.queue = queue
         try:
             value = run()
         except BaseException as error:
@@ -185,6 +196,13 @@ def wait_for_saves(timeout_s: float | None = None) -> None:
         if end is not None and time.monotonic() >= end:
             raise TimeoutError(f"a background save is still under way after {timeout_s} s")
         time.sleep(_LOOK_INTERVAL_S)
+
+
+def wait_for_queue(queue: str) -> None:
+    """Until the saves that were submitted to a queue have ended, well or not. At once in the thread that runs them."""
+    saves = _if_any()
+    if saves is not None and getattr(_of_thread, "queue", None) != queue:
+        saves.executor(queue).submit(lambda: None).result()
 
 
 def shutdown(timeout_s: float | None = None) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 from bytecheckpoint import _core
 from bytecheckpoint._in_use import unheld
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointError
+from bytecheckpoint.parts import inspect_step
 from bytecheckpoint.steps import StepFolder, folder_of
 
 __all__ = ["Outcome", "remove_folder"]
 
 _MAX_FAILURES = 5
+_IS_READ = "a load of this process reads it"
 
 
 @dataclass
@@ -53,28 +55,45 @@ def remove_folder(folder: StepFolder, *, remove_others: bool) -> Outcome:
         # Nothing is in it, not even for a moment a tmp of ours: a save that has just made it may be about to begin.
         _remove_empty(folder.path, outcome)
         return outcome
+    # Of a folder with components: those that are there, the last that a save commits first.
+    names = folder.components[::-1] or ("",)
+    paths = {name: os.path.join(folder.path, name) if name else folder.path for name in names}  # noqa: PTH118
     try:
-        right = _core.Removal(folder.path)
+        rights = {name: _core.Removal(path) for name, path in paths.items()}
     except CheckpointBusyError:
         outcome.skipped = "a save, or another prune, is at it"
         return outcome
-    found = _core.inspect_folder(folder.path, own_tmp=right.tmp)
+    found = inspect_step(folder.path, {name: right.tmp for name, right in rights.items()})
     now = folder_of(folder.step, folder.path, found)
-    if (now.state, now.save_ids, now.parts) != (folder.state, folder.save_ids, folder.parts):
+    if _identity(now) != _identity(folder):
         outcome.skipped = f"it has changed since it was looked at, and is {now.state} now"
         return outcome
-    with unheld(folder.path) as is_free:
-        if not is_free:
-            outcome.skipped = "a load of this process reads it"
-            return outcome
-        marks_bytes = sum(os.lstat(os.path.join(folder.path, name)).st_size for name in found["marks"])  # noqa: PTH118
-        right.remove_marks()
-    outcome.is_loadable = False
-    outcome.bytes_freed += marks_bytes
+    found_in = found["components"] or {"": found}
+    if not all(_is_free(path) for path in paths.values()):
+        outcome.skipped = _IS_READ
+        return outcome
+    for name, path in paths.items():
+        with unheld(path) as is_free:
+            if not is_free:
+                if outcome.is_loadable:
+                    outcome.skipped = _IS_READ
+                else:
+                    outcome.failures.append(f"{name}: {_IS_READ}")
+                return outcome
+            marks_bytes = sum(os.lstat(os.path.join(path, mark)).st_size for mark in found_in[name]["marks"])  # noqa: PTH118
+            rights[name].remove_marks()
+        outcome.is_loadable = False
+        outcome.bytes_freed += marks_bytes
     try:
-        _remove_contents(folder.path, found, right, outcome, remove_others)
-        if not outcome.failures:  # else the tmp stays, free from now on, and says that a later prune may go on here
-            right.finish()
+        for name, path in paths.items():
+            _remove_contents(path, found_in[name], rights[name], outcome, remove_others)
+            if outcome.failures:  # the tmps stay, free from now on, and say that a later prune may go on here
+                break
+            rights[name].finish()
+            if name and not outcome.stays:
+                _remove_empty(path, outcome)
+        if folder.components and not outcome.failures:
+            _remove_others(folder.path, found["others"], outcome, remove_others)
     except CheckpointError as error:
         outcome.fail(error)
     if not outcome.failures and not outcome.stays:
@@ -82,19 +101,35 @@ def remove_folder(folder: StepFolder, *, remove_others: bool) -> Outcome:
     return outcome
 
 
+def _identity(folder: StepFolder) -> tuple[object, ...]:
+    return folder.state, folder.save_ids, folder.parts, folder.components
+
+
+def _is_free(path: str) -> bool:
+    with unheld(path) as is_free:
+        return is_free
+
+
 def _remove_contents(
     path: str, found: dict[str, Any], right: _core.Removal, outcome: Outcome, remove_others: bool
 ) -> None:
     """Other files go first: as long as there are data files, the rest of a removal is known for what it is."""
-    for name in found["others"]:
-        if not remove_others:
-            outcome.stays.append(f"{name}: not of a checkpoint")
-            continue
-        right.check_right()
-        _remove_other(os.path.join(path, name), path, outcome)  # noqa: PTH118
+    _remove_others(path, found["others"], outcome, remove_others, right)
     for name in (*found["data_files"], *found["tmps"]):
         right.check_right()
         _unlink(os.path.join(path, name), outcome)  # noqa: PTH118
+
+
+def _remove_others(
+    path: str, names: list[str], outcome: Outcome, remove_others: bool, right: _core.Removal | None = None
+) -> None:
+    for name in names:
+        if not remove_others:
+            outcome.stays.append(f"{name}: not of a checkpoint")
+            continue
+        if right is not None:
+            right.check_right()
+        _remove_other(os.path.join(path, name), path, outcome)  # noqa: PTH118
 
 
 def _remove_other(path: str, folder: str, outcome: Outcome) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import get_type_hints
 
 from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.reference_variables import fields_of
 
 __all__ = ["Config"]
 
@@ -32,6 +33,7 @@ class Config:
         ring_bytes: Host memory that a save or a load adds to the process: slots of 8 MiB that are filled and written
             at the same time. 16 MiB to 256 MiB.
         io_threads: Threads that write or read, 1 to 16. Two keep a single disk busy between requests.
+        load_io_threads: Those that read in a load, 1 to 16. 0: as ``io_threads`` says.
         niceness: Added to that of the threads that copy and write a save, 0 to 19: training goes before them.
         write_bytes_per_s: Most that a rank writes of a save in a second, so that it takes less from training and from
             others at the same storage. 0: as fast as it can; else 1 MiB at least.
@@ -75,6 +77,7 @@ class Config:
 
     ring_bytes: int = 24 * _MIB
     io_threads: int = 2
+    load_io_threads: int = 0
     niceness: int = 0
     write_bytes_per_s: int = 0
     direct_io: bool = True
@@ -107,6 +110,7 @@ class Config:
                 raise ConfigError(f"Config({name}={getattr(self, name)!r}): one of {', '.join(choices)} wanted")
         self._check("ring_bytes", 16 * _MIB, 256 * _MIB)
         self._check("io_threads", 1, 16)
+        self._check("load_io_threads", 0, 16)
         self._check("niceness", 0, 19)
         if self.write_bytes_per_s != 0:
             self._check("write_bytes_per_s", _MIB, float("inf"))
@@ -128,18 +132,27 @@ class Config:
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
         """Reads ``BYTECHECKPOINT_<FIELD>`` variables, for example ``BYTECHECKPOINT_RING_BYTES=134217728``.
 
+        Those of ByteCheckpoint, the reference, are read as ``reference_variables`` says; a variable of a field goes
+        before one of those that means the same.
+
         Args:
             environ: Instead of ``os.environ``.
 
         Raises:
-            ConfigError: A variable of that prefix names no field, or its value is not of the field's type.
+            ConfigError: A variable of that prefix names no field, or its value is not of the field's type; one of the
+                reference asks for what there is not here.
         """
         environ = os.environ if environ is None else environ
         kinds = get_type_hints(cls)
         fields = {_PREFIX + field.name.upper(): field.name for field in dataclasses.fields(cls)}
-        values: dict[str, bool | int | float | str] = {}
+        of_reference, understood = fields_of(environ)
+        values: dict[str, bool | int | float | str] = {
+            field: _parse(field, text, kinds[field]) for field, text in of_reference.items()
+        }
+        if "io_threads" in of_reference and _PREFIX + "IO_THREADS" not in environ:  # it is of saves alone
+            values.setdefault("load_io_threads", cls.io_threads)
         for variable, text in environ.items():
-            if not variable.startswith(_PREFIX):
+            if not variable.startswith(_PREFIX) or variable in understood:
                 continue
             if variable not in fields:
                 raise ConfigError(f"{variable}: no such setting; known are {', '.join(sorted(fields))}")

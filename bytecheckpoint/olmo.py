@@ -323,7 +323,7 @@ def _with_threads(config: Config | None, thread_count: int | None) -> Config:
         return config
     if thread_count <= 0:
         raise ValueError(f"thread_count={thread_count}: it must be at least 1; None leaves it to Config.io_threads")
-    return dataclasses.replace(config, io_threads=min(thread_count, _MAX_IO_THREADS))
+    return dataclasses.replace(config, io_threads=min(thread_count, _MAX_IO_THREADS), load_io_threads=0)
 
 
 def _local(path: str | os.PathLike[str]) -> str:

@@ -17,6 +17,7 @@ from bytecheckpoint import _core
 from bytecheckpoint._removal import Outcome, remove_folder
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
+from bytecheckpoint.parts import inspect_step
 from bytecheckpoint.report import size_text
 from bytecheckpoint.steps import StepFolder, compile_pattern, scan_steps
 
@@ -176,8 +177,9 @@ class Retention:
         going = [folder for folder in going if self._may_go(folder, newest, report)]
         if going and not report.dry_run:
             # A rename of a save that is not on disk yet must not outlive what was kept until there was a newer one.
-            for directory in (os.fspath(self.root), *(folder.path for folder in kept)):
-                _core.sync_directory(directory)
+            marked = [Path(folder.path, name) for folder in kept for name in folder.components or (".",)]
+            for directory in (self.root, *(folder.path for folder in kept if folder.components), *marked):
+                _core.sync_directory(os.fspath(directory))
         return sum(self._remove(folder, report) for folder in going)
 
     def _keeps(self, folder: StepFolder, place: int, protect: frozenset[int]) -> bool:
@@ -204,9 +206,10 @@ class Retention:
     def _is_dead(self, folder: StepFolder, newest: int) -> bool:
         """Will nobody finish what is there? A free tmp says so, and an empty folder is no loss to who fills it."""
         try:
-            found = _core.inspect_folder(folder.path)
-            is_empty = not any(found[kind] for kind in ("marks", "tmps", "data_files", "others"))
-            says_so = is_empty or bool(found["tmps"])
+            found = inspect_step(folder.path)
+            every = [found, *found["components"].values()]
+            is_empty = not any(of[kind] for of in every for kind in ("marks", "tmps", "data_files", "others"))
+            says_so = is_empty or any(of["tmps"] for of in every)
             return (says_so and folder.step < newest) or _unchanged_s(folder.path) >= self.grace_s
         except (CheckpointError, OSError):
             return False  # it changes

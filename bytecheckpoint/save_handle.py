@@ -50,6 +50,9 @@ class SaveHandle(Generic[R]):
     def cancel(self, timeout_s: float = _CANCEL_WAIT_S) -> bool:
         """Gives the save up, and waits until it has ended: the checkpoint before it stays, no file of it is left.
 
+        Of ``bytecheckpoint.save``, parts that are committed already stay: of a new step folder that is no checkpoint
+        yet; over an older one it leaves parts of different saves, which ``load`` refuses.
+
         Local; it fails on all ranks, with a ``SaveCancelledError`` on this one. Ranks that are not told write what they
         have before they hear of it: call it on all of them to end soon.
 
@@ -74,7 +77,7 @@ def save_in_background(
     path: str,
     state_of: Callable[[], dict[str, Any]],
     save: Callable[[dict[str, Any]], R],
-    fail: Callable[[BaseException], R],
+    fail: Callable[[Exception], R],
     give_up: Callable[[], None],
     config: Config,
     *,
@@ -85,7 +88,7 @@ def save_in_background(
 
     Args:
         path: For messages.
-        state_of: Gives the state.
+        state_of: Gives the state; raises what is wrong, an earlier save's failure that nobody has looked at included.
         save: Saves it; in that thread, with the staged state.
         fail: Takes this rank's part in a save that it cannot take part in: tells the others why, and raises.
         give_up: As of ``BcpWriter.cancel``.
@@ -94,11 +97,9 @@ def save_in_background(
         queue: Saves of one queue follow one another.
 
     Raises:
-        CheckpointError: The state cannot be staged, or an earlier save failed and nobody has looked. The others are
-            told.
+        CheckpointError: The state cannot be staged; the others are told.
     """
     try:
-        _background.raise_unseen()
         staging = stage_state(state_of(), config, is_shareable=False, overlap=True)
     except Exception as error:
         if not is_alone:  # the others come to this save, and hear of it there

@@ -131,9 +131,14 @@ def async_save_state_dict(
     """
     writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
     group = own_group(process_group, no_dist, "background", writer.config.stall_timeout_s, ("save", str(path)))
+
+    def state() -> dict[str, Any]:
+        _background.raise_unseen()
+        return with_states(state_dict)
+
     return save_in_background(
         str(path),
-        lambda: with_states(state_dict),
+        state,
         lambda state: run_save(state, writer, planner, group, no_dist),
         lambda error: fail_save(writer, error, group, no_dist),
         writer.cancel,

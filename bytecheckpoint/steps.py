@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
+from bytecheckpoint.parts import inspect_step
 from bytecheckpoint.report import size_text
 from bytecheckpoint.verification import verify
 
@@ -38,10 +38,13 @@ class StepFolder:
         reason: Why it is not ``complete``; "" if it is.
         is_being_saved: A live save holds it. Of a ``complete`` one: it is about to be replaced, and loads until then.
         is_foreign: Another writer's checkpoint, without checksums of ours.
-        save_ids: 32 hex digits; one, or one a part; none of another writer's.
+        save_ids: 32 hex digits; one, or one a part or component; none of another writer's.
         parts: Ranks that saved without collectives, each of which has a part of its own; else none.
         num_files: Data files that the metadata name.
         num_bytes: Of them.
+        components: Of ``bytecheckpoint.save``: the folders in it that are checkpoints of their own, ``extra_state``,
+            ``optimizer``, ``model``; ``state`` is then that of all of them, and ``half`` if they are of different
+            saves. Else none.
     """
 
     step: int
@@ -54,6 +57,7 @@ class StepFolder:
     parts: tuple[int, ...] = ()
     num_files: int = 0
     num_bytes: int = 0
+    components: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -70,6 +74,8 @@ class StepFolder:
         notes = [self.state + (", being saved" if self.is_being_saved and self.state != "saving" else "")]
         if self.num_files:
             notes.append(f"{size_text(self.num_bytes)} in {self.num_files} file{'s' if self.num_files > 1 else ''}")
+        if self.components:
+            notes.append(" and ".join(self.components))
         if self.parts:
             notes.append(f"parts of {len(self.parts)} ranks")
         if self.is_foreign:
@@ -143,15 +149,15 @@ def compile_pattern(pattern: str | None) -> re.Pattern[str]:
 def look_at_step(step: int, path: str) -> StepFolder | None:
     """One folder; None if it has gone meanwhile."""
     try:
-        return folder_of(step, path, _core.inspect_folder(path))
-    except StorageError as error:
+        return folder_of(step, path, inspect_step(path))
+    except CheckpointError as error:
         if not Path(path).is_dir():
             return None
         return StepFolder(step=step, path=path, state="unknown", reason=str(error))
 
 
 def folder_of(step: int, path: str, found: dict[str, Any]) -> StepFolder:
-    """What ``_core.inspect_folder`` found there."""
+    """What ``inspect_step`` found there."""
     return StepFolder(
         step=step,
         path=path,
@@ -163,16 +169,19 @@ def folder_of(step: int, path: str, found: dict[str, Any]) -> StepFolder:
         parts=tuple(found["parts"]),
         num_files=found["num_files"],
         num_bytes=found["num_bytes"],
+        components=tuple(found["components"]),
     )
 
 
 def _verified(folder: StepFolder, config: Config | None) -> StepFolder:
-    try:
-        problems = verify(folder.path, config=config).problems
-    except UnsupportedError:
-        return folder  # another writer's has nothing to verify
-    except CheckpointError:
-        return look_at_step(folder.step, folder.path) or folder  # it changed meanwhile
+    problems = []
+    for path in [Path(folder.path, name) for name in folder.components] or [Path(folder.path)]:
+        try:
+            problems += verify(path, config=config).problems
+        except UnsupportedError:
+            continue  # another writer's has nothing to verify
+        except CheckpointError:
+            return look_at_step(folder.step, folder.path) or folder  # it changed meanwhile
     if not problems:
         return folder
     first = f"{problems[0].file}: {problems[0].message}"

@@ -20,14 +20,22 @@ from bytecheckpoint.dcp._peers import is_fake, peers_of_call
 from bytecheckpoint.dcp._watch import Watch
 from bytecheckpoint.errors import CheckpointError
 
-__all__ = ["calling", "destroy_own_groups", "own_group", "watch_of", "watch_of_call", "watched_group"]
+__all__ = [
+    "between_ranks",
+    "calling",
+    "destroy_own_groups",
+    "own_group",
+    "watch_of",
+    "watch_of_call",
+    "watched_group",
+]
 
 # The watch hears of a loss from others, and may hear of it after gloo.
 _TOLD_WITHIN_S = 5.0
 _LOOK_S = 0.1
 _FAREWELL_S = 5.0
-# In which DCP's ranks wait for one another; what is raised in them, and not by DCP, leaves the others waiting.
-_EXCHANGES = ("_save_state_dict", "_load_state_dict")
+# In which ranks wait for one another; what is raised in them, and not by DCP, leaves the others waiting.
+_EXCHANGES = ("_save_state_dict", "_load_state_dict", "between_ranks")
 
 _lock = threading.Lock()
 _watches: weakref.WeakKeyDictionary[dist.ProcessGroup, Watch] = weakref.WeakKeyDictionary()
@@ -197,6 +205,11 @@ def calling(group: dist.ProcessGroup | None, what: str, path: str) -> Iterator[N
             if is_of_torch:
                 raise watch.error(what, path) from error
             raise
+
+
+def between_ranks(exchange: Callable[[], object]) -> None:
+    """A collective of our own within ``calling``: what is raised in it tells of a rank that is lost."""
+    exchange()
 
 
 def _is_raised_between_ranks(traceback: TracebackType | None) -> bool:

@@ -79,7 +79,7 @@ class Load:
             rank=rank,
             direct_io=config.direct_io,
             verify=config.verify,
-            num_io_threads=config.io_threads,
+            num_io_threads=config.load_io_threads or config.io_threads,
             ring_bytes=config.ring_bytes,
             io_timeout_s=config.io_timeout_s,
         )

@@ -42,8 +42,8 @@ class LocalChunks(torch.Tensor):
             elements that this rank has, in their order.
 
     Attributes:
-        offsets: As given, as tuples.
-        tensors: As given, as a tuple.
+        offsets: As tuples, in their order: so plans have them.
+        tensors: In the order of ``offsets``.
         spread: As given.
 
     Raises:
@@ -66,8 +66,9 @@ class LocalChunks(torch.Tensor):
         device = tensors[0].device if tensors else torch.device("cpu")
         make_wrapper: Any = torch.Tensor._make_wrapper_subclass
         self: LocalChunks = make_wrapper(cls, torch.Size(shape), dtype=dtype, device=device)
-        self.offsets = tuple(tuple(of_box) for of_box in offsets)
-        self.tensors = tuple(tensors)
+        boxes = sorted(zip(map(tuple, offsets), tensors, strict=True), key=lambda box: box[0])
+        self.offsets = tuple(at for at, _ in boxes)
+        self.tensors = tuple(tensor for _, tensor in boxes)
         self.spread = spread
         for at, tensor in zip(self.offsets, self.tensors, strict=True):
             ends = [begin + size for begin, size in zip(at, tensor.shape, strict=False)]

@@ -50,6 +50,11 @@ class CheckpointState:
                 f"framework={framework!r}: one of {', '.join(map(repr, FRAMEWORKS))} wanted; what is wrapped otherwise "
                 "can be saved with save_state_dict"
             )
+        if not isinstance(checkpoint_state, Mapping):
+            raise ConfigError(
+                f"checkpoint_state is a {type(checkpoint_state).__name__}: a dict with 'model', and perhaps "
+                "'optimizer' and 'extra_state', is wanted"
+            )
         unknown = [key for key in checkpoint_state if key not in _KEYS]
         if unknown or "model" not in checkpoint_state:
             raise ConfigError(
@@ -72,7 +77,10 @@ class CheckpointState:
             )
         extra_state = checkpoint_state.get("extra_state")
         if extra_state is not None and not isinstance(extra_state, Mapping):
-            raise ConfigError(f"checkpoint_state['extra_state'] is a {type(extra_state).__name__}: a dict is wanted")
+            raise ConfigError(
+                f"checkpoint_state['extra_state'] is a {type(extra_state).__name__}: a dict is wanted; put what there "
+                "is below a key of one"
+            )
         return cls(framework, model, optimizers, extra_state)
 
 

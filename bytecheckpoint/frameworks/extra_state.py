@@ -23,6 +23,8 @@ Policy = str | Mapping[str, str]
 
 def check_policy(policy: Policy) -> None:
     """Raises a ConfigError for what is no policy."""
+    if not isinstance(policy, (str, Mapping)):
+        raise ConfigError(f"extra_state_policy={policy!r}: {', '.join(POLICIES)} wanted, of all keys or by key")
     for name in [policy] if isinstance(policy, str) else policy.values():
         if name not in POLICIES:
             raise ConfigError(f"extra_state_policy={policy!r}: {', '.join(POLICIES)} wanted, of all keys or by key")
@@ -31,11 +33,14 @@ def check_policy(policy: Policy) -> None:
 def saved_values(extra_state: Mapping[str, Any], policy: Policy, rank: int) -> dict[str, Any]:
     """The state dict of one rank, of one level; its values are objects as they are, or tensors.
 
+    What is replicated stands under its own key, on all ranks that have it; the rest begins with the rank.
+
     Args:
         extra_state: Of this rank.
         policy: What becomes of a value on another number of ranks. ``own``: it belongs to its rank, and there is none
-            for others. ``replicated``: it is equal on all ranks, and any number of them gets it; rank 0's is saved.
-            ``sharded``: a list, tuple or tensor; those of all ranks, one behind the other, are dealt out anew.
+            for others. ``replicated``: it is equal on all ranks, and any number of them gets it; that of the first rank
+            that has it is saved. ``sharded``: a list, tuple or tensor; those of all ranks, one behind the other,
+            are dealt out anew.
 
     Raises:
         InvalidPlanError: What is to be sharded is no sequence; a key is no text.
@@ -45,16 +50,13 @@ def saved_values(extra_state: Mapping[str, Any], policy: Policy, rank: int) -> d
         if not isinstance(key, str) or _OF_RANK.fullmatch(key):
             raise InvalidPlanError(f"extra_state[{key!r}]: a text is wanted, which does not begin as 'rank_0.' does")
         of_key = _policy_of(policy, key)
-        if of_key == "sharded" and not isinstance(value, (list, tuple, torch.Tensor)):
+        is_sequence = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.ndim > 0)
+        if of_key == "sharded" and not is_sequence:
             raise InvalidPlanError(
                 f"extra_state[{key!r}] is to be sharded, and is a {type(value).__name__}: a list, a tuple or a tensor "
                 "with a first dim to deal out is wanted"
             )
-        if of_key == "replicated":
-            if rank == 0:
-                values[key] = value
-        else:
-            values[f"rank_{rank}.{key}"] = value
+        values[key if of_key == "replicated" else f"rank_{rank}.{key}"] = value
     return values
 
 
@@ -120,6 +122,11 @@ class ExtraStateLoad:
     def _joined(self, key: str, parts: list[Any]) -> Any:
         if not self._is_dealt_out[key]:
             return parts[0]
+        if len({isinstance(part, torch.Tensor) for part in parts}) > 1:
+            raise KeyMismatchError(
+                f"extra_state[{key!r}] was saved to be sharded, as a tensor by some ranks and as a list by others: "
+                "load it on as many ranks as saved it"
+            )
         length = sum(map(len, parts))
         begin, end = (length * number // self._num_ranks for number in (self._rank, self._rank + 1))
         if isinstance(parts[0], torch.Tensor):

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp._common_utils import HandleTrainingState
 
 from bytecheckpoint import _core
 from bytecheckpoint.dcp.chunks import LocalChunks, Spread
@@ -55,13 +56,15 @@ class FlatEntry:
     parameter: nn.Parameter | None
     spread: Spread | None
 
-    def chunks_of(self, local: torch.Tensor) -> LocalChunks:
-        """The boxes of it.
+    def chunks_of(self, local: torch.Tensor) -> torch.Tensor:
+        """The boxes of it, as LocalChunks; without elements it has no boxes, and is the same on all ranks.
 
         Args:
             local: The local part, of ``numel`` elements in one dim: of the parameter, or of what an optimizer keeps
                 for it. The boxes are views of it.
         """
+        if self.shape.numel() == 0:
+            return local.new_empty(self.shape)
         offsets, tensors = [], []
         back = sorted(range(len(self.dims)), key=self.dims.__getitem__)
         for box in self.boxes:
@@ -81,19 +84,22 @@ class FlatUnit:
         aliases: Further names of tied parameters, to the name in ``entries``.
         num_elements: Of a shard, padding included.
         first: Element of the flat parameter at which the shard of this rank begins.
+        is_sharded: Else each rank holds all of it.
     """
 
     def __init__(self, handle: Any, prefix: str) -> None:
         flat = handle.flat_param
         if any(extension is not None for extension in flat._param_extensions):
             raise UnsupportedError(
-                f"FSDP over tensor parallelism ('{prefix}'): flat parameters of DTensors cannot be taken apart; save "
-                "with save_decomposed_model_optimizer=False, or use fully_shard (FSDP2)"
+                f"FSDP over tensor parallelism ({prefix.rstrip('.') or 'the root'}): flat parameters of DTensors "
+                "cannot be taken apart; use fully_shard (FSDP2), or save and load the model alone, with "
+                "save_decomposed_model_optimizer=False and load_decomposed_model_optimizer=False"
             )
         self.parameter: nn.Parameter = flat
         self._handle = handle
         self.num_elements = int(flat._sharded_size.numel())
-        self.first = handle.rank * self.num_elements if handle.uses_sharded_strategy else 0
+        self.is_sharded = bool(handle.uses_sharded_strategy)
+        self.first = handle.rank * self.num_elements if self.is_sharded else 0
         self.entries = tuple(self._entries(flat, prefix))
         pairs = zip(flat._param_infos, self.entries, strict=True)
         names = {(info.module, info.param_name): entry.fqn for info, entry in pairs}
@@ -135,15 +141,19 @@ class FlatUnit:
 
     @property
     def shard(self) -> torch.Tensor:
-        """The shard of this rank, flat, padding included. Its storage is the one that an optimizer updates."""
+        """The shard of this rank, flat, padding included. Its storage is the one that an optimizer updates.
+
+        Raises:
+            UnsupportedError: FSDP is at work on it.
+        """
+        if self._handle._training_state is not HandleTrainingState.IDLE:
+            raise UnsupportedError(
+                f"FSDP: the unit of '{self.entries[0].fqn}' is in {self._handle._training_state.name}: save and load "
+                "outside of forward, backward and summon_full_params"
+            )
         shard = getattr(self.parameter, "_local_shard", None)
         if shard is None:  # FSDP has not run yet
             shard = self.parameter.data
-        if shard.numel() != self.num_elements:
-            raise UnsupportedError(
-                f"FSDP: the shard of '{self.entries[0].fqn}' has {shard.numel()} elements, {self.num_elements} are "
-                "expected: save and load outside of forward, backward and summon_full_params"
-            )
         return shard.detach().view(-1)
 
     def local_part(self, entry: FlatEntry, of_shard: torch.Tensor) -> torch.Tensor:
@@ -151,11 +161,11 @@ class FlatUnit:
         return of_shard.narrow(0, entry.first, entry.numel)
 
     def let_go_of_gathered(self) -> None:
-        """Before the shard is changed: what FSDP may still keep of the whole is out of date then."""
-        shard = getattr(self.parameter, "_local_shard", None)
-        if shard is not None and self.parameter.data_ptr() != shard.data_ptr():
+        """Before the shard is changed: the whole, which FSDP keeps after some forwards, is out of date then."""
+        if self.is_sharded and hasattr(self.parameter, "_local_shard"):
             self._handle.reshard(True)
             self._handle.post_reshard()
+            self._handle._prefetched = False
 
 
 def has_flat_parameters(model: nn.Module) -> bool:
@@ -164,13 +174,13 @@ def has_flat_parameters(model: nn.Module) -> bool:
 
 
 def flat_units(model: nn.Module) -> list[FlatUnit]:
-    """All flat parameters of ``model`` that hold anything, in the order of its modules.
+    """All flat parameters of ``model`` that hold anything, in the order of its modules, once for each of their names.
 
     Raises:
         UnsupportedError: FSDP over tensor parallelism.
     """
     units = []
-    for name, module in model.named_modules():
+    for name, module in model.named_modules(remove_duplicate=False):
         handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
         if handle is not None:
             units.append(FlatUnit(handle, f"{name}." if name else ""))

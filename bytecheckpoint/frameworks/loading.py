@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,30 @@ import torch
 import torch.distributed as dist
 
 from bytecheckpoint import _C
+from bytecheckpoint._in_use import hold
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._direct import run_load
 from bytecheckpoint.dcp._groups import own_group
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
-from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError, KeyMismatchError, ShapeMismatchError
-from bytecheckpoint.frameworks.agreement import all_together, held_by_none
+from bytecheckpoint.errors import (
+    CheckpointChangedError,
+    CheckpointNotFoundError,
+    KeyMismatchError,
+    ShapeMismatchError,
+    StorageError,
+)
+from bytecheckpoint.frameworks.agreement import agree, all_together, held_by_none
 from bytecheckpoint.frameworks.checkpoint_state import CheckpointState
 from bytecheckpoint.frameworks.extra_state import ExtraStateLoad
 from bytecheckpoint.frameworks.module_state import ModuleState
 from bytecheckpoint.frameworks.optimizer_state import OptimizerLoad, OptimizerState
-from bytecheckpoint.frameworks.roles import check_role, folder_of_role
+from bytecheckpoint.frameworks.roles import check_role, folder_of_role, known_roles
 from bytecheckpoint.frameworks.stored import Stored
 from bytecheckpoint.frameworks.tracker import step_folder
+from bytecheckpoint.local_path import local_path
+from bytecheckpoint.parts import description_in, different_saves
+from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import LoadReport
 from bytecheckpoint.steps import scan_steps
 
@@ -92,6 +102,7 @@ def load(
         CheckpointChangedError: The parts are of different saves.
         CheckpointError: On all ranks; as ``load_state_dict``.
     """
+    set_logging_level()
     role = check_role(role)
     config = config or Config.from_env()
     group = own_group(process_group, False, "calls" + role, config.stall_timeout_s, ("load", str(ckpt_path)))
@@ -101,12 +112,21 @@ def load(
         return _Loading(_folder(ckpt_path, role), state, config, group, strict)
 
     loading = all_together(group, "load", str(ckpt_path), begin)
-    # Outside of what is caught: FSDP1's own state dict is made by all ranks together.
-    model = ModuleState(loading.state.model, load_decomposed_model_optimizer)
-    all_together(group, "load", str(ckpt_path), lambda: loading.plan(model))
-    loading.check_unexpected()
-    loading.read()
-    all_together(group, "load", str(ckpt_path), loading.finish)
+    try:
+        loading.check_alike()
+
+        def model_state() -> ModuleState:
+            return ModuleState(loading.state.model, load_decomposed_model_optimizer)
+
+        # FSDP1's own state dict is made by all ranks together, and what is raised in it is theirs.
+        is_local = load_decomposed_model_optimizer
+        model = all_together(group, "load", str(ckpt_path), model_state) if is_local else model_state()
+        all_together(group, "load", str(ckpt_path), lambda: loading.plan(model))
+        loading.check_unexpected()
+        loading.read()
+        all_together(group, "load", str(ckpt_path), loading.finish)
+    finally:
+        loading.end()
     if loading.state.extra_state is not None:
         checkpoint_state["extra_state"] = loading.extra_state
     return loading.result()
@@ -126,29 +146,51 @@ class _Loading:
         self.asked: dict[str, set[str]] = {}  # keys of a checkpoint, by part
         self.asides: set[str] = set()  # keys that were loaded to know what to ask for
         self.extra_state: dict[str, Any] = {}
+        self._was_changed = False
         wanted = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
-        self.stored = {part: self._open(part) for part, is_wanted in wanted.items() if is_wanted}
-        ids = {part: (stored.user_metadata or {}).get("bytecheckpoint", {}) for part, stored in self.stored.items()}
-        self.description: dict[str, Any] = ids["model"]
-        if len({of_part.get("save") for of_part in ids.values()}) > 1:
-            names = ", ".join(f"{part} of step {of_part.get('global_step')}" for part, of_part in ids.items())
+        parts = [part for part, is_wanted in wanted.items() if is_wanted]
+        self._holds = [hold(folder / part) for part in parts]  # a prune of this process leaves them alone
+        self.stored = {"model": self._open("model")}
+        self.description = description_in(self.stored["model"].user_metadata)
+        self.stored.update((part, self._open(part)) for part in parts if part != "model")
+        descriptions = {part: description_in(stored.user_metadata) for part, stored in self.stored.items()}
+        mixed = different_saves(descriptions)
+        if mixed:
             raise CheckpointChangedError(
-                f"load({folder}): the parts are of different saves ({names}): a save over this folder was interrupted, "
-                "or is under way; load another step, or one part alone",
+                f"load({folder}): the parts are of different saves: {mixed}. A save over this folder was interrupted, "
+                "or is under way: load another step, or the model alone",
                 str(folder),
             )
 
     def _open(self, part: str) -> Stored:
+        # What is there may be left of an older save, which had that part.
+        is_of_save = part in self.description.get("parts", [part]) if part != "model" else True
         try:
-            return Stored(self.folder / part, self.config)
+            stored = Stored(self.folder / part, self.config)
         except CheckpointNotFoundError as error:
-            if part == "model":
-                raise
-            raise CheckpointNotFoundError(
-                f"load({self.folder}): it has no {part}: leave '{part}' out of checkpoint_state, or load a checkpoint "
-                "that was saved with it",
-                str(self.folder / part),
-            ) from error
+            raise (error if part == "model" else self._no(part)) from error
+        if not is_of_save and description_in(stored.user_metadata):
+            raise self._no(part)
+        return stored
+
+    def _no(self, part: str) -> CheckpointNotFoundError:
+        return CheckpointNotFoundError(
+            f"load({self.folder}): it was saved without {part}: leave '{part}' out of checkpoint_state, or load a "
+            "checkpoint that was saved with it",
+            str(self.folder / part),
+        )
+
+    def check_alike(self) -> None:
+        """All ranks want the same parts, and have seen the same save of them. Collective."""
+        arguments = {"the parts to load": [*self.stored], "strict": self.strict}
+        agree(self.group, "load", str(self.folder), arguments)
+        saves = {part: description_in(stored.user_metadata).get("save") for part, stored in self.stored.items()}
+        agree(self.group, "load", str(self.folder), {"the save that is there": saves}, None, _changed)
+
+    def end(self) -> None:
+        """Nothing is read any more."""
+        for held in self._holds:
+            held.end()
 
     # Steps of each rank by itself, and of all together, by turns.
 
@@ -232,9 +274,12 @@ class _Loading:
             is_flat = part == "extra_state"
             planner = BcpLoadPlanner(flatten_state_dict=not is_flat, flatten_sharded_tensors=not is_flat)
             self.reports[part] = run_load(values, reader, planner, self.group, False)
+            self._was_changed |= reader.user_metadata != self.stored[part].user_metadata
 
     def finish(self) -> None:
         """Hands over what was not loaded in place."""
+        if self._was_changed:
+            raise _changed(f"load({self.folder}): a newer save was committed meanwhile: load again", str(self.folder))
         self._model.values.update(self.values["model"])
         self._model.after_load()
         if "optimizer" in self.values:
@@ -255,13 +300,18 @@ class _Loading:
         )
 
 
+def _changed(message: str, path: str) -> CheckpointChangedError:
+    return CheckpointChangedError(message, path)
+
+
 def _folder(ckpt_path: str | os.PathLike[str], role: str) -> Path:
     """The folder of the parts: ``ckpt_path`` itself, or, with a role, that of the role in the run.
 
     Raises:
         CheckpointNotFoundError: No model was saved there; with what was.
+        ConfigError: A URL.
     """
-    path = Path(ckpt_path)
+    path = local_path(ckpt_path)
     tried = [path]
     if role:
         tried += [folder_of_role(path, role), folder_of_role(path.parent, role) / path.name]
@@ -269,26 +319,39 @@ def _folder(ckpt_path: str | os.PathLike[str], role: str) -> Path:
     for folder in tried:
         if (folder / "model").is_dir():
             return folder
+    of_role = f" of role {role!r}" if role else ""
+    near = [path, path.parent, path.parent.parent] if role else [path, path.parent]
+    hint = _what_there_is([folder_of_role(folder, role) for folder in near])
     raise CheckpointNotFoundError(
-        f"load({path}): no checkpoint of bytecheckpoint.save in {' or '.join(map(str, tried))}"
-        f"{_what_there_is([path, path.parent, *tried])}",
+        f"load({path}): no checkpoint of bytecheckpoint.save{of_role} in {' or '.join(map(str, tried))}{hint}",
         str(path),
     )
 
 
-def _what_there_is(folders: Iterable[Path]) -> str:
+def _what_there_is(folders: Sequence[Path]) -> str:
     """A hint for who asked for a step that does not exist."""
     for folder in folders:
-        steps = [step.step for step in scan_steps(folder, pattern=r"global_step_(\d+)")] if folder.is_dir() else []
+        steps = _steps_in(folder)
         if steps:
             return (
                 f"; {folder} has the steps {', '.join(map(str, steps[-_MOST_NAMES:]))}: pass "
                 f"'{step_folder(folder, steps[-1])}', or what find_latest_ckpt_path gives"
             )
+    for folder in folders:
+        roles = [role for role in known_roles() if _steps_in(folder_of_role(folder, role))]
+        if roles:
+            return f"; {folder} has steps of the roles {', '.join(roles)}: pass role={roles[0]!r}"
     return (
         ": pass the folder of a step, as find_latest_ckpt_path gives it; a plain DCP checkpoint loads with "
         "load_state_dict"
     )
+
+
+def _steps_in(folder: Path) -> list[int]:
+    try:
+        return [step.step for step in scan_steps(folder, pattern=r"global_step_(\d+)")]
+    except StorageError:
+        return []  # it is no folder, or cannot be listed
 
 
 def _listed(names: list[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor  # type: ignore[attr-defined]
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -47,7 +48,7 @@ class ModuleState:
 
     def before_load(self) -> None:
         """What FSDP1 still keeps of gathered parameters is let go of: it will be out of date."""
-        if has_flat_parameters(self._model):
+        if self._is_decomposed:  # FSDP's own load does so by itself
             for unit in flat_units(self._model):
                 unit.let_go_of_gathered()
 
@@ -61,10 +62,7 @@ class ModuleState:
                     modules[name].set_extra_state(value)
             return
         own = {_storage(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
-        is_in_place = all(
-            isinstance(value, torch.Tensor) and (value.numel() == 0 or _storage(value) in own)
-            for value in self.values.values()
-        )
+        is_in_place = all(_is_within(value, own) for value in self.values.values())
         if not is_in_place:
             set_model_state_dict(self._model, self.values, options=_OPTIONS)
 
@@ -92,9 +90,16 @@ def _storage(tensor: torch.Tensor) -> int:
     return local.untyped_storage().data_ptr()
 
 
+def _is_within(value: object, storages: set[int]) -> bool:
+    # A ShardedTensor is of FSDP1's own state dict, for which it copies.
+    if not isinstance(value, torch.Tensor) or isinstance(value, ShardedTensor):
+        return False
+    return value.numel() == 0 or _storage(value) in storages
+
+
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Of FSDP's wrappers what they wrap: the wrappers hold nothing themselves."""
-    for name, module in model.named_modules():
+    """Of FSDP's wrappers what they wrap: the wrappers hold nothing themselves. Under all names, as in a state dict."""
+    for name, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, FullyShardedDataParallel):
             yield name, module
 
@@ -142,11 +147,10 @@ def _refuse_hooks(name: str, module: nn.Module) -> None:
                 "flat parameters apart would leave out; pass save_decomposed_model_optimizer=False (and "
                 "load_decomposed_model_optimizer=False)"
             )
-    overridden = ("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict")
-    for method in overridden:
-        if getattr(type(module), method) is not getattr(nn.Module, method) and not type(module).__module__.startswith(
-            "torch."
-        ):
+    for method in ("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict"):
+        home = getattr(getattr(type(module), method), "__module__", "")
+        # Those of torch.nn read what older versions wrote, which is not what is loaded here.
+        if not home.startswith("torch.nn.modules."):
             raise UnsupportedError(
                 f"'{original_name(name)}', a {type(module).__name__}, has its own {method}, which taking flat "
                 "parameters apart would leave out; pass save_decomposed_model_optimizer=False (and "

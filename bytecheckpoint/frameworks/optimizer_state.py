@@ -8,7 +8,7 @@ a pipeline, each of which has groups of its own, do not meet in them. No step is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from bytecheckpoint.dcp.chunks import LocalChunks
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.frameworks.flat_parameters import FlatEntry, FlatUnit, flat_units
 from bytecheckpoint.frameworks.names import original_name, unwrapped
@@ -24,6 +25,8 @@ from bytecheckpoint.frameworks.stored import Stored, StoredTensor
 __all__ = ["OptimizerLoad", "OptimizerState"]
 
 _NOT_OPTIONS = frozenset({"params", "param_names"})
+
+_Way = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ class OptimizerState:
         """All of it, by key. Tensors share the memory of the optimizers.
 
         Raises:
-            UnsupportedError: Something is kept for a flat parameter that does not belong to its elements one by one.
+            UnsupportedError: Something is kept for a flat parameter that does not belong to its elements one by one, or
+                in containers.
         """
         values: dict[str, Any] = {}
         for member in self._members:
@@ -111,15 +115,19 @@ class _Planned:
     """What is loaded for one member.
 
     Attributes:
-        tensors: By name; the optimizer's own where it has such a one.
-        objects: Names of what is no tensor, to a key.
-        options: By option: keys, one an original parameter.
+        ways: All of them, in the order of the checkpoint.
+        tensors: By way, a name and what follows it in containers; the optimizer's own where it has such a one.
+        objects: Ways of what is no tensor, to a key.
+        options: By way, an option first: keys, one an original parameter.
+        stateless: Parts of a flat parameter for which the checkpoint has options, and no state.
     """
 
     member: _Member
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    objects: dict[str, str] = field(default_factory=dict)
-    options: dict[str, list[str]] = field(default_factory=dict)
+    ways: dict[_Way, None] = field(default_factory=dict)
+    tensors: dict[_Way, torch.Tensor] = field(default_factory=dict)
+    objects: dict[_Way, str] = field(default_factory=dict)
+    options: dict[_Way, list[str]] = field(default_factory=dict)
+    stateless: list[_Slot] = field(default_factory=list)
 
 
 class OptimizerLoad:
@@ -147,8 +155,11 @@ class OptimizerLoad:
                     continue
                 for name in states.get(slot.fqn, []) if slot.has_state else ():
                     self._plan(planned, slot, name, stored)
-                for option in of_group:
-                    self._plan_option(planned, option, f"{prefix}.{option}", stored)
+                for option in (option for option in of_group if option not in _NOT_OPTIONS):
+                    key = f"{prefix}.{option}"
+                    self._plan_option(planned, stored.way(key, f"{prefix}."), key, stored)
+                if slot.is_flat and slot.fqn not in states:
+                    planned.stateless.append(slot)
             if len(member.slots) > 0 and not all(slot.fqn in self.missing for slot in member.slots):
                 self._planned.append(planned)
 
@@ -156,27 +167,29 @@ class OptimizerLoad:
         key = f"state.{slot.fqn}.{name}"
         found = stored[key]
         member = planned.member
-        before = planned.tensors.get(name, member.state.get(name))
+        way = stored.way(key, f"state.{slot.fqn}.")
+        planned.ways[way] = None
+        before = planned.tensors.get(way, _at(member.state, way))
         if found is None:
-            planned.objects[name] = key
+            planned.objects[way] = key
             self.values[key] = before
         elif found.shape == slot.shape and not (found.shape == torch.Size() and name == "step"):
             if not isinstance(before, torch.Tensor) or not slot.is_per_element(before):
                 before = slot.empty(_dtype_of(key, found))
-            planned.tensors[name] = before
+            planned.tensors[way] = before
             self.values[key] = slot.view(before)
         else:
             if not isinstance(before, torch.Tensor) or before.shape != found.shape:
                 on_device = member.group.get("capturable") or member.group.get("fused")
                 device = member.parameter.device if on_device or found.shape != torch.Size() else None
                 before = torch.empty(found.shape, dtype=_dtype_of(key, found), device=device)
-            planned.tensors[name] = self.values[key] = before
+            planned.tensors[way] = self.values[key] = before
 
-    def _plan_option(self, planned: _Planned, option: str, key: str, stored: Stored) -> None:
-        planned.options.setdefault(option, []).append(key)
+    def _plan_option(self, planned: _Planned, way: _Way, key: str, stored: Stored) -> None:
+        planned.options.setdefault(way, []).append(key)
         if key in self.values:
             return
-        found, current = stored[key], planned.member.group.get(option)
+        found, current = stored[key], _at(planned.member.group, way)
         if found is None:
             self.values[key] = None if isinstance(current, torch.Tensor) else current
         elif isinstance(current, torch.Tensor) and current.shape == found.shape:
@@ -191,29 +204,26 @@ class OptimizerLoad:
             KeyMismatchError: Parameters of one group were saved with options that differ. Nothing was changed but
                 tensors that were loaded in place.
         """
-        groups: dict[int, tuple[dict[str, Any], dict[str, list[str]]]] = {}
+        groups: dict[int, tuple[dict[str, Any], dict[_Way, list[str]]]] = {}
         for planned in self._planned:
             _, options = groups.setdefault(id(planned.member.group), (planned.member.group, {}))
-            for option, keys in planned.options.items():
-                options.setdefault(option, []).extend(keys)
+            for way, keys in planned.options.items():
+                options.setdefault(way, []).extend(keys)
         for _, options in groups.values():
             for keys in options.values():
                 self._check_equal(keys)
         for planned in self._planned:
-            state = {**planned.tensors, **{name: self.values[key] for name, key in planned.objects.items()}}
-            before = planned.member.state
+            for slot in planned.stateless:
+                _forget(slot, planned.tensors.values())
+            values = {**planned.tensors, **{way: self.values[key] for way, key in planned.objects.items()}}
+            state = _nested({way: values[way] for way in planned.ways})
             if state:
-                names = [*(name for name in before if name in state), *(name for name in state if name not in before)]
-                planned.member.optimizer.state[planned.member.parameter] = {name: state[name] for name in names}
+                planned.member.optimizer.state[planned.member.parameter] = state
             else:
                 planned.member.optimizer.state.pop(planned.member.parameter, None)
         for group, options in groups.values():
-            for option, keys in options.items():
-                value, current = self.values[keys[0]], group.get(option)
-                if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
-                    current.copy_(value)  # a graph that was captured reads it where it is
-                else:
-                    group[option] = value
+            loaded = {way: _as_before(_at(group, way), self.values[keys[0]]) for way, keys in options.items()}
+            group.update(_nested(loaded))
 
     def _check_equal(self, keys: list[str]) -> None:
         first = self.values[keys[0]]
@@ -225,6 +235,44 @@ class OptimizerLoad:
                     f"load of an optimizer: parameters of one group were saved with other options: '{keys[0]}' is "
                     f"{first!r}, '{key}' is {other!r}; make the groups as they were when it was saved"
                 )
+
+
+def _at(container: Any, way: _Way) -> Any:
+    """What is there, or None."""
+    for step in way:
+        is_there = step in container if isinstance(container, Mapping) else _is_place(container, step)
+        if not is_there:
+            return None
+        container = container[step]
+    return container
+
+
+def _is_place(container: object, step: str | int) -> bool:
+    return isinstance(container, (list, tuple)) and isinstance(step, int) and step < len(container)
+
+
+def _nested(values: Mapping[_Way, Any]) -> dict[Any, Any]:
+    """Dicts and lists again, of what was flattened."""
+    below: dict[str | int, dict[_Way, Any]] = {}
+    for (step, *further), value in values.items():
+        below.setdefault(step, {})[tuple(further)] = value
+    return {step: of_step[()] if () in of_step else _container(of_step) for step, of_step in below.items()}
+
+
+def _container(values: Mapping[_Way, Any]) -> Any:
+    container = _nested(values)
+    is_list = all(isinstance(step, int) for step in container)
+    return [container[step] for step in sorted(container)] if is_list else container
+
+
+def _as_before(current: Any, value: Any) -> Any:
+    """A number in a tensor or as it is, as the optimizer has it; a graph that was captured reads tensors in place."""
+    if isinstance(current, torch.Tensor) and isinstance(value, (torch.Tensor, int, float)):
+        return current.copy_(value) if isinstance(value, torch.Tensor) else current.fill_(value)
+    is_number = isinstance(current, (int, float)) and not isinstance(current, bool)
+    if is_number and isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return value
 
 
 def _members(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[_Member]:
@@ -244,10 +292,13 @@ def _slots_of(model: nn.Module) -> dict[int, tuple[_Slot, ...]]:
     """By the parameter that stands in an optimizer."""
     slots: dict[int, tuple[_Slot, ...]] = {}
     for unit in flat_units(model):
+        if id(unit.parameter) in slots:
+            continue  # a module that has several names: the first counts, as in torch
         slots[id(unit.parameter)] = tuple(_slot_of_unit(unit, entry) for entry in unit.entries)
         for entry in unit.entries:
             if entry.parameter is not None:
-                slots[id(entry.parameter)] = (_slot_of_entry(entry, entry.parameter),)
+                slot = _slot_of_entry(entry) if unit.is_sharded else _slot_of_parameter(entry.fqn, entry.parameter)
+                slots[id(entry.parameter)] = (slot,)
     for name, parameter in unwrapped(model).named_parameters():
         if id(parameter) not in slots:
             slots[id(parameter)] = (_slot_of_parameter(original_name(name), parameter),)
@@ -277,19 +328,38 @@ def _slot_of_unit(unit: FlatUnit, entry: FlatEntry) -> _Slot:
     )
 
 
-def _slot_of_entry(entry: FlatEntry, parameter: nn.Parameter) -> _Slot:
+def _slot_of_entry(entry: FlatEntry) -> _Slot:
+    """What the optimizer keeps has one dim. Its parameter may not: FSDP shows all of it after some forwards."""
+    assert entry.parameter is not None
+    device = entry.parameter.device
     return _Slot(
         entry.fqn,
         entry.shape,
-        has_state=entry.numel > 0,
-        view=lambda tensor: entry.chunks_of(tensor.as_strided((entry.numel,), (1,))),  # all of it, as it lies in memory
-        is_per_element=lambda tensor: tensor.shape == parameter.shape,
-        empty=lambda dtype: torch.zeros_like(parameter, dtype=dtype, requires_grad=False),
+        has_state=entry.numel > 0 or entry.shape.numel() == 0,
+        view=entry.chunks_of,
+        is_per_element=lambda tensor: tensor.shape == torch.Size([entry.numel]),
+        empty=lambda dtype: torch.zeros(entry.numel, dtype=dtype, device=device),
     )
+
+
+def _forget(slot: _Slot, tensors: Iterable[torch.Tensor]) -> None:
+    """As an optimizer begins, of the part of a flat parameter for which nothing was saved."""
+    for tensor in tensors:
+        chunks = slot.view(tensor) if slot.is_per_element(tensor) else None
+        for piece in chunks.tensors if isinstance(chunks, LocalChunks) else ():
+            piece.zero_()
 
 
 def _value_of(slot: _Slot, name: str, value: Any) -> Any:
     """What an optimizer keeps, for a state dict. The flat part of a parameter has one dim, be it a scalar."""
+    holds_tensors = isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value)
+    is_nest = holds_tensors or isinstance(value, Mapping)
+    if is_nest and (slot.is_flat or isinstance(value, tuple) or not value):
+        raise UnsupportedError(
+            f"optimizer state '{name}' of '{slot.fqn}' is {'an empty' if not value else 'a'} {type(value).__name__}: "
+            "tensors and plain values can be saved, and lists and dicts of them, but not for FSDP1; save the state "
+            "dict of this optimizer with save_state_dict, or in extra_state"
+        )
     if not slot.is_flat or not isinstance(value, torch.Tensor) or value.ndim == 0:
         return value
     if slot.is_per_element(value):

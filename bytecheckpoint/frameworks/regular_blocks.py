@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from bytecheckpoint import _core
-from bytecheckpoint.dcp._groups import calling
+from bytecheckpoint.dcp._groups import between_ranks, calling
 from bytecheckpoint.dcp.chunks import LocalChunks, Spread
 from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.frameworks.agreement import gathered
@@ -119,14 +119,11 @@ def _agree(moves: list[_Move], group: dist.ProcessGroup, path: str) -> None:
     """Else a rank would wait for what nobody sends."""
     own = dist.get_rank()
 
-    def digests() -> dict[tuple[int, int], bytes]:
-        sums: dict[tuple[int, int], Any] = {}
-        for move in moves:
-            of_pair = sums.setdefault((move.source, move.target), hashlib.sha256())
-            of_pair.update(repr((move.part, move.key, move.begin, move.end, str(move.dtype))).encode())
-        return {pair: of_pair.digest() for pair, of_pair in sums.items()}
-
-    of_ranks = gathered(group, "save", path, digests)
+    sums: dict[tuple[int, int], Any] = {}
+    for move in moves:
+        of_pair = sums.setdefault((move.source, move.target), hashlib.sha256())
+        of_pair.update(repr((move.part, move.key, move.begin, move.end, str(move.dtype))).encode())
+    of_ranks = gathered(group, "save", path, {pair: of_pair.digest() for pair, of_pair in sums.items()})
     ranks = dist.get_process_group_ranks(group)
     by_rank = dict(zip(ranks, of_ranks, strict=True))
     for rank, of_rank in by_rank.items():
@@ -158,11 +155,8 @@ def _exchange(
             source: torch.empty(sum(move.num_bytes for move in of_source), dtype=torch.uint8, device="cpu")
             for source, of_source in incoming.items()
         }
-        works = [dist.irecv(buffer, source, group, _TAG) for source, buffer in buffers.items()]
-        works += [dist.isend(merge(pieces), target, group, _TAG) for target, pieces in outgoing.items()]
-        for work in works:
-            assert work is not None
-            work.wait()
+        messages = {target: merge(pieces) for target, pieces in outgoing.items()}
+        between_ranks(lambda: _send_and_receive(messages, buffers, group))
     for source, of_source in incoming.items():
         at = 0
         for move in of_source:
@@ -170,6 +164,16 @@ def _exchange(
             received.setdefault((move.part, move.key), []).append((move.begin, elements))
             at += move.num_bytes
     return received
+
+
+def _send_and_receive(
+    messages: dict[int, torch.Tensor], buffers: dict[int, torch.Tensor], group: dist.ProcessGroup
+) -> None:
+    works = [dist.irecv(buffer, source, group, _TAG) for source, buffer in buffers.items()]
+    works += [dist.isend(message, target, group, _TAG) for target, message in messages.items()]
+    for work in works:
+        assert work is not None
+        work.wait()
 
 
 def _run(chunks: LocalChunks, begin: int, end: int) -> list[torch.Tensor]:

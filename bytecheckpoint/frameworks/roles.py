@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.reference_variables import ROLE_SUFFIX
 
 __all__ = ["check_role", "folder_of_role", "known_roles"]
 
 _KNOWN = ("default", "actor", "critic", "ref", "rm")
-_VARIABLE = "BYTECHECKPOINT_ROLE_SUFFIX"
 
 
 def known_roles(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -22,10 +22,10 @@ def known_roles(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
         ConfigError: One of the variable is no name of a folder.
     """
     environ = os.environ if environ is None else environ
-    own = [name.strip().lower() for name in environ.get(_VARIABLE, "").split(",") if name.strip()]
+    own = [name.strip().lower() for name in environ.get(ROLE_SUFFIX, "").split(",") if name.strip()]
     for name in own:
         if name in (".", "..") or "/" in name or "\0" in name:
-            raise ConfigError(f"{_VARIABLE}={environ[_VARIABLE]!r}: {name!r} cannot be the name of a folder")
+            raise ConfigError(f"{ROLE_SUFFIX}={environ[ROLE_SUFFIX]!r}: {name!r} cannot be the name of a folder")
     return (*_KNOWN, *own)
 
 
@@ -39,7 +39,7 @@ def check_role(role: str | None) -> str:
         return ""
     if role.lower() not in known_roles():
         raise ConfigError(
-            f"role={role!r}: {', '.join(known_roles())} are known; add others with {_VARIABLE}={role.lower()}"
+            f"role={role!r}: {', '.join(known_roles())} are known; add others with {ROLE_SUFFIX}={role.lower()}"
         )
     return role.lower()
 

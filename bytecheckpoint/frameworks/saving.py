@@ -7,23 +7,25 @@ import dataclasses
 import os
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from bytecheckpoint import _background
 from bytecheckpoint._background import BackgroundFuture
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._direct import fail_save, run_save
+from bytecheckpoint.dcp._direct import run_save
 from bytecheckpoint.dcp._groups import own_group
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
-from bytecheckpoint.errors import ConfigError
-from bytecheckpoint.frameworks.agreement import all_together, raise_on_all
+from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError
+from bytecheckpoint.frameworks.agreement import agree, all_together, held_first
 from bytecheckpoint.frameworks.checkpoint_state import CheckpointState
 from bytecheckpoint.frameworks.extra_state import Policy, check_policy, saved_values
 from bytecheckpoint.frameworks.module_state import ModuleState, tied_names
@@ -31,7 +33,10 @@ from bytecheckpoint.frameworks.names import original_name, unwrapped
 from bytecheckpoint.frameworks.optimizer_state import OptimizerState
 from bytecheckpoint.frameworks.regular_blocks import with_regular_blocks
 from bytecheckpoint.frameworks.roles import check_role, folder_of_role
-from bytecheckpoint.frameworks.tracker import PARTS, step_folder, write_tracker
+from bytecheckpoint.frameworks.tracker import step_folder, write_tracker
+from bytecheckpoint.local_path import local_path
+from bytecheckpoint.parts import PARTS
+from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import SaveReport
 from bytecheckpoint.save_handle import SaveHandle, save_in_background
 
@@ -113,22 +118,33 @@ def save(
         ConfigError: Arguments that do not fit, a ValueError.
         CheckpointError: On all ranks; as ``save_state_dict``.
     """
+    set_logging_level()
     role = check_role(role)
     config = config or Config.from_env()
     if role and config.on_staging_busy == "wait":
         config = dataclasses.replace(config, on_staging_busy="double_buffer")  # another role's state may be there
-    root = folder_of_role(ckpt_path, role)
+    root = folder_of_role(local_path(ckpt_path), role)
     is_tracked = global_steps is not None and not ignore_append_global_steps_to_folder
     path = step_folder(root, global_steps) if is_tracked and global_steps is not None else root
-    use = ("background" if fast_saving else "calls") + role
-    group = own_group(process_group, False, use, config.stall_timeout_s, ("save", str(path)))
 
-    def values() -> dict[str, Any]:
-        state = CheckpointState.of(checkpoint_state, framework)
-        check_policy(extra_state_policy)
+    def group_for(use: str) -> dist.ProcessGroup | None:
+        return own_group(process_group, False, use + role, config.stall_timeout_s, ("save", str(path)))
+
+    def check() -> CheckpointState:
+        _background.raise_unseen()
         _check_step(global_steps)
+        if callback is not None and not callable(callback):
+            raise ConfigError(f"callback={callback!r}: what can be called without arguments is wanted")
+        check_policy(extra_state_policy)
         if irregular not in _IRREGULAR:
             raise ConfigError(f"irregular={irregular!r}: one of {', '.join(map(repr, _IRREGULAR))} wanted")
+        return CheckpointState.of(checkpoint_state, framework)
+
+    def values() -> dict[str, Any]:
+        if save_decomposed_model_optimizer:
+            state = check()
+        else:  # FSDP gathers, and waits for ranks that do not come to it
+            state = all_together(group_for("calls"), "save", str(path), check)
         description = {
             "save": uuid.uuid4().hex,
             "framework": framework,
@@ -139,16 +155,23 @@ def save(
             "tied": tied_names(state.model),
         }
         saving.begin(state, description, overwrite)
-        return _values(state, save_decomposed_model_optimizer, extra_state_policy, group)
+        of_parts = _values(state, save_decomposed_model_optimizer, extra_state_policy, group)
+        saving.each_ranks_own = [
+            *(("model", key) for key in _each_ranks_own(state.model, of_parts["model"])),
+            *(("extra_state", key) for key in of_parts.get("extra_state", {}) if key in (state.extra_state or {})),
+        ]
+        return of_parts
 
     tracked = (root, global_steps) if is_tracked else None
-    saving = _Saving(path, group, config, tracked, callback, merges=irregular == "merge")
+    group = group_for("background" if fast_saving else "calls")
+    saving = _Saving(path, group, config, tracked, callback, irregular)
     if fast_saving:
         return save_in_background(
             str(path), values, saving.run, saving.fail, saving.cancel, config, is_alone=group is None, queue=role
         )
+    # What was called before is committed before, and the tracker never goes back.
+    _background.wait_for_queue(role)
     try:
-        _background.raise_unseen()
         of_parts = values()
     except Exception as error:
         report = saving.fail(error)
@@ -163,18 +186,13 @@ def save(
 
 def _check_step(step: object) -> None:
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-        raise ConfigError(f"global_steps={step!r}: a number from 0 on wanted")
+        raise ConfigError(f"global_steps={step!r}: a number from 0 on wanted, as int")
 
 
 def _values(state: CheckpointState, decompose: bool, policy: Policy, group: dist.ProcessGroup | None) -> dict[str, Any]:
     """What this rank saves, by part; tensors share the memory of the live objects."""
     rank = 0 if group is None else group.rank()
-    # First, since the other ranks may be in it, too: FSDP1's own state dict gathers.
     values: dict[str, Any] = {"model": ModuleState(state.model, decompose).values}
-    if rank != 0 and state.framework != "fsdp2":
-        # Buffers are each rank's own, and may differ; those of the first are what DDP gives to all.
-        for name, _ in unwrapped(state.model).named_buffers():
-            values["model"].pop(original_name(name), None)
     if state.optimizers:
         values["optimizer"] = OptimizerState(state.model, state.optimizers).values()
     if state.extra_state is not None:
@@ -182,13 +200,28 @@ def _values(state: CheckpointState, decompose: bool, policy: Policy, group: dist
     return values
 
 
+def _each_ranks_own(model: nn.Module, values: dict[str, Any]) -> list[str]:
+    """Keys under which ranks may have other values: buffers, and what modules and hooks add.
+
+    Of each the value of the first rank that has it is saved, as DDP gives it to all.
+    """
+    parameters = {original_name(name) for name, _ in unwrapped(model).named_parameters(remove_duplicate=False)}
+    is_of_ranks = [type(value) is torch.Tensor or not isinstance(value, torch.Tensor) for value in values.values()]
+    return [key for key, is_own in zip(values, is_of_ranks, strict=True) if is_own and key not in parameters]
+
+
 class _Saving:
     """One save of several parts.
 
     Args:
         tracked: Folder of the tracker, and the step for it.
-        merges: Pieces of flat parameters travel before it is saved.
+        irregular: ``merge``: pieces of flat parameters travel before they are saved.
+
+    Attributes:
+        each_ranks_own: Parts and keys, of each of which the value of the first rank that has it is saved alone.
     """
+
+    each_ranks_own: Sequence[tuple[str, str]] = ()
 
     def __init__(
         self,
@@ -197,35 +230,67 @@ class _Saving:
         config: Config,
         tracked: tuple[Path, int | None] | None,
         callback: Callable[[], object] | None,
-        *,
-        merges: bool,
+        irregular: str,
     ) -> None:
-        self._merges = merges
+        self._irregular = irregular
         self._path = path
         self._group = group
         self._config = config
         self._tracked = tracked
         self._callback = callback
         self._writers: dict[str, BcpWriter] = {}
+        self._arguments: dict[str, object] = {}  # the same on all ranks
 
     def begin(self, state: CheckpointState, description: dict[str, Any], overwrite: bool) -> None:
         """Makes the writers of the parts. What is described stands in each; the coordinator's is what counts."""
         is_given = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
         names = [part for part in PARTS if is_given[part]]
         metadata = {"bytecheckpoint": {**description, "parts": names}}
+        self._arguments = {
+            "the path": os.path.abspath(self._path),  # noqa: PTH100
+            "checkpoint_state": names,
+            "global_steps": description["global_step"],
+            "extra_state_policy": description["extra_state_policy"],
+            "overwrite": overwrite,
+            "irregular": self._irregular,
+        }
+        if not overwrite and (self._group is None or self._group.rank() == 0):
+            self._refuse_existing()
         for part in names:
             self._writers[part] = BcpWriter(
                 self._path / part, overwrite=overwrite, user_metadata=metadata, config=self._config
             )
 
+    def _refuse_existing(self) -> None:
+        """Before any part is committed; a save that comes meanwhile meets the writers' own check."""
+        there = [part for part in PARTS if os.path.lexists(self._path / part / ".metadata")]
+        if there:
+            raise CheckpointExistsError(
+                f"save({self._path}): there is a checkpoint, of {' and '.join(there)}, and overwrite=False: save "
+                "another step, or pass overwrite=True",
+                str(self._path),
+            )
+
     def run(self, values: dict[str, Any]) -> CheckpointReport:
         """All of it, in this thread. Collective."""
-        if self._merges:
+        agree(self._group, "save", str(self._path), self._arguments)
+        first = held_first(self._group, "save", str(self._path), self.each_ranks_own)
+        for part, key in {*self.each_ranks_own} - first:
+            del values[part][key]
+        if self._irregular == "merge":
             values = with_regular_blocks(values, self._group, str(self._path))
-        reports = {}
+        reports: dict[str, SaveReport] = {}
         for part, writer in self._writers.items():
             planner = BcpSavePlanner(flatten_state_dict=part != "extra_state", config=self._config)
-            reports[part] = run_save(values[part], writer, planner, self._group, False)
+            try:
+                reports[part] = run_save(values[part], writer, planner, self._group, False)
+            except CheckpointError as error:
+                if reports:
+                    error.add_note(
+                        f"save({self._path}): {' and '.join(reports)} of it is committed already; what was in this "
+                        "folder loads as a whole no more: save again, or go on from another step"
+                    )
+                raise
         is_first = self._group is None or self._group.rank() == 0
         if self._tracked is not None:
             all_together(self._group, "save", str(self._path), self._write_tracker if is_first else lambda: None)
@@ -249,11 +314,9 @@ class _Saving:
                 stacklevel=2,
             )
 
-    def fail(self, error: BaseException) -> CheckpointReport:
-        """Tells the others, who come to the first part, why this rank does not; raises."""
-        if self._merges:
-            raise_on_all(self._group, "save", str(self._path), error)
-        fail_save(BcpWriter(self._path, config=self._config), error, self._group, False)
+    def fail(self, error: Exception) -> CheckpointReport:
+        """Tells the others, who come to ``run``, why this rank does not; raises. Collective with them."""
+        agree(self._group, "save", str(self._path), {}, error)
         raise error
 
     def cancel(self) -> None:

@@ -51,12 +51,32 @@ class Stored(Mapping[str, "StoredTensor | None"]):
             io_timeout_s=config.io_timeout_s,
         )
         self.user_metadata: Any = json.loads(checkpoint.user_metadata) if checkpoint.user_metadata else None
+        ways = checkpoint.planner_data
+        self._ways: Mapping[str, tuple[Any, ...]] = ways if isinstance(ways, Mapping) else {}
         self._items: dict[str, StoredTensor | None] = {}
         for fqn, dtype, shape, *_ in checkpoint.contents():
             self._items[fqn] = None if dtype is None else StoredTensor(torch.Size(shape), getattr(torch, dtype, None))
+        # In the order in which they were saved, as far as it is known: dicts are then made in it again.
+        first = {key: self._items[key] for key in self._ways if key in self._items}
+        self._items = {**first, **self._items}
 
     def __getitem__(self, key: str) -> StoredTensor | None:
         return self._items[key]
+
+    def way(self, key: str, prefix: str) -> tuple[str | int, ...]:
+        """Name of what stood at ``prefix``, and the way from there to ``key`` through the containers that it was.
+
+        Args:
+            key: One of these, that begins with ``prefix``.
+            prefix: With a dot at its end.
+        """
+        way = self._ways.get(key, (key,))
+        first = ""
+        for number, step in enumerate(way):
+            first += f".{step}" if number else str(step)
+            if first.startswith(prefix) and len(first) > len(prefix):
+                return (first[len(prefix) :], *way[number + 1 :])
+        return (key[len(prefix) :],)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)

@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from pathlib import Path
 
 from bytecheckpoint import _core
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.frameworks.roles import check_role, folder_of_role
+from bytecheckpoint.local_path import local_path
+from bytecheckpoint.parts import is_whole
 from bytecheckpoint.steps import scan_steps
 
-__all__ = ["PARTS", "TRACKER", "find_latest_ckpt_path", "is_complete", "step_folder", "write_tracker"]
+__all__ = ["TRACKER", "find_latest_ckpt_path", "step_folder", "write_tracker"]
 
 TRACKER = "latest_checkpointed_iteration.txt"
-# In the order in which they are committed: who sees the model has all of a new folder.
-PARTS = ("extra_state", "optimizer", "model")
+
+_writing = threading.Lock()  # saves of one process may end at the same time
 
 
 def step_folder(root: str | os.PathLike[str], step: int) -> Path:
@@ -31,43 +34,39 @@ def write_tracker(root: str | os.PathLike[str], step: int) -> None:
         StorageError: The file system refused; the tracker says what it said.
     """
     tracker = Path(root) / TRACKER
-    tmp = tracker.with_name(f".{TRACKER}.{os.getpid()}.tmp")
-    try:
+    # The same name each time: what a killed process left is written over.
+    tmp = tracker.with_name(f".{TRACKER}.tmp")
+    with _writing:
         try:
-            with tmp.open("w", encoding="ascii") as file:
-                file.write(str(step))
-                file.flush()
-                os.fsync(file.fileno())
-            tmp.rename(tracker)
-        finally:
-            tmp.unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageError(f"write({tracker}): {error.strerror}", str(tracker), error.errno or 0) from error
-    _core.sync_directory(str(root))
-
-
-def is_complete(folder: str | os.PathLike[str]) -> bool:
-    """Has it a committed model, and no part that is not committed? Looks at names alone."""
-    folder = Path(folder)
-    there = [part for part in PARTS if (folder / part).is_dir()]
-    return "model" in there and all((folder / part / ".metadata").is_file() for part in there)
+            try:
+                with tmp.open("w", encoding="ascii") as file:
+                    file.write(str(step))
+                    file.flush()
+                    os.fsync(file.fileno())
+                tmp.rename(tracker)
+            finally:
+                tmp.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"write({tracker}): {error.strerror}", str(tracker), error.errno or 0) from error
+        _core.sync_directory(str(root))
 
 
 def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "") -> str | None:
     """The step folder of the newest checkpoint of a run, for ``bytecheckpoint.load``; None if there is none.
 
-    Local. It is the one that the tracker names; if that is gone, or there is no tracker, the complete one of the
-    highest step, with a warning.
+    Local, and of what is on disk: a save that is under way does not count; wait for its handle if it should. It is the
+    step that the tracker names; if that is gone, or not whole, or there is no tracker, the whole one of the highest
+    step, with a warning. A step is whole if all parts that were saved together are there.
 
     Args:
         root: ``ckpt_path`` of ``bytecheckpoint.save``.
         role: As it was saved with.
 
     Raises:
-        ConfigError: An unknown role.
+        ConfigError: An unknown role; a URL.
         StorageError: The tracker or the folder cannot be read.
     """
-    folder = folder_of_role(root, check_role(role))
+    folder = folder_of_role(local_path(root), check_role(role))
     tracker = folder / TRACKER
     try:
         text = tracker.read_text(encoding="ascii", errors="replace").strip()
@@ -75,11 +74,11 @@ def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "") -> str |
         text = ""
     except OSError as error:
         raise StorageError(f"read({tracker}): {error.strerror}", str(tracker), error.errno or 0) from error
-    if text.isdecimal() and is_complete(step_folder(folder, int(text))):
+    if text.isdecimal() and is_whole(step_folder(folder, int(text))):
         return str(step_folder(folder, int(text)))
     if not folder.is_dir():
         return None
-    complete = [step.path for step in scan_steps(folder, pattern=r"global_step_(\d+)") if is_complete(step.path)]
+    complete = [step.path for step in scan_steps(folder, pattern=r"global_step_(\d+)") if is_whole(step.path)]
     if not complete:
         return None
     why = f"names step {text!r}, which is not there whole" if text else "is not there"

@@ -24,7 +24,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["FRAMEWORK_OF", "WRAPPINGS", "Block", "Net", "full_state", "optimizer_of", "train", "wrap"]
+__all__ = ["FRAMEWORK_OF", "WRAPPINGS", "Block", "Net", "differences", "full_state", "optimizer_of", "train", "wrap"]
 
 WIDTH, HIDDEN, VOCABULARY = 6, 12, 13  # tensor parallelism needs a hidden dim that 2, 3 and 4 divide
 
@@ -152,12 +152,22 @@ def wrap(name: str, seed: int = 0) -> nn.Module:
     return WRAPPINGS[name](Net())
 
 
-def optimizer_of(model: nn.Module, without: str | None = None) -> torch.optim.Optimizer:
-    """AdamW with two groups. Frozen parameters are in none, nor those whose names have ``without`` in them."""
+def _is_decayed(name: str) -> bool:
+    return name.endswith("weight") and "norm" not in name
+
+
+def optimizer_of(
+    model: nn.Module, without: str | None = None, is_decayed: Callable[[str], bool] = _is_decayed
+) -> torch.optim.Optimizer:
+    """AdamW with two groups. Frozen parameters are in none, nor those whose names have ``without`` in them.
+
+    Args:
+        is_decayed: Says by name of a parameter of ``model``, as it is wrapped, which group it is in.
+    """
     decayed, others = [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and (without is None or without not in name):
-            (decayed if name.endswith("weight") and "norm" not in name else others).append(parameter)
+            (decayed if is_decayed(name) else others).append(parameter)
     groups = [{"params": others, "lr": 2e-3, "weight_decay": 0.0}, {"params": decayed, "lr": 1e-3}]
     return torch.optim.AdamW([group for group in groups if group["params"]])
 
@@ -184,3 +194,21 @@ def full_state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dic
         optimizer_state = get_optimizer_state_dict(model, optimizer, options=options)
         state |= {f"optimizer.{key}": value for key, value in optimizer_state.items()}
     return state
+
+
+def differences(got: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Keys that are in one of them alone, or whose values are not of one type, dtype, shape and every bit."""
+    keys = [*wanted, *(got.keys() - wanted.keys())]
+    return [key for key in keys if key not in got or key not in wanted or not _are_equal(got[key], wanted[key])]
+
+
+def _are_equal(got: Any, wanted: Any) -> bool:
+    if isinstance(got, torch.Tensor) and isinstance(wanted, torch.Tensor):
+        same_kind = (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+        return same_kind and torch.equal(_bits(got), _bits(wanted))
+    return type(got) is type(wanted) and bool(got == wanted)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """NaN is equal to itself, and fp8 can be compared at all."""
+    return tensor.detach().contiguous().flatten().view(torch.uint8)

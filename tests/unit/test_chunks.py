@@ -69,6 +69,21 @@ def test_a_background_save_keeps_what_they_were(tmp_path: Path) -> None:
     bytecheckpoint.shutdown()
 
 
+def test_boxes_in_any_order(tmp_path: Path) -> None:
+    """As of a tensor whose dims lie in another order in memory: each box is saved from, and loaded into, its own."""
+    at = [(2, 0), (0, 5), (1, 0), (0, 0), (0, 2)]
+    sizes = [(1, 7), (1, 2), (1, 7), (1, 2), (1, 3)]
+    whole = torch.arange(21.0).view(3, 7)
+    pieces = [whole[y : y + h, x : x + w].clone() for (y, x), (h, w) in zip(at, sizes, strict=True)]
+    bytecheckpoint.save_state_dict(tmp_path, {"weight": LocalChunks([3, 7], at, pieces, torch.float32)})
+    loaded: dict[str, Any] = {"weight": torch.zeros(3, 7)}
+    bytecheckpoint.load_state_dict(tmp_path, loaded)
+    assert torch.equal(loaded["weight"], whole)
+    blank = [torch.zeros_like(piece) for piece in pieces]
+    bytecheckpoint.load_state_dict(tmp_path, {"weight": LocalChunks([3, 7], at, blank, torch.float32)})
+    assert all(map(torch.equal, blank, pieces))
+
+
 def test_boxes_that_overlap_are_refused(tmp_path: Path) -> None:
     """Two boxes of one rank that share elements: which of them counts?"""
     pieces = [torch.zeros(2, 3), torch.ones(2, 3)]

@@ -46,6 +46,7 @@ def test_from_env() -> None:
     environ = {
         "BYTECHECKPOINT_RING_BYTES": "33554432",
         "BYTECHECKPOINT_IO_THREADS": "4",
+        "BYTECHECKPOINT_LOAD_IO_THREADS": "3",
         "BYTECHECKPOINT_NICENESS": "5",
         "BYTECHECKPOINT_DIRECT_IO": "off",
         "BYTECHECKPOINT_VERIFY": "0",
@@ -73,6 +74,7 @@ def test_from_env() -> None:
     wanted = Config(
         ring_bytes=32 * MIB,
         io_threads=4,
+        load_io_threads=3,
         niceness=5,
         write_bytes_per_s=2 * MIB,
         direct_io=False,

@@ -96,7 +96,10 @@ def test_complete(run: RunFolder) -> None:
     assert (folder.num_files, folder.num_bytes) == (1, data.stat().st_size)
     assert [len(save_id) for save_id in folder.save_ids] == [32]
     assert folder.summary() == f"step-1: complete, {data.stat().st_size / 1e3:.2f} kB in 1 file"
-    assert StepFolder(**{**json.loads(folder.to_json()), "save_ids": folder.save_ids, "parts": ()}) == folder
+    assert (
+        StepFolder(**{**json.loads(folder.to_json()), "save_ids": folder.save_ids, "parts": (), "components": ()})
+        == folder
+    )
 
 
 def test_complete_beside_what_a_dead_save_left(run: RunFolder) -> None:

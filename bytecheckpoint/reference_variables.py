@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environment variables of ByteCheckpoint, the reference: what each of them means here, or why it is refused.
+
+Two of them, ``BYTECHECKPOINT_ENABLE_TREE_TOPO`` and ``BYTECHECKPOINT_PLANNER_CACHE_CAPACITY``, have the names of fields
+of ``Config`` and are read as such. Where one of the others and the variable of a field say the same thing, the field's
+counts: it was written for this package, the other perhaps for all of a cluster.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+from bytecheckpoint.errors import ConfigError
+
+__all__ = ["LOGGING_LEVEL", "ROLE_SUFFIX", "fields_of", "set_logging_level"]
+
+_PREFIX = "BYTECHECKPOINT_"
+
+ROLE_SUFFIX = _PREFIX + "ROLE_SUFFIX"
+LOGGING_LEVEL = _PREFIX + "LOGGING_LEVEL"
+_STORE_WORKER_COUNT = _PREFIX + "STORE_WORKER_COUNT"
+_LOAD_WORKER_COUNT = _PREFIX + "LOAD_WORKER_COUNT"
+_WRITE_CKPT_TIMEOUT = _PREFIX + "WRITE_CKPT_TIMEOUT"
+# Read where they are needed, see roles.py and below.
+_READ_ELSEWHERE = frozenset({ROLE_SUFFIX, LOGGING_LEVEL})
+# Numbers, and the fields that they are.
+_NUMBERS = {
+    _STORE_WORKER_COUNT: "io_threads",
+    _LOAD_WORKER_COUNT: "load_io_threads",
+    _WRITE_CKPT_TIMEOUT: "commit_deadline_s",
+}
+_MAX_THREADS = 16  # of Config.io_threads
+# The only value that can be honoured, and why another one cannot. "" for none.
+_FIXED = {
+    _PREFIX + "STORE_USE_THREAD_IO_WORKER": (
+        "1",
+        "files are written by threads without the GIL, and forked writers would not be faster; unset it. A save in a "
+        "process of its own is dcp.async_save(async_checkpointer_type=AsyncCheckpointerType.PROCESS)",
+    ),
+    _PREFIX + "ENABLE_PINNED_MEM_D2H": (
+        "1",
+        "copies from devices always go to page-locked memory where the system gives it; unset it, and bound that "
+        "memory with BYTECHECKPOINT_STAGING_BYTES",
+    ),
+    _PREFIX + "MERGE_NUM_IO_WORKER": (
+        "",
+        "there is no merge tool with processes of its own; unset it. Checkpoints are ordinary DCP checkpoints, which "
+        "torch.distributed.checkpoint.format_utils.dcp_to_torch_save makes one file of",
+    ),
+}
+
+
+def fields_of(environ: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str]]:
+    """Fields of ``Config`` as the reference's variables say them, and the variables that were understood.
+
+    Values are texts still, but seen to be numbers in range.
+
+    Raises:
+        ConfigError: A variable, or a value of it, that cannot be honoured; says why, and what to do.
+    """
+    texts: dict[str, str] = {}
+    for variable, field in _NUMBERS.items():
+        if variable in environ:
+            texts[field] = _number(variable, environ[variable])
+    for variable, (accepted, why) in _FIXED.items():
+        if variable in environ and environ[variable].strip() != accepted:
+            raise ConfigError(f"{variable}={environ[variable]!r} cannot be honoured: {why}")
+    if LOGGING_LEVEL in environ:
+        _level(environ[LOGGING_LEVEL])
+    known = {*_NUMBERS, *_FIXED, *_READ_ELSEWHERE}
+    return texts, frozenset(variable for variable in environ if variable in known)
+
+
+def set_logging_level(environ: Mapping[str, str] | None = None) -> None:
+    """Gives the logger ``bytecheckpoint`` the level of BYTECHECKPOINT_LOGGING_LEVEL, if that is set.
+
+    No handler is added: what the log goes to is the application's to say.
+
+    Raises:
+        ConfigError: It is no level.
+    """
+    text = (os.environ if environ is None else environ).get(LOGGING_LEVEL)
+    if text is not None:
+        logging.getLogger("bytecheckpoint").setLevel(_level(text))
+
+
+def _number(variable: str, text: str) -> str:
+    if variable == _WRITE_CKPT_TIMEOUT:
+        try:
+            is_valid = float(text) > 0
+        except ValueError:
+            is_valid = False
+        wanted = "seconds, more than 0,"
+    else:
+        is_valid = text.strip().isdecimal() and 1 <= int(text) <= _MAX_THREADS
+        wanted = f"a number of threads from 1 to {_MAX_THREADS}"
+    if not is_valid:
+        raise ConfigError(f"{variable}={text!r}: {wanted} wanted; it is Config.{_NUMBERS[variable]} here")
+    return text.strip()
+
+
+def _level(text: str) -> int:
+    levels = logging.getLevelNamesMapping()
+    name = text.strip().upper()
+    if name.isdecimal():
+        return int(name)
+    if name not in levels:
+        raise ConfigError(f"{LOGGING_LEVEL}={text!r}: one of {', '.join(levels)}, or a number, wanted")
+    return levels[name]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State of a run besides model and optimizer: of each rank, of all, dealt out; on another number of ranks."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from distributed.ranks import run_ranks
+from torch import nn
+
+from bytecheckpoint import get_rng_state, load, save, set_rng_state
+from bytecheckpoint.errors import ConfigError, InvalidPlanError, KeyMismatchError
+
+POLICY = {"step": "replicated", "table": "replicated", "late": "replicated", "queue": "sharded", "rows": "sharded"}
+QUEUE = [f"document {number}" for number in range(11)]
+ROWS = torch.arange(22, dtype=torch.float64).view(11, 2)
+
+
+def dealt(sequence: Any, rank: int, size: int) -> Any:
+    return sequence[len(sequence) * rank // size : len(sequence) * (rank + 1) // size]
+
+
+def extra_state_of(rank: int, size: int) -> dict[str, Any]:
+    state = {
+        "step": 17,
+        "table": torch.arange(5),
+        "queue": dealt(QUEUE, rank, size),
+        "rows": dealt(ROWS, rank, size).clone(),
+        "position": {"file": f"part {rank}", "offset": rank * 100},
+        "own tensor": torch.full((rank + 1,), rank),
+        "nothing": None,
+    }
+    if rank % 2 == 1:
+        state["odd"] = (rank, [rank])  # some ranks have what others have not
+        state["late"] = "from rank 1 on"
+    return state
+
+
+def assert_same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert got.keys() == wanted.keys()
+    for key, value in wanted.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(got[key], value), key
+            assert got[key].dtype == value.dtype
+        else:
+            assert got[key] == value, key
+            assert type(got[key]) is type(value), key
+
+
+def save_on_all(path: Path) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    state = {"model": nn.Linear(2, 2), "extra_state": extra_state_of(rank, size)}
+    handle = save(path, state, "ddp", True, extra_state_policy=POLICY)
+    state["extra_state"]["rows"].fill_(-1)  # type: ignore[index]
+    handle.committed.result(60)
+    state["extra_state"] = {"junk": 1}
+    load(path, state, "ddp")
+    wanted = extra_state_of(rank, size)
+    assert_same(state["extra_state"], {**wanted, "late": "from rank 1 on"})
+
+
+def load_on_others(path: Path, again: Path, saved: int) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    state = {"model": nn.Linear(2, 2), "extra_state": {"position": "mine", "own tensor": 5, "other": 3}}
+    before = state["extra_state"]
+    with pytest.raises(
+        KeyMismatchError, match=rf"'nothing', 'odd', .*each of {saved} ranks.*{size} load.*strict=False"
+    ):
+        load(path, state, "ddp")
+    assert state["extra_state"] is before
+    result = load(path, state, "ddp", strict=False)
+    assert {"extra_state: position", "extra_state: odd"} <= {*result.missing_keys}
+    got = state["extra_state"]
+    wanted = extra_state_of(rank, size)
+    shared = {key: wanted[key] for key in ("step", "table", "queue", "rows")}
+    assert_same(got, {**shared, "late": "from rank 1 on", "position": "mine", "own tensor": 5})
+    save(again, {"model": state["model"], "extra_state": got}, "ddp", extra_state_policy=POLICY)
+
+
+def test_other_numbers_of_ranks(tmp_path: Path) -> None:
+    on_four, on_two, on_three = (tmp_path / name for name in ("four", "two", "three"))
+    run_ranks(4, save_on_all, on_four, limit_s=120)
+    run_ranks(2, load_on_others, on_four, on_two, 4, limit_s=120)
+    run_ranks(3, load_without_own, on_two, on_three, limit_s=120)
+
+
+def load_without_own(path: Path, again: Path) -> None:
+    """What was saved by two has keys of its own, which these have not asked for."""
+    with pytest.raises(KeyMismatchError, match="'own tensor', 'position'"):
+        load(path, {"model": nn.Linear(2, 2), "extra_state": {}}, "ddp")
+    state: dict[str, Any] = {"model": nn.Linear(2, 2), "extra_state": {}}
+    load(path, state, "ddp", strict=False)
+    wanted = extra_state_of(dist.get_rank(), dist.get_world_size())
+    shared = {key: wanted[key] for key in ("step", "table", "queue", "rows")}
+    assert_same(state["extra_state"], {**shared, "late": "from rank 1 on"})
+    # All of it can be told to be for any number.
+    save(again, state, "ddp", extra_state_policy="replicated")
+    load(again, state, "ddp")
+
+
+def draw() -> list[Any]:
+    return [random.random(), torch.rand(3), np.random.rand(3), random.gauss(0, 1), torch.randn(5), np.random.randn()]
+
+
+def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+    random.seed(1)
+    torch.manual_seed(2)
+    np.random.seed(3)
+    draw()
+    state: dict[str, Any] = {"model": nn.Linear(2, 2), "extra_state": {"rng": get_rng_state()}}
+    before = get_rng_state()
+    save(tmp_path, state, "ddp")
+    assert before["python"] == get_rng_state()["python"], "saving draws nothing"
+    assert torch.equal(before["torch"], get_rng_state()["torch"])
+    wanted = draw()
+    draw()
+    state["extra_state"] = {}
+    load(tmp_path, state, "ddp")
+    set_rng_state(state["extra_state"]["rng"])
+    for got, number in zip(draw(), wanted, strict=True):
+        assert torch.equal(torch.as_tensor(got), torch.as_tensor(number))
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"python": 1, "torch": 2}, {"python": (3, (1, 2), None), "torch": torch.zeros(1)}]
+)
+def test_what_is_no_state_of_generators(state: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="not what get_rng_state gave"):
+        set_rng_state(state)
+
+
+@pytest.mark.parametrize(
+    ("extra_state", "policy", "error", "what_to_do"),
+    [
+        ({"rank_3.step": 1}, "own", InvalidPlanError, "does not begin as 'rank_0.' does"),
+        ({3: 1}, "own", InvalidPlanError, "a text is wanted"),
+        ({"step": 3}, "sharded", InvalidPlanError, "is a int: a list, a tuple or a tensor"),
+        ({"step": torch.tensor(3)}, {"step": "sharded"}, InvalidPlanError, "with a first dim to deal out"),
+        ({"step": 3}, {"step": "mine"}, ConfigError, "own, replicated, sharded wanted"),
+        ({"step": 3}, 3, ConfigError, "own, replicated, sharded wanted"),
+    ],
+)
+def test_what_cannot_be_saved(
+    tmp_path: Path, extra_state: dict[Any, Any], policy: Any, error: type[Exception], what_to_do: str
+) -> None:
+    state = {"model": nn.Linear(2, 2), "extra_state": extra_state}
+    with pytest.raises(error, match=what_to_do):
+        save(tmp_path, state, "ddp", extra_state_policy=policy)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_one(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"model": nn.Linear(2, 2), "extra_state": {}}
+    save(tmp_path, state, "ddp")
+    state["extra_state"] = {"other": 1}
+    load(tmp_path, state, "ddp")
+    assert state["extra_state"] == {}
