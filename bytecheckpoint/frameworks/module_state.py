@@ -72,7 +72,11 @@ def tied_names(model: nn.Module) -> list[list[str]]:
     names: dict[int, list[str]] = {}
     for name, parameter in unwrapped(model).named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(original_name(name))
-    for unit in flat_units(model):
+    try:
+        units = flat_units(model)
+    except UnsupportedError:  # FSDP over tensor parallelism, which is saved by FSDP's own state dict
+        units = []
+    for unit in units:
         for alias, fqn in unit.aliases.items():
             of_parameter = next((known for known in names.values() if fqn in known), None)
             if of_parameter is None:
