@@ -83,6 +83,11 @@ class _Saves:
                 self._executors[queue] = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
             return self._executors[queue]
 
+    def has(self, queue: str) -> bool:
+        """Was a save ever submitted to it?"""
+        with self.lock:
+            return queue in self._executors
+
     def note(self, path: str, future: BackgroundFuture[Any]) -> None:
         with self.lock:
             self.noted = [(p, f) for p, f in self.noted if not f.done() or (f.peek() is not None and not f.is_seen)]
@@ -201,7 +206,7 @@ def wait_for_saves(timeout_s: float | None = None) -> None:
 def wait_for_queue(queue: str) -> None:
     """Until the saves that were submitted to a queue have ended, well or not. At once in the thread that runs them."""
     saves = _if_any()
-    if saves is not None and getattr(_of_thread, "queue", None) != queue:
+    if saves is not None and saves.has(queue) and getattr(_of_thread, "queue", None) != queue:
         saves.executor(queue).submit(lambda: None).result()
 
 

@@ -85,15 +85,16 @@ def remove_folder(folder: StepFolder, *, remove_others: bool) -> Outcome:
         outcome.is_loadable = False
         outcome.bytes_freed += marks_bytes
     try:
+        if folder.components:
+            _remove_others(folder.path, found["others"], outcome, remove_others)
         for name, path in paths.items():
+            stays = len(outcome.stays)
             _remove_contents(path, found_in[name], rights[name], outcome, remove_others)
             if outcome.failures:  # the tmps stay, free from now on, and say that a later prune may go on here
                 break
             rights[name].finish()
-            if name and not outcome.stays:
+            if name and len(outcome.stays) == stays:
                 _remove_empty(path, outcome)
-        if folder.components and not outcome.failures:
-            _remove_others(folder.path, found["others"], outcome, remove_others)
     except CheckpointError as error:
         outcome.fail(error)
     if not outcome.failures and not outcome.stays:

@@ -89,7 +89,9 @@ class BcpLoadPlanner(DefaultLoadPlanner):
     def _use_names_of_2_3(self, checkpoint: _C.Checkpoint) -> None:
         """DCP flattened lists in another way until 2.3; if those names are in the checkpoint, it is so old."""
         flat, mappings = _compat.flatten_as_2_3(self.original_state_dict)
-        if any(fqn not in self.state_dict and checkpoint.has(fqn) for fqn in flat):
+        # Not those of the state as it is planned: a ShardedTensor of which this rank has no shard is left out of that.
+        names, _ = _C.flatten_state_dict(self.original_state_dict)
+        if any(fqn not in names and checkpoint.has(fqn) for fqn in flat):
             self.state_dict, self.mappings = flat, mappings
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bytecheckpoint import _C
-from bytecheckpoint._in_use import hold
+from bytecheckpoint._in_use import Hold, hold
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._direct import run_load
 from bytecheckpoint.dcp._groups import own_group
@@ -35,7 +35,7 @@ from bytecheckpoint.frameworks.roles import check_role, folder_of_role, known_ro
 from bytecheckpoint.frameworks.stored import Stored
 from bytecheckpoint.frameworks.tracker import step_folder
 from bytecheckpoint.local_path import local_path
-from bytecheckpoint.parts import description_in, different_saves
+from bytecheckpoint.parts import PARTS, description_in, different_saves
 from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import LoadReport
 from bytecheckpoint.steps import scan_steps
@@ -107,12 +107,16 @@ def load(
     config = config or Config.from_env()
     group = own_group(process_group, False, "calls" + role, config.stall_timeout_s, ("load", str(ckpt_path)))
 
+    holds: list[Hold] = []  # a prune of this process leaves them alone
+
     def begin() -> _Loading:
         state = CheckpointState.of(checkpoint_state, framework)
-        return _Loading(_folder(ckpt_path, role), state, config, group, strict)
+        folder = _folder(ckpt_path, role)
+        holds.extend(hold(folder / part) for part in PARTS)
+        return _Loading(folder, state, config, group, strict)
 
-    loading = all_together(group, "load", str(ckpt_path), begin)
     try:
+        loading = all_together(group, "load", str(ckpt_path), begin)
         loading.check_alike()
 
         def model_state() -> ModuleState:
@@ -126,7 +130,8 @@ def load(
         loading.read()
         all_together(group, "load", str(ckpt_path), loading.finish)
     finally:
-        loading.end()
+        for held in holds:
+            held.end()
     if loading.state.extra_state is not None:
         checkpoint_state["extra_state"] = loading.extra_state
     return loading.result()
@@ -149,7 +154,6 @@ class _Loading:
         self._was_changed = False
         wanted = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
         parts = [part for part, is_wanted in wanted.items() if is_wanted]
-        self._holds = [hold(folder / part) for part in parts]  # a prune of this process leaves them alone
         self.stored = {"model": self._open("model")}
         self.description = description_in(self.stored["model"].user_metadata)
         self.stored.update((part, self._open(part)) for part in parts if part != "model")
@@ -186,11 +190,6 @@ class _Loading:
         agree(self.group, "load", str(self.folder), arguments)
         saves = {part: description_in(stored.user_metadata).get("save") for part, stored in self.stored.items()}
         agree(self.group, "load", str(self.folder), {"the save that is there": saves}, None, _changed)
-
-    def end(self) -> None:
-        """Nothing is read any more."""
-        for held in self._holds:
-            held.end()
 
     # Steps of each rank by itself, and of all together, by turns.
 

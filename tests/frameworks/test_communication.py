@@ -22,7 +22,7 @@ from frameworks.wrapped import FRAMEWORK_OF, WRAPPINGS, full_state, optimizer_of
 KINDS = [
     name
     for name in WRAPPINGS
-    if name not in ("fsdp orig root", "fsdp flat leaves", "fsdp mixed", "fsdp checkpointed", "fsdp2 mixed")
+    if name not in ("plain", "fsdp orig root", "fsdp flat leaves", "fsdp mixed", "fsdp checkpointed", "fsdp2 mixed")
 ]
 # All that can be asked of a group, in Python, in whatever thread.
 _METHODS = [
@@ -124,7 +124,7 @@ def test_no_tensor_is_sent(tmp_path: Path) -> None:
         for name, calls in of_rank.items():
             for call in ("save", "load", "save in the background"):
                 assert not calls[call], (name, call)
-            is_whole = name in ("plain", "ddp")
+            is_whole = name == "ddp"
             assert bool(calls["full state"]) != is_whole, name
             if name.startswith("fsdp ") and name != "fsdp no shard":
                 for call in ("FSDP's own save", "FSDP's own load"):

@@ -235,6 +235,12 @@ def refused(folder: str) -> dict[str, str]:
     parts = {"model": of_units, "optimizer": one_group}
     found["groups"] = raised(lambda: bytecheckpoint.load(f"{folder}/groups", parts, "fsdp"))
 
+    odd = torch.optim.SGD(by_name.parameters(), lr=0.1)
+    for parameter in by_name.parameters():
+        odd.state[parameter]["rows"] = torch.zeros(2, 2)
+    odd_parts = {"model": by_name, "optimizer": odd}
+    found["shapes"] = raised(lambda: bytecheckpoint.save(f"{folder}/shapes", odd_parts, "fsdp"))
+
     for group in two_groups.param_groups:
         for parameter in group["params"]:
             two_groups.state[parameter] = {"odd": {"a": torch.ones(1)}}
@@ -271,6 +277,7 @@ def test_what_cannot_be_taken_apart(tmp_path: Path) -> None:
             assert found[name].startswith(f"{UnsupportedError.__name__}: FSDP over tensor parallelism (the root)")
             assert "use fully_shard (FSDP2), or save and load the model alone" in found[name]
         assert found["groups"].startswith(f"{KeyMismatchError.__name__}: load of an optimizer: parameters of one group")
+        assert "use fully_shard (FSDP2) with this optimizer" in found["shapes"]
         assert (
             "tensors and plain values can be saved, and lists and dicts of them, but not for FSDP1" in found["nested"]
         )

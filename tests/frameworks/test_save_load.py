@@ -197,6 +197,17 @@ def test_an_existing_part_is_seen_before_another_is_written(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("### ByteCheckpoint's own API")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    names = {**trained(), "step": 100, "queue": ["a", "b"]}
+    exec(code, names)
+    assert names["latest"] == "run/global_step_100"
+    assert names["state"]["extra_state"]["queue"] == ["a", "b"]
+
+
 # In the background.
 
 

@@ -133,6 +133,10 @@ def _fsdp(model: Zoo, **kwargs: Any) -> nn.Module:
     return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), **kwargs)
 
 
+def _fsdp_ignoring(model: Zoo) -> nn.Module:
+    return _fsdp(model, use_orig_params=True, ignored_states=[model.left_out, model.once.weight])
+
+
 def _fsdp_compiled(model: Zoo) -> nn.Module:
     model.cell = torch.compile(model.cell)  # type: ignore[assignment]
     apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, nn.Linear))
@@ -164,6 +168,7 @@ KINDS = {
     "fsdp orig": Kind("fsdp", partial(_fsdp, use_orig_params=True)),
     "fsdp compiled": Kind("fsdp", _fsdp_compiled),
     "fsdp flat": Kind("fsdp", partial(_fsdp, use_orig_params=False), groups=False),
+    "fsdp ignoring": Kind("fsdp", _fsdp_ignoring),
     "fsdp bf16": Kind("fsdp", partial(_fsdp, use_orig_params=True), dtype=torch.bfloat16),
     "fsdp no shard": Kind("fsdp", partial(_fsdp, use_orig_params=True, sharding_strategy=ShardingStrategy.NO_SHARD)),
     "fsdp2": Kind("fsdp2", _fsdp2, strided=False, fp8=True),
