@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from bytecheckpoint.errors import ConfigError
 
-__all__ = ["LOGGING_LEVEL", "ROLE_SUFFIX", "fields_of", "set_logging_level"]
+__all__ = ["LOGGING_LEVEL", "ROLE_SUFFIX", "fields_of", "merge_threads", "set_logging_level"]
 
 _PREFIX = "BYTECHECKPOINT_"
 
@@ -23,8 +23,9 @@ LOGGING_LEVEL = _PREFIX + "LOGGING_LEVEL"
 _STORE_WORKER_COUNT = _PREFIX + "STORE_WORKER_COUNT"
 _LOAD_WORKER_COUNT = _PREFIX + "LOAD_WORKER_COUNT"
 _WRITE_CKPT_TIMEOUT = _PREFIX + "WRITE_CKPT_TIMEOUT"
+_MERGE_NUM_IO_WORKER = _PREFIX + "MERGE_NUM_IO_WORKER"
 # Read where they are needed, see roles.py and below.
-_READ_ELSEWHERE = frozenset({ROLE_SUFFIX, LOGGING_LEVEL})
+_READ_ELSEWHERE = frozenset({ROLE_SUFFIX, LOGGING_LEVEL, _MERGE_NUM_IO_WORKER})
 # Numbers, and the fields that they are.
 _NUMBERS = {
     _STORE_WORKER_COUNT: "io_threads",
@@ -32,7 +33,7 @@ _NUMBERS = {
     _WRITE_CKPT_TIMEOUT: "commit_deadline_s",
 }
 _MAX_THREADS = 16  # of Config.io_threads
-# The only value that can be honoured, and why another one cannot. "" for none.
+# The only value that can be honoured, and why another one cannot.
 _FIXED = {
     _PREFIX + "STORE_USE_THREAD_IO_WORKER": (
         "1",
@@ -43,11 +44,6 @@ _FIXED = {
         "1",
         "copies from devices always go to page-locked memory where the system gives it; unset it, and bound that "
         "memory with BYTECHECKPOINT_STAGING_BYTES",
-    ),
-    _PREFIX + "MERGE_NUM_IO_WORKER": (
-        "",
-        "there is no merge tool with processes of its own; unset it. Checkpoints are ordinary DCP checkpoints, which "
-        "torch.distributed.checkpoint.format_utils.dcp_to_torch_save makes one file of",
     ),
 }
 
@@ -69,6 +65,7 @@ def fields_of(environ: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str
             raise ConfigError(f"{variable}={environ[variable]!r} cannot be honoured: {why}")
     if LOGGING_LEVEL in environ:
         _level(environ[LOGGING_LEVEL])
+    merge_threads(environ)
     known = {*_NUMBERS, *_FIXED, *_READ_ELSEWHERE}
     return texts, frozenset(variable for variable in environ if variable in known)
 
@@ -84,6 +81,20 @@ def set_logging_level(environ: Mapping[str, str] | None = None) -> None:
     text = (os.environ if environ is None else environ).get(LOGGING_LEVEL)
     if text is not None:
         logging.getLogger("bytecheckpoint").setLevel(_level(text))
+
+
+def merge_threads(environ: Mapping[str, str] | None = None) -> int | None:
+    """BYTECHECKPOINT_MERGE_NUM_IO_WORKER: threads that read when a checkpoint is merged; None if it is not set.
+
+    Raises:
+        ConfigError: It is no such number.
+    """
+    text = (os.environ if environ is None else environ).get(_MERGE_NUM_IO_WORKER)
+    if text is None:
+        return None
+    if not (text.strip().isdecimal() and 1 <= int(text) <= _MAX_THREADS):
+        raise ConfigError(f"{_MERGE_NUM_IO_WORKER}={text!r}: a number of threads from 1 to {_MAX_THREADS} wanted")
+    return int(text)
 
 
 def _number(variable: str, text: str) -> str:

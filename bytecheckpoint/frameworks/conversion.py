@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError, UnsupportedError
 from bytecheckpoint.frameworks.checkpoint_state import FRAMEWORKS
 from bytecheckpoint.frameworks.stored import Stored
+from bytecheckpoint.reference_variables import merge_threads
 
 __all__ = ["bytecheckpoint_ckpt_to_pytorch_ckpt"]
 
@@ -76,7 +78,9 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
         raise ConfigError("model_only and optimizer_only: one of them at most")
     if output_path is None and not return_dict:
         raise ConfigError("output_path=None without return_dict=True: nothing would become of it")
-    config = config or Config.from_env()
+    if config is None:
+        config, threads = Config.from_env(), merge_threads()
+        config = config if threads is None else dataclasses.replace(config, load_io_threads=threads)
     folder = Path(save_path)
     merged: dict[str, Any] = {}
     if not optimizer_only:

@@ -76,8 +76,8 @@ def test_ours_goes_before_theirs(theirs: str, ours: str, wanted: Config) -> None
     [
         ("STORE_USE_THREAD_IO_WORKER", "0", "unset it"),
         ("ENABLE_PINNED_MEM_D2H", "0", "unset it.*STAGING_BYTES"),
-        ("MERGE_NUM_IO_WORKER", "16", "unset it.*dcp_to_torch_save"),
-        ("MERGE_NUM_IO_WORKER", "1", "unset it"),
+        ("MERGE_NUM_IO_WORKER", "17", "a number of threads from 1 to 16 wanted"),
+        ("MERGE_NUM_IO_WORKER", "all", "a number of threads from 1 to 16 wanted"),
         ("STORE_WORKER_COUNT", "0", "from 1 to 16"),
         ("STORE_WORKER_COUNT", "17", "from 1 to 16"),
         ("STORE_WORKER_COUNT", "many", "from 1 to 16"),
@@ -132,6 +132,9 @@ def test_the_threads_of_saves_and_loads(tmp_path: Path, monkeypatch: pytest.Monk
     other = nn.Linear(2, 2)
     bytecheckpoint.load(tmp_path, {"model": other}, "ddp")
     assert seen == [("save", 3), ("load", 5)]
+    monkeypatch.setenv("BYTECHECKPOINT_MERGE_NUM_IO_WORKER", "4")
+    bytecheckpoint.bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path, None, "ddp", return_dict=True)
+    assert seen[2:] == [("load", 4)]
     assert torch.equal(model.weight, other.weight)
 
 
