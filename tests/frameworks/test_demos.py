@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 DEMO = Path(__file__).parents[2] / "demo"
 LIMIT_S = 280
+TITAN_TINY = ("--ranks", "2", "--resume-ranks", "1", "--layers", "1", "--width", "64", "--repetitions", "1")
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -18,7 +20,16 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
-@pytest.mark.parametrize(("demo", "num_resumed"), [("ddp", 1), ("fsdp1", 2), ("fsdp2", 2), ("hsdp", 1), ("tp", 1)])
+@pytest.mark.parametrize(
+    ("demo", "num_resumed"),
+    [
+        pytest.param("ddp", 1, marks=pytest.mark.long),
+        ("fsdp1", 2),
+        pytest.param("fsdp2", 2, marks=pytest.mark.long),
+        pytest.param("hsdp", 1, marks=pytest.mark.long),
+        ("tp", 1),
+    ],
+)
 def test_frameworks(demo: str, num_resumed: int) -> None:
     """Each stage that resumes has compared all tensors and trained on."""
     done = run("frameworks.py", demo)
@@ -45,3 +56,12 @@ def test_calls_of_bytecheckpoint() -> None:
         "strict=False: loaded, but for model: 3.weight, model: 3.bias",
     ):
         assert line in done.stdout
+
+
+def test_the_manager_of_torchtitan() -> None:
+    """Both managers in turn, on two ranks and on one."""
+    if importlib.util.find_spec("torchtitan") is None:
+        pytest.skip("torchtitan is not installed: ITS DEMO IS NOT RUN")
+    done = run("torchtitan_manager.py", *TITAN_TINY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The demo has passed" in done.stdout
