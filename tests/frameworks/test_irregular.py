@@ -143,6 +143,44 @@ def test_a_rank_that_cannot_take_part_is_heard(tmp_path: Path, what: str, error:
     assert not (tmp_path / "run").exists()
 
 
+def want_memory_on_one_rank(folder: Path, fast_saving: bool, lacking: str) -> str:
+    """Rank 1 cannot merge what it sends, or what it writes; what was saved before is whole, and so is the next save."""
+    warnings.simplefilter("ignore")
+    regular_blocks._MIN_BLOCK_BYTES = 1
+    model = wrap("fsdp orig root")
+    optimizer = optimizer_of(model)
+    train(model, optimizer)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    bytecheckpoint.save(folder, state, "fsdp", irregular="merge")
+
+    def refuse(*arguments: object) -> None:
+        raise MemoryError(f"no memory for {lacking}")
+
+    kept = getattr(regular_blocks, lacking)
+    if dist.get_rank() == 1:
+        setattr(regular_blocks, lacking, refuse)
+    try:
+        bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge").committed.result()
+        message = ""
+    except MemoryError as error:
+        message = str(error)
+    setattr(regular_blocks, lacking, kept)
+    for again in (False, True):
+        plain = wrap("plain", seed=9)
+        bytecheckpoint.load(folder, {"model": plain, "optimizer": optimizer_of(plain)}, "ddp")
+        if not again:
+            bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge").committed.result()
+    bytecheckpoint.shutdown()
+    return message
+
+
+@pytest.mark.parametrize(("fast_saving", "lacking"), [(True, "merge"), (False, "_block_of")])
+def test_a_rank_without_memory_is_heard(tmp_path: Path, fast_saving: bool, lacking: str) -> None:
+    """Nobody waits for the pieces of a rank that could not make them, or for it to write its block."""
+    messages = run_ranks(3, want_memory_on_one_rank, tmp_path, fast_saving, lacking, limit_s=LIMIT_S)
+    assert messages == [f"no memory for {lacking}"] * 3
+
+
 def test_an_unknown_way_is_refused(tmp_path: Path) -> None:
     """The message names those that there are."""
     with pytest.raises(ConfigError, match=r"irregular='split': one of 'decompose', 'merge' wanted"):
