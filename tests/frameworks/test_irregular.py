@@ -181,6 +181,27 @@ def test_a_rank_without_memory_is_heard(tmp_path: Path, fast_saving: bool, lacki
     assert messages == [f"no memory for {lacking}"] * 3
 
 
+def save_without_others(folder: Path, irregular: str) -> str:
+    """Each rank by itself, of a model that is sharded over both."""
+    warnings.simplefilter("ignore")
+    model = wrap("fsdp orig")
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    path = folder / str(dist.get_rank())
+    with pytest.raises(ConfigError) as raised:
+        bytecheckpoint.save(path, {"model": model}, "fsdp", irregular=irregular, process_group=alone)
+    assert not path.exists()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("irregular", ["decompose", "merge"])
+def test_shards_of_ranks_that_do_not_save_are_missed(tmp_path: Path, irregular: str) -> None:
+    """The checkpoint would lack what they hold, and say so only when it is loaded."""
+    messages = run_ranks(2, save_without_others, tmp_path, irregular, limit_s=LIMIT_S)
+    assert all(
+        f"has the ranks [{rank}], and" in text and f"[{1 - rank}] too" in text for rank, text in enumerate(messages)
+    )
+
+
 def test_an_unknown_way_is_refused(tmp_path: Path) -> None:
     """The message names those that there are."""
     with pytest.raises(ConfigError, match=r"irregular='split': one of 'decompose', 'merge' wanted"):
