@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import bytecheckpoint
-from bytecheckpoint import _core
-from bytecheckpoint.errors import ConfigError, InvalidPlanError
+from bytecheckpoint import Config, _core, new_group
+from bytecheckpoint.errors import ConfigError, InvalidPlanError, RankLostError
 from bytecheckpoint.frameworks import regular_blocks
 from frameworks.wrapped import full_state, optimizer_of, train, wrap
 
 LIMIT_S = 120.0
+STALL_S = 3.0
 FSDP1 = ("fsdp orig", "fsdp orig root", "fsdp flat", "fsdp grad op", "fsdp hybrid")
 
 
@@ -200,6 +203,61 @@ def test_shards_of_ranks_that_do_not_save_are_missed(tmp_path: Path, irregular: 
     assert all(
         f"has the ranks [{rank}], and" in text and f"[{1 - rank}] too" in text for rank, text in enumerate(messages)
     )
+
+
+def lose_while_pieces_travel(folder: Path, victim: int, by: int, fast_saving: bool) -> None:
+    """What was saved before is whole, and those that are left save and load again in a group of their own."""
+    warnings.simplefilter("ignore")
+    regular_blocks._MIN_BLOCK_BYTES = 1
+    config = Config(stall_timeout_s=STALL_S)
+    model = wrap("fsdp orig root")
+    optimizer = optimizer_of(model)
+    train(model, optimizer)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge", config=config).committed.result()
+    wanted = full_state(model, optimizer)
+    pids = [0] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    store, kept = dist.distributed_c10d._get_default_store(), regular_blocks._send_and_receive
+
+    def lose(*arguments: Any) -> None:
+        if dist.get_rank() == victim:
+            store.set("lost", "")
+            os.kill(os.getpid(), by)
+        kept(*arguments)
+
+    regular_blocks._send_and_receive = lose
+    with pytest.raises(RankLostError) as raised:
+        bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge", config=config).committed.result()
+    store.wait(["lost"])
+    if dist.get_rank() == victim:  # it was stopped, and went on
+        store.set("went on", "")
+        return
+    assert list(raised.value.ranks) == [victim], raised.value
+    left = [rank for rank in range(len(pids)) if rank != victim]
+    group = new_group(left, stall_timeout=LIMIT_S)
+    plain = wrap("plain", seed=9)
+    of_plain = optimizer_of(plain)
+    for path in (folder, folder / "again"):
+        bytecheckpoint.load(path, {"model": plain, "optimizer": of_plain}, "ddp", process_group=group)
+        got = {f"model.{name}": value for name, value in plain.state_dict().items()}
+        assert dist.get_rank() != 0 or all(torch.equal(value, wanted[name]) for name, value in got.items())
+        saved = {"model": plain, "optimizer": of_plain}
+        again = folder / "again"
+        bytecheckpoint.save(again, saved, "ddp", fast_saving, irregular="merge", process_group=group).committed.result()
+    if by == signal.SIGSTOP:
+        if dist.get_rank() == left[0]:
+            os.kill(pids[victim], signal.SIGCONT)
+        store.wait(["went on"])
+    dist.barrier(group)
+
+
+@pytest.mark.parametrize(
+    ("victim", "by", "fast_saving"), [(1, signal.SIGKILL, True), (0, signal.SIGKILL, False), (1, signal.SIGSTOP, True)]
+)
+def test_a_rank_is_lost_while_pieces_travel(tmp_path: Path, victim: int, by: int, fast_saving: bool) -> None:
+    """All others are told, and nobody waits for its pieces."""
+    run_ranks(3, lose_while_pieces_travel, tmp_path, victim, int(by), fast_saving, limit_s=LIMIT_S, may_die=victim)
 
 
 def test_an_unknown_way_is_refused(tmp_path: Path) -> None:
