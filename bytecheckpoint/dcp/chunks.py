@@ -134,8 +134,9 @@ class LocalChunks(torch.Tensor):
             if func is aten.clone.default:
                 return value.of_same_boxes([tensor.clone() for tensor in value.tensors])
             if func is aten._to_copy.default:
-                copies = [tensor.to(**kwargs, copy=True) for tensor in value.tensors]
-                return LocalChunks(value.shape, value.offsets, copies, kwargs.get("dtype") or value.dtype)
+                copies = [func(tensor, **kwargs) for tensor in value.tensors]
+                dtype = kwargs.get("dtype") or value.dtype
+                return LocalChunks(value.shape, value.offsets, copies, dtype, value.spread)
         return _refuse(func)
 
 

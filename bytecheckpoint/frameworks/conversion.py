@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from bytecheckpoint.reference_variables import merge_threads
 
 __all__ = ["bytecheckpoint_ckpt_to_pytorch_ckpt"]
 
-_MODEL, _OPTIMIZER = "model.pt", "optimizer.pt"
+_MODEL, _OPTIMIZER, _SAFETENSORS = "model.pt", "optimizer.pt", "model.safetensors"
 
 
 def bytecheckpoint_ckpt_to_pytorch_ckpt(
@@ -55,7 +56,7 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
         return_dict: Give back what was merged; else an empty dict.
         fsdp_save_decomposed_model: Without meaning: decomposed or not, checkpoints are the same.
         safetensors_format: The model as safetensors with an index, as Hugging Face reads it; needs ``huggingface_hub``.
-            The optimizer is ``optimizer.pt`` in any case.
+            Extra state of modules, which they cannot have, is left out. The optimizer is ``optimizer.pt`` in any case.
         untie_embeddings: A parameter that has several names, such as tied embeddings, becomes a tensor under each of
             them; else one that they share, which safetensors have once.
         dtype: Convert floating-point tensors of the model.
@@ -89,7 +90,7 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
         if not untie_embeddings:
             merged["model"] = _tied(merged["model"], description.get("tied", []))
     if not model_only and (optimizer_only or (folder / "optimizer").is_dir()):
-        merged["optimizer"] = _nested(_load_whole(folder / "optimizer", config)[0])
+        merged["optimizer"] = _of_one_optimizer(_load_whole(folder / "optimizer", config)[0])
     if output_path is not None:
         _write(Path(output_path), merged, safetensors_format, max_shard_size)
     return merged if return_dict else {}
@@ -111,7 +112,7 @@ def _load_whole(path: Path, config: Config) -> tuple[dict[str, Any], dict[str, A
         values[key] = None if found is None else torch.empty(found.shape, dtype=found.dtype)
     planner = BcpLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     run_load(values, BcpReader(path, config=config), planner, None, True)
-    return values, (stored.user_metadata or {}).get("bytecheckpoint", {})
+    return stored.nested(values), (stored.user_metadata or {}).get("bytecheckpoint", {})
 
 
 def _converted(model: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
@@ -121,8 +122,13 @@ def _converted(model: dict[str, Any], dtype: torch.dtype | None) -> dict[str, An
     return {key: value.to(dtype) if is_float[key] else value for key, value in model.items()}
 
 
-def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """``state.{fqn}.{name}`` and ``param_groups.{fqn}.{option}`` as the state dict of one optimizer."""
+def _of_one_optimizer(flat: dict[str, Any]) -> dict[str, Any]:
+    """``state.{fqn}.{name}`` and ``param_groups.{fqn}.{option}`` as the state dict of one optimizer.
+
+    What torch's ``get_optimizer_state_dict`` gave unflattened is that already.
+    """
+    if isinstance(flat.get("param_groups"), list):
+        return flat
     state: dict[str, dict[str, Any]] = {}
     options: dict[str, dict[str, Any]] = {}
     for key, value in flat.items():
@@ -156,27 +162,46 @@ def _write_durably(path: Path, value: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         tmp.rename(path)
+    except RuntimeError as error:  # torch's own, when a write has failed; that one stands behind it
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
     finally:
         tmp.unlink(missing_ok=True)
 
 
 def _write_safetensors(folder: Path, model: dict[str, Any], max_shard_size: int | str) -> None:
+    """In a folder aside, then all at once but for renames: files without their index are no model."""
     try:
         from huggingface_hub import save_torch_state_dict
+        from safetensors import SafetensorError
     except ImportError as error:
         raise UnsupportedError(
             "safetensors_format=True needs huggingface_hub and safetensors: pip install huggingface_hub safetensors"
         ) from error
     tensors = {key: value for key, value in model.items() if isinstance(value, torch.Tensor)}
-    save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size)
-    for file in folder.glob("model*.safetensors*"):
-        with file.open("rb") as written:
-            os.fsync(written.fileno())
+    aside = folder / f".{_SAFETENSORS}.{os.getpid()}.tmp"
+    try:
+        aside.mkdir()
+        save_torch_state_dict(tensors, aside, max_shard_size=max_shard_size)
+        for file in aside.iterdir():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        index = folder / f"{_SAFETENSORS}.index.json"
+        for old in (index, *folder.glob("model*.safetensors")):
+            old.unlink(missing_ok=True)
+        for file in sorted(aside.iterdir(), key=lambda file: file.name == index.name):
+            file.rename(folder / file.name)
+    except SafetensorError as error:
+        raise StorageError(f"write({folder}): {error}", str(folder)) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _tied(tensors: dict[str, torch.Tensor], names: list[list[str]]) -> dict[str, torch.Tensor]:
     """What was one parameter shares its memory again, which says so to ``save_torch_state_dict``."""
-    primary = {name: group[0] for group in names for name in group}
+    present = [[name for name in group if name in tensors] for group in names]
+    primary = {name: group[0] for group in present for name in group}
     return {key: tensors[primary.get(key, key)] for key in tensors}
 
 

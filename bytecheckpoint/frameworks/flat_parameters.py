@@ -85,6 +85,7 @@ class FlatUnit:
         num_elements: Of a shard, padding included.
         first: Element of the flat parameter at which the shard of this rank begins.
         is_sharded: Else each rank holds all of it.
+        ranks: Of the default group, in the order of their shards; none if it is not sharded.
     """
 
     def __init__(self, handle: Any, prefix: str) -> None:
@@ -99,6 +100,7 @@ class FlatUnit:
         self._handle = handle
         self.num_elements = int(flat._sharded_size.numel())
         self.is_sharded = bool(handle.uses_sharded_strategy)
+        self.ranks = tuple(dist.get_process_group_ranks(handle.process_group)) if self.is_sharded else ()
         self.first = handle.rank * self.num_elements if self.is_sharded else 0
         self.entries = tuple(self._entries(flat, prefix))
         pairs = zip(flat._param_infos, self.entries, strict=True)
@@ -130,14 +132,13 @@ class FlatUnit:
 
     def _spread_of(self, position: int, shape: torch.Size) -> Spread | None:
         """Of a parameter from ``position`` of the flat one on."""
-        if not self._handle.uses_sharded_strategy or shape.numel() == 0:
+        if not self.is_sharded or shape.numel() == 0:
             return None
         begin, end = position // self.num_elements, (position + shape.numel() - 1) // self.num_elements
         if begin == end:
             return None
-        ranks = dist.get_process_group_ranks(self._handle.process_group)[begin : end + 1]
         cuts = (shard * self.num_elements - position for shard in range(begin + 1, end + 1))
-        return Spread((0, *cuts, shape.numel()), tuple(ranks))
+        return Spread((0, *cuts, shape.numel()), self.ranks[begin : end + 1])
 
     @property
     def shard(self) -> torch.Tensor:

@@ -20,7 +20,7 @@ from bytecheckpoint.dcp.chunks import LocalChunks
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.frameworks.flat_parameters import FlatEntry, FlatUnit, flat_units
 from bytecheckpoint.frameworks.names import original_name, unwrapped
-from bytecheckpoint.frameworks.stored import Stored, StoredTensor
+from bytecheckpoint.frameworks.stored import Stored, StoredTensor, nested
 
 __all__ = ["OptimizerLoad", "OptimizerState"]
 
@@ -216,14 +216,14 @@ class OptimizerLoad:
             for slot in planned.stateless:
                 _forget(slot, planned.tensors.values())
             values = {**planned.tensors, **{way: self.values[key] for way, key in planned.objects.items()}}
-            state = _nested({way: values[way] for way in planned.ways})
+            state = nested({way: values[way] for way in planned.ways})
             if state:
                 planned.member.optimizer.state[planned.member.parameter] = state
             else:
                 planned.member.optimizer.state.pop(planned.member.parameter, None)
         for group, options in groups.values():
             loaded = {way: _as_before(_at(group, way), self.values[keys[0]]) for way, keys in options.items()}
-            group.update(_nested(loaded))
+            group.update(nested(loaded))
 
     def _check_equal(self, keys: list[str]) -> None:
         first = self.values[keys[0]]
@@ -249,20 +249,6 @@ def _at(container: Any, way: _Way) -> Any:
 
 def _is_place(container: object, step: str | int) -> bool:
     return isinstance(container, (list, tuple)) and isinstance(step, int) and step < len(container)
-
-
-def _nested(values: Mapping[_Way, Any]) -> dict[Any, Any]:
-    """Dicts and lists again, of what was flattened."""
-    below: dict[str | int, dict[_Way, Any]] = {}
-    for (step, *further), value in values.items():
-        below.setdefault(step, {})[tuple(further)] = value
-    return {step: of_step[()] if () in of_step else _container(of_step) for step, of_step in below.items()}
-
-
-def _container(values: Mapping[_Way, Any]) -> Any:
-    container = _nested(values)
-    is_list = all(isinstance(step, int) for step in container)
-    return [container[step] for step in sorted(container)] if is_list else container
 
 
 def _as_before(current: Any, value: Any) -> Any:

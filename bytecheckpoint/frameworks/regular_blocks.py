@@ -21,7 +21,7 @@ from bytecheckpoint import _core
 from bytecheckpoint.dcp._groups import between_ranks, calling
 from bytecheckpoint.dcp.chunks import LocalChunks, Spread
 from bytecheckpoint.errors import InvalidPlanError
-from bytecheckpoint.frameworks.agreement import gathered
+from bytecheckpoint.frameworks.agreement import all_together, gathered
 from bytecheckpoint.merging import merge
 
 __all__ = ["with_regular_blocks"]
@@ -30,7 +30,10 @@ __all__ = ["with_regular_blocks"]
 _MIN_BLOCK_BYTES = 256 << 10
 _TAG = 0xB10C
 
-Values = dict[str, dict[str, Any]]
+Values = dict[str, dict[str, Any]]  # by part and key
+Cuts = dict[tuple[str, str], list[int]]  # by part and key
+Received = dict[tuple[str, str], list[tuple[int, torch.Tensor]]]  # by part and key
+Messages = dict[int, torch.Tensor]  # by rank at the other end
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,30 @@ def with_regular_blocks(values: Values, group: dist.ProcessGroup | None, path: s
 
     Raises:
         InvalidPlanError: On all ranks: two of them disagree about what travels between them.
+        Exception: On all ranks: what one of them has raised, as for want of memory.
     """
     if group is None or group.size() == 1:
         return values
-    cut = {
-        (part, key): _cuts(value)
-        for part, of_part in values.items()
-        for key, value in sorted(of_part.items())
-        if isinstance(value, LocalChunks) and value.spread is not None
-    }
-    moves = [move for (part, key), cuts in cut.items() for move in _moves(part, key, values[part][key], cuts)]
+
+    def plan() -> tuple[Cuts, list[_Move]]:
+        cut = {
+            (part, key): _cuts(value)
+            for part, of_part in values.items()
+            for key, value in sorted(of_part.items())
+            if isinstance(value, LocalChunks) and value.spread is not None
+        }
+        return cut, [move for (part, key), cuts in cut.items() for move in _moves(part, key, values[part][key], cuts)]
+
+    # A rank that lacks memory, say, is heard before the others wait for its pieces, or go on to save without it.
+    cut, moves = all_together(group, "save", path, plan)
     _agree(moves, group, path)
-    received = _exchange(values, moves, group, path)
+    outgoing, incoming = all_together(group, "save", path, lambda: _messages(values, moves))
+    with calling(group, "save", path):
+        between_ranks(lambda: _send_and_receive(outgoing, incoming, group))
+    return all_together(group, "save", path, lambda: _with_blocks(values, cut, _taken_apart(moves, incoming)))
+
+
+def _with_blocks(values: Values, cut: Cuts, received: Received) -> Values:
     result = {part: dict(of_part) for part, of_part in values.items()}
     for (part, key), cuts in cut.items():
         result[part][key] = _block_of(values[part][key], cuts, received.get((part, key), []))
@@ -137,40 +152,38 @@ def _agree(moves: list[_Move], group: dist.ProcessGroup, path: str) -> None:
                 )
 
 
-def _exchange(
-    values: Values, moves: list[_Move], group: dist.ProcessGroup, path: str
-) -> dict[tuple[str, str], list[tuple[int, torch.Tensor]]]:
-    """Sends and receives one message for each pair of ranks; gives what came, by tensor, with its first element."""
+def _messages(values: Values, moves: list[_Move]) -> tuple[Messages, Messages]:
+    """What goes from this rank, and memory for what comes to it: one message for each pair of ranks."""
     own = dist.get_rank()
     outgoing: dict[int, list[torch.Tensor]] = {}
-    incoming: dict[int, list[_Move]] = {}
+    incoming: dict[int, int] = {}
     for move in moves:
         if move.source == own:
             outgoing.setdefault(move.target, []).extend(_run(values[move.part][move.key], move.begin, move.end))
         else:
-            incoming.setdefault(move.source, []).append(move)
-    received: dict[tuple[str, str], list[tuple[int, torch.Tensor]]] = {}
-    with calling(group, "save", path):
-        buffers = {
-            source: torch.empty(sum(move.num_bytes for move in of_source), dtype=torch.uint8, device="cpu")
-            for source, of_source in incoming.items()
-        }
-        messages = {target: merge(pieces) for target, pieces in outgoing.items()}
-        between_ranks(lambda: _send_and_receive(messages, buffers, group))
-    for source, of_source in incoming.items():
-        at = 0
-        for move in of_source:
-            elements = buffers[source][at : at + move.num_bytes]
+            incoming[move.source] = incoming.get(move.source, 0) + move.num_bytes
+    return (
+        {target: merge(pieces) for target, pieces in outgoing.items()},
+        {source: torch.empty(size, dtype=torch.uint8, device="cpu") for source, size in incoming.items()},
+    )
+
+
+def _taken_apart(moves: list[_Move], incoming: Messages) -> Received:
+    """What came, by tensor, with the number of its first element."""
+    received: Received = {}
+    ends = dict.fromkeys(incoming, 0)
+    for move in moves:
+        if move.source in incoming:
+            begin = ends[move.source]
+            ends[move.source] = begin + move.num_bytes
+            elements = incoming[move.source][begin : ends[move.source]]
             received.setdefault((move.part, move.key), []).append((move.begin, elements))
-            at += move.num_bytes
     return received
 
 
-def _send_and_receive(
-    messages: dict[int, torch.Tensor], buffers: dict[int, torch.Tensor], group: dist.ProcessGroup
-) -> None:
-    works = [dist.irecv(buffer, source, group, _TAG) for source, buffer in buffers.items()]
-    works += [dist.isend(message, target, group, _TAG) for target, message in messages.items()]
+def _send_and_receive(outgoing: Messages, incoming: Messages, group: dist.ProcessGroup) -> None:
+    works = [dist.irecv(message, source, group, _TAG) for source, message in incoming.items()]
+    works += [dist.isend(message, target, group, _TAG) for target, message in outgoing.items()]
     for work in works:
         assert work is not None
         work.wait()

@@ -28,6 +28,7 @@ from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, Config
 from bytecheckpoint.frameworks.agreement import agree, all_together, held_first
 from bytecheckpoint.frameworks.checkpoint_state import CheckpointState
 from bytecheckpoint.frameworks.extra_state import Policy, check_policy, saved_values
+from bytecheckpoint.frameworks.flat_parameters import flat_units
 from bytecheckpoint.frameworks.module_state import ModuleState, tied_names
 from bytecheckpoint.frameworks.names import original_name, unwrapped
 from bytecheckpoint.frameworks.optimizer_state import OptimizerState
@@ -192,12 +193,25 @@ def _check_step(step: object) -> None:
 def _values(state: CheckpointState, decompose: bool, policy: Policy, group: dist.ProcessGroup | None) -> dict[str, Any]:
     """What this rank saves, by part; tensors share the memory of the live objects."""
     rank = 0 if group is None else group.rank()
+    if decompose and group is not None:
+        _check_ranks(state.model, group)
     values: dict[str, Any] = {"model": ModuleState(state.model, decompose).values}
     if state.optimizers:
         values["optimizer"] = OptimizerState(state.model, state.optimizers).values()
     if state.extra_state is not None:
         values["extra_state"] = saved_values(state.extra_state, policy, rank)
     return values
+
+
+def _check_ranks(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """The shards of ranks that do not save would be missed at the load."""
+    ranks = dist.get_process_group_ranks(group)
+    absent = sorted({rank for unit in flat_units(model) for rank in unit.ranks}.difference(ranks))
+    if absent:
+        raise ConfigError(
+            f"process_group has the ranks {ranks}, and shards of the model are on the ranks {absent} too: give a group "
+            "of all ranks over which FSDP shards it"
+        )
 
 
 def _each_ranks_own(model: nn.Module, values: dict[str, Any]) -> list[str]:

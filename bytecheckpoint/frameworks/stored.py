@@ -14,7 +14,7 @@ import torch
 from bytecheckpoint import _core
 from bytecheckpoint.config import Config
 
-__all__ = ["Stored", "StoredTensor"]
+__all__ = ["Stored", "StoredTensor", "nested"]
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,26 @@ class Stored(Mapping[str, "StoredTensor | None"]):
                 return (first[len(prefix) :], *way[number + 1 :])
         return (key[len(prefix) :],)
 
+    def nested(self, values: Mapping[str, Any]) -> dict[Any, Any]:
+        """Values by key, in the containers that they were saved in."""
+        return nested({self._ways.get(key, (key,)): value for key, value in values.items()})
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
 
     def __len__(self) -> int:
         return len(self._items)
+
+
+def nested(values: Mapping[tuple[str | int, ...], Any]) -> dict[Any, Any]:
+    """Dicts and lists again, of what was flattened."""
+    below: dict[str | int, dict[tuple[str | int, ...], Any]] = {}
+    for (step, *further), value in values.items():
+        below.setdefault(step, {})[tuple(further)] = value
+    return {step: of_step[()] if () in of_step else _container(of_step) for step, of_step in below.items()}
+
+
+def _container(values: Mapping[tuple[str | int, ...], Any]) -> Any:
+    container = nested(values)
+    is_list = all(isinstance(step, int) for step in container)
+    return [container[step] for step in sorted(container)] if is_list else container

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 import torch.distributed as dist
 from distributed.ranks import run_ranks
 from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import bytecheckpoint
 from bytecheckpoint import bytecheckpoint_ckpt_to_pytorch_ckpt
@@ -95,6 +98,76 @@ def test_a_dict_of_another_dtype(saved: Path) -> None:
     assert merged["optimizer"]["state"]["embed.weight"]["exp_avg"].dtype == torch.float32
     only = bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", None, optimizer_only=True, return_dict=True)
     assert [*only] == ["optimizer"]
+
+
+class WithExtra(nn.Linear):
+    """Containers in a state dict, which a checkpoint has by their leaves."""
+
+    extra: Any = None
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+def test_containers_are_containers_again(tmp_path: Path) -> None:
+    """Extra state of a module, and the lists that LBFGS keeps: as they were given."""
+    model = WithExtra(3, 2)
+    model.extra = {"scale": torch.arange(3), "history": [torch.ones(2), 5], "name": "x"}
+    optimizer = torch.optim.LBFGS([model.weight])
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model.weight**4).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    bytecheckpoint.save(tmp_path / "step", {"model": model, "optimizer": optimizer}, "ddp")
+    bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path / "step", tmp_path)
+    loaded = WithExtra(3, 2)
+    loaded.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    assert torch.equal(loaded.extra["scale"], model.extra["scale"])
+    assert (loaded.extra["history"][1], loaded.extra["name"]) == (5, "x")
+    merged = torch.load(tmp_path / "optimizer.pt", weights_only=True)
+    kept = optimizer.state[model.weight]
+    assert [*merged["state"]] == ["weight"]
+    assert len(kept["old_dirs"]) > 1
+    assert all(map(torch.equal, merged["state"]["weight"]["old_dirs"], kept["old_dirs"]))
+
+
+def test_groups_by_number(tmp_path: Path) -> None:
+    """As torch's own state dict of an optimizer has them: they stay groups."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    bytecheckpoint.save_state_dict(tmp_path / "model", of_model)
+    bytecheckpoint.save_state_dict(tmp_path / "optimizer", of_optimizer)
+    merged = bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path, None, return_dict=True)
+    assert merged["optimizer"]["param_groups"] == of_optimizer["param_groups"]
+    assert [*merged["optimizer"]["state"]] == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("safetensors_format", [False, True])
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, safetensors_format: bool) -> None:
+    """No half of a file, and a StorageError whoever met it."""
+    bytecheckpoint.save(tmp_path / "step", {"model": nn.Linear(200, 300)}, "ddp")
+    out = tmp_path / "out"
+    kwargs: dict[str, Any] = {"safetensors_format": safetensors_format, "max_shard_size": 1000}
+    bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path / "step", out, **kwargs)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+        with pytest.raises(StorageError, match="File too large"):
+            bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path / "step", out, **kwargs)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_what_does_not_fit_is_refused(saved: Path, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import bytecheckpoint
-from bytecheckpoint import _core
-from bytecheckpoint.errors import ConfigError, InvalidPlanError
+from bytecheckpoint import Config, _core, new_group
+from bytecheckpoint.errors import ConfigError, InvalidPlanError, RankLostError
 from bytecheckpoint.frameworks import regular_blocks
 from frameworks.wrapped import full_state, optimizer_of, train, wrap
 
 LIMIT_S = 120.0
+STALL_S = 3.0
 FSDP1 = ("fsdp orig", "fsdp orig root", "fsdp flat", "fsdp grad op", "fsdp hybrid")
 
 
@@ -141,6 +144,120 @@ def test_a_rank_that_cannot_take_part_is_heard(tmp_path: Path, what: str, error:
     assert message.count(f"errors.{error.__name__}") >= 2, message
     assert ("irregular='decompose'" if what == "states differ" else "checkpoint_state['model']") in message
     assert not (tmp_path / "run").exists()
+
+
+def want_memory_on_one_rank(folder: Path, fast_saving: bool, lacking: str) -> str:
+    """Rank 1 cannot merge what it sends, or what it writes; what was saved before is whole, and so is the next save."""
+    warnings.simplefilter("ignore")
+    regular_blocks._MIN_BLOCK_BYTES = 1
+    model = wrap("fsdp orig root")
+    optimizer = optimizer_of(model)
+    train(model, optimizer)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    bytecheckpoint.save(folder, state, "fsdp", irregular="merge")
+
+    def refuse(*arguments: object) -> None:
+        raise MemoryError(f"no memory for {lacking}")
+
+    kept = getattr(regular_blocks, lacking)
+    if dist.get_rank() == 1:
+        setattr(regular_blocks, lacking, refuse)
+    try:
+        bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge").committed.result()
+        message = ""
+    except MemoryError as error:
+        message = str(error)
+    setattr(regular_blocks, lacking, kept)
+    for again in (False, True):
+        plain = wrap("plain", seed=9)
+        bytecheckpoint.load(folder, {"model": plain, "optimizer": optimizer_of(plain)}, "ddp")
+        if not again:
+            bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge").committed.result()
+    bytecheckpoint.shutdown()
+    return message
+
+
+@pytest.mark.parametrize(("fast_saving", "lacking"), [(True, "merge"), (False, "_block_of")])
+def test_a_rank_without_memory_is_heard(tmp_path: Path, fast_saving: bool, lacking: str) -> None:
+    """Nobody waits for the pieces of a rank that could not make them, or for it to write its block."""
+    messages = run_ranks(3, want_memory_on_one_rank, tmp_path, fast_saving, lacking, limit_s=LIMIT_S)
+    assert messages == [f"no memory for {lacking}"] * 3
+
+
+def save_without_others(folder: Path, irregular: str) -> str:
+    """Each rank by itself, of a model that is sharded over both."""
+    warnings.simplefilter("ignore")
+    model = wrap("fsdp orig")
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    path = folder / str(dist.get_rank())
+    with pytest.raises(ConfigError) as raised:
+        bytecheckpoint.save(path, {"model": model}, "fsdp", irregular=irregular, process_group=alone)
+    assert not path.exists()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("irregular", ["decompose", "merge"])
+def test_shards_of_ranks_that_do_not_save_are_missed(tmp_path: Path, irregular: str) -> None:
+    """The checkpoint would lack what they hold, and say so only when it is loaded."""
+    messages = run_ranks(2, save_without_others, tmp_path, irregular, limit_s=LIMIT_S)
+    assert all(
+        f"has the ranks [{rank}], and" in text and f"[{1 - rank}] too" in text for rank, text in enumerate(messages)
+    )
+
+
+def lose_while_pieces_travel(folder: Path, victim: int, by: int, fast_saving: bool) -> None:
+    """What was saved before is whole, and those that are left save and load again in a group of their own."""
+    warnings.simplefilter("ignore")
+    regular_blocks._MIN_BLOCK_BYTES = 1
+    config = Config(stall_timeout_s=STALL_S)
+    model = wrap("fsdp orig root")
+    optimizer = optimizer_of(model)
+    train(model, optimizer)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge", config=config).committed.result()
+    wanted = full_state(model, optimizer)
+    pids = [0] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    store, kept = dist.distributed_c10d._get_default_store(), regular_blocks._send_and_receive
+
+    def lose(*arguments: Any) -> None:
+        if dist.get_rank() == victim:
+            store.set("lost", "")
+            os.kill(os.getpid(), by)
+        kept(*arguments)
+
+    regular_blocks._send_and_receive = lose
+    with pytest.raises(RankLostError) as raised:
+        bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge", config=config).committed.result()
+    store.wait(["lost"])
+    if dist.get_rank() == victim:  # it was stopped, and went on
+        store.set("went on", "")
+        return
+    assert list(raised.value.ranks) == [victim], raised.value
+    left = [rank for rank in range(len(pids)) if rank != victim]
+    group = new_group(left, stall_timeout=LIMIT_S)
+    plain = wrap("plain", seed=9)
+    of_plain = optimizer_of(plain)
+    for path in (folder, folder / "again"):
+        bytecheckpoint.load(path, {"model": plain, "optimizer": of_plain}, "ddp", process_group=group)
+        got = {f"model.{name}": value for name, value in plain.state_dict().items()}
+        assert dist.get_rank() != 0 or all(torch.equal(value, wanted[name]) for name, value in got.items())
+        saved = {"model": plain, "optimizer": of_plain}
+        again = folder / "again"
+        bytecheckpoint.save(again, saved, "ddp", fast_saving, irregular="merge", process_group=group).committed.result()
+    if by == signal.SIGSTOP:
+        if dist.get_rank() == left[0]:
+            os.kill(pids[victim], signal.SIGCONT)
+        store.wait(["went on"])
+    dist.barrier(group)
+
+
+@pytest.mark.parametrize(
+    ("victim", "by", "fast_saving"), [(1, signal.SIGKILL, True), (0, signal.SIGKILL, False), (1, signal.SIGSTOP, True)]
+)
+def test_a_rank_is_lost_while_pieces_travel(tmp_path: Path, victim: int, by: int, fast_saving: bool) -> None:
+    """All others are told, and nobody waits for its pieces."""
+    run_ranks(3, lose_while_pieces_travel, tmp_path, victim, int(by), fast_saving, limit_s=LIMIT_S, may_die=victim)
 
 
 def test_an_unknown_way_is_refused(tmp_path: Path) -> None:

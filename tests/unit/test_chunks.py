@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 
 import bytecheckpoint
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, _core
-from bytecheckpoint.dcp.chunks import LocalChunks
+from bytecheckpoint.dcp.chunks import LocalChunks, Spread
 from bytecheckpoint.errors import InvalidPlanError
 
 WHOLE = torch.arange(60.0).view(3, 4, 5)
@@ -121,3 +121,18 @@ def test_they_hold_and_do_not_compute() -> None:
     assert "[1, 1, 3] at [0, 1, 2]" in repr(chunks)
     with pytest.raises(TypeError, match="compute with its `tensors`"):
         torch.add(chunks, chunks)
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"dtype": torch.float64}, {"device": "cpu", "copy": True}, {"device": "meta"}], ids=str
+)
+def test_they_go_where_tensors_go(kwargs: dict[str, Any]) -> None:
+    """Copies of each box, and of where they are of the whole."""
+    chunks = chunks_of(WHOLE, FIRST, LAST)
+    chunks.spread = Spread((0, FIRST, LAST, 60), (0, 1, 2))
+    moved: Any = chunks.to(**kwargs)
+    assert (type(moved), moved.offsets, moved.spread) == (LocalChunks, chunks.offsets, chunks.spread)
+    for tensor, before in zip(moved.tensors, chunks.tensors, strict=True):
+        wanted = before.to(**kwargs)
+        assert (tensor.dtype, tensor.device, tensor.shape) == (wanted.dtype, wanted.device, wanted.shape)
+        assert tensor is not before
