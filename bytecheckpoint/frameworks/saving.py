@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _background
 from bytecheckpoint._background import BackgroundFuture
@@ -193,8 +194,8 @@ def _check_step(step: object) -> None:
 def _values(state: CheckpointState, decompose: bool, policy: Policy, group: dist.ProcessGroup | None) -> dict[str, Any]:
     """What this rank saves, by part; tensors share the memory of the live objects."""
     rank = 0 if group is None else group.rank()
-    if decompose and group is not None:
-        _check_ranks(state.model, group)
+    if group is not None:
+        _check_ranks(state.model, decompose, group)
     values: dict[str, Any] = {"model": ModuleState(state.model, decompose).values}
     if state.optimizers:
         values["optimizer"] = OptimizerState(state.model, state.optimizers).values()
@@ -203,14 +204,22 @@ def _values(state: CheckpointState, decompose: bool, policy: Policy, group: dist
     return values
 
 
-def _check_ranks(model: nn.Module, group: dist.ProcessGroup) -> None:
+def _check_ranks(model: nn.Module, decompose: bool, group: dist.ProcessGroup) -> None:
     """The shards of ranks that do not save would be missed at the load."""
+    holders = {rank for unit in flat_units(model) for rank in unit.ranks} if decompose else set()
+    sharded = (parameter for parameter in model.parameters() if isinstance(parameter, DTensor))
+    for mesh, placements in {(parameter.device_mesh, parameter.placements) for parameter in sharded}:
+        place = mesh.get_coordinate()
+        if place is not None:  # else this rank holds nothing of it
+            of_axes = zip(placements, place, strict=True)
+            shards = mesh.mesh[tuple(slice(None) if placement.is_shard() else at for placement, at in of_axes)]
+            holders.update(shards.flatten().tolist())
     ranks = dist.get_process_group_ranks(group)
-    absent = sorted({rank for unit in flat_units(model) for rank in unit.ranks}.difference(ranks))
+    absent = sorted(holders.difference(ranks))
     if absent:
         raise ConfigError(
             f"process_group has the ranks {ranks}, and shards of the model are on the ranks {absent} too: give a group "
-            "of all ranks over which FSDP shards it"
+            "of all ranks over which it is sharded"
         )
 
 

@@ -82,15 +82,18 @@ class Engine:
         Raises:
             CheckpointError: What is wrong, and what to do.
         """
-        if not Path(path, ".metadata").exists() and Path(path, _HF_INDEX).exists():
+        planner = ResumePlanner(states)
+        try:
+            load_state_dict(path, state, process_group=self.group, planner=planner, config=self.config)
+        except CheckpointNotFoundError as error:  # on all ranks
+            if not Path(path, _HF_INDEX).exists():
+                raise
             raise CheckpointNotFoundError(
                 f"load({path}): there are weights for Hugging Face, and nothing to resume from; give a step before it "
                 "(checkpoint.load_step), or another checkpoint.folder, with this path as checkpoint.initial_load_path "
                 "and checkpoint.initial_load_in_hf",
                 path,
-            )
-        planner = ResumePlanner(states)
-        load_state_dict(path, state, process_group=self.group, planner=planner, config=self.config)
+            ) from error
 
     # Which there are.
 

@@ -21,7 +21,7 @@ import bytecheckpoint
 from bytecheckpoint import Config, _core, new_group
 from bytecheckpoint.errors import ConfigError, InvalidPlanError, RankLostError
 from bytecheckpoint.frameworks import regular_blocks
-from frameworks.wrapped import full_state, optimizer_of, train, wrap
+from frameworks.wrapped import FRAMEWORK_OF, full_state, optimizer_of, train, wrap
 
 LIMIT_S = 120.0
 STALL_S = 3.0
@@ -184,22 +184,24 @@ def test_a_rank_without_memory_is_heard(tmp_path: Path, fast_saving: bool, lacki
     assert messages == [f"no memory for {lacking}"] * 3
 
 
-def save_without_others(folder: Path, irregular: str) -> str:
+def save_without_others(folder: Path, wrapping: str, irregular: str) -> str:
     """Each rank by itself, of a model that is sharded over both."""
     warnings.simplefilter("ignore")
-    model = wrap("fsdp orig")
+    model = wrap(wrapping)
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     path = folder / str(dist.get_rank())
     with pytest.raises(ConfigError) as raised:
-        bytecheckpoint.save(path, {"model": model}, "fsdp", irregular=irregular, process_group=alone)
+        bytecheckpoint.save(path, {"model": model}, FRAMEWORK_OF[wrapping], irregular=irregular, process_group=alone)
     assert not path.exists()
     return str(raised.value)
 
 
-@pytest.mark.parametrize("irregular", ["decompose", "merge"])
-def test_shards_of_ranks_that_do_not_save_are_missed(tmp_path: Path, irregular: str) -> None:
+@pytest.mark.parametrize(
+    ("wrapping", "irregular"), [("fsdp orig", "decompose"), ("fsdp orig", "merge"), ("fsdp2", "decompose")]
+)
+def test_shards_of_ranks_that_do_not_save_are_missed(tmp_path: Path, wrapping: str, irregular: str) -> None:
     """The checkpoint would lack what they hold, and say so only when it is loaded."""
-    messages = run_ranks(2, save_without_others, tmp_path, irregular, limit_s=LIMIT_S)
+    messages = run_ranks(2, save_without_others, tmp_path, wrapping, irregular, limit_s=LIMIT_S)
     assert all(
         f"has the ranks [{rank}], and" in text and f"[{1 - rank}] too" in text for rank, text in enumerate(messages)
     )
@@ -258,6 +260,24 @@ def lose_while_pieces_travel(folder: Path, victim: int, by: int, fast_saving: bo
 def test_a_rank_is_lost_while_pieces_travel(tmp_path: Path, victim: int, by: int, fast_saving: bool) -> None:
     """All others are told, and nobody waits for its pieces."""
     run_ranks(3, lose_while_pieces_travel, tmp_path, victim, int(by), fast_saving, limit_s=LIMIT_S, may_die=victim)
+
+
+def save_a_replica(folder: Path) -> bool:
+    """Ranks 0 and 1 hold one replica of two, and save it without the others."""
+    warnings.simplefilter("ignore")
+    model = wrap("fsdp2 hybrid")
+    group = dist.new_group([0, 1])
+    if dist.get_rank() < 2:
+        bytecheckpoint.save(folder, {"model": model}, "fsdp2", process_group=group)
+    dist.barrier()
+    plain = wrap("plain", seed=3)
+    bytecheckpoint.load(folder, {"model": plain}, "ddp")
+    return all(map(torch.equal, plain.state_dict().values(), wrap("plain").state_dict().values()))
+
+
+def test_a_replica_may_be_saved_without_the_others(tmp_path: Path) -> None:
+    """It has all of the model."""
+    assert all(run_ranks(4, save_a_replica, tmp_path, limit_s=LIMIT_S))
 
 
 def test_an_unknown_way_is_refused(tmp_path: Path) -> None:
