@@ -186,10 +186,10 @@ def run_rank(rank: int, root: str, arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{root}/store", rank=rank, world_size=arguments.ranks)
     state = make_state(arguments.model, int(arguments.gigabytes * 1e9) // _BYTES_AN_ELEMENT)
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS if name in arguments.only}
     with Stopwatch(arguments.warm_gib, arguments.idle_limit_s) if rank == 0 else nullcontext() as stopwatch:
         for repetition in range(arguments.repetitions + 1):
-            for name in random.Random(repetition).sample(list(CONTENDERS), len(CONTENDERS)):
+            for name in random.Random(repetition).sample(list(rounds), len(rounds)):
                 figures = one_round(name, state, Path(root) / "checkpoint", stopwatch)
                 if repetition:
                     rounds[name].append(figures)
@@ -243,8 +243,14 @@ def main() -> None:
     parser.add_argument("model", choices=("transformer", "conv", "embedding"), help="what is sharded")
     parser.add_argument("--ranks", type=int, choices=range(2, 17), default=4, metavar="N", help="2 to 16 (default 4)")
     parser.add_argument("--gigabytes", type=float, default=1.0, help="of model and states (default 1)")
+    parser.add_argument("--only", help=f"contenders between semicolons, beside {BASELINE}: {'; '.join(CONTENDERS)}")
     add_arguments(parser)
     arguments = parser.parse_args()
+    named = [*CONTENDERS] if arguments.only is None else [name.strip() for name in arguments.only.split(";")]
+    unknown = [name for name in named if name not in CONTENDERS]
+    if unknown:
+        parser.error(f"--only: there is no {'; '.join(unknown)}")
+    arguments.only = {BASELINE, *named}
     with tempfile.TemporaryDirectory(prefix="fsdp1-", dir=arguments.dir) as root:
         os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
         mp.spawn(run_rank, (root, arguments), arguments.ranks)

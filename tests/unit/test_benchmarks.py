@@ -145,6 +145,16 @@ def test_ranks(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_fsdp1(tmp_path: Path) -> None:
+    file = tmp_path / "fsdp1.json"
+    tiny = ("embedding", "--ranks", "2", "--gigabytes", "0.001", "--only", "decompose; merge")
+    run("fsdp1.py", *tiny, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
+    rounds = json.loads(file.read_text())["rounds"]
+    chunks = {name: of_contender[0]["chunks"] for name, of_contender in rounds.items()}
+    assert chunks["merge"] < chunks["decompose"]
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_planning(tmp_path: Path) -> None:
     file = tmp_path / "planning.json"
     sizes = ("--ranks", "20", "40", "--stock-ranks", "20", "--repetitions", "1", "--idle-limit-s", "0")
