@@ -5,7 +5,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 JOBS ?= $(shell nproc)
 # Files of tests at a time; most tests wait for processes of their own, up to eight.
-TEST_JOBS ?= 2
+TEST_JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
