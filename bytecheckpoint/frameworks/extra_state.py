@@ -23,11 +23,9 @@ Policy = str | Mapping[str, str]
 
 def check_policy(policy: Policy) -> None:
     """Raises a ConfigError for what is no policy."""
-    if not isinstance(policy, (str, Mapping)):
+    names = policy.values() if isinstance(policy, Mapping) else [policy]
+    if any(name not in POLICIES for name in names):
         raise ConfigError(f"extra_state_policy={policy!r}: {', '.join(POLICIES)} wanted, of all keys or by key")
-    for name in [policy] if isinstance(policy, str) else policy.values():
-        if name not in POLICIES:
-            raise ConfigError(f"extra_state_policy={policy!r}: {', '.join(POLICIES)} wanted, of all keys or by key")
 
 
 def saved_values(extra_state: Mapping[str, Any], policy: Policy, rank: int) -> dict[str, Any]:
@@ -87,6 +85,7 @@ class ExtraStateLoad:
         self._rank, self._num_ranks = rank, num_ranks
         is_same = saved_ranks == num_ranks
         self._parts: dict[str, list[str]] = {}
+        self._dealt_out: set[str] = set()
         unavailable = set()
         for name in stored:
             match = _OF_RANK.fullmatch(name)
@@ -94,9 +93,10 @@ class ExtraStateLoad:
             is_dealt_out = not is_same and _policy_of(policy, key) == "sharded"
             if match is None or is_dealt_out or (is_same and int(match[1]) == rank):
                 self._parts.setdefault(key, []).append(name)
+                if is_dealt_out:
+                    self._dealt_out.add(key)
             elif not is_same:
                 unavailable.add(key)
-        self._is_dealt_out = {key: not is_same and _policy_of(policy, key) == "sharded" for key in self._parts}
         self.unavailable = sorted(unavailable)
         self.values: dict[str, Any] = {}
         for names in self._parts.values():
@@ -120,7 +120,7 @@ class ExtraStateLoad:
         return {key: self._joined(key, [self.values[name] for name in names]) for key, names in self._parts.items()}
 
     def _joined(self, key: str, parts: list[Any]) -> Any:
-        if not self._is_dealt_out[key]:
+        if key not in self._dealt_out:
             return parts[0]
         if len({isinstance(part, torch.Tensor) for part in parts}) > 1:
             raise KeyMismatchError(
