@@ -199,9 +199,9 @@ class _Loading:
         self._take("model", model.values)
         if "optimizer" in self.stored:
             stored = self.stored["optimizer"]
-            self._optimizer: OptimizerLoad = OptimizerState(self.state.model, self.state.optimizers).plan_load(
-                stored, self._groups(stored)
-            )
+            self._optimizer: OptimizerLoad = OptimizerState(
+                self.state.model, self.state.optimizers, model.units
+            ).plan_load(stored, self._groups(stored))
             self.missing += [f"optimizer: state.{fqn}" for fqn in self._optimizer.missing]
             self._take("optimizer", self._optimizer.values)
         if "extra_state" in self.stored:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from bytecheckpoint.errors import UnsupportedError
-from bytecheckpoint.frameworks.flat_parameters import flat_units, has_flat_parameters
+from bytecheckpoint.frameworks.flat_parameters import FlatUnit, flat_units, has_flat_parameters
 from bytecheckpoint.frameworks.names import original_name, unwrapped
 
 __all__ = ["ModuleState", "tied_names"]
@@ -33,6 +33,7 @@ class ModuleState:
 
     Attributes:
         values: Original name to tensor, DTensor, LocalChunks, or the extra state of a module.
+        units: Flat parameters that were taken apart; None if none were to be.
 
     Raises:
         UnsupportedError: Flat parameters that cannot be taken apart: over tensor parallelism, or of modules with hooks
@@ -41,20 +42,19 @@ class ModuleState:
 
     def __init__(self, model: nn.Module, decompose: bool = True) -> None:
         self._model = model
-        self._is_decomposed = decompose and has_flat_parameters(model)
+        self.units = flat_units(model) if decompose and has_flat_parameters(model) else None
         self.values: dict[str, Any] = (
-            _decomposed(model) if self._is_decomposed else get_model_state_dict(model, options=_OPTIONS)
+            get_model_state_dict(model, options=_OPTIONS) if self.units is None else _decomposed(model, self.units)
         )
 
     def before_load(self) -> None:
         """What FSDP1 still keeps of gathered parameters is let go of: it will be out of date."""
-        if self._is_decomposed:  # FSDP's own load does so by itself
-            for unit in flat_units(self._model):
-                unit.let_go_of_gathered()
+        for unit in self.units or ():  # FSDP's own load does so by itself
+            unit.let_go_of_gathered()
 
     def after_load(self) -> None:
         """Hands over what was not loaded in place: extra states, and tensors that hooks made."""
-        if self._is_decomposed:
+        if self.units is not None:
             modules = {original_name(name): module for name, module in _modules(self._model)}
             for key, value in self.values.items():
                 name, _, last = key.rpartition(".")
@@ -67,15 +67,20 @@ class ModuleState:
             set_model_state_dict(self._model, self.values, options=_OPTIONS)
 
 
-def tied_names(model: nn.Module) -> list[list[str]]:
-    """Original names of each parameter that has several, the first as ``state_dict`` gives them first."""
+def tied_names(model: nn.Module, units: Sequence[FlatUnit] | None = None) -> list[list[str]]:
+    """Original names of each parameter that has several, the first as ``state_dict`` gives them first.
+
+    Args:
+        units: Flat parameters of ``model``; None looks for them.
+    """
     names: dict[int, list[str]] = {}
     for name, parameter in unwrapped(model).named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(original_name(name))
-    try:
-        units = flat_units(model)
-    except UnsupportedError:  # FSDP over tensor parallelism, which is saved by FSDP's own state dict
-        units = []
+    if units is None:
+        try:
+            units = flat_units(model)
+        except UnsupportedError:  # FSDP over tensor parallelism, which is saved by FSDP's own state dict
+            units = []
     for unit in units:
         for alias, fqn in unit.aliases.items():
             of_parameter = next((known for known in names.values() if fqn in known), None)
@@ -108,10 +113,9 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _decomposed(model: nn.Module) -> dict[str, Any]:
+def _decomposed(model: nn.Module, units: Sequence[FlatUnit]) -> dict[str, Any]:
     """As ``state_dict`` gives it, and in its order within each module; of flat parameters what this rank holds."""
     flat: dict[str, Any] = {}
-    units = flat_units(model)
     flat_parameters = {id(unit.parameter) for unit in units}  # a module has it without `use_orig_params`
     for unit in units:
         shard = unit.shard

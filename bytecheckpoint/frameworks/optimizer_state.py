@@ -74,14 +74,22 @@ class OptimizerState:
     Args:
         model: As of ``ModuleState``; it is asked for names alone.
         optimizers: Of its parameters; several may have different ones.
+        units: Flat parameters of ``model``; None looks for them.
 
     Raises:
         InvalidPlanError: A parameter of an optimizer is none of the model's.
+        UnsupportedError: Flat parameters that cannot be taken apart.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Optimizer | Sequence[Optimizer]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Optimizer | Sequence[Optimizer],
+        units: Sequence[FlatUnit] | None = None,
+    ) -> None:
         self._optimizers = [optimizers] if isinstance(optimizers, Optimizer) else [*optimizers]
-        self._members = [*_members(model, self._optimizers)]
+        slots = _slots_of(model, flat_units(model) if units is None else units)
+        self._members = [*_members(slots, self._optimizers)]
 
     def values(self) -> dict[str, Any]:
         """All of it, by key. Tensors share the memory of the optimizers.
@@ -261,8 +269,7 @@ def _as_before(current: Any, value: Any) -> Any:
     return value
 
 
-def _members(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[_Member]:
-    slots = _slots_of(model)
+def _members(slots: Mapping[int, tuple[_Slot, ...]], optimizers: Sequence[Optimizer]) -> Iterator[_Member]:
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
@@ -274,10 +281,10 @@ def _members(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[_Mem
                 yield _Member(optimizer, group, parameter, slots[id(parameter)])
 
 
-def _slots_of(model: nn.Module) -> dict[int, tuple[_Slot, ...]]:
+def _slots_of(model: nn.Module, units: Sequence[FlatUnit]) -> dict[int, tuple[_Slot, ...]]:
     """By the parameter that stands in an optimizer."""
     slots: dict[int, tuple[_Slot, ...]] = {}
-    for unit in flat_units(model):
+    for unit in units:
         if id(unit.parameter) in slots:
             continue  # a module that has several names: the first counts, as in torch
         slots[id(unit.parameter)] = tuple(_slot_of_unit(unit, entry) for entry in unit.entries)

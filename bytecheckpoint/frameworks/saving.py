@@ -7,7 +7,7 @@ import dataclasses
 import os
 import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, Config
 from bytecheckpoint.frameworks.agreement import agree, all_together, held_first
 from bytecheckpoint.frameworks.checkpoint_state import CheckpointState
 from bytecheckpoint.frameworks.extra_state import Policy, check_policy, saved_values
-from bytecheckpoint.frameworks.flat_parameters import flat_units
+from bytecheckpoint.frameworks.flat_parameters import FlatUnit
 from bytecheckpoint.frameworks.module_state import ModuleState, tied_names
 from bytecheckpoint.frameworks.names import original_name, unwrapped
 from bytecheckpoint.frameworks.optimizer_state import OptimizerState
@@ -147,6 +147,10 @@ def save(
             state = check()
         else:  # FSDP gathers, and waits for ranks that do not come to it
             state = all_together(group_for("calls"), "save", str(path), check)
+        # First, since other ranks are in it, too: FSDP1's own state dict gathers.
+        model = ModuleState(state.model, save_decomposed_model_optimizer)
+        if group is not None:
+            _check_ranks(state.model, model.units or (), group)
         description = {
             "save": uuid.uuid4().hex,
             "framework": framework,
@@ -154,10 +158,10 @@ def save(
             "global_step": global_steps,
             "world_size": 1 if group is None else group.size(),
             "extra_state_policy": extra_state_policy if isinstance(extra_state_policy, str) else {**extra_state_policy},
-            "tied": tied_names(state.model),
+            "tied": tied_names(state.model, model.units),
         }
         saving.begin(state, description, overwrite)
-        of_parts = _values(state, save_decomposed_model_optimizer, extra_state_policy, group)
+        of_parts = _values(state, model, extra_state_policy, group)
         saving.each_ranks_own = [
             *(("model", key) for key in _each_ranks_own(state.model, of_parts["model"])),
             *(("extra_state", key) for key in of_parts.get("extra_state", {}) if key in (state.extra_state or {})),
@@ -191,22 +195,21 @@ def _check_step(step: object) -> None:
         raise ConfigError(f"global_steps={step!r}: a number from 0 on wanted, as int")
 
 
-def _values(state: CheckpointState, decompose: bool, policy: Policy, group: dist.ProcessGroup | None) -> dict[str, Any]:
+def _values(
+    state: CheckpointState, model: ModuleState, policy: Policy, group: dist.ProcessGroup | None
+) -> dict[str, Any]:
     """What this rank saves, by part; tensors share the memory of the live objects."""
-    rank = 0 if group is None else group.rank()
-    if group is not None:
-        _check_ranks(state.model, decompose, group)
-    values: dict[str, Any] = {"model": ModuleState(state.model, decompose).values}
+    values: dict[str, Any] = {"model": model.values}
     if state.optimizers:
-        values["optimizer"] = OptimizerState(state.model, state.optimizers).values()
+        values["optimizer"] = OptimizerState(state.model, state.optimizers, model.units).values()
     if state.extra_state is not None:
-        values["extra_state"] = saved_values(state.extra_state, policy, rank)
+        values["extra_state"] = saved_values(state.extra_state, policy, 0 if group is None else group.rank())
     return values
 
 
-def _check_ranks(model: nn.Module, decompose: bool, group: dist.ProcessGroup) -> None:
+def _check_ranks(model: nn.Module, units: Iterable[FlatUnit], group: dist.ProcessGroup) -> None:
     """The shards of ranks that do not save would be missed at the load."""
-    holders = {rank for unit in flat_units(model) for rank in unit.ranks} if decompose else set()
+    holders = {rank for unit in units for rank in unit.ranks}
     sharded = (parameter for parameter in model.parameters() if isinstance(parameter, DTensor))
     for mesh, placements in {(parameter.device_mesh, parameter.placements) for parameter in sharded}:
         place = mesh.get_coordinate()

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import bytecheckpoint
-from bytecheckpoint.errors import KeyMismatchError, UnsupportedError
+from bytecheckpoint.errors import CheckpointExistsError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.frameworks.flat_parameters import flat_units
 from bytecheckpoint.frameworks.module_state import ModuleState
 from bytecheckpoint.frameworks.stored import Stored
@@ -334,3 +334,18 @@ def one_shared_unit() -> list[str]:
 def test_a_unit_under_two_names() -> None:
     names = [f"{number}.{name}" for number in range(3) for name in ("bias", "weight")]
     assert run_ranks(2, one_shared_unit) == [names] * 2
+
+
+def save_twice(folder: Path) -> str:
+    """FSDP gathers for its own state dict, which all ranks must come to, before the first one looks what is there."""
+    model = wrap("fsdp orig")
+    kwargs: dict[str, Any] = {"save_decomposed_model_optimizer": False, "overwrite": False}
+    bytecheckpoint.save(folder, {"model": model}, "fsdp", **kwargs)
+    with pytest.raises(CheckpointExistsError) as raised:
+        bytecheckpoint.save(folder, {"model": model}, "fsdp", **kwargs)
+    return str(raised.value)
+
+
+def test_what_is_there_is_refused_where_fsdp_gathers(tmp_path: Path) -> None:
+    """On all ranks, none of which waits for the one that has seen it."""
+    assert all("overwrite=False" in text for text in run_ranks(2, save_twice, tmp_path, limit_s=30.0))
