@@ -21,6 +21,7 @@ from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError, UnsupportedError
 from bytecheckpoint.frameworks.checkpoint_state import FRAMEWORKS
 from bytecheckpoint.frameworks.stored import Stored
+from bytecheckpoint.parts import description_in
 from bytecheckpoint.reference_variables import merge_threads
 
 __all__ = ["bytecheckpoint_ckpt_to_pytorch_ckpt"]
@@ -105,14 +106,10 @@ def _load_whole(path: Path, config: Config) -> tuple[dict[str, Any], dict[str, A
             str(path),
         )
     stored = Stored(path, config)
-    values: dict[str, Any] = {}
-    for key, found in stored.items():
-        if found is not None and found.dtype is None:
-            raise UnsupportedError(f"'{key}' of {path}: stored in a dtype that this torch does not have")
-        values[key] = None if found is None else torch.empty(found.shape, dtype=found.dtype)
+    values: dict[str, Any] = {key: stored.empty(key) for key in stored}
     planner = BcpLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     run_load(values, BcpReader(path, config=config), planner, None, True)
-    return stored.nested(values), (stored.user_metadata or {}).get("bytecheckpoint", {})
+    return stored.nested(values), description_in(stored.user_metadata)
 
 
 def _converted(model: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:

@@ -101,9 +101,7 @@ class ExtraStateLoad:
         self.values: dict[str, Any] = {}
         for names in self._parts.values():
             names.sort(key=_rank_of)
-            for name in names:
-                found = stored[name]
-                self.values[name] = None if found is None else torch.empty(found.shape, dtype=found.dtype)
+            self.values.update((name, stored.empty(name)) for name in names)
 
     def check(self, num_saved: int) -> None:
         """Raises a KeyMismatchError if there are keys of ranks that are not these."""

@@ -20,7 +20,7 @@ from bytecheckpoint.dcp.chunks import LocalChunks
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.frameworks.flat_parameters import FlatEntry, FlatUnit, flat_units
 from bytecheckpoint.frameworks.names import original_name, unwrapped
-from bytecheckpoint.frameworks.stored import Stored, StoredTensor, nested
+from bytecheckpoint.frameworks.stored import Stored, dtype_of, nested
 
 __all__ = ["OptimizerLoad", "OptimizerState"]
 
@@ -154,13 +154,14 @@ class OptimizerLoad:
         options = _names_of(stored, "param_groups.", fqns | {prefix.split(".", 1)[1] for prefix in groups.values()})
         self._planned: list[_Planned] = []
         for member in members:
-            planned = _Planned(member)
+            planned, is_known = _Planned(member), False
             for slot in member.slots:
                 prefix = groups.get(slot.fqn, f"param_groups.{slot.fqn}")
                 of_group = options.get(prefix.split(".", 1)[1], [])
                 if slot.fqn not in states and not of_group:
                     self.missing.append(slot.fqn)
                     continue
+                is_known = True
                 for name in states.get(slot.fqn, []) if slot.has_state else ():
                     self._plan(planned, slot, name, stored)
                 for option in (option for option in of_group if option not in _NOT_OPTIONS):
@@ -168,7 +169,7 @@ class OptimizerLoad:
                     self._plan_option(planned, stored.way(key, f"{prefix}."), key, stored)
                 if slot.is_flat and slot.fqn not in states:
                     planned.stateless.append(slot)
-            if len(member.slots) > 0 and not all(slot.fqn in self.missing for slot in member.slots):
+            if is_known:
                 self._planned.append(planned)
 
     def _plan(self, planned: _Planned, slot: _Slot, name: str, stored: Stored) -> None:
@@ -183,14 +184,14 @@ class OptimizerLoad:
             self.values[key] = before
         elif found.shape == slot.shape and not (found.shape == torch.Size() and name == "step"):
             if not isinstance(before, torch.Tensor) or not slot.is_per_element(before):
-                before = slot.empty(_dtype_of(key, found))
+                before = slot.empty(dtype_of(key, found))
             planned.tensors[way] = before
             self.values[key] = slot.view(before)
         else:
             if not isinstance(before, torch.Tensor) or before.shape != found.shape:
                 on_device = member.group.get("capturable") or member.group.get("fused")
                 device = member.parameter.device if on_device or found.shape != torch.Size() else None
-                before = torch.empty(found.shape, dtype=_dtype_of(key, found), device=device)
+                before = torch.empty(found.shape, dtype=dtype_of(key, found), device=device)
             planned.tensors[way] = self.values[key] = before
 
     def _plan_option(self, planned: _Planned, way: _Way, key: str, stored: Stored) -> None:
@@ -203,7 +204,7 @@ class OptimizerLoad:
         elif isinstance(current, torch.Tensor) and current.shape == found.shape:
             self.values[key] = current.detach().clone()  # until all of the group are seen to be equal
         else:
-            self.values[key] = torch.empty(found.shape, dtype=_dtype_of(key, found))
+            self.values[key] = torch.empty(found.shape, dtype=dtype_of(key, found))
 
     def finish(self) -> None:
         """Once ``values`` are loaded: gives the optimizers what they had not, and takes what the checkpoint has not.
@@ -361,12 +362,6 @@ def _value_of(slot: _Slot, name: str, value: Any) -> Any:
         f"optimizer state '{name}' of '{slot.fqn}' is a tensor of {[*value.shape]}, which FSDP1 cannot have meant for "
         f"the elements of {[*slot.shape]}; use fully_shard (FSDP2) with this optimizer"
     )
-
-
-def _dtype_of(key: str, found: StoredTensor) -> torch.dtype:
-    if found.dtype is None:
-        raise UnsupportedError(f"'{key}': stored in a dtype that this torch does not have")
-    return found.dtype
 
 
 def _names_of(stored: Stored, prefix: str, fqns: set[str]) -> dict[str, list[str]]:

@@ -13,8 +13,9 @@ import torch
 
 from bytecheckpoint import _core
 from bytecheckpoint.config import Config
+from bytecheckpoint.errors import UnsupportedError
 
-__all__ = ["Stored", "StoredTensor", "nested"]
+__all__ = ["Stored", "StoredTensor", "dtype_of", "nested"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,17 @@ class StoredTensor:
 
     shape: torch.Size
     dtype: torch.dtype | None
+
+
+def dtype_of(key: str, found: StoredTensor) -> torch.dtype:
+    """Of the tensor under ``key``.
+
+    Raises:
+        UnsupportedError: This torch does not have it.
+    """
+    if found.dtype is None:
+        raise UnsupportedError(f"'{key}': stored in a dtype that this torch does not have")
+    return found.dtype
 
 
 class Stored(Mapping[str, "StoredTensor | None"]):
@@ -62,6 +74,15 @@ class Stored(Mapping[str, "StoredTensor | None"]):
 
     def __getitem__(self, key: str) -> StoredTensor | None:
         return self._items[key]
+
+    def empty(self, key: str) -> torch.Tensor | None:
+        """Host memory for what is stored, to load it into; None in the place of an object.
+
+        Raises:
+            UnsupportedError: Stored in a dtype that this torch does not have.
+        """
+        found = self._items[key]
+        return None if found is None else torch.empty(found.shape, dtype=dtype_of(key, found), device="cpu")
 
     def way(self, key: str, prefix: str) -> tuple[str | int, ...]:
         """Name of what stood at ``prefix``, and the way from there to ``key`` through the containers that it was.
