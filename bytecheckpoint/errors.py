@@ -25,6 +25,7 @@ __all__ = [
     "FormatVersionError",
     "InvalidPlanError",
     "KeyMismatchError",
+    "ProcessGroupChangedError",
     "RankError",
     "RankLostError",
     "SaveCancelledError",
@@ -93,6 +94,13 @@ class CheckpointBusyError(CheckpointError):
 
 class CheckpointSupersededError(CheckpointError):
     """A newer save, or its deadline, took this save's right to commit. Nothing of the old checkpoint is lost."""
+
+
+class ProcessGroupChangedError(CheckpointError, RuntimeError):
+    """The process group that a save was called with was destroyed, or replaced, before the save could use it.
+
+    Nothing is committed; the checkpoint before it stays.
+    """
 
 
 class CheckpointChangedError(CheckpointError):

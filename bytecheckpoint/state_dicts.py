@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from bytecheckpoint import _background
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._direct import fail_save, run_load, run_save, with_states
-from bytecheckpoint.dcp._groups import own_group
+from bytecheckpoint.dcp._groups import keep_watching, own_group
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.report import LoadReport, SaveReport
@@ -63,8 +63,8 @@ def save_state_dict(
         _background.raise_unseen()
         state = with_states(state_dict)
     except Exception as error:
-        return fail_save(writer, error, group, no_dist)
-    return run_save(state, writer, planner, group, no_dist)
+        return fail_save(writer, error, group)
+    return run_save(state, writer, planner, group)
 
 
 def load_state_dict(
@@ -98,7 +98,7 @@ def load_state_dict(
     """
     reader = BcpReader(path, config=config)
     group = own_group(process_group, no_dist, "calls", reader.config.stall_timeout_s, ("load", str(path)))
-    return run_load(state_dict, reader, planner, group, no_dist)
+    return run_load(state_dict, reader, planner, group)
 
 
 def async_save_state_dict(
@@ -136,12 +136,14 @@ def async_save_state_dict(
         _background.raise_unseen()
         return with_states(state_dict)
 
-    return save_in_background(
+    handle = save_in_background(
         str(path),
         state,
-        lambda state: run_save(state, writer, planner, group, no_dist),
-        lambda error: fail_save(writer, error, group, no_dist),
+        lambda state: run_save(state, writer, planner, group),
+        lambda error: fail_save(writer, error, group),
         writer.cancel,
         writer.config,
         is_alone=group is None,
     )
+    keep_watching(group, handle.committed)
+    return handle

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _core
+from bytecheckpoint.dcp import _collectives
 from bytecheckpoint.errors import sendable
 
 try:
@@ -49,6 +50,8 @@ __all__ = [
     "host_copy",
     "increment_version",
     "init_meta_tensors",
+    "is_fake",
+    "is_gloo_on_host",
     "is_quantized_alike",
     "is_registered",
     "like_dtensor",
@@ -79,20 +82,53 @@ write_items_of: Callable[[str, Any], list[WriteItem]] = planner_helpers._create_
 StateDictStager: Any = getattr(_state_dict_stager, "StateDictStager", None)
 
 
-class _SendingWrapper(_DistWrapper):
-    """DCP sends what hooks raised as it is; what cannot be unpickled ends the exchange, and only on the receiver."""
+class _GroupWrapper(_DistWrapper):
+    """DCP's exchanges over a gloo group itself, also when the process has destroyed its groups meanwhile.
+
+    What hooks raised is made such that it can be sent: DCP sends it as it is, and what cannot be unpickled ends the
+    exchange, and only on the receiver.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, use_dist: bool, coordinator_rank: int) -> None:
+        self._own = group if use_dist and group is not None and not is_fake(group) else None
+        if self._own is None:
+            super().__init__(group, use_dist, coordinator_rank)
+            return
+        self.group, self.use_dist = self._own, True
+        self.coordinator_rank = self.global_coordinator_rank = coordinator_rank
+        self.rank = self._own.rank()
+        self.is_coordinator = self.rank == coordinator_rank
+
+    def get_world_size(self) -> int:
+        return super().get_world_size() if self._own is None else self._own.size()
 
     def gather_object(self, object: Any) -> Any:
-        return super().gather_object(_sendable_failure(object))
+        object = _sendable_failure(object)
+        if self._own is None:
+            return super().gather_object(object)
+        return _collectives.gather(self._own, object, self.coordinator_rank)
 
     def all_gather_object(self, object: Any) -> Any:
-        return super().all_gather_object(_sendable_failure(object))
+        object = _sendable_failure(object)
+        return super().all_gather_object(object) if self._own is None else _collectives.all_gather(self._own, object)
 
     def scatter_object(self, object_list: Any) -> Any:
-        return super().scatter_object(object_list and [_sendable_failure(value) for value in object_list])
+        object_list = object_list and [_sendable_failure(value) for value in object_list]
+        if self._own is None:
+            return super().scatter_object(object_list)
+        return _collectives.scatter(self._own, object_list, self.coordinator_rank)
 
     def broadcast_object(self, object: Any) -> Any:
-        return super().broadcast_object(_sendable_failure(object))
+        object = _sendable_failure(object)
+        if self._own is None:
+            return super().broadcast_object(object)
+        return _collectives.broadcast(self._own, object, self.coordinator_rank)
+
+    def barrier(self) -> None:
+        if self._own is None:
+            super().barrier()
+        else:
+            _collectives.barrier(self._own)
 
 
 def _sendable_failure(value: Any) -> Any:
@@ -106,20 +142,39 @@ def _sendable_failure(value: Any) -> Any:
     return value
 
 
-def _with_sending(function: Callable[..., Any], **others: Callable[..., Any]) -> Callable[..., Any]:
+def _over_group(function: Callable[..., Any], **others: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` of DCP, with its ranks wrapped by the class above; DCP itself stays as it is."""
     function = inspect.unwrap(function)
-    names = {**function.__globals__, **others, "_DistWrapper": _SendingWrapper}
+    names = {**function.__globals__, **others, "_DistWrapper": _GroupWrapper}
     copied = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     copied.__kwdefaults__ = function.__kwdefaults__
     return copied
 
 
-# DCP's own flows of hooks.
-save_state: Callable[..., Metadata] = _with_sending(state_dict_saver._save_state_dict)
-load_state: Callable[..., None] = _with_sending(
-    state_dict_loader.load, _load_state_dict=_with_sending(state_dict_loader._load_state_dict)
+# DCP's own flows of hooks. With a gloo group they need no registry of groups.
+save_state: Callable[..., Metadata] = _over_group(state_dict_saver._save_state_dict)
+load_state: Callable[..., None] = _over_group(
+    state_dict_loader.load, _load_state_dict=_over_group(state_dict_loader._load_state_dict)
 )
+
+
+def is_fake(group: dist.ProcessGroup) -> bool:
+    """Whether it is torch's process group for dry runs, whose other ranks do not exist."""
+    return "fake" in _backend_names(group)
+
+
+def is_gloo_on_host(group: dist.ProcessGroup) -> bool:
+    """Whether gloo moves its tensors of host memory."""
+    return any(device.type == "cpu" and group._get_backend(device).name() == "gloo" for device in _devices(group))
+
+
+def _backend_names(group: dist.ProcessGroup) -> set[str]:
+    return {group._get_backend(device).name() for device in _devices(group)}
+
+
+def _devices(group: dist.ProcessGroup) -> list[torch.device]:
+    devices: list[torch.device] = group._device_types
+    return devices
 
 
 # Of messages that nobody sends.

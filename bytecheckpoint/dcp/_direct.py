@@ -39,16 +39,15 @@ def run_save(
     writer: BcpWriter,
     planner: SavePlanner | None,
     group: dist.ProcessGroup | None,
-    no_dist: bool,
 ) -> SaveReport:
-    """A whole save in this thread. Collective over ``group``."""
+    """A whole save in this thread. Collective over ``group``, as ``own_group`` gives it; None saves alone."""
     try:
         with calling(group, "save", str(writer.checkpoint_id)):
             _compat.save_state(
                 state_dict=state,
                 storage_writer=writer,
                 process_group=group,
-                no_dist=no_dist or not _is_distributed(),
+                no_dist=group is None,
                 planner=BcpSavePlanner(config=writer.config) if planner is None else planner,
             )
     except CheckpointException as exception:
@@ -57,9 +56,9 @@ def run_save(
     return writer.last_report
 
 
-def fail_save(writer: BcpWriter, error: BaseException, group: dist.ProcessGroup | None, no_dist: bool) -> SaveReport:
+def fail_save(writer: BcpWriter, error: BaseException, group: dist.ProcessGroup | None) -> SaveReport:
     """This rank's part of a save that it cannot take part in: the others, who come to it, are told ``error``."""
-    return run_save({}, writer, _Failing(error, writer.config), group, no_dist)
+    return run_save({}, writer, _Failing(error, writer.config), group)
 
 
 def run_load(
@@ -67,9 +66,8 @@ def run_load(
     reader: BcpReader,
     planner: LoadPlanner | None,
     group: dist.ProcessGroup | None,
-    no_dist: bool,
 ) -> LoadReport:
-    """A whole load in this thread. Collective over ``group``."""
+    """A whole load in this thread. Collective over ``group``, as ``own_group`` gives it; None loads alone."""
 
     def load() -> None:
         with calling(group, "load", str(reader.checkpoint_id)):
@@ -78,7 +76,7 @@ def run_load(
                 storage_reader=reader,
                 planner=BcpLoadPlanner() if planner is None else planner,
                 process_group=group,
-                no_dist=no_dist or not _is_distributed(),
+                no_dist=group is None,
             )
 
     try:
@@ -122,7 +120,3 @@ def _typed(exception: CheckpointException) -> BaseException:
         first.add_note(texts)
         return first
     return SaveFailedError(texts, failures)
-
-
-def _is_distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()

@@ -10,21 +10,24 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._links import connect_star
-from bytecheckpoint.dcp._peers import is_fake, peers_of_call
+from bytecheckpoint.dcp._peers import peers_of_call
 from bytecheckpoint.dcp._watch import Watch
-from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.errors import CheckpointError, ConfigError
 
 __all__ = [
     "between_ranks",
     "calling",
     "destroy_own_groups",
+    "keep_watching",
     "own_group",
+    "ranks_of",
     "watch_of",
     "watch_of_call",
     "watched_group",
@@ -37,9 +40,13 @@ _FAREWELL_S = 5.0
 # In which ranks wait for one another; what is raised in them, and not by DCP, leaves the others waiting.
 _EXCHANGES = ("_save_state_dict", "_load_state_dict", "between_ranks")
 
+T = TypeVar("T")
+
 _lock = threading.Lock()
 _watches: weakref.WeakKeyDictionary[dist.ProcessGroup, Watch] = weakref.WeakKeyDictionary()
 _own: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
+# Global ranks of the groups that are made here: torch forgets them when a group is destroyed.
+_ranks: weakref.WeakKeyDictionary[dist.ProcessGroup, tuple[int, ...]] = weakref.WeakKeyDictionary()
 
 
 def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float, *, insist: bool = True) -> dist.ProcessGroup:
@@ -49,6 +56,8 @@ def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float, *, insist
         insist: Else ranks that cannot connect for it are a warning, and nobody watches.
     """
     group: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+    with _lock:
+        _ranks[group] = tuple(dist.get_process_group_ranks(group))
     if group.size() > 1:
         try:
             links = connect_star(group)
@@ -75,6 +84,21 @@ def watch_of(group: dist.ProcessGroup | None) -> Watch | None:
         return _watches.get(group)
 
 
+def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
+    """Global ranks, by their numbers in the group. Of a group made here also when it has been destroyed."""
+    with _lock:
+        known = _ranks.get(group)
+    return tuple(dist.get_process_group_ranks(group)) if known is None else known
+
+
+def keep_watching(group: dist.ProcessGroup | None, save: Future[Any]) -> None:
+    """The ranks of ``group`` are watched until the background ``save`` over it ends, also if it is destroyed before."""
+    watch = watch_of(group)
+    if watch is not None:
+        watch.keep()
+        save.add_done_callback(lambda _: watch.let_go())
+
+
 def watch_of_call() -> Watch | None:
     """Of the ranks of the call of DCP in which this thread runs a hook."""
     peers = peers_of_call()
@@ -94,12 +118,17 @@ def own_group(
 
     Raises:
         RankLostError: While ranks came to make the group one was lost, as a group that there is already tells.
+        ConfigError: ``group`` has been destroyed.
     """
-    if no_dist or not (dist.is_available() and dist.is_initialized()):
+    if no_dist:
+        return None
+    if group is not None and not _compat.is_registered(group):
+        raise ConfigError(f"{call[0]}({call[1]}): process_group was destroyed before the call")
+    if not (dist.is_available() and dist.is_initialized()):
         return None
     parent = group or dist.group.WORLD
     assert parent is not None
-    if is_fake(parent):
+    if _compat.is_fake(parent):
         return parent
     given = watch_of(parent)
     if given is not None:
@@ -114,7 +143,7 @@ def own_group(
     # itself the rank that stopped. Until then the ranks that know do not wait for it in a new group. For one that died
     # nobody waits any more: every call fails.
     if own is None or (watch is not None and watch.is_told and not watch.is_final):
-        members: list[int] | None = dist.get_process_group_ranks(parent)
+        members: list[int] | None = list(ranks_of(parent))
         if members == list(range(dist.get_world_size())):
             # Groups of some ranks are named by how many groups there are: after one was destroyed, as another before.
             members = None
@@ -207,9 +236,9 @@ def calling(group: dist.ProcessGroup | None, what: str, path: str) -> Iterator[N
             raise
 
 
-def between_ranks(exchange: Callable[[], object]) -> None:
-    """A collective of our own within ``calling``: what is raised in it tells of a rank that is lost."""
-    exchange()
+def between_ranks(exchange: Callable[[], T]) -> T:
+    """What a collective of our own within ``calling`` gives: what is raised in it tells of a rank that is lost."""
+    return exchange()
 
 
 def _is_raised_between_ranks(traceback: TracebackType | None) -> bool:

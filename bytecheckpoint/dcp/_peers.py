@@ -21,7 +21,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.utils import _DistWrapper
 
-__all__ = ["Channel", "Peers", "is_fake", "peers_of_call", "planned_by_own_hooks", "rank_of_call"]
+from bytecheckpoint.dcp import _compat
+from bytecheckpoint.errors import ProcessGroupChangedError
+
+__all__ = ["Channel", "Peers", "peers_of_call", "planned_by_own_hooks", "rank_of_call"]
 
 # The methods in which DCP calls hooks.
 _STEPS = tuple(
@@ -68,8 +71,7 @@ class Peers:
             Messages in host memory between the ranks, over the group itself if it can carry them, else over a gloo
             group of the same ranks, made once.
         """
-        group = self.group or dist.group.WORLD
-        assert group is not None
+        group = self.group or _default()
         return Channel(_carrier_of(group))
 
     def begin_gather(self, tensor: torch.Tensor) -> tuple[dist.Work, list[torch.Tensor]]:
@@ -82,8 +84,7 @@ class Peers:
         c10d: Any = dist.distributed_c10d
         mine = tensor.to(c10d._get_object_coll_device(self.group))
         gathered = [torch.empty_like(mine) for _ in range(self.size)] if self.is_coordinator else []
-        group = self.group or dist.group.WORLD
-        assert group is not None
+        group = self.group or _default()
         to = dist.get_global_rank(group, self.coordinator)
         work = dist.gather(mine, gathered or None, dst=to, group=group, async_op=True)
         assert work is not None
@@ -149,7 +150,7 @@ def peers_of_call() -> Peers | None:
     while frame is not None:
         if any(frame.f_code is step for step in _STEPS):
             call: Any = frame.f_locals.get("self")
-            if not isinstance(call, _DistWrapper) or not call.use_dist or is_fake(call.group):
+            if not isinstance(call, _DistWrapper) or not call.use_dist or _compat.is_fake(call.group or _default()):
                 return None
             peers = Peers(call.group, call.rank, call.get_world_size(), call.coordinator_rank)
             return peers if peers.size > 1 else None
@@ -164,9 +165,16 @@ def rank_of_call(said: Mapping[str, Any]) -> int:
     return said.get("rank", 0) if peers is None else peers.rank
 
 
-def is_fake(group: dist.ProcessGroup | None) -> bool:
-    """Is it torch's process group for dry runs, whose other ranks do not exist?"""
-    return "fake" in str(dist.get_backend_config(group))
+def _default() -> dist.ProcessGroup:
+    """The default group.
+
+    Raises:
+        ProcessGroupChangedError: There is none any more.
+    """
+    group = dist.group.WORLD
+    if group is None:
+        raise ProcessGroupChangedError("the default process group was destroyed while ranks used it")
+    return group
 
 
 def planned_by_own_hooks(reader: object) -> bool:
@@ -203,8 +211,7 @@ def _carrier_of(group: dist.ProcessGroup) -> _Carrier:
 
 
 def _is_carrier(group: dist.ProcessGroup) -> bool:
-    """Does gloo move its tensors of host memory?"""
-    return "cpu:gloo" in str(dist.get_backend_config(group))
+    return _compat.is_gloo_on_host(group)
 
 
 def _make_carrier(group: dist.ProcessGroup) -> _Carrier:

@@ -109,6 +109,7 @@ class Watch:
         self._failed_at = -math.inf  # the last call of this rank that failed
         self._told: list[bytes] = []  # frames that other threads want sent
         self._num_calls = 0
+        self._num_kept = 0
         self._calls: list[tuple[Call, OnLoss | None]] = []
         self._holder: tuple[int, bytes] | None = None
         self._is_closing = False
@@ -151,6 +152,17 @@ class Watch:
         with self._lock:
             self._calls = [(other, told) for other, told in self._calls if other.is_running()]
             self._calls.append((call, on_loss))
+        self._ring()
+
+    def keep(self) -> None:
+        """A save is going to use the group: signs of life go on until ``let_go``, also if it is destroyed before."""
+        with self._lock:
+            self._num_kept += 1
+
+    def let_go(self) -> None:
+        """Ends one ``keep``. Any thread."""
+        with self._lock:
+            self._num_kept -= 1
         self._ring()
 
     def hold(self, save_id: str) -> None:
@@ -265,13 +277,17 @@ class Watch:
 
     def _is_wanted(self) -> bool:
         group = self._group()
-        return not self._is_closing and group is not None and is_registered(group)
+        if self._is_closing or group is None:
+            return False
+        return is_registered(group) or self._num_kept > 0 or self._is_in_call_here()
+
+    def _is_in_call_here(self) -> bool:
+        with self._lock:
+            return self._num_calls > 0 or any(call.is_running() for call, _ in self._calls)
 
     def _is_in_call(self) -> bool:
         """This rank, and on rank 0 any."""
-        with self._lock:
-            mine = self._num_calls > 0 or any(call.is_running() for call, _ in self._calls)
-        return mine or (self._rank == 0 and any(link.is_in_call for link in self._links.values()))
+        return self._is_in_call_here() or (self._rank == 0 and any(link.is_in_call for link in self._links.values()))
 
     def _say_alive(self, in_call: bool) -> None:
         self._say(_Kind.BEAT, in_call, self._rank)

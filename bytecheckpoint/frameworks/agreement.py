@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from bytecheckpoint.dcp._collectives import all_gather, all_reduce_max
 from bytecheckpoint.dcp._groups import between_ranks, calling
 from bytecheckpoint.errors import CheckpointError, ConfigError, sendable
 
@@ -89,7 +90,7 @@ def held_by_none(group: dist.ProcessGroup | None, what: str, path: str, is_held:
     held = torch.tensor(is_held, dtype=torch.uint8)
     if group is not None and group.size() > 1 and held.numel() > 0:
         with calling(group, what, path):
-            between_ranks(lambda: dist.all_reduce(held, op=dist.ReduceOp.MAX, group=group))
+            between_ranks(lambda: all_reduce_max(group, held))
     positions: list[int] = (held == 0).nonzero().flatten().tolist()
     return positions
 
@@ -109,14 +110,12 @@ def _is_same(group: dist.ProcessGroup, what: str, path: str, text: str, is_odd: 
     digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES], "big")
     largest = torch.tensor([is_odd, digest, -digest], dtype=torch.int64)
     with calling(group, what, path):
-        between_ranks(lambda: dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group))
+        between_ranks(lambda: all_reduce_max(group, largest))
     is_any_odd, greatest, least = largest.tolist()
     return not is_any_odd and bool(greatest == -least)
 
 
 def gathered(group: dist.ProcessGroup, what: str, path: str, value: object) -> list[Any]:
     """``value`` of each rank, which must be little and can be pickled. Collective over ``group``."""
-    values: list[Any] = [None] * group.size()
     with calling(group, what, path):
-        between_ranks(lambda: dist.all_gather_object(values, value, group=group))
-    return values
+        return between_ranks(lambda: all_gather(group, value))

@@ -248,7 +248,7 @@ class _Loading:
         members: dict[str, Any] = {f"param_groups.{number}.params": None for number in numbers}
         if members:
             self.asides.update(members)
-            run_load(members, BcpReader(stored.path, config=self.config), BcpLoadPlanner(), None, True)
+            run_load(members, BcpReader(stored.path, config=self.config), BcpLoadPlanner(), None)
         return {fqn: key.removesuffix(".params") for key, fqns in members.items() for fqn in fqns}
 
     def check_unexpected(self) -> None:
@@ -272,7 +272,7 @@ class _Loading:
             reader = BcpReader(self.folder / part, config=self.config)
             is_flat = part == "extra_state"
             planner = BcpLoadPlanner(flatten_state_dict=not is_flat, flatten_sharded_tensors=not is_flat)
-            self.reports[part] = run_load(values, reader, planner, self.group, False)
+            self.reports[part] = run_load(values, reader, planner, self.group)
             self._was_changed |= reader.user_metadata != self.stored[part].user_metadata
 
     def finish(self) -> None:

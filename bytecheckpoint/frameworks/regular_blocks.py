@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from bytecheckpoint import _core
-from bytecheckpoint.dcp._groups import between_ranks, calling
+from bytecheckpoint.dcp._groups import between_ranks, calling, ranks_of
 from bytecheckpoint.dcp.chunks import LocalChunks, Spread
 from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.frameworks.agreement import all_together, gathered
@@ -70,6 +70,9 @@ def with_regular_blocks(values: Values, group: dist.ProcessGroup | None, path: s
     if group is None or group.size() == 1:
         return values
 
+    ranks = ranks_of(group)
+    own = ranks[group.rank()]
+
     def plan() -> tuple[Cuts, list[_Move]]:
         cut = {
             (part, key): _cuts(value)
@@ -77,21 +80,23 @@ def with_regular_blocks(values: Values, group: dist.ProcessGroup | None, path: s
             for key, value in sorted(of_part.items())
             if isinstance(value, LocalChunks) and value.spread is not None
         }
-        return cut, [move for (part, key), cuts in cut.items() for move in _moves(part, key, values[part][key], cuts)]
+        return cut, [
+            move for (part, key), cuts in cut.items() for move in _moves(part, key, values[part][key], cuts, own)
+        ]
 
     # A rank that lacks memory, say, is heard before the others wait for its pieces, or go on to save without it.
     cut, moves = all_together(group, "save", path, plan)
     _agree(moves, group, path)
-    outgoing, incoming = all_together(group, "save", path, lambda: _messages(values, moves))
+    outgoing, incoming = all_together(group, "save", path, lambda: _messages(values, moves, own))
     with calling(group, "save", path):
         between_ranks(lambda: _send_and_receive(outgoing, incoming, group))
-    return all_together(group, "save", path, lambda: _with_blocks(values, cut, _taken_apart(moves, incoming)))
+    return all_together(group, "save", path, lambda: _with_blocks(values, cut, _taken_apart(moves, incoming), own))
 
 
-def _with_blocks(values: Values, cut: Cuts, received: Received) -> Values:
+def _with_blocks(values: Values, cut: Cuts, received: Received, own: int) -> Values:
     result = {part: dict(of_part) for part, of_part in values.items()}
     for (part, key), cuts in cut.items():
-        result[part][key] = _block_of(values[part][key], cuts, received.get((part, key), []))
+        result[part][key] = _block_of(values[part][key], cuts, received.get((part, key), []), own)
     return result
 
 
@@ -101,9 +106,9 @@ def _cuts(chunks: LocalChunks) -> list[int]:
     return _core.block_cuts(chunks.shape, chunks.spread.cuts, max(1, _MIN_BLOCK_BYTES // chunks.dtype.itemsize))
 
 
-def _moves(part: str, key: str, chunks: LocalChunks, cuts: list[int]) -> Iterator[_Move]:
-    """What goes from this rank, and what comes to it; each in the order of the elements."""
-    spread, own = _spread(chunks), dist.get_rank()
+def _moves(part: str, key: str, chunks: LocalChunks, cuts: list[int], own: int) -> Iterator[_Move]:
+    """What goes from this rank, whose global rank is ``own``, and what comes to it; in the order of the elements."""
+    spread = _spread(chunks)
     number = spread.ranks.index(own) if own in spread.ranks else None
     if number is None:
         return
@@ -132,14 +137,13 @@ def _spread(chunks: LocalChunks) -> Spread:
 
 def _agree(moves: list[_Move], group: dist.ProcessGroup, path: str) -> None:
     """Else a rank would wait for what nobody sends."""
-    own = dist.get_rank()
-
+    ranks = ranks_of(group)
+    own = ranks[group.rank()]
     sums: dict[tuple[int, int], Any] = {}
     for move in moves:
         of_pair = sums.setdefault((move.source, move.target), hashlib.sha256())
         of_pair.update(repr((move.part, move.key, move.begin, move.end, str(move.dtype))).encode())
     of_ranks = gathered(group, "save", path, {pair: of_pair.digest() for pair, of_pair in sums.items()})
-    ranks = dist.get_process_group_ranks(group)
     by_rank = dict(zip(ranks, of_ranks, strict=True))
     for rank, of_rank in by_rank.items():
         for (source, target), digest in of_rank.items():
@@ -152,14 +156,13 @@ def _agree(moves: list[_Move], group: dist.ProcessGroup, path: str) -> None:
                 )
 
 
-def _messages(values: Values, moves: list[_Move]) -> tuple[Messages, Messages]:
+def _messages(values: Values, moves: list[_Move], own: int) -> tuple[Messages, Messages]:
     """What goes from this rank, and memory for what comes to it: one message for each pair of ranks."""
-    own = dist.get_rank()
     outgoing: dict[int, list[torch.Tensor]] = {}
     incoming: dict[int, int] = {}
     for move in moves:
         if move.source == own:
-            outgoing.setdefault(move.target, []).extend(_run(values[move.part][move.key], move.begin, move.end))
+            outgoing.setdefault(move.target, []).extend(_run(values[move.part][move.key], move.begin, move.end, own))
         else:
             incoming[move.source] = incoming.get(move.source, 0) + move.num_bytes
     return (
@@ -182,17 +185,17 @@ def _taken_apart(moves: list[_Move], incoming: Messages) -> Received:
 
 
 def _send_and_receive(outgoing: Messages, incoming: Messages, group: dist.ProcessGroup) -> None:
-    works = [dist.irecv(message, source, group, _TAG) for source, message in incoming.items()]
-    works += [dist.isend(message, target, group, _TAG) for target, message in outgoing.items()]
+    ranks = ranks_of(group)
+    works = [group.recv([message], ranks.index(source), _TAG) for source, message in incoming.items()]
+    works += [group.send([message], ranks.index(target), _TAG) for target, message in outgoing.items()]
     for work in works:
-        assert work is not None
         work.wait()
 
 
-def _run(chunks: LocalChunks, begin: int, end: int) -> list[torch.Tensor]:
+def _run(chunks: LocalChunks, begin: int, end: int, own: int) -> list[torch.Tensor]:
     """Elements [begin, end) of a tensor, all held here, as the pieces in which they lie."""
     spread = _spread(chunks)
-    at = spread.cuts[spread.ranks.index(dist.get_rank())]
+    at = spread.cuts[spread.ranks.index(own)]
     pieces = []
     for tensor in chunks.tensors:
         first, last = max(begin, at), min(end, at + tensor.numel())
@@ -202,21 +205,21 @@ def _run(chunks: LocalChunks, begin: int, end: int) -> list[torch.Tensor]:
     return pieces
 
 
-def _block_of(chunks: LocalChunks, cuts: list[int], received: list[tuple[int, torch.Tensor]]) -> LocalChunks:
+def _block_of(chunks: LocalChunks, cuts: list[int], received: list[tuple[int, torch.Tensor]], own: int) -> LocalChunks:
     """What this rank writes of a tensor: one block, or nothing."""
     spread = _spread(chunks)
-    number = spread.ranks.index(dist.get_rank()) if dist.get_rank() in spread.ranks else None
+    number = spread.ranks.index(own) if own in spread.ranks else None
     if number is None or cuts[number] == cuts[number + 1]:
         return LocalChunks(chunks.shape, [], [], chunks.dtype)
     begin, end = cuts[number], cuts[number + 1]
     held = max(begin, spread.cuts[number]), min(end, spread.cuts[number + 1])
-    own = _run(chunks, *held) if held[0] < held[1] else []
-    if len(own) == 1 and not received:
-        block = own[0]
+    kept = _run(chunks, *held, own) if held[0] < held[1] else []
+    if len(kept) == 1 and not received:
+        block = kept[0]
     else:
         before = [elements for at, elements in received if at < held[0]]
         behind = [elements for at, elements in received if at >= held[0]]
-        block = merge([*before, *own, *behind]).view(chunks.dtype)
+        block = merge([*before, *kept, *behind]).view(chunks.dtype)
     row = chunks.shape[1:].numel()
     offsets = (begin // row, *[0] * (len(chunks.shape) - 1))
     return LocalChunks(chunks.shape, [offsets], [block.view((end - begin) // row, *chunks.shape[1:])], chunks.dtype)

@@ -22,7 +22,7 @@ from bytecheckpoint import _background
 from bytecheckpoint._background import BackgroundFuture
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._direct import run_save
-from bytecheckpoint.dcp._groups import own_group
+from bytecheckpoint.dcp._groups import keep_watching, own_group, ranks_of
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError
@@ -172,9 +172,11 @@ def save(
     group = group_for("background" if fast_saving else "calls")
     saving = _Saving(path, group, config, tracked, callback, irregular)
     if fast_saving:
-        return save_in_background(
+        handle = save_in_background(
             str(path), values, saving.run, saving.fail, saving.cancel, config, is_alone=group is None, queue=role
         )
+        keep_watching(group, handle.committed)
+        return handle
     # What was called before is committed before, and the tracker never goes back.
     _background.wait_for_queue(role)
     try:
@@ -217,7 +219,7 @@ def _check_ranks(model: nn.Module, units: Iterable[FlatUnit], group: dist.Proces
             of_axes = zip(placements, place, strict=True)
             shards = mesh.mesh[tuple(slice(None) if placement.is_shard() else at for placement, at in of_axes)]
             holders.update(shards.flatten().tolist())
-    ranks = dist.get_process_group_ranks(group)
+    ranks = [*ranks_of(group)]
     absent = sorted(holders.difference(ranks))
     if absent:
         raise ConfigError(
@@ -309,7 +311,7 @@ class _Saving:
         for part, writer in self._writers.items():
             planner = BcpSavePlanner(flatten_state_dict=part != "extra_state", config=self._config)
             try:
-                reports[part] = run_save(values[part], writer, planner, self._group, False)
+                reports[part] = run_save(values[part], writer, planner, self._group)
             except CheckpointError as error:
                 if reports:
                     error.add_note(

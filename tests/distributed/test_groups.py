@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-import torch.distributed.checkpoint.utils as dcp_utils
 
 from bytecheckpoint import async_save_state_dict, load_state_dict, new_group, save_state_dict
+from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._groups import destroy_own_groups, watch_of
 from bytecheckpoint.errors import ConfigError, RankLostError
 from distributed.ranks import run_ranks
@@ -65,7 +65,7 @@ def test_a_group_leaves_nothing_behind(tmp_path: Path) -> None:
 def give_up_once(path: Path) -> None:
     """What is raised on one rank between what DCP hands to all: the others hear of it, and all go on together."""
     save_state_dict(path, {"number": 1})
-    wrapper = dcp_utils._DistWrapper
+    wrapper: Any = _compat._GroupWrapper
     scatter = wrapper.scatter_object
 
     def interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:

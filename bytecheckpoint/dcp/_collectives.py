@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of Python objects over a gloo process group itself.
+
+The functions of ``torch.distributed`` look a group up in a registry of the process, and ``destroy_process_group()``
+clears that. A background save must go on with the ranks that it was called with, whatever becomes of the registry, so
+here the group's own methods are called.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["all_gather", "all_reduce_max", "barrier", "broadcast", "gather", "scatter"]
+
+_c10d: Any = dist.distributed_c10d
+
+
+def all_reduce_max(group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
+    """Replaces each element of ``tensor``, in host memory, by the largest of all ranks."""
+    options = _c10d.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    group.allreduce([tensor], options).wait()
+
+
+def all_gather(group: dist.ProcessGroup, value: object) -> list[Any]:
+    """``value`` of each rank, by rank, on all of them."""
+    data = pickle.dumps(value)
+    sizes = _all_sizes(group, data)
+    received = [bytearray(max(sizes)) for _ in sizes]
+    group.allgather([[_view(buffer) for buffer in received]], [_view(_padded(data, max(sizes)))]).wait()
+    return [pickle.loads(buffer) for buffer in received]  # a pickle says where it ends
+
+
+def gather(group: dist.ProcessGroup, value: object, root: int) -> list[Any] | None:
+    """``value`` of each rank, by rank, on rank ``root`` of the group; None on the others."""
+    data = pickle.dumps(value)
+    sizes = _all_sizes(group, data)
+    received = [bytearray(max(sizes)) for _ in sizes] if group.rank() == root else []
+    options = _c10d.GatherOptions()
+    options.rootRank = root
+    outputs = [[_view(buffer) for buffer in received]] if received else []
+    group.gather(outputs, [_view(_padded(data, max(sizes)))], options).wait()
+    return [pickle.loads(buffer) for buffer in received] if received else None
+
+
+def scatter(group: dist.ProcessGroup, values: Sequence[object] | None, root: int) -> Any:
+    """The value for this rank, of those for all that rank ``root`` of the group gives; the others give None."""
+    data = [pickle.dumps(value) for value in values or ()]
+    size = torch.tensor([max(map(len, data), default=0)], dtype=torch.int64, device="cpu")
+    _broadcast(group, size, root)
+    mine = bytearray(int(size))
+    options = _c10d.ScatterOptions()
+    options.rootRank = root
+    inputs = [[_view(_padded(of_rank, len(mine))) for of_rank in data]] if data else []
+    group.scatter([_view(mine)], inputs, options).wait()
+    return pickle.loads(mine)
+
+
+def broadcast(group: dist.ProcessGroup, value: object, root: int) -> Any:
+    """``value`` of rank ``root`` of the group."""
+    data = bytearray(pickle.dumps(value)) if group.rank() == root else bytearray()
+    size = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
+    _broadcast(group, size, root)
+    if group.rank() != root:
+        data = bytearray(int(size))
+    _broadcast(group, _view(data), root)
+    return pickle.loads(data)
+
+
+def barrier(group: dist.ProcessGroup) -> None:
+    """Returns when all ranks have called it."""
+    group.barrier().wait()
+
+
+def _broadcast(group: dist.ProcessGroup, tensor: torch.Tensor, root: int) -> None:
+    options = _c10d.BroadcastOptions()
+    options.rootRank = root
+    options.rootTensor = 0
+    group.broadcast([tensor], options).wait()
+
+
+def _all_sizes(group: dist.ProcessGroup, data: bytes) -> list[int]:
+    sizes = torch.zeros(group.size(), dtype=torch.int64, device="cpu")
+    group.allgather(
+        [[sizes[rank : rank + 1] for rank in range(group.size())]],
+        [torch.tensor([len(data)], dtype=torch.int64, device="cpu")],
+    ).wait()
+    of_ranks: list[int] = sizes.tolist()
+    return of_ranks
+
+
+def _padded(data: bytes, size: int) -> bytearray:
+    """Gloo wants memory of one size from all ranks."""
+    return bytearray(data.ljust(size, b"\0"))
+
+
+def _view(buffer: bytearray) -> torch.Tensor:
+    return torch.frombuffer(buffer, dtype=torch.uint8)
