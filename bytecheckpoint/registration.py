@@ -95,6 +95,7 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
     loader: Any = state_dict_loader
     problems = [
         *_missing(saver, "_storage_setup", used_in=("save",)),
+        *_missing(saver, "_save_state_dict", used_in=("save",)),
         *_missing(saver, "DefaultSavePlanner", used_in=("_save_state_dict",)),
         *_missing(loader, "_storage_setup", used_in=("load",)),
         *_missing(loader, "_load_state_dict", used_in=("load",)),
@@ -121,6 +122,7 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         (saver, "DefaultSavePlanner", BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config)),
         (loader, "DefaultLoadPlanner", BcpLoadPlanner),
         (loader, "_load_state_dict", _beginning_again(loader._load_state_dict, made)),
+        (saver, "_save_state_dict", _over_own_group(saver._save_state_dict)),
         (saver, "DefaultStager", _stager(config)),
         (saver, "_stateful_to_state_dict", quick_copy(saver._stateful_to_state_dict)),
         (loader, "Stateful", QuickStateful),
@@ -150,7 +152,7 @@ def _other_parameters(saver: Any, loader: Any) -> list[str]:
         problems.append("_storage_setup takes other arguments")
     for name in ("_ProcessBasedAsyncCheckpointExecutor", "_ThreadBasedAsyncCheckpointExecutor"):
         parameters = inspect.signature(getattr(saver, name).execute_save).parameters
-        if not {"checkpoint_id", "storage_writer", "planner"} <= parameters.keys():
+        if not {"checkpoint_id", "storage_writer", "planner", "process_group", "no_dist"} <= parameters.keys():
             problems.append(f"{name}.execute_save takes other arguments")
     return problems
 
@@ -198,6 +200,23 @@ def _beginning_again(theirs: Callable[..., None], made: weakref.WeakSet[BcpReade
     return load
 
 
+def _over_own_group(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """DCP's flow of a save; over a group that ``async_save`` made for it, also when the process has destroyed that."""
+    from bytecheckpoint.dcp import _compat
+    from bytecheckpoint.dcp._groups import is_own
+
+    signature = inspect.signature(theirs)
+
+    @wraps(theirs)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        if not is_own(given.get("process_group")):
+            return theirs(*args, **kwargs)
+        return _compat.save_state(**{**given, "no_dist": False})  # DCP has asked whether there are groups now
+
+    return save
+
+
 def _stager(config: Config | None) -> Callable[..., Any]:
     """In the place of DCP's default stager, which is made for each save."""
     from bytecheckpoint.dcp.stager import BcpStager
@@ -215,7 +234,11 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
     nobody has looked at is raised by the next one, before it begins.
     """
     from bytecheckpoint import _background
+    from bytecheckpoint.dcp._groups import keep_watching, own_group
+    from bytecheckpoint.dcp._save_process import forget_process_of_other_ranks
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+
+    is_process = executor.__name__ == "_ProcessBasedAsyncCheckpointExecutor"
 
     class Filling(executor):  # type: ignore[misc]
         def execute_save(
@@ -225,21 +248,36 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
             checkpoint_id: Any = None,
             storage_writer: Any = None,
             planner: Any = None,
+            process_group: Any = None,
+            no_dist: bool = False,
             **rest: Any,
         ) -> Any:
             if storage_writer is None and checkpoint_id:
                 storage_writer = setup(None, checkpoint_id)
-            if (config or Config.from_env()).handle_sigterm:
+            settings = config or Config.from_env()
+            if settings.handle_sigterm:
                 _background.handle_sigterm()
             _background.raise_unseen()
+            path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
+            if is_process:
+                forget_process_of_other_ranks(process_group)
+                group = None
+            else:
+                # Made here, by the caller's thread: what the save is, is fixed at the call.
+                group = own_group(process_group, no_dist, "async_save", settings.stall_timeout_s, ("save", path))
+                process_group, no_dist = group, group is None
             future = super().execute_save(
                 staged,
                 checkpoint_id=checkpoint_id,
                 storage_writer=storage_writer,
                 planner=BcpSavePlanner(config=config) if planner is None else planner,
+                process_group=process_group,
+                no_dist=no_dist,
                 **rest,
             )
-            return _background.note_save(str(checkpoint_id or getattr(storage_writer, "checkpoint_id", "")), future)
+            noted = _background.note_save(path, future)
+            keep_watching(group, noted)
+            return noted
 
     Filling.__name__ = Filling.__qualname__ = executor.__name__
     return Filling

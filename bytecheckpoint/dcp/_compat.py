@@ -142,10 +142,16 @@ def _sendable_failure(value: Any) -> Any:
     return value
 
 
+def _unlogged(**_: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """In the place of DCP's log of its steps, which asks the registry of groups, and fails where the group is gone."""
+    return lambda step: step
+
+
 def _over_group(function: Callable[..., Any], **others: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` of DCP, with its ranks wrapped by the class above; DCP itself stays as it is."""
     function = inspect.unwrap(function)
-    names = {**function.__globals__, **others, "_DistWrapper": _GroupWrapper}
+    own = {"_DistWrapper": _GroupWrapper, "_dcp_method_logger": _unlogged}
+    names = {**function.__globals__, **others, **own}
     copied = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     copied.__kwdefaults__ = function.__kwdefaults__
     return copied
