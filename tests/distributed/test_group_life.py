@@ -47,8 +47,8 @@ class Hold:
         self.arrived.set()
         assert self.go_on.wait(LIMIT_S)
 
-    @contextmanager
-    def patched(self) -> Iterator[Hold]:
+    def patch(self) -> Callable[[], None]:
+        """From now on exchanges of this process pass here; what is returned ends that."""
         theirs = {name: getattr(_compat._GroupWrapper, name) for name in set(EXCHANGES)}
 
         def held(name: str) -> Callable[..., Any]:
@@ -64,13 +64,21 @@ class Hold:
 
             return exchange
 
+        def unpatch() -> None:
+            for name, method in theirs.items():
+                setattr(_compat._GroupWrapper, name, method)
+
         for name in theirs:
             setattr(_compat._GroupWrapper, name, held(name))
+        return unpatch
+
+    @contextmanager
+    def patched(self) -> Iterator[Hold]:
+        unpatch = self.patch()
         try:
             yield self
         finally:
-            for name, method in theirs.items():
-                setattr(_compat._GroupWrapper, name, method)
+            unpatch()
 
 
 def full(number: int) -> torch.Tensor:

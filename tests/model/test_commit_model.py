@@ -6,18 +6,15 @@ Each search is exhaustive, by whole states. With BCP_LONG=1 also configurations 
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from model.spin import IS_LONG, SECONDS_PER_SEARCH, count_of, errors_in, search, unreached_in, violated_in
+
 ROOT = Path(__file__).parents[2]
 MODEL = Path(__file__).with_name("commit.pml")
-IS_LONG = os.environ.get("BCP_LONG") == "1"
-SECONDS_PER_SEARCH = 3000 if IS_LONG else 280
 
 # Numbers of the properties, as in the model.
 WHOLE, ONE_RIGHT, NO_BLOCK, NEWEST, LIVE, READS = range(1, 7)
@@ -59,69 +56,14 @@ MUTATIONS = {
 HARMLESS = ("LOCKS=1 RANKS=1 M_NO_NLINK", "LOCKS=1 RANKS=1 M_NO_CHECK_RIGHT")
 
 
-def _missing() -> str:
-    absent = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
-    return (
-        f"{' and '.join(absent)} missing, THE COMMIT PROTOCOL WAS NOT CHECKED; apt-get install spin gcc"
-        if absent
-        else ""
-    )
-
-
-@pytest.fixture(scope="module")
-def spin() -> None:
-    if problem := _missing():
-        if os.environ.get("CI"):
-            pytest.fail(problem)
-        pytest.skip(problem)
-
-
-def _run(arguments: list[str], folder: Path) -> str:
-    ran = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS_PER_SEARCH)
-    assert ran.returncode == 0, f"{arguments}:\n{ran.stdout}{ran.stderr}"
-    return ran.stdout + ran.stderr
-
-
-def search(flags: str, folder: Path) -> str:
-    """What spin says of the model with these flags. It stops at the first error."""
-    said = _run(["spin", "-a", *(f"-D{flag}" for flag in flags.split()), str(MODEL)], folder)
-    assert not said.strip(), said
-    # Most searches are shorter than what an optimising compiler takes.
-    optimise = "-O2" if "RANKS=3" in flags or "SAVERS=3" in flags else "-O0"
-    _run(["gcc", optimise, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=2000", "-o", "pan", "pan.c"], folder)
-    return _run(["./pan", "-m20000", "-w20"], folder)
-
-
-def errors_in(said: str) -> int:
-    """Number of errors of a search that was exhaustive but for them."""
-    assert "max search depth too small" not in said, said
-    assert "out of memory" not in said, said
-    assert "Bit statespace" not in said, said
-    found = re.search(r"errors: (\d+)", said)
-    assert found is not None, said
-    return int(found[1])
-
-
-def unreached_in(said: str) -> set[str]:
-    """Statements of the model that the search never came to."""
-    return set(re.findall(r'commit\.pml:\d+, state \d+, "(.*)"', said)) - {"-end-"}
-
-
-def count_of(said: str) -> int:
-    found = re.search(r"(\d+) states, stored", said)
-    assert found is not None, said
-    return int(found[1])
-
-
 def _check_sound(flags: str, folder: Path) -> None:
-    said = search(flags, folder)
+    said = search(MODEL, flags, folder)
     assert errors_in(said) == 0, f"{flags}:\n{said}"
     assert "Search not completed" not in said, said
     print(f"{flags}: {count_of(said)} states")
     assert unreached_in(said) == SOUND.get(flags, set()), f"{flags}: parts of the model that nothing reaches:\n{said}"
 
 
-@pytest.mark.usefixtures("spin")
 @pytest.mark.parametrize("flags", SOUND)
 def test_the_protocol_is_sound(flags: str, tmp_path: Path) -> None:
     _check_sound(flags, tmp_path)
@@ -129,26 +71,19 @@ def test_the_protocol_is_sound(flags: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not IS_LONG, reason="set BCP_LONG=1 to search millions of states")
 @pytest.mark.timeout(SECONDS_PER_SEARCH + 60)
-@pytest.mark.usefixtures("spin")
 @pytest.mark.parametrize("flags", SOUND_LONG)
 def test_the_protocol_is_sound_in_larger_worlds(flags: str, tmp_path: Path) -> None:
     _check_sound(flags, tmp_path)
 
 
-@pytest.mark.usefixtures("spin")
 @pytest.mark.parametrize("flags", MUTATIONS)
 def test_each_part_of_the_protocol_is_needed(flags: str, tmp_path: Path) -> None:
-    said = search(flags, tmp_path)
-    assert errors_in(said) == 1, f"{flags}: not seen\n{said}"
-    violated = re.search(r"assertion violated .*\|\|\((\d)==0\)", said)
-    assert violated is not None, said
-    assert int(violated[1]) == MUTATIONS[flags], said
+    assert violated_in(search(MODEL, flags, tmp_path)) == MUTATIONS[flags]
 
 
-@pytest.mark.usefixtures("spin")
 @pytest.mark.parametrize("flags", HARMLESS)
 def test_what_only_fails_early_is_not_needed(flags: str, tmp_path: Path) -> None:
-    assert errors_in(search(flags, tmp_path)) == 0
+    assert errors_in(search(MODEL, flags, tmp_path)) == 0
 
 
 def _failpoints() -> dict[str, str]:

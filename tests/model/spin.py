@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exhaustive searches of the models beside this, by spin."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+__all__ = ["IS_LONG", "SECONDS_PER_SEARCH", "count_of", "errors_in", "search", "unreached_in", "violated_in"]
+
+IS_LONG = os.environ.get("BCP_LONG") == "1"
+SECONDS_PER_SEARCH = 3000 if IS_LONG else 280
+
+
+def _missing() -> str:
+    absent = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
+    return f"{' and '.join(absent)} missing, THE MODELS WERE NOT CHECKED; apt-get install spin gcc" if absent else ""
+
+
+def _run(arguments: list[str], folder: Path) -> str:
+    ran = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS_PER_SEARCH)
+    assert ran.returncode == 0, f"{arguments}:\n{ran.stdout}{ran.stderr}"
+    return ran.stdout + ran.stderr
+
+
+def search(model: Path, flags: str, folder: Path) -> str:
+    """What spin says of ``model`` with these flags. It stops at the first error. Skips the test without spin."""
+    if problem := _missing():
+        if os.environ.get("CI"):
+            pytest.fail(problem)
+        pytest.skip(problem)
+    said = _run(["spin", "-a", *(f"-D{flag}" for flag in flags.split()), str(model)], folder)
+    assert not said.strip(), said
+    # Most searches are shorter than what an optimising compiler takes.
+    optimise = "-O2" if "RANKS=3" in flags or "SAVERS=3" in flags else "-O0"
+    _run(["gcc", optimise, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=2000", "-o", "pan", "pan.c"], folder)
+    return _run(["./pan", "-m20000", "-w20"], folder)
+
+
+def errors_in(said: str) -> int:
+    """Number of errors of a search that was exhaustive but for them."""
+    assert "max search depth too small" not in said, said
+    assert "out of memory" not in said, said
+    assert "Bit statespace" not in said, said
+    found = re.search(r"errors: (\d+)", said)
+    assert found is not None, said
+    return int(found[1])
+
+
+def unreached_in(said: str) -> set[str]:
+    """Statements of the model that the search never came to."""
+    return set(re.findall(r'\.pml:\d+, state \d+, "(.*)"', said)) - {"-end-"}
+
+
+def violated_in(said: str) -> int:
+    """Number of the property that the one error is about."""
+    assert errors_in(said) == 1, f"not seen\n{said}"
+    violated = re.search(r"assertion violated .*\|\|\((\d)==0\)", said)
+    assert violated is not None, said
+    return int(violated[1])
+
+
+def count_of(said: str) -> int:
+    found = re.search(r"(\d+) states, stored", said)
+    assert found is not None, said
+    return int(found[1])
