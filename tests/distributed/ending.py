@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
@@ -39,6 +40,21 @@ class Ended:
     said: str
 
 
+@dataclass(frozen=True)
+class _Rank:
+    """One rank, for the process that forked it. ``ended`` and ``said`` are file descriptors."""
+
+    ended: int
+    pid: int
+    said: int
+
+    def take_said(self) -> str:
+        os.close(self.ended)
+        os.lseek(self.said, 0, os.SEEK_SET)
+        with os.fdopen(self.said) as file:
+            return file.read()
+
+
 class EndingRanks:
     """The process from which ranks are forked."""
 
@@ -52,9 +68,15 @@ class EndingRanks:
         )
         theirs.close()
 
-    def run(self, num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Ended]:
-        """``function(rank, *args)`` in a process for each rank, until all have ended."""
-        self._requests.send_bytes(pickle.dumps((num_ranks, function, args)))
+    def run(
+        self, num_ranks: int, function: Callable[..., Any], *args: Any, grace_s: float | None = None
+    ) -> list[Ended]:
+        """``function(rank, *args)`` in a process for each rank, until all have ended.
+
+        Args:
+            grace_s: When a rank has failed, the others are killed after that, as a launcher does.
+        """
+        self._requests.send_bytes(pickle.dumps((num_ranks, grace_s, function, args)))
         assert self._requests.poll(2 * LIMIT_S), "the ranks and what forked them hang"
         ended: list[Ended] = self._requests.recv()
         return ended
@@ -79,7 +101,7 @@ def serve() -> Callable[[], Any]:
             request = requests.recv_bytes()
         except EOFError:
             return lambda: None
-        num_ranks, function, args = pickle.loads(request)
+        num_ranks, grace_s, function, args = pickle.loads(request)
         ranks = []
         for rank in range(num_ranks):
             said = os.memfd_create("said")
@@ -87,8 +109,8 @@ def serve() -> Callable[[], Any]:
             if not pid:
                 requests.close()
                 return lambda: _work(said, function, rank, args)
-            ranks.append((os.pidfd_open(pid), pid, said))
-        requests.send([_wait(*of_rank) for of_rank in ranks])
+            ranks.append(_Rank(os.pidfd_open(pid), pid, said))
+        requests.send(_wait(ranks, grace_s))
 
 
 def _work(said: int, function: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> None:
@@ -98,14 +120,24 @@ def _work(said: int, function: Callable[..., Any], rank: int, args: tuple[Any, .
     function(rank, *args)
 
 
-def _wait(ended: int, pid: int, said: int) -> Ended:
+def _wait(ranks: list[_Rank], grace_s: float | None) -> list[Ended]:
+    end, hangs, codes = time.monotonic() + LIMIT_S, set[int](), dict[int, int]()
     poll = select.poll()
-    poll.register(ended, select.POLLIN)
-    hangs = not poll.poll(LIMIT_S * 1000)
-    if hangs:
-        os.kill(pid, signal.SIGABRT)  # faulthandler writes the stacks
-    _, status = os.waitpid(pid, 0)
-    os.close(ended)
-    os.lseek(said, 0, os.SEEK_SET)
-    with os.fdopen(said) as file:
-        return Ended(None if hangs else os.waitstatus_to_exitcode(status), file.read())
+    for rank in ranks:
+        poll.register(rank.ended, select.POLLIN)
+    while len(codes) < len(ranks):
+        for fd, _ in poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            poll.unregister(fd)
+            pid = next(rank.pid for rank in ranks if rank.ended == fd)
+            codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if codes[pid] != 0 and grace_s is not None:
+                end = min(end, time.monotonic() + grace_s)
+        if time.monotonic() >= end:
+            left = [rank.pid for rank in ranks if rank.pid not in codes]
+            is_launcher = grace_s is not None and any(codes.values())
+            for pid in left:
+                os.kill(pid, signal.SIGKILL if is_launcher else signal.SIGABRT)  # faulthandler writes the stacks
+            if not is_launcher:
+                hangs.update(left)
+            end = time.monotonic() + LIMIT_S
+    return [Ended(None if rank.pid in hangs else codes[rank.pid], rank.take_said()) for rank in ranks]
