@@ -22,7 +22,7 @@ from bytecheckpoint import _C
 from bytecheckpoint._in_use import Hold, hold_directory
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._asked import Asked, Unfilled, compare
-from bytecheckpoint.dcp._calls import LOAD, call_in
+from bytecheckpoint.dcp._calls import LOAD, call_in, is_called_by
 from bytecheckpoint.dcp._exchange import Exchange
 from bytecheckpoint.dcp._gather import Gather
 from bytecheckpoint.dcp._groups import watch_of_call
@@ -56,11 +56,16 @@ _logger = logging.getLogger("bytecheckpoint")
 class _FailedMetadata(Metadata):
     """Stands for metadata that could not be read, until a hook can raise the error on every rank.
 
-    DCP turns what ``read_metadata`` raises into an AssertionError, after asking for the metadata of one rank.
+    DCP logs what ``read_metadata`` raises with its traceback, asks for the metadata of one rank, and turns what that
+    raises into an AssertionError.
     """
 
     def __init__(self, error: CheckpointError) -> None:
         self.__dict__["error"] = error
+
+    def __bool__(self) -> bool:
+        # Of what is false DCP asks for the metadata of one rank. If `.metadata` is there, its error is the error.
+        return not isinstance(self.__dict__["error"], CheckpointNotFoundError)
 
     def _raise(self) -> NoReturn:
         raise self.__dict__["error"]
@@ -175,6 +180,8 @@ class BcpReader(StorageReader):
         except Exception as error:
             # Remembered whatever it is: else DCP would go on to the metadata of one rank, which may be older.
             self._error = _typed(error)
+            if is_called_by(LOAD[0], "local_step"):
+                return _FailedMetadata(self._error)
             raise self._error from error
         self._phases.end("metadata_s")
         return metadata
