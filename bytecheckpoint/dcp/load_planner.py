@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint import _C
+from bytecheckpoint._described import described
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._plan_items import Fills, PlanItems
@@ -53,6 +54,11 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         super().__init__(flatten_state_dict, flatten_sharded_tensors, allow_partial_load)
         self.warns = True
         self._items: PlanItems[Any] | None = None
+
+    def __repr__(self) -> str:
+        return described(
+            self, flatten_state_dict=True, flatten_sharded_tensors=True, allow_partial_load=False, warns=True
+        )
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False

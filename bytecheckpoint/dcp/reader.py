@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from bytecheckpoint import _C
+from bytecheckpoint._described import described
 from bytecheckpoint._in_use import Hold, hold_directory
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._asked import Asked, Unfilled, compare
@@ -133,6 +134,9 @@ class BcpReader(StorageReader):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_checkpoint": None, "_error": None, "_hold": None, "_directory": None}
+
+    def __repr__(self) -> str:
+        return described(self, str(self.path))
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:

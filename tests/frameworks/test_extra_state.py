@@ -198,12 +198,15 @@ def test_nobody_gives_memory_for_more_than_the_records_hold(tmp_path: Path, part
     shutil.rmtree(tmp_path / folder)
     assert write_expanded(tmp_path / folder, key, numel) < 20_000
 
+    def fill() -> None:
+        if part == "merge":
+            bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path, return_dict=True, optimizer_only=True)
+        else:
+            load(tmp_path, state, "ddp", strict=False)
+
     def refusal() -> str:
         with pytest.raises(UnsupportedError) as refused:
-            if part == "merge":
-                bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path, return_dict=True, optimizer_only=True)
-            else:
-                load(tmp_path, state, "ddp", strict=False)
+            fill()
         return str(refused.value)
 
     message, grown = with_peak(refusal)
