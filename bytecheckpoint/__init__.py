@@ -138,14 +138,34 @@ _HOMES = {
 }
 
 
+# Public submodules, which are attributes without an import of their own.
+_MODULES = (
+    "config",
+    "dcp",
+    "errors",
+    "frameworks",
+    "groups",
+    "merging",
+    "registration",
+    "report",
+    "retention",
+    "save_handle",
+    "state_dicts",
+    "steps",
+    "verification",
+)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"bytecheckpoint.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'bytecheckpoint' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])
 
 
 def build_info() -> dict[str, Any]:

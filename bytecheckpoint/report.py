@@ -191,6 +191,15 @@ class LoadReport(RankLoadReport):
         ranks: On the coordinator, all ranks in the order of their numbers; empty on others. Empty also where not all
             ranks were certain to come to tell it: the reader is wrapped, its ``read_data`` or ``finish_plan`` of the
             planner is overridden, or each rank read what it had saved without collectives.
+        missing_keys: Asked for, and not in the checkpoint: what ``allow_partial_load=True`` left as it was. On the
+            coordinator those of any rank, on the others of this rank; 256 at most. Of a planner that is not ours they
+            are not known.
+        num_missing_keys: How many there are; on the coordinator at least so many, if ranks that lack more than 256 lack
+            different ones.
+        unexpected_keys: In the checkpoint, and no rank asked for them, though some asked for others of their top-level
+            part (``optimizer`` of ``optimizer.state.0.step``); 256 at most. On the coordinator; empty on others, but
+            where each rank read what it had saved without collectives.
+        num_unexpected_keys: How many there are.
     """
 
     path: str
@@ -199,6 +208,10 @@ class LoadReport(RankLoadReport):
     wait_s: float = 0.0
     total_s: float = 0.0
     ranks: tuple[RankLoadReport, ...] = ()
+    missing_keys: tuple[str, ...] = ()
+    num_missing_keys: int = 0
+    unexpected_keys: tuple[str, ...] = ()
+    num_unexpected_keys: int = 0
 
     @property
     def total_bytes_wanted(self) -> int:
@@ -230,6 +243,10 @@ class LoadReport(RankLoadReport):
             "wait": self.wait_s,
         }
         notes = [_in_words(phases), f"read {self.read_amplification:.2f}x what was wanted"]
+        if self.num_missing_keys:
+            notes.append(f"{self.num_missing_keys:,} keys not in the checkpoint")
+        if self.num_unexpected_keys:
+            notes.append(f"{self.num_unexpected_keys:,} keys not asked for")
         return (
             f"loaded {self.path}: {size_text(self.total_bytes_wanted)} by {_who(self)} in {_duration(self.total_s)} "
             f"({_rate(self.gb_per_s)}; {'; '.join(notes)})"

@@ -40,6 +40,17 @@ class SaveHandle(Generic[R]):
         self._committed = committed
         self._give_up = give_up
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, {self._state()})"
+
+    def _state(self) -> str:
+        if not self._committed.done():
+            return "saving" if self.staged.done() else "staging"
+        error = None if self._committed.cancelled() else self._committed.peek()
+        if self._committed.cancelled() or isinstance(error, SaveCancelledError):
+            return "cancelled"
+        return "committed" if error is None else f"failed: {type(error).__name__}"
+
     @property
     def report(self) -> R | None:
         """What was done; None until it is committed."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch.distributed as dist
@@ -12,10 +12,11 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
 from bytecheckpoint import _background
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._direct import fail_save, run_load, run_save, with_states
+from bytecheckpoint.dcp._direct import fail_load, fail_save, run_load, run_save, with_states
 from bytecheckpoint.dcp._groups import keep_watching, own_group
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.writer import BcpWriter
+from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.save_handle import SaveHandle, save_in_background
 
@@ -61,7 +62,7 @@ def save_state_dict(
     group = own_group(process_group, no_dist, "calls", writer.config.stall_timeout_s, ("save", str(path)))
     try:
         _background.raise_unseen()
-        state = with_states(state_dict)
+        state = with_states(_checked("save_state_dict", path, state_dict, Mapping))
     except Exception as error:
         return fail_save(writer, error, group)
     return run_save(state, writer, planner, group)
@@ -98,6 +99,10 @@ def load_state_dict(
     """
     reader = BcpReader(path, config=config)
     group = own_group(process_group, no_dist, "calls", reader.config.stall_timeout_s, ("load", str(path)))
+    try:
+        _checked("load_state_dict", path, state_dict, MutableMapping)
+    except InvalidPlanError as error:
+        return fail_load(reader, error, group)
     return run_load(state_dict, reader, planner, group)
 
 
@@ -134,7 +139,7 @@ def async_save_state_dict(
 
     def state() -> dict[str, Any]:
         _background.raise_unseen()
-        return with_states(state_dict)
+        return with_states(_checked("async_save_state_dict", path, state_dict, Mapping))
 
     handle = save_in_background(
         str(path),
@@ -147,3 +152,16 @@ def async_save_state_dict(
     )
     keep_watching(group, handle.committed)
     return handle
+
+
+def _checked(call: str, path: str | os.PathLike[str], state_dict: Mapping[str, Any], kind: type) -> Mapping[str, Any]:
+    """``state_dict``, if it is of that kind.
+
+    Raises:
+        InvalidPlanError: It is something else, such as a list of tensors or a module.
+    """
+    if not isinstance(state_dict, kind):
+        raise InvalidPlanError(
+            f"{call}({path}): a dict of values by name wanted, got a {type(state_dict).__name__}", str(path)
+        )
+    return state_dict

@@ -11,7 +11,7 @@ from typing import Any
 
 from bytecheckpoint import _core
 
-__all__ = ["ASYNC_SAVE", "LOAD", "SAVE", "Call", "call_in", "local_of_call", "outermost_call"]
+__all__ = ["ASYNC_SAVE", "LOAD", "SAVE", "Call", "call_in", "is_called_by", "local_of_call", "outermost_call"]
 
 # The calls that are looked for: module and function.
 _SAVER = "torch.distributed.checkpoint.state_dict_saver"
@@ -53,6 +53,12 @@ def call_in(module: str, function: str) -> Call | None:
     """The innermost call of ``function`` that this thread is in; None if it is in none."""
     frame = _find(module, function)
     return None if frame is None else Call(frame)
+
+
+def is_called_by(module: str, function: str) -> bool:
+    """Whether who asks was called by ``function`` itself, with nobody's function between them."""
+    caller = sys._getframe(2)
+    return caller.f_code.co_name == function and caller.f_globals.get("__name__") == module
 
 
 def outermost_call(modules: tuple[str, ...]) -> Call | None:

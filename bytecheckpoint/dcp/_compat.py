@@ -8,6 +8,7 @@ import copy
 import inspect
 import io
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -157,10 +158,21 @@ def _over_group(function: Callable[..., Any], **others: Callable[..., Any]) -> C
     return copied
 
 
+class _WithoutBeingAlone:
+    """``warnings`` for DCP's ``load``: that it runs without process group is what callers of our entry points know."""
+
+    @staticmethod
+    def warn(message: str, *args: Any, **kwargs: Any) -> None:
+        if not message.startswith("torch.distributed is disabled"):
+            warnings.warn(message, *args, **kwargs)
+
+
 # DCP's own flows of hooks. With a gloo group they need no registry of groups.
 save_state: Callable[..., Metadata] = _over_group(state_dict_saver._save_state_dict)
 load_state: Callable[..., None] = _over_group(
-    state_dict_loader.load, _load_state_dict=_over_group(state_dict_loader._load_state_dict)
+    state_dict_loader.load,
+    _load_state_dict=_over_group(state_dict_loader._load_state_dict),
+    warnings=_WithoutBeingAlone,
 )
 
 

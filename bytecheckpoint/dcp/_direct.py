@@ -22,7 +22,7 @@ from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFailedError
 from bytecheckpoint.report import LoadReport, SaveReport
 
-__all__ = ["fail_save", "run_load", "run_save", "with_states"]
+__all__ = ["fail_load", "fail_save", "run_load", "run_save", "with_states"]
 
 
 def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,6 +88,22 @@ def run_load(
         raise _typed(exception) from exception
     assert reader.last_report is not None
     return reader.last_report
+
+
+def fail_load(reader: BcpReader, error: Exception, group: dist.ProcessGroup | None) -> LoadReport:
+    """This rank's part of a load that it cannot take part in, as ``fail_save``."""
+    return run_load({}, reader, _FailingLoad(error), group)
+
+
+class _FailingLoad(BcpLoadPlanner):
+    """As ``_Failing``; before the metadata are looked at."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
+        raise self._error
 
 
 class _Failing(BcpSavePlanner):

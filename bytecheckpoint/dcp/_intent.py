@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._asked import Asked
 from bytecheckpoint.dcp._peers import peers_of_call, planned_by_own_hooks
 
 __all__ = ["AUTO", "COOPERATIVE", "INDEPENDENT", "Chosen", "Intent", "choose_reading", "is_worth_sharing"]
@@ -42,6 +43,7 @@ class Intent:
         setting: ``Config.shared_reading``.
         is_in_memory: The checkpoint is on a file system that is memory of its machine.
         num_bytes: Of the records that it wants something of.
+        asked: Which keys it asks for.
     """
 
     save: str
@@ -49,13 +51,14 @@ class Intent:
     setting: str
     is_in_memory: bool
     num_bytes: int
+    asked: Asked
 
     @classmethod
-    def by(cls, reader: Reader, save: str, *, reads_by_own_hook: bool, num_bytes: int) -> Intent:
+    def by(cls, reader: Reader, save: str, asked: Asked, *, reads_by_own_hook: bool, num_bytes: int) -> Intent:
         """``reads_by_own_hook``: ``read_data`` of the reader is our own, so that nothing fails before its exchange."""
         comes = reads_by_own_hook and peers_of_call() is not None and planned_by_own_hooks(reader)
         is_in_memory = _C.is_in_memory(str(reader.path), reader.config.io_timeout_s)
-        return cls(save, comes, reader.config.shared_reading, is_in_memory, num_bytes)
+        return cls(save, comes, reader.config.shared_reading, is_in_memory, num_bytes, asked)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import itertools
 import os
 import uuid
 import weakref
-from collections.abc import Iterable, MutableSequence
-from typing import Any, Protocol, TypeVar, overload
+from collections.abc import Collection, Iterable, Mapping, MutableSequence
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 from bytecheckpoint.errors import CheckpointError
 
-__all__ = ["Home", "PlanItems", "Travels", "at_home", "home_of", "source_of"]
+__all__ = ["Fills", "Home", "PlanItems", "Travels", "at_home", "home_of", "source_of"]
 
 _Item = TypeVar("_Item")
 
@@ -23,6 +23,18 @@ class Source(Protocol):
     @property
     def num_items(self) -> int: ...
     def items(self) -> list[Any]: ...
+
+
+class Fills(NamedTuple):
+    """What a load fills. It stays in its process.
+
+    Attributes:
+        flat: Values by key.
+        tops: Keys at the top of the state dict.
+    """
+
+    flat: Mapping[str, Any]
+    tops: Collection[Any]
 
 
 class Travels:
@@ -41,6 +53,7 @@ class PlanItems(MutableSequence[_Item]):
         self._list: list[_Item] = []
         self._home: Home | None = None
         self.may_stay = False  # no hook of the planner looks at the items of other ranks
+        self.fills: Fills | None = None
 
     def stay(self) -> None:
         """Lets only a ticket travel: DCP sends the plan to the coordinator, which does not look at it, and back."""

@@ -13,9 +13,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint import _C
+from bytecheckpoint._described import described
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._hooks import Hooks
-from bytecheckpoint.dcp._plan_items import PlanItems
+from bytecheckpoint.dcp._plan_items import Fills, PlanItems
 from bytecheckpoint.dcp.metadata import checkpoint_of
 
 __all__ = ["BcpLoadPlanner", "as_plain"]
@@ -32,7 +33,13 @@ class BcpLoadPlanner(DefaultLoadPlanner):
     Args:
         flatten_state_dict: Handle nested dicts and lists.
         flatten_sharded_tensors: Handle ShardedTensors within ShardedTensors, of FSDP over tensor parallelism.
-        allow_partial_load: Leave out keys that the checkpoint does not have, instead of raising.
+        allow_partial_load: Leave out keys that the checkpoint does not have, instead of raising; ``LoadReport`` names
+            them.
+
+    Attributes:
+        warns: Whether the coordinator warns (RuntimeWarning) of a top-level part, such as ``optimizer``, of which the
+            checkpoint has more keys than all ranks together ask for. ``LoadReport.unexpected_keys`` names them in any
+            case. Parts that nobody asks for are none of them.
 
     During a load, on all ranks and inside DCP's ``CheckpointException``: ``KeyMismatchError`` (all keys that are
     missing and all that nobody asks for), ``ShapeMismatchError`` (all tensors of another shape), ``InvalidPlanError``.
@@ -45,7 +52,13 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         allow_partial_load: bool = False,
     ) -> None:
         super().__init__(flatten_state_dict, flatten_sharded_tensors, allow_partial_load)
+        self.warns = True
         self._items: PlanItems[Any] | None = None
+
+    def __repr__(self) -> str:
+        return described(
+            self, flatten_state_dict=True, flatten_sharded_tensors=True, allow_partial_load=False, warns=True
+        )
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
@@ -77,6 +90,7 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         plan = _C.ReadPlan.of_state(checkpoint, dict(self.state_dict), _compat.chunks_of, self.allow_partial_load)
         self._items = PlanItems(plan)
         self._items.may_stay = _hooks.are_own(self, "create_global_plan")
+        self._items.fills = Fills(self.state_dict, getattr(self, "original_state_dict", self.state_dict).keys())
         return LoadPlan(self._items)  # type: ignore[arg-type]  # a sequence is what DCP needs
 
     def put_object(self, fqn: str, value: Any) -> None:

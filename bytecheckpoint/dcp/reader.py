@@ -8,18 +8,22 @@ import json
 import logging
 import os
 import uuid
+import warnings
 from contextlib import nullcontext
 from typing import Any, NoReturn
 
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from bytecheckpoint import _C
+from bytecheckpoint._described import described
 from bytecheckpoint._in_use import Hold, hold_directory
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._calls import LOAD, call_in
+from bytecheckpoint.dcp._asked import Asked, Unfilled, compare
+from bytecheckpoint.dcp._calls import LOAD, call_in, is_called_by
 from bytecheckpoint.dcp._exchange import Exchange
 from bytecheckpoint.dcp._gather import Gather
 from bytecheckpoint.dcp._groups import watch_of_call
@@ -29,6 +33,7 @@ from bytecheckpoint.dcp._load import Load, plan_to_read
 from bytecheckpoint.dcp._peers import rank_of_call
 from bytecheckpoint.dcp._phases import Phases
 from bytecheckpoint.dcp._plan_items import PlanItems
+from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.errors import (
     CheckpointChangedError,
@@ -52,11 +57,16 @@ _logger = logging.getLogger("bytecheckpoint")
 class _FailedMetadata(Metadata):
     """Stands for metadata that could not be read, until a hook can raise the error on every rank.
 
-    DCP turns what ``read_metadata`` raises into an AssertionError, after asking for the metadata of one rank.
+    DCP logs what ``read_metadata`` raises with its traceback, asks for the metadata of one rank, and turns what that
+    raises into an AssertionError.
     """
 
     def __init__(self, error: CheckpointError) -> None:
         self.__dict__["error"] = error
+
+    def __bool__(self) -> bool:
+        # Of what is false DCP asks for the metadata of one rank. If `.metadata` is there, its error is the error.
+        return not isinstance(self.__dict__["error"], CheckpointNotFoundError)
 
     def _raise(self) -> NoReturn:
         raise self.__dict__["error"]
@@ -120,9 +130,13 @@ class BcpReader(StorageReader):
         self._is_coordinator = False
         self._number = 0  # of this rank among those that load
         self._phases = Phases()
+        self._unfilled = Unfilled()  # of this rank; on the coordinator, of all
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_checkpoint": None, "_error": None, "_hold": None, "_directory": None}
+
+    def __repr__(self) -> str:
+        return described(self, str(self.path))
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -170,6 +184,8 @@ class BcpReader(StorageReader):
         except Exception as error:
             # Remembered whatever it is: else DCP would go on to the metadata of one rank, which may be older.
             self._error = _typed(error)
+            if is_called_by(LOAD[0], "local_step"):
+                return _FailedMetadata(self._error)
             raise self._error from error
         self._phases.end("metadata_s")
         return metadata
@@ -213,9 +229,12 @@ class BcpReader(StorageReader):
         self._phases.end("plan_s")
         # Ranks that saved on their own have saves of their own; all of a load must read such, or none.
         is_alone = self._rank is not None  # then DCP plans with collectives, and reads without
+        asked = _asked_by(plan, checkpoint)
+        self._unfilled = compare(checkpoint.names, [asked]) if is_alone else Unfilled(asked.missing, asked.num_missing)
         intent = Intent.by(
             self,
             _ALONE if is_alone else checkpoint.save_id,
+            asked,
             reads_by_own_hook=not is_alone and _hooks.are_own(self, "read_data"),
             num_bytes=to_read.num_bytes,
         )
@@ -229,6 +248,9 @@ class BcpReader(StorageReader):
                 f"load({self.path}): ranks read different saves ({', '.join(ids)}): a newer commit came in between",
                 str(self.path),
             )
+        intents = [plan.storage_data for plan in plans if isinstance(plan.storage_data, Intent)]
+        if self._rank is None and len(intents) == len(plans):
+            self._unfilled = compare(self._opened().names, [intent.asked for intent in intents])
         return choose_reading(plans)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -272,9 +294,13 @@ class BcpReader(StorageReader):
             wait_s=phases.seconds["wait_s"],
             total_s=phases.total_s,
             ranks=whole,
+            **dataclasses.asdict(self._unfilled),
         )
         if self._is_coordinator:
             _logger.info("%s", self.last_report.summary())
+            warning = self._unfilled.warning(str(self.path))
+            if warning is not None and _is_meant_to_fill(planner):
+                warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
     def _hold_in_call(self) -> None:
         """Keeps this process from deleting what it reads, for as long as DCP's call lasts that this thread is in."""
@@ -316,6 +342,23 @@ class BcpReader(StorageReader):
 
 
 _hooks = Hooks(BcpReader)
+
+
+def _asked_by(plan: LoadPlan, checkpoint: _C.Checkpoint) -> Asked:
+    """The keys that this rank asks for."""
+    stored = checkpoint.names()
+    fills = plan.items.fills if isinstance(plan.items, PlanItems) else None
+    if fills is not None:
+        return Asked.of(stored, fills.flat, fills.tops)
+    # Of another planner the items tell; those of a tensor without elements there are none of.
+    keys = {item.storage_index.fqn for item in plan.items}
+    empty = {name for name, _, shape, *_ in checkpoint.contents() if 0 in shape} if len(keys) < len(stored) else set()
+    return Asked.of(stored, keys | empty, keys)
+
+
+def _is_meant_to_fill(planner: LoadPlanner) -> bool:
+    """Whether the planner loads all of the state dict that it was given; others choose on purpose."""
+    return planner.warns if isinstance(planner, BcpLoadPlanner) else type(planner) is DefaultLoadPlanner
 
 
 def _typed(error: Exception) -> CheckpointError:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from bytecheckpoint import _C
+from bytecheckpoint._described import described
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._held import Held, HeldElsewhere, Ways, refuse_digests
@@ -79,6 +80,15 @@ class BcpSavePlanner(DefaultSavePlanner):
         self.enable_plan_caching = enable_plan_caching
         self.config = config or Config.from_env()
         self.last_plan = PlanReport()
+
+    def __repr__(self) -> str:
+        return described(
+            self,
+            flatten_state_dict=True,
+            flatten_sharded_tensors=True,
+            dedup_save_to_lowest_rank=False,
+            enable_plan_caching=True,
+        )
 
     @quick_switches()
     def set_up_planner(

@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from bytecheckpoint import _C
+from bytecheckpoint._described import described
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._calls import ASYNC_SAVE, local_of_call
 from bytecheckpoint.dcp._staged import StagedState, stage_state
@@ -42,6 +43,9 @@ class BcpStager(AsyncStager):
         self.overlap = self.config.overlap_staging if overlap is None else overlap
         if self.config.staging_bytes:
             _C.prepare_arena(num_bytes=self.config.staging_bytes, is_shareable=False)
+
+    def __repr__(self) -> str:
+        return described(self, overlap=False)
 
     def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> StagedState | Future[Any]:
         """A copy of ``state_dict`` in host memory; with ``overlap``, a future of it.

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from bytecheckpoint import _C
+from bytecheckpoint._described import described
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._append import append_plan
@@ -139,6 +140,9 @@ class BcpWriter(StorageWriter):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._init_threads()
+
+    def __repr__(self) -> str:
+        return described(self, str(self.path), single_file_per_rank=True, sync_files=True, overwrite=True)
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:

@@ -31,7 +31,7 @@ _MODEL, _OPTIMIZER, _SAFETENSORS = "model.pt", "optimizer.pt", "model.safetensor
 
 def bytecheckpoint_ckpt_to_pytorch_ckpt(
     save_path: str | os.PathLike[str],
-    output_path: str | os.PathLike[str] | None,
+    output_path: str | os.PathLike[str] | None = None,
     framework: str = "fsdp",
     model_only: bool = False,
     optimizer_only: bool = False,
@@ -50,7 +50,7 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
 
     Args:
         save_path: Folder of one step, as for ``bytecheckpoint.load``.
-        output_path: Folder for the files, created if absent; None writes nothing.
+        output_path: Folder for the files, created if absent; None, with ``return_dict``, writes nothing.
         framework: Checked, and without meaning: keys and files are the same for all.
         model_only: Leave the optimizer out.
         optimizer_only: Leave the model out.

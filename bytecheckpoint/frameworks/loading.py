@@ -248,7 +248,7 @@ class _Loading:
         members: dict[str, Any] = {f"param_groups.{number}.params": None for number in numbers}
         if members:
             self.asides.update(members)
-            run_load(members, BcpReader(stored.path, config=self.config), BcpLoadPlanner(), None)
+            run_load(members, BcpReader(stored.path, config=self.config), _planner(is_flat=False), None)
         return {fqn: key.removesuffix(".params") for key, fqns in members.items() for fqn in fqns}
 
     def check_unexpected(self) -> None:
@@ -270,9 +270,7 @@ class _Loading:
         """All parts. Collective."""
         for part, values in self.values.items():
             reader = BcpReader(self.folder / part, config=self.config)
-            is_flat = part == "extra_state"
-            planner = BcpLoadPlanner(flatten_state_dict=not is_flat, flatten_sharded_tensors=not is_flat)
-            self.reports[part] = run_load(values, reader, planner, self.group)
+            self.reports[part] = run_load(values, reader, _planner(part == "extra_state"), self.group)
             self._was_changed |= reader.user_metadata != self.stored[part].user_metadata
 
     def finish(self) -> None:
@@ -297,6 +295,12 @@ class _Loading:
             unexpected_keys=tuple(self.unexpected),
             parts=self.reports,
         )
+
+
+def _planner(is_flat: bool) -> BcpLoadPlanner:
+    planner = BcpLoadPlanner(flatten_state_dict=not is_flat, flatten_sharded_tensors=not is_flat)
+    planner.warns = False  # keys were compared before, and an error or the result names them
+    return planner
 
 
 def _changed(message: str, path: str) -> CheckpointChangedError:

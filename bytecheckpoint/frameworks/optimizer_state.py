@@ -191,7 +191,8 @@ class OptimizerLoad:
             if not isinstance(before, torch.Tensor) or before.shape != found.shape:
                 on_device = member.group.get("capturable") or member.group.get("fused")
                 device = member.parameter.device if on_device or found.shape != torch.Size() else None
-                before = torch.empty(found.shape, dtype=dtype_of(key, found), device=device)
+                before = stored.empty(key, device)
+                assert before is not None
             planned.tensors[way] = self.values[key] = before
 
     def _plan_option(self, planned: _Planned, way: _Way, key: str, stored: Stored) -> None:
@@ -204,7 +205,7 @@ class OptimizerLoad:
         elif isinstance(current, torch.Tensor) and current.shape == found.shape:
             self.values[key] = current.detach().clone()  # until all of the group are seen to be equal
         else:
-            self.values[key] = torch.empty(found.shape, dtype=dtype_of(key, found))
+            self.values[key] = stored.empty(key, None)
 
     def finish(self) -> None:
         """Once ``values`` are loaded: gives the optimizers what they had not, and takes what the checkpoint has not.

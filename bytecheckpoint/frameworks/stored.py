@@ -20,10 +20,11 @@ __all__ = ["Stored", "StoredTensor", "dtype_of", "nested"]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Shape and dtype of a tensor in a checkpoint."""
+    """A tensor in a checkpoint: shape, dtype, and bytes of its records."""
 
     shape: torch.Size
     dtype: torch.dtype | None
+    record_bytes: int
 
 
 def dtype_of(key: str, found: StoredTensor) -> torch.dtype:
@@ -66,8 +67,11 @@ class Stored(Mapping[str, "StoredTensor | None"]):
         ways = checkpoint.planner_data
         self._ways: Mapping[str, tuple[Any, ...]] = ways if isinstance(ways, Mapping) else {}
         self._items: dict[str, StoredTensor | None] = {}
-        for fqn, dtype, shape, *_ in checkpoint.contents():
-            self._items[fqn] = None if dtype is None else StoredTensor(torch.Size(shape), getattr(torch, dtype, None))
+        for fqn, dtype, shape, _, record_bytes, _ in checkpoint.contents():
+            tensor = (
+                None if dtype is None else StoredTensor(torch.Size(shape), getattr(torch, dtype, None), record_bytes)
+            )
+            self._items[fqn] = tensor
         # In the order in which they were saved, as far as it is known: dicts are then made in it again.
         first = {key: self._items[key] for key in self._ways if key in self._items}
         self._items = {**first, **self._items}
@@ -75,14 +79,28 @@ class Stored(Mapping[str, "StoredTensor | None"]):
     def __getitem__(self, key: str) -> StoredTensor | None:
         return self._items[key]
 
-    def empty(self, key: str) -> torch.Tensor | None:
-        """Host memory for what is stored, to load it into; None in the place of an object.
+    def empty(self, key: str, device: torch.device | str | None = "cpu") -> torch.Tensor | None:
+        """Memory for what is stored, to load it into; None in the place of an object.
+
+        Args:
+            device: None takes the default device.
 
         Raises:
-            UnsupportedError: Stored in a dtype that this torch does not have.
+            UnsupportedError: Stored in a dtype that this torch does not have. Or its elements share memory in the
+                record, as those of an expanded tensor do: a few bytes of it could take any amount of memory.
         """
         found = self._items[key]
-        return None if found is None else torch.empty(found.shape, dtype=dtype_of(key, found), device="cpu")
+        if found is None:
+            return None
+        dtype = dtype_of(key, found)
+        wanted = found.shape.numel() * dtype.itemsize
+        if wanted > found.record_bytes:
+            raise UnsupportedError(
+                f"'{key}': a tensor of {list(found.shape)} takes {wanted:,} bytes, its records hold "
+                f"{found.record_bytes:,}; load_state_dict loads it into memory that you give",
+                self.path,
+            )
+        return torch.empty(found.shape, dtype=dtype, device=device)
 
     def way(self, key: str, prefix: str) -> tuple[str | int, ...]:
         """Name of what stood at ``prefix``, and the way from there to ``key`` through the containers that it was.

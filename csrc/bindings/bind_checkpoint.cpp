@@ -115,6 +115,17 @@ bool has(const Checkpoint& checkpoint, const std::string& fqn) {
   return value_or_raise(parts->find_item(fqn)).has_value();
 }
 
+/// Of all items, in an order that is the same for all who read this checkpoint.
+py::list names_of(const Checkpoint& checkpoint) {
+  py::list out;
+  if (engine::ManifestReader* parts = checkpoint.parts(); parts != nullptr) {
+    for (const std::string& name : value_unlocked([&] { return parts->read_names(); })) out.append(to_text(name));
+    return out;
+  }
+  for (const format::Item& item : checkpoint.whole().items) out.append(to_text(item.fqn));
+  return out;
+}
+
 bool has_others_than(const Checkpoint& checkpoint, const py::dict& names) {
   if (const engine::ManifestReader* parts = checkpoint.parts(); parts != nullptr) {
     if (parts->view().num_items() > names.size()) return true;  // without a look at any of them
@@ -186,6 +197,7 @@ void bind_checkpoint(py::module_& m) {
       .def_property_readonly("user_metadata", [](const Checkpoint& c) { return c.head().user_metadata; })
       .def_property_readonly("planner_data", [](const Checkpoint& c) { return tree_to_python(c.whole().planner_data); })
       .def_property_readonly("foreign", &foreign_of)
+      .def("names", &names_of)
       .def("has", &has, py::arg("fqn"))
       .def_property_readonly("is_whole", [](const Checkpoint& c) { return c.parts() == nullptr; })
       .def("has_others_than", &has_others_than, py::arg("names"))

@@ -68,7 +68,7 @@ base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
 
 Status Commit::begin_slowly() {
   const CommitOptions& o = options_;
-  BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync));
+  BCP_RETURN_IF_ERROR(make_directories());
   BCP_FAILPOINT(kBeginDirectory);
   const std::string mark = path(mark_name(o.scope));
   BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(mark));
@@ -80,8 +80,9 @@ Status Commit::begin_slowly() {
   const base::MutexLock lock(mutex_);
   base::Result<LockFile> tmp = LockFile::create(path(own_tmp));
   if (!tmp.is_ok() && tmp.status().sys_errno() == ENOENT) {
-    // A prune took the directory for one that nobody uses; it does so only while nothing is in it.
-    BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync));
+    // A prune, or the failed save that had made it, took the directory for one that nobody uses; they do so only while
+    // nothing is in it.
+    BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync, &made_));
     tmp = LockFile::create(path(own_tmp));
   }
   BCP_ASSIGN_OR_RETURN(tmp_, std::move(tmp));
@@ -100,6 +101,11 @@ Status Commit::begin_slowly() {
   BCP_RETURN_IF_ERROR(tmp_.file().reserve(o.reserve_bytes));
   BCP_FAILPOINT(kBeginDone);
   return Status::ok();
+}
+
+Status Commit::make_directories() {
+  const base::MutexLock lock(mutex_);
+  return io::make_directories(options_.directory, options_.sync, &made_);
 }
 
 Status Commit::refuse_what_is_there() const {
@@ -317,6 +323,7 @@ Status Commit::abort_slowly(const std::vector<std::string>& file_names) {
     patience_->answered();
     BCP_FAILPOINT(kAbortFileRemoved);
   }
+  io::remove_empty_directories(made_);
   return outcome;
 }
 
@@ -329,7 +336,9 @@ Status Commit::abandon_slowly() {
   base::MutexLock lock(mutex_);
   if (over_) return Status::ok();
   over_ = true;
-  return tmp_.remove();
+  Status outcome = tmp_.remove();
+  io::remove_empty_directories(made_);
+  return outcome;
 }
 
 bool Commit::is_over() const {

@@ -58,6 +58,7 @@ struct CommitReport {
 class Commit {
  public:
   /// Creates missing directories, takes the right, sweeps what dead saves left, reserves space.
+  /// A save that is not committed removes the directories that it has created, where they are empty.
   /// \returns kBusy if another save lives at this path, kExists (for one rank also if `.metadata` is there, which would
   /// hide what it commits), kStorage; then nothing of ours is left.
   static base::Result<std::unique_ptr<Commit>> begin(CommitOptions options);
@@ -104,6 +105,7 @@ class Commit {
   base::Status abort_slowly(const std::vector<std::string>& file_names);
   base::Status abandon_slowly();
   base::Status superseded() const;
+  base::Status make_directories();
 
   /// kExists if a checkpoint is there that this one may not replace, or that would hide it.
   base::Status refuse_what_is_there() const;
@@ -120,6 +122,7 @@ class Commit {
   const pid_t owner_;
   base::Mutex mutex_;
   LockFile tmp_ BCP_GUARDED_BY(mutex_);
+  std::vector<std::string> made_ BCP_GUARDED_BY(mutex_);  // directories of this save
   bool rename_attempted_ BCP_GUARDED_BY(mutex_) = false;  // and it may have happened
   io::FileId directory_id_;
   std::atomic<bool> over_{false};  // changed with the mutex held; asked also while storage does not answer

@@ -87,6 +87,10 @@ base::Result<std::optional<format::FoundItem>> ManifestReader::find_item(std::st
   return naming(view_.find_item(fqn), path_);
 }
 
+base::Result<std::vector<std::string>> ManifestReader::read_names() {
+  return naming(view_.read_names(), path_);
+}
+
 base::Result<std::vector<format::Chunk>> ManifestReader::read_overlapping(const format::FoundItem& found,
                                                                           const tensor::Box& box) {
   base::Result<std::vector<format::Chunk>> chunks = view_.read_overlapping(found, box);

@@ -31,6 +31,7 @@ class ManifestReader {
 
   // As of ManifestView.
   base::Result<std::optional<format::FoundItem>> find_item(std::string_view fqn);
+  base::Result<std::vector<std::string>> read_names();
   base::Result<std::vector<format::Chunk>> read_overlapping(const format::FoundItem& found, const tensor::Box& box);
   base::Result<format::FileEntry> read_file(uint32_t number);
 

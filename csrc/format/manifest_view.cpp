@@ -77,6 +77,16 @@ base::Result<std::optional<FoundItem>> ManifestView::find_item(std::string_view 
   return std::optional<FoundItem>();
 }
 
+base::Result<std::vector<std::string>> ManifestView::read_names() {
+  std::vector<std::string> names;
+  for (uint64_t number = 0; number < num_items(); ++number) {
+    BCP_ASSIGN_OR_RETURN(const ItemRow row, read_row<ItemRow>(kItems, number));
+    BCP_ASSIGN_OR_RETURN(std::string name, read_name(row.name_offset, row.name_bytes));
+    names.push_back(std::move(name));
+  }
+  return names;
+}
+
 base::Result<FoundItem> ManifestView::read_item(const ItemRow& row, std::string fqn) {
   FoundItem found;
   found.item.fqn = std::move(fqn);

@@ -40,6 +40,8 @@ class ManifestView {
 
   /// Binary search; nothing if there is no such item.
   base::Result<std::optional<FoundItem>> find_item(std::string_view fqn);
+  /// Of all items, in their order.
+  base::Result<std::vector<std::string>> read_names();
 
   /// \param number  Of the chunk in its item, < found.num_chunks.
   base::Result<Chunk> read_chunk(const FoundItem& found, uint32_t number);

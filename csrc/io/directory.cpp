@@ -55,7 +55,12 @@ base::Result<FileId> file_id(const std::string& path) {
   return FileId{static_cast<uint64_t>(info.st_dev), static_cast<uint64_t>(info.st_ino)};
 }
 
-Status make_directories(const std::string& path, bool sync) {
+namespace {
+
+/// Of calls that find a directory gone which a save that failed has made, and removed again.
+constexpr int kMaxAttempts = 8;
+
+Status try_make_directories(const std::string& path, bool sync, std::vector<std::string>* made) {
   const std::string parent = parent_of(path);
   struct stat info;
   if (::stat(path.c_str(), &info) == 0) {
@@ -64,9 +69,10 @@ Status make_directories(const std::string& path, bool sync) {
     return sync ? sync_entry(parent) : Status::ok();
   }
   if (errno != ENOENT) return Status::storage("stat", path, "", errno);
-  BCP_RETURN_IF_ERROR(make_directories(parent, sync));
+  BCP_RETURN_IF_ERROR(try_make_directories(parent, sync, made));
   // EEXIST: another rank or save was faster.
   if (::mkdir(path.c_str(), 0777) == 0) {
+    if (made != nullptr) made->push_back(path);
     BCP_JOURNAL(made_directory(path));
   } else if (errno != EEXIST) {
     return Status::storage("mkdir", path, "", errno);
@@ -75,6 +81,22 @@ Status make_directories(const std::string& path, bool sync) {
   if (!sync) return Status::ok();
   BCP_RETURN_IF_ERROR(sync_directory(path));
   return sync_directory(parent);
+}
+
+}  // namespace
+
+Status make_directories(const std::string& path, bool sync, std::vector<std::string>* made) {
+  for (int attempt = 1;; ++attempt) {
+    Status outcome = try_make_directories(path, sync, made);
+    if (outcome.sys_errno() != ENOENT || attempt == kMaxAttempts) return outcome;
+  }
+}
+
+void remove_empty_directories(const std::vector<std::string>& paths) {
+  for (auto path = paths.rbegin(); path != paths.rend(); ++path) {
+    if (::rmdir(path->c_str()) != 0) return;  // somebody uses it, or has removed it
+    BCP_JOURNAL(removed(*path));
+  }
 }
 
 base::Result<std::vector<std::string>> list_directory(const std::string& path) {

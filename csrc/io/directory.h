@@ -26,7 +26,11 @@ base::Result<FileId> file_id(const std::string& path);
 /// Creates `path` and its missing parents; every new directory and the one it is entered in are synced, so that the
 /// names survive power loss. An existing directory is fine; the one it is entered in is synced all the same, as a save
 /// that died may have made it.
-base::Status make_directories(const std::string& path, bool sync);
+/// \param made  Gets the directories that this call has made, also if it fails; parents come first.
+base::Status make_directories(const std::string& path, bool sync, std::vector<std::string>* made = nullptr);
+
+/// Removes the directories that are empty, from the last one on; ends at the first that cannot be removed.
+void remove_empty_directories(const std::vector<std::string>& paths);
 
 /// Names in `path` without `.` and `..`, in the order of the file system.
 base::Result<std::vector<std::string>> list_directory(const std::string& path);

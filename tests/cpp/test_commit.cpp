@@ -198,6 +198,59 @@ TEST_CASE("commit: abandoned or destroyed, a save leaves its files to the next o
   CHECK(dir.names() == std::vector<std::string>{".metadata", tmp_name(save_id_of(4)), old_file});
 }
 
+TEST_CASE("commit: a save that is not committed removes the empty directories that it made") {
+  const TempDir dir;
+  EXPECT_OK(io::make_directories(dir / "there", false));
+  {
+    PendingSave aborted = begin_save(commit_options(dir / "run/step-1/model", 1), "one");
+    EXPECT_OK(aborted.commit->abort({aborted.file_name()}));
+    CHECK(dir.names() == std::vector<std::string>{"there"});
+    const auto abandoned = test::value_of(Commit::begin(commit_options(dir / "run/step-2", 2)));
+    abandoned->abandon();
+    CHECK(dir.names() == std::vector<std::string>{"there"});
+    const auto destroyed = test::value_of(Commit::begin(commit_options(dir / "run/step-3", 3)));
+    const auto of_other = test::value_of(Commit::begin(commit_options(dir / "there", 4)));
+  }
+  CHECK(dir.names() == std::vector<std::string>{"there"});
+  // A name that a file has: the directory above it was made for nothing.
+  test::write_all(dir / "file", "");
+  EXPECT_CODE(kStorage, Commit::begin(commit_options(dir / "file/step-1", 5)));
+  EXPECT_CODE(kStorage, Commit::begin(commit_options(dir / ("run/" + std::string(300, 'x')), 6)));
+  CHECK(dir.names() == std::vector<std::string>{"file", "there"});
+}
+
+TEST_CASE("commit: directories that others use stay") {
+  const TempDir dir;
+  PendingSave first = begin_save(commit_options(dir / "run/step-1", 1), "one");
+  PendingSave second = begin_save(commit_options(dir / "run/step-2", 2), "two");
+  EXPECT_OK(first.commit->abort({first.file_name()}));
+  CHECK_FALSE(dir.has("run/step-1"));
+  EXPECT_OK(second.finish());
+  second.commit->abandon();
+  EXPECT_OK(open_checkpoint(dir / "run/step-2"));
+  PendingSave third = begin_save(commit_options(dir / "run/step-3", 3), "three");
+  third.commit->abandon();  // its files are a sweep's
+  CHECK(dir.has("run/step-3/" + third.file_name()));
+}
+
+TEST_CASE("commit: saves that end as others begin never take a directory from them") {
+  const TempDir dir;
+  std::vector<std::thread> threads;
+  std::vector<base::Status> outcomes(4);
+  for (size_t t = 0; t < outcomes.size(); ++t) {
+    threads.emplace_back([&, t] {
+      const std::string path = dir / base::text("run/step-", t);
+      for (int round = 0; round < 50 && outcomes[t].is_ok(); ++round) {
+        outcomes[t] = Commit::begin(commit_options(path, static_cast<uint8_t>(t))).status();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const base::Status& outcome : outcomes) EXPECT_OK(outcome);
+  // The one that had made `run` may have ended before the others.
+  for (size_t t = 0; t < outcomes.size(); ++t) CHECK_FALSE(dir.has(base::text("run/step-", t)));
+}
+
 TEST_CASE("commit: the right may be given back from another thread at any time") {
   for (int round = 0; round < 20; ++round) {
     const TempDir dir;

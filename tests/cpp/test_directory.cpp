@@ -77,6 +77,22 @@ TEST_CASE("directory: ranks may make the same directories at the same time") {
   for (const base::Status& outcome : outcomes) EXPECT_OK(outcome);
 }
 
+TEST_CASE("directory: says which it has made, of which those that are empty can be removed") {
+  const TempDir dir;
+  std::vector<std::string> made;
+  EXPECT_OK(make_directories(dir / "a", false));
+  EXPECT_OK(make_directories(dir / "a/b/c", true, &made));
+  CHECK(made == std::vector<std::string>{dir / "a/b", dir / "a/b/c"});
+  test::write_all(dir / "a/b/file", "");
+  remove_empty_directories(made);
+  CHECK_FALSE(dir.has("a/b/c"));
+  remove_empty_directories(made);
+  CHECK(dir.has("a/b/file"));
+  made.clear();
+  EXPECT_FAILURE(kStorage, "file", make_directories(dir / "a/b/file/c", false, &made));
+  CHECK(made.empty());
+}
+
 TEST_CASE("directory: a listing has every name but the two dots") {
   const TempDir dir;
   CHECK(test::value_of(list_directory(dir.path())).empty());

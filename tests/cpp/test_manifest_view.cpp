@@ -85,6 +85,9 @@ TEST_CASE("manifest_view: says of every item what decoding the whole says") {
     REQUIRE(view.save_id() == manifest.save_id);
     REQUIRE(view.num_items() == manifest.items.size());
     REQUIRE(view.num_files() == manifest.files.size());
+    const std::vector<std::string> names = test::value_of(view.read_names());
+    REQUIRE(names.size() == manifest.items.size());
+    for (size_t i = 0; i < names.size(); ++i) REQUIRE(names[i] == manifest.items[i].fqn);
     for (const Item& item : manifest.items) check_item(&view, item, &random);
     for (const char* absent : {"", "0", "x", "xxxx", "\xff"}) {
       if (manifest.find(absent) == nullptr) REQUIRE_FALSE(test::value_of(view.find_item(absent)).has_value());

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from bytecheckpoint import BcpReader, BcpWriter
+from bytecheckpoint import BcpReader, BcpWriter, load_state_dict, save_state_dict
 from bytecheckpoint.errors import (
     CheckpointChangedError,
     CheckpointNotFoundError,
+    InvalidPlanError,
     KeyMismatchError,
     RankError,
     ShapeMismatchError,
@@ -199,3 +201,39 @@ def test_a_newer_commit_in_between(path: str) -> None:
 
 def test_ranks_that_see_different_saves(path: str) -> None:
     run_ranks(2, ranks_see_different_saves, path)
+
+
+def load_nothing(path: str) -> tuple[dict[int, str], list[str]]:
+    """What was raised on which rank, and what was logged here."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    found = failures(partial(load, path))
+    with pytest.raises(CheckpointNotFoundError, match=path):
+        load_state_dict(path, state(0))
+    logging.getLogger().removeHandler(handler)
+    return {rank: type(error).__name__ for rank, error in found.items()}, lines
+
+
+def test_a_wrong_path_is_one_error_on_every_rank(tmp_path: Path) -> None:
+    for found, lines in run_ranks(2, load_nothing, str(tmp_path / "nothing")):
+        assert found == dict.fromkeys((0, 1), "CheckpointNotFoundError")
+        assert lines == []
+
+
+def load_into_a_list(path: str) -> str:
+    got: Any = [torch.zeros(2)] if dist.get_rank() == 1 else state(0)
+    with pytest.raises(InvalidPlanError, match="a list") as refused:
+        load_state_dict(path, got)
+    with pytest.raises(InvalidPlanError, match="a list"):
+        save_state_dict(path, got)
+    return str(refused.value)
+
+
+def test_a_state_that_is_no_dict_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    save_state_dict(tmp_path, state(1))
+    assert len({*run_ranks(2, load_into_a_list, str(tmp_path))}) == 1
+    got = state(0)
+    load_state_dict(tmp_path, got)
+    check(got, state(1))

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,15 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config, LoadReport, RankLoadReport
+from bytecheckpoint import (
+    BcpLoadPlanner,
+    BcpReader,
+    BcpWriter,
+    Config,
+    LoadReport,
+    RankLoadReport,
+    save_state_dict,
+)
 from bytecheckpoint.dcp import _gather, _peers
 from distributed.failing import Reason
 from distributed.ranks import RanksFailed, failures, run_ranks
@@ -305,3 +314,29 @@ def test_one_process(path: str) -> None:
     assert report.ranks == (own_part(report),)
     assert report.total_bytes_wanted == BYTES_OF_ALL
     assert "800.00 kB by 1 rank in" in report.summary()
+
+
+def load_parts_of(path: str) -> tuple[LoadReport, list[str]]:
+    """Two stages of a pipeline, of two ranks each, that leave a layer out; the last rank lacks one more key."""
+    stage = dist.get_rank() // 2
+    got = {"model": {f"layer{2 * stage + n}": torch.zeros(2) for n in range(2 - stage)}, "own": {}}
+    if dist.get_rank() == NUM_RANKS - 1:
+        got["own"]["new"] = torch.zeros(1)
+    reader = BcpReader(path)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", RuntimeWarning)
+        dcp.load(got, storage_reader=reader, planner=BcpLoadPlanner(allow_partial_load=True))
+    assert reader.last_report is not None
+    return reader.last_report, [str(warning.message) for warning in warned]
+
+
+def test_what_no_rank_asks_for_is_told_by_the_coordinator_once(tmp_path: Path) -> None:
+    saved = {"model": {f"layer{n}": torch.ones(2) for n in range(4)}, "optimizer": {"lr": 0.1}}
+    save_state_dict(tmp_path, saved, no_dist=True)
+    reports, warned = zip(*run_ranks(NUM_RANKS, load_parts_of, str(tmp_path)), strict=True)
+    assert reports[0].unexpected_keys == ("model.layer3",)
+    assert reports[0].missing_keys == ("own.new",)
+    assert [report.num_unexpected_keys for report in reports] == [1, 0, 0, 0]
+    assert [report.num_missing_keys for report in reports] == [1, 0, 0, 1]
+    assert [len(messages) for messages in warned] == [1, 0, 0, 0]
+    assert "'model.layer3'; not in the checkpoint: 'own.new'" in warned[0][0]

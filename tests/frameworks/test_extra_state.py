@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from distributed.ranks import run_ranks
+from faults.memory import REFUSAL_BYTES, with_peak
 from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-from bytecheckpoint import get_rng_state, load, save, set_rng_state
-from bytecheckpoint.errors import ConfigError, InvalidPlanError, KeyMismatchError
+from bytecheckpoint import bytecheckpoint_ckpt_to_pytorch_ckpt, get_rng_state, load, save, set_rng_state
+from bytecheckpoint.errors import ConfigError, InvalidPlanError, KeyMismatchError, UnsupportedError
 
 POLICY = {"step": "replicated", "table": "replicated", "late": "replicated", "queue": "sharded", "rows": "sharded"}
 QUEUE = [f"document {number}" for number in range(11)]
@@ -161,3 +167,58 @@ def test_an_empty_one(tmp_path: Path) -> None:
     state["extra_state"] = {"other": 1}
     load(tmp_path, state, "ddp")
     assert state["extra_state"] == {}
+
+
+def write_expanded(path: Path, key: str, numel: int) -> int:
+    """A checkpoint as stock DCP makes it, of one tensor whose elements are one in its record. Its bytes on disk."""
+    dcp.save({key: torch.zeros(1)}, storage_writer=dcp.FileSystemWriter(path), no_dist=True)
+    record = io.BytesIO()
+    torch.save(torch.full((1,), 7.0).expand(numel), record)
+    (path / "__0_0.distcp").write_bytes(record.getvalue())
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    size = torch.Size([numel])
+    chunk = ChunkStorageMetadata(torch.Size([0]), size)
+    metadata.state_dict_metadata[key].size = size
+    metadata.state_dict_metadata[key].chunks = [chunk]
+    (info,) = metadata.storage_data.values()
+    info.offset, info.length = 0, len(record.getvalue())
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    return sum(file.stat().st_size for file in path.iterdir())
+
+
+@pytest.mark.parametrize("part", ["extra_state", "optimizer", "merge"])
+def test_nobody_gives_memory_for_more_than_the_records_hold(tmp_path: Path, part: str) -> None:
+    numel = 1 << 29
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    state = {"model": model, "optimizer": optimizer, "extra_state": {}}
+    save(tmp_path, state, "ddp")
+    folder = "extra_state" if part == "extra_state" else "optimizer"
+    key = {"extra_state": "big", "optimizer": "param_groups.weight.big", "merge": "state.weight.big"}[part]
+    shutil.rmtree(tmp_path / folder)
+    assert write_expanded(tmp_path / folder, key, numel) < 20_000
+
+    def fill() -> None:
+        if part == "merge":
+            bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path, return_dict=True, optimizer_only=True)
+        else:
+            load(tmp_path, state, "ddp", strict=False)
+
+    def refusal() -> str:
+        with pytest.raises(UnsupportedError) as refused:
+            fill()
+        return str(refused.value)
+
+    message, grown = with_peak(refusal)
+    assert f"'{key}'" in message
+    assert f"{4 * numel:,} bytes" in message
+    assert grown < REFUSAL_BYTES
+
+
+def test_views_that_are_small_are_loaded(tmp_path: Path) -> None:
+    state = {"model": nn.Linear(2, 2), "extra_state": {}}
+    save(tmp_path, state, "ddp")
+    shutil.rmtree(tmp_path / "extra_state")
+    write_expanded(tmp_path / "extra_state", "big", 50)
+    load(tmp_path, state, "ddp")
+    assert torch.equal(state["extra_state"]["big"], torch.full((50,), 7.0))

@@ -110,6 +110,8 @@ def test_json_has_every_field_and_property() -> None:
     assert json.loads(loaded.to_json()) == {
         **dataclasses.asdict(loaded),
         "ranks": [*map(dataclasses.asdict, of_ranks)],
+        "missing_keys": [],
+        "unexpected_keys": [],
         "total_bytes_wanted": 5,
         "total_bytes_read": 6,
         "gb_per_s": 2.5e-9,

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a load leaves as it was: named in the report, and a warning where a part is loaded in part."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+from bytecheckpoint import BcpLoadPlanner, BcpReader, LoadReport, load_state_dict, save_state_dict
+from bytecheckpoint.dcp import reader as reader_module
+from bytecheckpoint.dcp._asked import Asked, compare
+
+MOMENTS = tuple(f"optimizer.state.{n}.{name}" for n in (0, 1) for name in ("exp_avg", "exp_avg_sq", "step"))
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_errors() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def trained() -> tuple[torch.nn.Linear, torch.optim.Adam]:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.fixture(params=["whole metadata", "metadata in parts"])
+def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model, its optimizer, and a number."""
+    if request.param == "metadata in parts":
+        monkeypatch.setattr(reader_module, "_MAX_WHOLE_METADATA_BYTES", 0)
+    model, optimizer = trained()
+    save_state_dict(tmp_path / "ck", {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 1})
+    return tmp_path / "ck"
+
+
+def by_dcp(path: Path, state: dict[str, Any], planner: Any) -> LoadReport:
+    reader = BcpReader(path)
+    dcp.load(state, storage_reader=reader, planner=planner, no_dist=True)
+    assert reader.last_report is not None
+    return reader.last_report
+
+
+LOADS: dict[str, Callable[[Path, dict[str, Any]], LoadReport]] = {
+    "load_state_dict": lambda path, state: load_state_dict(path, state, no_dist=True),
+    "dcp.load, our planner": lambda path, state: by_dcp(path, state, BcpLoadPlanner()),
+    "dcp.load, DCP's planner": lambda path, state: by_dcp(path, state, DefaultLoadPlanner()),
+}
+
+
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+def test_an_optimizer_before_its_first_step(path: Path, load: Callable[[Path, dict[str, Any]], LoadReport]) -> None:
+    model = torch.nn.Linear(3, 2)
+    state = {"model": model.state_dict(), "optimizer": torch.optim.Adam(model.parameters()).state_dict()}
+    with pytest.warns(RuntimeWarning, match=r"'optimizer'.*'optimizer\.state\.0\.exp_avg'.*and 1 more") as warned:
+        report = load(path, state)
+    (message,) = [str(warning.message) for warning in warned if warning.category is RuntimeWarning]
+    assert str(path) in message
+    assert "get_optimizer_state_dict" in message
+    assert report.unexpected_keys == MOMENTS
+    assert report.num_unexpected_keys == len(MOMENTS)
+    assert (report.missing_keys, report.num_missing_keys) == ((), 0)
+    assert "6 keys not asked for" in report.summary()
+    assert json.loads(report.to_json())["unexpected_keys"] == [*MOMENTS]
+
+
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+def test_parts_that_nobody_asks_for_are_normal(path: Path, load: Callable[[Path, dict[str, Any]], LoadReport]) -> None:
+    report = load(path, {"model": torch.nn.Linear(3, 2).state_dict()})
+    assert (report.unexpected_keys, report.num_unexpected_keys) == ((), 0)
+    model, optimizer = trained()
+    report = load(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 0})
+    assert (report.missing_keys, report.unexpected_keys) == ((), ())
+
+
+def test_an_empty_container_asks_for_its_part(path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="'optimizer'"):
+        report = load_state_dict(path, {"step": 0, "optimizer": {}}, no_dist=True)
+    assert {*MOMENTS} < {*report.unexpected_keys}
+    assert all(key.startswith("optimizer.") for key in report.unexpected_keys)
+
+
+def test_missing_keys_are_told_and_renamed_ones_warned_of(path: Path) -> None:
+    weight = torch.nn.Linear(3, 2).state_dict()["weight"]
+    bias = torch.zeros(2)
+    planner = BcpLoadPlanner(allow_partial_load=True)
+    report = by_dcp(path, {"ema": {"weight": weight}, "step": 0}, planner)
+    assert (report.missing_keys, report.num_missing_keys) == (("ema.weight",), 1)
+    assert report.unexpected_keys == ()
+    with pytest.warns(RuntimeWarning, match=r"'model'.*: 'model\.bias'; not in the checkpoint: 'model\.offset'"):
+        report = by_dcp(path, {"model": {"weight": weight, "offset": bias}}, planner)
+    assert (report.missing_keys, report.unexpected_keys) == (("model.offset",), ("model.bias",))
+    assert torch.equal(bias, torch.zeros(2))
+
+
+def test_whoever_knows_is_not_warned(path: Path) -> None:
+    planner = BcpLoadPlanner()
+    planner.warns = False
+    report = by_dcp(path, {"model": {"bias": torch.zeros(2)}}, planner)
+    assert report.unexpected_keys == ("model.weight",)
+
+    class Choosing(DefaultLoadPlanner):
+        """Loads what it likes."""
+
+    report = by_dcp(path, {"model": {"bias": torch.zeros(2)}}, Choosing())
+    assert report.unexpected_keys == ("model.weight",)
+
+
+def test_tensors_without_elements_are_asked_for(tmp_path: Path) -> None:
+    state = {"model": {"w": torch.ones(2), "none": torch.ones(0, 3)}, "other": {"none": torch.ones(0), "x": 1}}
+    save_state_dict(tmp_path, state, no_dist=True)
+    report = by_dcp(tmp_path, {"model": state["model"]}, DefaultLoadPlanner())
+    assert report.unexpected_keys == ()
+
+
+def test_the_optimizer_of_torchs_own_state_dicts_is_loaded_whole(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    save_state_dict(tmp_path, {"optimizer": get_optimizer_state_dict(model, optimizer)})
+    fresh = torch.nn.Linear(3, 2)
+    state = {"optimizer": get_optimizer_state_dict(fresh, torch.optim.Adam(fresh.parameters()))}
+    assert load_state_dict(tmp_path, state).num_unexpected_keys == 0
+    assert torch.equal(state["optimizer"]["state"]["bias"]["exp_avg"], optimizer.state_dict()["state"][1]["exp_avg"])
+
+
+def test_of_many_keys_some_are_named_and_all_are_counted(tmp_path: Path) -> None:
+    save_state_dict(tmp_path, {"model": {f"{n:04}": n for n in range(1000)}})
+    with pytest.warns(RuntimeWarning, match="and 994 more") as warned:
+        report = load_state_dict(tmp_path, {"model": {"0000": None}})
+    assert all(len(str(warning.message)) < 500 for warning in warned)
+    assert (len(report.unexpected_keys), report.num_unexpected_keys) == (256, 999)
+    planner = BcpLoadPlanner(allow_partial_load=True)
+    report = by_dcp(tmp_path, {"other": {f"{n:04}": None for n in range(1000)}}, planner)
+    assert (len(report.missing_keys), report.num_missing_keys) == (256, 1000)
+
+
+def test_what_any_rank_asks_for_is_asked_for() -> None:
+    stored = ["a.x", "a.y", "b.x", "b.y", "c.x"]
+
+    def unfilled(*ranks: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        found = compare(lambda: stored, [Asked.of(stored, dict.fromkeys(keys)) for keys in ranks])
+        return found.missing_keys, found.unexpected_keys
+
+    assert unfilled(stored) == ((), ())
+    assert unfilled(["a.x"], ["a.y"]) == ((), ())
+    assert unfilled(["a.x"], ["b.x"]) == ((), ("a.y", "b.y"))
+    assert unfilled(["a.x"], stored) == ((), ())
+    assert unfilled(["a.x", "a.y"], ["b.y", "d.x"]) == (("d.x",), ("b.x",))
+    assert unfilled([], []) == ((), ())
