@@ -41,6 +41,10 @@ class ManifestView {
   /// Binary search; nothing if there is no such item.
   base::Result<std::optional<FoundItem>> find_item(std::string_view fqn);
 
+  /// An item with the boxes of all its chunks, but without their records.
+  /// \param number  In the order of the manifest, < num_items().
+  base::Result<Item> read_boxes(uint64_t number);
+
   /// \param number  Of the chunk in its item, < found.num_chunks.
   base::Result<Chunk> read_chunk(const FoundItem& found, uint32_t number);
 
