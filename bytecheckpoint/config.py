@@ -45,6 +45,9 @@ class Config:
             on all ranks with a ``StorageError`` whose ``errno`` is ``ETIMEDOUT``. It counts for each call by itself, so
             slow storage works. 0: never.
         take_over: Begin even if another save holds the path; that save can then no longer commit.
+        allow_partial_tensors: Save tensors of which the ranks of the save hold but parts, and mark them as partial on
+            purpose. Off: such a save is refused, and nothing is committed. Give it to planner and writer alike. Saves
+            with ``use_collectives=False`` do not need it: what counts there is what the parts of all ranks hold.
         accept_rewritten_metadata: Read a checkpoint of ours whose ``.metadata`` another tool has written anew. Blocks
             are still checked; that files belong together is then only what that tool says.
         shared_reading: What ranks do that want the same bytes. ``independent``: each reads for itself. ``cooperative``:
@@ -85,6 +88,7 @@ class Config:
     commit_deadline_s: float = 3600.0
     io_timeout_s: float = 1800.0
     take_over: bool = False
+    allow_partial_tensors: bool = False
     accept_rewritten_metadata: bool = False
     enable_tree_topo: bool = True
     tree_topo_threshold: int = 64

@@ -60,7 +60,7 @@ def different_saves(descriptions: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def is_whole(folder: str | os.PathLike[str]) -> bool:
-    """Has a folder a committed model, and all other parts that were saved with it?"""
+    """Has a folder a committed model, and all other parts that were saved with it, each with all of its tensors?"""
     there = parts_in(folder)
     if "model" not in there:
         return False
@@ -68,7 +68,10 @@ def is_whole(folder: str | os.PathLike[str]) -> bool:
         model = description_of(Path(folder, "model"))
         wanted = [part for part in there if part in model.get("parts", there)]
         descriptions = {part: description_of(Path(folder, part)) for part in wanted}
+        states = [_core.inspect_folder(os.path.join(folder, part))["state"] for part in wanted]  # noqa: PTH118
     except CheckpointError:
+        return False
+    if "incomplete" in states:
         return False
     return set(model.get("parts", ())) <= {*there} and not different_saves(descriptions)
 
@@ -101,7 +104,7 @@ def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None 
 
 def _state_of(folder: str | os.PathLike[str], components: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     """Of a whole of parts: the worst of any, and ``half`` if they are all complete and do not belong together."""
-    for state in ("corrupt", "unknown", "saving", "half"):
+    for state in ("corrupt", "incomplete", "unknown", "saving", "half"):
         reasons = [f"{part}: {of['reason'] or state}" for part, of in components.items() if of["state"] == state]
         if reasons:
             return state, "; ".join(reasons)

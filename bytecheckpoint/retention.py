@@ -23,6 +23,9 @@ from bytecheckpoint.steps import StepFolder, compile_pattern, scan_steps
 
 __all__ = ["Retention", "RetentionReport", "prune"]
 
+# There is a checkpoint, and not all of it: it may hold the only copy of something.
+_FAULTY = ("corrupt", "incomplete")
+
 _logger = logging.getLogger("bytecheckpoint")
 
 
@@ -35,7 +38,7 @@ class RetentionReport:
         dry_run: Nothing was removed; ``removed`` and ``swept`` are what would have been tried.
         kept: Steps of the complete checkpoints that the rules keep.
         removed: Paths of complete checkpoints that are gone.
-        swept: Paths of others that are gone: half, or corrupt.
+        swept: Paths of others that are gone: half, corrupt or incomplete.
         skipped: By path, why a folder that the rules do not keep was left alone.
         warnings: What failed, or was left behind; the next prune tries again.
         bytes_freed: Of the files removed.
@@ -91,14 +94,15 @@ class Retention:
 
     What a dead save left (``half``) goes once a newer step is complete, if its tmp says that it is dead. Where nothing
     says so (no tmp; a newer step, which a host may write whose locks are not seen here), only if nothing in it has
-    changed for ``grace_s``. Damaged ones (``corrupt``) stay, as they may hold the only copy of something.
+    changed for ``grace_s``. Damaged ones (``corrupt``), and those whose tensors lack elements (``incomplete``), stay,
+    as they may hold the only copy of something; nothing is removed because they are there.
 
     Args:
         root: Folder of the run, with one folder a step.
         keep_latest: How many of the newest to keep, 1 or more.
         keep_every: Also keep the steps that this divides; None keeps no others.
         pattern: Of the names of step folders, as for ``scan_steps``.
-        remove_corrupt: Also remove damaged ones, if a newer step is complete.
+        remove_corrupt: Also remove damaged and incomplete ones, if a newer step is complete.
         remove_others: False removes only files of a checkpoint; a folder with others then stays, without a checkpoint.
         grace_s: See above. By default the time after which a save has lost its right to commit.
         all_ranks: ``after_save`` acts on every rank, for roots that are local to each; else on rank 0 alone.
@@ -192,10 +196,10 @@ class Retention:
             return False
         if folder.is_being_saved:
             why = "a save is under way"
-        elif folder.state == "corrupt" and not self.remove_corrupt:
-            why = f"corrupt: {folder.reason}"
-        elif folder.state == "corrupt" and folder.step > newest:
-            why = f"corrupt, but no newer one is complete: {folder.reason}"
+        elif folder.state in _FAULTY and not self.remove_corrupt:
+            why = f"{folder.state}: {folder.reason}"
+        elif folder.state in _FAULTY and folder.step > newest:
+            why = f"{folder.state}, but no newer one is complete: {folder.reason}"
         elif folder.state == "half" and not self._is_dead(folder, newest):
             why = f"half, and perhaps a save that this host does not see: {folder.reason}"
         else:

@@ -30,11 +30,14 @@ class StepFolder:
         step: Number in its name.
         path: Of the folder.
         state: ``complete``: a checkpoint that loads; its commit mark opens, and all files are there with the sizes and
-            trailers that it says (of another writer's: all files, long enough). ``saving``: none yet, and a live save
+            trailers that it says (of another writer's: all files, long enough), and no tensor lacks an element, unless
+            it was saved with ``Config(allow_partial_tensors=True)``. ``saving``: none yet, and a live save
             of this host is at it. ``half``: none, and nobody is seen to make one: what a dead save or half a deletion
             left, a save on another host, or one that has not begun to write. ``corrupt``: a commit mark is there, but
-            it or a file is not what was written. ``unknown``: nothing of a checkpoint is in it, or it cannot be looked
-            at (not readable, a newer format, metadata of another writer that we do not read).
+            it or a file is not what was written. ``incomplete``: all is as it was written, but elements of a tensor are
+            in no chunk, or in two, which ``reason`` names; what there is can be loaded. ``unknown``: nothing of a
+            checkpoint is in it, or it cannot be looked at (not readable, a newer format, metadata of another writer
+            that we do not read).
         reason: Why it is not ``complete``; "" if it is.
         is_being_saved: A live save holds it. Of a ``complete`` one: it is about to be replaced, and loads until then.
         is_foreign: Another writer's checkpoint, without checksums of ours.

@@ -52,6 +52,7 @@ class Item:
         dtype: None of an object.
         num_bytes: Of all elements of the tensor, stored or not; of what is not plain elements, of its records.
         chunks: None if they were not asked for.
+        is_partial: It was saved in part on purpose.
     """
 
     rank: int | None
@@ -61,6 +62,7 @@ class Item:
     num_bytes: int
     num_chunks: int
     chunks: tuple[Chunk, ...] | None = field(default=None, repr=False)
+    is_partial: bool = False
 
     @property
     def kind(self) -> str:
@@ -139,8 +141,10 @@ def _part(path: str, rank: int | None, config: Config, with_chunks: bool, kind: 
     contents = checkpoint.contents()
     chunks: list[Any] = checkpoint.chunks() if with_chunks else [None] * len(contents)
     items = {}
-    for (name, dtype, shape, itemsize, record_bytes, num_chunks), of_item in zip(contents, chunks, strict=True):
+    for (name, dtype, shape, itemsize, record_bytes, num_chunks, is_partial), of_item in zip(
+        contents, chunks, strict=True
+    ):
         num_bytes = itemsize * math.prod(shape) if itemsize else record_bytes
         made = None if of_item is None else tuple(Chunk(*chunk) for chunk in of_item)
-        items[name] = Item(rank, name, dtype, shape, num_bytes, num_chunks, made)
+        items[name] = Item(rank, name, dtype, shape, num_bytes, num_chunks, made, is_partial)
     return Part(rank, checkpoint, items)

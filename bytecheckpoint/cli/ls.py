@@ -99,7 +99,8 @@ def _lines(contents: Contents, items: Sequence[Item]) -> Iterator[str]:
     for item in items:
         shape = "" if item.dtype is None else str(list(item.shape))
         name = rank_text(item.rank) + safe_name(item.name)
-        rows.append((name, item.dtype or "object", shape, f"{item.num_bytes:,}", f"{item.num_chunks:,}"))
+        shards = f"{item.num_chunks:,}{' (partial)' if item.is_partial else ''}"
+        rows.append((name, item.dtype or "object", shape, f"{item.num_bytes:,}", shards))
     header, *lines = columns(rows, right=frozenset({3, 4}))
     yield header
     for line, item in zip(lines, items, strict=True):

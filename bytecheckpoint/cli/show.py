@@ -142,7 +142,8 @@ def _print_tensor(item: Item, facts: dict[str, Any]) -> None:
         f"{counted(item.num_chunks, 'shard')}"
     )
     if facts["elements"] != of_shape:
-        click.echo(f"stored are {facts['elements']:,} of {of_shape:,} elements")
+        why = ", on purpose" if item.is_partial else ""
+        click.echo(f"stored are {facts['elements']:,} of {of_shape:,} elements{why}")
     if facts["nan"] is None:
         click.echo("a dtype without values to compute with")
         return

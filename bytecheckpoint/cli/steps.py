@@ -11,7 +11,7 @@ from bytecheckpoint.steps import DEFAULT_PATTERN, StepFolder, scan_steps
 
 __all__ = ["command"]
 
-_FAULTY = ("half", "corrupt")
+_FAULTY = ("half", "corrupt", "incomplete")
 
 
 @click.command("steps")
@@ -26,8 +26,8 @@ def command(ctx: click.Context, root: str, pattern: str | None, deep: bool, as_j
     """Lists the step folders of a run, and says which of them hold a checkpoint that loads.
 
     complete: it loads. saving: a save is under way. half: there is no commit mark, and nobody is seen to make one.
-    corrupt: the commit mark or a file of it is damaged. unknown: nothing of a checkpoint is in it. Ends with 1 if any
-    is half or corrupt.
+    corrupt: the commit mark or a file of it is damaged. incomplete: elements of a tensor are stored nowhere.
+    unknown: nothing of a checkpoint is in it. Ends with 1 if any is half, corrupt or incomplete.
 
     \b
     Example:
@@ -42,7 +42,8 @@ def command(ctx: click.Context, root: str, pattern: str | None, deep: bool, as_j
         for line in columns(rows, right=frozenset({1, 2})) if rows else []:
             click.echo(line)
         complete = sum(folder.is_complete for folder in folders)
-        click.echo(f"{one_line(root)}: {counted(len(folders), 'step')}, {complete} complete, {faulty} half or corrupt")
+        found = f"{complete} complete, {faulty} half, corrupt or incomplete"
+        click.echo(f"{one_line(root)}: {counted(len(folders), 'step')}, {found}")
     ctx.exit(1 if faulty else 0)
 
 

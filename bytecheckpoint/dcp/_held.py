@@ -106,7 +106,9 @@ class HeldElsewhere(Travels):
     @functools.cached_property
     def mappings(self) -> dict[str, Any]:
         """Read from the blob, which takes as long as planning it."""
-        _, _, _, planned = _C.plan_ranks([self.blob_or_raise()], dedup_to_lowest_rank=True, is_nested=True)
+        _, _, _, planned = _C.plan_ranks(
+            [self.blob_or_raise()], dedup_to_lowest_rank=True, is_nested=True, gaps="ignore"
+        )
         mappings: dict[str, Any] = planned.planner_data
         return mappings
 

@@ -21,6 +21,7 @@ from bytecheckpoint import _C
 from bytecheckpoint._described import described
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._gaps import gaps_of_call
 from bytecheckpoint.dcp._held import Held, HeldElsewhere, Ways, refuse_digests
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._part import WritePart
@@ -60,8 +61,8 @@ class BcpSavePlanner(DefaultSavePlanner):
         last_plan: How the last plan came about, as this rank saw it.
 
     During a save, on all ranks and inside DCP's ``CheckpointException``: ``InvalidPlanError`` for what cannot be
-    stored, ranks that disagree about a tensor, boxes that overlap or, with several ranks, leave a gap; it names keys,
-    boxes and ranks.
+    stored, ranks that disagree about a tensor, boxes that overlap or leave a gap; it names keys, boxes and ranks. Gaps
+    are allowed with ``Config(allow_partial_tensors=True)``, and where each rank saves on its own.
     """
 
     def __init__(
@@ -129,12 +130,16 @@ class BcpSavePlanner(DefaultSavePlanner):
         for plan in all_plans:  # once over all of them: there may be tens of thousands
             of_rank = source_of(plan.items)
             if not isinstance(of_rank, (Held, HeldElsewhere)):
-                return super().create_global_plan(all_plans)
+                return self._plan_by_dcp(all_plans)
             held.append(of_rank)
             is_nested = is_nested and isinstance(plan.planner_data, Ways)
         if not _hooks.are_own(self, "_create_global_plan", "_dedup_save_plans"):
-            return super().create_global_plan(all_plans)
-        options = {"dedup_to_lowest_rank": self.dedup_save_to_lowest_rank, "is_nested": is_nested}
+            return self._plan_by_dcp(all_plans)
+        options: dict[str, Any] = {
+            "dedup_to_lowest_rank": self.dedup_save_to_lowest_rank,
+            "is_nested": is_nested,
+            "gaps": gaps_of_call(self.config),
+        }
         key = digest_of((repr(options).encode(), b"".join([of_rank.digest for of_rank in held])))
         cache, planned = self._planned(key, held, options)
         if planned is None:
@@ -184,6 +189,11 @@ class BcpSavePlanner(DefaultSavePlanner):
         begins = [at - of_held for at, of_held in zip(part.offsets, write_item.held.offsets, strict=True)]
         return _compat.narrow(whole, begins, part.sizes)
 
+    def _plan_by_dcp(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        plans, metadata = super().create_global_plan(all_plans)
+        _C.check_coverage(metadata.state_dict_metadata, gaps_of_call(self.config))
+        return plans, metadata
+
     def _tree_threshold(self) -> int | None:
         """More ranks than that exchange plans in a tree; None if they cannot."""
         if not _hooks.are_own(self, *_BETWEEN_RANKS):
@@ -194,7 +204,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         return repr((self.flatten_state_dict, self.flatten_sharded_tensors, self.dedup_save_to_lowest_rank)).encode()
 
     def _planned(
-        self, key: bytes, held: list[Held | HeldElsewhere], options: dict[str, bool]
+        self, key: bytes, held: list[Held | HeldElsewhere], options: dict[str, Any]
     ) -> tuple[str, Planned | None]:
         """What the cache did, and the plan; no plan if what some rank holds is not here."""
         planned = plan_cache().plan(key) if self.enable_plan_caching else None

@@ -26,6 +26,7 @@ from bytecheckpoint._described import described
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._append import append_plan
+from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_call
 from bytecheckpoint.dcp._held import bytes_of, may_send_digest
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._peers import rank_of_call
@@ -223,6 +224,7 @@ class BcpWriter(StorageWriter):
         """Coordinator, or each rank that saves without collectives: takes the right to commit."""
         session = self._session
         session.phases.end("global_plan_s")
+        check_planned_metadata(self._gaps(session))
         end_unfinished_saves(session, self.config.io_timeout_s)
         num_items = sum(len(plan.items) for plan in plans)
         session.commit = self._begin_commit(session, (num_items + 8) * _METADATA_BYTES_A_CHUNK)
@@ -371,12 +373,18 @@ class BcpWriter(StorageWriter):
             return nullcontext()
         return progress_bar(f"saving {session.path}", num_bytes, lambda: job.bytes_done)
 
+    def _gaps(self, session: SaveSession) -> str:
+        return (
+            "ignore" if session.commits_alone and not self.config.allow_partial_tensors else gaps_of_call(self.config)
+        )
+
     def _assemble(self, session: SaveSession, metadata: Metadata, handed_in: list[RankResult]) -> _C.Checkpoint:
         common: dict[str, Any] = {
             "save_id": session.save_id,
             "checkpoint_id": session.path,
             "results": [result.written for result in handed_in],
             "user_metadata": self.user_metadata,
+            "gaps": self._gaps(session),
         }
         planned = plan_of(metadata)
         if planned is not None:

@@ -67,7 +67,7 @@ py::tuple ints_of(const tensor::Dims& dims) {
 }
 
 /// Of each item: (fqn, dtype or None of what is no tensor, sizes, bytes of an element or 0 if its dtype is opaque,
-/// bytes of its records, number of its chunks).
+/// bytes of its records, number of its chunks, whether it is partial on purpose).
 py::list contents_of(const Checkpoint& checkpoint) {
   py::list out;
   for (const format::Item& item : checkpoint.whole().items) {
@@ -76,7 +76,7 @@ py::list contents_of(const Checkpoint& checkpoint) {
     const tensor::DTypeInfo* dtype = item.is_tensor ? tensor::find_dtype(item.tensor.dtype) : nullptr;
     out.append(py::make_tuple(to_text(item.fqn), dtype == nullptr ? py::object(py::none()) : py::str(dtype->name),
                               ints_of(item.tensor.sizes), dtype == nullptr ? 0 : dtype->itemsize_bytes, record_bytes,
-                              item.chunks.size()));
+                              item.chunks.size(), item.is_partial));
   }
   return out;
 }

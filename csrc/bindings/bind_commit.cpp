@@ -8,6 +8,7 @@
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/dcp_objects.h"
+#include "csrc/bindings/gaps.h"
 #include "csrc/bindings/tree_caster.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/engine/assemble.h"
@@ -71,7 +72,8 @@ py::dict commit(engine::Commit& self, const Checkpoint& checkpoint) {
 /// Joins what was planned with what all ranks wrote. \param planned  Gives the manifest of it, without the GIL.
 template <class Planned>
 CheckpointHolder join(const Planned& planned, const std::string& save_id, std::string checkpoint_id,
-                      const std::vector<py::bytes>& results, std::string user_metadata) {
+                      const std::vector<py::bytes>& results, std::string user_metadata, const std::string& gaps_name) {
+  const engine::Gaps gaps = gaps_of(gaps_name);
   const base::Id id = id_of(save_id);
   const std::vector<std::string_view> encoded(results.begin(), results.end());
   return CheckpointHolder(new Checkpoint(value_unlocked([&]() -> base::Result<format::Manifest> {
@@ -83,24 +85,38 @@ CheckpointHolder join(const Planned& planned, const std::string& save_id, std::s
     for (const std::string_view result : encoded) {
       BCP_ASSIGN_OR_RETURN(written.emplace_back(), format::decode_write_result(result));
     }
-    return engine::assemble_manifest(std::move(manifest), written);
+    return engine::assemble_manifest(std::move(manifest), written, gaps);
   })));
 }
 
 /// \param planned  By our planner.
 CheckpointHolder assemble_planned(const Checkpoint& planned, const std::string& save_id, std::string checkpoint_id,
-                                  const std::vector<py::bytes>& results, std::string user_metadata) {
+                                  const std::vector<py::bytes>& results, std::string user_metadata,
+                                  const std::string& gaps) {
   const format::Manifest& whole = planned.whole();
-  return join([&] { return whole; }, save_id, std::move(checkpoint_id), results, std::move(user_metadata));
+  return join([&] { return whole; }, save_id, std::move(checkpoint_id), results, std::move(user_metadata), gaps);
 }
 
 /// By another planner, whose metadata are read.
 CheckpointHolder assemble(const std::string& save_id, std::string checkpoint_id, const py::dict& state_dict_metadata,
-                          const std::vector<py::bytes>& results, py::handle planner_data, std::string user_metadata) {
+                          const std::vector<py::bytes>& results, py::handle planner_data, std::string user_metadata,
+                          const std::string& gaps) {
   format::Manifest planned;
   planned.items = read_state_dict_metadata(state_dict_metadata);
   planned.planner_data = tree_from_python(planner_data);
-  return join([&] { return std::move(planned); }, save_id, std::move(checkpoint_id), results, std::move(user_metadata));
+  return join([&] { return std::move(planned); }, save_id, std::move(checkpoint_id), results, std::move(user_metadata),
+              gaps);
+}
+
+/// Raises InvalidPlanError for a tensor of planned metadata whose chunks do not tile it.
+void check_coverage(const py::dict& state_dict_metadata, const std::string& gaps) {
+  const engine::Gaps wanted = gaps_of(gaps);
+  std::vector<format::Item> items = read_state_dict_metadata(state_dict_metadata);
+  run_unlocked([&]() -> base::Status {
+    engine::CoverageCheck coverage;
+    for (format::Item& item : items) BCP_RETURN_IF_ERROR(coverage.check(wanted, &item));
+    return base::Status::ok();
+  });
 }
 
 /// What DCP's metadata say of the tensors of a checkpoint, without where they are.
@@ -123,9 +139,10 @@ void bind_commit(py::module_& m) {
       },
       py::arg("ring_bytes"), py::arg("expected_bytes"));
   m.def("assemble", &assemble, py::arg("save_id"), py::arg("checkpoint_id"), py::arg("state_dict_metadata"),
-        py::arg("results"), py::arg("planner_data"), py::arg("user_metadata"));
+        py::arg("results"), py::arg("planner_data"), py::arg("user_metadata"), py::arg("gaps") = "refuse");
   m.def("assemble_planned", &assemble_planned, py::arg("planned"), py::arg("save_id"), py::arg("checkpoint_id"),
-        py::arg("results"), py::arg("user_metadata"));
+        py::arg("results"), py::arg("user_metadata"), py::arg("gaps") = "refuse");
+  m.def("check_coverage", &check_coverage, py::arg("state_dict_metadata"), py::arg("gaps"));
   m.def("without_records", &without_records, py::arg("state_dict_metadata"));
   m.def(
       "state_dict_metadata", [](const Checkpoint& c) { return make_state_dict_metadata(c.whole()); },

@@ -3,6 +3,7 @@
 
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/gaps.h"
 #include "csrc/bindings/global_plan.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/bindings/write_plan.h"
@@ -32,12 +33,12 @@ std::vector<std::string_view> views_of(const Blobs& blobs) {
 
 /// (answers, numbers of items and bytes, each by rank; what the metadata will say)
 template <class Merge>
-py::tuple plan_merged(bool dedup_to_lowest_rank, bool is_nested, const Merge& merge) {
+py::tuple plan_merged(bool dedup_to_lowest_rank, bool is_nested, engine::Gaps gaps, const Merge& merge) {
   planner::SaveOptions options;
   options.dedup_to_lowest_rank = dedup_to_lowest_rank;
   GlobalPlan plan = value_unlocked([&]() -> base::Result<GlobalPlan> {
     BCP_ASSIGN_OR_RETURN(const planner::Inventory inventory, merge());
-    return plan_inventory(inventory, options, is_nested);
+    return plan_inventory(inventory, options, is_nested, gaps);
   });
   py::list answers;
   for (const std::string& answer : plan.answers) answers.append(py::bytes(answer));
@@ -46,17 +47,17 @@ py::tuple plan_merged(bool dedup_to_lowest_rank, bool is_nested, const Merge& me
 }
 
 /// \param blobs  What LocalState::blob gave on ranks 0, 1, ...
-py::tuple plan_ranks(const Blobs& blobs, bool dedup_to_lowest_rank, bool is_nested) {
+py::tuple plan_ranks(const Blobs& blobs, bool dedup_to_lowest_rank, bool is_nested, const std::string& gaps) {
   const std::vector<std::string_view> views = views_of(blobs);
-  return plan_merged(dedup_to_lowest_rank, is_nested, [&] { return planner::merge_ranks(views); });
+  return plan_merged(dedup_to_lowest_rank, is_nested, gaps_of(gaps), [&] { return planner::merge_ranks(views); });
 }
 
 /// The same at the root of a tree.
 /// \param below  What `merge_below` gave at the nodes right below it.
-py::tuple plan_tree(const py::bytes& own, uint32_t rank, const Blobs& below, bool dedup_to_lowest_rank,
-                    bool is_nested) {
+py::tuple plan_tree(const py::bytes& own, uint32_t rank, const Blobs& below, bool dedup_to_lowest_rank, bool is_nested,
+                    const std::string& gaps) {
   const std::vector<std::string_view> views = views_of(below);
-  return plan_merged(dedup_to_lowest_rank, is_nested,
+  return plan_merged(dedup_to_lowest_rank, is_nested, gaps_of(gaps),
                      [&, own = std::string_view(own)] { return planner::merge_below(own, rank, views); });
 }
 
@@ -90,9 +91,9 @@ void bind_save_plan(py::module_& m) {
       .def_property_readonly("num_bytes", &LocalState::num_bytes)
       .def("items", &LocalState::items);
   m.def("plan_ranks", &plan_ranks, py::arg("blobs"), py::kw_only(), py::arg("dedup_to_lowest_rank"),
-        py::arg("is_nested"));
+        py::arg("is_nested"), py::arg("gaps") = "refuse");
   m.def("plan_tree", &plan_tree, py::arg("own"), py::arg("rank"), py::arg("below"), py::kw_only(),
-        py::arg("dedup_to_lowest_rank"), py::arg("is_nested"));
+        py::arg("dedup_to_lowest_rank"), py::arg("is_nested"), py::arg("gaps") = "refuse");
   m.def("merge_below", &merge_below, py::arg("own"), py::arg("rank"), py::arg("below"));
   m.def("items_of_blob", &items_of_blob, py::arg("blob"), py::arg("answer"), py::arg("part_class"));
   py::class_<WritePlan>(m, "WritePlan", py::module_local())

@@ -24,6 +24,8 @@ const char* name_of(engine::FolderState state) {
       return "half";
     case engine::FolderState::kCorrupt:
       return "corrupt";
+    case engine::FolderState::kIncomplete:
+      return "incomplete";
     case engine::FolderState::kUnknown:
       break;
   }

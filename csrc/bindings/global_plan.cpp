@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "csrc/engine/coverage.h"
 #include "csrc/planner/save_answer.h"
 
 namespace bytecheckpoint::bindings {
@@ -50,17 +51,20 @@ format::Item item_of(const planner::Inventory& inventory, const planner::SavePla
 
 }  // namespace
 
-base::Result<GlobalPlan> plan_inventory(const planner::Inventory& inventory, const planner::SaveOptions& options,
-                                        bool is_nested) {
+base::Result<GlobalPlan> plan_inventory(const planner::Inventory& inventory, planner::SaveOptions options,
+                                        bool is_nested, engine::Gaps gaps) {
+  options.allow_gaps = gaps != engine::Gaps::kRefuse;
   BCP_ASSIGN_OR_RETURN(planner::SavePlan plan, planner::plan_save(inventory, options));
   GlobalPlan global;
   global.answers = planner::encode_answers(inventory, plan);
   format::Manifest& manifest = global.manifest;
   global.rank_items.resize(plan.rank_bytes.size());
   manifest.items.reserve(inventory.entries.size());
+  engine::CoverageCheck coverage;
   for (const planner::Entry& entry : inventory.entries) {
     manifest.items.push_back(item_of(inventory, plan, entry, &global.rank_items));
     manifest.items.back().ordinal = static_cast<uint32_t>(manifest.items.size() - 1);
+    if (gaps == engine::Gaps::kMark) BCP_RETURN_IF_ERROR(coverage.check(gaps, &manifest.items.back()));
   }
   std::sort(manifest.items.begin(), manifest.items.end(),
             [](const format::Item& a, const format::Item& b) { return a.fqn < b.fqn; });

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "csrc/base/status.h"
+#include "csrc/engine/coverage.h"
 #include "csrc/format/manifest.h"
 #include "csrc/planner/inventory.h"
 #include "csrc/planner/save_plan.h"
@@ -20,10 +21,11 @@ struct GlobalPlan {
 };
 
 /// \param inventory   Of all ranks.
+/// \param gaps        What a tensor is of which the ranks hold but parts.
 /// \param is_nested   The state dict was flattened: its planner data are the ways through nested dicts.
-/// \returns kInvalidArgument if a rank is missing, or the ranks do not hold all of a tensor; kCorrupt for a damaged
-/// way.
-base::Result<GlobalPlan> plan_inventory(const planner::Inventory& inventory, const planner::SaveOptions& options,
-                                        bool is_nested);
+/// \returns kInvalidArgument if a rank is missing, or the ranks do not hold all of a tensor and `gaps` refuses that;
+/// kCorrupt for a damaged way.
+base::Result<GlobalPlan> plan_inventory(const planner::Inventory& inventory, planner::SaveOptions options,
+                                        bool is_nested, engine::Gaps gaps);
 
 }  // namespace bytecheckpoint::bindings

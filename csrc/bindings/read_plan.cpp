@@ -112,12 +112,6 @@ base::Result<std::vector<format::Item>> read_parts(engine::ManifestReader* parts
   return items;
 }
 
-int64_t numel_of(const tensor::Box& box) {
-  int64_t numel = 1;
-  for (const int64_t size : box.sizes) numel *= size;
-  return numel;
-}
-
 }  // namespace
 
 ReadPlan::ReadPlan(const Checkpoint& checkpoint, const py::iterable& items) : checkpoint_(&checkpoint) {
@@ -182,13 +176,13 @@ void ReadPlan::check_state(const std::vector<const format::Item*>& items, bool a
 void ReadPlan::read_boxes(const format::Item& item, size_t held) {
   const std::vector<tensor::Box>& boxes = state_[held].boxes;
   for (size_t b = 0; b < boxes.size(); ++b) {
-    int64_t left = numel_of(boxes[b]);
-    // All of them: chunks of other writers may overlap, and what is counted twice must not hide the last ones.
+    // All of them: chunks of other writers may overlap, and what some have twice must not hide what none has.
+    covered_.clear();
     for (size_t c = 0; c < item.chunks.size(); ++c) {
       const format::Chunk& chunk = item.chunks[c];
       tensor::Box common;
       if (!tensor::intersect(chunk.box, boxes[b], &common)) continue;
-      left -= numel_of(common);
+      covered_.add(common);
       Read read;
       read.planned.fqn = item.fqn;
       read.planned.is_tensor = true;
@@ -204,11 +198,9 @@ void ReadPlan::read_boxes(const format::Item& item, size_t held) {
       read.box = b;
       add(std::move(read));
     }
-    if (left > 0) {
-      refuse_plan(text("'", item.fqn, "': ", left, " of ", numel_of(boxes[b]), " elements of the box of ",
-                       tensor::to_text(boxes[b].sizes), " at ", tensor::to_text(boxes[b].offsets),
-                       " are in no stored chunk"));
-    }
+    const tensor::Dims& sizes = item.tensor.sizes;
+    const std::string gap = planner::find_gap(covered_.boxes(sizes.size()), boxes[b], sizes);
+    if (!gap.empty()) refuse_plan(text("'", item.fqn, "': ", gap, " in no stored chunk"));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/dcp_objects.h"
 #include "csrc/bindings/held_state.h"
+#include "csrc/planner/coverage.h"
 
 namespace bytecheckpoint::bindings {
 
@@ -75,6 +76,7 @@ class ReadPlan {
   std::vector<HeldValue> state_;
   std::vector<Read> tensors_, objects_;
   int64_t num_bytes_ = 0;
+  planner::BoxNumbers covered_;  // of the box that is planned just now
 };
 
 }  // namespace bytecheckpoint::bindings

@@ -99,19 +99,8 @@ Status fill_item(const ItemMatcher& matcher, format::Item* item) {
   if (item->is_tensor && tensor::find_dtype(item->tensor.dtype) == nullptr) {
     return Status::make(Code::kInvalidArgument, text("'", item->fqn, "': unknown dtype"));
   }
-  if (item->tensor.sizes.size() > format::kMaxDims) {
-    return Status::make(Code::kInvalidArgument, text("'", item->fqn, "': ", item->tensor.sizes.size(),
-                                                     " dims, the format has at most ", format::kMaxDims));
-  }
   for (size_t c = 0; c < item->chunks.size(); ++c) {
-    format::Chunk& chunk = item->chunks[c];
-    if (!tensor::is_inside(chunk.box, item->tensor.sizes)) {
-      return Status::make(Code::kInvalidArgument,
-                          text("'", item->fqn, "' chunk at ", tensor::to_text(chunk.box.offsets), " of ",
-                               tensor::to_text(chunk.box.sizes), ": outside its tensor of shape ",
-                               tensor::to_text(item->tensor.sizes)));
-    }
-    BCP_RETURN_IF_ERROR(fill_chunk(*item, matcher.written(c), &chunk));
+    BCP_RETURN_IF_ERROR(fill_chunk(*item, matcher.written(c), &item->chunks[c]));
   }
   return Status::ok();
 }
@@ -119,7 +108,7 @@ Status fill_item(const ItemMatcher& matcher, format::Item* item) {
 }  // namespace
 
 base::Result<format::Manifest> assemble_manifest(format::Manifest manifest,
-                                                 const std::vector<format::WriteResult>& results) {
+                                                 const std::vector<format::WriteResult>& results, Gaps gaps) {
   std::unordered_map<std::string_view, size_t> numbers;
   std::vector<ItemMatcher> matchers;
   matchers.reserve(manifest.items.size());
@@ -137,7 +126,11 @@ base::Result<format::Manifest> assemble_manifest(format::Manifest manifest,
       if (found != numbers.end()) matchers[found->second].note(record, first_file + record.record.file);
     }
   }
-  for (size_t i = 0; i < manifest.items.size(); ++i) BCP_RETURN_IF_ERROR(fill_item(matchers[i], &manifest.items[i]));
+  CoverageCheck coverage;
+  for (size_t i = 0; i < manifest.items.size(); ++i) {
+    BCP_RETURN_IF_ERROR(coverage.check(gaps, &manifest.items[i]));
+    BCP_RETURN_IF_ERROR(fill_item(matchers[i], &manifest.items[i]));
+  }
   // std::string compares as unsigned bytes: the order of UTF-8.
   std::sort(manifest.items.begin(), manifest.items.end(),
             [](const format::Item& a, const format::Item& b) { return a.fqn < b.fqn; });

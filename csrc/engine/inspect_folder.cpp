@@ -5,11 +5,9 @@
 #include <cerrno>
 
 #include "csrc/engine/check_files.h"
+#include "csrc/engine/folder_coverage.h"
 #include "csrc/engine/lock_file.h"
-#include "csrc/engine/manifest_reader.h"
-#include "csrc/engine/open_checkpoint.h"
 #include "csrc/io/directory.h"
-#include "csrc/io/file.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -18,22 +16,8 @@ using base::Code;
 using base::Status;
 using base::text;
 
-// Of metadata that are larger only trailer and head are read: a prune looks at many checkpoints after each save.
-constexpr int64_t kMaxWholeMetadataBytes = 32 << 20;
 // Commits that may replace the checkpoint while it is looked at, each time anew.
 constexpr int kMaxLooks = 4;
-
-base::Result<format::Manifest> open_head(const std::string& directory, Scope scope) {
-  const base::Result<io::File> mark = io::File::open(directory, mark_name(scope), /*direct=*/false);
-  const base::Result<int64_t> size = mark.is_ok() ? mark.value().size() : base::Result<int64_t>(0);
-  if (size.is_ok() && size.value() > kMaxWholeMetadataBytes) {
-    base::Result<ManifestReader> reader = ManifestReader::open(directory, scope);
-    if (reader.is_ok()) return reader.value().read_head();
-    // Others' metadata can only be read whole.
-    if (reader.status().code() != Code::kUnsupported) return reader.status();
-  }
-  return open_checkpoint(directory, {scope});
-}
 
 /// What a commit mark that does not open, or a file that is not as it was, makes of the checkpoint.
 FolderState state_of(const Status& failure) {
@@ -97,17 +81,20 @@ std::string missing_marks(const FolderInspection& found) {
   return without < 0 ? "" : text("the save of rank ", without, " was not committed");
 }
 
-Status open_and_check(const std::string& directory, Scope scope, FolderInspection* found) {
-  BCP_ASSIGN_OR_RETURN(const format::Manifest manifest, open_head(directory, scope));
+Status open_and_check(const std::string& directory, Scope scope, FolderInspection* found, FolderCoverage* coverage) {
+  BCP_ASSIGN_OR_RETURN(Mark mark, Mark::open(directory, scope));
+  const format::Manifest& manifest = mark.head();
   found->num_files += static_cast<int64_t>(manifest.files.size());
   if (manifest.foreign.has_value()) {
     found->is_foreign = true;
     for (const int64_t length : foreign_lengths(manifest)) found->num_bytes += length;
-    return check_foreign_files(directory, manifest);
+    BCP_RETURN_IF_ERROR(check_foreign_files(directory, manifest));
+    return coverage->add(&mark);
   }
   found->save_ids.push_back(base::to_hex(manifest.save_id));
   for (const format::FileEntry& file : manifest.files) found->num_bytes += file.bytes;
-  return check_files(directory, manifest.files);
+  BCP_RETURN_IF_ERROR(check_files(directory, manifest.files));
+  return coverage->add(&mark);
 }
 
 base::Result<FolderInspection> look(const std::string& directory, const std::string& own_tmp, bool* changed) {
@@ -124,22 +111,24 @@ base::Result<FolderInspection> look(const std::string& directory, const std::str
     return found;
   }
   std::vector<Scope> scopes(found.parts.begin(), found.parts.end());
+  FolderCoverage coverage(/*of_parts=*/!scopes.empty());
   if (scopes.empty()) scopes.push_back({});
   for (const Scope scope : scopes) {
-    const Status outcome = open_and_check(directory, scope, &found);
+    const Status outcome = open_and_check(directory, scope, &found, &coverage);
     if (outcome.is_ok()) continue;
-    const base::Result<format::Manifest> again = open_head(directory, scope);
+    const base::Result<Mark> again = Mark::open(directory, scope);
     // A newer commit takes the files of the one before, a prune the mark.
     if (!again.is_ok()) {
       *changed = again.status().code() == Code::kNotFound;
-    } else if (!again.value().foreign.has_value()) {
-      *changed = found.save_ids.empty() || found.save_ids.back() != base::to_hex(again.value().save_id);
+    } else if (!again.value().head().foreign.has_value()) {
+      *changed = found.save_ids.empty() || found.save_ids.back() != base::to_hex(again.value().head().save_id);
     }
     found.state = state_of(outcome);
     found.reason = outcome.message();
     return found;
   }
-  found.state = FolderState::kComplete;
+  found.reason = coverage.fault();
+  found.state = found.reason.empty() ? FolderState::kComplete : FolderState::kIncomplete;
   return found;
 }
 

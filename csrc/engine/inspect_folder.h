@@ -10,11 +10,13 @@
 namespace bytecheckpoint::engine {
 
 enum class FolderState {
-  kComplete,  // the commit mark opens, and every file is there with its size and trailer
-  kSaving,    // no checkpoint yet, and the tmp of a save is locked
-  kHalf,      // no checkpoint, and nobody is seen to make one: what a dead save, or half a removal, left
-  kCorrupt,   // a commit mark is there, but not what was written: it or one of the files
-  kUnknown,   // nothing of a checkpoint is there, or what is there cannot be looked at by us
+  kComplete,    // the commit mark opens, every file is there with its size and trailer, every tensor has all elements
+  kSaving,      // no checkpoint yet, and the tmp of a save is locked
+  kHalf,        // no checkpoint, and nobody is seen to make one: what a dead save, or half a removal, left
+  kCorrupt,     // a commit mark is there, but not what was written: it or one of the files
+  kIncomplete,  // all is as it was written, but the chunks of a tensor do not tile it, and nobody has said that it is
+                // meant
+  kUnknown,     // nothing of a checkpoint is there, or what is there cannot be looked at by us
 };
 
 /// What a directory holds, as far as that can be told without reading data.
@@ -38,7 +40,9 @@ struct FolderInspection {
 /// Looks at `directory`; changes nothing, takes no lock.
 ///
 /// A checkpoint of ranks that saved on their own is complete if the ranks are 0 to some n: how many there were is
-/// written nowhere. The part of rank 0 is what a removal takes first.
+/// written nowhere. The part of rank 0 is what a removal takes first. Their tensors are judged by what all parts hold.
+///
+/// What was found of the tensors of a save is remembered, so that looking again at large metadata stays cheap.
 ///
 /// \param own_tmp  Name of a tmp that the caller holds; as if it were not there.
 /// \returns kStorage if the directory cannot be listed.

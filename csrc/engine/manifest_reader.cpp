@@ -83,6 +83,10 @@ base::Result<format::Item> ManifestReader::read_part(const format::FoundItem& fo
   return item;
 }
 
+base::Result<format::Item> ManifestReader::read_boxes(uint64_t number) {
+  return naming(view_.read_boxes(number), path_);
+}
+
 base::Result<std::optional<format::FoundItem>> ManifestReader::find_item(std::string_view fqn) {
   return naming(view_.find_item(fqn), path_);
 }

@@ -30,6 +30,7 @@ class ManifestReader {
   base::Result<format::Item> read_part(const format::FoundItem& found, const std::vector<tensor::Box>& boxes);
 
   // As of ManifestView.
+  base::Result<format::Item> read_boxes(uint64_t number);
   base::Result<std::optional<format::FoundItem>> find_item(std::string_view fqn);
   base::Result<std::vector<std::string>> read_names();
   base::Result<std::vector<format::Chunk>> read_overlapping(const format::FoundItem& found, const tensor::Box& box);

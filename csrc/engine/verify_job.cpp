@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "csrc/base/named_thread.h"
+#include "csrc/engine/coverage.h"
 #include "csrc/engine/names.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/engine/unreferenced.h"
@@ -69,14 +70,18 @@ class Segments {
 /// Verifies one checkpoint: the metadata of one commit mark and the files that it names.
 class Verifier {
  public:
-  Verifier(const VerifyOptions& options, const std::function<bool(int64_t, int64_t)>& progress, VerifyReport* report)
-      : options_(options), progress_(progress), report_(report) {}
+  /// \param parts  Of ranks that saved on their own: takes what each of them holds. Null of one checkpoint of all
+  /// ranks.
+  Verifier(const VerifyOptions& options, const std::function<bool(int64_t, int64_t)>& progress, PartsCoverage* parts,
+           VerifyReport* report)
+      : options_(options), progress_(progress), parts_(parts), report_(report) {}
 
   Status verify(Scope scope) {
     BCP_ASSIGN_OR_RETURN(const std::optional<format::Manifest> readable, read_metadata(scope));
     if (!readable.has_value()) return Status::ok();
     const format::Manifest& manifest = *readable;
     report_->save_ids.push_back(base::to_hex(manifest.save_id));
+    check_coverage(manifest, scope);
     std::vector<std::vector<FileCheck::Record>> records(manifest.files.size());
     for (const format::Item& item : manifest.items) {
       for (const format::Chunk& chunk : item.chunks) records[chunk.record.file].push_back({&item, &chunk});
@@ -124,6 +129,17 @@ class Verifier {
     const std::string difference = format::compare_metadata(pickle, manifest.value());
     if (!difference.empty()) add({mark_name(scope), "metadata", -1, -1, {}, difference});
     return std::make_optional(std::move(manifest.value()));
+  }
+
+  void check_coverage(const format::Manifest& manifest, Scope scope) {
+    CoverageCheck check;
+    for (const format::Item& item : manifest.items) {
+      if (parts_ != nullptr) {
+        parts_->add(item);
+      } else if (std::string fault = check.fault(item); !fault.empty()) {
+        add({mark_name(scope), "metadata", -1, -1, {item.fqn}, std::move(fault)});
+      }
+    }
   }
 
   Status read_all(const format::Manifest& manifest, const std::vector<std::unique_ptr<FileCheck>>& files) {
@@ -197,6 +213,7 @@ class Verifier {
 
   const VerifyOptions& options_;
   const std::function<bool(int64_t, int64_t)>& progress_;
+  PartsCoverage* parts_;
   VerifyReport* report_;
   int64_t bytes_total_ = 0;
   std::atomic<int64_t> bytes_done_{0};
@@ -221,7 +238,14 @@ base::Result<VerifyReport> verify_checkpoint(const VerifyOptions& options,
     std::sort(scopes.begin(), scopes.end());
   }
   if (scopes.empty()) scopes.push_back({});
-  for (const Scope scope : scopes) BCP_RETURN_IF_ERROR(Verifier(options, progress, &report).verify(scope));
+  PartsCoverage parts;
+  for (const Scope scope : scopes) {
+    BCP_RETURN_IF_ERROR(Verifier(options, progress, scope.has_value() ? &parts : nullptr, &report).verify(scope));
+  }
+  for (auto& [fqn, fault] : parts.faults()) {
+    if (report.problems.size() >= kMaxProblems) break;
+    report.problems.push_back({mark_name(scopes.front()), "metadata", -1, -1, {fqn}, std::move(fault)});
+  }
   // At the end, when a save that had just committed at the beginning is over.
   BCP_ASSIGN_OR_RETURN(Unreferenced unreferenced, find_unreferenced(options.directory));
   report.unreferenced = std::move(unreferenced.files);

@@ -29,8 +29,9 @@ struct VerifyReport {
 };
 
 /// Reads every byte of the checkpoint in `options.directory` and compares it with its checksum; compares the two parts
-/// of the metadata with each other, and every tensor record with the archive that stock readers expect there. Reads on
-/// after a problem, so that one run says all there is to say. Opens nothing for writing and takes no lock.
+/// of the metadata with each other, every tensor with the chunks that shall tile it, and every tensor record with the
+/// archive that stock readers expect there. Reads on after a problem, so that one run says all there is to say. Opens
+/// nothing for writing and takes no lock.
 ///
 /// Threads read ahead into slots, others sum them, the calling one among them; all segments of all files are one row,
 /// so one large file is as quick as many.

@@ -27,11 +27,10 @@ bool read_number(std::string_view* name, char terminator) {
 
 }  // namespace
 
-Status check_version(std::string_view where, uint32_t version) {
+Status check_version(std::string_view where, uint32_t version, uint32_t newest) {
   if (version == 0) return Status::make(Code::kCorrupt, text(where, ": format version 0"));
-  if (version <= kFormatVersion) return Status::ok();
-  return Status::make(Code::kVersion,
-                      text(where, ": format version ", version, ", this build reads up to ", kFormatVersion));
+  if (version <= newest) return Status::ok();
+  return Status::make(Code::kVersion, text(where, ": format version ", version, ", this build reads up to ", newest));
 }
 
 std::string data_file_name(const DataFileId& id) {

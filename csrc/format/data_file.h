@@ -20,8 +20,9 @@ inline constexpr std::string_view kDataMagic{"BCPDATA\1", 8};
 inline constexpr std::string_view kDataTrailerMagic{"BCPTAIL\1", 8};
 
 /// Refuses a version that this code does not know, before anything else of a structure is believed.
-/// \param where  What was read, for the message.
-base::Status check_version(std::string_view where, uint32_t version);
+/// \param where   What was read, for the message.
+/// \param newest  Version of such a structure that is known.
+base::Status check_version(std::string_view where, uint32_t version, uint32_t newest = kFormatVersion);
 
 /// What names one data file of one save.
 struct DataFileId {

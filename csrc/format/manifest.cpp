@@ -18,7 +18,8 @@ using base::text;
 /// Reads and checks one encoded manifest. The first fault found is kept in `fault`.
 class Decoder {
  public:
-  Decoder(const std::array<std::string_view, kNumSections>& sections, Manifest* out) : sections_(sections), out_(out) {}
+  Decoder(uint32_t version, const std::array<std::string_view, kNumSections>& sections, Manifest* out)
+      : version_(version), sections_(sections), out_(out) {}
 
   bool decode_files() {
     out_->files.resize(sections_[kFiles].size() / kRowBytes);
@@ -88,7 +89,7 @@ class Decoder {
       return fail(where + "out of order");
     }
     if (!dims(row.first_dim, row.num_dims, &item->tensor.sizes)) return false;
-    if (!unpack_item(row, item, &fault_)) return fail(where + fault_);
+    if (!unpack_item(row, version_, item, &fault_)) return fail(where + fault_);
     // Chunks stand in the order of their items, each belonging to one.
     if (row.first_chunk != next_chunk_ || row.num_chunks > num_chunk_rows() - next_chunk_) {
       return fail(where + "chunks outside their section");
@@ -108,6 +109,7 @@ class Decoder {
     return unpack_chunk(row, item, out_->files[row.file].bytes, chunk, &fault_);
   }
 
+  const uint32_t version_;
   const std::array<std::string_view, kNumSections>& sections_;
   Manifest* out_;
   uint64_t next_chunk_ = 0;
@@ -130,7 +132,7 @@ base::Result<Manifest> decode_manifest(std::string_view bytes) {
   for (size_t s = 0; s < kNumSections; ++s) sections[s] = bytes.substr(head.sections[s].offset, head.sections[s].bytes);
   Manifest manifest;
   manifest.save_id = head.save_id;
-  Decoder decoder(sections, &manifest);
+  Decoder decoder(head.version, sections, &manifest);
   if (!decoder.decode_files() || !decoder.decode_items()) {
     return Status::make(Code::kCorrupt, text("manifest: ", decoder.fault()));
   }

@@ -51,7 +51,8 @@ struct Chunk {
 struct Item {
   std::string fqn;
   bool is_tensor = false;
-  uint32_t ordinal = 0;  // position in the state dict that was saved
+  bool is_partial = false;  // on purpose: its chunks need not cover the tensor
+  uint32_t ordinal = 0;     // position in the state dict that was saved
   tensor::TensorInfo tensor;
   std::vector<Chunk> chunks;
 };

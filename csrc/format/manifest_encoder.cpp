@@ -14,6 +14,7 @@ ManifestEncoder::ManifestEncoder(const Manifest& manifest) : manifest_(manifest)
   head_.save_id = manifest.save_id;
   uint64_t num_dims = 0, num_chunks = 0;
   for (const Item& item : manifest.items) {
+    if (item.is_partial) head_.version = kPartialItemsVersion;
     names_bytes_ += item.fqn.size();
     num_chunks += item.chunks.size();
     num_dims += item.tensor.sizes.size();

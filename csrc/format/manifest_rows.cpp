@@ -12,6 +12,7 @@ constexpr std::string_view kMagic{"BCPMANI\1", 8};
 
 constexpr uint8_t kFlagRequiresGrad = 1;
 constexpr uint8_t kFlagPinMemory = 2;
+constexpr uint8_t kFlagPartial = 4;
 
 constexpr uint8_t kItemTensor = 1;
 constexpr uint8_t kItemBytes = 2;
@@ -37,7 +38,7 @@ bool check_data(const Record& record, const tensor::Dims& sizes, int64_t itemsiz
 std::string encode_manifest_head(const ManifestHead& head) {
   base::ByteWriter out;
   out.raw(kMagic);
-  out.u32(kFormatVersion);
+  out.u32(head.version);
   out.u32(kNumSections);
   out.id(head.save_id);
   for (const ManifestHead::Range& section : head.sections) {
@@ -50,12 +51,12 @@ std::string encode_manifest_head(const ManifestHead& head) {
 base::Result<ManifestHead> decode_manifest_head(std::string_view bytes, uint64_t manifest_bytes) {
   base::ByteReader in(bytes);
   const std::string_view magic = in.view(kMagic.size());
-  const uint32_t version = in.u32();
-  const uint32_t num_sections = in.u32();
   ManifestHead head;
+  head.version = in.u32();
+  const uint32_t num_sections = in.u32();
   head.save_id = in.id();
   if (!in.ok() || magic != kMagic) return Status::make(Code::kCorrupt, "manifest: no magic");
-  BCP_RETURN_IF_ERROR(check_version("manifest", version));
+  BCP_RETURN_IF_ERROR(check_version("manifest", head.version, kManifestVersion));
   if (num_sections != kNumSections) return Status::make(Code::kCorrupt, "manifest: wrong section count");
   for (ManifestHead::Range& section : head.sections) {
     section.offset = in.u64();
@@ -80,8 +81,9 @@ ItemRow pack_item(const Item& item, uint64_t name_offset, uint64_t first_dim, ui
   row.dtype = static_cast<uint8_t>(item.tensor.dtype);
   row.num_dims = static_cast<uint8_t>(item.tensor.sizes.size());
   row.memory_format = item.tensor.memory_format;
-  row.flags = static_cast<uint8_t>((item.tensor.requires_grad ? kFlagRequiresGrad : 0) |
-                                   (item.tensor.pin_memory ? kFlagPinMemory : 0));
+  row.flags =
+      static_cast<uint8_t>((item.tensor.requires_grad ? kFlagRequiresGrad : 0) |
+                           (item.tensor.pin_memory ? kFlagPinMemory : 0) | (item.is_partial ? kFlagPartial : 0));
   row.ordinal = item.ordinal;
   row.first_dim = first_dim;
   row.first_chunk = first_chunk;
@@ -114,7 +116,7 @@ FileRow pack_file(const FileEntry& file, uint64_t name_offset) {
   return row;
 }
 
-bool unpack_item(const ItemRow& row, Item* item, std::string* fault) {
+bool unpack_item(const ItemRow& row, uint32_t version, Item* item, std::string* fault) {
   item->ordinal = row.ordinal;
   item->is_tensor = row.kind == kItemTensor;
   if (item->is_tensor) {
@@ -123,6 +125,8 @@ bool unpack_item(const ItemRow& row, Item* item, std::string* fault) {
     item->tensor.memory_format = row.memory_format;
     item->tensor.requires_grad = (row.flags & kFlagRequiresGrad) != 0;
     item->tensor.pin_memory = (row.flags & kFlagPinMemory) != 0;
+    item->is_partial = (row.flags & kFlagPartial) != 0;
+    if (item->is_partial && version < kPartialItemsVersion) return fail("partial, in a manifest of version 1", fault);
   } else if (row.kind != kItemBytes || row.num_dims != 0 || row.num_chunks != 1) {
     return fail("unknown kind", fault);
   }

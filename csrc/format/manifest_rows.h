@@ -31,9 +31,15 @@ struct ManifestHead {
     uint64_t offset = 0;  // from the start of the manifest
     uint64_t bytes = 0;
   };
+  uint32_t version = 1;
   base::Id save_id{};
   std::array<Range, kNumSections> sections;
 };
+
+/// The last version of manifests; files and trailers around them have versions of their own.
+inline constexpr uint32_t kManifestVersion = 2;
+/// The first that knows items that are partial on purpose. Manifests without such items are of version 1.
+inline constexpr uint32_t kPartialItemsVersion = 2;
 
 inline constexpr size_t kManifestHeadBytes = 8 + 4 + 4 + 16 + 16 * kNumSections;
 
@@ -96,7 +102,8 @@ FileRow pack_file(const FileEntry& file, uint64_t name_offset);
 // refers to other rows (names, dims, chunks) is the caller's to look up, and to check against its section.
 
 /// Everything but chunks; `item` has its name and sizes.
-bool unpack_item(const ItemRow& row, Item* item, std::string* fault);
+/// \param version  Of the manifest.
+bool unpack_item(const ItemRow& row, uint32_t version, Item* item, std::string* fault);
 /// The record; `chunk` has its box, `item` all but chunks. `record.file` is in the list of files, and so `file_bytes`
 /// known.
 bool unpack_chunk(const ChunkRow& row, const Item& item, int64_t file_bytes, Chunk* chunk, std::string* fault);

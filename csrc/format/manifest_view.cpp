@@ -87,6 +87,18 @@ base::Result<std::vector<std::string>> ManifestView::read_names() {
   return names;
 }
 
+base::Result<Item> ManifestView::read_boxes(uint64_t number) {
+  BCP_ASSIGN_OR_RETURN(const ItemRow row, read_row<ItemRow>(kItems, number));
+  BCP_ASSIGN_OR_RETURN(std::string name, read_name(row.name_offset, row.name_bytes));
+  BCP_ASSIGN_OR_RETURN(FoundItem found, read_item(row, std::move(name)));
+  Item item = found.item;
+  for (uint32_t c = 0; c < found.num_chunks; ++c) {
+    BCP_ASSIGN_OR_RETURN(tensor::Box box, read_box(found, c));
+    item.chunks.push_back({std::move(box), {}});
+  }
+  return item;
+}
+
 base::Result<FoundItem> ManifestView::read_item(const ItemRow& row, std::string fqn) {
   FoundItem found;
   found.item.fqn = std::move(fqn);
@@ -107,7 +119,7 @@ base::Result<FoundItem> ManifestView::read_item(const ItemRow& row, std::string 
   sizes.resize(row.num_dims);
   BCP_RETURN_IF_ERROR(copy(kDims, 8 * row.first_dim, 8 * sizes.size(), sizes.data()));
   std::string fault;
-  if (!unpack_item(row, &found.item, &fault)) return corrupt(where + fault);
+  if (!unpack_item(row, head_.version, &found.item, &fault)) return corrupt(where + fault);
   return found;
 }
 

@@ -43,6 +43,10 @@ class ManifestView {
   /// Of all items, in their order.
   base::Result<std::vector<std::string>> read_names();
 
+  /// An item with the boxes of all its chunks, but without their records.
+  /// \param number  In the order of the manifest, < num_items().
+  base::Result<Item> read_boxes(uint64_t number);
+
   /// \param number  Of the chunk in its item, < found.num_chunks.
   base::Result<Chunk> read_chunk(const FoundItem& found, uint32_t number);
 

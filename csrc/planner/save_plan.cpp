@@ -40,7 +40,7 @@ base::Result<SavePlan> plan_save(const Inventory& inventory, const SaveOptions& 
                         text("inventory of ", sets.size(inventory.ranks), " ranks up to ",
                              sets.highest(inventory.ranks), ": rank ", num_ranks, " is missing"));
   }
-  BCP_RETURN_IF_ERROR(validate_inventory(inventory));
+  BCP_RETURN_IF_ERROR(validate_inventory(inventory, options.allow_gaps));
   return Balance(inventory, options, num_ranks).run();
 }
 

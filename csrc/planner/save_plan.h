@@ -15,6 +15,8 @@ struct SaveOptions {
   bool dedup_to_lowest_rank = false;
   /// A split leaves no part below this: a record costs a few hundred bytes and its own place in the metadata.
   int64_t min_part_bytes = 64 << 10;
+  /// Tensors of which ranks hold but parts are planned, too.
+  bool allow_gaps = false;
 };
 
 /// Rows of a box, counted along its outermost dim of a size above 1, that one rank writes.

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "csrc/base/bytes.h"
-#include "csrc/planner/find_overlap.h"
+#include "csrc/planner/coverage.h"
 
 namespace bytecheckpoint::planner {
 namespace {
@@ -18,8 +18,7 @@ constexpr int64_t kMaxBytes = int64_t{1} << 60;
 
 class Validation {
  public:
-  explicit Validation(const Inventory& inventory)
-      : inventory_(inventory), is_of_one_rank_(inventory.rank_sets.size(inventory.ranks) == 1) {}
+  Validation(const Inventory& inventory, bool allow_gaps) : inventory_(inventory), allow_gaps_(allow_gaps) {}
 
   Status run() {
     int64_t bytes = 0;
@@ -40,28 +39,22 @@ class Validation {
     const int64_t* sizes = inventory_.sizes(entry);
     const size_t num_dims = entry.num_dims;
     boxes_.resize(entry.num_boxes);
-    int64_t elements = 0;
-    bool fits = true;
     for (size_t b = 0; b < entry.num_boxes; ++b) {
       const int64_t* box = boxes_[b] = inventory_.box_dims(entry, b);
-      int64_t numel = 1;
       for (size_t d = 0; d < num_dims; ++d) {
         if (box[num_dims + d] > sizes[d] || box[d] > sizes[d] - box[num_dims + d]) {
           return refuse(entry, text(box_text(entry, b), " lies outside"));
         }
-        numel *= box[num_dims + d];
       }
-      fits = base::checked_add(elements, numel, &elements) && fits;
     }
-    int64_t whole = 1;
-    for (size_t d = 0; d < num_dims; ++d) whole *= sizes[d];
-    const auto [a, b] = find_overlap(boxes_, num_dims);
-    if (a != b) return refuse(entry, text(box_text(entry, a), " and ", box_text(entry, b), " overlap"));
-    if (!is_of_one_rank_ && (!fits || elements != whole)) {
-      return refuse(entry,
-                    text("the ", entry.num_boxes, " boxes that ranks hold have ", elements, " elements of ", whole));
+    const auto fault = find_tiling_fault(boxes_, tensor::Dims(sizes, sizes + num_dims));
+    if (fault.has_value() && fault->is_overlap()) {
+      const auto [a, b] = fault->overlap;
+      return refuse(entry, text(box_text(entry, a), " and ", box_text(entry, b), " overlap"));
     }
-    return Status::ok();
+    if (!fault.has_value() || allow_gaps_) return Status::ok();
+    return Status::make(Code::kInvalidArgument, text("'", inventory_.fqn(entry), "': ", fault->gap,
+                                                     " in no chunk: no rank of this save holds them", kHowToCover));
   }
 
   std::string box_text(const Entry& entry, size_t number) const {
@@ -75,14 +68,14 @@ class Validation {
   }
 
   const Inventory& inventory_;
-  const bool is_of_one_rank_;
+  const bool allow_gaps_;
   std::vector<const int64_t*> boxes_;
 };
 
 }  // namespace
 
-Status validate_inventory(const Inventory& inventory) {
-  return Validation(inventory).run();
+Status validate_inventory(const Inventory& inventory, bool allow_gaps) {
+  return Validation(inventory, allow_gaps).run();
 }
 
 }  // namespace bytecheckpoint::planner

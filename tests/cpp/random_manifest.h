@@ -72,6 +72,7 @@ inline format::Manifest draw_manifest(Random* random, int64_t max_items, int64_t
       item.tensor.sizes = draw_sizes(random, 4, 20);
       boxes = draw_partition(random, item.tensor.sizes, max_cuts);
       if (draw(random, 0, 9) == 0) boxes.pop_back();
+      item.is_partial = draw(random, 0, 19) == 0;
       if (draw(random, 0, 4) == 0) std::shuffle(boxes.begin(), boxes.end(), *random);
     }
     for (tensor::Box& box : boxes) {

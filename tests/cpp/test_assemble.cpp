@@ -100,6 +100,26 @@ TEST_CASE("assemble: a chunk that nobody wrote is named") {
   EXPECT_FAILURE(kInvalidArgument, "layer.w", assemble_manifest(plan, {}));
 }
 
+TEST_CASE(
+    "assemble: a tensor whose chunks leave a gap or overlap is refused, though all that was planned was written") {
+  Manifest plan;
+  plan.items = {planned_tensor("model.0.weight", {256, 4}, {{{0, 0}, {128, 4}}})};
+  WriteResult rank0;
+  rank0.files = {file_of(0)};
+  rank0.records = {written("model.0.weight", {{0, 0}, {128, 4}}, 1),
+                   written("model.0.weight", {{100, 0}, {156, 4}}, 2)};
+  EXPECT_FAILURE(kInvalidArgument, "'model.0.weight': rows 128 to 255 of 256 are in no chunk",
+                 assemble_manifest(plan, {rank0}));
+  EXPECT_OK(assemble_manifest(plan, {rank0}, Gaps::kIgnore));
+  CHECK(test::value_of(assemble_manifest(plan, {rank0}, Gaps::kMark)).items[0].is_partial);
+  plan.items[0].is_partial = true;  // the planner has been told
+  EXPECT_OK(assemble_manifest(plan, {rank0}));
+  plan.items = {planned_tensor("model.0.weight", {256, 4}, {{{0, 0}, {128, 4}}, {{100, 0}, {156, 4}}})};
+  for (const Gaps gaps : {Gaps::kRefuse, Gaps::kMark, Gaps::kIgnore}) {
+    EXPECT_FAILURE(kInvalidArgument, "overlap", assemble_manifest(plan, {rank0}, gaps));
+  }
+}
+
 TEST_CASE("assemble: a chunk written with another shape or kind is named") {
   Manifest plan;
   plan.items = {planned_tensor("w", {4}, {{{0}, {4}}})};
@@ -159,7 +179,7 @@ TEST_CASE("assemble: more dims than one byte counts are refused") {
   plan.items = {planned_tensor("deep", tensor::Dims(256, 1), {})};
   EXPECT_CODE(kInvalidArgument, assemble_manifest(plan, {}));
   plan.items = {planned_tensor("deep", tensor::Dims(255, 1), {})};
-  EXPECT_OK(assemble_manifest(plan, {}));
+  EXPECT_OK(assemble_manifest(plan, {}, Gaps::kIgnore));
 }
 
 TEST_CASE("assemble: any order of chunks and records, records twice, chunks that begin at one place") {
@@ -195,7 +215,7 @@ TEST_CASE("assemble: any order of chunks and records, records twice, chunks that
     }
     results[0].records.push_back(written("nobody planned this", {{0}, {1}}, 1));
     results[0].records.push_back(written("a", {{8, 2}, {0, 3}}, 1));
-    const Manifest manifest = test::value_of(assemble_manifest(plan, results));
+    const Manifest manifest = test::value_of(assemble_manifest(plan, results, Gaps::kIgnore));
     for (const Item& item : manifest.items) {
       for (const format::Chunk& chunk : item.chunks) {
         const auto& [rank, offset] = wanted.at({item.fqn, chunk.box.offsets[0]});

@@ -135,6 +135,26 @@ TEST_CASE("manifest: a newer version is told from damage") {
   EXPECT_FAILURE(kVersion, "version 9", decode_manifest(bytes));
 }
 
+TEST_CASE("manifest: items that are partial on purpose make it version 2, and only they do") {
+  Manifest manifest = test::sample_manifest();
+  std::string bytes = encode_manifest(manifest);
+  REQUIRE(bytes[8] == 1);
+  Item& weight = manifest.items[3];
+  REQUIRE(weight.fqn == "layer.weight");
+  weight.is_partial = true;
+  weight.chunks.pop_back();
+  bytes = encode_manifest(manifest);
+  CHECK(bytes[8] == 2);
+  const Manifest read = test::value_of(decode_manifest(bytes));
+  for (const Item& item : read.items) CHECK(item.is_partial == (item.fqn == "layer.weight"));
+  CHECK(read.find("layer.weight")->tensor.requires_grad);
+  CHECK(encode_manifest(read) == bytes);
+  bytes[8] = 1;
+  EXPECT_FAILURE(kCorrupt, "item 'layer.weight': partial, in a manifest of version 1", decode_manifest(bytes));
+  bytes[8] = 3;
+  EXPECT_FAILURE(kVersion, "version 3, this build reads up to 2", decode_manifest(bytes));
+}
+
 TEST_CASE("manifest: names, boxes and ranges that point outside are refused by name") {
   const auto refused = [](auto&& change, const char* part) {
     Manifest manifest = test::sample_manifest();

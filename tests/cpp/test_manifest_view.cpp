@@ -89,6 +89,17 @@ TEST_CASE("manifest_view: says of every item what decoding the whole says") {
     REQUIRE(names.size() == manifest.items.size());
     for (size_t i = 0; i < names.size(); ++i) REQUIRE(names[i] == manifest.items[i].fqn);
     for (const Item& item : manifest.items) check_item(&view, item, &random);
+    for (size_t i = 0; i < manifest.items.size(); ++i) {
+      const Item& item = manifest.items[i];
+      const Item boxes = test::value_of(view.read_boxes(i));
+      REQUIRE(boxes.fqn == item.fqn);
+      REQUIRE(boxes.is_tensor == item.is_tensor);
+      REQUIRE(boxes.is_partial == item.is_partial);
+      REQUIRE(boxes.tensor.sizes == item.tensor.sizes);
+      REQUIRE(boxes.chunks.size() == item.chunks.size());
+      for (size_t c = 0; c < item.chunks.size(); ++c) REQUIRE(boxes.chunks[c].box == item.chunks[c].box);
+    }
+    EXPECT_CODE(kCorrupt, view.read_boxes(manifest.items.size()));
     for (const char* absent : {"", "0", "x", "xxxx", "\xff"}) {
       if (manifest.find(absent) == nullptr) REQUIRE_FALSE(test::value_of(view.find_item(absent)).has_value());
     }

@@ -392,7 +392,8 @@ TEST_CASE("save_plan: refuses what is not of all ranks, not valid, or not a leas
   options.min_part_bytes = 0;
   EXPECT_CODE(kInvalidArgument, plan_save(test::merged(blobs), options));
   world[0].push_back({"s", EntryKind::kShard, "", test::info_of({4}), true, {{{0}, {3}}}});
-  EXPECT_FAILURE(kInvalidArgument, "3 elements of 4", plan_save(test::merged(test::blobs_of(world)), {}));
+  EXPECT_FAILURE(kInvalidArgument, "'s': rows 3 to 3 of 4 are in no chunk",
+                 plan_save(test::merged(test::blobs_of(world)), {}));
 }
 
 }  // namespace

@@ -32,18 +32,26 @@ TEST_CASE("validate: bounds, overlaps and gaps are named with key, boxes and ran
                  "the box at [0, 0] of [2, 6] of rank 0 and the box at [1, 0] of [3, 6] of rank 1 overlap",
                  validate({{top}, {{{1, 0}, {3, 6}}}}));
   EXPECT_FAILURE(kInvalidArgument, "overlap", validate({{top}, {bottom}, {tensor::whole({4, 6})}}));
-  EXPECT_FAILURE(kInvalidArgument, "12 elements of 24", validate({{top}, {top}}));
+  EXPECT_FAILURE(kInvalidArgument, "'layers.0': rows 2 to 3 of 4 are in no chunk", validate({{top}, {top}}));
   // As much as the tensor has, but not all of it.
   EXPECT_FAILURE(kInvalidArgument, "overlap", validate({{top}, {{{1, 0}, {2, 6}}}}));
 }
 
-TEST_CASE("validate: one rank need not hold all of a tensor, but may not hold parts of it twice") {
+TEST_CASE("validate: one rank alone must hold all of a tensor, too") {
   const tensor::TensorInfo info = test::info_of({4});
-  EXPECT_OK(validate_inventory(test::merged({test::blob_of(0, shard(info, {{{1}, {2}}}))})));
-  EXPECT_FAILURE(kInvalidArgument, "overlap",
-                 validate_inventory(test::merged({test::blob_of(0, shard(info, {{{0}, {2}}, {{1}, {2}}}))})));
-  EXPECT_FAILURE(kInvalidArgument, "outside",
-                 validate_inventory(test::merged({test::blob_of(0, shard(info, {{{3}, {2}}}))})));
+  EXPECT_OK(validate_inventory(test::merged({test::blob_of(0, shard(info, {{{0}, {1}}, {{1}, {3}}}))})));
+  EXPECT_FAILURE(kInvalidArgument, "'layers.0': rows 0 to 0 of 4 are in no chunk: no rank of this save holds them",
+                 validate_inventory(test::merged({test::blob_of(0, shard(info, {{{1}, {3}}}))})));
+}
+
+TEST_CASE("validate: where gaps are allowed, parts need not cover a tensor, but may not be held twice") {
+  const tensor::TensorInfo info = test::info_of({4});
+  const auto validate = [&](const std::vector<Box>& boxes) {
+    return validate_inventory(test::merged({test::blob_of(0, shard(info, boxes))}), /*allow_gaps=*/true);
+  };
+  EXPECT_OK(validate({{{1}, {2}}}));
+  EXPECT_FAILURE(kInvalidArgument, "overlap", validate({{{0}, {2}}, {{1}, {2}}}));
+  EXPECT_FAILURE(kInvalidArgument, "outside", validate({{{3}, {2}}}));
 }
 
 TEST_CASE("validate: boxes without elements and tensors without dims are no fault") {

@@ -41,7 +41,7 @@ inline std::string check_manifest(const format::Manifest& manifest) {
     BCP_HOLDS(before == nullptr || before->fqn < item.fqn);
     BCP_HOLDS(item.ordinal < taken.size() && !taken[item.ordinal]);
     BCP_HOLDS(!item.is_tensor || tensor::find_dtype(item.tensor.dtype) != nullptr);
-    BCP_HOLDS(item.is_tensor || item.chunks.size() == 1);
+    BCP_HOLDS(item.is_tensor || (item.chunks.size() == 1 && !item.is_partial));
     BCP_HOLDS(manifest.find(item.fqn) == &item);
     for (const format::Chunk& chunk : item.chunks) BCP_ALL_HOLD(check_chunk(manifest, item, chunk));
     taken[item.ordinal] = true;

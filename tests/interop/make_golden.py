@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the golden checkpoint of format version 1: ``python tests/interop/make_golden.py tests/interop/golden/v1``.
+"""Writes the golden checkpoint of format version 1: ``python tests/interop/make_golden.py tests/interop/golden/v1``, and
+that with a manifest of version 2, whose tensors are partial: ``... tests/interop/golden/v2``.
 
-It is made once. When a test of it fails, the format has changed: that is a new version with a golden file of its own.
+Each is made once. When a test of it fails, the format has changed: that is a new version with a golden file of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["DTYPES", "OBJECTS", "SHARDED_SHAPES", "USER_METADATA", "golden_state", "pattern"]
+__all__ = ["DTYPES", "OBJECTS", "SHARDED_SHAPES", "USER_METADATA", "golden_state", "partial_state", "pattern"]
 
 DTYPES = (
     "float64",
@@ -81,6 +82,36 @@ def golden_state(*, filled: bool) -> dict[str, Any]:
     return {**state, "objects": objects}
 
 
+def partial_state(*, filled: bool) -> dict[str, Any]:
+    """What the checkpoint of version 2 holds: rows 1 and 2 of 5, a box, nothing but whole tensors beside."""
+    from bytecheckpoint.dcp.chunks import LocalChunks
+
+    def part(name: str, shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]) -> LocalChunks:
+        box = tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+        whole = pattern(name, torch.float32, shape)
+        tensor = whole[box].clone() if filled else torch.zeros(sizes)
+        return LocalChunks(shape, [offsets], [tensor], torch.float32)
+
+    whole = pattern("whole", torch.int32, (3, 4))
+    return {
+        "rows": part("rows", (5, 3), (1, 0), (2, 3)),
+        "box": part("box", (4, 6), (2, 3), (1, 2)),
+        "whole": whole if filled else torch.zeros_like(whole),
+        "step": 7 if filled else 0,
+    }
+
+
+def write_partial(path: str) -> None:
+    """In one process."""
+    import torch.distributed.checkpoint as dcp
+
+    from bytecheckpoint import BcpSavePlanner, BcpWriter, Config
+
+    config = Config(allow_partial_tensors=True)
+    writer = BcpWriter(path, overwrite=False, config=config)
+    dcp.save(partial_state(filled=True), storage_writer=writer, planner=BcpSavePlanner(config=config), no_dist=True)
+
+
 def write(path: str) -> None:
     """On each of two ranks."""
     import torch.distributed.checkpoint as dcp
@@ -104,4 +135,7 @@ if __name__ == "__main__":
 
     from interop.make_golden import write as importable_write
 
-    run_ranks(2, importable_write, sys.argv[1])
+    if Path(sys.argv[1]).name == "v2":
+        write_partial(sys.argv[1])
+    else:
+        run_ranks(2, importable_write, sys.argv[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint of format version 1 that was written once stays readable, and its bytes stay what they were."""
+"""Checkpoints of each version that were written once stay readable, and their bytes stay what they were."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from distributed.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from bytecheckpoint import BcpReader, _core
+from bytecheckpoint import BcpLoadPlanner, BcpReader, _core, verify
 from interop.exact import assert_equal, raw
-from interop.make_golden import DTYPES, SHARDED_SHAPES, USER_METADATA, golden_state, pattern
+from interop.make_golden import DTYPES, SHARDED_SHAPES, USER_METADATA, golden_state, partial_state, pattern
 
 GOLDEN = Path(__file__).with_name("golden") / "v1"
+PARTIAL = GOLDEN.with_name("v2")
 
 
 @pytest.mark.parametrize("reader", [BcpReader, dcp.FileSystemReader])
@@ -63,9 +64,28 @@ def test_its_two_parts_agree() -> None:
     assert BcpReader(GOLDEN).user_metadata == USER_METADATA
 
 
-def test_the_encoder_writes_the_same_bytes() -> None:
+@pytest.mark.parametrize("golden", [GOLDEN, PARTIAL])
+def test_the_encoder_writes_the_same_bytes(golden: Path) -> None:
     """Decoded and encoded again. A difference is a new version of the format, or a mistake."""
-    assert _core.Checkpoint.open(str(GOLDEN), check_pickle=True).metadata_file() == (GOLDEN / ".metadata").read_bytes()
+    assert _core.Checkpoint.open(str(golden), check_pickle=True).metadata_file() == (golden / ".metadata").read_bytes()
+
+
+@pytest.mark.parametrize("reader", [BcpReader, dcp.FileSystemReader])
+@pytest.mark.parametrize("planner", [BcpLoadPlanner, dcp.DefaultLoadPlanner])
+def test_partial_tensors_of_version_2_load(reader: Any, planner: Any) -> None:
+    got, wanted = partial_state(filled=False), partial_state(filled=True)
+    dcp.load(got, storage_reader=reader(PARTIAL), planner=planner(), no_dist=True)
+    for name in ("rows", "box"):
+        assert torch.equal(raw(got[name].tensors[0]), raw(wanted[name].tensors[0]))
+    assert torch.equal(got["whole"], wanted["whole"])
+    assert got["step"] == wanted["step"]
+
+
+def test_partial_tensors_of_version_2_are_complete_and_marked() -> None:
+    assert _core.inspect_folder(str(PARTIAL))["state"] == "complete"
+    assert verify(PARTIAL).is_whole
+    partial = {item[0]: item[-1] for item in _core.Checkpoint.open(str(PARTIAL)).contents()}
+    assert partial == {"rows": True, "box": True, "whole": False, "step": False}
 
 
 def test_its_files() -> None:

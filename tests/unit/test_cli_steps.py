@@ -27,7 +27,7 @@ def test_all_complete(root: Path) -> None:
     assert first.split()[0] == "step-9"
     assert second.split()[0] == "step-10"
     assert first.endswith("complete")
-    assert last == f"{root}: 2 steps, 2 complete, 0 half or corrupt"
+    assert last == f"{root}: 2 steps, 2 complete, 0 half, corrupt or incomplete"
 
 
 def test_half_and_corrupt(root: Path) -> None:
@@ -58,7 +58,7 @@ def test_other_names(root: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    assert run("steps", str(tmp_path)).output == f"{tmp_path}: 0 steps, 0 complete, 0 half or corrupt\n"
+    assert run("steps", str(tmp_path)).output == f"{tmp_path}: 0 steps, 0 complete, 0 half, corrupt or incomplete\n"
     result = run("steps", str(tmp_path / "none"))
     assert result.exit_code == 2
     assert "No such file" in result.output

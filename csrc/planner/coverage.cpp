@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/planner/coverage.h"
+
+#include <algorithm>
+
+#include "csrc/base/bytes.h"
+#include "csrc/base/status.h"
+#include "csrc/planner/find_overlap.h"
+
+namespace bytecheckpoint::planner {
+namespace {
+
+using base::text;
+using tensor::Dims;
+
+bool is_empty(const int64_t* box, size_t num_dims) {
+  return std::any_of(box + num_dims, box + 2 * num_dims, [](int64_t size) { return size == 0; });
+}
+
+int64_t numel_of(const int64_t* sizes, size_t num_dims) {
+  int64_t numel = 1;
+  for (size_t d = 0; d < num_dims; ++d) numel *= sizes[d];
+  return numel;
+}
+
+/// Do the boxes, in the order they stand, follow one another along one dim, and fill the region in all others? That is
+/// how nearly all tensors are sharded. False tells nothing.
+bool are_stacked(const Boxes& boxes, const tensor::Box& region) {
+  const size_t num_dims = region.num_dims();
+  const auto fills = [&](const int64_t* box, size_t d) {
+    return box[d] == region.offsets[d] && box[num_dims + d] == region.sizes[d];
+  };
+  size_t along = num_dims;
+  bool is_first = true;
+  int64_t reached = 0;
+  for (const int64_t* box : boxes) {
+    if (is_empty(box, num_dims)) continue;
+    if (is_first) {
+      for (along = 0; along < num_dims && fills(box, along);) ++along;
+      if (along < num_dims) reached = region.offsets[along];
+      is_first = false;
+    } else if (along == num_dims) {
+      return false;
+    }
+    for (size_t d = 0; d < num_dims; ++d) {
+      if (d != along && !fills(box, d)) return false;
+    }
+    if (along < num_dims && box[along] != reached) return false;
+    if (along < num_dims) reached += box[num_dims + along];
+  }
+  if (is_first) return false;
+  return along == num_dims || reached == region.offsets[along] + region.sizes[along];
+}
+
+/// Halves the region along edges of boxes until a part is in one box, or meets none.
+class GapSearch {
+ public:
+  using Numbers = std::vector<size_t>;
+  enum class Outcome : uint8_t { kCovered, kGap, kTooManySteps };
+
+  GapSearch(const Boxes& boxes, size_t num_dims, int64_t max_steps)
+      : boxes_(boxes), num_dims_(num_dims), steps_left_(max_steps) {}
+
+  /// \param begin, end  Of the part, in each dim; it has elements.
+  Outcome search(const Dims& begin, const Dims& end, const Numbers& numbers) {
+    steps_left_ -= static_cast<int64_t>(numbers.size() * (num_dims_ + 1));
+    if (steps_left_ < 0) return Outcome::kTooManySteps;
+    Numbers inside;
+    for (const size_t n : numbers) {
+      if (!meets(n, begin, end, num_dims_)) continue;
+      if (contains(n, begin, end)) return Outcome::kCovered;
+      inside.push_back(n);
+    }
+    if (inside.empty()) {
+      begin_ = begin;
+      end_ = end;
+      return Outcome::kGap;
+    }
+    const auto [dim, at] = choose_edge(inside, begin, end);
+    Dims middle = end;
+    middle[dim] = at;
+    const Outcome low = search(begin, middle, inside);
+    if (low != Outcome::kCovered) return low;
+    middle = begin;
+    middle[dim] = at;
+    return search(middle, end, inside);
+  }
+
+  /// The gap that was found, as far as it goes in the region, along the last dim first.
+  tensor::Box grown(const tensor::Box& region) {
+    for (size_t d = num_dims_; d-- > 0;) {
+      int64_t low = region.offsets[d];
+      int64_t high = region.offsets[d] + region.sizes[d];
+      for (size_t n = 0; n < boxes_.size(); ++n) {
+        if (!meets(n, begin_, end_, d)) continue;
+        if (end_of(n, d) <= begin_[d]) low = std::max(low, end_of(n, d));
+        if (begin_of(n, d) >= end_[d]) high = std::min(high, begin_of(n, d));
+      }
+      begin_[d] = low;
+      end_[d] = high;
+    }
+    tensor::Box gap{begin_, end_};
+    for (size_t d = 0; d < num_dims_; ++d) gap.sizes[d] -= begin_[d];
+    return gap;
+  }
+
+ private:
+  int64_t begin_of(size_t n, size_t d) const { return boxes_[n][d]; }
+  int64_t end_of(size_t n, size_t d) const { return boxes_[n][d] + boxes_[n][num_dims_ + d]; }
+
+  /// In all dims but `skipped`. A box without elements meets nothing.
+  bool meets(size_t n, const Dims& begin, const Dims& end, size_t skipped) const {
+    for (size_t d = 0; d < num_dims_; ++d) {
+      if (boxes_[n][num_dims_ + d] == 0) return false;
+      if (d != skipped && (begin_of(n, d) >= end[d] || end_of(n, d) <= begin[d])) return false;
+    }
+    return true;
+  }
+
+  bool contains(size_t n, const Dims& begin, const Dims& end) const {
+    for (size_t d = 0; d < num_dims_; ++d) {
+      if (begin_of(n, d) > begin[d] || end_of(n, d) < end[d]) return false;
+    }
+    return true;
+  }
+
+  /// The middle one of the edges along the dim that has most of them inside; there is one, as no box has all.
+  std::pair<size_t, int64_t> choose_edge(const Numbers& numbers, const Dims& begin, const Dims& end) {
+    std::vector<int64_t> most, edges;
+    size_t dim = 0;
+    for (size_t d = 0; d < num_dims_; ++d) {
+      edges.clear();
+      for (const size_t n : numbers) {
+        if (begin_of(n, d) > begin[d]) edges.push_back(begin_of(n, d));
+        if (end_of(n, d) < end[d]) edges.push_back(end_of(n, d));
+      }
+      if (edges.size() <= most.size()) continue;
+      most.swap(edges);
+      dim = d;
+    }
+    const auto middle = most.begin() + static_cast<std::ptrdiff_t>(most.size() / 2);
+    std::nth_element(most.begin(), middle, most.end());
+    return {dim, *middle};
+  }
+
+  const Boxes& boxes_;
+  const size_t num_dims_;
+  int64_t steps_left_;
+  Dims begin_, end_;  // of the gap
+};
+
+std::string text_of(const tensor::Box& gap, const Dims& sizes) {
+  if (sizes.empty()) return "its only element is";
+  bool has_whole_rows = true;
+  for (size_t d = 1; d < sizes.size(); ++d) has_whole_rows = has_whole_rows && gap.sizes[d] == sizes[d];
+  if (has_whole_rows) {
+    return text("rows ", gap.offsets[0], " to ", gap.offsets[0] + gap.sizes[0] - 1, " of ", sizes[0], " are");
+  }
+  return text("the box at ", tensor::to_text(gap.offsets), " of ", tensor::to_text(gap.sizes), ", in a tensor of ",
+              tensor::to_text(sizes), ", is");
+}
+
+}  // namespace
+
+std::optional<TilingFault> find_tiling_fault(const Boxes& boxes, const Dims& sizes) {
+  const tensor::Box region = tensor::whole(sizes);
+  if (are_stacked(boxes, region)) return std::nullopt;
+  TilingFault fault;
+  fault.overlap = find_overlap(boxes, sizes.size());
+  if (fault.is_overlap()) return fault;
+  // None overlap and all are inside, so that the sum stays below the tensor's number.
+  int64_t missing = numel_of(sizes.data(), sizes.size());
+  for (const int64_t* box : boxes) missing -= numel_of(box + sizes.size(), sizes.size());
+  if (missing == 0) return std::nullopt;
+  fault.gap = find_gap(boxes, region, sizes);
+  return fault;
+}
+
+std::string find_gap(const Boxes& boxes, const tensor::Box& region, const Dims& sizes, int64_t max_steps) {
+  if (std::any_of(region.sizes.begin(), region.sizes.end(), [](int64_t size) { return size == 0; })) return {};
+  if (are_stacked(boxes, region)) return {};
+  GapSearch search(boxes, sizes.size(), max_steps);
+  GapSearch::Numbers all(boxes.size());
+  for (size_t n = 0; n < all.size(); ++n) all[n] = n;
+  Dims end = region.offsets;
+  for (size_t d = 0; d < end.size(); ++d) end[d] += region.sizes[d];
+  switch (search.search(region.offsets, end, all)) {
+    case GapSearch::Outcome::kCovered:
+      return {};
+    case GapSearch::Outcome::kGap:
+      return text_of(search.grown(region), sizes);
+    case GapSearch::Outcome::kTooManySteps:
+      break;
+  }
+  return text("elements that cannot be told (there are ", boxes.size(), " boxes, cut in too many ways) are perhaps");
+}
+
+void BoxNumbers::clear() {
+  numbers_.clear();
+  num_boxes_ = 0;
+}
+
+void BoxNumbers::add(const tensor::Box& box) {
+  numbers_.insert(numbers_.end(), box.offsets.begin(), box.offsets.end());
+  numbers_.insert(numbers_.end(), box.sizes.begin(), box.sizes.end());
+  ++num_boxes_;
+}
+
+const Boxes& BoxNumbers::boxes(size_t num_dims) {
+  boxes_.resize(num_boxes_);
+  for (size_t b = 0; b < num_boxes_; ++b) boxes_[b] = numbers_.data() + 2 * num_dims * b;
+  return boxes_;
+}
+
+}  // namespace bytecheckpoint::planner
