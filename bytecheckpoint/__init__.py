@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bytecheckpoint.frameworks.tracker import find_latest_ckpt_path
     from bytecheckpoint.groups import new_group
     from bytecheckpoint.merging import merge, scatter
+    from bytecheckpoint.newest import latest
     from bytecheckpoint.registration import register, registered, unregister
     from bytecheckpoint.report import (
         LoadReport,
@@ -75,6 +76,7 @@ __all__ = [
     "bytecheckpoint_ckpt_to_pytorch_ckpt",
     "find_latest_ckpt_path",
     "get_rng_state",
+    "latest",
     "load",
     "load_state_dict",
     "merge",
@@ -120,6 +122,7 @@ _HOMES = {
     "bytecheckpoint_ckpt_to_pytorch_ckpt": "bytecheckpoint.frameworks.conversion",
     "find_latest_ckpt_path": "bytecheckpoint.frameworks.tracker",
     "get_rng_state": "bytecheckpoint.frameworks.extra_state",
+    "latest": "bytecheckpoint.newest",
     "load": "bytecheckpoint.frameworks.loading",
     "load_state_dict": "bytecheckpoint.state_dicts",
     "merge": "bytecheckpoint.merging",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from bytecheckpoint.errors import CheckpointBusyError, CheckpointError
 from bytecheckpoint.parts import inspect_step
 from bytecheckpoint.steps import StepFolder, folder_of
 
-__all__ = ["Outcome", "remove_folder"]
+__all__ = ["Outcome", "bytes_to_remove", "remove_folder"]
 
 _MAX_FAILURES = 5
 _IS_READ = "a load of this process reads it"
@@ -102,6 +103,41 @@ def remove_folder(folder: StepFolder, *, remove_others: bool) -> Outcome:
     return outcome
 
 
+def bytes_to_remove(folder: StepFolder, *, remove_others: bool) -> int:
+    """What ``remove_folder`` would give as ``bytes_freed`` now; what cannot be looked at does not count."""
+    try:
+        found = inspect_step(folder.path)
+        size = 0
+        for name, of_part in (("", found), *found["components"].items()):
+            path = os.path.join(folder.path, name)  # noqa: PTH118
+            files = [*of_part["marks"], *of_part["data_files"], *of_part["tmps"]]
+            size += sum(_size(os.path.join(path, file)) for file in files)  # noqa: PTH118
+            if remove_others:
+                size += sum(_size_of_other(os.path.join(path, other), path) for other in of_part["others"])  # noqa: PTH118
+        return size
+    except CheckpointError:
+        return 0
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+def _size_of_other(path: str, folder: str) -> int:
+    """As ``_remove_other``."""
+    try:
+        if not _is_folder(path):
+            return _size(path)
+        if _why_kept(path, os.lstat(folder).st_dev):
+            return 0
+        return sum(_size(below) for below, is_folder in _below(path) if not is_folder)
+    except OSError:
+        return 0
+
+
 def _identity(folder: StepFolder) -> tuple[object, ...]:
     return folder.state, folder.save_ids, folder.parts, folder.components
 
@@ -143,18 +179,18 @@ def _remove_other(path: str, folder: str, outcome: Outcome) -> None:
         if kept:
             outcome.stays.append(f"{Path(path).name}: {kept}")
             return
-        for parent, folders, files in os.walk(path, topdown=False, onerror=_raise):
-            for name in files:
-                _unlink(os.path.join(parent, name), outcome)  # noqa: PTH118
-            for name in folders:
-                below = os.path.join(parent, name)  # noqa: PTH118
-                if _is_folder(below):
-                    _remove_empty(below, outcome)
-                else:
-                    _unlink(below, outcome)
-        _remove_empty(path, outcome)
+        for below, is_folder in _below(path):
+            (_remove_empty if is_folder else _unlink)(below, outcome)
     except OSError as error:
         outcome.fail(error)
+
+
+def _below(path: str) -> Iterator[tuple[str, bool]]:
+    """All that is in a folder, then the folder itself; and whether each is a folder. Links are none."""
+    for parent, folders, files in os.walk(path, topdown=False, onerror=_raise):
+        for name in (*files, *(name for name in folders if Path(parent, name).is_symlink())):
+            yield os.path.join(parent, name), False  # noqa: PTH118
+        yield parent, True
 
 
 def _is_folder(path: str) -> bool:

@@ -5,27 +5,86 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import unquote_to_bytes
 
-from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
 
-__all__ = ["is_url", "local_path"]
+__all__ = ["is_local", "is_url", "local_path", "path_to_read"]
+
+_FILE_URL = "file://"
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Does ``path`` name what only a network library can open?"""
+    """Whether ``path`` is a URL of any scheme, ``file`` included."""
     return not isinstance(path, os.PathLike) and "://" in str(path)
 
 
+def is_local(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` names a directory of this machine: a path, or a ``file`` URL."""
+    return not is_url(path) or str(path)[: len(_FILE_URL)].lower() == _FILE_URL
+
+
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """``path``, which must not be a URL: as a path it would silently become a directory of that name.
+    """The directory that ``path`` names.
+
+    ``~`` and ``~user`` at its beginning are expanded, and ``file:///run`` and ``file://localhost/run`` are ``/run``.
+    Any other URL is refused: as a path it would silently become a directory of that name.
 
     Raises:
-        ConfigError: It is one. The message says no more of it than the scheme: the rest may hold secrets.
+        ConfigError: It names no directory of this machine. The message says no more of a URL than the scheme: the rest
+            may hold secrets.
     """
-    if is_url(path):
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"{path!r}: the path of a directory is wanted, got a {type(path).__name__}")
+    if not is_local(path):
         scheme = str(path).partition("://")[0]
         raise ConfigError(
             f"{scheme}://...: a directory is wanted, not a URL; give the path where it is mounted, or leave the URL to "
             "DCP's own FsspecWriter and FsspecReader"
         )
-    return Path(path)
+    text = _path_of_url(str(path)) if is_url(path) else os.fspath(path)
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"{text!r}: the path of a directory is wanted; '.' is the working directory")
+    if "\0" in text or not _is_utf8(text):
+        raise ConfigError(f"{text!r}: a path of UTF-8 text without zero bytes is wanted")
+    if is_url(path) or not text.startswith("~"):
+        return Path(text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{text!r}: {error}; a directory of that very name is './{text}'") from error
+
+
+def path_to_read(path: str | os.PathLike[str] | None) -> Path:
+    """The same, where a checkpoint is to be read and None says that a run has none.
+
+    Raises:
+        CheckpointNotFoundError: ``path`` is None.
+        ConfigError: As ``local_path``.
+    """
+    if path is None:
+        raise CheckpointNotFoundError(
+            "load(None): there is no checkpoint; latest and find_latest_ckpt_path give None where a run has none yet, "
+            "which means: begin without one"
+        )
+    return local_path(path)
+
+
+def _path_of_url(url: str) -> str:
+    host, slash, rest = url[len(_FILE_URL) :].partition("/")
+    if host.lower() not in ("", "localhost") or not slash or "?" in rest or "#" in rest:
+        raise ConfigError(
+            "file://...: wanted is file:///absolute/path, without a host, and with '?' and '#' of names as %3F and %23"
+        )
+    try:
+        return "/" + unquote_to_bytes(rest).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"file://...: a path of UTF-8 text is wanted: {error}") from error
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -5,19 +5,56 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bytecheckpoint import _core
-from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 
-__all__ = ["PARTS", "description_in", "description_of", "different_saves", "inspect_step", "is_whole", "parts_in"]
+__all__ = [
+    "PARTS",
+    "REFERENCE",
+    "description_in",
+    "description_of",
+    "different_saves",
+    "inspect_step",
+    "is_of_reference",
+    "parsed_user_metadata",
+    "parts_in",
+]
 
 # In the order in which they are committed: who sees the model has all of a new folder.
 PARTS = ("extra_state", "optimizer", "model")
 
+REFERENCE = (
+    "ByteCheckpoint 0.0.2 or 0.0.3 wrote it, in a format of its own that this package does not read: merge it there "
+    "(bytecheckpoint_ckpt_to_pytorch_ckpt of that version), load the result into the model, and save it to a new folder"
+)
+
 _KEY = "bytecheckpoint"
+_MOST_SHOWN = 80
+# How ByteCheckpoint's own metadata begin; the engine refuses to read them by this name.
+_OF_REFERENCE = "global 'bytecheckpoint.checkpointer."
+
+
+# Of the states of parts that are not complete, which is told of the whole.
+_WORST_FIRST = ("corrupt", "incomplete", "unknown", "saving", "half")
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, kind) for each in value)
+
+
+# What a description may say, as far as anything depends on it. Checksums are no signatures.
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "save": lambda value: isinstance(value, str),
+    "parts": lambda value: _is_list_of(str, value),
+    "global_step": lambda value: value is None or isinstance(value, int),
+    "world_size": lambda value: isinstance(value, int) and value > 0,
+    "extra_state_policy": lambda value: isinstance(value, str | dict),
+    "tied": lambda value: _is_list_of(list, value) and all(_is_list_of(str, names) for names in value),
+}
 
 
 def parts_in(folder: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -26,20 +63,54 @@ def parts_in(folder: str | os.PathLike[str]) -> tuple[str, ...]:
     return tuple(part for part, path in paths.items() if path.is_dir() and not path.is_symlink())
 
 
-def description_in(user_metadata: Any) -> dict[str, Any]:
-    """What ``bytecheckpoint.save`` says of a save in each part of it; empty if another writer made the part."""
+def parsed_user_metadata(text: str, path: str | os.PathLike[str]) -> Any:
+    """What ``BcpWriter(user_metadata=...)`` was given, or None.
+
+    Args:
+        text: Of a checkpoint; "" if it has none.
+        path: Of the checkpoint, for messages.
+
+    Raises:
+        CorruptCheckpointError: It is no JSON.
+        UnsupportedError: JSON that Python does not read: a number of thousands of digits, thousands of brackets.
+    """
+    try:
+        return json.loads(text) if text else None
+    except json.JSONDecodeError as error:
+        raise CorruptCheckpointError(f"open({path}): user_metadata is no JSON: {error}", os.fspath(path)) from error
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedError(f"open({path}): user_metadata cannot be read: {error}", os.fspath(path)) from error
+
+
+def description_in(user_metadata: Any, path: str | os.PathLike[str] = "") -> dict[str, Any]:
+    """What ``bytecheckpoint.save`` says of a save in each part of it; empty if another writer made the part.
+
+    Args:
+        path: Of the part, for messages.
+
+    Raises:
+        CorruptCheckpointError: It is not what ``bytecheckpoint.save`` writes.
+    """
     found = user_metadata.get(_KEY) if isinstance(user_metadata, Mapping) else None
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    for name, value in found.items():
+        if name in _FIELDS and not _FIELDS[name](value):
+            shown = repr(value)[:_MOST_SHOWN]
+            where = f"open({path}): " if path else ""
+            raise CorruptCheckpointError(
+                f"{where}the description of the save has {name}={shown}, which no save writes", os.fspath(path)
+            )
+    return found
 
 
 def description_of(part: str | os.PathLike[str]) -> dict[str, Any]:
     """The same, of a folder that holds a part.
 
     Raises:
-        CheckpointError: It holds no checkpoint that can be opened.
+        CheckpointError: It holds no checkpoint that can be opened, or no such description.
     """
-    text = _core.Checkpoint.open(os.fspath(part)).user_metadata
-    return description_in(json.loads(text) if text else None)
+    return description_in(parsed_user_metadata(_core.Checkpoint.open(os.fspath(part)).user_metadata, part), part)
 
 
 def different_saves(descriptions: Mapping[str, Mapping[str, Any]]) -> str:
@@ -59,21 +130,9 @@ def different_saves(descriptions: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def is_whole(folder: str | os.PathLike[str]) -> bool:
-    """Has a folder a committed model, and all other parts that were saved with it, each with all of its tensors?"""
-    there = parts_in(folder)
-    if "model" not in there:
-        return False
-    try:
-        model = description_of(Path(folder, "model"))
-        wanted = [part for part in there if part in model.get("parts", there)]
-        descriptions = {part: description_of(Path(folder, part)) for part in wanted}
-        states = [_core.inspect_folder(os.path.join(folder, part))["state"] for part in wanted]  # noqa: PTH118
-    except CheckpointError:
-        return False
-    if "incomplete" in states:
-        return False
-    return set(model.get("parts", ())) <= {*there} and not different_saves(descriptions)
+def is_of_reference(reason: str) -> bool:
+    """Whether the engine refused, with ``reason``, metadata of ByteCheckpoint 0.0.2 or 0.0.3."""
+    return _OF_REFERENCE in reason
 
 
 def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -83,15 +142,25 @@ def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None 
         tmps: Names of tmps of this process, by part; "" of a folder without parts.
 
     Returns:
-        The same keys, and ``components``, by part what was found in it; empty if there are no parts.
+        The same keys, and ``components``, by part what was found in it; empty if there are no parts. ``has_mark``:
+        there is a commit mark, of the folder, of the model if there are parts, or of a checkpoint in a folder of
+        another name.
     """
     tmps = tmps or {}
     found = _core.inspect_folder(os.fspath(folder), tmps.get("", ""))
-    there = parts_in(folder) if found["state"] == "unknown" and not found["data_files"] else ()
+    found.update(components={}, has_mark=bool(found["marks"]))
+    if is_of_reference(found["reason"]):
+        found["reason"] = REFERENCE
+    if found["state"] != "unknown" or found["marks"] or found["data_files"]:
+        return found
+    there = parts_in(folder)
     components = {part: _core.inspect_folder(os.path.join(folder, part), tmps.get(part, "")) for part in there}  # noqa: PTH118
     of_ours = ("marks", "tmps", "data_files")
     if not any(of_part[kind] for of_part in components.values() for kind in of_ours):  # others have models, too
-        return {**found, "components": {}}
+        within = [name for name in found["others"] if os.path.lexists(os.path.join(folder, name, ".metadata"))]  # noqa: PTH118
+        if within:
+            found.update(has_mark=True, reason=f"checkpoints of a layout that is not known are in it: {_names(within)}")
+        return found
     state, reason = _state_of(folder, components)
     found.update(state=state, reason=reason, others=[name for name in found["others"] if name not in components])
     for kind in ("is_being_saved", "is_foreign"):
@@ -99,15 +168,16 @@ def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None 
     for kind in ("num_files", "num_bytes"):
         found[kind] = sum(of_part[kind] for of_part in components.values())
     found["save_ids"] = [save_id for of_part in components.values() for save_id in of_part["save_ids"]]
-    return {**found, "components": components}
+    found.update(components=components, has_mark=bool(components.get("model", {}).get("marks")))
+    return found
 
 
 def _state_of(folder: str | os.PathLike[str], components: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     """Of a whole of parts: the worst of any, and ``half`` if they are all complete and do not belong together."""
-    for state in ("corrupt", "incomplete", "unknown", "saving", "half"):
+    states = {of_part["state"] for of_part in components.values()} - {"complete"}
+    for state in sorted(states, key=lambda state: (*_WORST_FIRST, state).index(state)):
         reasons = [f"{part}: {of['reason'] or state}" for part, of in components.items() if of["state"] == state]
-        if reasons:
-            return state, "; ".join(reasons)
+        return state, REFERENCE if any(map(is_of_reference, reasons)) else "; ".join(reasons)
     is_being_saved = any(of_part["is_being_saved"] for of_part in components.values())
     if "model" not in components:
         return "saving" if is_being_saved else "half", "there is no model"
@@ -118,3 +188,7 @@ def _state_of(folder: str | os.PathLike[str], components: Mapping[str, Mapping[s
         reason = f"there is no {missing[0]}" if missing else f"parts of different saves: {mixed}"
         return "saving" if is_being_saved else "half", reason
     return "complete", ""
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

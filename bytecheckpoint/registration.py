@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import UnsupportedError
+from bytecheckpoint.local_path import is_local, is_url
 
 if TYPE_CHECKING:
     from bytecheckpoint.dcp.reader import BcpReader
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["register", "registered", "unregister"]
 
 _lock = threading.RLock()
+_has_warned_of_url = False
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, DCP's own, ours
 
 
@@ -30,8 +33,9 @@ def register(*, allow_pickle: bool = False, config: Config | None = None) -> Non
 
     Local, and for this process alone; call it on every rank, once, before saving. Whatever a call names itself
     (``storage_writer``, ``storage_reader``, ``planner``) is used as before. Without a writer or reader, a
-    ``checkpoint_id`` that DCP would have given to its ``FileSystemWriter`` or ``FileSystemReader`` goes to ours; URLs
-    go where DCP sends them. Checkpoints that stock DCP wrote load, too. A load with our reader and planner begins again
+    ``checkpoint_id`` that DCP would have given to its ``FileSystemWriter`` or ``FileSystemReader`` goes to ours, and so
+    do ``file`` URLs. Other URLs go where DCP sends them, where nothing of our promise holds; the first one is a
+    ``RuntimeWarning``. Checkpoints that stock DCP wrote load, too. A load with our reader and planner begins again
     when a newer save is committed meanwhile. Saves that ``async_save`` has begun keep what they were begun with. Where
     DCP names its classes elsewhere (``format_utils``, the Hugging Face classes) nothing changes.
 
@@ -172,7 +176,11 @@ def _storage_setup(
 
     def setup(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
         stock: Any = FileSystemReader if reader else FileSystemWriter
-        if storage or not checkpoint_id or not stock.validate_checkpoint_id(checkpoint_id):
+        if storage or not checkpoint_id:
+            return theirs(storage, checkpoint_id, reader)
+        is_file_url = is_url(checkpoint_id) and is_local(checkpoint_id)
+        if not is_file_url and not stock.validate_checkpoint_id(checkpoint_id):
+            _warn_of_url(checkpoint_id)
             return theirs(storage, checkpoint_id, reader)
         if not reader:
             return BcpWriter(checkpoint_id, config=config)
@@ -181,6 +189,21 @@ def _storage_setup(
         return ours
 
     return setup
+
+
+def _warn_of_url(checkpoint_id: Any) -> None:
+    """Once in a process."""
+    global _has_warned_of_url
+    if _has_warned_of_url or not is_url(checkpoint_id):
+        return
+    _has_warned_of_url = True
+    scheme = str(checkpoint_id).partition("://")[0]  # the rest may hold secrets
+    warnings.warn(
+        f"bytecheckpoint: {scheme}://...: register() leaves URLs to DCP's own writer and reader: such a save is not "
+        "all or nothing, has no checksums of ours, and a load runs what its pickles say",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def _beginning_again(theirs: Callable[..., None], made: weakref.WeakSet[BcpReader]) -> Callable[..., None]:

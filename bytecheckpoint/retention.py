@@ -14,12 +14,14 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from bytecheckpoint import _core
-from bytecheckpoint._removal import Outcome, remove_folder
+from bytecheckpoint._removal import Outcome, bytes_to_remove, remove_folder
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
+from bytecheckpoint.local_path import local_path
 from bytecheckpoint.parts import inspect_step
 from bytecheckpoint.report import size_text
-from bytecheckpoint.steps import StepFolder, compile_pattern, scan_steps
+from bytecheckpoint.step_names import compile_pattern
+from bytecheckpoint.steps import StepFolder, scan_steps
 
 __all__ = ["Retention", "RetentionReport", "prune"]
 
@@ -41,7 +43,7 @@ class RetentionReport:
         swept: Paths of others that are gone: half, corrupt or incomplete.
         skipped: By path, why a folder that the rules do not keep was left alone.
         warnings: What failed, or was left behind; the next prune tries again.
-        bytes_freed: Of the files removed.
+        bytes_freed: Of the files removed; of a dry run, of those that would be.
         total_s: Seconds that it took.
     """
 
@@ -65,8 +67,7 @@ class RetentionReport:
             notes.append(f"left {len(self.skipped)} alone")
         if self.warnings:
             notes.append(f"{len(self.warnings)} warnings")
-        freed = "" if self.dry_run else f"; freed {size_text(self.bytes_freed)}"
-        return f"pruned {self.root}: {', '.join(notes)}{freed}"
+        return f"pruned {self.root}: {', '.join(notes)}; {would}freed {size_text(self.bytes_freed)}"
 
     def to_json(self) -> str:
         """All of it as a JSON object: fields under their names."""
@@ -108,7 +109,7 @@ class Retention:
         all_ranks: ``after_save`` acts on every rank, for roots that are local to each; else on rank 0 alone.
 
     Raises:
-        ConfigError: An argument out of range.
+        ConfigError: An argument out of range, or ``root`` is a URL.
     """
 
     root: str | os.PathLike[str]
@@ -127,6 +128,7 @@ class Retention:
             _check_count("keep_every", self.keep_every)
         if isinstance(self.grace_s, bool) or not isinstance(self.grace_s, int | float) or not self.grace_s >= 0:
             raise ConfigError(f"grace_s={self.grace_s!r}: seconds, 0 or more, wanted")
+        local_path(self.root)
         compile_pattern(self.pattern)
 
     def after_save(self, step: int | None = None, *, rank: int | None = None) -> RetentionReport | None:
@@ -152,7 +154,7 @@ class Retention:
         Ctrl-C ends it between two files, and the next call goes on.
 
         Args:
-            dry_run: Remove nothing, and report what would go.
+            dry_run: Remove nothing, and report what would go and how many bytes that would free.
             protect: Steps to keep besides.
         """
         begin = time.perf_counter()
@@ -182,8 +184,9 @@ class Retention:
         if going and not report.dry_run:
             # A rename of a save that is not on disk yet must not outlive what was kept until there was a newer one.
             marked = [Path(folder.path, name) for folder in kept for name in folder.components or (".",)]
-            for directory in (self.root, *(folder.path for folder in kept if folder.components), *marked):
-                _core.sync_directory(os.fspath(directory))
+            of_parts = [Path(folder.path) for folder in kept if folder.components]
+            for directory in (local_path(self.root), *of_parts, *marked):
+                _core.sync_directory(str(directory))
         return sum(self._remove(folder, report) for folder in going)
 
     def _keeps(self, folder: StepFolder, place: int, protect: frozenset[int]) -> bool:
@@ -196,9 +199,9 @@ class Retention:
             return False
         if folder.is_being_saved:
             why = "a save is under way"
-        elif folder.state in _FAULTY and not self.remove_corrupt:
+        elif folder.state not in ("complete", "half") and not self.remove_corrupt:
             why = f"{folder.state}: {folder.reason}"
-        elif folder.state in _FAULTY and folder.step > newest:
+        elif folder.state not in ("complete", "half") and folder.step > newest:
             why = f"{folder.state}, but no newer one is complete: {folder.reason}"
         elif folder.state == "half" and not self._is_dead(folder, newest):
             why = f"half, and perhaps a save that this host does not see: {folder.reason}"
@@ -222,7 +225,7 @@ class Retention:
         gone = report.removed if folder.is_complete else report.swept
         if report.dry_run:
             gone.append(folder.path)
-            return 0
+            return bytes_to_remove(folder, remove_others=self.remove_others)
         try:
             outcome = remove_folder(folder, remove_others=self.remove_others)
         except (CheckpointError, OSError) as error:
@@ -254,7 +257,7 @@ def prune(
     ``Retention``, whose arguments these are.
 
     Args:
-        dry_run: Remove nothing, and report what would go.
+        dry_run: Remove nothing, and report what would go and how many bytes that would free.
 
     Returns:
         What was done. A delete that failed, or a root that cannot be listed, is a warning in it.

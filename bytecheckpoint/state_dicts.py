@@ -69,7 +69,7 @@ def save_state_dict(
 
 
 def load_state_dict(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None,
     state_dict: dict[str, Any],
     *,
     process_group: dist.ProcessGroup | None = None,
@@ -83,7 +83,8 @@ def load_state_dict(
     committed meanwhile, it begins again, with that one.
 
     Args:
-        path: Directory of a checkpoint of ours or of stock DCP.
+        path: Directory of a checkpoint of ours or of stock DCP, as ``latest`` gives it. None, which it gives if a run
+            has none yet, is a ``CheckpointNotFoundError``.
         state_dict: Tensors are filled; other values are replaced. ``Stateful`` values get ``load_state_dict``.
         process_group: Of the ranks that load; None takes the default group, if there is one.
         no_dist: Load alone, whatever groups there are.

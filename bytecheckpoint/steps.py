@@ -6,20 +6,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
+from bytecheckpoint.errors import CheckpointError, UnsupportedError
 from bytecheckpoint.parts import inspect_step
 from bytecheckpoint.report import size_text
+from bytecheckpoint.step_names import step_paths
 from bytecheckpoint.verification import verify
 
-__all__ = ["DEFAULT_PATTERN", "StepFolder", "compile_pattern", "scan_steps"]
-
-DEFAULT_PATTERN = r"(?:(?:global_)?step[-_]?|checkpoint[-_]?)?(\d+)"
+__all__ = ["StepFolder", "folder_of", "look_at_step", "scan_steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +34,8 @@ class StepFolder:
             left, a save on another host, or one that has not begun to write. ``corrupt``: a commit mark is there, but
             it or a file is not what was written. ``incomplete``: all is as it was written, but elements of a tensor are
             in no chunk, or in two, which ``reason`` names; what there is can be loaded. ``unknown``: nothing of a
-            checkpoint is in it, or it cannot be looked at (not readable, a newer format, metadata of another writer
-            that we do not read).
+            checkpoint is in it (``has_mark`` is False), or it cannot be looked at (not readable, a newer format,
+            metadata of another writer that we do not read). Only ``complete`` may be trusted.
         reason: Why it is not ``complete``; "" if it is.
         is_being_saved: A live save holds it. Of a ``complete`` one: it is about to be replaced, and loads until then.
         is_foreign: Another writer's checkpoint, without checksums of ours.
@@ -48,6 +46,7 @@ class StepFolder:
         components: Of ``bytecheckpoint.save``: the folders in it that are checkpoints of their own, ``extra_state``,
             ``optimizer``, ``model``; ``state`` is then that of all of them, and ``half`` if they are of different
             saves. Else none.
+        has_mark: A commit mark is there, that of the model if there are components, or it cannot be told whether.
     """
 
     step: int
@@ -61,6 +60,7 @@ class StepFolder:
     num_files: int = 0
     num_bytes: int = 0
     components: tuple[str, ...] = ()
+    has_mark: bool = True
 
     @property
     def name(self) -> str:
@@ -69,8 +69,13 @@ class StepFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Does it hold a checkpoint that loads?"""
+        """Whether it holds a checkpoint that loads."""
         return self.state == "complete"
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether it is neither complete, nor being saved, nor a folder with nothing of a checkpoint in it."""
+        return self.state not in ("complete", "saving") and not (self.state == "unknown" and not self.has_mark)
 
     def summary(self) -> str:
         """One line for people."""
@@ -104,8 +109,9 @@ def scan_steps(
 
     Args:
         root: Folder of a run.
-        pattern: Regular expression that the whole name of a step folder matches, whose first group is the number. None:
-            ``step-100``, ``step_100``, ``step100``, ``global_step_100``, ``checkpoint-100`` and ``100``.
+        pattern: Regular expression that the whole name of a step folder matches, whose first group is the number, of
+            18 digits at most. None: ``step-100``, ``step_100``, ``step100``, ``global_step_100``, ``checkpoint-100``
+            and ``100``.
         deep: Verify every byte of the complete ones that are ours; what is damaged is ``corrupt``.
         config: For ``deep``, as of ``verify``.
 
@@ -113,40 +119,15 @@ def scan_steps(
         By step, then by name.
 
     Raises:
-        ConfigError: ``pattern`` is no such expression.
+        ConfigError: ``pattern`` is no such expression, or ``root`` a URL.
         StorageError: ``root`` cannot be listed.
     """
-    expression = compile_pattern(pattern)
-    try:
-        with os.scandir(root) as entries:
-            matches = [(expression.fullmatch(e.name), e.path) for e in entries if e.is_dir(follow_symlinks=False)]
-    except OSError as error:
-        raise StorageError(
-            f"scan_steps({os.fspath(root)}): {error.strerror}", os.fspath(root), error.errno or 0
-        ) from error
     folders = []
-    for match, path in matches:
-        if match is None or not (match[1] or "").isdecimal():
-            continue
-        folder = look_at_step(int(match[1]), path)
+    for step, path in step_paths(root, pattern):
+        folder = look_at_step(step, path)
         if folder is not None:
             folders.append(_verified(folder, config) if deep and folder.is_complete else folder)
-    return sorted(folders, key=lambda folder: (folder.step, folder.name))
-
-
-def compile_pattern(pattern: str | None) -> re.Pattern[str]:
-    """The expression for names of step folders.
-
-    Raises:
-        ConfigError: It is none, or has no group.
-    """
-    try:
-        expression = re.compile(DEFAULT_PATTERN if pattern is None else pattern)
-    except re.error as error:
-        raise ConfigError(f"pattern={pattern!r}: {error}") from error
-    if expression.groups < 1:
-        raise ConfigError(f"pattern={pattern!r}: a group around the number of the step wanted")
-    return expression
+    return folders
 
 
 def look_at_step(step: int, path: str) -> StepFolder | None:
@@ -173,6 +154,7 @@ def folder_of(step: int, path: str, found: dict[str, Any]) -> StepFolder:
         num_files=found["num_files"],
         num_bytes=found["num_bytes"],
         components=tuple(found["components"]),
+        has_mark=found["has_mark"],
     )
 
 

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from bytecheckpoint import _core
 from bytecheckpoint._in_use import reading
 from bytecheckpoint.config import Config
-from bytecheckpoint.local_path import local_path
+from bytecheckpoint.local_path import path_to_read
 from bytecheckpoint.report import Problem, VerifyReport
+from bytecheckpoint.wrong_path import explaining
 
 __all__ = ["verify"]
 
 
 def verify(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None,
     *,
     config: Config | None = None,
     progress: Callable[[int, int], object] | None = None,
@@ -44,8 +45,8 @@ def verify(
         StorageError: The directory or ``.metadata`` cannot be read.
     """
     config = config or Config.from_env()
-    directory = str(local_path(path))
-    with reading(directory):
+    directory = str(path_to_read(path))
+    with explaining(directory), reading(directory):
         found = _core.verify(
             directory,
             direct_io=config.direct_io,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bytecheckpoint.cli.contents import Item
-from bytecheckpoint.cli.reading import Box, Values, open_values, pieces
+from bytecheckpoint.cli.reading import Box, open_values, pieces
 from bytecheckpoint.cli.statistics import in_float64
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
@@ -28,8 +28,8 @@ class Comparison:
     def __init__(self, a: str, b: str, config: Config) -> None:
         self.a, of_a = open_values(a, config)
         self.b, of_b = open_values(b, config)
-        self._a: dict[int | None, Values] = {values.part.rank: values for values in of_a}
-        self._b: dict[int | None, Values] = {values.part.rank: values for values in of_b}
+        self._a = {(values.part.component, values.part.rank): values for values in of_a}
+        self._b = {(values.part.component, values.part.rank): values for values in of_b}
 
     @property
     def bytes_read(self) -> int:
@@ -52,7 +52,7 @@ class Comparison:
         both = 0
         for chunk in a.chunks or ():
             for box in pieces(Box(chunk.offsets, chunk.sizes)):
-                other, num_stored = self._b[b.rank].read_across(b, box)
+                other, num_stored = self._b[b.component, b.rank].read_across(b, box)
                 tell()
                 if num_stored < box.numel:
                     # Which of them it has is not worth an account of its own.
@@ -61,7 +61,7 @@ class Comparison:
                     continue
                 both += box.numel
                 out["elements"] += box.numel
-                _compare(self._a[a.rank].read(a, chunk, box), other, out)
+                _compare(self._a[a.component, a.rank].read(a, chunk, box), other, out)
                 tell()
         stored_in_b = sum(chunk.numel for chunk in b.chunks or ())
         out["only_in_one"] += max(stored_in_b - both, 0)
@@ -69,7 +69,7 @@ class Comparison:
 
     def objects(self, a: Item, b: Item) -> dict[str, Any] | None:
         """None if two objects are equal, else why they are not taken to be."""
-        of_a, of_b = self._a[a.rank], self._b[b.rank]
+        of_a, of_b = self._a[a.component, a.rank], self._b[b.component, b.rank]
         in_a, in_b = of_a.record(a), of_b.record(b)
         if in_a == in_b:
             return None

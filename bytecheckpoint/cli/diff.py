@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bytecheckpoint.cli.contents import Contents, Item, open_contents
-from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option, rank_text
+from bytecheckpoint.cli.contents import Contents, Item, Key, open_contents
+from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, place_text, progress_option
 from bytecheckpoint.cli.text import counted, json_value, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from bytecheckpoint.cli.comparison import Comparison
 
 __all__ = ["command"]
-
-_Key = tuple[int | None, str]
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class _Difference:
         details: As they are printed in JSON.
     """
 
-    key: _Key
+    key: Key
     what: str
     text: str
     details: dict[str, Any]
@@ -47,8 +45,8 @@ class _Difference:
 def command(ctx: click.Context, a: str, b: str, structure_only: bool, as_json: bool, progress: bool) -> None:
     """Compares two checkpoints: keys, shapes, dtypes, and every value bit by bit.
 
-    How a tensor is cut into shards, and who wrote it, makes no difference. Memory stays bounded. Ends with 1 if they
-    differ.
+    A and B are checkpoints, or step folders of bytecheckpoint.save, of which all parts are compared. How a tensor is
+    cut into shards, and who wrote it, makes no difference. Memory stays bounded. Ends with 1 if they differ.
 
     \b
     Example:
@@ -99,19 +97,19 @@ def command(ctx: click.Context, a: str, b: str, structure_only: bool, as_json: b
     ctx.exit(0 if is_equal else 1)
 
 
-def _named(key: _Key) -> dict[str, Any]:
-    return {"name": key[1], "rank": key[0]}
+def _named(key: Key) -> dict[str, Any]:
+    return {"name": key[2], "rank": key[1], "part": key[0] or None}
 
 
-def _shown(key: _Key) -> str:
-    return rank_text(key[0]) + safe_name(key[1])
+def _shown(key: Key) -> str:
+    return place_text(*key[:2]) + safe_name(key[2])
 
 
-def _by_key(contents: Contents) -> dict[_Key, Item]:
-    return {(item.rank, item.name): item for item in contents.items}
+def _by_key(contents: Contents) -> dict[Key, Item]:
+    return {item.key: item for item in contents.items}
 
 
-def _structure(a: Contents, b: Contents, differences: list[_Difference]) -> tuple[list[_Key], list[_Key], list[_Key]]:
+def _structure(a: Contents, b: Contents, differences: list[_Difference]) -> tuple[list[Key], list[Key], list[Key]]:
     """Keys of the same structure in both, and those only in one; adds the others to ``differences``."""
     of_a, of_b = _by_key(a), _by_key(b)
     alike = []
@@ -128,7 +126,7 @@ def _structure(a: Contents, b: Contents, differences: list[_Difference]) -> tupl
     return alike, [key for key in of_a if key not in of_b], [key for key in of_b if key not in of_a]
 
 
-def _values(comparison: Comparison, keys: list[_Key], tell: Callable[[int, int], None]) -> Iterator[_Difference]:
+def _values(comparison: Comparison, keys: list[Key], tell: Callable[[int, int], None]) -> Iterator[_Difference]:
     a, b = _by_key(comparison.a), _by_key(comparison.b)
     total = sum(a[key].num_bytes + b[key].num_bytes for key in keys)
     for key in keys:

@@ -11,7 +11,7 @@ import click
 
 from bytecheckpoint import _core
 from bytecheckpoint.cli.contents import Chunk, Contents, Item, open_contents
-from bytecheckpoint.cli.options import checkpoint_argument, json_option, rank_text
+from bytecheckpoint.cli.options import checkpoint_argument, json_option, place_text
 from bytecheckpoint.cli.text import box_text, columns, counted, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
 
@@ -25,20 +25,26 @@ __all__ = ["command"]
 @click.option("--sort", type=click.Choice(["name", "size"]), default="name", help="By size: the largest first.")
 @click.option("--reverse", is_flag=True, help="The other way round.")
 @json_option
-def command(path: str, patterns: tuple[str, ...], shards: bool, sort: str, reverse: bool, as_json: bool) -> None:
+@click.pass_context
+def command(
+    ctx: click.Context, path: str, patterns: tuple[str, ...], shards: bool, sort: str, reverse: bool, as_json: bool
+) -> None:
     """Lists tensors and objects: name, dtype, shape, bytes, number of shards.
 
-    PATH is a checkpoint of bytecheckpoint or of stock DCP; only its metadata are read. A PATTERN such as 'model.*' is
-    matched with whole names.
+    PATH is a checkpoint of bytecheckpoint or of stock DCP, or a step folder of bytecheckpoint.save, of which all parts
+    are listed; only their metadata are read. A PATTERN such as 'model.*' is matched with whole names. Ends with 1 if
+    one matches nothing.
 
     \b
     Example:
       bcp ls ckpt 'optim.*' --sort size
     """
     contents = open_contents(path, config=Config.from_env(), with_chunks=shards, kind=_core.Checkpoint)
+    everything = list(contents.items)
     items = [
-        item for item in contents.items if not patterns or any(fnmatchcase(item.name, pattern) for pattern in patterns)
+        item for item in everything if not patterns or any(fnmatchcase(item.name, pattern) for pattern in patterns)
     ]
+    in_vain = [pattern for pattern in patterns if not any(fnmatchcase(item.name, pattern) for item in everything)]
     if sort == "size":
         items.sort(key=lambda item: -item.num_bytes)
     if reverse:
@@ -48,6 +54,9 @@ def command(path: str, patterns: tuple[str, ...], shards: bool, sort: str, rever
     else:
         for line in _lines(contents, items):
             click.echo(line)
+    for pattern in in_vain:
+        click.echo(f"bcp: no name in {one_line(path)} matches '{one_line(pattern)}'", err=True)
+    ctx.exit(1 if in_vain else 0)
 
 
 def _totals(items: Sequence[Item]) -> dict[str, int]:
@@ -73,6 +82,7 @@ def _as_json(contents: Contents, items: Sequence[Item]) -> dict[str, Any]:
 def _item_as_json(item: Item) -> dict[str, Any]:
     out: dict[str, Any] = {
         "name": item.name,
+        "part": item.component or None,
         "rank": item.rank,
         "kind": item.kind,
         "dtype": item.dtype,
@@ -98,7 +108,7 @@ def _lines(contents: Contents, items: Sequence[Item]) -> Iterator[str]:
     rows = [("NAME", "DTYPE", "SHAPE", "BYTES", "SHARDS")]
     for item in items:
         shape = "" if item.dtype is None else str(list(item.shape))
-        name = rank_text(item.rank) + safe_name(item.name)
+        name = place_text(item.component, item.rank) + safe_name(item.name)
         shards = f"{item.num_chunks:,}{' (partial)' if item.is_partial else ''}"
         rows.append((name, item.dtype or "object", shape, f"{item.num_bytes:,}", shards))
     header, *lines = columns(rows, right=frozenset({3, 4}))

@@ -12,8 +12,9 @@ from typing import IO, Any, TypeVar
 import click
 
 from bytecheckpoint.cli.text import one_line
+from bytecheckpoint.local_path import local_path
 
-__all__ = ["Failure", "bar", "checkpoint_argument", "json_option", "progress_option", "rank_text"]
+__all__ = ["Failure", "bar", "checkpoint_argument", "json_option", "place_text", "progress_option"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -28,17 +29,11 @@ class Failure(click.ClickException):
 
 
 def _checked(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise click.BadParameter("a path that is not UTF-8 cannot be opened") from None
-    if not value or "\0" in value:
-        raise click.BadParameter("a path is wanted")
-    return value
+    return str(local_path(value))
 
 
 def checkpoint_argument(name: str) -> Callable[[_Function], _Function]:
-    """Directory of a checkpoint."""
+    """Directory of a checkpoint, a step or a run: a path or a ``file`` URL."""
     return click.argument(name, type=click.STRING, callback=_checked)
 
 
@@ -58,9 +53,9 @@ def progress_option(function: _Function) -> _Function:
     )(function)
 
 
-def rank_text(rank: int | None) -> str:
-    """In front of what is of one rank that saved without collectives."""
-    return "" if rank is None else f"rank {rank}: "
+def place_text(component: str, rank: int | None) -> str:
+    """In front of what is of one part of a step folder, or of one rank that saved without collectives."""
+    return (f"{component}: " if component else "") + ("" if rank is None else f"rank {rank}: ")
 
 
 @contextmanager

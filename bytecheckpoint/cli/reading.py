@@ -65,7 +65,7 @@ def pieces(box: Box, most_elements: int = _PIECE_ELEMENTS) -> Iterator[Box]:
 def open_values(path: str, config: Config) -> tuple[Contents, list[Values]]:
     """A checkpoint, and the values of each of its parts."""
     contents = open_contents(path, config=config, with_chunks=True, kind=_C.Checkpoint)
-    return contents, [Values(path, part, config) for part in contents.parts]
+    return contents, [Values(part, config) for part in contents.parts]
 
 
 class Values:
@@ -76,12 +76,12 @@ class Values:
         bytes_read: So far, of records.
     """
 
-    def __init__(self, path: str, part: Part, config: Config) -> None:
+    def __init__(self, part: Part, config: Config) -> None:
         assert isinstance(part.checkpoint, _C.Checkpoint)
         self.part = part
         self.bytes_read = 0
         self._checkpoint = part.checkpoint
-        self._path = path
+        self._path = part.path
         self._config = config
         self._opaque: tuple[str, tuple[int, ...], torch.Tensor] | None = None
 

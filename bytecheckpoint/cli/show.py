@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option, rank_text
+from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, place_text, progress_option
 from bytecheckpoint.cli.text import counted, json_value, print_json, safe_lines, safe_name
 from bytecheckpoint.config import Config
 
@@ -54,7 +54,9 @@ def command(
 ) -> None:
     """Shows one tensor: shape, dtype, shards and statistics in float64, of what is finite. Or one object.
 
-    Memory stays bounded, however large the tensor is. Objects load under torch's weights_only rules, as in a load.
+    PATH is a checkpoint, or a step folder of bytecheckpoint.save; FQN a name as bcp ls shows it, or without the part in
+    front. Memory stays bounded, however large the tensor is. Objects load under torch's weights_only rules, as in a
+    load.
 
     \b
     Example:
@@ -63,9 +65,20 @@ def command(
     from bytecheckpoint.cli.reading import open_values
 
     _, parts = open_values(path, Config.from_env())
-    having = [values for values in parts if name in values.part.items and rank in (None, values.part.rank)]
+    of_rank = [values for values in parts if rank in (None, values.part.rank)]
+    having = [values for values in of_rank if name in values.part.items]
+    if not having:  # as bcp ls shows the names of a step folder
+        component, _, within = name.partition(": ")
+        having = [values for values in of_rank if values.part.component == component and within in values.part.items]
+        name = within if having else name
     if not having:
         raise Failure(f"'{name}' is not in {path}; bcp ls says what is")
+    components = {values.part.component: None for values in having}
+    if len(components) > 1:
+        first = next(iter(components))
+        raise click.UsageError(
+            f"'{safe_name(name)}' is in the parts {', '.join(components)}; '{first}: {safe_name(name)}' is that of one"
+        )
     if len(having) > 1:
         ranks = ", ".join(str(values.part.rank) for values in having)
         raise click.UsageError(f"'{safe_name(name)}' is in the parts of ranks {ranks}; --rank says which is wanted")
@@ -78,6 +91,7 @@ def command(
     box = None if wanted is None else _bounds(item, wanted)
     facts: dict[str, Any] = {
         "name": item.name,
+        "part": item.component or None,
         "rank": item.rank,
         "kind": "tensor",
         "dtype": item.dtype,
@@ -97,12 +111,16 @@ def command(
         click.echo(safe_lines(str(elements)))
 
 
+def _shown(item: Item) -> str:
+    return place_text(item.component, item.rank) + safe_name(item.name)
+
+
 def _show_object(values: Values, item: Item, as_json: bool) -> None:
     value = values.object(item, values.record(item))
     shown = pprint.pformat(value, width=100, sort_dicts=False)
     if not as_json:
         size = counted(item.num_bytes, "byte")
-        click.echo(f"{rank_text(item.rank)}{safe_name(item.name)}  {type(value).__name__}, a record of {size}")
+        click.echo(f"{_shown(item)}  {type(value).__name__}, a record of {size}")
         click.echo(safe_lines(shown))
         return
     try:
@@ -112,6 +130,7 @@ def _show_object(values: Values, item: Item, as_json: bool) -> None:
     print_json(
         {
             "name": item.name,
+            "part": item.component or None,
             "rank": item.rank,
             "kind": "object",
             "bytes": item.num_bytes,
@@ -138,7 +157,7 @@ def _statistics(values: Values, item: Item, progress: bool) -> dict[str, Any]:
 def _print_tensor(item: Item, facts: dict[str, Any]) -> None:
     of_shape = math.prod(item.shape)
     click.echo(
-        f"{rank_text(item.rank)}{safe_name(item.name)}  {item.dtype} {list(item.shape)}, {item.num_bytes:,} bytes in "
+        f"{_shown(item)}  {item.dtype} {list(item.shape)}, {item.num_bytes:,} bytes in "
         f"{counted(item.num_chunks, 'shard')}"
     )
     if facts["elements"] != of_shape:

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import click
 
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
-from bytecheckpoint.steps import DEFAULT_PATTERN, StepFolder, scan_steps
+from bytecheckpoint.step_names import DEFAULT_PATTERN
+from bytecheckpoint.steps import StepFolder, scan_steps
 
 __all__ = ["command"]
-
-_FAULTY = ("half", "corrupt", "incomplete")
 
 
 @click.command("steps")
@@ -26,24 +27,26 @@ def command(ctx: click.Context, root: str, pattern: str | None, deep: bool, as_j
     """Lists the step folders of a run, and says which of them hold a checkpoint that loads.
 
     complete: it loads. saving: a save is under way. half: there is no commit mark, and nobody is seen to make one.
-    corrupt: the commit mark or a file of it is damaged. incomplete: elements of a tensor are stored nowhere.
-    unknown: nothing of a checkpoint is in it. Ends with 1 if any is half, corrupt or incomplete.
+    corrupt: the commit mark or a file of it is damaged. incomplete: it was committed without some elements of its
+    tensors. unknown: it cannot be looked at (not readable, a newer format, a writer that is not known), or nothing of a
+    checkpoint is in it; the line says which. Ends with 1 if any is half, corrupt, incomplete, or cannot be looked
+    at; folders with nothing of a checkpoint in them do not count.
 
     \b
     Example:
       bcp steps run
     """
     folders = scan_steps(root, pattern=pattern, deep=deep)
-    faulty = sum(folder.state in _FAULTY for folder in folders)
+    faulty = sum(folder.is_faulty for folder in folders)
     if as_json:
         print_json({"root": root, "findings": faulty, "steps": [folder.to_dict() for folder in folders]})
     else:
         rows = [_row(folder) for folder in folders]
         for line in columns(rows, right=frozenset({1, 2})) if rows else []:
             click.echo(line)
-        complete = sum(folder.is_complete for folder in folders)
-        found = f"{complete} complete, {faulty} half, corrupt or incomplete"
-        click.echo(f"{one_line(root)}: {counted(len(folders), 'step')}, {found}")
+        counts = Counter(folder.state for folder in folders)
+        states = [f"{counts.pop('complete', 0)} complete", *(f"{count} {state}" for state, count in counts.items())]
+        click.echo(f"{one_line(root)}: {counted(len(folders), 'step folder')}: {', '.join(states)}")
     ctx.exit(1 if faulty else 0)
 
 

@@ -4,19 +4,29 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import click
 
-from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option
+from bytecheckpoint.cli.contents import components_in
+from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option
 from bytecheckpoint.cli.text import counted, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
 from bytecheckpoint.report import Problem, VerifyReport
+from bytecheckpoint.steps import look_at_step
 from bytecheckpoint.verification import verify
 
 __all__ = ["command", "settings"]
 
 _SLOT_BYTES = 8 << 20
+# As the engine ends a message of a system call.
+_ERRNO = re.compile(r"\(errno (\d{1,4})\)$")
+# No file, something else than a file, or a link in its place.
+_OF_DAMAGE = frozenset({errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
 
 
 def settings(threads: int) -> Config:
@@ -35,22 +45,49 @@ def settings(threads: int) -> Config:
 def command(ctx: click.Context, path: str, threads: int, as_json: bool, progress: bool) -> None:
     """Reads every byte of a checkpoint and compares it with its checksum.
 
-    Also that both parts of the metadata say the same, that stock readers find what ours do, and that no data file is
-    left that nobody refers to. Opens nothing for writing. Ends with 1 if there are findings.
+    PATH is a checkpoint, or a step folder of bytecheckpoint.save, of which all parts are verified, and that they are of
+    one save. Also that both parts of the metadata say the same, that stock readers find what ours do, and that no data
+    file is left that nobody refers to. Opens nothing for writing. Ends with 1 if there are findings, and with 2 if
+    files could not be read and nothing else was found.
 
     \b
     Example:
       bcp verify ckpt && rsync -a ckpt backup:
     """
-    with bar("verifying", progress) as tell:
-        report = verify(path, config=settings(threads), progress=tell)
-    findings = len(report.problems) + len(report.unreferenced)
+    components = components_in(path)
+    reports: dict[str, VerifyReport] = {}
+    for name in components or [""]:
+        with bar(f"verifying {name}".strip(), progress) as tell:
+            reports[name] = verify(Path(path, name), config=settings(threads), progress=tell)
+    folder = look_at_step(0, path) if components else None
+    mismatch = folder.reason if folder is not None and folder.state == "half" else ""
+    problems = [problem for report in reports.values() for problem in report.problems]
+    unreferenced = [name for report in reports.values() for name in report.unreferenced]
+    findings = len(problems) + len(unreferenced) + bool(mismatch)
     if as_json:
-        print_json({**dataclasses.asdict(report), "is_whole": report.is_whole, "findings": findings})
+        of_each = {name: _as_json(report) for name, report in reports.items()}
+        whole = {"path": path, "findings": findings, "is_whole": not problems and not mismatch, "mismatch": mismatch}
+        print_json({**whole, "parts": of_each} if components else of_each[""])
     else:
-        for line in _lines(report):
-            click.echo(line)
+        for report in reports.values():
+            for line in _lines(report):
+                click.echo(line)
+        if mismatch:
+            click.echo(f"{one_line(path)}: {one_line(mismatch)}")
+    if problems and findings == len(problems) and all(map(_could_not_be_read, problems)):
+        raise Failure(f"{path}: {counted(len(problems), 'file')} could not be read; it may be whole all the same")
     ctx.exit(1 if findings else 0)
+
+
+def _as_json(report: VerifyReport) -> dict[str, Any]:
+    findings = len(report.problems) + len(report.unreferenced)
+    return {**dataclasses.asdict(report), "is_whole": report.is_whole, "findings": findings}
+
+
+def _could_not_be_read(problem: Problem) -> bool:
+    """Whether the system refused to read a file that is there, rather than that the file is not what was written."""
+    found = _ERRNO.search(problem.message)
+    return found is not None and int(found[1]) not in _OF_DAMAGE
 
 
 def _lines(report: VerifyReport) -> Iterator[str]:

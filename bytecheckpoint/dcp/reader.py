@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import uuid
@@ -41,8 +40,10 @@ from bytecheckpoint.errors import (
     CheckpointNotFoundError,
     sendable,
 )
-from bytecheckpoint.local_path import is_url, local_path
+from bytecheckpoint.local_path import is_local, local_path, path_to_read
+from bytecheckpoint.parts import parsed_user_metadata
 from bytecheckpoint.report import LoadReport, RankLoadReport
+from bytecheckpoint.wrong_path import explaining
 
 __all__ = ["BcpReader"]
 
@@ -90,7 +91,8 @@ class BcpReader(StorageReader):
     added with ``torch.serialization.add_safe_globals``.
 
     Args:
-        path: Directory of the checkpoint. ``checkpoint_id`` of ``dcp.load`` takes its place.
+        path: Directory of the checkpoint. ``checkpoint_id`` of ``dcp.load`` takes its place. None, which ``latest``
+            gives if a run has none yet, is a ``CheckpointNotFoundError``.
         _extension_registry: Not supported; transformed streams cannot be read in part.
         config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
 
@@ -106,7 +108,7 @@ class BcpReader(StorageReader):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None,
         _extension_registry: object | None = None,
         *,
         config: Config | None = None,
@@ -114,7 +116,7 @@ class BcpReader(StorageReader):
         super().__init__()
         if _extension_registry is not None:
             raise ValueError("_extension_registry: stream transforms cannot be honoured; leave it out")
-        self.path = local_path(path)
+        self.path = path_to_read(path)
         self.config = config or Config.from_env()
         self.last_report: LoadReport | None = None
         self._load_id = str(uuid.uuid4())
@@ -145,14 +147,13 @@ class BcpReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Is it a local path, rather than a URL?"""
-        return not is_url(checkpoint_id)
+        """Is it a local path, rather than a URL of another scheme than ``file``?"""
+        return is_local(checkpoint_id)
 
     @property
     def user_metadata(self) -> Any:
         """What ``BcpWriter(user_metadata=...)`` was given, or None. Reads ``.metadata`` if no load has."""
-        text = self._opened().user_metadata
-        return json.loads(text) if text else None
+        return parsed_user_metadata(self._opened().user_metadata, self.path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Directs the next load to ``checkpoint_id``, if given, and forgets what was read."""
@@ -320,14 +321,16 @@ class BcpReader(StorageReader):
         return self._checkpoint
 
     def _open(self, rank: int | None) -> _C.Checkpoint:
-        return _C.Checkpoint.open(
-            str(self.path),
-            rank=rank,
-            check_pickle=True,
-            accept_rewritten=self.config.accept_rewritten_metadata,
-            max_whole_bytes=_MAX_WHOLE_METADATA_BYTES,
-            io_timeout_s=self.config.io_timeout_s,
-        )
+        # Of a rank that has no part of its own DCP asks for that first.
+        with explaining(self.path) if rank is None else nullcontext():
+            return _C.Checkpoint.open(
+                str(self.path),
+                rank=rank,
+                check_pickle=True,
+                accept_rewritten=self.config.accept_rewritten_metadata,
+                max_whole_bytes=_MAX_WHOLE_METADATA_BYTES,
+                io_timeout_s=self.config.io_timeout_s,
+            )
 
     def _no_part_of(self, rank: int) -> CheckpointNotFoundError | None:
         """The error if other ranks have parts; None if there are none at all."""

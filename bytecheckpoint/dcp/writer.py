@@ -50,7 +50,7 @@ from bytecheckpoint.errors import (
     SaveCancelledError,
     StorageError,
 )
-from bytecheckpoint.local_path import is_url, local_path
+from bytecheckpoint.local_path import is_local, local_path
 from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
 
 __all__ = ["BcpWriter"]
@@ -153,8 +153,8 @@ class BcpWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Is it a local path, rather than a URL?"""
-        return not is_url(checkpoint_id)
+        """Is it a local path, rather than a URL of another scheme than ``file``?"""
+        return is_local(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Directs the next save to ``checkpoint_id``, if given."""

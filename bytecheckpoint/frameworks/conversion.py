@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,16 @@ from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError, UnsupportedError
 from bytecheckpoint.frameworks.checkpoint_state import FRAMEWORKS
 from bytecheckpoint.frameworks.stored import Stored
+from bytecheckpoint.local_path import local_path, path_to_read
 from bytecheckpoint.parts import description_in
 from bytecheckpoint.reference_variables import merge_threads
+from bytecheckpoint.small_files import refuse_irregular, replacing, storage_errors
 
 __all__ = ["bytecheckpoint_ckpt_to_pytorch_ckpt"]
 
 _MODEL, _OPTIMIZER, _SAFETENSORS = "model.pt", "optimizer.pt", "model.safetensors"
+# Names that Hugging Face gives; a reader takes what it finds under them for the model.
+_INDEX, _SHARD = f"{_SAFETENSORS}.index.json", re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
 def bytecheckpoint_ckpt_to_pytorch_ckpt(
@@ -71,7 +75,7 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
     Raises:
         CheckpointNotFoundError: There is no such part.
         ConfigError: Arguments that do not fit.
-        StorageError: A file cannot be written.
+        StorageError: A file cannot be written, or what is in its place is no regular file.
         UnsupportedError: ``huggingface_hub`` is not there.
     """
     if framework not in FRAMEWORKS:
@@ -83,7 +87,8 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
     if config is None:
         config, threads = Config.from_env(), merge_threads()
         config = config if threads is None else dataclasses.replace(config, load_io_threads=threads)
-    folder = Path(save_path)
+    folder = path_to_read(save_path)
+    output = None if output_path is None else local_path(output_path)
     merged: dict[str, Any] = {}
     if not optimizer_only:
         model, description = _load_whole(folder / "model", config)
@@ -92,8 +97,8 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
             merged["model"] = _tied(merged["model"], description.get("tied", []))
     if not model_only and (optimizer_only or (folder / "optimizer").is_dir()):
         merged["optimizer"] = _of_one_optimizer(_load_whole(folder / "optimizer", config)[0])
-    if output_path is not None:
-        _write(Path(output_path), merged, safetensors_format, max_shard_size)
+    if output is not None:
+        _write(output, merged, safetensors_format, max_shard_size)
     return merged if return_dict else {}
 
 
@@ -140,31 +145,25 @@ def _of_one_optimizer(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(folder: Path, merged: dict[str, Any], safetensors_format: bool, max_shard_size: int | str) -> None:
-    with _storage_errors(folder):
+    with storage_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        if "model" in merged and safetensors_format:
-            _write_safetensors(folder, merged["model"], max_shard_size)
-        elif "model" in merged:
-            _write_durably(folder / _MODEL, merged["model"])
-        if "optimizer" in merged:
-            _write_durably(folder / _OPTIMIZER, merged["optimizer"])
-        _core.sync_directory(str(folder))
+    if "model" in merged and safetensors_format:
+        _write_safetensors(folder, merged["model"], max_shard_size)
+    elif "model" in merged:
+        _write_durably(folder / _MODEL, merged["model"])
+    if "optimizer" in merged:
+        _write_durably(folder / _OPTIMIZER, merged["optimizer"])
+    _core.sync_directory(str(folder))
 
 
 def _write_durably(path: Path, value: Any) -> None:
-    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with tmp.open("wb") as file:
+    with replacing(path, f".{path.name}.{os.getpid()}.tmp") as file:
+        try:
             torch.save(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-        tmp.rename(path)
-    except RuntimeError as error:  # torch's own, when a write has failed; that one stands behind it
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from error
-        raise
-    finally:
-        tmp.unlink(missing_ok=True)
+        except RuntimeError as error:  # torch's own, when a write has failed; that one stands behind it
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
 
 
 def _write_safetensors(folder: Path, model: dict[str, Any], max_shard_size: int | str) -> None:
@@ -177,22 +176,25 @@ def _write_safetensors(folder: Path, model: dict[str, Any], max_shard_size: int 
             "safetensors_format=True needs huggingface_hub and safetensors: pip install huggingface_hub safetensors"
         ) from error
     tensors = {key: value for key, value in model.items() if isinstance(value, torch.Tensor)}
-    aside = folder / f".{_SAFETENSORS}.{os.getpid()}.tmp"
-    try:
-        aside.mkdir()
-        save_torch_state_dict(tensors, aside, max_shard_size=max_shard_size)
-        for file in aside.iterdir():
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-        index = folder / f"{_SAFETENSORS}.index.json"
-        for old in (index, *folder.glob("model*.safetensors")):
-            old.unlink(missing_ok=True)
-        for file in sorted(aside.iterdir(), key=lambda file: file.name == index.name):
-            file.rename(folder / file.name)
-    except SafetensorError as error:
-        raise StorageError(f"write({folder}): {error}", str(folder)) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    index = folder / _INDEX
+    with storage_errors("write", folder):
+        before = [path for path in folder.iterdir() if path.name == index.name or _SHARD.fullmatch(path.name)]
+        for old in before:
+            refuse_irregular(old)
+        aside = Path(tempfile.mkdtemp(prefix=f".{_SAFETENSORS}.", suffix=".tmp", dir=folder))
+        try:
+            save_torch_state_dict(tensors, aside, max_shard_size=max_shard_size)
+            for file in aside.iterdir():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+            for old in sorted(before, key=lambda old: old.name != index.name):
+                old.unlink(missing_ok=True)
+            for file in sorted(aside.iterdir(), key=lambda file: file.name == index.name):
+                file.rename(folder / file.name)
+        except SafetensorError as error:
+            raise StorageError(f"write({folder}): {error}", str(folder)) from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _tied(tensors: dict[str, torch.Tensor], names: list[list[str]]) -> dict[str, torch.Tensor]:
@@ -200,13 +202,3 @@ def _tied(tensors: dict[str, torch.Tensor], names: list[list[str]]) -> dict[str,
     present = [[name for name in group if name in tensors] for group in names]
     primary = {name: group[0] for group in present for name in group}
     return {key: tensors[primary.get(key, key)] for key in tensors}
-
-
-@contextmanager
-def _storage_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise StorageError(f"write({folder}): {error.strerror or error}", str(folder), error.errno or 0) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,13 @@ from bytecheckpoint.frameworks.optimizer_state import OptimizerLoad, OptimizerSt
 from bytecheckpoint.frameworks.roles import check_role, folder_of_role, known_roles
 from bytecheckpoint.frameworks.stored import Stored
 from bytecheckpoint.frameworks.tracker import step_folder
-from bytecheckpoint.local_path import local_path
+from bytecheckpoint.local_path import path_to_read
 from bytecheckpoint.parts import PARTS, description_in, different_saves
 from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import LoadReport
+from bytecheckpoint.small_files import storage_errors
 from bytecheckpoint.steps import scan_steps
+from bytecheckpoint.wrong_path import refuse_reference
 
 __all__ = ["LoadResult", "load"]
 
@@ -65,7 +68,7 @@ class LoadResult:
 
 
 def load(
-    ckpt_path: str | os.PathLike[str],
+    ckpt_path: str | os.PathLike[str] | None,
     checkpoint_state: MutableMapping[str, Any],
     framework: str,
     fast_loading: bool = False,
@@ -83,7 +86,8 @@ def load(
     one.
 
     Args:
-        ckpt_path: Folder of one step, as ``find_latest_ckpt_path`` gives it.
+        ckpt_path: Folder of one step, as ``latest`` and ``find_latest_ckpt_path`` give it; None, which they give if
+            there is none, is a ``CheckpointNotFoundError``.
         checkpoint_state: As for ``save``; parts that are not in it are not loaded.
         framework: As for ``save``: that of the objects, not that of the checkpoint.
         fast_loading: Without meaning here: loads are always pipelined, all files at once.
@@ -307,24 +311,31 @@ def _changed(message: str, path: str) -> CheckpointChangedError:
     return CheckpointChangedError(message, path)
 
 
-def _folder(ckpt_path: str | os.PathLike[str], role: str) -> Path:
+def _folder(ckpt_path: str | os.PathLike[str] | None, role: str) -> Path:
     """The folder of the parts: ``ckpt_path`` itself, or, with a role, that of the role in the run.
 
     Raises:
         CheckpointNotFoundError: No model was saved there; with what was.
+        UnsupportedError: ByteCheckpoint 0.0.2 or 0.0.3 wrote what is there.
+        StorageError: It cannot be looked at.
         ConfigError: A URL.
     """
-    path = local_path(ckpt_path)
+    path = path_to_read(ckpt_path)
     tried = [path]
     if role:
         tried += [folder_of_role(path, role), folder_of_role(path.parent, role) / path.name]
         tried = [folder for folder in tried if role in (folder.name, folder.parent.name)]
-    for folder in tried:
-        if (folder / "model").is_dir():
-            return folder
+    with storage_errors("load", path):
+        for folder in tried:
+            if (folder / "model").is_dir():
+                return folder
+    with suppress(StorageError):  # it is not there, or no folder
+        refuse_reference(path, "load")
     of_role = f" of role {role!r}" if role else ""
     near = [path, path.parent, path.parent.parent] if role else [path, path.parent]
     hint = _what_there_is([folder_of_role(folder, role) for folder in near])
+    if os.path.lexists(path / ".metadata"):
+        hint = f", but one of a state dict, which load_state_dict loads{hint}"
     raise CheckpointNotFoundError(
         f"load({path}): no checkpoint of bytecheckpoint.save{of_role} in {' or '.join(map(str, tried))}{hint}",
         str(path),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ import torch
 from bytecheckpoint import _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import UnsupportedError
+from bytecheckpoint.parts import parsed_user_metadata
+from bytecheckpoint.wrong_path import explaining
 
 __all__ = ["Stored", "StoredTensor", "dtype_of", "nested"]
 
@@ -58,12 +59,13 @@ class Stored(Mapping[str, "StoredTensor | None"]):
     def __init__(self, path: str | os.PathLike[str], config: Config | None = None) -> None:
         config = config or Config.from_env()
         self.path = os.fspath(path)
-        checkpoint = _core.Checkpoint.open(
-            self.path,
-            accept_rewritten=config.accept_rewritten_metadata,
-            io_timeout_s=config.io_timeout_s,
-        )
-        self.user_metadata: Any = json.loads(checkpoint.user_metadata) if checkpoint.user_metadata else None
+        with explaining(self.path):
+            checkpoint = _core.Checkpoint.open(
+                self.path,
+                accept_rewritten=config.accept_rewritten_metadata,
+                io_timeout_s=config.io_timeout_s,
+            )
+        self.user_metadata: Any = parsed_user_metadata(checkpoint.user_metadata, self.path)
         ways = checkpoint.planner_data
         self._ways: Mapping[str, tuple[Any, ...]] = ways if isinstance(ways, Mapping) else {}
         self._items: dict[str, StoredTensor | None] = {}

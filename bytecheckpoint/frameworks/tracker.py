@@ -9,21 +9,31 @@ import warnings
 from pathlib import Path
 
 from bytecheckpoint import _core
-from bytecheckpoint.errors import StorageError
+from bytecheckpoint.errors import ConfigError, StorageError
 from bytecheckpoint.frameworks.roles import check_role, folder_of_role
 from bytecheckpoint.local_path import local_path
-from bytecheckpoint.parts import is_whole
-from bytecheckpoint.steps import scan_steps
+from bytecheckpoint.newest import newest_whole
+from bytecheckpoint.small_files import read_small_file, replacing
+from bytecheckpoint.step_names import MOST_DIGITS, step_number
+from bytecheckpoint.steps import look_at_step
 
 __all__ = ["TRACKER", "find_latest_ckpt_path", "step_folder", "write_tracker"]
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
+_MAX_BYTES = 4096  # of it; the number of a step takes 18
+
 _writing = threading.Lock()  # saves of one process may end at the same time
 
 
 def step_folder(root: str | os.PathLike[str], step: int) -> Path:
-    """Of one step of a run."""
+    """Of one step of a run.
+
+    Raises:
+        ConfigError: A number that no run reaches, whose folder would not be found again.
+    """
+    if isinstance(step, int) and step >= 10**MOST_DIGITS:
+        raise ConfigError(f"global_steps: a number of {MOST_DIGITS} digits at most wanted")
     return Path(root) / f"global_step_{step}"
 
 
@@ -31,32 +41,27 @@ def write_tracker(root: str | os.PathLike[str], step: int) -> None:
     """Says durably that ``step`` is the newest; before, it was another or none, never half a number.
 
     Raises:
-        StorageError: The file system refused; the tracker says what it said.
+        StorageError: The file system refused, or something else than a file is in the place of the tracker or of its
+            temporary file; the tracker says what it said.
     """
-    tracker = Path(root) / TRACKER
-    # The same name each time: what a killed process left is written over.
-    tmp = tracker.with_name(f".{TRACKER}.tmp")
+    # The same name each time: what a killed process left goes.
     with _writing:
         try:
-            try:
-                with tmp.open("w", encoding="ascii") as file:
-                    file.write(str(step))
-                    file.flush()
-                    os.fsync(file.fileno())
-                tmp.rename(tracker)
-            finally:
-                tmp.unlink(missing_ok=True)
-        except OSError as error:
-            raise StorageError(f"write({tracker}): {error.strerror}", str(tracker), error.errno or 0) from error
+            with replacing(Path(root) / TRACKER, f".{TRACKER}.tmp") as file:
+                file.write(str(step).encode("ascii"))
+        except StorageError as error:
+            error.add_note(f"{step_folder(root, step)} is committed and loads; only {TRACKER} does not name it")
+            raise
         _core.sync_directory(str(root))
 
 
 def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "") -> str | None:
-    """The step folder of the newest checkpoint of a run, for ``bytecheckpoint.load``; None if there is none.
+    """The step folder that the tracker of a run names, for ``bytecheckpoint.load``; None if the run has none yet.
 
-    Local, and of what is on disk: a save that is under way does not count; wait for its handle if it should. It is the
-    step that the tracker names; if that is gone, or not whole, or there is no tracker, the whole one of the highest
-    step, with a warning. A step is whole if all parts that were saved together are there.
+    Local, and of what is on disk: a save that is under way does not count; wait for its handle if it should. If the
+    step that the tracker names is gone, or not whole, or there is no tracker, it is the whole one of the highest step,
+    with a warning, and one for each step folder that is passed over; what None means, and what is an error, is said at
+    ``latest``. A step is whole if all parts that were saved together are there.
 
     Args:
         root: ``ckpt_path`` of ``bytecheckpoint.save``.
@@ -65,22 +70,20 @@ def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "") -> str |
     Raises:
         ConfigError: An unknown role; a URL.
         StorageError: The tracker or the folder cannot be read.
+        CheckpointError, UnsupportedError: As ``latest``.
     """
     folder = folder_of_role(local_path(root), check_role(role))
     tracker = folder / TRACKER
-    try:
-        text = tracker.read_text(encoding="ascii", errors="replace").strip()
-    except FileNotFoundError:
-        text = ""
-    except OSError as error:
-        raise StorageError(f"read({tracker}): {error.strerror}", str(tracker), error.errno or 0) from error
-    if text.isdecimal() and is_whole(step_folder(folder, int(text))):
-        return str(step_folder(folder, int(text)))
-    if not folder.is_dir():
-        return None
-    complete = [step.path for step in scan_steps(folder, pattern=r"global_step_(\d+)") if is_whole(step.path)]
-    if not complete:
-        return None
-    why = f"names step {text!r}, which is not there whole" if text else "is not there"
-    warnings.warn(f"{tracker} {why}: taking {complete[-1]}", RuntimeWarning, stacklevel=2)
-    return complete[-1]
+    found = read_small_file(tracker, _MAX_BYTES)
+    text = (found or b"").decode("ascii", errors="replace").strip()
+    named = step_number(text)
+    if named is not None:
+        path = str(step_folder(folder, named))
+        step = look_at_step(named, path)
+        if step is not None and step.is_complete:
+            return path
+    newest = newest_whole(folder, r"global_step_(\d+)", "find_latest_ckpt_path")
+    if newest is not None or text:
+        why = f"names step {text[:MOST_DIGITS]!r}, which is not there whole" if text else "is not there"
+        warnings.warn(f"{tracker} {why}: taking {newest or 'none'}", RuntimeWarning, stacklevel=2)
+    return newest

@@ -6,13 +6,15 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
+from unit.cli_runs import run as run_command
 
-from bytecheckpoint import BcpReader, verify
+from bytecheckpoint import BcpReader, latest, verify
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, SaveFailedError, StorageError
 from faults.fork_server import LIMIT_S, ForkServer
 from faults.mounts import mounted
@@ -127,3 +129,60 @@ def test_read_only_file_system(home: Path, server: ForkServer) -> None:
             assert reason_of(server.run(save_as_nobody, SaveRequest(target, NEW)).unwrap()).errno == errno.EROFS
         assert server.run(load_as_nobody, path).unwrap() is None
         assert server.run(verify_as_nobody, path).unwrap() == []
+
+
+def commands_as_nobody(*commands: list[str]) -> list[tuple[int, str, str]]:
+    """Exit codes, and what went to stdout and to stderr."""
+    as_nobody()
+    results = [run_command(*command) for command in commands]
+    return [(result.exit_code, result.stdout, result.stderr) for result in results]
+
+
+def latest_as_nobody(root: Path) -> BaseException | tuple[str | None, list[str]]:
+    """What it raised, or what it found and its warnings."""
+    as_nobody()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            return latest(root), [str(warning.message) for warning in said]
+        except CheckpointError as error:
+            return error
+
+
+def test_what_a_command_could_not_read_is_no_damage(path: Path, server: ForkServer) -> None:
+    """verify ends with 2 then; with 1 if another file is damaged all the same, or is not there."""
+    (data,) = (path / name for name in names_in(path) if name.endswith(".distcp"))
+    data.chmod(0)
+    ((code, listed, said),) = server.run(commands_as_nobody, ["verify", str(path)]).unwrap()
+    assert (code, said) == (2, f"bcp: {path}: 1 file could not be read; it may be whole all the same\n")
+    assert "Permission denied" in listed
+    (path / "__9_9.0123456789abcdef.distcp").touch()
+    ((code, _, said),) = server.run(commands_as_nobody, ["verify", str(path)]).unwrap()
+    assert (code, said) == (1, "")
+    data.unlink()
+    assert server.run(commands_as_nobody, ["verify", str(path)]).unwrap()[0][0] == 1
+
+
+def test_a_step_that_may_not_be_looked_at(home: Path, server: ForkServer) -> None:
+    """It is a finding of bcp steps, and no reason to begin at step 0."""
+    run = home / "run"
+    for step in (1, 2):
+        assert server.run(save_as_nobody, SaveRequest(run / f"step-{step}", OLD)).unwrap() is None
+    (run / "step-2").chmod(0)
+    ((code, listed, _),) = server.run(commands_as_nobody, ["steps", str(run)]).unwrap()
+    assert code == 1
+    assert "Permission denied" in listed
+    found = server.run(latest_as_nobody, run).unwrap()
+    assert isinstance(found, tuple)
+    assert found[0] == str(run / "step-1")
+    assert "step-2, which is unknown" in found[1][0]
+    (run / "step-1").chmod(0)
+    assert "none is whole" in str(server.run(latest_as_nobody, run).unwrap())
+    ((code, _, _),) = server.run(commands_as_nobody, ["steps", str(run)]).unwrap()
+    assert code == 1
+    run.chmod(0)
+    error = server.run(latest_as_nobody, run).unwrap()
+    assert isinstance(error, StorageError)
+    assert error.errno == errno.EACCES
+    error = server.run(latest_as_nobody, run / "role").unwrap()
+    assert isinstance(error, StorageError)

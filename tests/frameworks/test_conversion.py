@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,34 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, safetensors_format: b
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def link_to(theirs: Path) -> Callable[[Path], None]:
+    theirs.write_bytes(b"theirs")
+    return lambda path: path.symlink_to(theirs)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.pt", ".model.pt.{pid}.tmp", "model.safetensors", "model.safetensors.index.json"]
+)
+def test_nothing_but_files_of_its_own_is_written_over(tmp_path: Path, name: str) -> None:
+    """A link, or a FIFO, in the place of an output is refused; a model under another name stays."""
+    bytecheckpoint.save(tmp_path / "step", {"model": nn.Linear(200, 300)}, "ddp")
+    kwargs: dict[str, Any] = {"safetensors_format": "safetensors" in name, "max_shard_size": 1000}
+    for number, make in enumerate((link_to(tmp_path / "theirs"), os.mkfifo)):
+        out = tmp_path / f"out{number}"
+        out.mkdir()
+        (out / "model_best.safetensors").write_bytes(b"mine")
+        make(out / name.format(pid=os.getpid()))
+        before = {path.name: path.lstat() for path in out.iterdir()}
+        with pytest.raises(StorageError, match="a regular file wanted"):
+            bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path / "step", out, **kwargs)
+        assert {path.name: path.lstat() for path in out.iterdir()} == before
+        (out / name.format(pid=os.getpid())).unlink()
+        bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path / "step", out, **kwargs)
+        bytecheckpoint_ckpt_to_pytorch_ckpt(tmp_path / "step", out, **kwargs)
+        assert (out / "model_best.safetensors").read_bytes() == b"mine"
+    assert (tmp_path / "theirs").read_bytes() == b"theirs"
 
 
 def test_what_does_not_fit_is_refused(saved: Path, tmp_path: Path) -> None:

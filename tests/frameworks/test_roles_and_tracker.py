@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,8 +137,6 @@ def test_two_roles_save_at_once(tmp_path: Path) -> None:
 
 
 def test_it_is_written_durably_after_the_last_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     synced: list[str] = []
     fsync = os.fsync
 
@@ -202,6 +202,35 @@ def test_without_a_tracker_the_highest_whole_step_is_the_newest(tmp_path: Path) 
         assert find_latest_ckpt_path(tmp_path) == str(tmp_path / "global_step_2")
     with pytest.raises(ConfigError, match="s3"):
         find_latest_ckpt_path("s3://bucket/run")
+
+
+def test_a_run_in_which_nothing_is_whole_does_not_begin_anew(tmp_path: Path) -> None:
+    save(tmp_path, {"model": model_of(1)}, "ddp", global_steps=1)
+    (tmp_path / "global_step_1" / "model" / ".metadata").write_bytes(b"junk")
+    with pytest.raises(CheckpointError, match=r"none is whole: global_step_1 is corrupt"):
+        find_latest_ckpt_path(tmp_path)
+    shutil.rmtree(tmp_path / "global_step_1")
+    with pytest.warns(RuntimeWarning, match="names step '1', which is not there whole: taking none"):
+        assert find_latest_ckpt_path(tmp_path) is None
+
+
+def test_a_step_whose_data_are_cut_is_not_the_newest(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, {"model": model_of(step)}, "ddp", global_steps=step)
+    data = next((tmp_path / "global_step_2" / "model").glob("*.distcp"))
+    os.truncate(data, 4096)
+    with pytest.warns(RuntimeWarning) as said:
+        assert find_latest_ckpt_path(tmp_path) == str(tmp_path / "global_step_1")
+    assert "passing over" in str(said[0].message)
+    assert "names step '2', which is not there whole: taking" in str(said[1].message)
+
+
+def test_a_save_whose_tracker_cannot_be_written_says_that_it_is_committed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / TRACKER)
+    with pytest.raises(StorageError, match="it is a FIFO") as told:
+        save(tmp_path, {"model": model_of(1)}, "ddp", global_steps=1)
+    assert told.value.__notes__ == [f"{tmp_path}/global_step_1 is committed and loads; only {TRACKER} does not name it"]
+    load(tmp_path / "global_step_1", {"model": model_of(0)}, "ddp")
 
 
 def test_a_tracker_that_cannot_be_read(tmp_path: Path) -> None:

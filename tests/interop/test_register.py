@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 import bytecheckpoint
+from bytecheckpoint import registration
 from bytecheckpoint.errors import UnsupportedError
 
 TESTS = Path(__file__).parent.parent
@@ -178,3 +180,33 @@ def test_what_has_a_state_of_its_own_is_asked_for_it(tmp_path: Path, is_register
     assert (got["counter"].count, got["values"].loaded, got["plain"].tolist(), got["step"]) == (5, 15.0, [5.0, 5.0], 5)
     assert torch.equal(torch.Tensor(got["values"]), torch.zeros(3)), "it is its state that was saved"
     assert is_ours(tmp_path) == is_registered
+
+
+@pytest.fixture
+def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "_has_warned_of_url", False)
+
+
+@pytest.mark.usefixtures("unwarned")
+def test_the_first_url_of_a_process_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec", reason="URLs need fsspec")
+    with bytecheckpoint.registered(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for name in ("a", "b"):
+            dcp.save({"w": torch.ones(3)}, checkpoint_id=f"local://{tmp_path}/secret/{name}", no_dist=True)
+        dcp.load({"w": torch.ones(3)}, checkpoint_id=f"local://{tmp_path}/secret/a", no_dist=True)
+    (told,) = [str(warning.message) for warning in said if "register()" in str(warning.message)]
+    assert told.startswith("bytecheckpoint: local://...: register() leaves URLs to DCP's own writer and reader")
+    assert "secret" not in told
+
+
+@pytest.mark.usefixtures("unwarned")
+def test_file_urls_are_paths(tmp_path: Path) -> None:
+    state = {"w": torch.ones(3)}
+    with bytecheckpoint.registered(), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        dcp.save(state, checkpoint_id=f"file://{tmp_path}/a%20b", no_dist=True)
+        assert is_ours(tmp_path / "a b")
+        state["w"].zero_()
+        dcp.load(state, checkpoint_id=f"file://{tmp_path}/a%20b", no_dist=True)
+    assert torch.equal(state["w"], torch.ones(3))

@@ -75,8 +75,8 @@ def stock_checkpoint() -> Any:
 
 
 def url() -> Any:
-    dcp.save(state(6), checkpoint_id=f"file://{ROOT}/url")
-    return is_ours(ROOT / "url"), loaded(checkpoint_id=f"file://{ROOT}/url")
+    dcp.save(state(6), checkpoint_id=f"local://{ROOT}/url")
+    return is_ours(ROOT / "url"), loaded(checkpoint_id=f"local://{ROOT}/url")
 
 
 def no_path() -> Any:

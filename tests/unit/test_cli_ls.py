@@ -19,6 +19,7 @@ def test_tensors_and_objects(tmp_path: Path) -> None:
     assert list(items) == sorted(items, key=str.encode)
     assert items["model.embed"] == {
         "name": "model.embed",
+        "part": None,
         "rank": None,
         "kind": "tensor",
         "dtype": "float32",
@@ -65,8 +66,11 @@ def test_patterns_and_order(tmp_path: Path) -> None:
     assert names("model.*", "--sort", "size") == ["model.embed", "model.bias"]
     assert names("model.*", "--reverse") == ["model.embed", "model.bias"]
     assert names("step", "*.bias") == ["model.bias", "step"]
-    assert names("MODEL.*") == []
-    assert run("ls", path, "nothing").exit_code == 0
+    said = run("ls", path, "MODEL.*", "step", "x\n")
+    assert said.exit_code == 1
+    assert said.stderr.splitlines() == [f"bcp: no name in {path} matches '{name}'" for name in ("MODEL.*", "x\\n")]
+    assert "step" in said.stdout
+    assert as_json("ls", path, "MODEL.*", code=1)["items"] == []
 
 
 def test_checkpoints_of_others() -> None:

@@ -27,7 +27,7 @@ def test_all_complete(root: Path) -> None:
     assert first.split()[0] == "step-9"
     assert second.split()[0] == "step-10"
     assert first.endswith("complete")
-    assert last == f"{root}: 2 steps, 2 complete, 0 half, corrupt or incomplete"
+    assert last == f"{root}: 2 step folders: 2 complete"
 
 
 def test_half_and_corrupt(root: Path) -> None:
@@ -58,7 +58,29 @@ def test_other_names(root: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    assert run("steps", str(tmp_path)).output == f"{tmp_path}: 0 steps, 0 complete, 0 half, corrupt or incomplete\n"
+    assert run("steps", str(tmp_path)).output == f"{tmp_path}: 0 step folders: 0 complete\n"
     result = run("steps", str(tmp_path / "none"))
     assert result.exit_code == 2
     assert "No such file" in result.output
+
+
+def test_what_cannot_be_looked_at_is_a_finding(root: Path) -> None:
+    """And a folder with nothing of a checkpoint in it is none."""
+    (root / "2024").mkdir()
+    (root / "2024" / "rank_0.log").touch()
+    said = as_json("steps", str(root))
+    assert [(step["state"], step["has_mark"]) for step in said["steps"]] == [("complete", True)] * 2 + [
+        ("unknown", False)
+    ]
+    (root / "step-12").mkdir()
+    (root / "step-12" / ".metadata").write_bytes(b"\x80\x04cmodule\nname\n.")
+    assert as_json("steps", str(root), code=1)["findings"] == 1
+    for name in ("step-9", "step-10", "2024"):
+        shutil.rmtree(root / name)
+    assert run("steps", str(root)).exit_code == 1
+
+
+def test_help_says_what_the_states_and_the_exit_code_mean() -> None:
+    said = " ".join(run("steps", "--help").output.split())
+    assert "unknown: it cannot be looked at" in said
+    assert "Ends with 1 if any is half, corrupt, incomplete, or cannot be looked at" in said

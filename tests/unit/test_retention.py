@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -14,8 +15,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from unit.run_folder import DEAD_TMP, RunFolder, save_at, small_state
 
-from bytecheckpoint import BcpReader, Retention, _core, load_state_dict, prune, scan_steps
+from bytecheckpoint import BcpReader, Retention, StepFolder, _core, load_state_dict, prune, retention, scan_steps
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
+from bytecheckpoint.report import size_text
 
 DAY_S = 86_400.0
 
@@ -52,6 +54,43 @@ def test_a_dry_run_removes_nothing(run: RunFolder) -> None:
     assert (report.removed, report.swept) == ([str(run.path(1)), str(run.path(2))], [str(run.path(0))])
     assert sorted(run.root.rglob("*")) == before
     assert report.summary().startswith(f"pruned {run.root}: would have removed 2")
+    assert report.bytes_freed == sum(file.stat().st_size for step in (0, 1, 2) for file in run.path(step).iterdir())
+    assert report.summary().endswith(f"; would have freed {size_text(report.bytes_freed)}")
+
+
+@pytest.mark.parametrize("remove_others", [False, True])
+def test_a_dry_run_says_what_a_prune_frees(run: RunFolder, remove_others: bool) -> None:
+    """Files of others count if they go; a checkpoint within, and what links lead to, does not."""
+    run.complete(1, 2, 3)
+    (run.path(1) / "logs" / "deep").mkdir(parents=True)
+    (run.path(1) / "logs" / "deep" / "log").write_bytes(bytes(1000))
+    (run.path(1) / "logs" / "link").symlink_to(run.path(3))
+    (run.path(1) / "notes").write_bytes(bytes(10_000))
+    save_at(run.path(2) / "best")
+    run.half(0)
+    rules: dict[str, Any] = {"keep_latest": 1, "remove_others": remove_others}
+    would = prune(run.root, dry_run=True, **rules).bytes_freed
+    assert would == prune(run.root, **rules).bytes_freed
+    assert would > 3000
+
+
+def test_a_step_with_too_little_in_it_is_no_reason_to_remove_another(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state that is none of those that a prune knows."""
+    run.complete(1, 2, 3)
+
+    def scan(*arguments: Any, **options: Any) -> list[StepFolder]:
+        *others, last = scan_steps(*arguments, **options)
+        return [*others, dataclasses.replace(last, state="incomplete", reason="weight: rows 3 to 4 are in no chunk")]
+
+    monkeypatch.setattr(retention, "scan_steps", scan)
+    report = prune(run.root, keep_latest=1, grace_s=0)
+    assert report.kept == [2]
+    assert report.skipped == {str(run.path(3)): "incomplete: weight: rows 3 to 4 are in no chunk"}
+    report = prune(run.root, keep_latest=1, grace_s=0, remove_corrupt=True)
+    assert "no newer one is complete" in report.skipped[str(run.path(3))]
+    assert run.names() == {"step-2", "step-3"}
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://key:secret@bucket/run?token=secret", "file:///secret", "x://[secret", "://secret"]
+    "url", ["s3://key:secret@bucket/run?token=secret", "hdfs:///secret", "x://[secret", "://secret"]
 )
 def test_urls(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused, rather than made a directory of that name; and what may be secret in them is not repeated."""

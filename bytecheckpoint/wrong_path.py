@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is at a path where somebody looked for a checkpoint and there is none. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
+from bytecheckpoint.parts import REFERENCE, inspect_step, is_of_reference
+from bytecheckpoint.step_names import step_paths
+
+__all__ = ["explaining", "refuse_reference"]
+
+_MOST_NAMED = 20
+
+
+@contextmanager
+def explaining(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Where the ``with`` block finds no checkpoint at ``path``, the error says what is there, and what to call."""
+    try:
+        yield
+    except CheckpointError as error:
+        explained = _explained(error, path)
+        if explained is error:
+            raise
+        raise explained from error
+
+
+def _explained(error: CheckpointError, path: str | os.PathLike[str]) -> CheckpointError:
+    if is_of_reference(str(error)):
+        return UnsupportedError(f"open({path}): {REFERENCE}", os.fspath(path))
+    if not isinstance(error, CheckpointNotFoundError):
+        return error
+    try:
+        refuse_reference(path, "open")
+        instead = _parts_at(Path(path)) or _steps_at(Path(path))
+    except UnsupportedError as of_reference:
+        return of_reference
+    except CheckpointError:
+        return error  # there is no folder, or none that can be looked at
+    return CheckpointNotFoundError(f"open({path}): {instead}", os.fspath(path)) if instead else error
+
+
+def refuse_reference(path: str | os.PathLike[str], operation: str) -> None:
+    """Looks whether ``path`` is a step folder, or a run folder, of ByteCheckpoint 0.0.2 or 0.0.3.
+
+    Raises:
+        UnsupportedError: It is.
+        CheckpointError: It cannot be looked at.
+    """
+    folders = [os.fspath(path), *(step for _, step in step_paths(path)[-1:])]
+    for folder in folders:
+        if inspect_step(folder)["reason"] == REFERENCE:
+            raise UnsupportedError(f"{operation}({path}): {folder}: {REFERENCE}", os.fspath(path))
+
+
+def _parts_at(path: Path) -> str:
+    found = inspect_step(path)
+    if found["components"]:
+        parts = list(found["components"])
+        return (
+            f"it holds the {_listed('part', parts)} of bytecheckpoint.save: load them by bytecheckpoint.load('{path}', "
+            f"...), or one by load_state_dict or BcpReader, as '{path / parts[-1]}'"
+        )
+    within = [name for name in found["others"] if os.path.lexists(path / name / ".metadata")]
+    return f"it holds the {_listed('checkpoint', within)}: pass '{path / within[-1]}'" if within else ""
+
+
+def _steps_at(path: Path) -> str:
+    steps = step_paths(path)
+    if not steps:
+        return ""
+    numbers = [str(step) for step, _ in steps]
+    return (
+        f"it is a run folder with the {_listed('step', numbers)}: pass the folder of one, as '{steps[-1][1]}', or what "
+        f"bytecheckpoint.latest('{path}') gives"
+    )
+
+
+def _listed(noun: str, names: list[str]) -> str:
+    more = f"{len(names) - _MOST_NAMED} more and " if len(names) > _MOST_NAMED else ""
+    return f"{noun}{'s' if len(names) > 1 else ''} {more}{', '.join(names[-_MOST_NAMED:])}"

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that Python writes and reads: only regular files of our own naming are touched, and nothing is waited for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bytecheckpoint.errors import StorageError
+from bytecheckpoint.frameworks.tracker import TRACKER
+from bytecheckpoint.small_files import read_small_file, refuse_irregular, replacing
+
+TMP = ".name.tmp"
+LIMIT_S = 120
+
+
+def write(path: Path, content: bytes = b"new") -> None:
+    with replacing(path, TMP) as file:
+        file.write(content)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+def make_link(path: Path) -> None:
+    target = path.with_name("theirs")
+    target.write_bytes(b"theirs")
+    path.symlink_to(target)
+
+
+IRREGULAR: dict[str, Callable[[Path], None]] = {
+    "a FIFO": os.mkfifo,
+    "a directory": Path.mkdir,
+    "a symbolic link": make_link,
+    "a socket": make_socket,
+}
+
+
+def test_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "name"
+    assert read_small_file(path, 10) is None
+    assert refuse_irregular(path) is False
+    (tmp_path / TMP).write_bytes(b"what a killed process left")
+    write(path, b"old")
+    write(path)
+    assert read_small_file(path, 3) == b"new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["name"]
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_what_raises_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "name"
+    write(path, b"old")
+
+    def fail() -> None:
+        with replacing(path, TMP) as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert path.read_bytes() == b"old"
+    with pytest.raises(StorageError, match="No such file") as told:
+        write(tmp_path / "none" / "name")
+    assert (told.value.errno, told.value.path) == (errno.ENOENT, str(tmp_path / "none" / "name"))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["name"]
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+@pytest.mark.parametrize("name", ["name", TMP])
+def test_other_things_are_left_alone(tmp_path: Path, kind: str, name: str) -> None:
+    IRREGULAR[kind](tmp_path / name)
+    before = {entry.name: entry.lstat() for entry in tmp_path.iterdir()}
+    with pytest.raises(StorageError, match=f"write.*{name}.*a regular file wanted, it is {kind}") as told:
+        write(tmp_path / "name")
+    assert told.value.errno
+    if name == "name":
+        with pytest.raises(StorageError, match=f"read.*a regular file wanted, it is {kind}"):
+            read_small_file(tmp_path / "name", 10)
+    assert {entry.name: entry.lstat() for entry in tmp_path.iterdir()} == before
+    if kind == "a symbolic link":
+        assert (tmp_path / "theirs").read_bytes() == b"theirs"
+
+
+def test_a_file_that_is_too_large(tmp_path: Path) -> None:
+    path = tmp_path / "name"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(StorageError, match="10 bytes at most wanted"):
+        read_small_file(path, 10)
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a symbolic link"])
+@pytest.mark.parametrize("name", [TRACKER, f".{TRACKER}.tmp"])
+def test_a_tracker_in_whose_place_something_else_is(tmp_path: Path, kind: str, name: str) -> None:
+    """Neither a save nor a look for the newest step hangs, and the link leads where it did."""
+    IRREGULAR[kind](tmp_path / name)
+    script = f"""
+import torch
+from bytecheckpoint import find_latest_ckpt_path, latest, save
+for call in (
+    lambda: save({str(tmp_path)!r}, {{"model": torch.nn.Linear(3, 2)}}, "ddp", global_steps=7),
+    lambda: find_latest_ckpt_path({str(tmp_path)!r}),
+    lambda: latest({str(tmp_path)!r}),
+):
+    try:
+        print(call())
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
+    saved, found, newest = ran.stdout.splitlines()
+    step = str(tmp_path / "global_step_7")
+    assert saved == f"StorageError write({tmp_path / name}): a regular file wanted, it is {kind}"
+    assert found == (step if name != TRACKER else saved.replace("write", "read"))
+    assert newest == step
+    if kind == "a symbolic link":
+        assert (tmp_path / "theirs").read_bytes() == b"theirs"
+        assert (tmp_path / name).is_symlink()
