@@ -155,7 +155,9 @@ def async_save_state_dict(
     return handle
 
 
-def _checked(call: str, path: str | os.PathLike[str], state_dict: Mapping[str, Any], kind: type) -> Mapping[str, Any]:
+def _checked(
+    call: str, path: str | os.PathLike[str] | None, state_dict: Mapping[str, Any], kind: type
+) -> Mapping[str, Any]:
     """``state_dict``, if it is of that kind.
 
     Raises:

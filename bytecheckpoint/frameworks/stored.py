@@ -69,7 +69,7 @@ class Stored(Mapping[str, "StoredTensor | None"]):
         ways = checkpoint.planner_data
         self._ways: Mapping[str, tuple[Any, ...]] = ways if isinstance(ways, Mapping) else {}
         self._items: dict[str, StoredTensor | None] = {}
-        for fqn, dtype, shape, _, record_bytes, _ in checkpoint.contents():
+        for fqn, dtype, shape, _, record_bytes, *_ in checkpoint.contents():
             tensor = (
                 None if dtype is None else StoredTensor(torch.Size(shape), getattr(torch, dtype, None), record_bytes)
             )
