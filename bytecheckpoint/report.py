@@ -294,6 +294,7 @@ class VerifyReport:
         num_files: Data files that were read.
         num_records: Tensors and objects in them.
         bytes_checked: Bytes of data files that were compared with checksums.
+        bytes_unchecked: Of another writer's records: bytes that have no checksum. 0 of our own checkpoints.
         problems: None if the checkpoint is whole; a thousand at most.
         unreferenced: Names of data files that no commit mark refers to. They do the checkpoint no harm, but take space;
             the next save removes those of our naming. None while a save may be under way.
@@ -306,6 +307,7 @@ class VerifyReport:
     num_records: int
     bytes_checked: int
     problems: list[Problem]
+    bytes_unchecked: int = 0
     unreferenced: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

@@ -11,11 +11,13 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
 from bytecheckpoint import _C, _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._calls import LOAD, local_of_call
 from bytecheckpoint.dcp._exchange import Exchange
 from bytecheckpoint.dcp._plan_items import source_of
 from bytecheckpoint.dcp._progress import progress_bar
@@ -28,7 +30,10 @@ from bytecheckpoint.errors import (
     UnsafeObjectError,
 )
 
-__all__ = ["Load", "load_plain_data", "plain_object", "plan_to_read"]
+__all__ = ["Load", "check_requested", "load_plain_data", "plain_object", "plan_to_read"]
+
+# As it was when this was imported.
+_CREATE_LOCAL_PLAN = DefaultLoadPlanner.create_local_plan
 
 # Tensors that cannot be filled in place are read through host copies, no more of them at a time than this.
 _COPY_BYTES = 128 << 20
@@ -47,6 +52,22 @@ def plan_to_read(checkpoint: _C.Checkpoint, plan: LoadPlan) -> _C.ReadPlan:
     if isinstance(source, _C.ReadPlan) and source.is_of(checkpoint):
         return source
     return _C.ReadPlan(checkpoint, plan.items)
+
+
+def check_requested(checkpoint: _C.Checkpoint, plan: LoadPlan) -> None:
+    """Refuses what DCP's own planner leaves out without a word: elements of a requested tensor that no chunk has.
+
+    Our planner has looked already. Of others, which plan in a way of their own, it is not known what they want.
+
+    Raises:
+        InvalidPlanError: Names the tensor, and the elements.
+    """
+    planner = local_of_call(*LOAD, "planner")
+    if not isinstance(planner, DefaultLoadPlanner) or type(planner).create_local_plan is not _CREATE_LOCAL_PLAN:
+        return
+    requested = {fqn: planner.state_dict[fqn] for fqn in checkpoint.tensors_with_gaps() if fqn in planner.state_dict}
+    if requested:
+        _C.ReadPlan.of_state(checkpoint, requested, _compat.chunks_of, allow_partial=True)
 
 
 class Load:

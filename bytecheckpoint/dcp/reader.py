@@ -28,7 +28,7 @@ from bytecheckpoint.dcp._gather import Gather
 from bytecheckpoint.dcp._groups import watch_of_call
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._intent import Intent, choose_reading
-from bytecheckpoint.dcp._load import Load, plan_to_read
+from bytecheckpoint.dcp._load import Load, check_requested, plan_to_read
 from bytecheckpoint.dcp._peers import rank_of_call
 from bytecheckpoint.dcp._phases import Phases
 from bytecheckpoint.dcp._plan_items import PlanItems
@@ -222,6 +222,7 @@ class BcpReader(StorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
         checkpoint = self._opened()
+        check_requested(checkpoint, plan)
         to_read = plan_to_read(checkpoint, plan)
         # Pages are touched in the background while ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)

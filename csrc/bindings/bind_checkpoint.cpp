@@ -8,6 +8,7 @@
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/tree_caster.h"
 #include "csrc/bindings/unlocked.h"
+#include "csrc/engine/coverage.h"
 #include "csrc/format/metadata_file.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
@@ -78,6 +79,22 @@ py::list contents_of(const Checkpoint& checkpoint) {
                               ints_of(item.tensor.sizes), dtype == nullptr ? 0 : dtype->itemsize_bytes, record_bytes,
                               item.chunks.size(), item.is_partial));
   }
+  return out;
+}
+
+/// Names of the tensors of which some elements are in no chunk.
+py::list tensors_with_gaps(const Checkpoint& checkpoint) {
+  const format::Manifest& manifest = checkpoint.whole();
+  std::vector<const format::Item*> found = unlocked([&] {
+    engine::CoverageCheck check;
+    std::vector<const format::Item*> with_gaps;
+    for (const format::Item& item : manifest.items) {
+      if (check.has_gap(item)) with_gaps.push_back(&item);
+    }
+    return with_gaps;
+  });
+  py::list out;
+  for (const format::Item* item : found) out.append(to_text(item->fqn));
   return out;
 }
 
@@ -204,6 +221,7 @@ void bind_checkpoint(py::module_& m) {
       .def("files", &files_of)
       .def("contents", &contents_of)
       .def("chunks", &chunks_of)
+      .def("tensors_with_gaps", &tensors_with_gaps)
       .def("metadata_file", [](const Checkpoint& c) { return py::bytes(format::encode_metadata_file(c.whole())); });
 }
 

@@ -20,8 +20,8 @@ py::list texts(const std::vector<std::string>& all) {
   return out;
 }
 
-/// {"save_ids", "num_files", "num_records", "bytes_checked", "problems": [(file, section, offset, bytes, fqns,
-/// message)], "unreferenced", "notes"}
+/// {"save_ids", "num_files", "num_records", "bytes_checked", "bytes_unchecked", "problems": [(file, section, offset,
+/// bytes, fqns, message)], "unreferenced", "notes"}
 py::dict verify(std::string directory, bool direct_io, int num_threads, int64_t ring_bytes,
                 const py::object& progress) {
   engine::VerifyOptions options;
@@ -56,6 +56,7 @@ py::dict verify(std::string directory, bool direct_io, int num_threads, int64_t 
   out["num_files"] = report.num_files;
   out["num_records"] = report.num_records;
   out["bytes_checked"] = report.bytes_checked;
+  out["bytes_unchecked"] = report.bytes_unchecked;
   out["problems"] = problems;
   out["unreferenced"] = texts(report.unreferenced);
   out["notes"] = texts(report.notes);

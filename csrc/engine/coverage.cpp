@@ -60,6 +60,13 @@ std::string CoverageCheck::fault(const format::Item& item) {
   return text("'", item.fqn, "': ", found->gap, kInNoChunk);
 }
 
+bool CoverageCheck::has_gap(const format::Item& item) {
+  const auto found = find(item);
+  if (!found.has_value() || !found->is_overlap()) return found.has_value();
+  const tensor::Dims& sizes = item.tensor.sizes;
+  return !planner::find_gap(numbers_.boxes(sizes.size()), tensor::whole(sizes), sizes).empty();
+}
+
 Status CoverageCheck::check(Gaps gaps, format::Item* item) {
   BCP_RETURN_IF_ERROR(check_bounds(*item));
   const auto found = find(*item);

@@ -26,8 +26,10 @@ class CoverageCheck {
   /// Why the chunks of a tensor do not tile it: `'w': rows 128 to 255 of 256 are in no chunk`. Empty if they do, for a
   /// gap of an item that is partial on purpose, and for what is no tensor. Chunks must lie in their tensor.
   std::string fault(const format::Item& item);
-  /// The same for a save, where a gap is what `gaps` says. \returns kInvalidArgument, also for a chunk that lies
-  /// outside its tensor and for a shape that the format does not have.
+  /// Are there elements of a tensor that no chunk has, also on purpose? Overlaps do not count.
+  bool has_gap(const format::Item& item);
+  /// The same as `fault` for a save, where a gap is what `gaps` says. \returns kInvalidArgument, also for a chunk that
+  /// lies outside its tensor and for a shape that the format does not have.
   base::Status check(Gaps gaps, format::Item* item);
 
  private:

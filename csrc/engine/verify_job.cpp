@@ -9,6 +9,7 @@
 
 #include "csrc/base/named_thread.h"
 #include "csrc/engine/coverage.h"
+#include "csrc/engine/foreign_check.h"
 #include "csrc/engine/names.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/engine/unreferenced.h"
@@ -80,6 +81,7 @@ class Verifier {
     BCP_ASSIGN_OR_RETURN(const std::optional<format::Manifest> readable, read_metadata(scope));
     if (!readable.has_value()) return Status::ok();
     const format::Manifest& manifest = *readable;
+    if (manifest.foreign.has_value()) return verify_foreign(manifest, scope);
     report_->save_ids.push_back(base::to_hex(manifest.save_id));
     check_coverage(manifest, scope);
     std::vector<std::vector<FileCheck::Record>> records(manifest.files.size());
@@ -119,16 +121,23 @@ class Verifier {
       add({mark_name(scope), "metadata", fault.offset(), fault.num_bytes(), {}, fault.message()});
       return std::optional<format::Manifest>();
     }
-    if (manifest.value().foreign.has_value()) {
-      return Status::make(Code::kUnsupported,
-                          text("verify(", options_.directory,
-                               "): written by another tool; there is no checksum of ours to compare with"),
-                          options_.directory);
-    }
+    if (manifest.value().foreign.has_value()) return std::make_optional(std::move(manifest.value()));
     BCP_ASSIGN_OR_RETURN(const std::string_view pickle, format::pickle_part(bytes));
     const std::string difference = format::compare_metadata(pickle, manifest.value());
     if (!difference.empty()) add({mark_name(scope), "metadata", -1, -1, {}, difference});
     return std::make_optional(std::move(manifest.value()));
+  }
+
+  Status verify_foreign(const format::Manifest& manifest, Scope scope) {
+    check_coverage(manifest, scope);
+    BCP_ASSIGN_OR_RETURN(ForeignCheck check,
+                         check_foreign_records(options_.directory, manifest, options_.num_threads, progress_));
+    report_->num_files += static_cast<int64_t>(manifest.files.size());
+    report_->num_records += check.num_records;
+    report_->bytes_checked += check.bytes_checked;
+    report_->bytes_unchecked += check.bytes_unchecked;
+    for (Problem& problem : check.problems) add(std::move(problem));
+    return Status::ok();
   }
 
   void check_coverage(const format::Manifest& manifest, Scope scope) {

@@ -23,6 +23,7 @@ struct VerifyReport {
   int64_t num_files = 0;
   int64_t num_records = 0;
   int64_t bytes_checked = 0;
+  int64_t bytes_unchecked = 0;            // of another writer's records, that have no checksum
   std::vector<Problem> problems;          // no more than kMaxProblems
   std::vector<std::string> unreferenced;  // data files that no commit mark names; see engine/unreferenced.h
   std::vector<std::string> notes;         // why some may be none
@@ -38,8 +39,11 @@ struct VerifyReport {
 ///
 /// \param progress  Called between segments, by the calling thread, with the bytes done and to do; false ends with
 /// kCancelled.
-/// \returns kNotFound without a checkpoint; kUnsupported for a foreign one, which has no checksums; kChanged if a
-/// newer commit came in between.
+/// Of a checkpoint of another writer the CRCs in its records are compared, as far as there are any; see
+/// foreign_check.h.
+///
+/// \returns kNotFound without a checkpoint; kUnsupported for metadata of another writer that we do not read; kChanged
+/// if a newer commit came in between.
 base::Result<VerifyReport> verify_checkpoint(const VerifyOptions& options,
                                              const std::function<bool(int64_t, int64_t)>& progress);
 

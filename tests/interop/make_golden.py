@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the golden checkpoint of format version 1: ``python tests/interop/make_golden.py tests/interop/golden/v1``.
-
-That with a manifest of version 2, whose tensors are partial: ``... tests/interop/golden/v2``.
+With ``... tests/interop/golden/v2`` that with a manifest of version 2, whose tensors are partial.
 
 Each is made once. When a test of it fails, the format has changed: that is a new version with a golden file of its own.
 """

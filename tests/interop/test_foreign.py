@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from bytecheckpoint import BcpReader, BcpWriter, Config, verify
+from bytecheckpoint import BcpReader, BcpWriter, Config, VerifyReport, verify
+from bytecheckpoint.dcp.chunks import LocalChunks
 from bytecheckpoint.errors import (
     CheckpointChangedError,
     CorruptCheckpointError,
@@ -287,9 +288,62 @@ def test_compressed_archives_are_left_to_torch(tmp_path: Path) -> None:
     assert torch.equal(got["a"], numbers(10))
 
 
-def test_verify_says_that_there_are_no_checksums(layouts: Path) -> None:
-    with pytest.raises(UnsupportedError, match="another tool"):
-        verify(layouts)
+def verified(path: Path) -> VerifyReport:
+    """Of some bytes it is known that they have no checksum; all others are compared."""
+    report = verify(path)
+    records = dcp.FileSystemReader(path).read_metadata().storage_data.values()
+    assert report.num_records == len(records)
+    assert report.bytes_checked + report.bytes_unchecked == sum(storage.length for storage in records)
+    return report
+
+
+def test_verify_compares_the_checksums_of_records(layouts: Path) -> None:
+    report = verified(layouts)
+    assert report.is_whole
+    assert report.bytes_checked > 0
+    assert report.unreferenced == []
+
+
+def test_verify_finds_every_changed_byte_of_a_tensor_and_of_an_object(tmp_path: Path) -> None:
+    state = {"a": torch.arange(1000.0), "b": torch.arange(3), "step": {"lr": 0.125, "name": "x" * 100}}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    assert verified(tmp_path).is_whole
+    (file,) = tmp_path.glob("*.distcp")
+    content = file.read_bytes()
+    for fqn, needle in (("a", torch.arange(990.0, 1000.0).numpy().tobytes()), ("step.name", b"x" * 50)):
+        at = content.index(needle)
+        file.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+        (problem,) = verify(tmp_path).problems
+        assert (problem.file, problem.section, problem.fqns) == (file.name, "records", [fqn])
+        assert problem.offset is not None
+        assert problem.num_bytes is not None
+        assert problem.offset <= at < problem.offset + problem.num_bytes
+    file.write_bytes(content[:-1])
+    assert {problem.section for problem in verify(tmp_path).problems} == {"file"}
+    file.unlink()
+    (problem,) = verify(tmp_path).problems
+    assert (problem.file, problem.section) == (file.name, "file")
+
+
+def test_verify_says_how_many_bytes_have_no_checksum(tmp_path: Path) -> None:
+    wanted = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        dcp.save({"a": numbers(1000)}, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    finally:
+        torch.serialization.set_crc32_options(wanted)
+    report = verified(tmp_path)
+    assert report.is_whole
+    assert report.bytes_checked == 0
+    assert report.bytes_unchecked > 4000
+
+
+def test_verify_names_what_a_stock_save_of_one_rank_lacks(tmp_path: Path) -> None:
+    half = LocalChunks((8,), [(0,)], [torch.arange(4.0)], torch.float32)
+    dcp.save({"w": half}, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    (problem,) = verified(tmp_path).problems
+    assert (problem.file, problem.section, problem.fqns) == (".metadata", "metadata", ["w"])
+    assert problem.message == "'w': rows 4 to 7 of 8 are in no chunk"
 
 
 def test_saving_over_a_stock_checkpoint_and_back(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from bytecheckpoint import BcpReader
+from bytecheckpoint import BcpReader, _core, verify
 from bytecheckpoint.errors import UnsafeObjectError, UnsupportedError
 from interop.exact import assert_equal, blank, settled
 from interop.stock_states import Tagged, Version, as_saved, laid_out, state_of
@@ -250,6 +250,16 @@ def test_what_is_refused(kind: str, named: str) -> None:
     assert set(errors) == {0}
     with pytest.raises(UnsupportedError, match=named):
         raise errors[0]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("compressed")])
+def test_every_element_is_there_and_is_what_was_written(name: str) -> None:
+    found = _core.inspect_folder(str(GOLDEN / name))
+    assert (found["state"], found["reason"]) == ("complete", "")
+    report = verify(GOLDEN / name)
+    assert report.is_whole
+    assert (report.bytes_checked == 0) == name.endswith("no_crc")
+    assert report.unreferenced == []
 
 
 @pytest.mark.parametrize("version", ["2.3.1", "2.13.0"])

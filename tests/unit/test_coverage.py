@@ -14,10 +14,10 @@ import torch.distributed.checkpoint as dcp
 from cli_runs import run
 from partial_states import PARTIAL, UncheckedWriter, gap_of, rows, save_incomplete
 from run_folder import RunFolder, save_at
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 
 from bytecheckpoint import (
     BcpLoadPlanner,
@@ -278,6 +278,35 @@ def test_large_metadata_is_judged_too_and_only_once(tmp_path: Path) -> None:
 
 
 # Loads.
+
+
+class ReadsLess(DefaultLoadPlanner):
+    """Plans in a way of its own, and means it."""
+
+    def create_local_plan(self) -> LoadPlan:
+        return super().create_local_plan()
+
+
+@pytest.mark.parametrize("is_meant", [False, True])
+@pytest.mark.parametrize("is_stock", [False, True])
+def test_dcp_s_planner_leaves_nothing_out_without_a_word(is_meant: bool, is_stock: bool, tmp_path: Path) -> None:
+    state = {"w": rows(0, 4), "other": torch.ones(3)}
+    if is_stock:
+        save(tmp_path, state, writer=FileSystemWriter(tmp_path))
+    elif is_meant:
+        save(tmp_path, state, config=PARTIAL)
+    else:
+        save_incomplete(tmp_path, state)
+    into: dict[str, Any] = {"other": torch.zeros(3), "w": torch.full((8, 2), -1.0)}
+    error = refusal(lambda: load(tmp_path, into, planner=DefaultLoadPlanner()))
+    assert "'w': rows 4 to 7 of 8 are in no stored chunk" in str(error)
+    assert torch.equal(into["other"], torch.zeros(3))
+    load(tmp_path, into, planner=ReadsLess())
+    assert torch.equal(into["other"], torch.ones(3))
+    assert torch.equal(into["w"], torch.cat([torch.arange(8.0).view(4, 2), torch.full((4, 2), -1.0)]))
+    there = {"w": rows(1, 4, value=-1.0)}
+    load(tmp_path, there, planner=DefaultLoadPlanner())
+    assert torch.equal(there["w"].tensors[0], rows(1, 4).tensors[0])
 
 
 def test_chunks_that_overlap_do_not_hide_a_gap(tmp_path: Path) -> None:

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/foreign_check.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <optional>
+#include <thread>
+#include <tuple>
+
+#include "csrc/base/crc32.h"
+#include "csrc/base/mutex.h"
+#include "csrc/base/named_thread.h"
+#include "csrc/format/zip_directory.h"
+#include "csrc/io/file.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+
+constexpr int64_t kPieceBytes = 4 << 20;
+
+/// One record, and the first item that names it.
+struct NamedRecord {
+  const format::Item* item;
+  const format::Record* record;
+};
+
+auto extent_of(const NamedRecord& named) {
+  return std::make_tuple(named.record->file, named.record->offset, named.record->bytes);
+}
+
+class ForeignChecker {
+ public:
+  ForeignChecker(const std::string& directory, const format::Manifest& manifest,
+                 const std::function<bool(int64_t, int64_t)>& progress)
+      : directory_(directory), manifest_(manifest), progress_(progress), caller_(std::this_thread::get_id()) {
+    for (const format::Item& item : manifest.items) {
+      for (const format::Chunk& chunk : item.chunks) {
+        if (chunk.record.kind == format::RecordKind::kAbsent) {
+          add({".metadata", "metadata", -1, -1, {item.fqn}, "no place is named for a chunk"});
+        } else {
+          records_.push_back({&item, &chunk.record});
+        }
+      }
+    }
+    std::stable_sort(records_.begin(), records_.end(),
+                     [](const auto& a, const auto& b) { return extent_of(a) < extent_of(b); });
+    const auto same = [](const auto& a, const auto& b) { return extent_of(a) == extent_of(b); };
+    records_.erase(std::unique(records_.begin(), records_.end(), same), records_.end());
+    check_.num_records = static_cast<int64_t>(records_.size());
+    for (const NamedRecord& named : records_) {
+      // No file is so long; what it lacks is a problem.
+      if (!base::checked_add(bytes_total_, named.record->bytes, &bytes_total_)) bytes_total_ = INT64_MAX;
+    }
+  }
+
+  base::Result<ForeignCheck> run(int num_threads) {
+    const size_t wanted = std::min(records_.size(), static_cast<size_t>(std::max(num_threads, 1)));
+    base::work_together("bcp-verify", wanted, [&] { work(); });
+    BCP_RETURN_IF_ERROR(failure_);
+    if (is_cancelled_ || !progress_(bytes_total_, bytes_total_)) {
+      return Status::make(Code::kCancelled, text("verify(", directory_, "): interrupted"));
+    }
+    std::stable_sort(check_.problems.begin(), check_.problems.end(), [](const Problem& a, const Problem& b) {
+      return std::tie(a.file, a.offset) < std::tie(b.file, b.offset);
+    });
+    return std::move(check_);
+  }
+
+ private:
+  void work() {
+    std::optional<uint32_t> open;
+    io::File file;
+    int64_t file_bytes = 0;
+    for (size_t i = next_++; i < records_.size() && !is_cancelled_; i = next_++) {
+      const NamedRecord& named = records_[i];
+      if (open != named.record->file) {
+        open = named.record->file;
+        file_bytes = open_file(*open, &file);
+      }
+      const format::Record& record = *named.record;
+      if (file_bytes < 0) continue;
+      if (record.bytes > file_bytes || record.offset > file_bytes - record.bytes) {
+        add(problem(named, "file", record.offset, record.bytes,
+                    text("the metadata want a record there, the file has ", file_bytes, " bytes")));
+      } else if (const Status failure = check(named, &file); !failure.is_ok()) {
+        const base::MutexLock lock(mutex_);
+        if (failure_.is_ok()) failure_ = failure;
+        is_cancelled_ = true;
+      }
+    }
+  }
+
+  /// Its length, or -1 if it cannot be opened, which is told once a file.
+  int64_t open_file(uint32_t number, io::File* file) {
+    const std::string& name = manifest_.files[number].name;
+    base::Result<io::File> opened = io::File::open(directory_, name, /*direct=*/false);
+    const base::Result<int64_t> size = opened.is_ok() ? opened.value().size() : base::Result<int64_t>(opened.status());
+    if (size.is_ok()) {
+      *file = std::move(opened.value());
+      return size.value();
+    }
+    const base::MutexLock lock(mutex_);
+    if (size.status().code() == Code::kCorrupt || size.status().sys_errno() == ENOENT) {
+      const auto is_told = [&](const Problem& p) { return p.file == name && p.offset < 0; };
+      if (std::none_of(check_.problems.begin(), check_.problems.end(), is_told)) {
+        check_.problems.push_back({name, "file", -1, -1, {}, size.status().message()});
+      }
+    } else if (failure_.is_ok()) {
+      failure_ = size.status();
+      is_cancelled_ = true;
+    }
+    return -1;
+  }
+
+  /// \returns what is no damage.
+  Status check(const NamedRecord& named, io::File* file) {
+    const format::Record& record = *named.record;
+    const format::ReadBytes read = [&](int64_t offset, int64_t size) {
+      return file->read(record.offset + offset, size);
+    };
+    format::ArchiveReader archive(record.bytes, read);
+    int64_t checked = 0;
+    Status fault;
+    const auto directory = format::read_zip_directory(&archive);
+    if (!directory.is_ok()) {
+      fault = directory.status();
+    } else if (directory.value().has_value()) {
+      fault = check_entries(named, *directory.value(), &archive, file, &checked);
+    }
+    if (fault.code() == Code::kStorage) return fault;
+    if (fault.code() == Code::kCorrupt) add(problem(named, "records", record.offset, record.bytes, fault.message()));
+    bytes_done_ += record.bytes - checked;
+    const base::MutexLock lock(mutex_);
+    check_.bytes_checked += checked;
+    check_.bytes_unchecked += record.bytes - checked;
+    return Status::ok();
+  }
+
+  /// \returns kCorrupt for an archive that is damaged as a whole.
+  Status check_entries(const NamedRecord& named, const format::ZipDirectory& directory, format::ArchiveReader* archive,
+                       io::File* file, int64_t* checked) {
+    // Told to compute no CRCs, torch writes zeros.
+    const bool has_crcs = std::any_of(directory.entries.begin(), directory.entries.end(),
+                                      [](const format::ZipEntry& entry) { return entry.crc != 0; });
+    int64_t left = archive->bytes();
+    for (const format::ZipEntry& entry : directory.entries) {
+      if (!entry.is_plain || !has_crcs) continue;
+      BCP_ASSIGN_OR_RETURN(const int64_t offset, format::content_offset(entry, directory, archive));
+      left -= entry.bytes;
+      if (left < 0) return format::corrupt_archive("entries share bytes");
+      BCP_ASSIGN_OR_RETURN(const std::optional<uint32_t> crc, sum(named.record->offset + offset, entry.bytes, file));
+      if (!crc.has_value()) return Status::ok();
+      *checked += entry.bytes;
+      if (*crc == entry.crc) continue;
+      add(problem(named, "records", named.record->offset + offset, entry.bytes,
+                  text("entry '", entry.name, "': CRC is ", *crc, ", stored ", entry.crc)));
+    }
+    return Status::ok();
+  }
+
+  /// Nothing once it is cancelled.
+  base::Result<std::optional<uint32_t>> sum(int64_t offset, int64_t bytes, io::File* file) {
+    uint32_t crc = 0;
+    for (int64_t done = 0; done < bytes;) {
+      const int64_t size = std::min(kPieceBytes, bytes - done);
+      BCP_ASSIGN_OR_RETURN(const std::string piece, file->read(offset + done, size));
+      crc = base::crc32(crc, piece.data(), piece.size());
+      done += size;
+      bytes_done_ += size;
+      const bool tells = std::this_thread::get_id() == caller_;
+      if (tells && !is_cancelled_ && !progress_(bytes_done_, bytes_total_)) is_cancelled_ = true;
+      if (is_cancelled_) return std::optional<uint32_t>();
+    }
+    return std::make_optional(crc);
+  }
+
+  Problem problem(const NamedRecord& named, const char* section, int64_t offset, int64_t bytes,
+                  std::string message) const {
+    return {manifest_.files[named.record->file].name, section, offset, bytes, {named.item->fqn}, std::move(message)};
+  }
+
+  void add(Problem problem) {
+    const base::MutexLock lock(mutex_);
+    if (check_.problems.size() < kMaxProblems) check_.problems.push_back(std::move(problem));
+  }
+
+  const std::string& directory_;
+  const format::Manifest& manifest_;
+  const std::function<bool(int64_t, int64_t)>& progress_;
+  const std::thread::id caller_;
+  std::vector<NamedRecord> records_;  // by file and offset, each extent once
+  int64_t bytes_total_ = 0;
+  std::atomic<size_t> next_{0};
+  std::atomic<int64_t> bytes_done_{0};
+  std::atomic<bool> is_cancelled_{false};
+  base::Mutex mutex_;
+  Status failure_ BCP_GUARDED_BY(mutex_);
+  ForeignCheck check_ BCP_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+base::Result<ForeignCheck> check_foreign_records(const std::string& directory, const format::Manifest& manifest,
+                                                 int num_threads,
+                                                 const std::function<bool(int64_t, int64_t)>& progress) {
+  return ForeignChecker(directory, manifest, progress).run(num_threads);
+}
+
+}  // namespace bytecheckpoint::engine
