@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
@@ -34,27 +34,28 @@ def _explained(error: CheckpointError, path: str | os.PathLike[str]) -> Checkpoi
         return UnsupportedError(f"open({path}): {REFERENCE}", os.fspath(path))
     if not isinstance(error, CheckpointNotFoundError):
         return error
+    instead = ""
     try:
         refuse_reference(path, "open")
-        instead = _parts_at(Path(path)) or _steps_at(Path(path))
+        with suppress(CheckpointError):  # there is no folder, or none that can be looked at
+            instead = _parts_at(Path(path)) or _steps_at(Path(path))
     except UnsupportedError as of_reference:
         return of_reference
-    except CheckpointError:
-        return error  # there is no folder, or none that can be looked at
     return CheckpointNotFoundError(f"open({path}): {instead}", os.fspath(path)) if instead else error
 
 
 def refuse_reference(path: str | os.PathLike[str], operation: str) -> None:
-    """Looks whether ``path`` is a step folder, or a run folder, of ByteCheckpoint 0.0.2 or 0.0.3.
+    """No effect where nothing is, or nothing that can be looked at.
 
     Raises:
-        UnsupportedError: It is.
-        CheckpointError: It cannot be looked at.
+        UnsupportedError: ``path`` is a step folder, or a run folder, of ByteCheckpoint 0.0.2 or 0.0.3.
     """
-    folders = [os.fspath(path), *(step for _, step in step_paths(path)[-1:])]
-    for folder in folders:
-        if inspect_step(folder)["reason"] == REFERENCE:
-            raise UnsupportedError(f"{operation}({path}): {folder}: {REFERENCE}", os.fspath(path))
+    is_theirs = False
+    with suppress(CheckpointError):
+        folders = [os.fspath(path), *(step for _, step in step_paths(path)[-1:])]
+        is_theirs = any(inspect_step(folder)["reason"] == REFERENCE for folder in folders)
+    if is_theirs:
+        raise UnsupportedError(f"{operation}({path}): {REFERENCE}", os.fspath(path))
 
 
 def _parts_at(path: Path) -> str:

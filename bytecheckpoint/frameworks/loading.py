@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -329,8 +328,7 @@ def _folder(ckpt_path: str | os.PathLike[str] | None, role: str) -> Path:
         for folder in tried:
             if (folder / "model").is_dir():
                 return folder
-    with suppress(StorageError):  # it is not there, or no folder
-        refuse_reference(path, "load")
+    refuse_reference(path, "load")
     of_role = f" of role {role!r}" if role else ""
     near = [path, path.parent, path.parent.parent] if role else [path, path.parent]
     hint = _what_there_is([folder_of_role(folder, role) for folder in near])

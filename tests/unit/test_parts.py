@@ -18,7 +18,7 @@ from unit.cli_runs import run
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpWriter, find_latest_ckpt_path, latest, scan_steps
 from bytecheckpoint.dcp._direct import run_save
-from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, UnsupportedError
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, UnsupportedError
 
 
 @contextmanager
@@ -83,6 +83,10 @@ def test_odd_descriptions_are_typed_errors_or_passed_over(tmp_path: Path, case: 
     assert [folder.state for folder in scan_steps(tmp_path)] == ["complete", "unknown"]
     assert bytecheckpoint.prune(tmp_path, keep_latest=1, grace_s=0).removed == []
     assert run("steps", str(tmp_path)).exit_code == 1
+    with pytest.raises(CheckpointNotFoundError, match="has the steps 4, 5"):
+        bytecheckpoint.load(tmp_path, model, "ddp")
+    with pytest.raises(CheckpointNotFoundError, match="a run folder with the steps 4, 5"):
+        bytecheckpoint.load_state_dict(tmp_path, {}, no_dist=True)
     if error is UnsupportedError or case == "no JSON":
         with pytest.raises(error, match="user_metadata"):
             _ = BcpReader(step / "model").user_metadata
