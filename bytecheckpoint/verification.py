@@ -24,11 +24,11 @@ def verify(
 ) -> VerifyReport:
     """Reads every byte of a checkpoint and compares it with its checksum.
 
-    Also proves that the two parts of ``.metadata`` say the same, and that the archives that stock readers read around
-    the elements of each tensor are what they must be, and that every element of every tensor is in one chunk; and looks
-    for data files that nobody refers to. Of a checkpoint of stock DCP the CRCs in its records are compared; the report
-    says how many bytes have none. Local; opens nothing for writing and takes no lock, so it is in no save's way; goes on after a problem, so that one run finds all
-    of them.
+    Also proves that the two parts of ``.metadata`` say the same, that the archives that stock readers read around the
+    elements of each tensor are what they must be, and that every element of every tensor is in one chunk; and looks for
+    data files that nobody refers to. Of a checkpoint of stock DCP the CRCs in its records are compared; the report says
+    how many bytes have none. Local; opens nothing for writing and takes no lock, so it is in no save's way; goes on
+    after a problem, so that one run finds all of them.
 
     Args:
         path: Directory of a checkpoint.
