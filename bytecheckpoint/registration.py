@@ -152,6 +152,8 @@ def _other_parameters(saver: Any, loader: Any) -> list[str]:
         parameters = inspect.signature(getattr(saver, name).execute_save).parameters
         if not {"checkpoint_id", "storage_writer", "planner"} <= parameters.keys():
             problems.append(f"{name}.execute_save takes other arguments")
+        if "_executor" not in getattr(saver, name).execute_save.__code__.co_names:
+            problems.append(f"{name}.execute_save has no _executor")
     return problems
 
 
@@ -216,6 +218,10 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
     """
     from bytecheckpoint import _background
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+    from bytecheckpoint.dcp.writer import BcpWriter
+
+    def nothing() -> None:
+        """Other writers cannot give a save up."""
 
     class Filling(executor):  # type: ignore[misc]
         def execute_save(
@@ -229,17 +235,25 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
         ) -> Any:
             if storage_writer is None and checkpoint_id:
                 storage_writer = setup(None, checkpoint_id)
-            if (config or Config.from_env()).handle_sigterm:
-                _background.handle_sigterm()
-            _background.raise_unseen()
-            future = super().execute_save(
-                staged,
-                checkpoint_id=checkpoint_id,
-                storage_writer=storage_writer,
-                planner=BcpSavePlanner(config=config) if planner is None else planner,
-                **rest,
-            )
-            return _background.note_save(str(checkpoint_id or getattr(storage_writer, "checkpoint_id", "")), future)
+            settings = config or Config.from_env()
+            path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
+            give_up = storage_writer.cancel if isinstance(storage_writer, BcpWriter) else nothing
+            # DCP's own makes threads for which the end of the process waits without end.
+            self._executor = _background.SaveExecutor(path, staged, give_up, settings.exit_timeout_s)
+            try:
+                if settings.handle_sigterm:
+                    _background.handle_sigterm(settings.exit_timeout_s)
+                _background.raise_unseen()
+                return super().execute_save(
+                    staged,
+                    checkpoint_id=checkpoint_id,
+                    storage_writer=storage_writer,
+                    planner=BcpSavePlanner(config=config) if planner is None else planner,
+                    **rest,
+                )
+            except BaseException:
+                self._executor.give_back()
+                raise
 
     Filling.__name__ = Filling.__qualname__ = executor.__name__
     return Filling
