@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that run behind the back of training: their threads, what became of them, and the end of the process."""
+"""Saves that run behind the back of training: their threads, what became of them, and the end of the process.
+
+They run in daemon threads, so that it is us, and not Python, who says how long the end of the process waits for them.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,28 @@ import os
 import signal
 import threading
 import time
+import traceback
+import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, wait
+from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
+from torch.distributed.checkpoint.api import CheckpointException
+
 from bytecheckpoint import _C
-from bytecheckpoint.dcp._staged import is_any_saved
+from bytecheckpoint._save_queue import BackgroundFuture, SaveQueue
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._staged import end_of_save
+from bytecheckpoint.dcp._stays import is_any_saved
 from bytecheckpoint.errors import CheckpointError
 
 __all__ = [
     "BackgroundFuture",
+    "SaveExecutor",
     "handle_sigterm",
-    "note_save",
     "raise_unseen",
     "shutdown",
     "submit",
@@ -32,86 +44,126 @@ __all__ = [
 T = TypeVar("T")
 
 _LOOK_INTERVAL_S = 0.02
+# The end of the process says what it waits for, once it has waited so long.
+_PATIENCE_S = 5.0
+# A save that is given up ends within moments, unless storage or another rank does not answer.
+_GIVEN_UP_WAIT_S = 5.0
 
 _logger = logging.getLogger("bytecheckpoint")
 
 
-class BackgroundFuture(Future[T]):
-    """A future that knows whether somebody has asked it how it ended.
+@dataclass(eq=False)
+class _Save:
+    """One background save.
 
     Attributes:
-        is_seen: ``result`` or ``exception`` has told.
+        give_up: Makes it fail soon, if it is not committed yet.
+        exit_timeout_s: As of ``Config``.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_seen = False
+    path: str
+    future: BackgroundFuture[Any]
+    queue: SaveQueue
+    give_up: Callable[[], None]
+    exit_timeout_s: float
+    is_given_up: bool = False
 
-    def result(self, timeout: float | None = None) -> T:
-        """As of any future."""
-        try:
-            return super().result(timeout)
-        finally:
-            self.is_seen = self.done()
+    def is_running(self) -> bool:
+        return not self.future.done()
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As of any future."""
-        try:
-            return super().exception(timeout)
-        finally:
-            self.is_seen = self.done()
+    def is_unseen_failure(self) -> bool:
+        return self.future.done() and not self.future.is_seen and self.future.peek() is not None
 
-    def peek(self) -> BaseException | None:
-        """What ``exception`` will tell, of a future that is done."""
-        return super().exception(0)
+    def wait(self, end: float | None) -> bool:
+        """Whether it has ended by ``end``."""
+        wait([self.future], None if end is None else max(0.0, end - time.monotonic()))
+        return self.future.done()
 
 
 class _Saves:
     """All background saves of one process that somebody may still ask for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_ending: bool) -> None:
         self.pid = os.getpid()
-        self.lock = threading.Lock()
-        self.noted: list[tuple[str, BackgroundFuture[Any]]] = []
-        self._executors: dict[str, ThreadPoolExecutor] = {}
+        self.lock = threading.RLock()  # one thread may come twice: in the handler of a signal
+        self.noted: list[_Save] = []
+        # From then on the process ends: nobody would wait for a new thread.
+        self.ending_since = time.monotonic() if is_ending else None
+        self._queues: dict[str, SaveQueue] = {}
+        self._with_threads: weakref.WeakSet[SaveQueue] = weakref.WeakSet()
 
-    def executor(self, queue: str) -> ThreadPoolExecutor:
+    def queue(self, name: str) -> SaveQueue:
         """One save at a time, in the order of the calls, which is the same on all ranks: their messages cannot mix."""
         with self.lock:
-            if queue not in self._executors:
-                name = "bytecheckpoint-background" + (f"-{queue}" if queue else "")
-                self._executors[queue] = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-            return self._executors[queue]
+            if name not in self._queues:
+                self._queues[name] = SaveQueue("bytecheckpoint-background" + (f"-{name}" if name else ""))
+            return self._queues[name]
 
-    def has(self, queue: str) -> bool:
+    def has(self, name: str) -> bool:
         """Was a save ever submitted to it?"""
         with self.lock:
-            return queue in self._executors
+            return name in self._queues
 
-    def note(self, path: str, future: BackgroundFuture[Any]) -> None:
+    def run(self, save: _Save, work: Callable[[], None]) -> None:
         with self.lock:
-            self.noted = [(p, f) for p, f in self.noted if not f.done() or (f.peek() is not None and not f.is_seen)]
-            self.noted.append((path, future))
+            self.noted = [other for other in self.noted if other.is_running() or other.is_unseen_failure()]
+            self.noted.append(save)
+            self._with_threads.add(save.queue)
+        save.queue.submit(work, may_start_thread=self.ending_since is None)
 
-    def running(self) -> list[BackgroundFuture[Any]]:
+    def running(self) -> list[_Save]:
         with self.lock:
-            return [future for _, future in self.noted if not future.done()]
+            return [save for save in self.noted if save.is_running()]
 
     def take_unseen(self) -> list[tuple[str, BaseException]]:
         """Failures that nobody has looked at, the oldest first; each once."""
         unseen = []
         with self.lock:
-            for path, future in self.noted:
-                error = future.peek() if future.done() and not future.is_seen else None
+            for save in self.noted:
+                error = save.future.peek() if save.is_unseen_failure() else None
                 if error is not None:
-                    unseen.append((path, error))
-            self.noted = [(p, f) for p, f in self.noted if not f.done()]
+                    unseen.append((save.path, error))
+            self.noted = [save for save in self.noted if save.is_running()]
         return unseen
+
+    def end(self, since: float) -> None:
+        """Until all have ended: each ends by itself within its ``exit_timeout_s`` from ``since``, or is given up."""
+        try:
+            while running := [save for save in self.running() if not save.is_given_up]:
+                save, end = running[0], since + running[0].exit_timeout_s
+                if not save.wait(min(end, time.monotonic() + _PATIENCE_S)):
+                    left_s = max(0.0, end - time.monotonic())
+                    _logger.warning("the process waits for the save to %s, for %.0f s at most", save.path, left_s)
+                if not save.wait(end):
+                    _logger.error("the process ends: the save to %s is given up", save.path)
+                    self._give_up([save])
+        except BaseException:  # Ctrl-C
+            self._give_up(self.running())
+            raise
+        finally:
+            self._join(time.monotonic() + _GIVEN_UP_WAIT_S)
+
+    def _give_up(self, saves: list[_Save]) -> None:
+        for save in saves:
+            save.is_given_up = True
+            save.give_up()
+
+    def _join(self, end: float) -> None:
+        """Until all threads have ended. A future is done while its thread still destroys what it saved.
+
+        Python ends a thread that wants the GIL of a process that has ended, and what is C++ in it aborts the process.
+        """
+        for save in self.running():
+            if not save.wait(end):
+                _logger.error("the save to %s has not ended, and the process does not wait for it", save.path)
+        with self.lock:
+            queues = list(self._with_threads)
+        for queue in queues:
+            queue.join(max(0.0, end - time.monotonic()))
 
 
 _lock = threading.Lock()
 _saves: _Saves | None = None
-_of_thread = threading.local()  # of threads of saves: the queue whose save they run
 
 
 def _of_process() -> _Saves:
@@ -120,10 +172,21 @@ def _of_process() -> _Saves:
         # A forked child begins anew: its parent's thread is not there.
         with _lock:
             if _saves is None:
-                atexit.register(_at_exit)
-            if _saves is None or _saves.pid != os.getpid():
-                _saves = _Saves()
+                _saves = _Saves(is_ending=not _wait_at_exit())
+            elif _saves.pid != os.getpid():
+                _saves = _Saves(is_ending=False)
     return _saves
+
+
+def _wait_at_exit() -> bool:
+    """From now on the end of the process waits for saves. False if it has begun to end."""
+    atexit.register(_at_exit)
+    try:
+        # As `concurrent.futures` does: what is registered with `atexit` runs when no thread can be started any more.
+        threading._register_atexit(_before_exit)  # type: ignore[attr-defined]
+    except RuntimeError:
+        return False
+    return True
 
 
 def _if_any() -> _Saves | None:
@@ -131,42 +194,90 @@ def _if_any() -> _Saves | None:
     return _saves if _saves is not None and _saves.pid == os.getpid() else None
 
 
-def submit(path: str, run: Callable[[], T], queue: str = "") -> BackgroundFuture[T]:
+def submit(
+    path: str,
+    run: Callable[[], T],
+    queue: str | None = "",
+    *,
+    give_up: Callable[[], None] = lambda: None,
+    exit_timeout_s: float = Config.exit_timeout_s,
+) -> BackgroundFuture[T]:
     """Runs a save in the background, behind those that were submitted to the same queue before.
 
-    The process does not end before it has. Saves of different queues need groups of their own.
+    Where no thread can be had, or the process has begun to end, it runs in the calling thread. Saves of different
+    queues need groups of their own. Does not raise.
+
+    Args:
+        path: For messages.
+        queue: None: it waits for no other.
+        give_up: Makes it fail soon; called at the end of the process if it has not ended after ``exit_timeout_s``.
     """
+    saves = _of_process()
     future: BackgroundFuture[T] = BackgroundFuture()
 
     def work() -> None:
-        _of_thread.queue = queue
         try:
             value = run()
         except BaseException as error:
+            # Without this very frame, which is running: it cannot be cleared.
+            error.__traceback__ = None if error.__traceback__ is None else error.__traceback__.tb_next
+            _forget_locals(error)
             future.set_exception(error)
         else:
             future.set_result(value)
+        save.give_up = lambda: None  # which keeps its writer, and that the process group
 
-    saves = _of_process()
-    saves.note(path, future)
-    saves.executor(queue).submit(work)
+    line = SaveQueue("bytecheckpoint-save") if queue is None else saves.queue(queue)
+    save = _Save(path, future, line, give_up, exit_timeout_s)
+    saves.run(save, work)
     return future
 
 
-def note_save(path: str, future: Future[T]) -> BackgroundFuture[T]:
-    """A future in the place of one of DCP's, for a save that DCP runs."""
-    ours: BackgroundFuture[T] = BackgroundFuture()
+class SaveExecutor(Executor):
+    """In the place of the executor in which DCP runs one background save.
 
-    def pass_on(theirs: Future[T]) -> None:
-        error = theirs.exception()
-        if error is not None:
-            ours.set_exception(error)
-        else:
-            ours.set_result(theirs.result())
+    Args:
+        path, give_up, exit_timeout_s: As of ``submit``.
+        staged: The state that is saved, or a future of it.
+    """
 
-    _of_process().note(path, ours)
-    future.add_done_callback(pass_on)
-    return ours
+    def __init__(self, path: str, staged: Any, give_up: Callable[[], None], exit_timeout_s: float) -> None:
+        self._submit = partial(submit, path, queue=None, give_up=give_up, exit_timeout_s=exit_timeout_s)
+        self._staged = staged
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> BackgroundFuture[T]:
+        """As of any executor."""
+        # Taken out when it runs: the frame of what fails keeps what its function refers to.
+        taken = [(self._staged, partial(fn, *args, **kwargs))]
+        self._staged = None
+
+        def run() -> T:
+            staged, save = taken.pop()
+            try:
+                return save()
+            finally:
+                end_of_save(staged)
+
+        return self._submit(run)
+
+    def give_back(self) -> None:
+        """Gives the memory of the state back if the save was not submitted."""
+        end_of_save(self._staged)
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Whoever keeps an error keeps no state by it: the frames that it came through hold that. Its traceback stays."""
+    seen: set[int] = set()
+    waiting: list[Any] = [error]
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, BaseException) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        waiting += [one.__cause__, one.__context__]
+        if isinstance(one, CheckpointException):  # of DCP; it has those of all ranks
+            waiting += [failure for failure, _ in one.failures.values()]
 
 
 def raise_unseen() -> None:
@@ -192,11 +303,9 @@ def wait_for_saves(timeout_s: float | None = None) -> None:
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
     saves = _if_any()
-    for future in [] if saves is None else saves.running():
-        done = threading.Event()
-        future.add_done_callback(lambda _, done=done: done.set())  # type: ignore[misc]
-        if not done.wait(None if end is None else max(0.0, end - time.monotonic())):
-            raise TimeoutError(f"a background save is still under way after {timeout_s} s")
+    for save in [] if saves is None else saves.running():
+        if not save.wait(end):
+            raise TimeoutError(f"the background save to {save.path} is still under way after {timeout_s} s")
     while is_any_saved():  # by DCP, which gives nobody but the caller a future
         if end is not None and time.monotonic() >= end:
             raise TimeoutError(f"a background save is still under way after {timeout_s} s")
@@ -206,15 +315,21 @@ def wait_for_saves(timeout_s: float | None = None) -> None:
 def wait_for_queue(queue: str) -> None:
     """Until the saves that were submitted to a queue have ended, well or not. At once in the thread that runs them."""
     saves = _if_any()
-    if saves is not None and saves.has(queue) and getattr(_of_thread, "queue", None) != queue:
-        saves.executor(queue).submit(lambda: None).result()
+    if saves is None or not saves.has(queue):
+        return
+    line = saves.queue(queue)
+    if not line.is_in_this_thread():
+        reached = threading.Event()
+        line.submit(reached.set, may_start_thread=False)
+        reached.wait()
 
 
 def shutdown(timeout_s: float | None = None) -> None:
     """Waits for background saves, gives the memory of staged states back, and says what failed unnoticed.
 
     Local, but all ranks must let their saves end: call it on every rank, before ``destroy_process_group``. Saving may
-    begin anew afterwards. At the exit of the process it happens by itself, but for the exception, which is logged.
+    begin anew afterwards. At the exit of the process it happens by itself, but for the exception, which is logged; the
+    exit waits for each save for ``Config.exit_timeout_s`` at most.
 
     Args:
         timeout_s: Seconds to wait at most; None waits for as long as it takes.
@@ -228,15 +343,33 @@ def shutdown(timeout_s: float | None = None) -> None:
     raise_unseen()
 
 
+def _before_exit() -> None:
+    """The main thread has ended; others may go on, and save."""
+    saves = _if_any()
+    if saves is None:
+        return
+    saves.ending_since = time.monotonic()
+    saves.end(saves.ending_since)
+
+
 def _at_exit() -> None:
+    """All threads have ended that Python waits for, those of DCP among them."""
+    saves = _if_any()
+    if saves is not None and saves.ending_since is not None:
+        saves.end(saves.ending_since)
+    _C.close_arena()
     try:
-        shutdown()
+        raise_unseen()
     except CheckpointError as error:
         _logger.error("%s", error)
 
 
-def handle_sigterm() -> None:
-    """From now on SIGTERM waits for background saves before it does what it did. In the main thread; else no effect."""
+def handle_sigterm(exit_timeout_s: float) -> None:
+    """From now on SIGTERM waits for background saves before it does what it did. In the main thread; else no effect.
+
+    Args:
+        exit_timeout_s: How long it waits for saves that DCP runs in threads of its own.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
     before: Any = signal.getsignal(signal.SIGTERM)
@@ -246,7 +379,14 @@ def handle_sigterm() -> None:
     def wait_and_end(number: int, frame: FrameType | None) -> None:
         signal.signal(number, before)
         _logger.warning("SIGTERM: waiting for background saves")
-        wait_for_saves()
+        begin = time.monotonic()
+        saves = _if_any()
+        if saves is not None:
+            saves.end(begin)
+        try:
+            wait_for_saves(max(0.0, begin + exit_timeout_s - time.monotonic()))
+        except TimeoutError as error:
+            _logger.error("SIGTERM: %s", error)
         if callable(before):
             before(number, frame)
         else:

@@ -69,6 +69,9 @@ class Config:
             the one after that waits.
         handle_sigterm: SIGTERM waits for background saves, then does what it did before. From the first background save
             that is begun in the main thread.
+        exit_timeout_s: Seconds for which the end of the process, or SIGTERM with ``handle_sigterm``, waits for a
+            background save; one that has not ended then is given up: 0 to 86400. Python itself waits, without end, for
+            saves that plain ``dcp.async_save`` runs without ``register``.
         stall_timeout_s: Seconds without a sign of life after which ``save_state_dict``, ``async_save_state_dict`` and
             ``load_state_dict`` give a rank up that others wait for, for groups that they make: 1 to 86400. See
             ``new_group``.
@@ -101,6 +104,7 @@ class Config:
     staging_threads: int = 2
     on_staging_busy: str = "wait"
     handle_sigterm: bool = False
+    exit_timeout_s: float = 1800.0
     stall_timeout_s: float = 60.0
     progress: bool = False
 
@@ -125,6 +129,7 @@ class Config:
         self._check("planner_cache_capacity", 1, 1024)
         self._check("staging_bytes", 0, float("inf"))
         self._check("staging_threads", 1, 64)
+        self._check("exit_timeout_s", 0, 86400)
         self._check("stall_timeout_s", 1, 86400)
 
     def _check(self, name: str, low: float, high: float) -> None:

@@ -136,7 +136,8 @@ class UnsafeObjectError(CheckpointError):
 
 
 class StagingBusyError(CheckpointError):
-    """States that wait to be saved take all memory for them, and ``on_staging_busy="raise"``."""
+    """States that wait to be saved take all memory for them, and ``on_staging_busy="raise"``; or one takes it that is
+    kept for no save."""
 
 
 class StagingFullError(CheckpointError, MemoryError):

@@ -158,6 +158,8 @@ def _other_parameters(saver: Any, loader: Any) -> list[str]:
         parameters = inspect.signature(getattr(saver, name).execute_save).parameters
         if not {"checkpoint_id", "storage_writer", "planner", "process_group", "no_dist"} <= parameters.keys():
             problems.append(f"{name}.execute_save takes other arguments")
+        if "_executor" not in getattr(saver, name).execute_save.__code__.co_names:
+            problems.append(f"{name}.execute_save has no _executor")
     return problems
 
 
@@ -260,6 +262,10 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
     from bytecheckpoint.dcp._groups import keep_watching, own_group
     from bytecheckpoint.dcp._save_process import forget_process_of_other_ranks
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+    from bytecheckpoint.dcp.writer import BcpWriter
+
+    def nothing() -> None:
+        """Other writers cannot give a save up."""
 
     is_process = executor.__name__ == "_ProcessBasedAsyncCheckpointExecutor"
 
@@ -278,29 +284,35 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
             if storage_writer is None and checkpoint_id:
                 storage_writer = setup(None, checkpoint_id)
             settings = config or Config.from_env()
-            if settings.handle_sigterm:
-                _background.handle_sigterm()
-            _background.raise_unseen()
             path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
-            if is_process:
-                forget_process_of_other_ranks(process_group)
-                group = None
-            else:
-                # Made here, by the caller's thread: what the save is, is fixed at the call.
-                group = own_group(process_group, no_dist, "async_save", settings.stall_timeout_s, ("save", path))
-                process_group, no_dist = group, group is None
-            future = super().execute_save(
-                staged,
-                checkpoint_id=checkpoint_id,
-                storage_writer=storage_writer,
-                planner=BcpSavePlanner(config=config) if planner is None else planner,
-                process_group=process_group,
-                no_dist=no_dist,
-                **rest,
-            )
-            noted = _background.note_save(path, future)
-            keep_watching(group, noted)
-            return noted
+            give_up = storage_writer.cancel if isinstance(storage_writer, BcpWriter) else nothing
+            # DCP's own makes threads for which the end of the process waits without end.
+            self._executor = _background.SaveExecutor(path, staged, give_up, settings.exit_timeout_s)
+            try:
+                if settings.handle_sigterm:
+                    _background.handle_sigterm(settings.exit_timeout_s)
+                _background.raise_unseen()
+                if is_process:
+                    forget_process_of_other_ranks(process_group)
+                    group = None
+                else:
+                    # Made here, by the caller's thread: what the save is, is fixed at the call.
+                    group = own_group(process_group, no_dist, "async_save", settings.stall_timeout_s, ("save", path))
+                    process_group, no_dist = group, group is None
+                future = super().execute_save(
+                    staged,
+                    checkpoint_id=checkpoint_id,
+                    storage_writer=storage_writer,
+                    planner=BcpSavePlanner(config=config) if planner is None else planner,
+                    process_group=process_group,
+                    no_dist=no_dist,
+                    **rest,
+                )
+            except BaseException:
+                self._executor.give_back()
+                raise
+            keep_watching(group, future)
+            return future
 
     Filling.__name__ = Filling.__qualname__ = executor.__name__
     return Filling

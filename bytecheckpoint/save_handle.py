@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from bytecheckpoint import _background
@@ -23,6 +24,9 @@ _CANCEL_WAIT_S = 2.0
 
 class SaveHandle(Generic[R]):
     """A save that goes on in the background.
+
+    The futures cannot be cancelled: their ``cancel`` returns False, and so ``asyncio.wait_for`` may time out on them
+    while the save goes on.
 
     Attributes:
         path: Directory that it writes to.
@@ -110,15 +114,19 @@ def save_in_background(
     Raises:
         CheckpointError: The state cannot be staged; the others are told.
     """
+    submit: Callable[[Callable[[], R]], BackgroundFuture[R]] = partial(
+        _background.submit, path, queue=queue, give_up=give_up, exit_timeout_s=config.exit_timeout_s
+    )
     try:
-        staging = stage_state(state_of(), config, is_shareable=False, overlap=True)
+        staging = stage_state(state_of(), config, is_shareable=False, overlap=True, is_for_one_save=True)
     except Exception as error:
         if not is_alone:  # the others come to this save, and hear of it there
             failed = error
-            told = _background.submit(path, lambda: fail(failed), queue)
+            told = submit(lambda: fail(failed))
             told.is_seen = True
         raise
     staged: Future[None] = Future()
+    staged.set_running_or_notify_cancel()  # and can no longer be cancelled
 
     def tell(staging: Future[StagedState]) -> None:  # at once, though the save may wait for others before it
         error = staging.exception()
@@ -144,4 +152,4 @@ def save_in_background(
         finally:
             state.release()
 
-    return SaveHandle(path, staged, _background.submit(path, run, queue), give_up)
+    return SaveHandle(path, staged, submit(run), give_up)

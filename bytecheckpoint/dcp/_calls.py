@@ -11,11 +11,22 @@ from typing import Any
 
 from bytecheckpoint import _core
 
-__all__ = ["ASYNC_SAVE", "LOAD", "SAVE", "Call", "call_in", "is_called_by", "local_of_call", "outermost_call"]
+__all__ = [
+    "ASYNC_SAVE",
+    "LOAD",
+    "SAVE",
+    "Call",
+    "call_in",
+    "is_any_thread_in",
+    "is_called_by",
+    "is_called_from",
+    "local_of_call",
+    "outermost_call",
+]
 
 # The calls that are looked for: module and function.
 _SAVER = "torch.distributed.checkpoint.state_dict_saver"
-ASYNC_SAVE = (_SAVER, "async_save")
+ASYNC_SAVE = (_SAVER, "async_save")  # and the functions within it
 SAVE = (_SAVER, "_save_state_dict")
 LOAD = ("torch.distributed.checkpoint.state_dict_loader", "_load_state_dict")
 
@@ -31,9 +42,21 @@ class Call:
         self._frame = id(frame)
         self._code: CodeType = frame.f_code
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self._frame, self._code))
+
+    def is_of_this_thread(self) -> bool:
+        """Is it the asking thread that is in it?"""
+        return self._thread is threading.current_thread()
+
     def is_running(self) -> bool:
         """Has it not returned yet? Any thread may ask."""
-        return self._thread.is_alive() and _core.is_in_call(self._thread.ident or 0, self._frame, self._code)
+        # The main thread counts as dead while functions run that were registered with `atexit`.
+        is_alive = self._thread.is_alive() or self._thread is threading.main_thread()
+        return is_alive and _core.is_in_call(self._thread.ident or 0, self._frame, self._code)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -68,6 +91,20 @@ def outermost_call(modules: tuple[str, ...]) -> Call | None:
         if frame.f_globals.get("__name__") in modules:
             found = frame
     return None if found is None else Call(found)
+
+
+def is_called_from(module: str, passing: tuple[str, ...]) -> bool:
+    """Whether this thread's innermost function that is in none of the modules ``passing`` is in ``module``."""
+    for frame in _outwards(sys._getframe(1)):
+        if frame.f_globals.get("__name__") not in passing:
+            return frame.f_globals.get("__name__") == module
+    return False
+
+
+def is_any_thread_in(modules: tuple[str, ...]) -> bool:
+    """Whether a thread is in a function of ``modules``. One that leaves a generator meanwhile may be missed."""
+    frames = (frame for top in sys._current_frames().values() for frame in _outwards(top))
+    return any(frame.f_globals.get("__name__") in modules for frame in frames)
 
 
 def local_of_call(module: str, function: str, name: str) -> Any:

@@ -158,6 +158,8 @@ def own_group(
         with _lock:
             _own.setdefault(parent, {})[use] = own
             _all_own.add(own)
+    elif watch is not None:
+        watch.set_stall_timeout(stall_timeout_s)
     return own
 
 

@@ -109,7 +109,11 @@ class SaveSession:
         call = call_in(*SAVE)
         # By weak reference: a session that nobody holds any more ends at once, by its destructor.
         arguments = (weakref.ref(self), self._over, self.thread, call, time.monotonic() + deadline_s)
-        threading.Thread(target=_watch, args=arguments, name="bytecheckpoint-save", daemon=True).start()
+        watching = threading.Thread(target=_watch, args=arguments, name="bytecheckpoint-save", daemon=True)
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no thread is to be had: the save ends with its thread, or the next one
+            watching.start()
 
 
 def take_right_away(path: str, save_id: str) -> None:

@@ -39,6 +39,7 @@ OnLoss: TypeAlias = Callable[[frozenset[int], "tuple[int, str] | None"], None]
 # Kind, whether somebody is in a call or what became of a rank, the rank it is about, a save id.
 _FRAME = struct.Struct("<BBxxI16s")
 _NO_ID = b"\0" * 16
+_SECONDS = struct.Struct("<d8x")
 # Signs of life a stall timeout: some may come late.
 _BEATS = 4
 _MAX_TICK_S = 1.0
@@ -52,6 +53,7 @@ class _Kind(enum.IntEnum):
     LOST = 2
     FAREWELL = 3
     HOLDS = 4  # a rank has the right to commit the save of this id
+    STALLS = 5  # of a rank: the stall timeout it wants, a double in the place of the id; of rank 0: the least of all
 
 
 class _Fate(enum.IntEnum):
@@ -95,12 +97,19 @@ class Watch:
 
     Args:
         links: To the others on rank 0, to rank 0 elsewhere.
+        stall_timeout_s: Of this rank; the smallest of all ranks counts.
+
+    Attributes:
+        stall_timeout_s: The one that counts now, as far as this rank has heard.
     """
 
     def __init__(self, group: dist.ProcessGroup, links: dict[int, socket.socket], stall_timeout_s: float) -> None:
         self.stall_timeout_s = stall_timeout_s
+        self._stalls_since = -math.inf  # when it last changed
         self._group = weakref.ref(group)
         self._rank = group.rank()
+        # Of all ranks on rank 0, elsewhere of this one and of rank 0. Those that differ are heard of at once.
+        self._stall_timeouts_s = dict.fromkeys((self._rank, *links), stall_timeout_s)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._lost: dict[int, _Fate] = {}
@@ -116,6 +125,7 @@ class Watch:
         now = time.monotonic()
         self._links = {peer: _Link(peer, link, now) for peer, link in links.items()}
         self._somebody_waits_since: float | None = None
+        self._said_stall_timeout_s = 0.0
         self._bell, self._clapper = socket.socketpair()
         for end in (self._bell, self._clapper, *links.values()):
             end.setblocking(False)
@@ -164,6 +174,11 @@ class Watch:
         with self._lock:
             self._num_kept -= 1
         self._ring()
+
+    def set_stall_timeout(self, stall_timeout_s: float) -> None:
+        """From now on this rank wants this one. The least of all ranks counts: all beat as often as that asks for."""
+        if self._stall_timeouts_s[self._rank] != stall_timeout_s:
+            self._note_stall_timeout(self._rank, stall_timeout_s)
 
     def hold(self, save_id: str) -> None:
         """This rank has the right to commit ``save_id``: if it stops, the others take the right away."""
@@ -242,15 +257,15 @@ class Watch:
     # For the thread of the watch.
 
     def _run(self) -> None:
-        tick = min(self.stall_timeout_s / _BEATS / 2, _MAX_TICK_S)
-        beat = self.stall_timeout_s / _BEATS
+        self._note_stall_timeout(self._rank, self.stall_timeout_s)
         last_beat, last_turn, was_in_call = 0.0, time.monotonic(), False
         with selectors.PollSelector() as selector:  # of which a forked child shares nothing
             selector.register(self._bell, selectors.EVENT_READ)
             for link in self._links.values():
                 selector.register(link.socket, selectors.EVENT_READ, link)
             while self._is_wanted():
-                for key, _ in selector.select(tick):
+                beat = self.stall_timeout_s / _BEATS
+                for key, _ in selector.select(min(beat / 2, _MAX_TICK_S)):
                     if key.data is None:
                         with contextlib.suppress(OSError):
                             self._bell.recv(4096)
@@ -338,6 +353,22 @@ class Watch:
                 self._holder = (rank, save_id)
                 if self._rank == 0:
                     self._told.append(frame)
+        elif kind == _Kind.STALLS:
+            self._note_stall_timeout(rank, *_SECONDS.unpack(save_id))
+
+    def _note_stall_timeout(self, rank: int, stall_timeout_s: float) -> None:
+        """Any thread."""
+        with self._lock:
+            self._stall_timeouts_s[rank] = stall_timeout_s
+            least = min(self._stall_timeouts_s.values())
+            if least != self.stall_timeout_s:
+                self.stall_timeout_s = least
+                self._stalls_since = time.monotonic()  # until then the others may have beaten less often
+            mine = least if self._rank == 0 else self._stall_timeouts_s[self._rank]
+            if mine != self._said_stall_timeout_s:
+                self._said_stall_timeout_s = mine
+                self._told.append(_FRAME.pack(_Kind.STALLS, 0, self._rank, _SECONDS.pack(mine)))
+        self._ring()
 
     def _judge(self, now: float, in_call: bool) -> None:
         if not in_call or self._is_lost.is_set():
@@ -346,7 +377,7 @@ class Watch:
         if self._somebody_waits_since is None:
             self._somebody_waits_since = now
         for link in self._links.values():
-            if now - max(link.heard, self._somebody_waits_since) > self.stall_timeout_s:
+            if now - max(link.heard, self._somebody_waits_since, self._stalls_since) > self.stall_timeout_s:
                 self._lose(link.peer, _Fate.ENDED if link.is_leaving else _Fate.STOPPED)
 
     def _end_waits(self) -> None:

@@ -3,11 +3,19 @@
 
 from __future__ import annotations
 
+import io
+import os
 import signal
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import WriteItem
 
+from bytecheckpoint import Config, async_save_state_dict, save_state_dict
+from bytecheckpoint.errors import RankLostError
 from distributed.losing import PHASES, Loss, lose
 from distributed.ranks import run_ranks
 
@@ -45,3 +53,36 @@ def test_a_rank_is_lost(tmp_path: Path, ranks: int, loss: Loss) -> None:
 @pytest.mark.parametrize(("ranks", "loss"), matrix(), ids=str)
 def test_a_rank_is_lost_anywhere(tmp_path: Path, ranks: int, loss: Loss) -> None:
     run_ranks(ranks, lose, tmp_path, loss, limit_s=120, may_die=loss.victim)
+
+
+class Stopping(DefaultSavePlanner):
+    """Stops the process of one rank in the middle of a save."""
+
+    def __init__(self, victim: int) -> None:
+        super().__init__()
+        self.victim = victim
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        if dist.get_rank() == self.victim:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().resolve_data(write_item)
+
+
+def stop_in_a_later_call(path: Path, entry: str, victim: int) -> None:
+    of_ranks = {str(dist.get_rank()): torch.ones(1000)}
+    sooner = Config(stall_timeout_s=2)
+    if entry == "save":
+        save_state_dict(path, of_ranks)  # with 60 s
+        with pytest.raises(RankLostError, match=f"rank {victim} stopped: nothing was heard of it for more than 2 s"):
+            save_state_dict(path, of_ranks, planner=Stopping(victim), config=sooner)
+    else:
+        async_save_state_dict(path, of_ranks).committed.result()
+        handle = async_save_state_dict(path, of_ranks, planner=Stopping(victim), config=sooner)
+        with pytest.raises(RankLostError, match=f"rank {victim} stopped: nothing was heard of it for more than 2 s"):
+            handle.committed.result()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("entry", ["save", "async_save"])
+def test_a_later_call_may_wait_for_less_long(tmp_path: Path, entry: str, victim: int) -> None:
+    run_ranks(3, stop_in_a_later_call, tmp_path, entry, victim, limit_s=40, may_die=victim)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from unit.run_folder import RunFolder, save_at
 
-from bytecheckpoint.dcp import _staged
+from bytecheckpoint.dcp import _stays
 
 
 @pytest.fixture(scope="module")
@@ -32,5 +32,5 @@ def no_state_is_left() -> Iterator[None]:
     """What a failed test still holds must not hold up the next one."""
     yield
     gc.collect()
-    for _, lease in _staged._watched:
-        lease.release()
+    for use in _stays._uses:
+        use.loan.lease.release()

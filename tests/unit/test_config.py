@@ -23,7 +23,7 @@ def test_defaults() -> None:
     assert config.allow_pickle is False
     assert config.progress is False
     assert (config.staging_bytes, config.staging_threads, config.on_staging_busy) == (0, 2, "wait")
-    assert (config.overlap_staging, config.handle_sigterm) == (False, False)
+    assert (config.overlap_staging, config.handle_sigterm, config.exit_timeout_s) == (False, False, 1800.0)
 
 
 def test_a_choice_is_one_of_those_there_are() -> None:
@@ -67,6 +67,7 @@ def test_from_env() -> None:
         "BYTECHECKPOINT_ON_STAGING_BUSY": "Double_Buffer",
         "BYTECHECKPOINT_OVERLAP_STAGING": "1",
         "BYTECHECKPOINT_HANDLE_SIGTERM": "yes",
+        "BYTECHECKPOINT_EXIT_TIMEOUT_S": "9.5",
         "BYTECHECKPOINT_STALL_TIMEOUT_S": "7",
         "BYTECHECKPOINT_PROGRESS": "1",
         "PATH": "/bin",
@@ -96,6 +97,7 @@ def test_from_env() -> None:
         on_staging_busy="double_buffer",
         overlap_staging=True,
         handle_sigterm=True,
+        exit_timeout_s=9.5,
         stall_timeout_s=7.0,
         progress=True,
     )

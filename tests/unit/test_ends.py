@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bytecheckpoint import load_state_dict
+from bytecheckpoint import load_state_dict, verify
 
 LIMIT_S = 60
 
@@ -22,6 +22,7 @@ import logging, os, signal, sys, threading, time
 import torch
 import torch.distributed.checkpoint as dcp
 import bytecheckpoint as bcp
+from bytecheckpoint import _background
 
 logging.basicConfig(format="%(message)s")
 path = sys.argv[1]
@@ -105,6 +106,120 @@ except KeyboardInterrupt:
 assert time.monotonic() - begin < 20
 told.set()
 """
+# After a failure of which nobody has asked.
+FAILED = """
+bcp.register()
+dcp.async_save(state, checkpoint_id="/proc/nowhere", no_dist=True)
+_background.wait_for_saves(30)
+"""
+FAILED_AND_RAISED = (
+    FAILED
+    + """
+dcp.async_save(state, checkpoint_id=path, no_dist=True)
+"""
+)
+FAILED_AND_KEPT = (
+    FAILED
+    + """
+try:
+    dcp.async_save(state, checkpoint_id=path, no_dist=True)
+except bcp.CheckpointError as error:
+    kept = error
+for _ in range(2):
+    dcp.async_save(state, checkpoint_id=path, no_dist=True).result(30)
+"""
+)
+AT_EXIT = """
+import atexit
+if sys.argv[2] == "later":
+    bcp.async_save_state_dict(path + "-before", state)
+atexit.register(bcp.async_save_state_dict, path, state)
+"""
+NO_THREAD = """
+def start(thread):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = start
+if sys.argv[2] == "own":
+    bcp.async_save_state_dict(path, state)
+else:
+    bcp.register()
+    dcp.async_save(state, checkpoint_id=path, no_dist=True)
+"""
+NO_THREAD_OF_DCP = """
+start = threading.Thread.start
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = refuse
+try:
+    dcp.async_save(state, storage_writer=bcp.BcpWriter(path), no_dist=True)
+except RuntimeError as error:
+    kept = error
+threading.Thread.start = start
+if sys.argv[2] == "again":
+    dcp.async_save(state, storage_writer=bcp.BcpWriter(path), no_dist=True)
+"""
+# No main guard: the process that is to save begins by running this, too, and may not start another one.
+NO_GUARD = """
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+os.environ["MASTER_ADDR"] = "localhost"
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+if sys.argv[2] == "registered":
+    bcp.register()
+    arguments = {"checkpoint_id": path}
+else:
+    arguments = {"storage_writer": bcp.BcpWriter(path)}
+dcp.async_save(state, async_checkpointer_type=AsyncCheckpointerType.PROCESS, **arguments).result()
+"""
+# The save waits for what never comes, also when it is given up.
+NEVER = """
+class Never(bcp.BcpSavePlanner):
+    def resolve_data(self, item):
+        arrived.set()
+        threading.Event().wait()
+
+config = bcp.Config(exit_timeout_s=0.1, handle_sigterm=True)
+bcp.save_state_dict(path, {"w": torch.full((500_000,), 7.0)})
+if sys.argv[2] == "own":
+    bcp.async_save_state_dict(path, state, planner=Never(), config=config)
+else:
+    bcp.register(config=config)
+    dcp.async_save(state, checkpoint_id=path, planner=Never(), no_dist=True)
+assert arrived.wait(30)
+if sys.argv[3] == "SIGTERM":
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+# The end comes while the save is under way, over an older checkpoint.
+ENDS = """
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+bcp.save_state_dict(path, {"w": torch.full((500_000,), 1.0)})
+if sys.argv[2] == "own":
+    bcp.async_save_state_dict(path, state, planner=Waiting())
+elif sys.argv[2] == "registered":
+    bcp.register()
+    dcp.async_save(state, checkpoint_id=path, planner=Waiting(), no_dist=True)
+else:
+    bcp.register()
+    os.environ["MASTER_ADDR"] = "localhost"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dcp.async_save(state, checkpoint_id=path, async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+    arrived.set()
+assert arrived.wait(30)
+threading.Timer(0.1, told.set).start()
+if sys.argv[3] == "sys.exit":
+    sys.exit(3)
+elif sys.argv[3] == "os._exit":
+    os._exit(4)
+elif sys.argv[3] == "error":
+    raise ZeroDivisionError
+elif sys.argv[3] == "SIGINT":
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+"""
+CODES = {"sys.exit": 3, "os._exit": 4, "error": 1, "SIGINT": -signal.SIGINT, "return": 0}
 
 
 def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -117,10 +232,12 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def assert_committed(path: Path) -> None:
+def assert_committed(path: Path, value: float | None = 7.0) -> None:
+    """Any value, but one, if ``value`` is None."""
     state: dict[str, Any] = {"w": torch.zeros(500_000)}
     load_state_dict(path, state)
-    assert torch.equal(state["w"], torch.full((500_000,), 7.0))
+    assert torch.equal(state["w"], torch.full((500_000,), state["w"][0].item() if value is None else value))
+    assert verify(path).is_whole
 
 
 @pytest.mark.parametrize("script", [EXIT, DCP_EXIT], ids=["own", "dcp"])
@@ -166,3 +283,78 @@ def test_ctrl_c_ends_a_wait_and_not_the_save(tmp_path: Path, wait: str) -> None:
     done = run(CTRL_C, tmp_path / "ckpt", wait)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
     assert_committed(tmp_path / "ckpt")
+
+
+def test_a_failure_that_is_raised_by_the_next_save_ends_the_process(tmp_path: Path) -> None:
+    done = run(FAILED_AND_RAISED, tmp_path / "ckpt")
+    assert done.returncode == 1, done.stderr
+    assert "a background save to /proc/nowhere failed, and nobody looked" in done.stderr
+
+
+def test_a_failure_that_is_kept_keeps_no_later_save_waiting(tmp_path: Path) -> None:
+    done = run(FAILED_AND_KEPT, tmp_path / "ckpt")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_committed(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize("way", ["registered", "writer"])
+def test_a_process_that_cannot_start_is_an_error_and_the_end(tmp_path: Path, way: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(BEGIN + NO_GUARD)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script, tmp_path / "ckpt", way],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Checkpoint background process is dead" in done.stderr
+    assert not (tmp_path / "ckpt" / ".metadata").exists()
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+def test_a_save_that_begins_at_exit_is_committed(tmp_path: Path, when: str) -> None:
+    done = run(AT_EXIT, tmp_path / "ckpt", when)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_committed(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize("way", ["own", "registered"])
+def test_where_no_thread_can_be_had_the_caller_saves(tmp_path: Path, way: str) -> None:
+    done = run(NO_THREAD, tmp_path / "ckpt", way)
+    assert done.returncode == 0, done.stderr
+    assert "a background save runs in the calling thread: can't start new thread" in done.stderr
+    assert_committed(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize("then", ["end", "again"])
+def test_where_dcp_gets_no_thread_nothing_waits_for_it(tmp_path: Path, then: str) -> None:
+    done = run(NO_THREAD_OF_DCP, tmp_path / "ckpt", then)
+    assert (done.returncode, done.stderr) == (0, "")
+    if then == "again":
+        assert_committed(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize("end", ["return", "SIGTERM"])
+@pytest.mark.parametrize("way", ["own", "registered"])
+def test_the_end_waits_for_a_stated_time(tmp_path: Path, way: str, end: str) -> None:
+    done = run(NEVER, tmp_path / "ckpt", way, end)
+    assert done.returncode == (-signal.SIGTERM if end == "SIGTERM" else 0), done.stderr
+    assert f"the save to {tmp_path / 'ckpt'} is given up" in done.stderr
+    assert_committed(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize("end", CODES)
+@pytest.mark.parametrize("way", ["own", "registered"])
+def test_each_end_leaves_a_whole_checkpoint(tmp_path: Path, way: str, end: str) -> None:
+    done = run(ENDS, tmp_path / "ckpt", way, end)
+    assert done.returncode == CODES[end], done.stderr
+    assert_committed(tmp_path / "ckpt", 1.0 if end == "os._exit" else 7.0)
+
+
+@pytest.mark.parametrize("end", ["sys.exit", "os._exit", "SIGINT"])
+def test_each_end_of_a_process_with_another_that_saves(tmp_path: Path, end: str) -> None:
+    done = run(ENDS, tmp_path / "ckpt", "process", end)
+    assert done.returncode == CODES[end], done.stderr
+    assert_committed(tmp_path / "ckpt", None if end == "os._exit" else 7.0)

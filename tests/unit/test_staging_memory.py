@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from staged_states import (
     HOWS,
     LIMIT_S,
@@ -27,10 +28,13 @@ from staged_states import (
     save_async,
     start,
 )
-from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from bytecheckpoint import _C, BcpSavePlanner, BcpStager, Config
+from bytecheckpoint import _C, BcpSavePlanner, BcpStager, BcpWriter, Config, registered, shutdown
+from bytecheckpoint.dcp import _stays
 from bytecheckpoint.errors import (
     CheckpointError,
     StagingBusyError,
@@ -215,6 +219,115 @@ def test_one_tensor_keeps_the_memory_of_its_state() -> None:
     assert torch.equal(tensor, one(1)["w"][3:])
     del tensor
     stager.stage(one(2))
+
+
+class OnceStager(BcpStager):
+    """A user's own: stages the first state that it gets, for two saves of it."""
+
+    kept: Any = None
+
+    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
+        if self.kept is None:
+            self.kept = super().stage(state_dict, **kwargs)
+        return self.kept
+
+
+def save_once_staged(path: Path, stager: AsyncStager, planner: DefaultSavePlanner | None = None) -> Future[Any]:
+    future = dcp.async_save(one(1), storage_writer=BcpWriter(path), async_stager=stager, planner=planner, no_dist=True)
+    assert isinstance(future, Future)
+    return future
+
+
+def stage_the_next(number: int) -> None:
+    """Into memory of its own, or into what was given back."""
+    staged: Any = BcpStager(config=Config(on_staging_busy="double_buffer")).stage(one(number))
+    staged.release()
+
+
+def test_a_state_that_a_stager_keeps_is_saved_twice(tmp_path: Path) -> None:
+    stager = OnceStager(config=RAISES)
+    save_once_staged(tmp_path / "1", stager).result(LIMIT_S)
+    with pytest.raises(StagingBusyError):
+        BcpStager(config=RAISES).stage(one(2))
+    stage_the_next(2)
+    save_once_staged(tmp_path / "2", stager).result(LIMIT_S)
+    stage_the_next(3)
+    dcp.save(stager.kept, storage_writer=FileSystemWriter(tmp_path / "3"), no_dist=True)
+    for number in (1, 2, 3):
+        assert_loads(tmp_path / str(number), one(1))
+    stager.kept = None
+    BcpStager(config=RAISES).stage(one(2))
+
+
+def test_a_state_is_saved_to_two_places_at_the_same_time(tmp_path: Path) -> None:
+    stager, gate = OnceStager(config=RAISES), Gate()
+    later = save_once_staged(tmp_path / "later", stager, gate.planner())
+    assert gate.reached.wait(LIMIT_S)
+    save_once_staged(tmp_path / "sooner", stager).result(LIMIT_S)
+    stager.kept = None
+    stage_the_next(2)
+    gate.go.set()
+    later.result(LIMIT_S)
+    assert_loads(tmp_path / "sooner", one(1))
+    assert_loads(tmp_path / "later", one(1))
+    gc.collect()
+    BcpStager(config=RAISES).stage(one(2))
+
+
+def test_a_writer_that_keeps_what_it_stages(tmp_path: Path) -> None:
+    kept = []
+
+    class Keeping(BcpWriter):
+        def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
+            kept.append(super().stage(state_dict, **kwargs))
+            return kept[-1]
+
+    future: Any = dcp.async_save(one(1), storage_writer=Keeping(tmp_path / "1"), no_dist=True)
+    future.result(LIMIT_S)
+    stage_the_next(2)
+    dcp.save(kept[0], storage_writer=FileSystemWriter(tmp_path / "2"), no_dist=True)
+    assert_loads(tmp_path / "2", one(1))
+    kept.clear()
+
+
+def test_a_failed_save_of_a_users_stager_keeps_no_memory(tmp_path: Path) -> None:
+    """As long as ``register`` has it: what it failed with knows no frame that holds the state."""
+
+    class Wrapping(BcpStager):
+        def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
+            return super().stage(state_dict, **kwargs)
+
+    with registered():
+        failed: Any = dcp.async_save(
+            one(1),
+            checkpoint_id=tmp_path,
+            async_stager=Wrapping(config=RAISES),
+            planner=FailingPlanner("resolve_data"),
+            no_dist=True,
+        )
+    assert failed.exception(LIMIT_S) is not None
+    gc.collect()
+    start("stager", one(2), tmp_path).result(LIMIT_S)
+
+
+def test_memory_that_is_kept_for_no_save_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stays, "_UNUSED_WAIT_S", 0.1)
+    kept: Any = BcpStager().stage(one(1))
+    with pytest.raises(StagingBusyError, match=r"though no save of that is under way\. Somebody keeps it"):
+        BcpStager().stage(one(2))
+    assert frozen(kept) == frozen(one(1))
+
+
+def test_a_state_of_an_error_of_async_save_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stays, "_BEGIN_WITHIN_S", 0.1)
+    with pytest.raises(ValueError, match="process group") as raised:  # of a process, which needs one
+        dcp.async_save(
+            one(1), storage_writer=BcpWriter(tmp_path), async_checkpointer_type=AsyncCheckpointerType.PROCESS
+        )
+    start("writer", one(2), tmp_path, config=Config()).result(LIMIT_S)
+    assert_loads(tmp_path, one(2))
+    assert raised.value is not None
+    shutdown(LIMIT_S)
 
 
 def test_release() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -216,6 +217,34 @@ def test_it_is_too_late_to_cancel_what_is_committed(tmp_path: Path) -> None:
     assert handle.cancel() is False
     assert_is(loaded(tmp_path), 1)
     assert handle.report is not None
+
+
+@pytest.mark.parametrize("way", ["own", "registered"])
+@pytest.mark.parametrize("cancel", ["cancel", "wait_for"])
+def test_the_future_of_a_save_cannot_be_cancelled(tmp_path: Path, way: str, cancel: str) -> None:
+    planner = PausingPlanner()
+    if way == "own":
+        handle = async_save_state_dict(tmp_path, state_of(1), planner=planner)
+        future: Any = handle.committed
+        assert not handle.staged.cancel()
+    else:
+        with bytecheckpoint.registered():
+            future = dcp.async_save(state_of(1), checkpoint_id=tmp_path, planner=planner, no_dist=True)
+    if cancel == "cancel":
+        assert not future.cancel()
+        assert future.running()
+    else:
+
+        async def wait_a_moment() -> None:
+            await asyncio.wait_for(asyncio.wrap_future(future), 0.01)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(wait_a_moment())
+    planner.go_on.set()
+    save_state_dict(tmp_path / "next", state_of(2))
+    shutdown(LIMIT_S)
+    future.result(LIMIT_S)
+    assert_is(loaded(tmp_path), 1)
 
 
 def test_shutdown_gives_the_memory_back_and_waits(tmp_path: Path) -> None:

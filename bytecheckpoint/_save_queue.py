@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where background saves run, one at a time, and their futures."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+__all__ = ["BackgroundFuture", "SaveQueue"]
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("bytecheckpoint")
+
+
+class BackgroundFuture(Future[T]):
+    """The future of a save. It knows whether somebody has asked it how the save ended.
+
+    It cannot be cancelled, since other ranks take part in the save: ``cancel`` returns False, as that of any future
+    that is running. ``SaveHandle.cancel`` gives the save up.
+
+    Attributes:
+        is_seen: ``result`` or ``exception`` has told.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_seen = False
+        self.set_running_or_notify_cancel()
+
+    def result(self, timeout: float | None = None) -> T:
+        """As of any future."""
+        try:
+            return super().result(timeout)
+        finally:
+            self.is_seen = self.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As of any future."""
+        try:
+            return super().exception(timeout)
+        finally:
+            self.is_seen = self.done()
+
+    def peek(self) -> BaseException | None:
+        """What ``exception`` will tell, of a future that is done."""
+        return super().exception(0)
+
+
+class SaveQueue:
+    """Runs one thing at a time, in the order of submission. Its thread ends when nothing is left to run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_running = False  # somebody takes the next one
+        self._thread: threading.Thread | None = None  # the last that was started
+
+    def submit(self, run: Callable[[], None], may_start_thread: bool) -> None:
+        """Where no thread can be had, ``run`` has run in this one when it returns."""
+        with self._lock:
+            self._waiting.append(run)
+            if self._is_running:
+                return
+            self._is_running = True
+        if not (may_start_thread and self._starts_thread()):
+            self._run()
+
+    def is_in_this_thread(self) -> bool:
+        """Whether the caller is run by this queue."""
+        return getattr(_of_thread, "queue", None) is self
+
+    def join(self, timeout_s: float) -> None:
+        """Until the last thread has ended that it started."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _starts_thread(self) -> bool:
+        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:  # what Python raises where there is none
+            _logger.warning("a background save runs in the calling thread: %s", error)
+            return False
+        self._thread = thread
+        return True
+
+    def _run(self) -> None:
+        before = getattr(_of_thread, "queue", None)
+        _of_thread.queue = self
+        try:
+            while (run := self._next()) is not None:
+                run()
+        except BaseException:  # Ctrl-C, where there is no thread: the next one takes what waits
+            self._is_running = False
+            raise
+        finally:
+            _of_thread.queue = before
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._is_running = False
+            return None
+
+
+_of_thread = threading.local()  # of threads of saves: the queue that runs them
