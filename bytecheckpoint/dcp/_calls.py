@@ -13,6 +13,7 @@ from bytecheckpoint import _core
 
 __all__ = [
     "ASYNC_SAVE",
+    "DCP_SAVE",
     "LOAD",
     "SAVE",
     "Call",
@@ -27,6 +28,7 @@ __all__ = [
 # The calls that are looked for: module and function.
 _SAVER = "torch.distributed.checkpoint.state_dict_saver"
 ASYNC_SAVE = (_SAVER, "async_save")  # and the functions within it
+DCP_SAVE = (_SAVER, "save")
 SAVE = (_SAVER, "_save_state_dict")
 LOAD = ("torch.distributed.checkpoint.state_dict_loader", "_load_state_dict")
 

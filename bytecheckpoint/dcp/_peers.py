@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.errors import ProcessGroupChangedError
 
-__all__ = ["Channel", "Peers", "peers_of_call", "planned_by_own_hooks", "rank_of_call"]
+__all__ = ["Channel", "Peers", "group_of_call", "peers_of_call", "planned_by_own_hooks", "rank_of_call"]
 
 # The methods in which DCP calls hooks.
 _STEPS = tuple(
@@ -146,14 +146,33 @@ class Channel:
 
 def peers_of_call() -> Peers | None:
     """The ranks of the call of DCP in which this thread runs a hook; None if it is not known, or has one rank."""
-    frame: FrameType | None = sys._getframe(1)
+    call = _wrapper_of_call()
+    if call is None or not call.use_dist or _compat.is_fake(call.group or _default()):
+        return None
+    peers = Peers(call.group, call.rank, call.get_world_size(), call.coordinator_rank)
+    return peers if peers.size > 1 else None
+
+
+def group_of_call() -> tuple[dist.ProcessGroup | None, int] | None:
+    """The group itself over which the call of DCP goes now, and its size; no group and 1 if it goes alone.
+
+    None if it is not known. Without a group of its own, a call goes over whatever is the default one at each moment.
+    """
+    call = _wrapper_of_call()
+    if call is None:
+        return None
+    if not call.use_dist:
+        return None, 1
+    group = call.group or _default()
+    return None if _compat.is_fake(group) else (group, group.size())
+
+
+def _wrapper_of_call() -> Any:
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if any(frame.f_code is step for step in _STEPS):
-            call: Any = frame.f_locals.get("self")
-            if not isinstance(call, _DistWrapper) or not call.use_dist or _compat.is_fake(call.group or _default()):
-                return None
-            peers = Peers(call.group, call.rank, call.get_world_size(), call.coordinator_rank)
-            return peers if peers.size > 1 else None
+            call = frame.f_locals.get("self")
+            return call if isinstance(call, _DistWrapper) else None
         frame = frame.f_back
     return None
 

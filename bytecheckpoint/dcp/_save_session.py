@@ -14,14 +14,19 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
 from bytecheckpoint import _C
 from bytecheckpoint.dcp._calls import SAVE, Call, call_in
 from bytecheckpoint.dcp._groups import watch_of_call
+from bytecheckpoint.dcp._peers import group_of_call
 from bytecheckpoint.dcp._phases import Phases
+from bytecheckpoint.errors import ProcessGroupChangedError
 from bytecheckpoint.report import RankSaveReport, SaveReport
 
 if TYPE_CHECKING:
@@ -56,6 +61,7 @@ class SaveSession:
         phases: What took how long so far.
         report: Of this rank, once its result is with DCP.
         ranks: The watch of those that save, where there is one.
+        group: That the save goes over, and its size, as ``group_of_call`` found it when the save began.
         thread: That runs the save.
         pid: Of the process that began the save; a forked child must leave it alone.
     """
@@ -71,6 +77,7 @@ class SaveSession:
     phases: Phases = field(default_factory=Phases)
     report: SaveReport | None = None
     ranks: Watch | None = None
+    group: tuple[dist.ProcessGroup | None, int] | None = field(default_factory=group_of_call)
     thread: threading.Thread = field(default_factory=threading.current_thread)
     pid: int = field(default_factory=os.getpid)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -103,6 +110,23 @@ class SaveSession:
             session.end()
 
         self.ranks.note_call(call, on_loss)
+
+    def check_ranks(self, ranks: Sequence[int]) -> None:
+        """On the coordinator: ``ranks``, of whom it has heard, are all with whom the save began.
+
+        Raises:
+            ProcessGroupChangedError: Some are missing, or there is another group: the one that was the default one has
+                been destroyed behind the save, and maybe made anew.
+        """
+        if self.group is None or self.commits_alone:
+            return
+        num_ranks = self.group[1]
+        if group_of_call() != self.group or sorted(ranks) != [*range(num_ranks)]:
+            raise ProcessGroupChangedError(
+                f"save({self.path}): began on {num_ranks} ranks, heard of the ranks {sorted(ranks)}, or over another "
+                "process group: it was destroyed before the save was committed",
+                self.path,
+            )
 
     def watch(self, deadline_s: float) -> None:
         """Ends the save ``deadline_s`` from now, or when DCP's call has ended without telling us."""

@@ -20,6 +20,7 @@ from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._calls import ASYNC_SAVE, call_in, is_called_from, outermost_call
 from bytecheckpoint.dcp._stays import Loan, Stay, wait_for_lease
 from bytecheckpoint.dcp._switching import quick_switches
+from bytecheckpoint.dcp._world import World
 from bytecheckpoint.errors import DeviceError, InvalidPlanError
 
 __all__ = ["StagedState", "end_of_save", "stage_state"]
@@ -89,7 +90,20 @@ class StagedState(dict[str, Any]):
         stay = self._stay
         lease = stay.loan.lease
         tree, tensors = _C.take_apart(dict(dict.items(self)), lease, stay.num_bytes, _StandIn, _ApartDTensor.of)
-        return _receive, (DupFd(stay.fd_to_send()), stay.num_bytes, lease.sums(), tree, tensors)
+        return _receive, (DupFd(stay.fd_to_send()), stay.num_bytes, lease.sums(), tree, tensors, stay.world)
+
+
+class _ReceivedState(dict[str, Any]):
+    """A state in the process in which DCP saves it."""
+
+    def __init__(self, tree: dict[str, Any], world: World) -> None:
+        super().__init__(tree)
+        self._world = world
+
+    def items(self) -> Any:
+        """As of any dict; here a save begins to use it."""
+        self._world.check_process()
+        return super().items()
 
 
 class _StandIn:
@@ -114,14 +128,16 @@ class _ApartDTensor:
         return _compat.new_dtensor(next_tensor(), value._spec, value._requires_grad)
 
 
-def _receive(dup: Any, num_bytes: int, sums: bytes, tree: dict[str, Any], tensors: bytes) -> dict[str, Any]:
+def _receive(
+    dup: Any, num_bytes: int, sums: bytes, tree: dict[str, Any], tensors: bytes, world: World | None
+) -> dict[str, Any]:
     fd = dup.detach()
     try:
         pages = _C.receive_pages(fd, num_bytes, sums)
     finally:
         os.close(fd)
     state: dict[str, Any] = _C.put_together(tree, tensors, pages, _StandIn, _ApartDTensor.join)
-    return state
+    return state if world is None else _ReceivedState(state, world)
 
 
 def stage_state(

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._calls import ASYNC_SAVE, Call, is_any_thread_in, outermost_call
+from bytecheckpoint.dcp._world import World
 from bytecheckpoint.errors import CheckpointError, StagingBusyError
 
 __all__ = ["Loan", "Stay", "is_any_saved", "wait_for_lease"]
@@ -71,6 +72,7 @@ class Stay:
     Attributes:
         begun_by: The call of ``dcp.async_save`` that it was staged for.
         is_staged: Devices do not copy to it any more.
+        world: The ranks that it is to be saved with; None if that is not known.
         idle_since: Since when nobody could be seen who would save it.
     """
 
@@ -84,6 +86,8 @@ class Stay:
         self._staged = staged
         self._num_threads = num_threads
         self._sent: int | None = None
+        # A state that somebody keeps may be saved later, with whatever ranks.
+        self.world = World.of_call() if begun_by is not None and loan.is_for_one_save else None
         if begun_by is not None or loan.is_for_one_save:
             with _lock:
                 _awaited.add(self)
@@ -98,6 +102,7 @@ class Stay:
 
         Raises:
             CheckpointError: The memory is another state's by now.
+            ProcessGroupChangedError: It was staged for a save with other ranks.
         """
         if self.loan.is_over:
             raise CheckpointError(
@@ -111,6 +116,8 @@ class Stay:
                 _uses.append(use)
             if use.is_background:
                 _awaited.discard(self)
+        if self.world is not None and use.is_background:
+            self.world.check_begin()
         self.sum()  # else what is saved first would not be checked
 
     def end_of_save(self) -> None:

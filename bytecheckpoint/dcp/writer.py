@@ -224,6 +224,7 @@ class BcpWriter(StorageWriter):
         """Coordinator, or each rank that saves without collectives: takes the right to commit."""
         session = self._session
         session.phases.end("global_plan_s")
+        session.check_ranks(range(len(plans)))
         check_planned_metadata(self._gaps(session))
         end_unfinished_saves(session, self.config.io_timeout_s)
         num_items = sum(len(plan.items) for plan in plans)
@@ -278,6 +279,7 @@ class BcpWriter(StorageWriter):
         try:
             if failed:
                 raise save_failed(session.path, failed)
+            session.check_ranks([result.rank for result in handed_in])
             self._raise_if_cancelled(session)
             checkpoint = self._assemble(session, metadata, handed_in)
             session.phases.end("assemble_s")

@@ -18,11 +18,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint._async_thread_executor as executor
+from torch.distributed.checkpoint.utils import _DistWrapper as DcpWrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import bytecheckpoint
-from bytecheckpoint import async_save_state_dict, load_state_dict, registered, verify
+from bytecheckpoint import BcpStager, BcpWriter, async_save_state_dict, load_state_dict, registered, scan_steps, verify
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.errors import ConfigError
 from distributed.ranks import run_ranks
@@ -47,9 +49,9 @@ class Hold:
         self.arrived.set()
         assert self.go_on.wait(LIMIT_S)
 
-    def patch(self) -> Callable[[], None]:
+    def patch(self, of: type = _compat._GroupWrapper) -> Callable[[], None]:
         """From now on exchanges of this process pass here; what is returned ends that."""
-        theirs = {name: getattr(_compat._GroupWrapper, name) for name in set(EXCHANGES)}
+        theirs = {name: getattr(of, name) for name in set(EXCHANGES)}
 
         def held(name: str) -> Callable[..., Any]:
             def exchange(wrapper: Any, value: Any) -> Any:
@@ -66,15 +68,15 @@ class Hold:
 
         def unpatch() -> None:
             for name, method in theirs.items():
-                setattr(_compat._GroupWrapper, name, method)
+                setattr(of, name, method)
 
         for name in theirs:
-            setattr(_compat._GroupWrapper, name, held(name))
+            setattr(of, name, held(name))
         return unpatch
 
     @contextmanager
-    def patched(self) -> Iterator[Hold]:
-        unpatch = self.patch()
+    def patched(self, of: type = _compat._GroupWrapper) -> Iterator[Hold]:
+        unpatch = self.patch(of)
         try:
             yield self
         finally:
@@ -173,6 +175,71 @@ def test_a_save_goes_on_without_the_group(tmp_path: Path, how: str, is_first: bo
 @pytest.mark.parametrize("how", HOWS)
 def test_a_save_goes_on_without_the_group_on_four_ranks(tmp_path: Path, how: str) -> None:
     run_ranks(4, destroy_at_every_stage, tmp_path, how, True, "nothing")
+
+
+def plain_async_save(how: str, path: Path, number: int) -> Future[Any]:
+    """Through DCP alone, over the default group, as it is when the save comes to each exchange."""
+    state = {"model": {"weight": sharded(number)}, "of_rank": {str(dist.get_rank()): number}}
+    if how == "stock writer":
+        writer: Any = dcp.FileSystemWriter(path)
+        return dcp.async_save(state, storage_writer=writer, async_stager=BcpStager())  # type: ignore[return-value]
+    return dcp.async_save(state, storage_writer=BcpWriter(path))  # type: ignore[return-value]
+
+
+def destroy_under_plain_dcp(directory: Path, how: str, then: str) -> None:
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    everybody = [*range(num_ranks)]
+    dist.barrier()
+    dist.destroy_process_group()
+    # Before the save begins, too: there no exchange has been.
+    for number, stage in enumerate((None, *STAGES)):
+        path = directory / f"run-{number}"
+        begin_world(directory, 2 * number, everybody, rank)
+        plain_async_save(how, path, 1).result(LIMIT_S)
+        hold = Hold(*stage or (0, "before"))
+        with hold.patched(DcpWrapper) if stage else held_before_begin(hold):
+            future = plain_async_save(how, path, 2)
+            assert hold.arrived.wait(LIMIT_S)
+            dist.barrier()
+            dist.destroy_process_group()
+            if then == "another world":
+                begin_world(directory, 2 * number + 1, [rank], rank)
+            elif then == "other ranks":
+                begin_world(directory, 2 * number + 1, everybody[::-1], rank)
+            hold.go_on.set()
+            error = future.exception(LIMIT_S)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if how == "stock writer":
+            # It writes over the old one; whether it was all there when the mark came is for the check of coverage.
+            assert scan_steps(directory, pattern=rf"run-({number})")[0].is_complete
+        else:
+            committed = 2 if error is None or stage in ((3, "before"), (3, "after")) else 1
+            check_whole(how, path, committed, num_ranks)
+            assert error is None or isinstance(error, BaseException)
+    begin_world(directory, -1, everybody, rank)
+
+
+@contextmanager
+def held_before_begin(hold: Hold) -> Iterator[None]:
+    """Holds the thread of DCP's executor before it asks whether there are groups."""
+    theirs = executor.save_wrapper
+
+    def held(*args: Any, **kwargs: Any) -> Any:
+        hold.stop()
+        return theirs(*args, **kwargs)
+
+    executor.save_wrapper = held
+    try:
+        yield
+    finally:
+        executor.save_wrapper = theirs
+
+
+@pytest.mark.parametrize("then", ["nothing", "another world", "other ranks"])
+@pytest.mark.parametrize("how", ["our writer", "stock writer"])
+def test_plain_dcp_is_whole_or_fails(tmp_path: Path, how: str, then: str) -> None:
+    run_ranks(2, destroy_under_plain_dcp, tmp_path, how, then)
 
 
 def save_over_destroyed_group(path: Path) -> None:
