@@ -208,3 +208,35 @@ def test_staged_states_travel_to_another_process() -> None:
     finally:
         process.kill()
         process.join()
+
+
+def freeze_later(pipe: Connection) -> None:
+    """In another process: looks at a state when it is told to."""
+    state = pipe.recv()
+    pipe.send("received")
+    pipe.recv()
+    pipe.send(frozen(state))
+
+
+def test_what_was_sent_to_another_process_stays_there() -> None:
+    """The next state is written to the memory of one that is gone here."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=freeze_later, args=(there,), daemon=True)
+    process.start()
+    there.close()
+    try:
+        staged = _staged.stage_state(one(1), RAISES, is_shareable=True).result(LIMIT_S)
+        wanted = frozen(dict(staged))
+        here.send(staged)
+        assert here.poll(LIMIT_S)
+        assert here.recv() == "received"
+        del staged
+        kept = BcpStager(config=RAISES).stage(one(2))
+        here.send("look")
+        assert here.poll(LIMIT_S)
+        assert here.recv() == wanted
+        del kept
+    finally:
+        process.kill()
+        process.join()
