@@ -10,6 +10,7 @@ DCP's own call, while it holds the right, and gives the right back once that cal
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -40,6 +41,8 @@ __all__ = [
     "note_coordinator",
     "take_right_away",
 ]
+
+_logger = logging.getLogger("bytecheckpoint")
 
 _WATCH_INTERVAL_S = 0.1
 _TAKE_AWAY_S = 2.0
@@ -122,11 +125,13 @@ class SaveSession:
             return
         num_ranks = self.group[1]
         if group_of_call() != self.group or sorted(ranks) != [*range(num_ranks)]:
-            raise ProcessGroupChangedError(
+            error = ProcessGroupChangedError(
                 f"save({self.path}): began on {num_ranks} ranks, heard of the ranks {sorted(ranks)}, or over another "
                 "process group: it was destroyed before the save was committed",
                 self.path,
             )
+            _logger.error("%s", error)  # whom DCP tells of it over another group is not known
+            raise error
 
     def watch(self, deadline_s: float) -> None:
         """Ends the save ``deadline_s`` from now, or when DCP's call has ended without telling us."""
