@@ -33,6 +33,7 @@ from bytecheckpoint.errors import CheckpointError
 __all__ = [
     "BackgroundFuture",
     "SaveExecutor",
+    "end_of_save",
     "handle_sigterm",
     "raise_unseen",
     "shutdown",
@@ -239,10 +240,13 @@ class SaveExecutor(Executor):
     Args:
         path, give_up, exit_timeout_s: As of ``submit``.
         staged: The state that is saved, or a future of it.
+        queue: None: the save waits for no other.
     """
 
-    def __init__(self, path: str, staged: Any, give_up: Callable[[], None], exit_timeout_s: float) -> None:
-        self._submit = partial(submit, path, queue=None, give_up=give_up, exit_timeout_s=exit_timeout_s)
+    def __init__(
+        self, path: str, staged: Any, give_up: Callable[[], None], exit_timeout_s: float, queue: str | None
+    ) -> None:
+        self._submit = partial(submit, path, queue=queue, give_up=give_up, exit_timeout_s=exit_timeout_s)
         self._staged = staged
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> BackgroundFuture[T]:
@@ -259,10 +263,6 @@ class SaveExecutor(Executor):
                 end_of_save(staged)
 
         return self._submit(run)
-
-    def give_back(self) -> None:
-        """Gives the memory of the state back if the save was not submitted."""
-        end_of_save(self._staged)
 
 
 def _forget_locals(error: BaseException) -> None:

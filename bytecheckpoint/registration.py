@@ -99,7 +99,6 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
     loader: Any = state_dict_loader
     problems = [
         *_missing(saver, "_storage_setup", used_in=("save",)),
-        *_missing(saver, "_save_state_dict", used_in=("save",)),
         *_missing(saver, "DefaultSavePlanner", used_in=("_save_state_dict",)),
         *_missing(loader, "_storage_setup", used_in=("load",)),
         *_missing(loader, "_load_state_dict", used_in=("load",)),
@@ -126,7 +125,6 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         (saver, "DefaultSavePlanner", BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config)),
         (loader, "DefaultLoadPlanner", BcpLoadPlanner),
         (loader, "_load_state_dict", _beginning_again(loader._load_state_dict, made)),
-        (saver, "_save_state_dict", _over_own_group(saver._save_state_dict)),
         (saver, "DefaultStager", _stager(config)),
         (saver, "_stateful_to_state_dict", quick_copy(saver._stateful_to_state_dict)),
         (loader, "Stateful", QuickStateful),
@@ -225,23 +223,6 @@ def _beginning_again(theirs: Callable[..., None], made: weakref.WeakSet[BcpReade
     return load
 
 
-def _over_own_group(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """DCP's flow of a save; over a group that ``async_save`` made for it, also when the process has destroyed that."""
-    from bytecheckpoint.dcp import _compat
-    from bytecheckpoint.dcp._groups import is_own
-
-    signature = inspect.signature(theirs)
-
-    @wraps(theirs)
-    def save(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        if not is_own(given.get("process_group")):
-            return theirs(*args, **kwargs)
-        return _compat.save_state(**{**given, "no_dist": False})  # DCP has asked whether there are groups now
-
-    return save
-
-
 def _stager(config: Config | None) -> Callable[..., Any]:
     """In the place of DCP's default stager, which is made for each save."""
     from bytecheckpoint.dcp.stager import BcpStager
@@ -259,6 +240,7 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
     nobody has looked at is raised by the next one, before it begins.
     """
     from bytecheckpoint import _background
+    from bytecheckpoint.dcp._direct import save_over_group
     from bytecheckpoint.dcp._groups import keep_watching, own_group
     from bytecheckpoint.dcp._save_process import forget_process_of_other_ranks
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner
@@ -284,32 +266,35 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
             if storage_writer is None and checkpoint_id:
                 storage_writer = setup(None, checkpoint_id)
             settings = config or Config.from_env()
+            planner = BcpSavePlanner(config=config) if planner is None else planner
             path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
-            give_up = storage_writer.cancel if isinstance(storage_writer, BcpWriter) else nothing
-            # DCP's own makes threads for which the end of the process waits without end.
-            self._executor = _background.SaveExecutor(path, staged, give_up, settings.exit_timeout_s)
+            group = None
             try:
                 if settings.handle_sigterm:
                     _background.handle_sigterm(settings.exit_timeout_s)
                 _background.raise_unseen()
                 if is_process:
                     forget_process_of_other_ranks(process_group)
-                    group = None
                 else:
                     # Made here, by the caller's thread: what the save is, is fixed at the call.
                     group = own_group(process_group, no_dist, "async_save", settings.stall_timeout_s, ("save", path))
-                    process_group, no_dist = group, group is None
-                future = super().execute_save(
+                    no_dist = group is None
+                # DCP's own executor makes threads for which the end of the process waits without end.
+                self._executor = _background.SaveExecutor(
+                    path,
                     staged,
-                    checkpoint_id=checkpoint_id,
-                    storage_writer=storage_writer,
-                    planner=BcpSavePlanner(config=config) if planner is None else planner,
-                    process_group=process_group,
-                    no_dist=no_dist,
-                    **rest,
+                    storage_writer.cancel if isinstance(storage_writer, BcpWriter) else nothing,
+                    settings.exit_timeout_s,
+                    # Saves over one group follow one another: their messages must not mix.
+                    queue=None if group is None else "async_save",
                 )
+                given = {"checkpoint_id": checkpoint_id, "storage_writer": storage_writer, "planner": planner, **rest}
+                if group is not None and storage_writer is not None:
+                    future = self._executor.submit(save_over_group, group, staged, **given)
+                else:
+                    future = super().execute_save(staged, process_group=process_group, no_dist=no_dist, **given)
             except BaseException:
-                self._executor.give_back()
+                _background.end_of_save(staged)
                 raise
             keep_watching(group, future)
             return future

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
+from torch.distributed.checkpoint.storage import StorageWriter
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
@@ -22,7 +26,7 @@ from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFailedError
 from bytecheckpoint.report import LoadReport, SaveReport
 
-__all__ = ["fail_load", "fail_save", "run_load", "run_save", "with_states"]
+__all__ = ["fail_load", "fail_save", "run_load", "run_save", "save_over_group", "with_states"]
 
 
 def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,6 +58,34 @@ def run_save(
         raise _typed(exception) from exception
     assert writer.last_report is not None
     return writer.last_report
+
+
+def save_over_group(
+    group: dist.ProcessGroup,
+    staged: Any,
+    *,
+    checkpoint_id: str | os.PathLike[str] | None,
+    storage_writer: StorageWriter,
+    planner: SavePlanner,
+    use_collectives: bool = True,
+) -> Metadata:
+    """What DCP's executor does in its thread, over a group of our own. Collective over ``group``.
+
+    Args:
+        staged: The state, or a future of it.
+        checkpoint_id: Of ``async_save``; as there, the writer is directed to it if there is one.
+    """
+    if checkpoint_id is not None:
+        storage_writer.reset(checkpoint_id)
+    state = with_states(staged.result() if isinstance(staged, Future) else staged)
+    with calling(group, "save", str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))):
+        return _compat.save_state(
+            state_dict=state,
+            storage_writer=storage_writer,
+            process_group=group,
+            planner=planner,
+            use_collectives=use_collectives,
+        )
 
 
 def fail_save(writer: BcpWriter, error: BaseException, group: dist.ProcessGroup | None) -> SaveReport:

@@ -25,7 +25,6 @@ __all__ = [
     "between_ranks",
     "calling",
     "destroy_own_groups",
-    "is_own",
     "keep_watching",
     "own_group",
     "ranks_of",
@@ -46,7 +45,6 @@ T = TypeVar("T")
 _lock = threading.Lock()
 _watches: weakref.WeakKeyDictionary[dist.ProcessGroup, Watch] = weakref.WeakKeyDictionary()
 _own: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
-_all_own: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
 # Global ranks of the groups that are made here: torch forgets them when a group is destroyed.
 _ranks: weakref.WeakKeyDictionary[dist.ProcessGroup, tuple[int, ...]] = weakref.WeakKeyDictionary()
 
@@ -157,16 +155,9 @@ def own_group(
         )
         with _lock:
             _own.setdefault(parent, {})[use] = own
-            _all_own.add(own)
     elif watch is not None:
         watch.set_stall_timeout(stall_timeout_s)
     return own
-
-
-def is_own(group: dist.ProcessGroup | None) -> bool:
-    """Whether ``own_group`` made it, of which the process may have destroyed all groups since."""
-    with _lock:
-        return group is not None and group in _all_own
 
 
 def destroy_own_groups(group: dist.ProcessGroup) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from bytecheckpoint.dcp._calls import ASYNC_SAVE, DCP_SAVE, call_in, local_of_call
-from bytecheckpoint.dcp._groups import is_own
 from bytecheckpoint.errors import ProcessGroupChangedError
 
 __all__ = ["World"]
@@ -46,10 +45,10 @@ class World:
         Raises:
             ProcessGroupChangedError: It would save with others, or alone.
         """
-        given = local_of_call(*DCP_SAVE, "process_group")
-        if call_in(*DCP_SAVE) is None or is_own(given):
-            return  # DCP does not save, or over the group that `register` has fixed at the call
-        now = None if local_of_call(*DCP_SAVE, "no_dist") else given or dist.group.WORLD
+        if call_in(*DCP_SAVE) is None:
+            return
+        given = local_of_call(*DCP_SAVE, "process_group") or dist.group.WORLD
+        now = None if local_of_call(*DCP_SAVE, "no_dist") else given
         if now is (None if self.group is None else self.group()):
             return
         error = ProcessGroupChangedError(
