@@ -275,6 +275,9 @@ def _forget_locals(error: BaseException) -> None:
             continue
         seen.add(id(one))
         traceback.clear_frames(one.__traceback__)
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            # Before Python 3.13 a frame keeps what it was last asked for, until it is asked again.
+            frame.f_locals  # noqa: B018
         waiting += [one.__cause__, one.__context__]
         if isinstance(one, CheckpointException):  # of DCP; it has those of all ranks
             waiting += [failure for failure, _ in one.failures.values()]
