@@ -118,6 +118,31 @@ def test_fsdp_trains_on(tmp_path: Path, ranks: int) -> None:
     run_ranks(ranks, train_while_saving, str(tmp_path))
 
 
+def train_on_the_group_of_the_job(path: str) -> None:
+    training = Training(seed=1)
+    training.step(2)
+    futures, wanted = [], []
+    with registered():
+        for number in range(3):
+            wanted.append(copy.deepcopy(training.full_state()))
+            future: Any = dcp.async_save(training.state(), checkpoint_id=f"{path}/{number}")
+            training.step(2)  # over the very group that DCP was given
+            futures.append(future)
+        for future in futures:
+            future.result(LIMIT_S)
+    for number, full in enumerate(wanted):
+        again = Training(seed=2)
+        values = again.state()
+        dcp.load(values, storage_reader=BcpReader(f"{path}/{number}"))
+        again.load_state(values)
+        check(again.full_state(), full)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_after_register_training_goes_on_over_the_default_group(tmp_path: Path, ranks: int) -> None:
+    run_ranks(ranks, train_on_the_group_of_the_job, str(tmp_path))
+
+
 def numbered(number: int) -> dict[str, Any]:
     """Something for each rank to write."""
     shared = {f"of_rank_{rank}": torch.full((500,), number) for rank in range(dist.get_world_size())}

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DCP's process for saves is made for the ranks of the first save: what becomes of later ones with other ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from bytecheckpoint import BcpWriter, registered
+from bytecheckpoint.errors import ProcessGroupChangedError
+from distributed.ranks import run_ranks
+from distributed.test_group_life import begin_world, check_whole, sharded
+
+PROCESS = AsyncCheckpointerType.PROCESS
+# A process imports torch.
+LIMIT_S = 100.0
+
+
+def state(number: int) -> dict[str, Any]:
+    return {"model": {"weight": sharded(number)}, "of_rank": {str(dist.get_rank()): number}}
+
+
+def save_in_other_worlds(directory: Path) -> None:
+    """The first save is not waited for: its groups are destroyed behind it."""
+    rank = dist.get_rank()
+    futures: list[Any] = []
+    worlds = ([0, 1], [1, 0], [rank])
+    for number, ranks in enumerate(worlds):
+        dist.destroy_process_group()
+        begin_world(directory, number, ranks, rank)
+        path = directory / (f"own-{rank}" if len(ranks) == 1 else f"shared-{number}")
+        futures.append(dcp.async_save(state(number), checkpoint_id=path, async_checkpointer_type=PROCESS))
+        if number > 0:
+            futures[-1].result(LIMIT_S)
+            check_whole("own", path, number, len(ranks))
+    futures[0].result(LIMIT_S)
+    check_whole("own", directory / "shared-0", 0, 2)
+    dist.destroy_process_group()
+    begin_world(directory, len(worlds), [0, 1], rank)
+
+
+def register_and_save_in_other_worlds(directory: Path) -> None:
+    with registered():
+        save_in_other_worlds(directory)
+
+
+@pytest.mark.timeout(400)
+def test_after_register_a_process_is_made_for_the_ranks_of_each_save(tmp_path: Path) -> None:
+    run_ranks(2, register_and_save_in_other_worlds, tmp_path, limit_s=300.0)
+
+
+def save_plainly_in_another_world(directory: Path) -> None:
+    rank = dist.get_rank()
+    path = directory / "ckpt"
+
+    def save(number: int) -> Any:
+        return dcp.async_save(state(number), storage_writer=BcpWriter(path), async_checkpointer_type=PROCESS)
+
+    save(1).result(LIMIT_S)
+    dist.destroy_process_group()
+    begin_world(directory, 0, [rank], rank)
+    error = save(2).exception(LIMIT_S)
+    if rank == 1:  # for rank 0 of one the process stands as rank 0 of two
+        assert isinstance(error, ProcessGroupChangedError)
+        assert "rank 0 of 1, and DCP's process for saves was made for rank 1 of 2" in str(error)
+    assert error is not None
+    dist.destroy_process_group()
+    begin_world(directory, 1, [0, 1], rank)
+    check_whole("own", path, 1, 2)
+
+
+@pytest.mark.timeout(400)
+def test_plain_dcp_refuses_other_ranks_than_those_of_its_process(tmp_path: Path) -> None:
+    run_ranks(2, save_plainly_in_another_world, tmp_path, limit_s=300.0)
