@@ -31,7 +31,8 @@ bench: $(VENV)/.built $(VENV)/.bench  ## compare with other libraries, several m
 	$(BIN)/python benchmarks/plot.py build/bench/large.json build/bench/small.json --output build/bench/compare.png
 
 torture: $(VENV)/.built build/failpoints/.built  ## every fault at every point, in hours: kills, power, disk errors, damage
-	BCP_LONG=1 $(PYTEST) tests/faults tests/model tests/distributed/test_lost_ranks.py tests/fuzz tests/frameworks $(PYTEST_ARGS)
+	BCP_LONG=1 $(PYTEST) tests/faults tests/model tests/distributed/test_lost_ranks.py \
+	  tests/distributed/test_ends_of_ranks.py tests/distributed/test_life_at_random.py tests/fuzz tests/frameworks $(PYTEST_ARGS)
 	$(MAKE) -j$(JOBS) -f tests/cpp/build.mk VARIANT=plain all
 	BCP_LONG=1 build/cpp/plain/run_tests -tc='power_loss*'
 
