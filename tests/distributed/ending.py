@@ -92,7 +92,7 @@ def serve() -> Callable[[], Any]:
     import torch._dynamo  # the first operation on a DTensor imports it
     import torch.distributed.checkpoint.state_dict
 
-    from distributed import test_group_life  # noqa: F401  # all that its saves need
+    from distributed import worlds  # noqa: F401  # all that its saves need
 
     torch.set_num_threads(1)
     requests = Connection(int(os.environ["BCP_TEST_PIPE"]))

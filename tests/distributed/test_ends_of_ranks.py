@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from bytecheckpoint import load_state_dict, register, verify
 from distributed.ending import EndingRanks
-from distributed.test_group_life import LIMIT_S, STAGES, Hold, full, save
+from distributed.worlds import LIMIT_S, STAGES, Hold, full, save
 
 IS_LONG = os.environ.get("BCP_LONG") == "1"
 # Python takes seconds to end after torch was imported.

@@ -20,8 +20,8 @@ from faults.campaign import Campaign
 from bytecheckpoint import StepFolder, load_state_dict, scan_steps, verify
 from bytecheckpoint.frameworks.stored import Stored
 from distributed.ending import EndingRanks
-from distributed.test_group_life import full
 from distributed.training_life import COMMITTED, live
+from distributed.worlds import full
 
 ROUNDS_OF_A_RUN = 20
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from bytecheckpoint import BcpWriter, registered
 from bytecheckpoint.errors import ProcessGroupChangedError
 from distributed.ranks import run_ranks
-from distributed.test_group_life import begin_world, check_whole, sharded
+from distributed.worlds import begin_world, check_whole, sharded
 
 PROCESS = AsyncCheckpointerType.PROCESS
 # A process imports torch.

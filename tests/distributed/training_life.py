@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from bytecheckpoint import Retention, register, save_state_dict, scan_steps, shutdown
-from distributed.test_group_life import LIMIT_S, save, sharded
+from distributed.worlds import LIMIT_S, save, sharded
 
 __all__ = ["BEGUN", "COMMITTED", "live"]
 
