@@ -26,14 +26,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bytecheckpoint import _C
 from bytecheckpoint._save_queue import BackgroundFuture, SaveQueue
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._staged import end_of_save
+from bytecheckpoint.dcp._staged import end_of_save, note_submitted
 from bytecheckpoint.dcp._stays import is_any_saved
 from bytecheckpoint.errors import CheckpointError
 
 __all__ = [
     "BackgroundFuture",
     "SaveExecutor",
-    "end_of_save",
     "handle_sigterm",
     "raise_unseen",
     "shutdown",
@@ -206,7 +205,7 @@ def submit(
     """Runs a save in the background, behind those that were submitted to the same queue before.
 
     Where no thread can be had, or the process has begun to end, it runs in the calling thread. Saves of different
-    queues need groups of their own. Does not raise.
+    queues need groups of their own. Raises nothing but Ctrl-C.
 
     Args:
         path: For messages.
@@ -215,6 +214,7 @@ def submit(
     """
     saves = _of_process()
     future: BackgroundFuture[T] = BackgroundFuture()
+    caller = threading.current_thread()
 
     def work() -> None:
         try:
@@ -224,9 +224,12 @@ def submit(
             error.__traceback__ = None if error.__traceback__ is None else error.__traceback__.tb_next
             _forget_locals(error)
             future.set_exception(error)
+            if not isinstance(error, Exception) and threading.current_thread() is caller:
+                raise  # Ctrl-C, where there is no thread for the save
         else:
             future.set_result(value)
-        save.give_up = lambda: None  # which keeps its writer, and that the process group
+        finally:
+            save.give_up = lambda: None  # which keeps its writer, and that the process group
 
     line = SaveQueue("bytecheckpoint-save") if queue is None else saves.queue(queue)
     save = _Save(path, future, line, give_up, exit_timeout_s)
@@ -253,6 +256,7 @@ class SaveExecutor(Executor):
         """As of any executor."""
         # Taken out when it runs: the frame of what fails keeps what its function refers to.
         taken = [(self._staged, partial(fn, *args, **kwargs))]
+        note_submitted(self._staged)
         self._staged = None
 
         def run() -> T:
@@ -263,6 +267,10 @@ class SaveExecutor(Executor):
                 end_of_save(staged)
 
         return self._submit(run)
+
+    def give_back(self) -> None:
+        """Gives the memory of the state back if the save was not submitted."""
+        end_of_save(self._staged)
 
 
 def _forget_locals(error: BaseException) -> None:

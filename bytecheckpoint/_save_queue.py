@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import TypeVar
 __all__ = ["BackgroundFuture", "SaveQueue"]
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 _logger = logging.getLogger("bytecheckpoint")
 
@@ -34,17 +36,21 @@ class BackgroundFuture(Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """As of any future."""
-        try:
-            return super().result(timeout)
-        finally:
-            self.is_seen = self.done()
+        return self._seen(super().result, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As of any future."""
+        return self._seen(super().exception, timeout)
+
+    def _seen(self, ask: Callable[[float | None], V], timeout: float | None) -> V:
         try:
-            return super().exception(timeout)
-        finally:
-            self.is_seen = self.done()
+            told = ask(timeout)
+        except BaseException:
+            # What the save failed with, or that it has not ended in time, or Ctrl-C; it may have failed since.
+            self.is_seen = self.is_seen or (self.done() and self._exception is sys.exc_info()[1])
+            raise
+        self.is_seen = True
+        return told
 
     def peek(self) -> BaseException | None:
         """What ``exception`` will tell, of a future that is done."""
@@ -56,7 +62,7 @@ class SaveQueue:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # one thread may come twice: in the handler of a signal
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_running = False  # somebody takes the next one
         self._thread: threading.Thread | None = None  # the last that was started

@@ -240,8 +240,8 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
     nobody has looked at is raised by the next one, before it begins.
     """
     from bytecheckpoint import _background
-    from bytecheckpoint.dcp._direct import save_over_group
-    from bytecheckpoint.dcp._groups import keep_watching, own_group
+    from bytecheckpoint.dcp._direct import failing_planner, save_over_group
+    from bytecheckpoint.dcp._groups import group_of_save, keep_watching
     from bytecheckpoint.dcp._save_process import forget_process_of_other_ranks
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner
     from bytecheckpoint.dcp.writer import BcpWriter
@@ -267,34 +267,50 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
                 storage_writer = setup(None, checkpoint_id)
             settings = config or Config.from_env()
             planner = BcpSavePlanner(config=config) if planner is None else planner
+            if checkpoint_id is None and isinstance(storage_writer, BcpWriter):
+                checkpoint_id = storage_writer.checkpoint_id  # a later save may direct it elsewhere before this begins
             path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
-            group = None
+            give_up = storage_writer.cancel if isinstance(storage_writer, BcpWriter) else nothing
+            # DCP's own makes threads for which the end of the process waits without end. Saves over one group, or
+            # through one process, follow one another: their messages must not mix.
+            queue = "process" if is_process else "async_save"
+            self._executor = _background.SaveExecutor(path, staged, give_up, settings.exit_timeout_s, queue)
             try:
                 if settings.handle_sigterm:
                     _background.handle_sigterm(settings.exit_timeout_s)
-                _background.raise_unseen()
-                if is_process:
-                    forget_process_of_other_ranks(process_group)
-                else:
-                    # Made here, by the caller's thread: what the save is, is fixed at the call.
-                    group = own_group(process_group, no_dist, "async_save", settings.stall_timeout_s, ("save", path))
-                    no_dist = group is None
-                # DCP's own executor makes threads for which the end of the process waits without end.
-                self._executor = _background.SaveExecutor(
-                    path,
+                group = None if is_process else group_of_save(process_group, no_dist, settings, path)
+                if group is None:
+                    if is_process:
+                        forget_process_of_other_ranks(process_group)
+                    _background.raise_unseen()
+                    return super().execute_save(
+                        staged,
+                        checkpoint_id=checkpoint_id,
+                        storage_writer=storage_writer,
+                        planner=planner,
+                        process_group=process_group,
+                        no_dist=no_dist or not is_process,
+                        **rest,
+                    )
+                failed: Exception | None = None
+                try:
+                    _background.raise_unseen()
+                except Exception as error:  # of this rank, maybe alone: the others hear of it in this save
+                    failed, planner = error, failing_planner(error)
+                future = self._executor.submit(
+                    save_over_group,
+                    group,
                     staged,
-                    storage_writer.cancel if isinstance(storage_writer, BcpWriter) else nothing,
-                    settings.exit_timeout_s,
-                    # Saves over one group follow one another: their messages must not mix.
-                    queue=None if group is None else "async_save",
+                    checkpoint_id=checkpoint_id,
+                    storage_writer=storage_writer,
+                    planner=planner,
+                    **rest,
                 )
-                given = {"checkpoint_id": checkpoint_id, "storage_writer": storage_writer, "planner": planner, **rest}
-                if group is not None and storage_writer is not None:
-                    future = self._executor.submit(save_over_group, group, staged, **given)
-                else:
-                    future = super().execute_save(staged, process_group=process_group, no_dist=no_dist, **given)
+                if failed is not None:
+                    future.is_seen = True
+                    raise failed
             except BaseException:
-                _background.end_of_save(staged)
+                self._executor.give_back()
                 raise
             keep_watching(group, future)
             return future

@@ -26,7 +26,7 @@ from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFailedError
 from bytecheckpoint.report import LoadReport, SaveReport
 
-__all__ = ["fail_load", "fail_save", "run_load", "run_save", "save_over_group", "with_states"]
+__all__ = ["fail_load", "fail_save", "failing_planner", "run_load", "run_save", "save_over_group", "with_states"]
 
 
 def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,11 @@ def save_over_group(
     """
     if checkpoint_id is not None:
         storage_writer.reset(checkpoint_id)
-    state = with_states(staged.result() if isinstance(staged, Future) else staged)
+    state: dict[str, Any] = {}
+    try:
+        state = with_states(staged.result() if isinstance(staged, Future) else staged)
+    except Exception as error:  # the others come to this save, and hear of it there
+        planner = failing_planner(error)
     with calling(group, "save", str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))):
         return _compat.save_state(
             state_dict=state,
@@ -86,6 +90,11 @@ def save_over_group(
             planner=planner,
             use_collectives=use_collectives,
         )
+
+
+def failing_planner(error: BaseException) -> SavePlanner:
+    """For this rank's part of a save that it cannot take part in: the others, who come to it, are told ``error``."""
+    return _Failing(error, Config())
 
 
 def fail_save(writer: BcpWriter, error: BaseException, group: dist.ProcessGroup | None) -> SaveReport:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._links import connect_star
 from bytecheckpoint.dcp._peers import peers_of_call
@@ -25,6 +26,7 @@ __all__ = [
     "between_ranks",
     "calling",
     "destroy_own_groups",
+    "group_of_save",
     "keep_watching",
     "own_group",
     "ranks_of",
@@ -158,6 +160,18 @@ def own_group(
     elif watch is not None:
         watch.set_stall_timeout(stall_timeout_s)
     return own
+
+
+def group_of_save(
+    group: dist.ProcessGroup | None, no_dist: bool, config: Config, path: str
+) -> dist.ProcessGroup | None:
+    """What ``async_save`` saves over: the gloo group that the caller has given for it, else one of our own.
+
+    As ``own_group`` says; None if there is but this rank.
+    """
+    if not no_dist and group is not None and _compat.is_registered(group) and _compat.is_gloo_on_host(group):
+        return group if group.size() > 1 else None
+    return own_group(group, no_dist, "async_save", config.stall_timeout_s, ("save", path))
 
 
 def destroy_own_groups(group: dist.ProcessGroup) -> None:

@@ -88,6 +88,7 @@ class SaveSession:
     def end(self) -> None:
         """Gives back whatever is left. No effect on a committed save. Any thread."""
         self._over.set()
+        self.group = None  # a writer that is kept keeps the session
         if self.commit is not None:
             self.commit.abandon()
 

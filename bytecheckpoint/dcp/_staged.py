@@ -23,7 +23,7 @@ from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp._world import World
 from bytecheckpoint.errors import DeviceError, InvalidPlanError
 
-__all__ = ["StagedState", "end_of_save", "stage_state"]
+__all__ = ["StagedState", "end_of_save", "note_submitted", "stage_state"]
 
 # The modules in which a state is staged.
 _STAGING = (__name__, "bytecheckpoint.dcp.stager", "bytecheckpoint.dcp.writer")
@@ -31,6 +31,14 @@ _STAGING = (__name__, "bytecheckpoint.dcp.stager", "bytecheckpoint.dcp.writer")
 _LOOK_INTERVAL_S = 0.02
 
 _logger = logging.getLogger("bytecheckpoint")
+
+
+def note_submitted(staged: Any) -> None:
+    """What a stager gave goes to a save that will call ``end_of_save``: its memory is kept until then."""
+    if isinstance(staged, StagedState):
+        staged._stay.is_submitted = True
+    elif isinstance(staged, Future):
+        staged.add_done_callback(lambda done: None if _has_failed(done) else note_submitted(done.result()))
 
 
 def end_of_save(staged: Any) -> None:

@@ -72,6 +72,7 @@ class Stay:
     Attributes:
         begun_by: The call of ``dcp.async_save`` that it was staged for.
         is_staged: Devices do not copy to it any more.
+        is_submitted: A save has it that says when it ends.
         world: The ranks that it is to be saved with; None if that is not known.
         idle_since: Since when nobody could be seen who would save it.
     """
@@ -81,6 +82,7 @@ class Stay:
         self.num_bytes = staged.num_bytes
         self.begun_by = begun_by
         self.is_staged = False
+        self.is_submitted = False
         self.idle_since: float | None = None
         self._lock = threading.Lock()
         self._staged = staged
@@ -200,7 +202,13 @@ def _end_what_is_over() -> None:
 
 def _will_never_begin(stay: Stay) -> bool:
     """Whether the call of ``dcp.async_save`` has failed that the state was staged for: an error keeps the state."""
-    if stay.begun_by is None or not stay.is_staged or stay.begun_by.is_running() or is_any_thread_in(_EXECUTORS):
+    if (
+        stay.begun_by is None
+        or stay.is_submitted
+        or not stay.is_staged
+        or stay.begun_by.is_running()
+        or is_any_thread_in(_EXECUTORS)
+    ):
         stay.idle_since = None
         return False
     stay.idle_since = stay.idle_since or time.monotonic()

@@ -49,7 +49,9 @@ class World:
             return
         given = local_of_call(*DCP_SAVE, "process_group") or dist.group.WORLD
         now = None if local_of_call(*DCP_SAVE, "no_dist") else given
-        if now is (None if self.group is None else self.group()):
+        # A group that was destroyed may be gone altogether.
+        is_same = now is None if self.group is None else now is not None and now is self.group()
+        if is_same:
             return
         error = ProcessGroupChangedError(
             f"the save was called on rank {self.rank} of {self.size}, and begins "
