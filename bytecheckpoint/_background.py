@@ -243,13 +243,14 @@ class SaveExecutor(Executor):
     Args:
         path, give_up, exit_timeout_s: As of ``submit``.
         staged: The state that is saved, or a future of it.
-        queue: None: the save waits for no other.
+
+    Attributes:
+        queue: As of ``submit``.
     """
 
-    def __init__(
-        self, path: str, staged: Any, give_up: Callable[[], None], exit_timeout_s: float, queue: str | None
-    ) -> None:
-        self._submit = partial(submit, path, queue=queue, give_up=give_up, exit_timeout_s=exit_timeout_s)
+    def __init__(self, path: str, staged: Any, give_up: Callable[[], None], exit_timeout_s: float) -> None:
+        self.queue: str | None = None
+        self._submit = partial(submit, path, give_up=give_up, exit_timeout_s=exit_timeout_s)
         self._staged = staged
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> BackgroundFuture[T]:
@@ -266,7 +267,7 @@ class SaveExecutor(Executor):
             finally:
                 end_of_save(staged)
 
-        return self._submit(run)
+        return self._submit(run, self.queue)
 
     def give_back(self) -> None:
         """Gives the memory of the state back if the save was not submitted."""

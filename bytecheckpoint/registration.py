@@ -271,14 +271,15 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
                 checkpoint_id = storage_writer.checkpoint_id  # a later save may direct it elsewhere before this begins
             path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
             give_up = storage_writer.cancel if isinstance(storage_writer, BcpWriter) else nothing
-            # DCP's own makes threads for which the end of the process waits without end. Saves over one group, or
-            # through one process, follow one another: their messages must not mix.
-            queue = "process" if is_process else "async_save"
-            self._executor = _background.SaveExecutor(path, staged, give_up, settings.exit_timeout_s, queue)
+            # DCP's own makes threads for which the end of the process waits without end.
+            self._executor = _background.SaveExecutor(path, staged, give_up, settings.exit_timeout_s)
             try:
                 if settings.handle_sigterm:
                     _background.handle_sigterm(settings.exit_timeout_s)
                 group = None if is_process else group_of_save(process_group, no_dist, settings, path)
+                if is_process or group is not None:
+                    # Saves through one process, or over one group, follow one another: their messages must not mix.
+                    self._executor.queue = "process" if is_process else "async_save"
                 if group is None:
                     if is_process:
                         forget_process_of_other_ranks(process_group)

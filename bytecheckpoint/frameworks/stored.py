@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,11 +21,11 @@ __all__ = ["Stored", "StoredTensor", "dtype_of", "nested"]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a checkpoint: shape, dtype, and bytes of its records."""
+    """A tensor in a checkpoint: shape, dtype, and bytes of its records, which differ with its chunks."""
 
     shape: torch.Size
     dtype: torch.dtype | None
-    record_bytes: int
+    record_bytes: int = field(compare=False)
 
 
 def dtype_of(key: str, found: StoredTensor) -> torch.dtype:

@@ -47,11 +47,9 @@ def installed() -> Iterator[None]:
 
 def is_ours(path: Path) -> bool:
     """Written by us, and whole."""
-    try:
-        bytecheckpoint.verify(path).raise_if_damaged()
-    except UnsupportedError:
-        return False
-    return True
+    report = bytecheckpoint.verify(path)
+    report.raise_if_damaged()
+    return bool(report.save_ids)
 
 
 def assert_same(got: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ def save_with(root: Path, text: str, step: int = 5) -> Path:
     folder = root / f"global_step_{step}"
     writer = BcpWriter(folder / "model")
     writer.user_metadata = text
-    run_save({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, writer, None, None, True)
+    run_save({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, writer, None, None)
     return folder
 
 
