@@ -7,6 +7,7 @@ import io
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 
 from bytecheckpoint import Config, async_save_state_dict, save_state_dict
 from bytecheckpoint.errors import RankLostError
-from distributed.losing import PHASES, Loss, lose
+from distributed.losing import PHASES, Loss, lose, store
 from distributed.ranks import run_ranks
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
@@ -71,6 +72,8 @@ class Stopping(DefaultSavePlanner):
 def stop_in_a_later_call(path: Path, entry: str, victim: int) -> None:
     of_ranks = {str(dist.get_rank()): torch.ones(1000)}
     sooner = Config(stall_timeout_s=2)
+    pids: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
     if entry == "save":
         save_state_dict(path, of_ranks)  # with 60 s
         with pytest.raises(RankLostError, match=f"rank {victim} stopped: nothing was heard of it for more than 2 s"):
@@ -80,6 +83,11 @@ def stop_in_a_later_call(path: Path, entry: str, victim: int) -> None:
         handle = async_save_state_dict(path, of_ranks, planner=Stopping(victim), config=sooner)
         with pytest.raises(RankLostError, match=f"rank {victim} stopped: nothing was heard of it for more than 2 s"):
             handle.committed.result()
+    survivors = [rank for rank in range(len(pids)) if rank != victim]
+    store().set(f"noticed {dist.get_rank()}", "")
+    store().wait([f"noticed {rank}" for rank in survivors])
+    if dist.get_rank() == survivors[0]:
+        os.kill(pids[victim], signal.SIGKILL)  # else the test would wait for it
 
 
 @pytest.mark.parametrize("victim", [0, 1])
