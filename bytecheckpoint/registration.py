@@ -125,7 +125,7 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         (saver, "DefaultSavePlanner", BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config)),
         (loader, "DefaultLoadPlanner", BcpLoadPlanner),
         (loader, "_load_state_dict", _beginning_again(loader._load_state_dict, made)),
-        (saver, "DefaultStager", _stager(config)),
+        (saver, "DefaultStager", _stager(setup, config)),
         (saver, "_stateful_to_state_dict", quick_copy(saver._stateful_to_state_dict)),
         (loader, "Stateful", QuickStateful),
     ]
@@ -223,12 +223,42 @@ def _beginning_again(theirs: Callable[..., None], made: weakref.WeakSet[BcpReade
     return load
 
 
-def _stager(config: Config | None) -> Callable[..., Any]:
+def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., Any]:
     """In the place of DCP's default stager, which is made for each save."""
+    from bytecheckpoint import _background
+    from bytecheckpoint.dcp._calls import ASYNC_SAVE, local_of_call
+    from bytecheckpoint.dcp._direct import failing_planner, save_over_group
+    from bytecheckpoint.dcp._groups import group_of_save
     from bytecheckpoint.dcp.stager import BcpStager
 
+    def fail_on_all(error: Exception) -> None:
+        """The other ranks come to the save, and hear there that this one could not stage its state."""
+        names = ("process_group", "no_dist", "checkpoint_id", "storage_writer", "async_checkpointer_type")
+        group, no_dist, checkpoint_id, writer, kind = (local_of_call(*ASYNC_SAVE, name) for name in names)
+        writer = writer or (checkpoint_id and setup(None, checkpoint_id))
+        if writer is None or getattr(kind, "value", "") == "process":  # which every rank has of its own
+            return
+        own = group_of_save(group, bool(no_dist), config or Config.from_env(), str(checkpoint_id))
+        if own is not None:
+            told = _background.submit(
+                str(checkpoint_id),
+                lambda: save_over_group(
+                    own, {}, checkpoint_id=checkpoint_id, storage_writer=writer, planner=failing_planner(error)
+                ),
+                "async_save",
+            )
+            told.is_seen = True
+
+    class Telling(BcpStager):
+        def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
+            try:
+                return super().stage(state_dict, **kwargs)
+            except Exception as error:
+                fail_on_all(error)
+                raise
+
     def stager(options: Any = None) -> BcpStager:
-        return BcpStager(True if getattr(options, "use_async_staging", False) else None, config=config)
+        return Telling(True if getattr(options, "use_async_staging", False) else None, config=config)
 
     return stager
 

@@ -26,7 +26,7 @@ from bytecheckpoint.errors import DeviceError, InvalidPlanError
 __all__ = ["StagedState", "end_of_save", "note_submitted", "stage_state"]
 
 # The modules in which a state is staged.
-_STAGING = (__name__, "bytecheckpoint.dcp.stager", "bytecheckpoint.dcp.writer")
+_STAGING = (__name__, "bytecheckpoint.dcp.stager", "bytecheckpoint.dcp.writer", "bytecheckpoint.registration")
 # How often a thread looks whether a call of another one has ended.
 _LOOK_INTERVAL_S = 0.02
 

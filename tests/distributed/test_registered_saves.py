@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch.distributed.checkpoint._async_thread_executor as executor
 
 from bytecheckpoint import BcpStager, BcpWriter, Config, load_state_dict, registered
 from bytecheckpoint.dcp import _stays
-from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError, StagingBusyError
+from bytecheckpoint.errors import CheckpointError, InvalidPlanError, ProcessGroupChangedError, StagingBusyError
 from distributed.pausing import PausingPlanner
 from distributed.ranks import run_ranks
 from distributed.worlds import LIMIT_S, Hold, begin_world, check_whole, sharded
@@ -122,6 +123,26 @@ def fail_staging_late(path: Path) -> None:
 
 def test_staging_that_fails_on_one_rank_fails_the_save_of_all(tmp_path: Path) -> None:
     run_ranks(2, fail_staging_late, tmp_path / "ckpt")
+
+
+def fail_staging_at_once(path: Path) -> None:
+    values = state(1)
+    with registered():
+        if dist.get_rank() == 1:
+            values["lock"] = threading.Lock()
+            with pytest.raises(InvalidPlanError, match="'lock': a lock cannot be copied"):
+                dcp.async_save(values, checkpoint_id=path)
+        else:
+            future: Any = dcp.async_save(values, checkpoint_id=path)
+            assert "'lock': a lock cannot be copied" in str(future.exception(LIMIT_S))
+        dist.barrier()
+        assert not path.exists()
+        begin_save("registered", path, 2).result(LIMIT_S)
+    check_whole("own", path, 2, 2)
+
+
+def test_a_state_that_one_rank_cannot_stage_fails_the_save_of_all(tmp_path: Path) -> None:
+    run_ranks(2, fail_staging_at_once, tmp_path / "ckpt")
 
 
 def save_over_one_of_several_groups(path: Path) -> None:
