@@ -310,7 +310,7 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
                 if is_process or group is not None:
                     # Saves through one process, or over one group, follow one another: their messages must not mix.
                     self._executor.queue = "process" if is_process else "async_save"
-                if group is None:
+                if group is None or storage_writer is None:  # DCP refuses a save without writer and path
                     if is_process:
                         forget_process_of_other_ranks(process_group)
                     _background.raise_unseen()
