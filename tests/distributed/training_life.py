@@ -46,6 +46,7 @@ class _Job:
         dist.init_process_group(
             "gloo", init_method=store, rank=self.rank, world_size=self.num_ranks, timeout=_INIT_TIMEOUT
         )
+        dist.barrier()  # who destroyed it at once would break what others are still connecting
 
     def say(self, what: str, step: int) -> None:
         os.write(self._log, f"{what} {step} {self.num_ranks}\n".encode())

@@ -137,20 +137,14 @@ def check_whole(how: str, path: Path, number: int, num_ranks: int) -> None:
 def begin_world(directory: Path, number: int, ranks: list[int], rank: int, timeout_s: float = 5.0) -> None:
     """A default group of ``ranks``, over a store of its own.
 
-    Gloo refuses, once in a while, to connect the ranks of a busy machine: then they try again.
+    Torch lets a rank go on when *it* is connected: one that destroyed the group at once would break the connections
+    that others are still making. So all wait for all.
     """
-    for attempt in range(1, 4):
-        store = f"file://{directory}/store.{number}.{ranks[0]}.{attempt}"
-        try:
-            dist.init_process_group(
-                "gloo",
-                init_method=store,
-                rank=ranks.index(rank),
-                world_size=len(ranks),
-                # Who was refused waits for who was not.
-                timeout=timedelta(seconds=attempt * timeout_s),
-            )
-            return
-        except RuntimeError:
-            if attempt == 3:
-                raise
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{directory}/store.{number}.{ranks[0]}",
+        rank=ranks.index(rank),
+        world_size=len(ranks),
+        timeout=timedelta(seconds=timeout_s),
+    )
+    dist.barrier()
