@@ -103,6 +103,23 @@ class ProcessGroupChangedError(CheckpointError, RuntimeError):
     """
 
 
+class OutOfStepError(CheckpointError, RuntimeError):
+    """Ranks came to one save with different calls, or this call was skipped so that they are in step again.
+
+    Nothing is committed; the checkpoint before it stays.
+
+    Attributes:
+        calls: How many calls each rank had made, by number in the process group; empty for a call that was skipped.
+    """
+
+    def __init__(self, message: str, calls: Mapping[int, int] | None = None, path: str = "") -> None:
+        super().__init__(message, path)
+        self.calls = dict(calls or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.calls, self.path), self._notes()
+
+
 class CheckpointChangedError(CheckpointError):
     """A newer commit replaced the checkpoint while it was loaded. Load again."""
 

@@ -126,7 +126,7 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         (loader, "DefaultLoadPlanner", BcpLoadPlanner),
         (loader, "_load_state_dict", _beginning_again(loader._load_state_dict, made)),
         (saver, "DefaultStager", _stager(setup, config)),
-        (saver, "_stateful_to_state_dict", quick_copy(saver._stateful_to_state_dict)),
+        (saver, "_stateful_to_state_dict", _counting(quick_copy(saver._stateful_to_state_dict))),
         (loader, "Stateful", QuickStateful),
     ]
     for name in ("_ProcessBasedAsyncCheckpointExecutor", "_ThreadBasedAsyncCheckpointExecutor"):
@@ -229,6 +229,7 @@ def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., A
     from bytecheckpoint.dcp._calls import ASYNC_SAVE, local_of_call
     from bytecheckpoint.dcp._direct import failing_planner, save_over_group
     from bytecheckpoint.dcp._groups import group_of_save
+    from bytecheckpoint.dcp._turns import take_drawn_turn
     from bytecheckpoint.dcp.stager import BcpStager
 
     def fail_on_all(error: Exception) -> None:
@@ -238,12 +239,18 @@ def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., A
         writer = writer or (checkpoint_id and setup(None, checkpoint_id))
         if writer is None or getattr(kind, "value", "") == "process":  # which every rank has of its own
             return
+        turn = take_drawn_turn()
         own = group_of_save(group, bool(no_dist), config or Config.from_env(), str(checkpoint_id))
         if own is not None:
             told = _background.submit(
                 str(checkpoint_id),
                 lambda: save_over_group(
-                    own, {}, checkpoint_id=checkpoint_id, storage_writer=writer, planner=failing_planner(error)
+                    own,
+                    {},
+                    checkpoint_id=checkpoint_id,
+                    storage_writer=writer,
+                    planner=failing_planner(error),
+                    turn=turn,
                 ),
                 "async_save",
             )
@@ -263,6 +270,22 @@ def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., A
     return stager
 
 
+def _counting(copy: Callable[..., Any]) -> Callable[..., Any]:
+    """DCP's first step that may fail: a call of ``async_save`` is counted before it."""
+    from bytecheckpoint.dcp._calls import ASYNC_SAVE, is_called_by, local_of_call
+    from bytecheckpoint.dcp._turns import draw_turn
+
+    @wraps(copy)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if is_called_by(*ASYNC_SAVE):
+            draw_turn(
+                local_of_call(*ASYNC_SAVE, "process_group"), bool(local_of_call(*ASYNC_SAVE, "no_dist")), "async_save"
+            )
+        return copy(*args, **kwargs)
+
+    return counted
+
+
 def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -> type:
     """An executor that chooses writer and planner before the save goes to a thread or to another process.
 
@@ -273,6 +296,7 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
     from bytecheckpoint.dcp._direct import failing_planner, save_over_group
     from bytecheckpoint.dcp._groups import group_of_save, keep_watching
     from bytecheckpoint.dcp._save_process import forget_process_of_other_ranks
+    from bytecheckpoint.dcp._turns import take_drawn_turn
     from bytecheckpoint.dcp.save_planner import BcpSavePlanner
     from bytecheckpoint.dcp.writer import BcpWriter
 
@@ -293,6 +317,7 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
             no_dist: bool = False,
             **rest: Any,
         ) -> Any:
+            turn = take_drawn_turn()
             if storage_writer is None and checkpoint_id:
                 storage_writer = setup(None, checkpoint_id)
             settings = config or Config.from_env()
@@ -335,6 +360,7 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
                     checkpoint_id=checkpoint_id,
                     storage_writer=storage_writer,
                     planner=planner,
+                    turn=turn,
                     **rest,
                 )
                 if failed is not None:

@@ -14,6 +14,7 @@ from bytecheckpoint import _background
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._direct import fail_load, fail_save, run_load, run_save, with_states
 from bytecheckpoint.dcp._groups import keep_watching, own_group
+from bytecheckpoint.dcp._turns import next_turn
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import InvalidPlanError
@@ -55,17 +56,19 @@ def save_state_dict(
     Raises:
         CheckpointError: On all ranks; what failed where, as ``BcpWriter`` says. Also the failure of an earlier
             background save that nobody has looked at.
+        OutOfStepError: An earlier call failed on one rank alone, before that rank came to the others.
         RankLostError: A rank died, or stopped for longer than ``Config.stall_timeout_s``. Once on each rank that lives,
             in the call that was under way or in its next.
     """
+    turn = next_turn(process_group, no_dist, "calls")
     writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
     group = own_group(process_group, no_dist, "calls", writer.config.stall_timeout_s, ("save", str(path)))
     try:
         _background.raise_unseen()
         state = with_states(_checked("save_state_dict", path, state_dict, Mapping))
     except Exception as error:
-        return fail_save(writer, error, group)
-    return run_save(state, writer, planner, group)
+        return fail_save(writer, error, group, turn)
+    return run_save(state, writer, planner, group, turn)
 
 
 def load_state_dict(
@@ -98,13 +101,14 @@ def load_state_dict(
         CheckpointError: On all ranks; what failed where, as ``BcpReader`` says.
         RankLostError: As for ``save_state_dict``.
     """
+    turn = next_turn(process_group, no_dist, "calls")
     reader = BcpReader(path, config=config)
     group = own_group(process_group, no_dist, "calls", reader.config.stall_timeout_s, ("load", str(path)))
     try:
         _checked("load_state_dict", path, state_dict, MutableMapping)
     except InvalidPlanError as error:
-        return fail_load(reader, error, group)
-    return run_load(state_dict, reader, planner, group)
+        return fail_load(reader, error, group, turn)
+    return run_load(state_dict, reader, planner, group, turn)
 
 
 def async_save_state_dict(
@@ -135,6 +139,7 @@ def async_save_state_dict(
         CheckpointError: The state cannot be staged (``StagingFullError``, ``StagingBusyError``, ``InvalidPlanError``),
             or an earlier background save failed and nobody has looked. The save then fails on all ranks.
     """
+    turn = next_turn(process_group, no_dist, "background")
     writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
     group = own_group(process_group, no_dist, "background", writer.config.stall_timeout_s, ("save", str(path)))
 
@@ -145,8 +150,8 @@ def async_save_state_dict(
     handle = save_in_background(
         str(path),
         state,
-        lambda state: run_save(state, writer, planner, group),
-        lambda error: fail_save(writer, error, group),
+        lambda state: run_save(state, writer, planner, group, turn),
+        lambda error: fail_save(writer, error, group, turn),
         writer.cancel,
         writer.config,
         is_alone=group is None,

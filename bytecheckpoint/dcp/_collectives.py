@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["all_gather", "all_reduce_max", "barrier", "broadcast", "gather", "scatter"]
+__all__ = ["all_gather", "all_reduce_max", "barrier", "begin_gather", "broadcast", "gather", "scatter"]
 
 _c10d: Any = dist.distributed_c10d
 
@@ -41,11 +41,20 @@ def gather(group: dist.ProcessGroup, value: object, root: int) -> list[Any] | No
     data = pickle.dumps(value)
     sizes = _all_sizes(group, data)
     received = [bytearray(max(sizes)) for _ in sizes] if group.rank() == root else []
+    mine = _view(_padded(data, max(sizes)))
+    begin_gather(group, mine, [_view(buffer) for buffer in received], root).wait()
+    return [pickle.loads(buffer) for buffer in received] if received else None
+
+
+def begin_gather(group: dist.ProcessGroup, tensor: torch.Tensor, gathered: list[torch.Tensor], root: int) -> dist.Work:
+    """Begins to fill ``gathered``, by rank, with ``tensor`` of each rank, on rank ``root``; it is empty on the others.
+
+    Of any backend; tensors are where that one wants them.
+    """
     options = _c10d.GatherOptions()
     options.rootRank = root
-    outputs = [[_view(buffer) for buffer in received]] if received else []
-    group.gather(outputs, [_view(_padded(data, max(sizes)))], options).wait()
-    return [pickle.loads(buffer) for buffer in received] if received else None
+    work: dist.Work = group.gather([gathered] if gathered else [], [tensor], options)
+    return work
 
 
 def scatter(group: dist.ProcessGroup, values: Sequence[object] | None, root: int) -> Any:

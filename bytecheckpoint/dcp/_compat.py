@@ -47,6 +47,7 @@ __all__ = [
     "close_connections",
     "current_stream",
     "flatten_as_2_3",
+    "gloo_between",
     "holds_more_than_itself",
     "host_copy",
     "increment_version",
@@ -60,6 +61,7 @@ __all__ = [
     "narrow",
     "new_dtensor",
     "new_metadata",
+    "object_device",
     "plain_tensor",
     "quantization",
     "save_state",
@@ -184,6 +186,34 @@ def is_fake(group: dist.ProcessGroup) -> bool:
 def is_gloo_on_host(group: dist.ProcessGroup) -> bool:
     """Whether gloo moves its tensors of host memory."""
     return any(device.type == "cpu" and group._get_backend(device).name() == "gloo" for device in _devices(group))
+
+
+def gloo_between(group: dist.ProcessGroup, name: str) -> dist.ProcessGroup:
+    """A gloo group of the ranks of ``group``, in host memory, of which torch's registry knows nothing. Collective.
+
+    ``new_group`` counts the groups of a process, and names groups by that count: it would change the names of those
+    that the caller makes afterwards, and ranks that belong to different numbers of groups would not find each other.
+
+    Args:
+        name: The same on all ranks; of no other group that was made in this world.
+    """
+    c10d: Any = dist.distributed_c10d
+    store = c10d.PrefixStore(name, c10d._get_default_store())
+    kind = c10d.ProcessGroup.BackendType.GLOO
+    between: Any = c10d.ProcessGroup(store, group.rank(), group.size())
+    between._set_default_backend(kind)
+    gloo = c10d.ProcessGroupGloo(store, group.rank(), group.size())
+    between._register_backend(torch.device("cpu"), kind, gloo)
+    between._set_group_name(name)
+    made: dist.ProcessGroup = between
+    return made
+
+
+def object_device(group: dist.ProcessGroup) -> torch.device:
+    """Where ``group`` wants the tensors by which it sends objects."""
+    c10d: Any = dist.distributed_c10d
+    device: torch.device = c10d._get_object_coll_device(group)
+    return device
 
 
 def _backend_names(group: dist.ProcessGroup) -> set[str]:

@@ -19,6 +19,7 @@ from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._again import load_until_unchanged
 from bytecheckpoint.dcp._groups import calling
 from bytecheckpoint.dcp._stateful import QuickStateful
+from bytecheckpoint.dcp._turns import Turn, in_turn
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
@@ -43,10 +44,13 @@ def run_save(
     writer: BcpWriter,
     planner: SavePlanner | None,
     group: dist.ProcessGroup | None,
+    turn: Turn | None,
 ) -> SaveReport:
-    """A whole save in this thread. Collective over ``group``, as ``own_group`` gives it; None saves alone."""
+    """A whole save in this thread, of the call ``turn``. Collective over ``group``, as ``own_group`` gives it; None
+    saves alone."""
+    path = str(writer.checkpoint_id)
     try:
-        with calling(group, "save", str(writer.checkpoint_id)):
+        with in_turn(turn, "save", path), calling(group, "save", path):
             _compat.save_state(
                 state_dict=state,
                 storage_writer=writer,
@@ -67,6 +71,7 @@ def save_over_group(
     checkpoint_id: str | os.PathLike[str] | None,
     storage_writer: StorageWriter,
     planner: SavePlanner,
+    turn: Turn | None,
     use_collectives: bool = True,
 ) -> Metadata:
     """What DCP's executor does in its thread, over a group of our own. Collective over ``group``.
@@ -82,7 +87,8 @@ def save_over_group(
         state = with_states(staged.result() if isinstance(staged, Future) else staged)
     except Exception as error:  # the others come to this save, and hear of it there
         planner = failing_planner(error)
-    with calling(group, "save", str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))):
+    path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
+    with in_turn(turn, "save", path), calling(group, "save", path):
         return _compat.save_state(
             state_dict=state,
             storage_writer=storage_writer,
@@ -97,9 +103,11 @@ def failing_planner(error: BaseException) -> SavePlanner:
     return _Failing(error, Config())
 
 
-def fail_save(writer: BcpWriter, error: BaseException, group: dist.ProcessGroup | None) -> SaveReport:
+def fail_save(
+    writer: BcpWriter, error: BaseException, group: dist.ProcessGroup | None, turn: Turn | None
+) -> SaveReport:
     """This rank's part of a save that it cannot take part in: the others, who come to it, are told ``error``."""
-    return run_save({}, writer, _Failing(error, writer.config), group)
+    return run_save({}, writer, failing_planner(error), group, turn)
 
 
 def run_load(
@@ -107,11 +115,13 @@ def run_load(
     reader: BcpReader,
     planner: LoadPlanner | None,
     group: dist.ProcessGroup | None,
+    turn: Turn | None,
 ) -> LoadReport:
-    """A whole load in this thread. Collective over ``group``, as ``own_group`` gives it; None loads alone."""
+    """A whole load in this thread, as ``run_save``."""
+    path = str(reader.checkpoint_id)
 
     def load() -> None:
-        with calling(group, "load", str(reader.checkpoint_id)):
+        with in_turn(turn, "load", path), calling(group, "load", path):
             _compat.load_state(
                 state,
                 storage_reader=reader,
@@ -131,9 +141,9 @@ def run_load(
     return reader.last_report
 
 
-def fail_load(reader: BcpReader, error: Exception, group: dist.ProcessGroup | None) -> LoadReport:
+def fail_load(reader: BcpReader, error: Exception, group: dist.ProcessGroup | None, turn: Turn | None) -> LoadReport:
     """This rank's part of a load that it cannot take part in, as ``fail_save``."""
-    return run_load({}, reader, _FailingLoad(error), group)
+    return run_load({}, reader, _FailingLoad(error), group, turn)
 
 
 class _FailingLoad(BcpLoadPlanner):

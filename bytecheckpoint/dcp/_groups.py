@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._links import connect_star
-from bytecheckpoint.dcp._peers import peers_of_call
+from bytecheckpoint.dcp._peers import peers_of_call, unused_name
 from bytecheckpoint.dcp._watch import Watch
 from bytecheckpoint.errors import CheckpointError, ConfigError
 
@@ -47,34 +47,42 @@ T = TypeVar("T")
 _lock = threading.Lock()
 _watches: weakref.WeakKeyDictionary[dist.ProcessGroup, Watch] = weakref.WeakKeyDictionary()
 _own: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
-# Global ranks of the groups that are made here: torch forgets them when a group is destroyed.
+# Global ranks of the groups that are made here: torch does not know them.
 _ranks: weakref.WeakKeyDictionary[dist.ProcessGroup, tuple[int, ...]] = weakref.WeakKeyDictionary()
 
 
-def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float, *, insist: bool = True) -> dist.ProcessGroup:
+def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float) -> dist.ProcessGroup:
     """A gloo group of ``ranks``, all if None, that is watched. Collective over them alone.
 
-    Args:
-        insist: Else ranks that cannot connect for it are a warning, and nobody watches.
+    Raises:
+        CheckpointError: Ranks cannot connect; on all of them.
     """
     group: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
-    with _lock:
-        _ranks[group] = tuple(dist.get_process_group_ranks(group))
+    _begin_watch(group, group, stall_timeout_s)
+    return group
+
+
+def _begin_watch(group: dist.ProcessGroup, parent: dist.ProcessGroup, stall_timeout_s: float) -> None:
+    """As ``watched_group`` raises. ``group`` ends with ``parent``."""
     if group.size() > 1:
-        try:
-            links = connect_star(group)
-        except CheckpointError as error:  # on all ranks
-            if insist:
-                raise
-            warnings.warn(
-                f"bytecheckpoint: {error}; the loss of a rank will be noticed at the timeout of the process group",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return group
-        watch = Watch(group, links, stall_timeout_s)
+        watch = Watch(group, parent, connect_star(group), stall_timeout_s)
         with _lock:
             _watches[group] = watch
+
+
+def _group_within(parent: dist.ProcessGroup, use: str, stall_timeout_s: float) -> dist.ProcessGroup:
+    """A group of the ranks of ``parent``, watched if they can connect; else a warning says so."""
+    group = _compat.gloo_between(parent, unused_name(parent, use))
+    with _lock:
+        _ranks[group] = tuple(dist.get_process_group_ranks(parent))
+    try:
+        _begin_watch(group, parent, stall_timeout_s)
+    except CheckpointError as error:  # on all ranks
+        warnings.warn(
+            f"bytecheckpoint: {error}; the loss of a rank will be noticed at the timeout of the process group",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return group
 
 
@@ -87,7 +95,7 @@ def watch_of(group: dist.ProcessGroup | None) -> Watch | None:
 
 
 def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
-    """Global ranks, by their numbers in the group. Of a group made here also when it has been destroyed."""
+    """Global ranks, by their numbers in the group."""
     with _lock:
         known = _ranks.get(group)
     return tuple(dist.get_process_group_ranks(group)) if known is None else known
@@ -145,14 +153,10 @@ def own_group(
     # itself the rank that stopped. Until then the ranks that know do not wait for it in a new group. For one that died
     # nobody waits any more: every call fails.
     if own is None or (watch is not None and watch.is_told and not watch.is_final):
-        members: list[int] | None = list(ranks_of(parent))
-        if members == list(range(dist.get_world_size())):
-            # Groups of some ranks are named by how many groups there are: after one was destroyed, as another before.
-            members = None
         beside = (watch_of(other) for other in (parent, *others.values()))
         own = _made_beside(
             next((other for other in beside if other is not None and (other.is_final or not other.is_told)), None),
-            lambda: watched_group(members, stall_timeout_s, insist=False),
+            lambda: _group_within(parent, use, stall_timeout_s),
             call,
         )
         with _lock:
@@ -183,8 +187,6 @@ def destroy_own_groups(group: dist.ProcessGroup) -> None:
         made = list(_own.pop(group, {}).values())
     for own in made:
         watch = watch_of(own)
-        if _compat.is_registered(own):
-            dist.destroy_process_group(own)
         if watch is not None:
             watch.close(_FAREWELL_S)
 

@@ -13,6 +13,7 @@ import time
 
 import torch.distributed as dist
 
+from bytecheckpoint.dcp._collectives import all_gather, broadcast
 from bytecheckpoint.errors import CheckpointError, sendable
 
 __all__ = ["connect_star"]
@@ -41,16 +42,16 @@ def connect_star(group: dist.ProcessGroup) -> dict[int, socket.socket]:
     links: dict[int, socket.socket] = {}
     failure: BaseException | None = None
     listener: socket.socket | None = None
-    offer: list[tuple[int, list[str], bytes] | None] = [None]
+    offer: tuple[int, list[str], bytes] | None = None
     if group.rank() == 0:
         with contextlib.suppress(OSError):  # then nobody can connect, and says so
             listener = _listen(group.size())
-            offer = [(listener.getsockname()[1], _own_addresses(), secrets.token_bytes(_TOKEN_BYTES))]
-    dist.broadcast_object_list(offer, src=dist.get_global_rank(group, 0), group=group)
+            offer = listener.getsockname()[1], _own_addresses(), secrets.token_bytes(_TOKEN_BYTES)
+    offer = broadcast(group, offer, 0)
     try:
-        if offer[0] is None:
+        if offer is None:
             raise OSError("rank 0 cannot listen for connections")
-        port, addresses, token = offer[0]
+        port, addresses, token = offer
         if listener is not None:
             _accept(listener, token, group.size(), links)
         else:
@@ -60,8 +61,7 @@ def connect_star(group: dist.ProcessGroup) -> dict[int, socket.socket]:
     finally:
         if listener is not None:
             listener.close()
-    failures: list[BaseException | None] = [None] * group.size()
-    dist.all_gather_object(failures, None if failure is None else sendable(failure), group=group)
+    failures = all_gather(group, None if failure is None else sendable(failure))
     said = [f"rank {rank}: {error}" for rank, error in enumerate(failures) if error is not None]
     if said:
         for link in links.values():

@@ -11,20 +11,21 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.utils import _DistWrapper
 
-from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp import _collectives, _compat
 from bytecheckpoint.errors import ProcessGroupChangedError
 
-__all__ = ["Channel", "Peers", "group_of_call", "peers_of_call", "planned_by_own_hooks", "rank_of_call"]
+__all__ = ["Channel", "Peers", "group_of_call", "peers_of_call", "planned_by_own_hooks", "rank_of_call", "unused_name"]
 
 # The methods in which DCP calls hooks.
 _STEPS = tuple(
@@ -38,9 +39,6 @@ _FINISH_PLAN = DefaultLoadPlanner.finish_plan
 _TAG = 0xB9C
 # A message goes in pieces, so that one for which there is no memory can still be taken.
 _PIECE_BYTES = 16 << 20
-
-_Carrier: TypeAlias = Any
-"""A ProcessGroup, or the gloo backend by itself: their messages are sent alike, and torch has no type for both."""
 
 
 @dataclass(frozen=True)
@@ -81,20 +79,16 @@ class Peers:
             When the work is done, ``tensor`` of each rank, by rank, on the coordinator; nothing on the others. On the
             device that the group uses for objects, as DCP's own exchanges do.
         """
-        c10d: Any = dist.distributed_c10d
-        mine = tensor.to(c10d._get_object_coll_device(self.group))
-        gathered = [torch.empty_like(mine) for _ in range(self.size)] if self.is_coordinator else []
         group = self.group or _default()
-        to = dist.get_global_rank(group, self.coordinator)
-        work = dist.gather(mine, gathered or None, dst=to, group=group, async_op=True)
-        assert work is not None
-        return work, gathered
+        mine = tensor.to(_compat.object_device(group))
+        gathered = [torch.empty_like(mine) for _ in range(self.size)] if self.is_coordinator else []
+        return _collectives.begin_gather(group, mine, gathered, self.coordinator), gathered
 
 
 class Channel:
     """Point to point between the ranks of a call; messages from one rank arrive in the order they were sent."""
 
-    def __init__(self, carrier: _Carrier) -> None:
+    def __init__(self, carrier: dist.ProcessGroup) -> None:
         self._carrier = carrier
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -213,31 +207,30 @@ def planned_by_own_hooks(reader: object) -> bool:
 
 
 _lock = threading.Lock()
-_carriers: weakref.WeakKeyDictionary[dist.ProcessGroup, _Carrier] = weakref.WeakKeyDictionary()
+_carriers: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
 
 
-def _carrier_of(group: dist.ProcessGroup) -> _Carrier:
-    if _is_carrier(group):
+def _carrier_of(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    if _compat.is_gloo_on_host(group):
         return group
     with _lock:
         carrier = _carriers.get(group)
     if carrier is None:
         # Without the lock: two groups may be met in another order elsewhere.
-        carrier = _make_carrier(group)
+        carrier = _compat.gloo_between(group, unused_name(group, "peers"))
         with _lock:
             _carriers[group] = carrier
     return carrier
 
 
-def _is_carrier(group: dist.ProcessGroup) -> bool:
-    return _compat.is_gloo_on_host(group)
+# How many groups were made for each use of each group, in each world. Process-wide names would differ from those of a
+# process that came to the world later.
+_made: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[str, str]]] = weakref.WeakKeyDictionary()
 
 
-def _make_carrier(group: dist.ProcessGroup) -> _Carrier:
-    """Gloo between the ranks of ``group``, and known to them alone.
-
-    ``new_group`` would name it by how many groups a process has, which need not be the same on all ranks.
-    """
-    c10d: Any = dist.distributed_c10d
-    store = c10d.PrefixStore(f"bytecheckpoint/{group.group_name}", c10d._get_default_store())
-    return c10d.ProcessGroupGloo(store, group.rank(), group.size())
+def unused_name(group: dist.ProcessGroup, use: str) -> str:
+    """For a group of the ranks of ``group``. The same on all of them, if all have asked as often."""
+    with _lock:
+        made = _made.setdefault(_default(), Counter())
+        made[group.group_name, use] += 1  # names of groups recur, of those that are destroyed
+        return f"bytecheckpoint/{group.group_name}/{use}/{made[group.group_name, use]}/"

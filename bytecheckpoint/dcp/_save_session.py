@@ -27,6 +27,7 @@ from bytecheckpoint.dcp._calls import SAVE, Call, call_in
 from bytecheckpoint.dcp._groups import watch_of_call
 from bytecheckpoint.dcp._peers import group_of_call
 from bytecheckpoint.dcp._phases import Phases
+from bytecheckpoint.dcp._turns import number_of_turn
 from bytecheckpoint.errors import ProcessGroupChangedError
 from bytecheckpoint.report import RankSaveReport, SaveReport
 
@@ -65,6 +66,7 @@ class SaveSession:
         report: Of this rank, once its result is with DCP.
         ranks: The watch of those that save, where there is one.
         group: That the save goes over, and its size, as ``group_of_call`` found it when the save began.
+        call: Number of the call on this rank; 0 if calls are not counted.
         thread: That runs the save.
         pid: Of the process that began the save; a forked child must leave it alone.
     """
@@ -81,6 +83,7 @@ class SaveSession:
     report: SaveReport | None = None
     ranks: Watch | None = None
     group: tuple[dist.ProcessGroup | None, int] | None = field(default_factory=group_of_call)
+    call: int = field(default_factory=number_of_turn)
     thread: threading.Thread = field(default_factory=threading.current_thread)
     pid: int = field(default_factory=os.getpid)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -238,6 +241,7 @@ class RankResult:
     Attributes:
         rank: Number of the rank in the save.
         path: Directory, as the rank was told.
+        call: Number of the call on that rank; 0 if calls are not counted.
         written: Encoded ``format::WriteResult``; empty on failure.
         file_names: Files that were created, whatever became of them.
         error: What failed, in a form that survives pickling.
@@ -246,6 +250,7 @@ class RankResult:
 
     rank: int
     path: str = ""
+    call: int = 0
     written: bytes = b""
     file_names: tuple[str, ...] = ()
     error: BaseException | None = None

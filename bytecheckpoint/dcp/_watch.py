@@ -96,6 +96,7 @@ class Watch:
     Nothing is judged while no rank is in a call: a rank may be silent for as long as it likes while nobody waits.
 
     Args:
+        parent: That the group ends with, when it is destroyed.
         links: To the others on rank 0, to rank 0 elsewhere.
         stall_timeout_s: Of this rank; the smallest of all ranks counts.
 
@@ -103,10 +104,16 @@ class Watch:
         stall_timeout_s: The one that counts now, as far as this rank has heard.
     """
 
-    def __init__(self, group: dist.ProcessGroup, links: dict[int, socket.socket], stall_timeout_s: float) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        parent: dist.ProcessGroup,
+        links: dict[int, socket.socket],
+        stall_timeout_s: float,
+    ) -> None:
         self.stall_timeout_s = stall_timeout_s
         self._stalls_since = -math.inf  # when it last changed
-        self._group = weakref.ref(group)
+        self._group, self._parent = weakref.ref(group), weakref.ref(parent)
         self._rank = group.rank()
         # Of all ranks on rank 0, elsewhere of this one and of rank 0. Those that differ are heard of at once.
         self._stall_timeouts_s = dict.fromkeys((self._rank, *links), stall_timeout_s)
@@ -291,10 +298,11 @@ class Watch:
             end.close()
 
     def _is_wanted(self) -> bool:
-        group = self._group()
-        if self._is_closing or group is None:
+        if self._is_closing or self._group() is None:
             return False
-        return is_registered(group) or self._num_kept > 0 or self._is_in_call_here()
+        parent = self._parent()
+        is_there = parent is not None and is_registered(parent)
+        return is_there or self._num_kept > 0 or self._is_in_call_here()
 
     def _is_in_call_here(self) -> bool:
         with self._lock:

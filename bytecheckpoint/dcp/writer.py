@@ -41,6 +41,7 @@ from bytecheckpoint.dcp._save_session import (
 )
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp._told import plan_to_write
+from bytecheckpoint.dcp._turns import check_in_step
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata, plan_of
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.errors import (
@@ -255,12 +256,15 @@ class BcpWriter(StorageWriter):
                 append_plan(job, to_write, planner)
                 written = job.finish()
             of_rank, self.last_report = _report(session, job, planner)
-            result = RankResult(session.rank, session.path, written, tuple(job.file_names), report=of_rank)
+            result = RankResult(
+                session.rank, session.path, session.call, written, tuple(job.file_names), report=of_rank
+            )
         except BaseException as error:
             _refuse_forked_child(session)
             names = () if job is None else tuple(job.file_names)
             job = None
-            result = RankResult(session.rank, session.path, file_names=names, error=to_hand_in(error, session))
+            error = to_hand_in(error, session)
+            result = RankResult(session.rank, session.path, session.call, file_names=names, error=error)
         session.handed_in = True
         future: Future[list[WriteResult]] = Future()
         future.set_result([result])  # type: ignore[list-item]  # read back by our own finish
@@ -277,6 +281,7 @@ class BcpWriter(StorageWriter):
         handed_in: list[RankResult] = [result for of_rank in results for result in of_rank]  # type: ignore[misc]
         failed = {result.rank: result.error for result in handed_in if result.error is not None}
         try:
+            check_in_step("save", session.path, {result.rank: result.call for result in handed_in})
             if failed:
                 raise save_failed(session.path, failed)
             session.check_ranks([result.rank for result in handed_in])

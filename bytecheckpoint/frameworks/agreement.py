@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from bytecheckpoint.dcp._collectives import all_gather, all_reduce_max
 from bytecheckpoint.dcp._groups import between_ranks, calling
+from bytecheckpoint.dcp._turns import Turn, check_in_step, in_turn
 from bytecheckpoint.errors import CheckpointError, ConfigError, sendable
 
 __all__ = ["agree", "all_together", "gathered", "held_by_none", "held_first"]
@@ -48,6 +49,7 @@ def agree(
     arguments: Mapping[str, object],
     failure: Exception | None = None,
     error: Callable[[str, str], CheckpointError] = ConfigError,
+    turn: Turn | None = None,
 ) -> None:
     """Begins something together: no rank has failed, and all mean the same. Collective, as ``all_together``.
 
@@ -55,8 +57,10 @@ def agree(
         arguments: What must be the same on all ranks, by name; compared by their texts.
         failure: Why this rank cannot take part.
         error: Makes what is raised of a message and a path if ranks mean different things.
+        turn: Which call this is, on this rank.
 
     Raises:
+        OutOfStepError: Ranks have come with different calls.
         Exception: ``failure`` of the lowest rank that has one, on all ranks; else ``error`` if arguments differ.
     """
     if group is None or group.size() == 1:
@@ -64,10 +68,13 @@ def agree(
             raise failure
         return
     texts = {name: repr(value) for name, value in arguments.items()}
-    if _is_same(group, what, path, repr(texts), failure is not None):
-        return
-    heard = gathered(group, what, path, (None if failure is None else sendable(failure), texts))
-    for rank, (of_rank, _) in enumerate(heard):
+    call = 0 if turn is None else turn.number
+    with in_turn(turn, what, path):
+        if _is_same(group, what, path, repr((texts, call)), failure is not None):
+            return
+        heard = gathered(group, what, path, (None if failure is None else sendable(failure), texts, call))
+        check_in_step(what, path, {rank: of_rank for rank, (_, _, of_rank) in enumerate(heard)})
+    for rank, (of_rank, _, _) in enumerate(heard):
         if of_rank is None:
             continue
         if failure is not None and rank == group.rank():
@@ -75,7 +82,7 @@ def agree(
         of_rank.add_note(f"raised on rank {rank}")
         raise of_rank from failure
     first = heard[0][1]
-    for rank, (_, others) in enumerate(heard):
+    for rank, (_, others, _) in enumerate(heard):
         for name in first:
             if others[name] != first[name]:
                 raise error(

@@ -113,7 +113,7 @@ def _load_whole(path: Path, config: Config) -> tuple[dict[str, Any], dict[str, A
     stored = Stored(path, config)
     values: dict[str, Any] = {key: stored.empty(key) for key in stored}
     planner = BcpLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    run_load(values, BcpReader(path, config=config), planner, None)
+    run_load(values, BcpReader(path, config=config), planner, None, None)
     return stored.nested(values), description_in(stored.user_metadata)
 
 

@@ -251,7 +251,7 @@ class _Loading:
         members: dict[str, Any] = {f"param_groups.{number}.params": None for number in numbers}
         if members:
             self.asides.update(members)
-            run_load(members, BcpReader(stored.path, config=self.config), _planner(is_flat=False), None)
+            run_load(members, BcpReader(stored.path, config=self.config), _planner(is_flat=False), None, None)
         return {fqn: key.removesuffix(".params") for key, fqns in members.items() for fqn in fqns}
 
     def check_unexpected(self) -> None:
@@ -273,7 +273,7 @@ class _Loading:
         """All parts. Collective."""
         for part, values in self.values.items():
             reader = BcpReader(self.folder / part, config=self.config)
-            self.reports[part] = run_load(values, reader, _planner(part == "extra_state"), self.group)
+            self.reports[part] = run_load(values, reader, _planner(part == "extra_state"), self.group, None)
             self._was_changed |= reader.user_metadata != self.stored[part].user_metadata
 
     def finish(self) -> None:

@@ -23,6 +23,7 @@ from bytecheckpoint._background import BackgroundFuture
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._direct import run_save
 from bytecheckpoint.dcp._groups import keep_watching, own_group, ranks_of
+from bytecheckpoint.dcp._turns import Turn, next_turn
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError
@@ -120,6 +121,7 @@ def save(
         ConfigError: Arguments that do not fit, a ValueError.
         CheckpointError: On all ranks; as ``save_state_dict``.
     """
+    turn = next_turn(process_group, False, "save")
     set_logging_level()
     role = check_role(role)
     config = config or Config.from_env()
@@ -170,7 +172,7 @@ def save(
 
     tracked = (root, global_steps) if is_tracked else None
     group = group_for("background" if fast_saving else "calls")
-    saving = _Saving(path, group, config, tracked, callback, irregular)
+    saving = _Saving(path, group, turn, config, tracked, callback, irregular)
     if fast_saving:
         handle = save_in_background(
             str(path), values, saving.run, saving.fail, saving.cancel, config, is_alone=group is None, queue=role
@@ -255,6 +257,7 @@ class _Saving:
         self,
         path: Path,
         group: dist.ProcessGroup | None,
+        turn: Turn | None,
         config: Config,
         tracked: tuple[Path, int | None] | None,
         callback: Callable[[], object] | None,
@@ -263,6 +266,7 @@ class _Saving:
         self._irregular = irregular
         self._path = path
         self._group = group
+        self._turn = turn
         self._config = config
         self._tracked = tracked
         self._callback = callback
@@ -301,7 +305,7 @@ class _Saving:
 
     def run(self, values: dict[str, Any]) -> CheckpointReport:
         """All of it, in this thread. Collective."""
-        agree(self._group, "save", str(self._path), self._arguments)
+        agree(self._group, "save", str(self._path), self._arguments, turn=self._turn)
         first = held_first(self._group, "save", str(self._path), self.each_ranks_own)
         for part, key in {*self.each_ranks_own} - first:
             del values[part][key]
@@ -311,7 +315,7 @@ class _Saving:
         for part, writer in self._writers.items():
             planner = BcpSavePlanner(flatten_state_dict=part != "extra_state", config=self._config)
             try:
-                reports[part] = run_save(values[part], writer, planner, self._group)
+                reports[part] = run_save(values[part], writer, planner, self._group, self._turn)
             except CheckpointError as error:
                 if reports:
                     error.add_note(
@@ -344,7 +348,7 @@ class _Saving:
 
     def fail(self, error: Exception) -> CheckpointReport:
         """Tells the others, who come to ``run``, why this rank does not; raises. Collective with them."""
-        agree(self._group, "save", str(self._path), {}, error)
+        agree(self._group, "save", str(self._path), {}, error, turn=self._turn)
         raise error
 
     def cancel(self) -> None:

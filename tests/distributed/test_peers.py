@@ -93,7 +93,7 @@ def test_hooks_called_by_hand_are_with_nobody() -> None:
 def send_in_a_ring(group: dist.ProcessGroup | None, own_carrier: bool) -> None:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if own_carrier:
-        _peers._is_carrier = lambda group: False
+        _peers._compat.is_gloo_on_host = lambda group: False
     channel = Peers(group, rank, size, 0).connect()
     before, behind = (rank - 1) % size, (rank + 1) % size
     messages = [b"", f"from {rank}".encode(), bytes(range(256)) * 40_000]
@@ -126,7 +126,7 @@ def test_ranks_of_a_group_are_numbered_as_in_the_group() -> None:
 
 def carry_beside_other_groups() -> None:
     """With another number of groups on each rank, and two groups of the same ranks, met in another order."""
-    _peers._is_carrier = lambda group: False
+    _peers._compat.is_gloo_on_host = lambda group: False
     rank = dist.get_rank()
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     for _ in range(2 * rank):
