@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import _C
+from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint._save_queue import BackgroundFuture, SaveQueue
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._staged import end_of_save, note_submitted
@@ -162,7 +163,7 @@ class _Saves:
             queue.join(max(0.0, end - time.monotonic()))
 
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _saves: _Saves | None = None
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
+from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._again import load_until_unchanged
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
@@ -60,7 +61,7 @@ _USES = {
 _WRITER_PARAMETERS = ["path", "thread_count", "process_count", "process_group", "throttle_uploads"]
 _READER_PARAMETERS = ["path", "thread_count", "pre_download", "work_dir"]
 
-_lock = threading.RLock()
+_lock = ForkSafeLock(threading.RLock)
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, OLMo-core's own, ours
 _ours: dict[str, tuple[Any, Any]] = {}  # by name: OLMo-core's own, ours
 

@@ -14,6 +14,7 @@ from functools import partial, wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.local_path import is_local, is_url
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register", "registered", "unregister"]
 
-_lock = threading.RLock()
+_lock = ForkSafeLock(threading.RLock)
 _has_warned_of_url = False
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, DCP's own, ours
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._links import connect_star
@@ -44,7 +45,7 @@ _EXCHANGES = ("_save_state_dict", "_load_state_dict", "between_ranks")
 
 T = TypeVar("T")
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _watches: weakref.WeakKeyDictionary[dist.ProcessGroup, Watch] = weakref.WeakKeyDictionary()
 _own: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
 # Global ranks of the groups that are made here: torch does not know them.

@@ -9,7 +9,6 @@ saves without collectives) nothing is sent but by DCP itself: the default group 
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.utils import _DistWrapper
 
+from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.dcp import _collectives, _compat
 from bytecheckpoint.errors import ProcessGroupChangedError
 
@@ -206,7 +206,7 @@ def planned_by_own_hooks(reader: object) -> bool:
     return False
 
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _carriers: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
 
 

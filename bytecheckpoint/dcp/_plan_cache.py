@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from bytecheckpoint import _C
+from bytecheckpoint._fork_locks import ForkSafeLock
 
 __all__ = ["Answer", "PlanCache", "Planned", "digest_of", "part_of", "plan_cache"]
 
@@ -109,7 +109,7 @@ class PlanCache:
     """Bounded in number: of plans, and of answers. Safe from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._plans: _Recent[bytes, Planned] = _Recent()
         self._answers: _Recent[tuple[bytes, bytes], Answer] = _Recent()
 

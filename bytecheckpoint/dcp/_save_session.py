@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from bytecheckpoint import _C
+from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.dcp._calls import SAVE, Call, call_in
 from bytecheckpoint.dcp._groups import watch_of_call
 from bytecheckpoint.dcp._peers import group_of_call
@@ -195,7 +196,7 @@ def begin_session(path: str, save_id: str) -> SaveSession:
     return session
 
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 # Saves of this process that coordinate, by directory. Entries go with their sessions.
 _coordinating: dict[tuple[int, int], list[weakref.ref[SaveSession]]] = {}
 

@@ -19,6 +19,7 @@ import weakref
 from dataclasses import dataclass
 
 from bytecheckpoint import _C
+from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._calls import ASYNC_SAVE, Call, is_any_thread_in, outermost_call
 from bytecheckpoint.dcp._world import World
@@ -84,7 +85,7 @@ class Stay:
         self.is_staged = False
         self.is_submitted = False
         self.idle_since: float | None = None
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._staged = staged
         self._num_threads = num_threads
         self._sent: int | None = None
@@ -169,7 +170,7 @@ class _Use:
 
 
 # One thread may come twice: in the handler of a signal.
-_lock = threading.RLock()
+_lock = ForkSafeLock(threading.RLock)
 _uses: list[_Use] = []
 # Staged for a save that DCP is about to begin, unless it fails before, or for one that says when it ends.
 _awaited: weakref.WeakSet[Stay] = weakref.WeakSet()

@@ -8,15 +8,16 @@ save asks some twenty times, which beside a busy loop would take longer than wri
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from bytecheckpoint._fork_locks import ForkSafeLock
 
 __all__ = ["quick_switches"]
 
 _INTERVAL_S = 0.0005
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _holders = 0
 _before = 0.0
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.errors import OutOfStepError
 
 __all__ = ["Turn", "check_in_step", "draw_turn", "in_turn", "next_turn", "number_of_turn", "take_drawn_turn"]
@@ -69,7 +70,7 @@ class Turn:
 
 
 _of_thread = threading.local()
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _counts: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, _Count]] = weakref.WeakKeyDictionary()
 
 

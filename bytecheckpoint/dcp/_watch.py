@@ -27,6 +27,7 @@ from typing import TypeAlias
 
 import torch.distributed as dist
 
+from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.dcp._calls import Call
 from bytecheckpoint.dcp._compat import close_connections, is_registered
 from bytecheckpoint.errors import RankLostError
@@ -406,7 +407,7 @@ class Watch:
 
 
 _alive: weakref.WeakSet[Watch] | None = None
-_noting = threading.Lock()
+_noting = ForkSafeLock()
 _FAREWELL_S = 1.0
 
 
@@ -427,8 +428,6 @@ def _at_exit() -> None:
 
 
 def _in_child() -> None:
-    global _noting
-    _noting = threading.Lock()
     for watch in list(_alive or ()):
         watch.forget_in_child()
     if _alive is not None:

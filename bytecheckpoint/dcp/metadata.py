@@ -11,6 +11,7 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from bytecheckpoint import _C
+from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
@@ -29,7 +30,7 @@ DCP_VERSION = "1.0.0"
 SAVE_ID_PREFIX = "bcp1-"
 
 
-_filling = threading.RLock()
+_filling = ForkSafeLock(threading.RLock)
 _LATE = ("state_dict_metadata", "planner_data", "storage_data")
 
 

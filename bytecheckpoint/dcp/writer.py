@@ -23,6 +23,7 @@ from torch.futures import Future
 
 from bytecheckpoint import _C
 from bytecheckpoint._described import described
+from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._append import append_plan
@@ -131,7 +132,7 @@ class BcpWriter(StorageWriter):
     def _init_threads(self) -> None:
         # Two saves in flight on one writer run in two threads; what belongs to a save is kept by thread.
         self._of_thread = threading.local()
-        self._cancelling = threading.Lock()
+        self._cancelling = ForkSafeLock()
         self._is_cancelled = False
         self._jobs: list[_C.SaveJob] = []  # that write now
 

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from pathlib import Path
 
 from bytecheckpoint import _core
+from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.errors import ConfigError, StorageError
 from bytecheckpoint.frameworks.roles import check_role, folder_of_role
 from bytecheckpoint.local_path import local_path
@@ -23,7 +23,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 _MAX_BYTES = 4096  # of it; the number of a step takes 18
 
-_writing = threading.Lock()  # saves of one process may end at the same time
+_writing = ForkSafeLock()  # saves of one process may end at the same time
 
 
 def step_folder(root: str | os.PathLike[str], step: int) -> Path:

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "csrc/base/mutex.h"
+#include "csrc/base/per_process.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/io/file.h"
 
@@ -43,11 +44,6 @@ class JudgedSaves {
   std::deque<base::Id> order_ BCP_GUARDED_BY(mutex_);
 };
 
-JudgedSaves& judged_saves() {
-  static auto* const kJudged = new JudgedSaves();
-  return *kJudged;
-}
-
 std::string and_more(std::string first, size_t more) {
   return more == 0 ? first : text(first, ", and ", more, more == 1 ? " more tensor" : " more tensors");
 }
@@ -84,13 +80,14 @@ base::Result<Mark> Mark::open(const std::string& directory, Scope scope) {
 Status FolderCoverage::add(Mark* mark) {
   if (of_parts_) return mark->for_each_item([&](const format::Item& item) { parts_.add(item); });
   const bool is_ours = !mark->head().foreign.has_value();
-  const std::optional<std::string> known = is_ours ? judged_saves().find(mark->head().save_id) : std::nullopt;
+  const std::optional<std::string> known =
+      is_ours ? base::of_process<JudgedSaves>().find(mark->head().save_id) : std::nullopt;
   if (known.has_value()) {
     fault_ = *known;
     return Status::ok();
   }
   BCP_ASSIGN_OR_RETURN(fault_, fault_of(mark));
-  if (is_ours) judged_saves().keep(mark->head().save_id, fault_);
+  if (is_ours) base::of_process<JudgedSaves>().keep(mark->head().save_id, fault_);
   return Status::ok();
 }
 

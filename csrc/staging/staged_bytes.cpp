@@ -7,21 +7,17 @@
 #include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
 #include "csrc/base/mutex.h"
+#include "csrc/base/per_process.h"
 
 namespace bytecheckpoint::staging {
 namespace {
 
-/// All that is listed in this process. Never freed: threads may look at it while the process ends.
+/// All that is listed in this process.
 struct Registry {
   base::Mutex mutex;
   std::vector<std::weak_ptr<const StagedBytes>> listed BCP_GUARDED_BY(mutex);
   std::atomic<size_t> count{0};  // so that processes that stage nothing take no lock
 };
-
-Registry& registry() {
-  static auto* const kRegistry = new Registry();
-  return *kRegistry;
-}
 
 /// The piece that holds `at`, counted from the first byte; nothing if there is none.
 std::optional<size_t> piece_at(const StagedBytes& staged, int64_t at) {
@@ -120,7 +116,7 @@ base::Result<StagedBytes> decode_staged(std::string_view bytes, const uint8_t* m
 }
 
 void list_staged(const std::shared_ptr<const StagedBytes>& staged) {
-  Registry& all = registry();
+  Registry& all = base::of_process<Registry>();
   const base::MutexLock lock(all.mutex);
   auto& listed = all.listed;
   listed.erase(std::remove_if(listed.begin(), listed.end(), [](const auto& other) { return other.expired(); }),
@@ -130,7 +126,7 @@ void list_staged(const std::shared_ptr<const StagedBytes>& staged) {
 }
 
 KnownBytes find_staged(const tensor::StridedView& view) {
-  Registry& all = registry();
+  Registry& all = base::of_process<Registry>();
   if (all.count == 0) return {};
   const int64_t bytes = tensor::span_bytes(view);
   if (bytes == 0) return {};

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Children that are forked while another thread is anywhere within the package."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pkgutil
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import bytecheckpoint
+from bytecheckpoint import (
+    BcpReader,
+    BcpWriter,
+    Retention,
+    latest,
+    load_state_dict,
+    registered,
+    save_state_dict,
+    scan_steps,
+    shutdown,
+    verify,
+)
+from bytecheckpoint._fork_locks import ForkSafeLock, _all
+
+LIMIT_S = 20
+
+
+def run_in_child(work: Callable[[], object]) -> None:
+    """``work`` in a child that is forked while another thread holds every lock of the package."""
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with contextlib.ExitStack() as stack:
+            for lock in list(_all):
+                stack.enter_context(lock)
+            held.set()
+            let_go.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(LIMIT_S)
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    let_go.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def save(path: Path, number: int) -> None:
+    save_state_dict(path, {"weight": torch.full((3,), float(number)), "number": number})
+
+
+def load(path: Path) -> int:
+    state = {"weight": torch.zeros(3), "number": -1}
+    load_state_dict(path, state)
+    assert torch.equal(state["weight"], torch.full((3,), float(state["number"])))
+    return state["number"]
+
+
+def work_with(path: Path) -> None:
+    save(path / "step-2", 2)
+    assert load(path / "step-1") == 1
+    assert latest(path) == str(path / "step-2")
+    assert len(scan_steps(path)) == 2
+    Retention(path, keep_latest=1).after_save()
+    assert [step.step for step in scan_steps(path)] == [2]
+    assert not verify(path / "step-2").problems
+    with registered():
+        dcp.save({"weight": torch.ones(3)}, checkpoint_id=path / "step-3")
+    dcp.load({"weight": torch.zeros(3)}, storage_reader=BcpReader(path / "step-3"))
+    bytecheckpoint.save(path / "parts", {"model": torch.nn.Linear(2, 2)}, "ddp", global_steps=1)
+    shutdown()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_a_child_saves_and_loads(tmp_path: Path) -> None:
+    save(tmp_path / "step-1", 1)
+    assert scan_steps(tmp_path)  # judged before
+    run_in_child(lambda: work_with(tmp_path))
+    assert (tmp_path / "parts" / "global_step_1").is_dir()
+
+
+def test_a_child_takes_over_a_writer(tmp_path: Path) -> None:
+    writer = BcpWriter(tmp_path / "ckpt")
+    dcp.save({"weight": torch.ones(3)}, storage_writer=writer, no_dist=True)
+    run_in_child(lambda: dcp.save({"weight": torch.ones(3)}, storage_writer=writer, no_dist=True))
+    run_in_child(writer.cancel)
+
+
+def modules() -> list[ModuleType]:
+    names = [
+        name
+        for _, name, _ in pkgutil.walk_packages(bytecheckpoint.__path__, "bytecheckpoint.")
+        if ".torchtitan" not in name and ".olmo" not in name and "__main__" not in name
+    ]
+    return [importlib.import_module(name) for name in names]
+
+
+def test_no_module_has_a_lock_that_a_child_could_not_take() -> None:
+    kinds = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
+    named = [(of.__name__, name, value) for of in modules() for name, value in vars(of).items()]
+    assert not [(module, name) for module, name, value in named if isinstance(value, kinds)]
+    assert any(isinstance(value, ForkSafeLock) for _, _, value in named)
