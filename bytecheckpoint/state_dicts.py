@@ -99,7 +99,7 @@ def load_state_dict(
 
     Raises:
         CheckpointError: On all ranks; what failed where, as ``BcpReader`` says.
-        RankLostError: As for ``save_state_dict``.
+        OutOfStepError, RankLostError: As for ``save_state_dict``.
     """
     turn = next_turn(process_group, no_dist, "calls")
     reader = BcpReader(path, config=config)

@@ -132,6 +132,8 @@ def test_a_group_that_is_made_anew(tmp_path: Path) -> None:
 
 def test_who_calls_alone_is_not_counted() -> None:
     assert next_turn(None, True, "calls") is None
+    assert next_turn(None, False, "calls") is None  # there is no group
+    assert next_turn(-100, False, "calls") is None  # type: ignore[arg-type]  # of torch, for who is no member
 
 
 def test_the_message_names_ranks_and_calls() -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from bytecheckpoint import BcpWriter, registered
+from bytecheckpoint import BcpWriter, registered, verify
 from bytecheckpoint.errors import ProcessGroupChangedError
 from distributed.ranks import run_ranks
 from distributed.worlds import begin_world, check_whole, sharded
@@ -38,10 +38,21 @@ def save_in_other_worlds(directory: Path) -> None:
         if number > 0:
             futures[-1].result(LIMIT_S)
             check_whole("own", path, number, len(ranks))
+    check_answers(directory)
     futures[0].result(LIMIT_S)
     check_whole("own", directory / "shared-0", 0, 2)
     dist.destroy_process_group()
     begin_world(directory, len(worlds), [0, 1], rank)
+
+
+def check_answers(directory: Path) -> None:
+    """Saves through one process get each their own answer. Neither is waited for before the other is called."""
+    path = directory / f"good-{dist.get_rank()}"
+    good = dcp.async_save(state(7), checkpoint_id=path, async_checkpointer_type=PROCESS)
+    bad = dcp.async_save(state(7), checkpoint_id="/proc/nowhere", async_checkpointer_type=PROCESS)
+    assert "/proc/nowhere" in str(bad.exception(LIMIT_S))  # type: ignore[union-attr]
+    good.result(LIMIT_S)  # type: ignore[union-attr]
+    assert not verify(path).problems
 
 
 def register_and_save_in_other_worlds(directory: Path) -> None:

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs saves in the background, and what is left behind by them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from bytecheckpoint import BcpWriter, registered
+from bytecheckpoint._background import raise_unseen, submit, wait_for_queue
+from bytecheckpoint.errors import CheckpointError
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_a_wait_that_ran_out_has_not_seen_the_failure() -> None:
+    go_on = threading.Event()
+
+    def fail() -> NoReturn:
+        assert go_on.wait(LIMIT_S)
+        raise CheckpointError("of the save")
+
+    future = submit("/there", fail, "of this test")
+    with pytest.raises(TimeoutError):
+        future.result(0)
+    go_on.set()
+    wait_for_queue("of this test")
+    with pytest.raises(CheckpointError, match="save to /there failed, and nobody looked: of the save"):
+        raise_unseen()
+
+
+def test_a_failure_that_somebody_looked_at_is_not_told_again() -> None:
+    def fail() -> NoReturn:
+        raise CheckpointError("of the save")
+
+    assert isinstance(submit("/there", fail, "of this test").exception(LIMIT_S), CheckpointError)
+    raise_unseen()
+
+
+def test_ctrl_c_in_a_save_without_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> NoReturn:
+        raise KeyboardInterrupt
+
+    def no_thread(_: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(KeyboardInterrupt):
+            submit("/there", interrupted, "of this test")
+    assert submit("/there", lambda: 7, "of this test").result(LIMIT_S) == 7
+    with pytest.raises(CheckpointError, match="nobody looked"):
+        raise_unseen()
+
+
+@pytest.mark.usefixtures("world")
+def test_a_writer_that_is_kept_keeps_no_group(tmp_path: Path) -> None:
+    writer = BcpWriter(tmp_path / "ckpt")
+    dcp.save({"weight": torch.ones(3)}, storage_writer=writer)
+    group = weakref.ref(dist.group.WORLD)
+    dist.destroy_process_group()
+    gc.collect()
+    assert group() is None
+
+
+@pytest.mark.usefixtures("world")
+def test_a_save_without_writer_and_path_is_refused_by_dcp() -> None:
+    told = []
+    for is_ours in (False, True):
+        if is_ours:
+            with registered():
+                future = dcp.async_save({"weight": torch.ones(3)})
+        else:
+            future = dcp.async_save({"weight": torch.ones(3)})
+        error = future.exception(LIMIT_S)  # type: ignore[union-attr]
+        told.append((type(error), str(error)))
+    assert told[0] == told[1]
