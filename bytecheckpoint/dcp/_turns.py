@@ -86,7 +86,7 @@ def next_turn(group: dist.ProcessGroup | None, no_dist: bool, use: str) -> Turn 
         None if this rank calls alone.
     """
     parent = None if no_dist or not dist.is_available() else group or dist.group.WORLD
-    if not isinstance(parent, dist.ProcessGroup):  # what else is given is refused later
+    if parent is None or not isinstance(parent, dist.ProcessGroup):  # what else is given is refused later
         return None
     with _lock:
         count = _counts.setdefault(parent, {}).setdefault(use, _Count())

@@ -9,6 +9,7 @@
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/dcp_objects.h"
 #include "csrc/bindings/gaps.h"
+#include "csrc/bindings/gil.h"
 #include "csrc/bindings/tree_caster.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/engine/assemble.h"
@@ -35,7 +36,7 @@ struct EndCommit {
   pid_t owner = ::getpid();
   bool is_bounded = true;
   void operator()(engine::Commit* commit) const {
-    const py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     io::DeletePatiently{is_bounded && ::getpid() == owner}(commit);
   }
 };
@@ -182,8 +183,8 @@ void bind_commit(py::module_& m) {
                              [](const engine::Commit& self) {
                                return std::make_pair(self.directory_id().device, self.directory_id().inode);
                              })
-      .def("abandon", &engine::Commit::abandon, py::call_guard<py::gil_scoped_release>())
-      .def("is_over", &engine::Commit::is_over, py::call_guard<py::gil_scoped_release>());
+      .def("abandon", &engine::Commit::abandon, py::call_guard<WithoutGil>())
+      .def("is_over", &engine::Commit::is_over, py::call_guard<WithoutGil>());
 }
 
 }  // namespace bytecheckpoint::bindings

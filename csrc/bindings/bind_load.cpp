@@ -6,6 +6,7 @@
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/flatten.h"
+#include "csrc/bindings/gil.h"
 #include "csrc/bindings/py_load_job.h"
 #include "csrc/bindings/read_plan.h"
 #include "csrc/bindings/torch_tensor.h"
@@ -147,12 +148,12 @@ py::dict run_load(PyLoadJob& self) {
   // Ctrl-C is seen between segments; the error that the handler raised stays set.
   bool interrupted = false;
   const auto cancelled = [&] {
-    const py::gil_scoped_acquire locked;
+    const WithGil locked;
     interrupted = PyErr_CheckSignals() != 0;
     return interrupted;
   };
   auto result = [&] {
-    const py::gil_scoped_release unlocked;
+    const WithoutGil unlocked;
     return self.job.run(cancelled);
   }();
   if (interrupted) throw py::error_already_set();

@@ -8,6 +8,7 @@
 #include "csrc/base/niceness.h"
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/breath.h"
+#include "csrc/bindings/gil.h"
 #include "csrc/bindings/torch_tensor.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/bindings/write_plan.h"
@@ -28,7 +29,7 @@ struct EndSaveJob {
   bool is_bounded = true;
   void operator()(engine::SaveJob* job) const {
     if (::getpid() != owner) return;
-    const py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     io::DeletePatiently{is_bounded}(job);
   }
 };

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "csrc/bindings/dims_caster.h"
+#include "csrc/bindings/gil.h"
 #include "csrc/bindings/synthetic_checkpoint.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/engine/assemble.h"
@@ -66,7 +67,7 @@ class SyntheticMetadata {
 
   /// \returns the bytes of the file, which is kept.
   size_t encode() {
-    const py::gil_scoped_release unlocked;
+    const WithoutGil unlocked;
     std::string().swap(file_);  // two at a time are no save's
     file_ = format::encode_metadata_file(manifest_.value());
     return file_.size();

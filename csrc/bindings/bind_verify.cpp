@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "csrc/bindings/gil.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/engine/verify_job.h"
 
@@ -32,7 +33,7 @@ py::dict verify(std::string directory, bool direct_io, int num_threads, int64_t 
   // What the callback or a signal handler raised stays set until we are back.
   bool raised = false;
   const auto report_progress = [&](int64_t done, int64_t total) {
-    const py::gil_scoped_acquire locked;
+    const WithGil locked;
     raised = PyErr_CheckSignals() != 0;
     if (!raised && !progress.is_none()) {
       const py::object outcome = py::reinterpret_steal<py::object>(
@@ -42,7 +43,7 @@ py::dict verify(std::string directory, bool direct_io, int num_threads, int64_t 
     return !raised;
   };
   auto result = [&] {
-    const py::gil_scoped_release unlocked;
+    const WithoutGil unlocked;
     return engine::verify_checkpoint(options, report_progress);
   }();
   if (raised) throw py::error_already_set();

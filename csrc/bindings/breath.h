@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <chrono>
 #include <thread>
+
+#include "csrc/bindings/gil.h"
 
 namespace bytecheckpoint::bindings {
 
@@ -17,7 +17,7 @@ class Breath {
     const auto now = std::chrono::steady_clock::now();
     if (now - last_ < kHold) return;
     {
-      const pybind11::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       // Else this thread would have it back before one that waits for it is awake.
       std::this_thread::sleep_for(kAwake);
     }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <vector>
 
 #include "csrc/bindings/breath.h"
+#include "csrc/bindings/gil.h"
 
 // Freeing what is there of every tensor of a state takes milliseconds, for which other threads should not wait.
 
@@ -15,7 +14,7 @@ namespace bytecheckpoint::bindings {
 struct DropUnlocked {
   template <class T>
   void operator()(T* object) const {
-    const pybind11::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     delete object;
   }
 };

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <utility>
 
 #include "csrc/bindings/errors.h"
+#include "csrc/bindings/gil.h"
 
 namespace bytecheckpoint::bindings {
 
 /// Runs `work` without the GIL.
 template <class Work>
 auto unlocked(Work&& work) {
-  const pybind11::gil_scoped_release no_gil;
+  const WithoutGil no_gil;
   return work();
 }
 

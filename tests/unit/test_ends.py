@@ -221,6 +221,30 @@ elif sys.argv[3] == "SIGINT":
 """
 CODES = {"sys.exit": 3, "os._exit": 4, "error": 1, "SIGINT": -signal.SIGINT, "return": 0}
 
+DAEMON = """
+big = {"w": torch.zeros(20_000_000), **{f"k{i}": torch.ones(10) for i in range(2000)}}
+bcp.save_state_dict(path, big)
+merged = bcp.merge(list(big.values()))
+calls = (
+    lambda: bcp.save_state_dict(path + "-other", big),
+    lambda: bcp.load_state_dict(path, big),
+    lambda: bcp.verify(path),
+    lambda: bcp.BcpStager().stage(big),
+    lambda: bcp.merge(list(big.values()), merged),
+)
+
+def work(call, called):
+    while True:
+        call()
+        called.set()
+
+waited_for = [(call, threading.Event()) for call in calls]
+for of_thread in waited_for:
+    threading.Thread(target=work, args=of_thread, daemon=True).start()
+for _, called in waited_for:
+    assert called.wait(30)
+"""
+
 
 def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -358,3 +382,11 @@ def test_each_end_of_a_process_with_another_that_saves(tmp_path: Path, end: str)
     done = run(ENDS, tmp_path / "ckpt", "process", end)
     assert done.returncode == CODES[end], done.stderr
     assert_committed(tmp_path / "ckpt", None if end == "os._exit" else 7.0)
+
+
+def test_the_end_of_a_process_with_daemon_threads(tmp_path: Path) -> None:
+    """They want the GIL back while the interpreter ends: Python ends them, which would abort the process."""
+    for _ in range(3):
+        done = run(DAEMON, tmp_path / "ckpt")
+        assert (done.returncode, done.stderr) == (0, "")
+    assert verify(tmp_path / "ckpt").is_whole
