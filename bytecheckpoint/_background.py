@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import signal
 import threading
 import time
 import traceback
@@ -18,12 +17,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bytecheckpoint import _C
+from bytecheckpoint import _C, _sigterm
 from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint._save_queue import BackgroundFuture, SaveQueue
 from bytecheckpoint.config import Config
@@ -381,29 +379,20 @@ def handle_sigterm(exit_timeout_s: float) -> None:
     """From now on SIGTERM waits for background saves before it does what it did. In the main thread; else no effect.
 
     Args:
-        exit_timeout_s: How long it waits for saves that DCP runs in threads of its own.
+        exit_timeout_s: How long it waits for calls that stage a state, and for saves that DCP runs in its own threads.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    before: Any = signal.getsignal(signal.SIGTERM)
-    if before is signal.SIG_IGN or before is None or getattr(before, "is_bytecheckpoint", False):
-        return
 
-    def wait_and_end(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, before)
-        _logger.warning("SIGTERM: waiting for background saves")
-        begin = time.monotonic()
-        saves = _if_any()
-        if saves is not None:
-            saves.end(begin)
-        try:
-            wait_for_saves(max(0.0, begin + exit_timeout_s - time.monotonic()))
-        except TimeoutError as error:
-            _logger.error("SIGTERM: %s", error)
-        if callable(before):
-            before(number, frame)
-        else:
-            os.kill(os.getpid(), number)
+    def wait_for_all(since: float) -> None:
+        end = since + exit_timeout_s
+        while True:
+            saves = _of_process()
+            saves.end(since)
+            # What begins is noted as running before it is no longer beginning.
+            if not is_any_saved() and not saves.running():
+                return
+            if time.monotonic() >= end:
+                _logger.error("SIGTERM: a background save is still under way after %g s", exit_timeout_s)
+                return
+            time.sleep(_LOOK_INTERVAL_S)
 
-    wait_and_end.is_bytecheckpoint = True  # type: ignore[attr-defined]
-    signal.signal(signal.SIGTERM, wait_and_end)
+    _sigterm.handle_sigterm(wait_for_all)

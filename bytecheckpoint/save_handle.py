@@ -12,6 +12,7 @@ from bytecheckpoint import _background
 from bytecheckpoint._background import BackgroundFuture
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._staged import StagedState, stage_state
+from bytecheckpoint.dcp._stays import beginning
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.errors import SaveCancelledError
 
@@ -88,6 +89,7 @@ class SaveHandle(Generic[R]):
         return isinstance(error, SaveCancelledError)
 
 
+@beginning()
 def save_in_background(
     path: str,
     state_of: Callable[[], dict[str, Any]],

@@ -18,7 +18,7 @@ from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._calls import ASYNC_SAVE, call_in, is_called_from, outermost_call
-from bytecheckpoint.dcp._stays import Loan, Stay, wait_for_lease
+from bytecheckpoint.dcp._stays import Loan, Stay, beginning, wait_for_lease
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp._world import World
 from bytecheckpoint.errors import DeviceError, InvalidPlanError
@@ -179,7 +179,7 @@ def stage_state(
         from bytecheckpoint import _background  # which asks here what it has to wait for
 
         _background.handle_sigterm(config.exit_timeout_s)
-    with quick_switches():
+    with quick_switches(), beginning():
         return _stage(state_dict, config, is_shareable, overlap, is_for_one_save)
 
 

@@ -16,6 +16,8 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from bytecheckpoint import _C
@@ -176,8 +178,25 @@ _uses: list[_Use] = []
 _awaited: weakref.WeakSet[Stay] = weakref.WeakSet()
 
 
+# Threads that are in a call which begins a background save.
+_beginning: list[threading.Thread] = []
+
+
+@contextmanager
+def beginning() -> Iterator[None]:
+    """A background save is about to begin: what waits for saves waits for this one, too."""
+    thread = threading.current_thread()
+    _beginning.append(thread)
+    try:
+        yield
+    finally:
+        _beginning.remove(thread)
+
+
 def is_any_saved() -> bool:
-    """Is a save under way that DCP runs in the background, of a state that was staged here?"""
+    """Is a save about to begin, or under way in the background of DCP, of a state that was staged here?"""
+    if any(thread.is_alive() for thread in [*_beginning]):  # in a forked child those of the parent are not
+        return True
     _end_what_is_over()
     with _lock:
         return any(use.is_background for use in _uses) or any(stay.begun_by is not None for stay in _awaited)

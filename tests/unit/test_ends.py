@@ -80,6 +80,26 @@ dcp.async_save(state, storage_writer=writer, planner=Waiting(), no_dist=True)
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(30)
 """
+# In the midst of staging: the save has yet to begin.
+SIGTERM_WHILE_STAGING = """
+class Odd:
+    def __deepcopy__(self, memo):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)  # in which the handler runs
+        return 7
+
+told.set()
+state["odd"] = Odd()
+config = bcp.Config(handle_sigterm=True)
+if sys.argv[2] == "own":
+    bcp.async_save_state_dict(path, state, config=config)
+elif sys.argv[2] == "registered":
+    with bcp.registered(config=config):
+        dcp.async_save(state, checkpoint_id=path, no_dist=True)
+else:
+    dcp.async_save(state, storage_writer=bcp.BcpWriter(path, config=config), no_dist=True)
+time.sleep(30)
+"""
 SIGTERM_OF_TRAINER = (
     """
 def on_sigterm(number, frame):
@@ -287,6 +307,13 @@ def test_sigterm_waits_for_saves_and_then_ends_the_process(tmp_path: Path) -> No
 @pytest.mark.parametrize("script", [SIGTERM_AFTER_REGISTER, SIGTERM_OF_DCP], ids=["register", "writer"])
 def test_sigterm_waits_for_saves_of_dcp(tmp_path: Path, script: str) -> None:
     done = run(script, tmp_path / "ckpt")
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert_committed(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize("way", ["own", "registered", "writer"])
+def test_sigterm_while_a_state_is_staged_waits_for_its_save(tmp_path: Path, way: str) -> None:
+    done = run(SIGTERM_WHILE_STAGING, tmp_path / "ckpt", way)
     assert done.returncode == -signal.SIGTERM, done.stderr
     assert_committed(tmp_path / "ckpt")
 
