@@ -8,7 +8,7 @@ a pipeline, each of which has groups of its own, do not meet in them. No step is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from bytecheckpoint.dcp.chunks import LocalChunks
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.frameworks.flat_parameters import FlatEntry, FlatUnit, flat_units
 from bytecheckpoint.frameworks.names import original_name, unwrapped
+from bytecheckpoint.frameworks.optimizer_contents import OptimizerContents
 from bytecheckpoint.frameworks.stored import Stored, dtype_of, nested
 
 __all__ = ["OptimizerLoad", "OptimizerState"]
@@ -54,17 +55,22 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Member:
-    """One parameter of an optimizer: several original ones if it is flat."""
+    """One parameter of an optimizer: several original ones if it is flat.
 
-    optimizer: Optimizer
+    Attributes:
+        key: Of its state in ``contents``.
+    """
+
+    contents: OptimizerContents
     group: dict[str, Any]
+    key: Hashable
     parameter: nn.Parameter
     slots: tuple[_Slot, ...]
 
     @property
     def state(self) -> Mapping[str, Any]:
         # Not by index: the dict of states makes an empty one of what it is asked for.
-        state: Mapping[str, Any] = self.optimizer.state.get(self.parameter, {})
+        state: Mapping[str, Any] = self.contents.states.get(self.key, {})
         return state
 
 
@@ -77,8 +83,8 @@ class OptimizerState:
         units: Flat parameters of ``model``; None looks for them.
 
     Raises:
-        InvalidPlanError: A parameter of an optimizer is none of the model's.
-        UnsupportedError: Flat parameters that cannot be taken apart.
+        InvalidPlanError: A parameter of an optimizer is none of the model's, or is in two groups.
+        UnsupportedError: Flat parameters that cannot be taken apart; or what ``OptimizerContents`` refuses.
     """
 
     def __init__(
@@ -96,10 +102,11 @@ class OptimizerState:
 
         Raises:
             UnsupportedError: Something is kept for a flat parameter that does not belong to its elements one by one, or
-                in containers.
+                in containers. Or under a name that is no text.
         """
         values: dict[str, Any] = {}
         for member in self._members:
+            _check_names(member)
             for slot in member.slots:
                 for name, value in member.state.items() if slot.has_state else ():
                     values[f"state.{slot.fqn}.{name}"] = _value_of(slot, name, value)
@@ -228,12 +235,14 @@ class OptimizerLoad:
             values = {**planned.tensors, **{way: self.values[key] for way, key in planned.objects.items()}}
             state = nested({way: values[way] for way in planned.ways})
             if state:
-                planned.member.optimizer.state[planned.member.parameter] = state
+                planned.member.contents.states[planned.member.key] = state
             else:
-                planned.member.optimizer.state.pop(planned.member.parameter, None)
+                planned.member.contents.states.pop(planned.member.key, None)
         for group, options in groups.values():
             loaded = {way: _as_before(_at(group, way), self.values[keys[0]]) for way, keys in options.items()}
             group.update(nested(loaded))
+        for contents in {id(planned.member.contents): planned.member.contents for planned in self._planned}.values():
+            contents.hand_over()
 
     def _check_equal(self, keys: list[str]) -> None:
         first = self.values[keys[0]]
@@ -272,15 +281,35 @@ def _as_before(current: Any, value: Any) -> Any:
 
 
 def _members(slots: Mapping[int, tuple[_Slot, ...]], optimizers: Sequence[Optimizer]) -> Iterator[_Member]:
-    for optimizer in optimizers:
-        for number, group in enumerate(optimizer.param_groups):
-            for parameter in group["params"]:
-                if id(parameter) not in slots:
+    places: dict[str, tuple[OptimizerContents, int]] = {}
+    for contents in map(OptimizerContents, optimizers):
+        for number, group, key, parameter in contents.members():
+            kind = type(contents.optimizer).__name__
+            if id(parameter) not in slots:
+                raise InvalidPlanError(
+                    f"a parameter of {[*parameter.shape]} in group {number} of a {kind} is none of the model's: give "
+                    "the model that the optimizer was made for, wrapped as it was then"
+                )
+            for slot in slots[id(parameter)]:
+                first, of_first = places.setdefault(slot.fqn, (contents, number))
+                if first is not contents or of_first != number:
                     raise InvalidPlanError(
-                        f"a parameter of {[*parameter.shape]} in group {number} of a {type(optimizer).__name__} is "
-                        "none of the model's: give the model that the optimizer was made for, wrapped as it was then"
+                        f"'{slot.fqn}' is in group {of_first} of a {type(first.optimizer).__name__} and in group "
+                        f"{number} of a {kind}: one state for each parameter can be saved; save the state dicts of "
+                        "optimizers that share parameters with save_state_dict, or in extra_state"
                     )
-                yield _Member(optimizer, group, parameter, slots[id(parameter)])
+            yield _Member(contents, group, key, parameter, slots[id(parameter)])
+
+
+def _check_names(member: _Member) -> None:
+    """Names become part of keys, and come back as text."""
+    fqn = member.slots[0].fqn if member.slots else ""
+    for what, names in (("state under", member.state), ("an option", member.group)):
+        for name in names:
+            if not isinstance(name, str):
+                raise UnsupportedError(
+                    f"optimizer: '{fqn}' has {what} {name!r}: names are text in a checkpoint, got {type(name).__name__}"
+                )
 
 
 def _slots_of(model: nn.Module, units: Sequence[FlatUnit]) -> dict[int, tuple[_Slot, ...]]:
