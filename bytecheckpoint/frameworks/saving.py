@@ -118,6 +118,9 @@ def save(
 
     Raises:
         ConfigError: Arguments that do not fit, a ValueError.
+        InvalidPlanError: A parameter of an optimizer is in no model, or in two optimizers or groups.
+        UnsupportedError: An optimizer keeps state that belongs to no parameter, or its own ``state_dict`` is not by
+            parameter; or modules under FSDP1 have hooks, or methods for state dicts, of their own.
         CheckpointError: On all ranks; as ``save_state_dict``.
     """
     set_logging_level()
