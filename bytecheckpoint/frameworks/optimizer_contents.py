@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from bytecheckpoint.errors import UnsupportedError
 
-__all__ = ["OptimizerContents"]
+__all__ = ["OptimizerContents", "check_containers"]
 
 _METHODS = ("state_dict", "load_state_dict")
 _HOOKS = (
@@ -21,7 +21,7 @@ _HOOKS = (
     "_optimizer_load_state_dict_pre_hooks",
     "_optimizer_load_state_dict_post_hooks",
 )
-_ELSE = "save the state dict of this optimizer with save_state_dict, or in extra_state"
+_ELSE = "put the state_dict() of this optimizer into extra_state"
 
 
 class OptimizerContents:
@@ -98,3 +98,30 @@ def _has_own_state_dict(optimizer: Optimizer) -> bool:
     overrides = any(getattr(type(optimizer), name) is not getattr(Optimizer, name) for name in _METHODS)
     is_patched = any(name in vars(optimizer) for name in _METHODS)
     return overrides or is_patched or any(getattr(optimizer, hooks, ()) for hooks in _HOOKS)
+
+
+def check_containers(fqn: str, state: Mapping[Any, Any], options: Mapping[Any, Any]) -> None:
+    """What is kept for a parameter is taken apart for a checkpoint, and its containers are made again of their keys.
+
+    Raises:
+        UnsupportedError: A key is no text: it would come back as text. Or a dict within a state is empty, and would not
+            come back.
+    """
+    for kind, of_kind in (("state", state), ("option", options)):
+        for name, value in of_kind.items():
+            what = f"optimizer {kind} {name!r} of '{fqn}'"
+            if not isinstance(name, str):
+                raise UnsupportedError(f"{what}: a name is text in a checkpoint, got {type(name).__name__}; {_ELSE}")
+            _check_container(what, value, may_be_empty=kind == "option")
+
+
+def _check_container(what: str, value: Any, may_be_empty: bool) -> None:
+    if not isinstance(value, (Mapping, list)):
+        return
+    if isinstance(value, Mapping):
+        odd = [key for key in value if not isinstance(key, str)]
+        if odd or (not value and not may_be_empty):
+            found = f"has the key {odd[0]!r}, which would come back as text" if odd else "is, or has, an empty dict"
+            raise UnsupportedError(f"{what} {found}; {_ELSE}")
+    for inner in value.values() if isinstance(value, Mapping) else value:
+        _check_container(what, inner, may_be_empty)

@@ -17,10 +17,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bytecheckpoint.dcp.chunks import LocalChunks
+from bytecheckpoint.equality import are_equal
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.frameworks.flat_parameters import FlatEntry, FlatUnit, flat_units
 from bytecheckpoint.frameworks.names import original_name, unwrapped
-from bytecheckpoint.frameworks.optimizer_contents import OptimizerContents
+from bytecheckpoint.frameworks.optimizer_contents import OptimizerContents, check_containers
 from bytecheckpoint.frameworks.stored import Stored, dtype_of, nested
 
 __all__ = ["OptimizerLoad", "OptimizerState"]
@@ -102,12 +103,12 @@ class OptimizerState:
 
         Raises:
             UnsupportedError: Something is kept for a flat parameter that does not belong to its elements one by one, or
-                in containers. Or under a name that is no text.
+                in containers. Or what ``check_containers`` refuses.
         """
         values: dict[str, Any] = {}
         for member in self._members:
-            _check_names(member)
             for slot in member.slots:
+                check_containers(slot.fqn, member.state if slot.has_state else {}, member.group)
                 for name, value in member.state.items() if slot.has_state else ():
                     values[f"state.{slot.fqn}.{name}"] = _value_of(slot, name, value)
                 for option, value in member.group.items():
@@ -248,12 +249,20 @@ class OptimizerLoad:
         first = self.values[keys[0]]
         for key in keys[1:]:
             other = self.values[key]
-            both_tensors = isinstance(first, torch.Tensor) and isinstance(other, torch.Tensor)
-            if not (torch.equal(first, other) if both_tensors else bool(first == other)):
+            if not _is_same(first, other):
                 raise KeyMismatchError(
                     f"load of an optimizer: parameters of one group were saved with other options: '{keys[0]}' is "
                     f"{first!r}, '{key}' is {other!r}; make the groups as they were when it was saved"
                 )
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Numbers by value, 1 as 1.0; tensors and NaN as well."""
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(_is_same, a, b))
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    return are_equal(a, b) or bool(a == b)
 
 
 def _at(container: Any, way: _Way) -> Any:
@@ -295,21 +304,10 @@ def _members(slots: Mapping[int, tuple[_Slot, ...]], optimizers: Sequence[Optimi
                 if first is not contents or of_first != number:
                     raise InvalidPlanError(
                         f"'{slot.fqn}' is in group {of_first} of a {type(first.optimizer).__name__} and in group "
-                        f"{number} of a {kind}: one state for each parameter can be saved; save the state dicts of "
-                        "optimizers that share parameters with save_state_dict, or in extra_state"
+                        f"{number} of a {kind}: one state for each parameter can be saved; put the state_dict() of "
+                        "one of them into extra_state"
                     )
             yield _Member(contents, group, key, parameter, slots[id(parameter)])
-
-
-def _check_names(member: _Member) -> None:
-    """Names become part of keys, and come back as text."""
-    fqn = member.slots[0].fqn if member.slots else ""
-    for what, names in (("state under", member.state), ("an option", member.group)):
-        for name in names:
-            if not isinstance(name, str):
-                raise UnsupportedError(
-                    f"optimizer: '{fqn}' has {what} {name!r}: names are text in a checkpoint, got {type(name).__name__}"
-                )
 
 
 def _slots_of(model: nn.Module, units: Sequence[FlatUnit]) -> dict[int, tuple[_Slot, ...]]:
@@ -378,11 +376,11 @@ def _value_of(slot: _Slot, name: str, value: Any) -> Any:
     """What an optimizer keeps, for a state dict. The flat part of a parameter has one dim, be it a scalar."""
     holds_tensors = isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value)
     is_nest = holds_tensors or isinstance(value, Mapping)
-    if is_nest and (slot.is_flat or isinstance(value, tuple) or not value):
+    if is_nest and (slot.is_flat or isinstance(value, tuple)):
         raise UnsupportedError(
-            f"optimizer state '{name}' of '{slot.fqn}' is {'an empty' if not value else 'a'} {type(value).__name__}: "
-            "tensors and plain values can be saved, and lists and dicts of them, but not for FSDP1; save the state "
-            "dict of this optimizer with save_state_dict, or in extra_state"
+            f"optimizer state '{name}' of '{slot.fqn}' is a {type(value).__name__}: tensors and plain values can be "
+            "saved, and lists and dicts of them, but not for FSDP1; put the state_dict() of this optimizer into "
+            "extra_state"
         )
     if not slot.is_flat or not isinstance(value, torch.Tensor) or value.ndim == 0:
         return value

@@ -312,7 +312,8 @@ class _Saving:
             values = with_regular_blocks(values, self._group, str(self._path))
         reports: dict[str, SaveReport] = {}
         for part, writer in self._writers.items():
-            planner = BcpSavePlanner(flatten_state_dict=part != "extra_state", config=self._config)
+            is_flat = part == "extra_state"  # else its dicts are taken apart, and their keys come back as text
+            planner = BcpSavePlanner(not is_flat, not is_flat, config=self._config)
             try:
                 reports[part] = run_save(values[part], writer, planner, self._group)
             except CheckpointError as error:

@@ -63,16 +63,35 @@ def test_state_of_a_parameter_that_is_in_no_group_is_refused(tmp_path: Path) -> 
         save(tmp_path, state, "ddp")
 
 
-def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["state", "option"])
+def test_keys_that_are_no_text_are_refused(tmp_path: Path, kind: str) -> None:
     state = trained(momentum)
-    parameter = state["optimizer"].param_groups[0]["params"][0]
-    state["optimizer"].state[parameter][0] = torch.ones(2)
-    with pytest.raises(UnsupportedError, match=r"'0.weight' has state under 0: names"):
+    optimizer = state["optimizer"]
+    kept: Any = optimizer.state[state["model"][0].weight] if kind == "state" else optimizer.param_groups[0]
+    kept[0] = torch.ones(2)
+    with pytest.raises(UnsupportedError, match=rf"{kind} 0 of '0.weight': a name is text in a checkpoint, got int"):
         save(tmp_path, state, "ddp")
-    del state["optimizer"].state[parameter][0]
-    state["optimizer"].param_groups[0][1] = 0.5
-    with pytest.raises(UnsupportedError, match=r"'0.weight' has an option 1: names"):
-        save(tmp_path, state, "ddp")
+    del kept[0]
+    for value in ({0: torch.ones(2), 1: torch.ones(2)}, {"a": [{0: 1}]}, [torch.ones(1), {(1, 2): 3}]):
+        kept["odd"] = value
+        with pytest.raises(
+            UnsupportedError, match=rf"{kind} 'odd' of '0.weight' has the key .*, which would come back"
+        ):
+            save(tmp_path, state, "ddp")
+    kept["odd"] = {"a": {}, "b": 1}
+    if kind == "state":
+        with pytest.raises(UnsupportedError, match=r"'odd' of '0.weight' is, or has, an empty dict"):
+            save(tmp_path, state, "ddp")
+
+
+def test_options_of_tensors_in_a_tuple(tmp_path: Path) -> None:
+    def odd(parameters: Any) -> torch.optim.Optimizer:
+        return momentum([{"params": parameters, "scales": (torch.ones(2), torch.zeros(2)), "least": float("nan")}])
+
+    state, other = trained(odd), trained(momentum, 1, 0)
+    save(tmp_path, state, "ddp")
+    load(tmp_path, other, "ddp")
+    assert_same(other["optimizer"].state_dict(), state["optimizer"].state_dict())
 
 
 # Several optimizers over one parameter.
@@ -189,7 +208,7 @@ def test_a_state_dict_that_is_not_by_parameter_is_refused(tmp_path: Path, key: s
 
     state = trained(momentum)
     state["optimizer"].register_state_dict_post_hook(odd)
-    with pytest.raises(UnsupportedError, match="save the state dict of this optimizer with save_state_dict"):
+    with pytest.raises(UnsupportedError, match="of this optimizer into extra_state"):
         save(tmp_path, state, "ddp")
     assert list(tmp_path.iterdir()) == []
 
