@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bytecheckpoint._replacing import Replacing
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import UnsupportedError
-from bytecheckpoint.local_path import is_local, is_url
+from bytecheckpoint.local_path import is_local, is_url, local_path
 
 if TYPE_CHECKING:
     from bytecheckpoint.dcp.reader import BcpReader
@@ -306,8 +306,9 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
                 storage_writer = setup(None, checkpoint_id)
             settings = config or Config.from_env()
             planner = BcpSavePlanner(config=config) if planner is None else planner
-            if checkpoint_id is None and isinstance(storage_writer, BcpWriter):
-                checkpoint_id = storage_writer.checkpoint_id  # a later save may direct it elsewhere before this begins
+            if isinstance(storage_writer, BcpWriter):
+                # A later save may direct the writer elsewhere before this begins, and the process may go elsewhere.
+                checkpoint_id = local_path(checkpoint_id) if checkpoint_id else storage_writer.checkpoint_id
             path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
             give_up = storage_writer.cancel if isinstance(storage_writer, BcpWriter) else nothing
             # DCP's own makes threads for which the end of the process waits without end.
