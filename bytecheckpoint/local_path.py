@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
-from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
+from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError
 
-__all__ = ["is_local", "is_url", "local_path", "path_to_read"]
+__all__ = ["is_local", "is_url", "local_path", "path_to_read", "working_directory"]
 
 _FILE_URL = "file://"
 
@@ -24,13 +24,26 @@ def is_local(path: str | os.PathLike[str]) -> bool:
     return not is_url(path) or str(path)[: len(_FILE_URL)].lower() == _FILE_URL
 
 
-def local_path(path: str | os.PathLike[str]) -> Path:
-    """The directory that ``path`` names.
+def working_directory() -> Path | None:
+    """That of the process; None if it was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
-    ``~`` and ``~user`` at its beginning are expanded, and ``file:///run`` and ``file://localhost/run`` are ``/run``.
-    Any other URL is refused: as a path it would silently become a directory of that name.
+
+def local_path(path: str | os.PathLike[str], directory: Path | None = None) -> Path:
+    """The directory that ``path`` names, as an absolute path: the process may go elsewhere before it is used.
+
+    Symbolic links and ``..`` stay in it. ``~`` and ``~user`` at its beginning are expanded, and ``file:///run`` and
+    ``file://localhost/run`` are ``/run``. Any other URL is refused: as a path it would silently become a directory of
+    that name.
+
+    Args:
+        directory: What a relative path is relative to; None takes the working directory.
 
     Raises:
+        StorageError: It is relative, and the working directory was removed.
         ConfigError: It names no directory of this machine. The message says no more of a URL than the scheme: the rest
             may hold secrets.
     """
@@ -47,12 +60,16 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         raise ConfigError(f"{text!r}: the path of a directory is wanted; '.' is the working directory")
     if "\0" in text or not _is_utf8(text):
         raise ConfigError(f"{text!r}: a path of UTF-8 text without zero bytes is wanted")
-    if is_url(path) or not text.startswith("~"):
-        return Path(text)
     try:
-        return Path(text).expanduser()
+        named = Path(text).expanduser() if text.startswith("~") and not is_url(path) else Path(text)
     except RuntimeError as error:
         raise ConfigError(f"{text!r}: {error}; a directory of that very name is './{text}'") from error
+    if named.is_absolute():
+        return named
+    directory = directory or working_directory()
+    if directory is None:
+        raise StorageError(f"{text!r}: a relative path, and the working directory was removed", text)
+    return directory / named
 
 
 def path_to_read(path: str | os.PathLike[str] | None) -> Path:
@@ -60,7 +77,7 @@ def path_to_read(path: str | os.PathLike[str] | None) -> Path:
 
     Raises:
         CheckpointNotFoundError: ``path`` is None.
-        ConfigError: As ``local_path``.
+        ConfigError, StorageError: As ``local_path``.
     """
     if path is None:
         raise CheckpointNotFoundError(

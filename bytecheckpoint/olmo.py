@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from bytecheckpoint._fork_locks import ForkSafeLock
+from bytecheckpoint._replacing import Replacing
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._again import load_until_unchanged
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
@@ -61,7 +60,6 @@ _USES = {
 _WRITER_PARAMETERS = ["path", "thread_count", "process_count", "process_group", "throttle_uploads"]
 _READER_PARAMETERS = ["path", "thread_count", "pre_download", "work_dir"]
 
-_lock = ForkSafeLock(threading.RLock)
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, OLMo-core's own, ours
 _ours: dict[str, tuple[Any, Any]] = {}  # by name: OLMo-core's own, ours
 
@@ -74,7 +72,7 @@ def install(*, allow_pickle: bool = False, config: Config | None = None) -> None
     Saves that have begun keep what they were begun with. Where a class derives from DCP's planner (``FlatSavePlanner``
     of ``OLMoDDPTrainModule``), that planner is used with our writer.
 
-    Calling it again changes nothing.
+    It stays until ``uninstall``. Calling it again, or within a block of ``installed``, changes no settings.
 
     Args:
         allow_pickle: Load objects that torch's ``weights_only`` rules refuse, as OLMo-core does; loading may then run
@@ -86,48 +84,51 @@ def install(*, allow_pickle: bool = False, config: Config | None = None) -> None
             would have to be; nothing was changed.
         ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value, with ``allow_pickle``.
     """
-    if allow_pickle:
-        config = dataclasses.replace(config or Config.from_env(), allow_pickle=True)
-    with _lock:
-        if _replaced:
-            return
-        package = _checked()
-        ours: dict[str, Any] = {
-            "RemoteFileSystemWriter": OlmoWriter if config is None else partial(OlmoWriter, config=config),
-            "RemoteFileSystemReader": OlmoReader if config is None else partial(OlmoReader, config=config),
-            "DefaultSavePlanner": BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config),
-            "dist_cp": _WithLoadPlanner(package.dist_cp),
-        }
-        _ours.update((name, (getattr(package, name), value)) for name, value in ours.items())
-        for module in _users():
-            for name, (theirs, value) in _ours.items():
-                if module.__dict__.get(name) is theirs:
-                    setattr(module, name, value)
-                    _replaced.append((module, name, theirs, value))
+    _replacing.stay(allow_pickle=allow_pickle, config=config)
 
 
 def uninstall() -> None:
-    """Gives OLMo-core its own classes back. No effect without ``install``."""
-    with _lock:
-        for module in _users():
-            for name, (theirs, value) in _ours.items():
-                if module.__dict__.get(name) is value:  # also of modules that were loaded meanwhile
-                    setattr(module, name, theirs)
-        _replaced.clear()
-        _ours.clear()
+    """Gives OLMo-core its own classes back, once open blocks have ended. No effect without ``install``."""
+    _replacing.take_back()
 
 
 @contextmanager
 def installed(*, allow_pickle: bool = False, config: Config | None = None) -> Iterator[None]:
-    """``install`` for the time of a ``with`` block; inside another one, or after ``install``, it changes nothing."""
-    with _lock:
-        was_installed = bool(_replaced)
-        install(allow_pickle=allow_pickle, config=config)
-    try:
+    """``install`` for the time of a ``with`` block, or of several that overlap, as ``bytecheckpoint.registered``."""
+    with _replacing.block(allow_pickle=allow_pickle, config=config):
         yield
-    finally:
-        if not was_installed:
-            uninstall()
+
+
+def _replace(allow_pickle: bool, config: Config | None) -> None:
+    if allow_pickle:
+        config = dataclasses.replace(config or Config.from_env(), allow_pickle=True)
+    if _replaced:
+        return
+    package = _checked()
+    ours: dict[str, Any] = {
+        "RemoteFileSystemWriter": OlmoWriter if config is None else partial(OlmoWriter, config=config),
+        "RemoteFileSystemReader": OlmoReader if config is None else partial(OlmoReader, config=config),
+        "DefaultSavePlanner": BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config),
+        "dist_cp": _WithLoadPlanner(package.dist_cp),
+    }
+    _ours.update((name, (getattr(package, name), value)) for name, value in ours.items())
+    for module in _users():
+        for name, (theirs, value) in _ours.items():
+            if module.__dict__.get(name) is theirs:
+                setattr(module, name, value)
+                _replaced.append((module, name, theirs, value))
+
+
+def _give_back() -> None:
+    for module in _users():
+        for name, (theirs, value) in _ours.items():
+            if module.__dict__.get(name) is value:  # also of modules that were loaded meanwhile
+                setattr(module, name, theirs)
+    _replaced.clear()
+    _ours.clear()
+
+
+_replacing = Replacing(_replace, _give_back)
 
 
 class OlmoWriter(BcpWriter):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,17 +13,16 @@ from functools import partial, wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from bytecheckpoint._fork_locks import ForkSafeLock
+from bytecheckpoint._replacing import Replacing
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import UnsupportedError
-from bytecheckpoint.local_path import is_local, is_url
+from bytecheckpoint.local_path import is_local, is_url, local_path
 
 if TYPE_CHECKING:
     from bytecheckpoint.dcp.reader import BcpReader
 
 __all__ = ["register", "registered", "unregister"]
 
-_lock = ForkSafeLock(threading.RLock)
 _has_warned_of_url = False
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, DCP's own, ours
 
@@ -40,7 +38,7 @@ def register(*, allow_pickle: bool = False, config: Config | None = None) -> Non
     when a newer save is committed meanwhile. Saves that ``async_save`` has begun keep what they were begun with. Where
     DCP names its classes elsewhere (``format_utils``, the Hugging Face classes) nothing changes.
 
-    Calling it again changes nothing.
+    It stays until ``unregister``. Calling it again, or within a block of ``registered``, changes no settings.
 
     Args:
         allow_pickle: Load objects that torch's ``weights_only`` rules refuse; as ``Config(allow_pickle=True)``.
@@ -50,37 +48,47 @@ def register(*, allow_pickle: bool = False, config: Config | None = None) -> Non
         UnsupportedError: DCP of this torch is not built as it would have to be; nothing was changed.
         ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value, with ``allow_pickle``.
     """
-    if allow_pickle:
-        config = _allowing_pickle(config)
-    with _lock:
-        if _replaced:
-            return
-        replacements = _replacements(config)
-        for module, name, _, ours in replacements:
-            setattr(module, name, ours)
-        _replaced.extend(replacements)
+    _replacing.stay(allow_pickle=allow_pickle, config=config)
 
 
 def unregister() -> None:
-    """Gives DCP its own defaults back. No effect without ``register``."""
-    with _lock:
-        for module, name, theirs, ours in _replaced:
-            if getattr(module, name) is ours:  # else somebody has replaced it since, and goes on
-                setattr(module, name, theirs)
-        _replaced.clear()
+    """Takes ``register`` back: DCP has its own defaults again. No effect without ``register``.
+
+    Blocks of ``registered`` that are open, in whatever thread, keep ours until the last of them ends.
+    """
+    _replacing.take_back()
 
 
 @contextmanager
 def registered(*, allow_pickle: bool = False, config: Config | None = None) -> Iterator[None]:
-    """``register`` for the time of a ``with`` block; inside another one, or after ``register``, it changes nothing."""
-    with _lock:
-        was_registered = bool(_replaced)
-        register(allow_pickle=allow_pickle, config=config)
-    try:
+    """``register`` for the time of a ``with`` block.
+
+    For all of the process: blocks may overlap, in several threads, and DCP has its own defaults again when the last of
+    them has ended. Inside another block, or after ``register``, it changes no settings.
+    """
+    with _replacing.block(allow_pickle=allow_pickle, config=config):
         yield
-    finally:
-        if not was_registered:
-            unregister()
+
+
+def _replace(allow_pickle: bool, config: Config | None) -> None:
+    if allow_pickle:
+        config = _allowing_pickle(config)
+    if _replaced:
+        return
+    replacements = _replacements(config)
+    for module, name, _, ours in replacements:
+        setattr(module, name, ours)
+    _replaced.extend(replacements)
+
+
+def _give_back() -> None:
+    for module, name, theirs, ours in _replaced:
+        if getattr(module, name) is ours:  # else somebody has replaced it since, and goes on
+            setattr(module, name, theirs)
+    _replaced.clear()
+
+
+_replacing = Replacing(_replace, _give_back)
 
 
 def _allowing_pickle(config: Config | None) -> Config:
@@ -323,8 +331,9 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
                 storage_writer = setup(None, checkpoint_id)
             settings = config or Config.from_env()
             planner = BcpSavePlanner(config=config) if planner is None else planner
-            if checkpoint_id is None and isinstance(storage_writer, BcpWriter):
-                checkpoint_id = storage_writer.checkpoint_id  # a later save may direct it elsewhere before this begins
+            if isinstance(storage_writer, BcpWriter):
+                # A later save may direct the writer elsewhere before this begins, and the process may go elsewhere.
+                checkpoint_id = local_path(checkpoint_id) if checkpoint_id else storage_writer.checkpoint_id
             path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
             give_up = storage_writer.cancel if isinstance(storage_writer, BcpWriter) else nothing
             # DCP's own makes threads for which the end of the process waits without end.

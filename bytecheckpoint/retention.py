@@ -128,7 +128,7 @@ class Retention:
             _check_count("keep_every", self.keep_every)
         if isinstance(self.grace_s, bool) or not isinstance(self.grace_s, int | float) or not self.grace_s >= 0:
             raise ConfigError(f"grace_s={self.grace_s!r}: seconds, 0 or more, wanted")
-        local_path(self.root)
+        object.__setattr__(self, "root", str(local_path(self.root)))
         compile_pattern(self.pattern)
 
     def after_save(self, step: int | None = None, *, rank: int | None = None) -> RetentionReport | None:
@@ -185,7 +185,7 @@ class Retention:
             # A rename of a save that is not on disk yet must not outlive what was kept until there was a newer one.
             marked = [Path(folder.path, name) for folder in kept for name in folder.components or (".",)]
             of_parts = [Path(folder.path) for folder in kept if folder.components]
-            for directory in (local_path(self.root), *of_parts, *marked):
+            for directory in (Path(self.root), *of_parts, *marked):
                 _core.sync_directory(str(directory))
         return sum(self._remove(folder, report) for folder in going)
 

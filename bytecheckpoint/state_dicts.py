@@ -148,7 +148,7 @@ def async_save_state_dict(
         return with_states(_checked("async_save_state_dict", path, state_dict, Mapping))
 
     handle = save_in_background(
-        str(path),
+        str(writer.checkpoint_id),
         state,
         lambda state: run_save(state, writer, planner, group, turn),
         lambda error: fail_save(writer, error, group, turn),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from bytecheckpoint.cli.reading import Box, open_values, pieces
 from bytecheckpoint.cli.statistics import in_float64
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.equality import are_equal, bits
 from bytecheckpoint.errors import UnsafeObjectError
 
 __all__ = ["Comparison"]
@@ -74,24 +75,18 @@ class Comparison:
         if in_a == in_b:
             return None
         try:
-            if _are_equal(of_a.object(a, in_a), of_b.object(b, in_b)):
+            if are_equal(of_a.object(a, in_a), of_b.object(b, in_b)):
                 return None
         except UnsafeObjectError:
             return {"reason": "their bytes do, and they are not plain data that could be looked into"}
         return {}
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A row of bytes an element."""
-    plain = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8).reshape(plain.numel(), -1)
-
-
 def _compare(a: torch.Tensor, b: torch.Tensor, out: dict[str, Any]) -> None:
     if a.is_quantized != b.is_quantized:  # one of them was put together of several
         a, b = (each.dequantize().to(torch.float64) if each.is_quantized else each for each in (a, b))
     is_alike = not a.is_quantized or _compat.quantization(a) == _compat.quantization(b)
-    bits_a, bits_b = _bits(a), _bits(b)
+    bits_a, bits_b = bits(a), bits(b)
     if is_alike and torch.equal(bits_a, bits_b):
         return
     differs = (bits_a != bits_b).any(dim=1) if is_alike else torch.ones(a.numel(), dtype=torch.bool)
@@ -106,22 +101,3 @@ def _compare(a: torch.Tensor, b: torch.Tensor, out: dict[str, Any]) -> None:
     away = away[~torch.isnan(away)]
     if away.numel():
         out["max_abs_difference"] = max(out["max_abs_difference"] or 0.0, float(away.max()))
-
-
-def _are_equal(a: Any, b: Any) -> bool:
-    """By value and type, NaN like NaN, tensors bit by bit."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        if a.layout != torch.strided:
-            return _are_equal(a.to_dense(), b.to_dense())
-        return torch.equal(_bits(a.detach()), _bits(b.detach()))
-    if isinstance(a, Mapping):
-        return list(a) == list(b) and all(_are_equal(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_are_equal, a, b))
-    if isinstance(a, float):
-        return a == b or (a != a and b != b)
-    return bool(a == b)

@@ -20,6 +20,7 @@ __all__ = [
     "call_in",
     "is_any_thread_in",
     "is_called_by",
+    "is_called_by_executor",
     "is_called_from",
     "local_of_call",
     "outermost_call",
@@ -100,6 +101,15 @@ def is_called_from(module: str, passing: tuple[str, ...]) -> bool:
     for frame in _outwards(sys._getframe(1)):
         if frame.f_globals.get("__name__") not in passing:
             return frame.f_globals.get("__name__") == module
+    return False
+
+
+def is_called_by_executor() -> bool:
+    """Whether a thread or process of an executor has called DCP, which may be long after somebody asked for it."""
+    for frame in _outwards(sys._getframe(1)):
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("bytecheckpoint.", "torch.distributed.checkpoint.")):
+            return bool(name.startswith(("concurrent.futures.", "multiprocessing.")))
     return False
 
 

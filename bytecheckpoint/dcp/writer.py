@@ -27,6 +27,7 @@ from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._append import append_plan
+from bytecheckpoint.dcp._calls import is_called_by_executor
 from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_call
 from bytecheckpoint.dcp._held import bytes_of, may_send_digest
 from bytecheckpoint.dcp._hooks import Hooks
@@ -52,7 +53,7 @@ from bytecheckpoint.errors import (
     SaveCancelledError,
     StorageError,
 )
-from bytecheckpoint.local_path import is_local, local_path
+from bytecheckpoint.local_path import is_local, local_path, working_directory
 from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
 
 __all__ = ["BcpWriter"]
@@ -120,6 +121,7 @@ class BcpWriter(StorageWriter):
         if not isinstance(thread_count, int) or not 1 <= thread_count <= 16:
             raise ConfigError(f"thread_count={thread_count!r}: a number from 1 to 16 wanted")
         self.path = local_path(path)
+        self._directory = working_directory()  # of the caller, to which relative paths refer
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files
         self.overwrite = overwrite
@@ -159,9 +161,15 @@ class BcpWriter(StorageWriter):
         return is_local(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Directs the next save to ``checkpoint_id``, if given."""
+        """Directs the next save to ``checkpoint_id``, if given.
+
+        A relative path is relative to the working directory; in a background save of DCP's, which comes to this later,
+        to that in which ``async_save`` staged through this writer, or else in which this was made or directed last.
+        """
         if checkpoint_id:
-            self.path = self._of_thread.path = local_path(checkpoint_id)
+            if not is_called_by_executor():
+                self._directory = working_directory()
+            self.path = self._of_thread.path = local_path(checkpoint_id, self._directory)
 
     def cancel(self) -> None:
         """Gives up the save under way, and all that follow on this writer, unless it is being committed. Any thread.
@@ -185,6 +193,7 @@ class BcpWriter(StorageWriter):
 
     def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
         """As ``BcpStager.stage``, with the settings of this writer."""
+        self._directory = working_directory()
         return BcpStager(config=self.config).stage(state_dict, **kwargs)
 
     def synchronize_staging(self) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._direct import run_load
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
-from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError, UnsupportedError
+from bytecheckpoint.equality import are_equal
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError, StorageError, UnsupportedError
 from bytecheckpoint.frameworks.checkpoint_state import FRAMEWORKS
 from bytecheckpoint.frameworks.stored import Stored
 from bytecheckpoint.local_path import local_path, path_to_read
@@ -96,7 +98,7 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
         if not untie_embeddings:
             merged["model"] = _tied(merged["model"], description.get("tied", []))
     if not model_only and (optimizer_only or (folder / "optimizer").is_dir()):
-        merged["optimizer"] = _of_one_optimizer(_load_whole(folder / "optimizer", config)[0])
+        merged["optimizer"] = _of_one_optimizer(_load_whole(folder / "optimizer", config)[0], _names(folder, config))
     if output is not None:
         _write(output, merged, safetensors_format, max_shard_size)
     return merged if return_dict else {}
@@ -124,10 +126,11 @@ def _converted(model: dict[str, Any], dtype: torch.dtype | None) -> dict[str, An
     return {key: value.to(dtype) if is_float[key] else value for key, value in model.items()}
 
 
-def _of_one_optimizer(flat: dict[str, Any]) -> dict[str, Any]:
+def _of_one_optimizer(flat: dict[str, Any], fqns: Collection[str]) -> dict[str, Any]:
     """``state.{fqn}.{name}`` and ``param_groups.{fqn}.{option}`` as the state dict of one optimizer.
 
-    What torch's ``get_optimizer_state_dict`` gave unflattened is that already.
+    Parameters are in one group if their options are equal. What torch's ``get_optimizer_state_dict`` gave unflattened
+    is that already.
     """
     if isinstance(flat.get("param_groups"), list):
         return flat
@@ -135,13 +138,34 @@ def _of_one_optimizer(flat: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, dict[str, Any]] = {}
     for key, value in flat.items():
         kind, _, rest = key.partition(".")
-        fqn, _, name = rest.rpartition(".")
+        fqn, name = _split(rest, fqns)
         (state if kind == "state" else options).setdefault(fqn, {})[name] = value
-    groups: dict[str, dict[str, Any]] = {}
+    groups: dict[str, list[tuple[dict[str, Any], list[str]]]] = {}  # by how the options print, which is not exact
     for fqn, of_parameter in options.items():
-        group = groups.setdefault(repr(sorted(of_parameter.items())), {**of_parameter, "params": []})
-        group["params"].append(fqn)
-    return {"state": state, "param_groups": [*groups.values()]}
+        alike = groups.setdefault(repr(sorted(of_parameter.items())), [])
+        members = next((members for of_group, members in alike if are_equal(of_group, of_parameter)), None)
+        if members is None:
+            alike.append((of_parameter, members := []))
+        members.append(fqn)
+    of_groups = [{**of_group, "params": members} for alike in groups.values() for of_group, members in alike]
+    return {"state": state, "param_groups": of_groups}
+
+
+def _names(folder: Path, config: Config) -> Collection[str]:
+    """Of parameters, as far as the model is there: an optimizer can be merged without."""
+    try:
+        return Stored(folder / "model", config).keys()
+    except CheckpointError:
+        return ()
+
+
+def _split(text: str, fqns: Collection[str]) -> tuple[str, str]:
+    """Name of a parameter, and what follows it: either may have dots in it."""
+    end = text.rfind(".")
+    while end > 0 and text[:end] not in fqns:
+        end = text.rfind(".", 0, end)
+    fqn, _, name = text.rpartition(".") if end <= 0 else (text[:end], ".", text[end + 1 :])
+    return fqn, name
 
 
 def _write(folder: Path, merged: dict[str, Any], safetensors_format: bool, max_shard_size: int | str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def saved_values(extra_state: Mapping[str, Any], policy: Policy, rank: int) -> d
     What is replicated stands under its own key, on all ranks that have it; the rest begins with the rank.
 
     Args:
-        extra_state: Of this rank.
+        extra_state: Of this rank. Mappings in it become dicts, except an ``OrderedDict`` or ``Counter``.
         policy: What becomes of a value on another number of ranks. ``own``: it belongs to its rank, and there is none
             for others. ``replicated``: it is equal on all ranks, and any number of them gets it; that of the first rank
             that has it is saved. ``sharded``: a list, tuple or tensor; those of all ranks, one behind the other,
@@ -54,8 +55,27 @@ def saved_values(extra_state: Mapping[str, Any], policy: Policy, rank: int) -> d
                 f"extra_state[{key!r}] is to be sharded, and is a {type(value).__name__}: a list, a tuple or a tensor "
                 "with a first dim to deal out is wanted"
             )
-        values[key if of_key == "replicated" else f"rank_{rank}.{key}"] = value
+        values[key if of_key == "replicated" else f"rank_{rank}.{key}"] = _plain(value, {})
     return values
+
+
+def _plain(value: Any, seen: dict[int, tuple[Any, Any]]) -> Any:
+    """``value``, with dicts in the place of mappings that torch's ``weights_only`` rules do not load.
+
+    Args:
+        seen: By id, what was made of what: the same once more is the same again. Holds what a mapping has just made,
+            too, so that no other value has its id.
+    """
+    if id(value) in seen:
+        return seen[id(value)][1]
+    made = value
+    if isinstance(value, Mapping):
+        kind: Any = type(value) if type(value) in (Counter, OrderedDict) else dict
+        made = kind({key: _plain(of_key, seen) for key, of_key in value.items()})
+    elif type(value) in (list, tuple):
+        made = type(value)(_plain(element, seen) for element in value)
+    seen[id(value)] = value, made
+    return made
 
 
 def _rank_of(name: str) -> int:

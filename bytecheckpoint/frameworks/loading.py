@@ -56,7 +56,7 @@ class LoadResult:
         path: Folder of the parts.
         missing_keys: Of this rank's objects, what the checkpoint does not have; as it was before. By part and key, as
             ``model: layer.weight``. Empty if ``strict``.
-        unexpected_keys: What the checkpoint has, and no rank asked for. Empty if ``strict``.
+        unexpected_keys: What the checkpoint has, and no rank asked for; or the model did not take. Empty if ``strict``.
         parts: Report of each part, by name.
     """
 
@@ -82,7 +82,8 @@ def load(
 
     Collective over ``process_group``. Models and optimizers are filled in place; states that an optimizer does not have
     yet are made, without a step. ``checkpoint_state["extra_state"]`` is replaced by what this rank gets of the saved
-    one.
+    one. Where a model has load hooks, or ``load_state_dict``, ``_load_from_state_dict`` or ``set_extra_state`` of its
+    own, its ``load_state_dict`` is called with what was loaded, once keys have been compared; an optimizer's likewise.
 
     Args:
         ckpt_path: Folder of one step, as ``latest`` and ``find_latest_ckpt_path`` give it; None, which they give if
@@ -100,7 +101,10 @@ def load(
 
     Raises:
         CheckpointNotFoundError: No checkpoint is there, or a part of it; says which steps there are.
-        KeyMismatchError: ``strict``, and keys differ; or options of parameters of one group do.
+        KeyMismatchError: ``strict``, and keys differ, or a model does not take what its own ``state_dict`` has; or
+            options of parameters of one group differ.
+        InvalidPlanError: A parameter is in no model, or in two optimizers.
+        UnsupportedError: An optimizer keeps state that belongs to no parameter; or as ``save``.
         ShapeMismatchError: A tensor has another shape; or, ``strict``, another dtype.
         CheckpointChangedError: The parts are of different saves.
         CheckpointError: On all ranks; as ``load_state_dict``.
@@ -280,8 +284,13 @@ class _Loading:
         """Hands over what was not loaded in place."""
         if self._was_changed:
             raise _changed(f"load({self.folder}): a newer save was committed meanwhile: load again", str(self.folder))
-        self._model.values.update(self.values["model"])
-        self._model.after_load()
+        untaken = [f"model: {name}" for name in self._model.after_load(self.values["model"])]
+        if self.strict and untaken:
+            raise KeyMismatchError(
+                f"load({self.folder}): the model has {_listed(untaken)} in its state_dict(), and its load_state_dict() "
+                "does not take it; strict=False leaves it out"
+            )
+        self.unexpected += untaken
         if "optimizer" in self.values:
             self._optimizer.values.update(self.values["optimizer"])
             self._optimizer.finish()

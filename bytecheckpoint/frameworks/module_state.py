@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.frameworks.flat_parameters import FlatUnit, flat_units, has_flat_parameters
-from bytecheckpoint.frameworks.names import original_name, unwrapped
+from bytecheckpoint.frameworks.module_hooks import hooks_of, is_changed_by_loads, own_methods
+from bytecheckpoint.frameworks.names import inner, is_wrapper, name_of_key, original_name, unwrapped
 
 __all__ = ["ModuleState", "tied_names"]
 
@@ -42,29 +44,76 @@ class ModuleState:
 
     def __init__(self, model: nn.Module, decompose: bool = True) -> None:
         self._model = model
-        self.units = flat_units(model) if decompose and has_flat_parameters(model) else None
-        self.values: dict[str, Any] = (
-            get_model_state_dict(model, options=_OPTIONS) if self.units is None else _decomposed(model, self.units)
-        )
+        self.units: Sequence[FlatUnit] | None = None
+        self.values: dict[str, Any] = {}
+        self._state_dict: _StateDict | None = None
+        if not has_flat_parameters(model):
+            self._state_dict = _StateDict(model)
+            self.values = self._state_dict.values
+        elif decompose:
+            self.units = flat_units(model)
+            self.values = _decomposed(model, self.units)
+        else:
+            self.values = get_model_state_dict(model, options=_OPTIONS)
 
     def before_load(self) -> None:
         """What FSDP1 still keeps of gathered parameters is let go of: it will be out of date."""
         for unit in self.units or ():  # FSDP's own load does so by itself
             unit.let_go_of_gathered()
 
-    def after_load(self) -> None:
-        """Hands over what was not loaded in place: extra states, and tensors that hooks made."""
-        if self.units is not None:
-            modules = {original_name(name): module for name, module in _modules(self._model)}
-            for key, value in self.values.items():
-                name, _, last = key.rpartition(".")
-                if last == _EXTRA_STATE:
-                    modules[name].set_extra_state(value)
-            return
-        own = {_storage(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
-        is_in_place = all(_is_within(value, own) for value in self.values.values())
-        if not is_in_place:
-            set_model_state_dict(self._model, self.values, options=_OPTIONS)
+    def after_load(self, loaded: Mapping[str, Any]) -> list[str]:
+        """Hands over what was not loaded in place: extra states, tensors that hooks made; and calls hooks of loads.
+
+        Args:
+            loaded: Those of ``values`` that were.
+
+        Returns:
+            Names of what the modules did not take.
+        """
+        self.values.update(loaded)
+        if self._state_dict is not None:
+            return self._state_dict.load(loaded)
+        if self.units is None:
+            return [*set_model_state_dict(self._model, self.values, options=_OPTIONS).unexpected_keys]
+        modules = {original_name(name): module for name, module in _modules(self._model)}
+        for key, value in self.values.items():
+            name, _, last = key.rpartition(".")
+            if last == _EXTRA_STATE:
+                modules[name].set_extra_state(value)
+        return []
+
+
+class _StateDict:
+    """``state_dict()`` of a model without flat parameters, under original names.
+
+    It is that of the module within DistributedDataParallel and torch.compile, unless these have hooks themselves:
+    theirs calls no ``load_state_dict`` that the module overrides.
+
+    Attributes:
+        values: By original name.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._module = model
+        while is_wrapper(self._module) and not any(hooks_of(self._module)):
+            self._module = inner(self._module)
+        with torch.no_grad():
+            state = self._module.state_dict()
+        self._versions = getattr(state, "_metadata", None)  # of modules, which their hooks may ask for
+        self._keys = {name_of_key(self._module, key): key for key in state}
+        self.values: dict[str, Any] = dict(zip(self._keys, state.values(), strict=True))
+
+    def load(self, loaded: Mapping[str, Any]) -> list[str]:
+        """As ``after_load``."""
+        own = {_storage(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
+        if all(_is_within(value, own) for value in loaded.values()) and not is_changed_by_loads(self._module):
+            return []
+        state = OrderedDict((self._keys[name], value) for name, value in loaded.items())
+        if self._versions is not None:
+            state._metadata = self._versions  # type: ignore[attr-defined]
+        with torch.no_grad():
+            result = self._module.load_state_dict(state, strict=False)
+        return [name_of_key(self._module, key) for key in getattr(result, "unexpected_keys", ())]
 
 
 def tied_names(model: nn.Module, units: Sequence[FlatUnit] | None = None) -> list[list[str]]:
@@ -141,26 +190,12 @@ def _decomposed(model: nn.Module, units: Sequence[FlatUnit]) -> dict[str, Any]:
 
 def _refuse_hooks(name: str, module: nn.Module) -> None:
     """FSDP's own hooks are those that are not needed; others would be left out."""
-    hooks = [
-        *module._state_dict_hooks.values(),
-        *module._state_dict_pre_hooks.values(),
-        *module._load_state_dict_pre_hooks.values(),
-        *module._load_state_dict_post_hooks.values(),
-    ]
-    for hook in hooks:
-        home = getattr(hook, "__module__", None) or getattr(getattr(hook, "hook", None), "__module__", "") or ""
-        if not home.startswith(("torch.distributed.fsdp", "torch.distributed.algorithms._checkpoint")):
-            raise UnsupportedError(
-                f"'{original_name(name)}', a {type(module).__name__}, has a state dict hook of {home}, which taking "
-                "flat parameters apart would leave out; pass save_decomposed_model_optimizer=False (and "
-                "load_decomposed_model_optimizer=False)"
-            )
-    for method in ("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict"):
-        home = getattr(getattr(type(module), method), "__module__", "")
-        # Those of torch.nn read what older versions wrote, which is not what is loaded here.
-        if not home.startswith("torch.nn.modules."):
-            raise UnsupportedError(
-                f"'{original_name(name)}', a {type(module).__name__}, has its own {method}, which taking flat "
-                "parameters apart would leave out; pass save_decomposed_model_optimizer=False (and "
-                "load_decomposed_model_optimizer=False)"
-            )
+    methods = ("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict")
+    for what in (
+        *(f"a state dict hook of {home}" for home in hooks_of(module)),
+        *(f"its own {method}" for method in own_methods(module, methods)),
+    ):
+        raise UnsupportedError(
+            f"'{original_name(name)}', a {type(module).__name__}, has {what}, which taking flat parameters apart would "
+            "leave out; pass save_decomposed_model_optimizer=False (and load_decomposed_model_optimizer=False)"
+        )

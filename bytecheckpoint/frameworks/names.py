@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["original_name", "unwrapped"]
+__all__ = ["inner", "is_wrapper", "name_of_key", "original_name", "unwrapped"]
 
 # What FSDP1, activation checkpointing and torch.compile put between a module and its child.
 _WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
@@ -17,8 +17,29 @@ def original_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
+def name_of_key(module: nn.Module, key: str) -> str:
+    """Original name of what ``module.state_dict()`` has under ``key``."""
+    kept: list[str] = []
+    place: object = module
+    for part in key.split("."):
+        if part not in _WRAPPERS and not (part == "module" and isinstance(place, DistributedDataParallel)):
+            kept.append(part)
+        place = getattr(place, part, None) if isinstance(place, nn.Module) else None
+    return ".".join(kept)
+
+
+def is_wrapper(model: nn.Module) -> bool:
+    """Whether it is DistributedDataParallel or what torch.compile makes: a checkpoint keeps no name of these."""
+    return isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod")
+
+
+def inner(wrapper: nn.Module) -> nn.Module:
+    """What a wrapper, as ``is_wrapper`` knows them, is around."""
+    return wrapper.module if isinstance(wrapper, DistributedDataParallel) else wrapper._orig_mod  # type: ignore[return-value]
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module within DistributedDataParallel, which names nothing that a checkpoint keeps."""
-    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod  # type: ignore[assignment]
+    """The module within wrappers, as ``is_wrapper`` knows them."""
+    while is_wrapper(model):
+        model = inner(model)
     return model

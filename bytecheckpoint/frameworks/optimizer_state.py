@@ -8,7 +8,7 @@ a pipeline, each of which has groups of its own, do not meet in them. No step is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bytecheckpoint.dcp.chunks import LocalChunks
+from bytecheckpoint.equality import are_equal
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.frameworks.flat_parameters import FlatEntry, FlatUnit, flat_units
 from bytecheckpoint.frameworks.names import original_name, unwrapped
+from bytecheckpoint.frameworks.optimizer_contents import OptimizerContents, check_containers
 from bytecheckpoint.frameworks.stored import Stored, dtype_of, nested
 
 __all__ = ["OptimizerLoad", "OptimizerState"]
@@ -54,17 +56,22 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Member:
-    """One parameter of an optimizer: several original ones if it is flat."""
+    """One parameter of an optimizer: several original ones if it is flat.
 
-    optimizer: Optimizer
+    Attributes:
+        key: Of its state in ``contents``.
+    """
+
+    contents: OptimizerContents
     group: dict[str, Any]
+    key: Hashable
     parameter: nn.Parameter
     slots: tuple[_Slot, ...]
 
     @property
     def state(self) -> Mapping[str, Any]:
         # Not by index: the dict of states makes an empty one of what it is asked for.
-        state: Mapping[str, Any] = self.optimizer.state.get(self.parameter, {})
+        state: Mapping[str, Any] = self.contents.states.get(self.key, {})
         return state
 
 
@@ -77,8 +84,8 @@ class OptimizerState:
         units: Flat parameters of ``model``; None looks for them.
 
     Raises:
-        InvalidPlanError: A parameter of an optimizer is none of the model's.
-        UnsupportedError: Flat parameters that cannot be taken apart.
+        InvalidPlanError: A parameter of an optimizer is none of the model's, or is in two groups.
+        UnsupportedError: Flat parameters that cannot be taken apart; or what ``OptimizerContents`` refuses.
     """
 
     def __init__(
@@ -96,11 +103,12 @@ class OptimizerState:
 
         Raises:
             UnsupportedError: Something is kept for a flat parameter that does not belong to its elements one by one, or
-                in containers.
+                in containers. Or what ``check_containers`` refuses.
         """
         values: dict[str, Any] = {}
         for member in self._members:
             for slot in member.slots:
+                check_containers(slot.fqn, member.state if slot.has_state else {}, member.group)
                 for name, value in member.state.items() if slot.has_state else ():
                     values[f"state.{slot.fqn}.{name}"] = _value_of(slot, name, value)
                 for option, value in member.group.items():
@@ -228,23 +236,33 @@ class OptimizerLoad:
             values = {**planned.tensors, **{way: self.values[key] for way, key in planned.objects.items()}}
             state = nested({way: values[way] for way in planned.ways})
             if state:
-                planned.member.optimizer.state[planned.member.parameter] = state
+                planned.member.contents.states[planned.member.key] = state
             else:
-                planned.member.optimizer.state.pop(planned.member.parameter, None)
+                planned.member.contents.states.pop(planned.member.key, None)
         for group, options in groups.values():
             loaded = {way: _as_before(_at(group, way), self.values[keys[0]]) for way, keys in options.items()}
             group.update(nested(loaded))
+        for contents in {id(planned.member.contents): planned.member.contents for planned in self._planned}.values():
+            contents.hand_over()
 
     def _check_equal(self, keys: list[str]) -> None:
         first = self.values[keys[0]]
         for key in keys[1:]:
             other = self.values[key]
-            both_tensors = isinstance(first, torch.Tensor) and isinstance(other, torch.Tensor)
-            if not (torch.equal(first, other) if both_tensors else bool(first == other)):
+            if not _is_same(first, other):
                 raise KeyMismatchError(
                     f"load of an optimizer: parameters of one group were saved with other options: '{keys[0]}' is "
                     f"{first!r}, '{key}' is {other!r}; make the groups as they were when it was saved"
                 )
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Numbers by value, 1 as 1.0; tensors and NaN as well."""
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(_is_same, a, b))
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    return are_equal(a, b) or bool(a == b)
 
 
 def _at(container: Any, way: _Way) -> Any:
@@ -272,15 +290,24 @@ def _as_before(current: Any, value: Any) -> Any:
 
 
 def _members(slots: Mapping[int, tuple[_Slot, ...]], optimizers: Sequence[Optimizer]) -> Iterator[_Member]:
-    for optimizer in optimizers:
-        for number, group in enumerate(optimizer.param_groups):
-            for parameter in group["params"]:
-                if id(parameter) not in slots:
+    places: dict[str, tuple[OptimizerContents, int]] = {}
+    for contents in map(OptimizerContents, optimizers):
+        for number, group, key, parameter in contents.members():
+            kind = type(contents.optimizer).__name__
+            if id(parameter) not in slots:
+                raise InvalidPlanError(
+                    f"a parameter of {[*parameter.shape]} in group {number} of a {kind} is none of the model's: give "
+                    "the model that the optimizer was made for, wrapped as it was then"
+                )
+            for slot in slots[id(parameter)]:
+                first, of_first = places.setdefault(slot.fqn, (contents, number))
+                if first is not contents or of_first != number:
                     raise InvalidPlanError(
-                        f"a parameter of {[*parameter.shape]} in group {number} of a {type(optimizer).__name__} is "
-                        "none of the model's: give the model that the optimizer was made for, wrapped as it was then"
+                        f"'{slot.fqn}' is in group {of_first} of a {type(first.optimizer).__name__} and in group "
+                        f"{number} of a {kind}: one state for each parameter can be saved; put the state_dict() of "
+                        "one of them into extra_state"
                     )
-                yield _Member(optimizer, group, parameter, slots[id(parameter)])
+            yield _Member(contents, group, key, parameter, slots[id(parameter)])
 
 
 def _slots_of(model: nn.Module, units: Sequence[FlatUnit]) -> dict[int, tuple[_Slot, ...]]:
@@ -349,11 +376,11 @@ def _value_of(slot: _Slot, name: str, value: Any) -> Any:
     """What an optimizer keeps, for a state dict. The flat part of a parameter has one dim, be it a scalar."""
     holds_tensors = isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value)
     is_nest = holds_tensors or isinstance(value, Mapping)
-    if is_nest and (slot.is_flat or isinstance(value, tuple) or not value):
+    if is_nest and (slot.is_flat or isinstance(value, tuple)):
         raise UnsupportedError(
-            f"optimizer state '{name}' of '{slot.fqn}' is {'an empty' if not value else 'a'} {type(value).__name__}: "
-            "tensors and plain values can be saved, and lists and dicts of them, but not for FSDP1; save the state "
-            "dict of this optimizer with save_state_dict, or in extra_state"
+            f"optimizer state '{name}' of '{slot.fqn}' is a {type(value).__name__}: tensors and plain values can be "
+            "saved, and lists and dicts of them, but not for FSDP1; put the state_dict() of this optimizer into "
+            "extra_state"
         )
     if not slot.is_flat or not isinstance(value, torch.Tensor) or value.ndim == 0:
         return value

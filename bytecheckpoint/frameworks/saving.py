@@ -119,6 +119,9 @@ def save(
 
     Raises:
         ConfigError: Arguments that do not fit, a ValueError.
+        InvalidPlanError: A parameter of an optimizer is in no model, or in two optimizers or groups.
+        UnsupportedError: An optimizer keeps state that belongs to no parameter, or its own ``state_dict`` is not by
+            parameter; or modules under FSDP1 have hooks, or methods for state dicts, of their own.
         CheckpointError: On all ranks; as ``save_state_dict``.
     """
     turn = next_turn(process_group, False, "save")
@@ -313,7 +316,8 @@ class _Saving:
             values = with_regular_blocks(values, self._group, str(self._path))
         reports: dict[str, SaveReport] = {}
         for part, writer in self._writers.items():
-            planner = BcpSavePlanner(flatten_state_dict=part != "extra_state", config=self._config)
+            is_flat = part == "extra_state"  # else its dicts are taken apart, and their keys come back as text
+            planner = BcpSavePlanner(not is_flat, not is_flat, config=self._config)
             try:
                 reports[part] = run_save(values[part], writer, planner, self._group, self._turn)
             except CheckpointError as error:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bytecheckpoint import load_state_dict, save_state_dict
+from bytecheckpoint import load_state_dict, save, save_state_dict
 from bytecheckpoint.errors import CheckpointError, RankError, SaveFailedError
 from distributed.failing import (
     LOAD_PLANNER_HOOKS,
@@ -126,12 +126,14 @@ def other_paths(root: Path) -> None:
     for path, text in (
         (root / f"step_{1 + rank}", "rank 1 does not see the directory"),
         (Path("new"), "rank 1 does not see the directory"),
-        (Path("there"), "does not see what was written by rank 1 to there"),
+        (Path("there"), f"does not see what was written by rank 1 to {root}/of rank"),
     ):
         error = raised(partial(save_state_dict, path, state(2)))
         assert "the path is not shared between the ranks" in str(error), error
         assert text in str(error), error
         dist.barrier()
+    error = raised(partial(save, "parts", {"model": torch.nn.Linear(1, 1)}, "ddp"))
+    assert f"the path is '{root}/of rank 0/parts' on rank 0, and '{root}/of rank 1/parts' on rank 1" in str(error)
     assert not [*own.glob("**/.metadata*")]
     assert sorted((root / "step_1").iterdir()) == before
     load(root / "step_1")

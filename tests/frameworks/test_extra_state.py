@@ -7,6 +7,7 @@ import io
 import pickle
 import random
 import shutil
+from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from bytecheckpoint import bytecheckpoint_ckpt_to_pytorch_ckpt, get_rng_state, load, save, set_rng_state
+from bytecheckpoint.equality import are_equal
 from bytecheckpoint.errors import ConfigError, InvalidPlanError, KeyMismatchError, UnsupportedError
 
 POLICY = {"step": "replicated", "table": "replicated", "late": "replicated", "queue": "sharded", "rows": "sharded"}
@@ -222,3 +224,47 @@ def test_views_that_are_small_are_loaded(tmp_path: Path) -> None:
     write_expanded(tmp_path / "extra_state", "big", 50)
     load(tmp_path, state, "ddp")
     assert torch.equal(state["extra_state"]["big"], torch.full((50,), 7.0))
+
+
+class Settings(dict[str, Any]):
+    """No plain dict."""
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_containers_come_back_with_their_keys(tmp_path: Path, fast: bool) -> None:
+    model, optimizer = training()
+    shared = [{"same": torch.ones(1)}]
+    value = {
+        "optimizer": optimizer.state_dict(),  # its states are by number
+        "both": {0: torch.ones(2), "0": "text", (1, 2): None, None: {}},
+        "empty": {"a": [], "b": {}, "c": ()},
+        "listed": [{3: torch.zeros(1)}, [], ({5: 6},)],
+        "ordered": OrderedDict(b=1, a=2),
+        "counted": Counter("aab"),
+        "twice": [shared, shared],
+        "tensor": torch.arange(3),
+    }
+    save(tmp_path, {"model": model, "extra_state": value}, "ddp", fast_saving=fast).committed.result(60)
+    loaded: dict[str, Any] = {"model": model, "extra_state": {}}
+    load(tmp_path, loaded, "ddp")
+    assert loaded["extra_state"].keys() == value.keys()
+    assert [key for key in value if not are_equal(loaded["extra_state"][key], value[key])] == []
+    _, other = training()
+    other.load_state_dict(loaded["extra_state"]["optimizer"])
+    assert are_equal(other.state_dict(), optimizer.state_dict())
+
+
+def training() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_mappings_of_other_types_are_saved_as_dicts(tmp_path: Path) -> None:
+    odd = {"counts": defaultdict(int, a=1), "nested": [Settings(a={"b": Settings(c=1)})]}
+    save(tmp_path, {"model": nn.Linear(1, 1), "extra_state": odd}, "ddp")
+    loaded: dict[str, Any] = {"model": nn.Linear(1, 1), "extra_state": {}}
+    load(tmp_path, loaded, "ddp")
+    assert are_equal(loaded["extra_state"], {"counts": {"a": 1}, "nested": [{"a": {"b": {"c": 1}}}]})

@@ -481,3 +481,15 @@ def test_what_is_not_as_expected(change_olmo: Callable[[Any], str], monkeypatch:
         bytecheckpoint.olmo.install()
 
     assert vars(olmo_checkpoint) == before
+
+
+def test_blocks_that_overlap() -> None:
+    theirs = names()
+    first, second = bytecheckpoint.olmo.installed(), bytecheckpoint.olmo.installed()
+    first.__enter__()
+    second.__enter__()
+    ours = names()
+    first.__exit__(None, None, None)
+    assert names() == ours
+    second.__exit__(None, None, None)
+    assert all(a is b for a, b in zip(names(), theirs, strict=True))

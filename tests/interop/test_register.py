@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import bytecheckpoint
 from bytecheckpoint import registration
 from bytecheckpoint.errors import UnsupportedError
 
+LIMIT_S = 60.0
 TESTS = Path(__file__).parent.parent
 STEPS = ("save", "save_in_a_thread", "save_in_a_process", "explicit_arguments", "stock_checkpoint", "url", "no_path")
 # Of these the registered script's files are ours; all else must be equal.
@@ -81,16 +83,53 @@ def test_everything_is_undone(tmp_path: Path) -> None:
         assert changed
         dcp.save({"a": 1}, checkpoint_id=tmp_path / "in", no_dist=True)
         inside = names()
-        bytecheckpoint.register(allow_pickle=True)
-        with bytecheckpoint.registered():
-            pass
-        assert names() == inside, "a second register changes nothing"
+        with bytecheckpoint.registered(allow_pickle=True):
+            assert names() == inside, "a block in another one changes nothing"
+        assert names() == inside
     assert names() == before
     dcp.save({"a": 1}, checkpoint_id=tmp_path / "out", no_dist=True)
     assert is_ours(tmp_path / "in")
     assert not is_ours(tmp_path / "out")
     with pytest.raises(ZeroDivisionError), bytecheckpoint.registered():
         _ = 1 / 0
+    assert names() == before
+
+
+def test_register_in_a_block_stays_and_unregister_leaves_the_block_alone() -> None:
+    before = names()
+    with bytecheckpoint.registered():
+        inside = names()
+        bytecheckpoint.register(allow_pickle=True)
+        assert names() == inside, "a second register changes nothing"
+    assert names() == inside
+    bytecheckpoint.unregister()
+    assert names() == before
+    bytecheckpoint.register()
+    with bytecheckpoint.registered():
+        inside = names()
+        bytecheckpoint.unregister()
+        assert names() == inside
+    assert names() == before
+
+
+def test_blocks_of_several_threads(tmp_path: Path) -> None:
+    """Who leaves first takes nothing from the others."""
+    before = names()
+    is_in, may_leave = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with bytecheckpoint.registered():
+            is_in.set()
+            assert may_leave.wait(LIMIT_S)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert is_in.wait(LIMIT_S)
+    with bytecheckpoint.registered():
+        may_leave.set()
+        thread.join(LIMIT_S)
+        dcp.save({"a": 1}, checkpoint_id=tmp_path, no_dist=True)
+    assert is_ours(tmp_path)
     assert names() == before
 
 

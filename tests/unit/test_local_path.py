@@ -3,34 +3,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from unit.cli_runs import run
 from unit.run_folder import save_at, small_state
 
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpWriter, Retention, latest, load_state_dict, prune, save_state_dict, scan_steps
-from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+from bytecheckpoint.errors import ConfigError, StorageError
 from bytecheckpoint.local_path import local_path
+
+LIMIT_S = 60.0
 
 
 def test_paths_and_file_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     home = os.path.expanduser("~root")  # noqa: PTH111
     for given, wanted in {
-        "run/step-1": "run/step-1",
-        ".": ".",
+        "run/step-1": f"{tmp_path}/run/step-1",
+        ".": str(tmp_path),
         "~": str(tmp_path),
         "~/run": f"{tmp_path}/run",
         "~root/run": f"{home}/run",
-        "run/~": "run/~",
-        "./~": "~",
+        "run/~": f"{tmp_path}/run/~",
+        "./~": f"{tmp_path}/~",
         "file:///run/step-1": "/run/step-1",
         "FILE://localhost/run": "/run",
         "file:///a%20b/%7E%25/%C3%A4": "/a b/~%/ä",
@@ -123,3 +132,140 @@ def test_home_and_file_urls_from_end_to_end(tmp_path: Path, monkeypatch: pytest.
     assert run("ls", "~/run/step-1").exit_code == 0
     assert [folder.step for folder in scan_steps("~/run")] == [1, 2]
     assert prune("~/run", keep_latest=1).removed == [str(home / "run" / "step-1")]
+
+
+# Relative paths are those of the call, wherever the process goes before they are used.
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
+    """The working directory, and another one that a test may go to."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield here, elsewhere
+    dist.destroy_process_group()
+    bytecheckpoint.shutdown(LIMIT_S)
+
+
+class Later:
+    """A stager of ``dcp.async_save`` that has staged when a test says so."""
+
+    should_synchronize_after_execute = False
+
+    def __init__(self) -> None:
+        self.staged: Future[dict[str, Any]] = Future()
+
+    def stage(self, state_dict: dict[str, Any], **_: Any) -> Any:
+        self._state = state_dict
+        return self.staged
+
+    def go_on(self) -> None:
+        self.staged.set_result(self._state)
+
+    def synchronize_staging(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+BY_DCP: dict[str, Callable[[], dict[str, Any]]] = {
+    "register": lambda: {"checkpoint_id": "run/a"},
+    "a writer": lambda: {"storage_writer": BcpWriter("run/a"), "planner": BcpSavePlanner()},
+    "a writer and a path": lambda: {"storage_writer": BcpWriter("b"), "checkpoint_id": "run/a"},
+}
+
+
+@pytest.mark.parametrize("name", BY_DCP)
+def test_saves_of_dcp_go_to_the_directory_of_the_call(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    here, elsewhere = places
+    stager = Later()
+    with bytecheckpoint.registered() if name == "register" else contextlib.nullcontext():
+        future: Any = dcp.async_save(small_state(), async_stager=stager, **BY_DCP[name]())  # type: ignore[arg-type]
+    monkeypatch.chdir(elsewhere)
+    stager.go_on()
+    getattr(future, "upload_completion", future).result(LIMIT_S)
+    assert list(elsewhere.iterdir()) == []
+    assert (here / "run" / "a" / ".metadata").is_file()
+
+
+def test_a_writer_that_is_directed_to_a_path_takes_that_of_the_call(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = places
+    writer, reader = BcpWriter("run/a"), BcpReader("run/a")
+    assert writer.path == reader.path == here / "run" / "a"
+    monkeypatch.chdir(elsewhere)
+    writer.reset()
+    reader.reset()
+    assert writer.path == reader.path == here / "run" / "a"
+    dcp.save(small_state(), checkpoint_id="run/a", storage_writer=writer, no_dist=True)
+    reader.reset("run/a")
+    assert writer.path == reader.path == elsewhere / "run" / "a"
+    assert list(here.iterdir()) == []
+
+
+class Waiting(BcpSavePlanner):
+    """Plans when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def create_local_plan(self) -> Any:
+        assert self.go_on.wait(LIMIT_S)
+        return super().create_local_plan()
+
+
+def test_our_own_saves_go_to_the_directory_of_the_call(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = places
+    planner = Waiting()
+    first = bytecheckpoint.async_save_state_dict("run/a", small_state(), planner=planner)
+    model = {"model": nn.Linear(1, 1)}
+    config = bytecheckpoint.Config(on_staging_busy="double_buffer")
+    second = bytecheckpoint.save("parts", model, "ddp", True, 1, config=config)  # in the thread of the first, after it
+    monkeypatch.chdir(elsewhere)
+    planner.go_on.set()
+    assert first.committed.result(LIMIT_S).path == first.path == str(here / "run" / "a")
+    assert second.committed.result(LIMIT_S).path == second.path == str(here / "parts" / "global_step_1")
+    assert list(elsewhere.iterdir()) == []
+    assert sorted(path.name for path in here.iterdir()) == ["parts", "run"]
+    assert latest(here / "parts") == second.path
+
+
+def test_what_is_made_of_a_path_keeps_it(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    here, elsewhere = places
+    for step in (1, 2):
+        save_at(Path(f"run/step-{step}"), step)
+    retention, reader = Retention("run", keep_latest=1), BcpReader(Path("run/step-2"))
+    (found, _), newest = scan_steps("run"), latest("run")
+    monkeypatch.chdir(elsewhere)
+    assert newest == str(here / "run" / "step-2")
+    assert found.path == str(here / "run" / "step-1")
+    state = small_state()
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    assert torch.equal(state["weight"], small_state(2)["weight"])
+    assert retention.prune().removed == [str(here / "run" / "step-1")]
+
+
+def test_links_in_a_path_are_not_resolved(places: tuple[Path, Path]) -> None:
+    here, elsewhere = places
+    (here / "link").symlink_to(elsewhere)
+    assert local_path("link/run") == here / "link" / "run"
+    assert str(local_path("link/../run")) == f"{here}/link/../run"
+    assert BcpWriter("link/run").checkpoint_id == here / "link" / "run"
+
+
+def test_a_working_directory_that_is_gone(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    here, elsewhere = places
+    (here / "gone").mkdir()
+    monkeypatch.chdir(here / "gone")
+    (here / "gone").rmdir()
+    with pytest.raises(StorageError, match=r"'run': .*working directory"):
+        BcpWriter("run")
+    save_state_dict(elsewhere / "run", small_state(), no_dist=True)
