@@ -120,7 +120,7 @@ def save_in_background(
         _background.submit, path, queue=queue, give_up=give_up, exit_timeout_s=config.exit_timeout_s
     )
     try:
-        staging = stage_state(state_of(), config, is_shareable=False, overlap=True, is_for_one_save=True)
+        staging = stage_state(state_of(), config, is_shareable=False, overlap=True, is_for_one_save=True, path=path)
     except Exception as error:
         if not is_alone:  # the others come to this save, and hear of it there
             failed = error

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,14 +12,16 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from bytecheckpoint import _C, _core
 from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain, kept_state
 from bytecheckpoint.errors import InvalidPlanError
 
 __all__ = ["append_plan"]
 
-# Tensors are resolved and copied in batches of about this size: a planner that makes new tensors as it resolves
-# (casts, gathers) never has more of them alive.
+# Tensors that resolve to memory of the state itself are resolved and copied in batches of about this size.
 _BATCH_BYTES = 64 << 20
+
+# A tensor that torch.save archives, by its position in the plan: the state's own, or already the archive.
+_Opaque = tuple[int, torch.Tensor | memoryview]
 
 
 def append_plan(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
@@ -32,9 +35,9 @@ def append_plan(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> No
 
 def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner) -> None:
     """All of a plan that C++ made of a state dict; what only torch can handle is resolved one by one."""
-    opaque: list[tuple[int, torch.Tensor]] = []
+    opaque: list[_Opaque] = []
     for position in job.append_state(plan, planner.state_dict):
-        opaque += _append_values(job, plan, position, [planner.resolve_data(plan.tensor_item(position))])
+        opaque += _append_batch(job, plan, planner, position, position + 1)
     _append_opaque(job, plan, opaque)
     for position in range(plan.num_objects):
         fqn = plan.object_fqn(position)
@@ -43,15 +46,44 @@ def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner) 
 
 
 def _append_resolved(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
-    """All of a plan as the planner resolves it, item by item and as late as possible."""
-    opaque: list[tuple[int, torch.Tensor]] = []
-    for begin, end in plan.batches(_BATCH_BYTES):
-        values = [planner.resolve_data(plan.tensor_item(position)) for position in range(begin, end)]
-        opaque += _append_values(job, plan, begin, values)
+    """All of a plan as the planner resolves it, as late as possible."""
+    opaque: list[_Opaque] = []
+    for begin, end in _batches(plan, planner):
+        opaque += _append_batch(job, plan, planner, begin, end)
     _append_opaque(job, plan, opaque)
     for position in range(plan.num_objects):
         item = plan.object_item(position)
         job.append_bytes(item.index.fqn, _resolved_bytes(item, planner))
+
+
+def _batches(plan: _C.WritePlan, planner: SavePlanner) -> Iterator[tuple[int, int]]:
+    """Ranges of tensors that may all be resolved before one of them is used.
+
+    A planner may resolve every item to the same memory, as DCP uses each before it asks for the next: then one by one.
+    """
+    for begin, end in plan.batches(_BATCH_BYTES):
+        if _are_kept(plan, planner, begin, end):
+            yield begin, end
+        else:
+            yield from ((position, position + 1) for position in range(begin, end))
+
+
+def _are_kept(plan: _C.WritePlan, planner: SavePlanner, begin: int, end: int) -> bool:
+    """Whether a range of tensors resolves to memory of the state, which the next call of a hook does not change."""
+    state = kept_state(planner)
+    return state is not None and not any(
+        _compat.gives_shards(state.get(plan.tensor_item(position).index.fqn)) for position in range(begin, end)
+    )
+
+
+def _append_batch(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, begin: int, end: int) -> list[_Opaque]:
+    """Plain tensors as they are; returns those that only torch.save can take, which come at the end of the plan."""
+    values = [planner.resolve_data(plan.tensor_item(position)) for position in range(begin, end)]
+    opaque: list[_Opaque] = []
+    for position, value in _append_values(job, plan, begin, values):
+        is_kept = _are_kept(plan, planner, position, position + 1)
+        opaque.append((position, value if is_kept else _archive(plan.tensor_item(position), value)))
+    return opaque
 
 
 def _append_values(
@@ -74,10 +106,11 @@ def _append_values(
     return opaque
 
 
-def _append_opaque(job: _C.SaveJob, plan: _C.WritePlan, opaque: list[tuple[int, torch.Tensor]]) -> None:
+def _append_opaque(job: _C.SaveJob, plan: _C.WritePlan, opaque: list[_Opaque]) -> None:
     """Behind all plain ones."""
     for position, value in opaque:
-        job.append_opaque(plan, position, _archive(plan.tensor_item(position), value))
+        archive = value if isinstance(value, memoryview) else _archive(plan.tensor_item(position), value)
+        job.append_opaque(plan, position, archive)
 
 
 def _archive(item: WriteItem, value: torch.Tensor) -> memoryview:

@@ -22,6 +22,7 @@ __all__ = [
     "is_called_by",
     "is_called_by_executor",
     "is_called_from",
+    "line_of_caller",
     "local_of_call",
     "outermost_call",
 ]
@@ -111,6 +112,14 @@ def is_called_by_executor() -> bool:
         if not name.startswith(("bytecheckpoint.", "torch.distributed.checkpoint.")):
             return bool(name.startswith(("concurrent.futures.", "multiprocessing.")))
     return False
+
+
+def line_of_caller() -> str:
+    """File and line of this thread's innermost function that is of neither this package nor torch."""
+    for frame in _outwards(sys._getframe(1)):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("bytecheckpoint", "torch"):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "an unknown place"
 
 
 def is_any_thread_in(modules: tuple[str, ...]) -> bool:

@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _core
 from bytecheckpoint.dcp import _collectives
+from bytecheckpoint.dcp.chunks import LocalChunks
 from bytecheckpoint.errors import sendable
 
 try:
@@ -47,6 +48,7 @@ __all__ = [
     "close_connections",
     "current_stream",
     "flatten_as_2_3",
+    "gives_shards",
     "gloo_between",
     "holds_more_than_itself",
     "host_copy",
@@ -293,6 +295,12 @@ def plain_tensor(value: object) -> torch.Tensor | None:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     return tensor if tensor.device.type == "cpu" else tensor.cpu()
+
+
+def gives_shards(value: object) -> bool:
+    """Whether ``value`` gives DCP its elements by code of its own, in whatever memory. DTensor and ours have theirs."""
+    kind = type(value)
+    return kind not in _PLAIN_TYPES and kind not in (DTensor, LocalChunks) and hasattr(kind, "__get_tensor_shard__")
 
 
 def host_copy(value: Any, memo: dict[int, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import io
+import math
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from bytecheckpoint.dcp._calls import LOAD, local_of_call
 from bytecheckpoint.dcp._exchange import Exchange
 from bytecheckpoint.dcp._plan_items import source_of
 from bytecheckpoint.dcp._progress import progress_bar
-from bytecheckpoint.dcp.load_planner import as_plain
+from bytecheckpoint.dcp.load_planner import as_plain, fills_state
 from bytecheckpoint.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -118,28 +119,69 @@ class Load:
         """Straight into the destinations where their memory allows; the rest through host copies, a few at a time."""
         if self._plain is not None:
             left_out = self._job.add_state(self._plain.state_dict)
+            targets = {position: self._resolved(position) for position in left_out}
+            self._refuse_meta(targets)
             self._run()
-            self._through_copies({position: self._resolved(position) for position in left_out})
-            return
-        positions = range(self._plan.num_tensors)
-        targets = [self._resolved(position) for position in positions]
-        left_out = self._job.add_tensors(0, targets)
+            self._through_copies(left_out, targets.__getitem__)
+        elif fills_state(self._planner):
+            self._in_place(0, self._plan.num_tensors)
+        else:
+            self._one_by_one()
+
+    def _in_place(self, begin: int, end: int) -> None:
+        """A range of tensors, all of which are resolved before one of them is read."""
+        targets = {position: self._resolved(position) for position in range(begin, end)}
+        self._refuse_meta(targets)
+        skipped = self._job.add_tensors(begin, [*targets.values()])
         self._run()
-        skipped = set(left_out)
-        filled = [position for position in positions if position not in skipped]
-        _compat.increment_version([targets[position] for position in filled])
-        for position in filled:
-            self._planner.commit_tensor(self._plan.tensor_item(position), targets[position])
-        self._through_copies({position: targets[position] for position in left_out})
+        filled = {position: targets[position] for position in sorted(targets.keys() - skipped)}
+        _compat.increment_version([*filled.values()])
+        for position, target in filled.items():
+            self._planner.commit_tensor(self._plan.tensor_item(position), target)
+        self._through_copies(skipped, targets.__getitem__)
+
+    def _one_by_one(self) -> None:
+        """All tensors, each committed before the next is resolved: a planner may resolve all of them to one memory.
+
+        Small ones are read ahead, into host copies.
+        """
+        small = []
+        for position in range(self._plan.num_tensors):
+            if self._copy_bytes(position) <= _COPY_BYTES:
+                small.append(position)
+            else:
+                self._in_place(position, position + 1)
+        self._through_copies(small, self._resolved)
+
+    def _copy_bytes(self, position: int) -> int:
+        """What a host copy of a tensor takes."""
+        dtype = self._job.stored_dtype(position)
+        if not dtype:
+            return self._job.archive_bytes(position)
+        return math.prod(self._plan.tensor_item(position).lengths) * int(getattr(torch, dtype).itemsize)
 
     def _resolved(self, position: int) -> torch.Tensor:
         return self._planner.resolve_tensor(self._plan.tensor_item(position)).detach()
 
-    def _through_copies(self, targets: dict[int, torch.Tensor]) -> None:
+    def _refuse_meta(self, targets: dict[int, torch.Tensor]) -> None:
+        """Refuses tensors without memory, where what is read would be lost without a word."""
+        fqns = {self._plan.tensor_item(at).dest_index.fqn: None for at, target in targets.items() if target.is_meta}
+        if fqns:
+            raise InvalidPlanError(
+                f"load({self._path}): on the meta device, which holds no elements: {', '.join(map(repr, fqns))}; "
+                "give these tensors memory first, for example with torch.empty_like(tensor, device='cpu')"
+            )
+
+    def _through_copies(self, positions: Iterable[int], resolve: Callable[[int], torch.Tensor]) -> None:
         """Fills tensors of other dtypes, devices or layouts, as ``copy_`` does, and those of opaque records."""
-        for position, source in self._read_in_turns(targets, self._add_copy):
-            item, target = self._plan.tensor_item(position), targets[position]
+        for position, source in self._read_in_turns(positions, self._add_copy):
+            item, target = self._plan.tensor_item(position), resolve(position)
             value = self._unpacked(item, source) if isinstance(source, bytearray) else source
+            self._refuse_meta({position: target})
+            if target.shape != value.shape:
+                raise ShapeMismatchError(
+                    f"'{item.dest_index.fqn}': wanted {[*value.shape]}, got a tensor of {[*target.shape]}"
+                )
             if not _compat.is_quantized_alike(value, target):
                 raise InvalidPlanError(
                     f"'{item.dest_index.fqn}': stored is a tensor of {_compat.quantization(value)}, to be filled "

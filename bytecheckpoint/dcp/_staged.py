@@ -17,7 +17,14 @@ from torch.distributed.tensor import DTensor
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._calls import ASYNC_SAVE, call_in, is_called_from, outermost_call
+from bytecheckpoint.dcp._calls import (
+    ASYNC_SAVE,
+    call_in,
+    is_called_from,
+    line_of_caller,
+    local_of_call,
+    outermost_call,
+)
 from bytecheckpoint.dcp._stays import Loan, Stay, beginning, wait_for_lease
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp._world import World
@@ -155,6 +162,7 @@ def stage_state(
     is_shareable: bool,
     overlap: bool = False,
     is_for_one_save: bool = False,
+    path: str | None = None,
 ) -> Future[StagedState]:
     """A copy of ``state_dict`` in host memory that later changes to it do not reach.
 
@@ -171,7 +179,7 @@ def stage_state(
     Raises:
         StagingFullError: It does not fit; nothing was copied.
         StagingBusyError: States of saves under way take the arena, and ``on_staging_busy="raise"``; or a state takes it
-            that is kept, and that no save uses.
+            that is kept, and that no save uses. It names them.
         InvalidPlanError: A value cannot be copied; names the key.
         DeviceError: A device refused; without ``overlap`` always here, else maybe as the failure of the future.
     """
@@ -180,11 +188,16 @@ def stage_state(
 
         _background.handle_sigterm(config.exit_timeout_s)
     with quick_switches(), beginning():
-        return _stage(state_dict, config, is_shareable, overlap, is_for_one_save)
+        return _stage(state_dict, config, is_shareable, overlap, is_for_one_save, path)
 
 
 def _stage(
-    state_dict: dict[str, Any], config: Config, is_shareable: bool, overlap: bool, is_for_one_save: bool
+    state_dict: dict[str, Any],
+    config: Config,
+    is_shareable: bool,
+    overlap: bool,
+    is_for_one_save: bool,
+    path: str | None,
 ) -> Future[StagedState]:
     memo: dict[int, Any] = {}
 
@@ -196,7 +209,9 @@ def _stage(
             raise InvalidPlanError(f"staging '{key}': a {kind} cannot be copied: {error}") from error
 
     staged = _C.StagedTree(dict(state_dict), copy_other, _compat.like_dtensor)
-    lease = wait_for_lease(staged.num_bytes, config, is_shareable)
+    path = path or _path_of_call()
+    what = f"staged at {line_of_caller()}" + (f" for the save to {path}" if path else "")
+    lease = wait_for_lease(staged.num_bytes, config, is_shareable, what)
     begun_by = call_in(*ASYNC_SAVE)
     # A stager of the user's, around ours, may keep the state and use it again.
     is_dcps = begun_by is not None and is_called_from(ASYNC_SAVE[0], passing=_STAGING)
@@ -220,6 +235,13 @@ def _stage(
     stay.is_staged = True
     future.set_result(StagedState(staged.tree, stay))
     return future
+
+
+def _path_of_call() -> str | None:
+    """Where the call of ``dcp.async_save`` saves to that this thread is in."""
+    writer = local_of_call(*ASYNC_SAVE, "storage_writer")
+    path = local_of_call(*ASYNC_SAVE, "checkpoint_id") or getattr(writer, "checkpoint_id", None)
+    return None if path is None else str(path)
 
 
 def _complete_in_thread(staged: _C.StagedTree, stay: Stay, future: Future[StagedState]) -> bool:

@@ -125,6 +125,11 @@ class Stay:
             self.world.check_begin()
         self.sum()  # else what is saved first would not be checked
 
+    def waits_for_this_thread(self) -> bool:
+        """Whether the call of ``dcp.async_save`` that it was staged for goes on only when the asking thread does."""
+        call = self.begun_by
+        return call is not None and not self.is_submitted and call.is_of_this_thread() and call.is_running()
+
     def end_of_save(self) -> None:
         """The save that it was staged for has ended, or will never begin."""
         with _lock:
@@ -205,7 +210,10 @@ def is_any_saved() -> bool:
 def _is_any_to_end() -> bool:
     """Is a save under way, elsewhere than in this thread, that ends the stay of a state, or may be its last use?"""
     with _lock:
-        return any(use.call is not None and not use.call.is_of_this_thread() for use in _uses) or len(_awaited) != 0
+        in_this_thread = [use.loan for use in _uses if use.call is None or use.call.is_of_this_thread()]
+        return len(in_this_thread) != len(_uses) or any(
+            stay.loan not in in_this_thread and not stay.waits_for_this_thread() for stay in _awaited
+        )
 
 
 def _end_what_is_over() -> None:
@@ -235,7 +243,19 @@ def _will_never_begin(stay: Stay) -> bool:
     return time.monotonic() - stay.idle_since > _BEGIN_WITHIN_S
 
 
-def wait_for_lease(num_bytes: int, config: Config, is_shareable: bool) -> _C.Lease:
+def wait_for_lease(num_bytes: int, config: Config, is_shareable: bool, what: str) -> _C.Lease:
+    """Memory for a state of ``num_bytes`` bytes, once there is some.
+
+    It waits for saves of other threads as long as they take: their own limits say how long storage and other ranks may
+    keep them. Where there is none, it waits for ``_UNUSED_WAIT_S``.
+
+    Args:
+        what: The state is, for messages to those who wait for it.
+
+    Raises:
+        StagingBusyError: Says which states take the memory.
+        StagingFullError: It does not fit.
+    """
     give_up = time.monotonic() + _BUSY_GRACE_S
     num_states = 2 if config.on_staging_busy == "double_buffer" else 1
     warn = time.monotonic() + _PATIENCE_S
@@ -247,13 +267,14 @@ def wait_for_lease(num_bytes: int, config: Config, is_shareable: bool) -> _C.Lea
             limit_bytes=config.staging_bytes,
             is_shareable=is_shareable,
             num_states=num_states,
+            what=what,
         )
         if lease is not None:
             return lease
         if config.on_staging_busy == "raise" and time.monotonic() >= give_up:
             raise StagingBusyError(
                 f"staging: a state of {num_bytes} bytes cannot be staged while the one before is saved, and "
-                'on_staging_busy="raise"'
+                f'on_staging_busy="raise": {_holders()}'
             )
         if _is_any_to_end():
             unused_since = None
@@ -263,15 +284,22 @@ def wait_for_lease(num_bytes: int, config: Config, is_shareable: bool) -> _C.Lea
         elif time.monotonic() - unused_since > _UNUSED_WAIT_S:
             raise StagingBusyError(
                 f"staging: a state of {num_bytes} bytes has waited {_UNUSED_WAIT_S:g} s for memory that an earlier "
-                "state takes, though no save of that is under way. Somebody keeps it, or one of its tensors: a stager "
-                "of your own, a planner that saved it, or an error. Drop it, call its release(), or allow two states "
-                'with on_staging_busy="double_buffer"'
+                f"state takes, though no save of that is under way: {_holders()}. Somebody keeps it, or one of its "
+                "tensors: a stager of your own, a planner that saved it, or an error. Drop it, call its release(), or "
+                'allow two states with on_staging_busy="double_buffer"'
             )
         if time.monotonic() >= warn:
             warn = math.inf
             _logger.warning(
-                "staging has waited %g s for memory; %s",
+                "staging has waited %g s for memory; %s: %s",
                 _PATIENCE_S,
                 "a save is still under way" if unused_since is None else "a staged state is kept that no save uses",
+                _holders(),
             )
         _C.wait_for_release(_LOOK_INTERVAL_S)
+
+
+def _holders() -> str:
+    """Which states take the memory, for messages."""
+    holders = _C.lease_holders()
+    return ", ".join(f"{num_bytes} bytes for {held_s:.0f} s, {what}" for num_bytes, held_s, what in holders)

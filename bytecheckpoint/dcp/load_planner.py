@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 
 from bytecheckpoint import _C
 from bytecheckpoint._described import described
@@ -19,7 +19,7 @@ from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._plan_items import Fills, PlanItems
 from bytecheckpoint.dcp.metadata import checkpoint_of
 
-__all__ = ["BcpLoadPlanner", "as_plain"]
+__all__ = ["BcpLoadPlanner", "as_plain", "fills_state"]
 
 
 class BcpLoadPlanner(DefaultLoadPlanner):
@@ -110,7 +110,9 @@ class BcpLoadPlanner(DefaultLoadPlanner):
 
 
 _hooks = Hooks(BcpLoadPlanner)
-_PER_ITEM = ("resolve_tensor", "commit_tensor", "lookup_tensor", "transform_tensor", "load_bytes")
+_dcps_hooks = Hooks(DefaultLoadPlanner)
+_PER_TENSOR = ("resolve_tensor", "commit_tensor", "lookup_tensor", "transform_tensor")
+_PER_ITEM = (*_PER_TENSOR, "load_bytes")
 
 
 def as_plain(planner: object) -> BcpLoadPlanner | None:
@@ -118,6 +120,12 @@ def as_plain(planner: object) -> BcpLoadPlanner | None:
     if isinstance(planner, BcpLoadPlanner) and _hooks.are_own(planner, *_PER_ITEM) and type(planner.state_dict) is dict:
         return planner
     return None
+
+
+def fills_state(planner: LoadPlanner) -> bool:
+    """Whether ``planner`` resolves tensors to memory of its state dict, as DCP's planner and ours do."""
+    is_dcps = _hooks.are_own(planner, *_PER_TENSOR) or _dcps_hooks.are_own(planner, *_PER_TENSOR)
+    return is_dcps and type(planner.state_dict) is dict  # type: ignore[attr-defined]
 
 
 def _make_meta_tensors(container: Any) -> None:

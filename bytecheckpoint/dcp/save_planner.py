@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
 from bytecheckpoint import _C
 from bytecheckpoint._described import described
@@ -33,7 +33,7 @@ from bytecheckpoint.dcp._told import Later, Told, tell, tell_later
 from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
 from bytecheckpoint.report import PlanReport
 
-__all__ = ["BcpSavePlanner", "WritePart", "as_plain"]
+__all__ = ["BcpSavePlanner", "WritePart", "as_plain", "kept_state"]
 
 
 class BcpSavePlanner(DefaultSavePlanner):
@@ -262,6 +262,7 @@ class BcpSavePlanner(DefaultSavePlanner):
 
 
 _hooks = Hooks(BcpSavePlanner)
+_dcps_hooks = Hooks(DefaultSavePlanner)
 # Hooks that see plans of other ranks, or in which a rank may fail that others wait for.
 _BETWEEN_RANKS = ("create_local_plan", "create_global_plan", "_create_global_plan", "_dedup_save_plans", "finish_plan")
 _PER_ITEM = ("resolve_data", "lookup_object", "transform_object")
@@ -272,3 +273,11 @@ def as_plain(planner: object) -> BcpSavePlanner | None:
     if isinstance(planner, BcpSavePlanner) and _hooks.are_own(planner, *_PER_ITEM) and type(planner.state_dict) is dict:
         return planner
     return None
+
+
+def kept_state(planner: SavePlanner) -> dict[str, Any] | None:
+    """The state dict, if ``planner`` resolves tensors to what is in it, as DCP's planner and ours do."""
+    if not (_hooks.are_own(planner, *_PER_ITEM) or _dcps_hooks.are_own(planner, *_PER_ITEM)):
+        return None
+    state: Any = planner.state_dict  # type: ignore[attr-defined]
+    return state if type(state) is dict else None

@@ -22,6 +22,7 @@ from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.errors import (
     CheckpointChangedError,
     CheckpointNotFoundError,
+    InvalidPlanError,
     KeyMismatchError,
     ShapeMismatchError,
     StorageError,
@@ -103,7 +104,8 @@ def load(
         CheckpointNotFoundError: No checkpoint is there, or a part of it; says which steps there are.
         KeyMismatchError: ``strict``, and keys differ, or a model does not take what its own ``state_dict`` has; or
             options of parameters of one group differ.
-        InvalidPlanError: A parameter is in no model, or in two optimizers.
+        InvalidPlanError: A parameter is in no model, or in two optimizers; tensors of the model are on the meta device,
+            which it names.
         UnsupportedError: An optimizer keeps state that belongs to no parameter; or as ``save``.
         ShapeMismatchError: A tensor has another shape; or, ``strict``, another dtype.
         CheckpointChangedError: The parts are of different saves.
@@ -230,6 +232,8 @@ class _Loading:
     def _take(self, part: str, values: dict[str, Any]) -> None:
         stored = self.stored[part]
         flat, ways = (values, {}) if part == "extra_state" else _C.flatten_state_dict(values)
+        if part != "extra_state":
+            self._refuse_meta(part, flat)
         absent = [key for key in flat if key not in stored]
         self.missing += [f"{part}: {key}" for key in absent]
         without = {ways[key][0] if key in ways else key for key in absent}
@@ -246,6 +250,15 @@ class _Loading:
             raise ShapeMismatchError(
                 f"load({self.folder / part}): other dtypes: {_listed(others)}; strict=False converts them, and "
                 "model.to(dtype) before the load keeps every bit"
+            )
+
+    def _refuse_meta(self, part: str, flat: dict[str, Any]) -> None:
+        """Refuses tensors that what is loaded could not be put into."""
+        keys = [key for key, value in flat.items() if isinstance(value, torch.Tensor) and value.is_meta]
+        if keys:
+            raise InvalidPlanError(
+                f"load({self.folder / part}): on the meta device, which holds no elements: {_listed(keys)}; give the "
+                "model memory before the load: model.to_empty(device=...)"
             )
 
     def _groups(self, stored: Stored) -> dict[str, str]:

@@ -22,13 +22,15 @@ using staging::Lease;
 using staging::Pages;
 
 staging::ArenaTerms terms_of(int64_t limit_bytes, bool is_shareable, int num_states) {
-  return {limit_bytes, is_shareable, num_states};
+  return {limit_bytes, is_shareable, num_states, {}};
 }
 
 /// None if all leases are taken.
-std::shared_ptr<Lease> try_lease(int64_t num_bytes, int64_t limit_bytes, bool is_shareable, int num_states) {
-  auto lease = unlocked(
-      [&] { return Arena::of_process().try_lease(num_bytes, terms_of(limit_bytes, is_shareable, num_states)); });
+std::shared_ptr<Lease> try_lease(int64_t num_bytes, int64_t limit_bytes, bool is_shareable, int num_states,
+                                 std::string what) {
+  staging::ArenaTerms terms = terms_of(limit_bytes, is_shareable, num_states);
+  terms.what = std::move(what);
+  auto lease = unlocked([&] { return Arena::of_process().try_lease(num_bytes, terms); });
   if (lease.status().code() == Code::kStagingBusy) return nullptr;
   return value_or_raise(std::move(lease));
 }
@@ -134,7 +136,14 @@ void bind_staging(py::module_& m) {
       .def("sums", [](Lease& lease) { return py::bytes(lease.encoded_sums()); })
       .def("shareable_pages", &shareable_pages, py::arg("num_bytes"));
   m.def("try_lease", &try_lease, py::kw_only(), py::arg("num_bytes"), py::arg("limit_bytes"), py::arg("is_shareable"),
-        py::arg("num_states"));
+        py::arg("num_states"), py::arg("what"));
+  m.def("lease_holders", [] {
+    py::list holders;
+    for (const staging::LeaseHolder& holder : unlocked([] { return Arena::of_process().holders(); })) {
+      holders.append(py::make_tuple(holder.bytes, holder.held_s, holder.what));
+    }
+    return holders;
+  });
   m.def(
       "prepare_arena",
       [](int64_t num_bytes, bool is_shareable) {

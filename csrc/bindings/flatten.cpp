@@ -17,6 +17,11 @@ namespace py = pybind11;
 constexpr const char* kWhere = " while flattening a state dict";
 
 class Flattener {
+  struct KnownList {
+    py::object list;  // kept, so that nothing else gets its address
+    bool is_terminal;
+  };
+
  public:
   void enter_mapping(py::handle mapping) {
     const Descent descent(kWhere);
@@ -42,8 +47,16 @@ class Flattener {
   bool is_terminal(py::handle value) {
     if (is_mapping(value)) return false;
     if (!PyList_Check(value.ptr())) return true;
+    const auto known = lists_.find(value.ptr());
+    if (known != lists_.end()) return known->second.is_terminal;
+    const bool is_terminal = has_leaves_only(py::reinterpret_borrow<py::list>(value));
+    lists_.emplace(value.ptr(), KnownList{py::reinterpret_borrow<py::object>(value), is_terminal});
+    return is_terminal;
+  }
+
+  bool has_leaves_only(const py::list& list) {
     const Descent descent(kWhere);
-    for (const py::handle entry : py::reinterpret_borrow<py::list>(value)) {
+    for (const py::handle entry : list) {
       if (is_tensor(entry.ptr())) return false;
       if ((is_mapping(entry) || PyList_Check(entry.ptr())) && !is_terminal(entry)) return false;
     }
@@ -89,6 +102,7 @@ class Flattener {
   const py::object mapping_class_ = py::module_::import("collections.abc").attr("Mapping");
   const py::str dot_{"."};
   std::unordered_map<PyTypeObject*, bool> mappings_;  // types that were asked whether they are Mappings
+  std::unordered_map<PyObject*, KnownList> lists_;    // that were looked at: each once, wherever it is
   FlatState flat_;
   py::str name_;
   std::vector<py::object> path_;

@@ -45,6 +45,9 @@ base::Result<std::shared_ptr<Lease>> Arena::try_lease(int64_t bytes, const Arena
     if (regions_[r].is_leased) continue;
     BCP_RETURN_IF_ERROR(fit(bytes, terms, &regions_[r]));
     regions_[r].is_leased = true;
+    regions_[r].bytes = bytes;
+    regions_[r].since = std::chrono::steady_clock::now();
+    regions_[r].what = terms.what;
     return std::shared_ptr<Lease>(new Lease(this, r, regions_[r].pages));
   }
   if (terms.limit_bytes != 0 && bytes > terms.limit_bytes) {
@@ -107,6 +110,18 @@ int64_t Arena::mapped_bytes() {
   int64_t bytes = 0;
   for (const Region& region : regions_) bytes += region.pages == nullptr ? 0 : region.pages->bytes();
   return bytes;
+}
+
+std::vector<LeaseHolder> Arena::holders() {
+  if (::getpid() != owner_) return {};
+  const base::MutexLock lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<LeaseHolder> holders;
+  for (const Region& region : regions_) {
+    if (!region.is_leased) continue;
+    holders.push_back({region.bytes, std::chrono::duration<double>(now - region.since).count(), region.what});
+  }
+  return holders;
 }
 
 void Arena::release(size_t region) {

@@ -25,6 +25,14 @@ struct ArenaTerms {
   int64_t limit_bytes = 0;    // of one state; 0: what memory the system has left
   bool is_shareable = false;  // with another process
   int num_states = 1;         // kept at the same time, 1 or 2
+  std::string what;           // the state is, for messages
+};
+
+/// Who takes a region of the arena.
+struct LeaseHolder {
+  int64_t bytes = 0;
+  double held_s = 0;  // so far
+  std::string what;
 };
 
 /// The memory in which a process keeps states until they are saved: a region for one state at a time, or two. A region
@@ -49,12 +57,17 @@ class Arena {
   void close();
 
   int64_t mapped_bytes();
+  /// Of all leases that have not ended.
+  std::vector<LeaseHolder> holders();
 
  private:
   friend class Lease;
   struct Region {
     std::shared_ptr<Pages> pages;
     bool is_leased = false;
+    int64_t bytes = 0;  // of the state
+    std::chrono::steady_clock::time_point since;
+    std::string what;
   };
 
   base::Status check_process() const;

@@ -17,7 +17,7 @@ namespace {
 using base::Code;
 using std::chrono::milliseconds;
 
-constexpr ArenaTerms kOneState{};
+const ArenaTerms kOneState;
 
 TEST_CASE("pages: what is kept for their memory ends while it is there, and with what takes its place") {
   auto pages = test::value_of(Pages::map(1 << 20, "test", Pages::InFork::kAbsent));
@@ -65,6 +65,23 @@ TEST_CASE("arena: as many states as the terms allow, no more") {
   other->release();
   other->release();
   CHECK(arena.try_lease(1, kOneState).is_ok());
+}
+
+TEST_CASE("who takes the memory is told, while it does") {
+  Arena arena;
+  ArenaTerms terms{0, false, 2, "the first"};
+  auto first = test::value_of(arena.try_lease(5, terms));
+  terms.what = "the second";
+  const auto second = test::value_of(arena.try_lease(7, terms));
+  const auto both = arena.holders();
+  REQUIRE(both.size() == 2);
+  CHECK(both[0].bytes == 5);
+  CHECK(both[0].what == "the first");
+  CHECK(both[0].held_s >= both[1].held_s);
+  first.reset();
+  REQUIRE(arena.holders().size() == 1);
+  CHECK(arena.holders()[0].bytes == 7);
+  CHECK(arena.holders()[0].what == "the second");
 }
 
 TEST_CASE("arena: a larger state gets a larger region; whoever looks at the old one may go on") {

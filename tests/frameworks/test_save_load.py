@@ -154,6 +154,15 @@ def test_the_model_alone_at_the_path_itself(tmp_path: Path) -> None:
         assert_equal(dict(other.state_dict()), dict(model.state_dict()))
 
 
+def test_a_model_on_meta_is_refused_by_name(tmp_path: Path) -> None:
+    bytecheckpoint.save(tmp_path, {"model": net()}, "ddp")
+    with torch.device("meta"):
+        model = net()
+    names = ", ".join(list(model.state_dict())[:20])
+    with pytest.raises(InvalidPlanError, match=f"on the meta device.*: {names}.*to_empty"):
+        bytecheckpoint.load(tmp_path, {"model": model}, "ddp")
+
+
 def test_checkpointers_take_the_arguments_of_the_functions(tmp_path: Path) -> None:
     state = trained()
     done: list[str] = []

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bytecheckpoint import BcpReader, BcpWriter, Config
+from bytecheckpoint import _C, BcpReader, BcpWriter, Config, async_save_state_dict, load_state_dict
 from bytecheckpoint.errors import UnsafeObjectError
 
 
@@ -132,3 +132,20 @@ def test_stock_reads_it_as_ever(tmp_path: Path) -> None:
     got: dict[str, Any] = {"a": torch.zeros(3, dtype=torch.int64), "value": None}
     dcp.load(got, storage_reader=dcp.FileSystemReader(tmp_path))
     assert got["value"] == Schedule(5)
+
+
+def test_an_object_whose_parts_are_in_many_places_is_flattened_and_saved_as_it_is(tmp_path: Path) -> None:
+    in_tuples: Any = (1,)
+    in_lists: Any = [2]
+    depth = 60  # to look at each of the 2 ** 60 places would never end
+    for _ in range(depth):
+        in_tuples, in_lists = (in_tuples, in_tuples), [in_lists, in_lists]
+    assert list(_C.flatten_state_dict({"t": in_tuples, "l": in_lists})[0]) == ["t", "l"]
+    async_save_state_dict(tmp_path, {"t": in_tuples, "l": in_lists}).committed.result(30)
+    got: dict[str, Any] = {"t": None, "l": None}
+    load_state_dict(tmp_path, got)
+    for value, bottom in ((got["t"], (1,)), (got["l"], [2])):
+        for _ in range(depth):
+            assert value[0] is value[1]
+            value = value[0]
+        assert value == bottom

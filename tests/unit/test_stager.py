@@ -9,7 +9,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -124,6 +124,37 @@ def test_trees_of_tensors(state: dict[str, Any], num_threads: int) -> None:
     assert frozen(staged) == before
 
 
+class Two(NamedTuple):
+    a: Any
+    b: Any
+
+
+DOUBLED: list[Callable[[Any], Any]] = [
+    lambda value: (value, value),
+    lambda value: [value, value],
+    lambda value: {"a": value, "b": value},
+    lambda value: collections.OrderedDict(a=value, b=value),
+    lambda value: Two(value, value),
+]
+
+
+@pytest.mark.parametrize("kinds", [*([kind] for kind in DOUBLED), DOUBLED])
+def test_what_is_in_several_places_is_copied_once(kinds: list[Callable[[Any], Any]]) -> None:
+    depth = 60  # a copy for each of the 2 ** 60 places would never end
+    tree: Any = [tensor := torch.ones(3)]
+    for level in range(depth):
+        tree = kinds[level % len(kinds)](tree)
+    staged: Any = BcpStager(config=RAISES).stage({"one": tree, "other": tree})
+    tensor.zero_()
+    copy, again = staged["one"], staged["other"]
+    for level in reversed(range(depth)):
+        assert copy is again
+        assert type(copy) is type(kinds[level % len(kinds)](None))
+        copy, again = copy.values() if isinstance(copy, dict) else copy
+    assert copy is again
+    assert torch.equal(copy[0], torch.ones(3))
+
+
 def test_what_cannot_be_copied_is_named() -> None:
     for value in ((number for number in ()), threading.Lock()):
         with pytest.raises(InvalidPlanError, match=r"staging 'model\.list\.1': a (generator|.*lock) cannot be copied"):
@@ -194,7 +225,9 @@ def test_staged_states_travel_to_another_process() -> None:
         for is_shareable in (True, False, True):
             everything = broad()
             del everything["quantized"]  # whose scales torch does not send
-            for state in (everything, one(1, 300_000), {}, {"empty": torch.empty(0, 3)}):
+            part = {"w": numbers("w", (3,)), "list": [numbers("v", (2,)), 1]}
+            shared = {"one": part, "tensor": numbers("u", (5,)), "two": ([part, part["list"]], part)}
+            for state in (everything, one(1, 300_000), {}, {"empty": torch.empty(0, 3)}, shared):
                 wanted = frozen(state)
                 staged = _staged.stage_state(state, RAISES, is_shareable=is_shareable).result(LIMIT_S)
                 here.send(staged)

@@ -33,7 +33,16 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from bytecheckpoint import _C, BcpSavePlanner, BcpStager, BcpWriter, Config, registered, shutdown
+from bytecheckpoint import (
+    _C,
+    BcpSavePlanner,
+    BcpStager,
+    BcpWriter,
+    Config,
+    async_save_state_dict,
+    registered,
+    shutdown,
+)
 from bytecheckpoint.dcp import _stays
 from bytecheckpoint.errors import (
     CheckpointError,
@@ -313,9 +322,67 @@ def test_a_failed_save_of_a_users_stager_keeps_no_memory(tmp_path: Path) -> None
 def test_memory_that_is_kept_for_no_save_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_stays, "_UNUSED_WAIT_S", 0.1)
     kept: Any = BcpStager().stage(one(1))
-    with pytest.raises(StagingBusyError, match=r"though no save of that is under way\. Somebody keeps it"):
+    wanted = (
+        rf"though no save of that is under way: {kept['w'].nbytes} bytes for 0 s, staged at {__file__}:\d+\. Somebody"
+    )
+    with pytest.raises(StagingBusyError, match=wanted):
         BcpStager().stage(one(2))
     assert frozen(kept) == frozen(one(1))
+
+
+class Staging:
+    """A part of a state that stages itself when it is asked, and keeps that."""
+
+    kept: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        self.kept = BcpStager().stage(one(1))
+        return dict(self.kept)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class TwiceStager(BcpStager):
+    """A user's own: stages in two parts, of which the second waits for the first."""
+
+    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
+        first = super().stage({"part": one(1)}, **kwargs)
+        return {**first, **super().stage(state_dict, **kwargs)}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("way", ["stateful", "stager"])
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_what_the_thread_itself_keeps_within_async_save_is_an_error_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, is_registered: bool
+) -> None:
+    monkeypatch.setattr(_stays, "_UNUSED_WAIT_S", 0.1)
+    monkeypatch.setattr(_stays, "_BEGIN_WITHIN_S", 0.1)
+    state: dict[str, Any] = {"part": Staging()} if way == "stateful" else one(2)
+    stager = BcpStager() if way == "stateful" else TwiceStager()
+    wanted = rf"staged at {__file__}:\d+ for the save to {tmp_path}\. Somebody keeps it"
+    with registered() if is_registered else contextlib.nullcontext(), pytest.raises(StagingBusyError, match=wanted):
+        dcp.async_save(
+            state, checkpoint_id=tmp_path, storage_writer=BcpWriter(tmp_path), async_stager=stager, no_dist=True
+        )
+    state.clear()
+    start("stager", one(3), tmp_path).result(LIMIT_S)
+    assert_loads(tmp_path, one(3))
+
+
+def test_a_save_within_a_hook_of_a_save_in_the_same_thread_is_an_error_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_stays, "_UNUSED_WAIT_S", 0.1)
+
+    class Saving(BcpSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            BcpStager().stage(one(2))
+            return super().resolve_data(write_item)
+
+    handle = async_save_state_dict(tmp_path, one(1), planner=Saving())
+    error = handle.committed.exception(LIMIT_S)
+    assert "for the save to " + str(tmp_path) in str(error)
 
 
 def test_a_state_of_an_error_of_async_save_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
