@@ -12,7 +12,7 @@ import click
 from bytecheckpoint import _core
 from bytecheckpoint.cli.contents import Chunk, Contents, Item, open_contents
 from bytecheckpoint.cli.options import checkpoint_argument, json_option, place_text
-from bytecheckpoint.cli.text import box_text, columns, counted, one_line, print_json, safe_name
+from bytecheckpoint.cli.text import box_text, columns, counted, one_line, print_json, short_name
 from bytecheckpoint.config import Config
 
 __all__ = ["command"]
@@ -108,7 +108,7 @@ def _lines(contents: Contents, items: Sequence[Item]) -> Iterator[str]:
     rows = [("NAME", "DTYPE", "SHAPE", "BYTES", "SHARDS")]
     for item in items:
         shape = "" if item.dtype is None else str(list(item.shape))
-        name = place_text(item.component, item.rank) + safe_name(item.name)
+        name = place_text(item.component, item.rank) + short_name(item.name)
         shards = f"{item.num_chunks:,}{' (partial)' if item.is_partial else ''}"
         rows.append((name, item.dtype or "object", shape, f"{item.num_bytes:,}", shards))
     header, *lines = columns(rows, right=frozenset({3, 4}))

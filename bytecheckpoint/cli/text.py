@@ -11,10 +11,26 @@ from typing import Any
 
 import click
 
-__all__ = ["box_text", "columns", "counted", "json_value", "one_line", "print_json", "safe_lines", "safe_name"]
+__all__ = [
+    "box_text",
+    "columns",
+    "counted",
+    "json_value",
+    "one_line",
+    "print_json",
+    "safe_lines",
+    "safe_name",
+    "short_name",
+]
 
 # Letters that are written from right to left reorder what stands beside them.
 _RIGHT_TO_LEFT = frozenset({"R", "AL", "AN"})
+
+
+# Characters of a name that are shown, if it is longer: from its beginning and its end.
+_FIRST, _LAST = 200, 50
+# The most that a cell makes others in its column wide.
+_MOST_WIDTH = 120
 
 
 def _is_safe(letter: str) -> bool:
@@ -46,6 +62,13 @@ def safe_name(name: str) -> str:
     return f"'{shown}'" if not shown or shown != shown.strip() else shown
 
 
+def short_name(name: str) -> str:
+    """The same for lists; of a name that no model has, its beginning and end, and how long it is."""
+    if len(name) <= _FIRST + _LAST:
+        return safe_name(name)
+    return f"{safe_name(name[:_FIRST])} ... [{len(name):,} characters] ... {safe_name(name[-_LAST:])}"
+
+
 def box_text(offsets: Sequence[int], sizes: Sequence[int]) -> str:
     """``[0:2, 4:8]``."""
     return f"[{', '.join(f'{begin}:{begin + size}' for begin, size in zip(offsets, sizes, strict=True))}]"
@@ -57,12 +80,12 @@ def counted(count: int, noun: str) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
-    """Lines of aligned columns.
+    """Lines of aligned columns. A very wide cell moves the rest of its own line, and leaves other lines alone.
 
     Args:
         right: Numbers of columns that are aligned to the right.
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [min(max(map(len, column)), _MOST_WIDTH) for column in zip(*rows, strict=True)]
     return ["  ".join(_cells(row, widths, right)).rstrip() for row in rows]
 
 

@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
 from unit.cli_runs import HOSTILE, STOCK, as_json, run, save, stock
 
+from bytecheckpoint import BcpWriter
 from bytecheckpoint.cli.text import one_line, safe_name
 
 
@@ -109,6 +111,23 @@ def test_names_are_shown_unlike_each_other(name: str) -> None:
     assert shown.isascii()
     others = {"", " a", "a ", "a", "\n", "\\n", "\ud800", "\u2028"} - {name}
     assert shown not in {safe_name(other) for other in others}
+
+
+def test_a_long_name_takes_no_space_in_other_rows(tmp_path: Path) -> None:
+    """It is shortened, and says so; --json has all of it."""
+    state = {f"layer.{number}": torch.ones(1) for number in range(100)}
+    long = {f"model.{'x' * 1_000_000}.{end}": torch.ones(1) for end in ("weight", "bias")}
+    like = {f"a{'y' * 150}": torch.ones(1)}
+    path = tmp_path / "ckpt"
+    dcp.save({**state, **long, **like}, storage_writer=BcpWriter(path), no_dist=True)
+    output = run("ls", str(path)).output
+    assert len(output) < 100 * 200
+    shown = [line for line in output.splitlines() if line.startswith("model.")]
+    assert len(set(shown)) == 2
+    assert all("[1,000," in line and "characters" in line and line.split()[-2:] == ["4", "1"] for line in shown), shown
+    assert next(iter(like)) in output
+    names = {item["name"] for item in as_json("ls", str(path))["items"]}
+    assert names == {*state, *long, *like}
 
 
 def test_nothing_there(tmp_path: Path) -> None:
