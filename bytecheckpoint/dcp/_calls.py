@@ -22,6 +22,7 @@ __all__ = [
     "is_called_by",
     "is_called_by_executor",
     "is_called_from",
+    "is_in_greenlet",
     "line_of_caller",
     "local_of_call",
     "outermost_call",
@@ -86,6 +87,12 @@ def is_called_by(module: str, function: str) -> bool:
     """Whether who asks was called by ``function`` itself, with nobody's function between them."""
     caller = sys._getframe(2)
     return caller.f_code.co_name == function and caller.f_globals.get("__name__") == module
+
+
+def is_in_greenlet() -> bool:
+    """Whether this is run by a greenlet: while that has yielded, its frames are in no thread."""
+    greenlets = sys.modules.get("greenlet")
+    return greenlets is not None and greenlets.getcurrent().parent is not None
 
 
 def outermost_call(modules: tuple[str, ...]) -> Call | None:

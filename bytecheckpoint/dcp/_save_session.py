@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ import torch.distributed as dist
 
 from bytecheckpoint import _C
 from bytecheckpoint._fork_locks import ForkSafeLock
-from bytecheckpoint.dcp._calls import SAVE, Call, call_in
+from bytecheckpoint.dcp._calls import SAVE, Call, call_in, is_in_greenlet
 from bytecheckpoint.dcp._groups import watch_of_call
 from bytecheckpoint.dcp._peers import group_of_call
 from bytecheckpoint.dcp._phases import Phases
@@ -68,6 +69,8 @@ class SaveSession:
         ranks: The watch of those that save, where there is one.
         group: That the save goes over, and its size, as ``group_of_call`` found it when the save began.
         call: Number of the call on this rank; 0 if calls are not counted.
+        dcp_call: Of DCP, that runs the save; None if that is not known.
+        in_greenlet: Whether a greenlet runs it, of which nobody can tell whether it has ended.
         thread: That runs the save.
         pid: Of the process that began the save; a forked child must leave it alone.
     """
@@ -85,9 +88,17 @@ class SaveSession:
     ranks: Watch | None = None
     group: tuple[dist.ProcessGroup | None, int] | None = field(default_factory=group_of_call)
     call: int = field(default_factory=number_of_turn)
+    dcp_call: Call | None = field(default_factory=partial(call_in, *SAVE))
+    in_greenlet: bool = field(default_factory=is_in_greenlet)
     thread: threading.Thread = field(default_factory=threading.current_thread)
     pid: int = field(default_factory=os.getpid)
     _over: threading.Event = field(default_factory=threading.Event)
+
+    def is_running(self) -> bool:
+        """Is DCP still at it? Also while its thread runs another save, in a hook of this one."""
+        if self.in_greenlet:
+            return not self.is_over
+        return self.dcp_call is not None and self.dcp_call.is_running()
 
     def end(self) -> None:
         """Gives back whatever is left. No effect on a committed save. Any thread."""
@@ -140,7 +151,7 @@ class SaveSession:
 
     def watch(self, deadline_s: float) -> None:
         """Ends the save ``deadline_s`` from now, or when DCP's call has ended without telling us."""
-        call = call_in(*SAVE)
+        call = None if self.in_greenlet else self.dcp_call
         # By weak reference: a session that nobody holds any more ends at once, by its destructor.
         arguments = (weakref.ref(self), self._over, self.thread, call, time.monotonic() + deadline_s)
         watching = threading.Thread(target=_watch, args=arguments, name="bytecheckpoint-save", daemon=True)
@@ -186,10 +197,10 @@ _of_thread = threading.local()
 
 
 def begin_session(path: str, save_id: str) -> SaveSession:
-    """Begins a save in this thread; one that this thread began earlier has therefore ended."""
+    """Begins a save in this thread. One that this thread began earlier has ended, unless this one is of a hook of it."""
     earlier: weakref.ref[SaveSession] | None = getattr(_of_thread, "session", None)
     session = None if earlier is None else earlier()
-    if session is not None and not session.finishing:
+    if session is not None and not session.finishing and not session.is_running():
         session.end()
     session = SaveSession(path=path, save_id=save_id)
     _of_thread.session = weakref.ref(session)
@@ -217,7 +228,8 @@ def end_unfinished_saves(session: SaveSession, io_timeout_s: float) -> None:
         _drop_dead_entries()
         others = [s for ref in _coordinating.get(directory, []) if (s := ref()) is not None and s is not session]
     for other in others:
-        if not other.finishing and (other.handed_in or other.thread is me or not other.thread.is_alive()):
+        is_left = other.handed_in or not other.thread.is_alive() or (other.thread is me and not other.is_running())
+        if is_left and not other.finishing:
             other.end()
 
 

@@ -208,7 +208,8 @@ class BcpWriter(StorageWriter):
         """Begins a save: draws its id."""
         session = begin_session(str(self.checkpoint_id), _C.draw_save_id())
         session.watch_ranks()
-        self._of_thread.session = session
+        others = [other for other in getattr(self._of_thread, "sessions", ()) if other.is_running()]
+        self._of_thread.sessions = [*others, session]  # a hook of one save may make another
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=SAVE_ID_PREFIX + session.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -326,9 +327,12 @@ class BcpWriter(StorageWriter):
 
     @property
     def _session(self) -> SaveSession:
-        session: SaveSession | None = getattr(self._of_thread, "session", None)
-        if session is None:
+        sessions: list[SaveSession] = getattr(self._of_thread, "sessions", [])
+        if not sessions:
             raise CheckpointError("BcpWriter is for dcp.save: storage_meta must be the first hook that is called")
+        if len(sessions) > 1 and not sessions[-1].is_running():
+            sessions.pop()
+        session = sessions[-1]
         _refuse_forked_child(session)
         return session
 
