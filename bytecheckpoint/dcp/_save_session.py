@@ -197,7 +197,7 @@ _of_thread = threading.local()
 
 
 def begin_session(path: str, save_id: str) -> SaveSession:
-    """Begins a save in this thread. One that this thread began earlier has ended, unless this one is of a hook of it."""
+    """Begins a save in this thread. An earlier one has ended, unless a hook of it begins this one."""
     earlier: weakref.ref[SaveSession] | None = getattr(_of_thread, "session", None)
     session = None if earlier is None else earlier()
     if session is not None and not session.finishing and not session.is_running():
