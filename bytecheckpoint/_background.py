@@ -215,7 +215,11 @@ def submit(
     future: BackgroundFuture[T] = BackgroundFuture()
     caller = threading.current_thread()
 
+    unclaimed = [True]  # who takes it out sees to the end of the future
+
     def work() -> None:
+        if not _takes(unclaimed):
+            return
         try:
             value = run()
         except BaseException as error:
@@ -232,8 +236,20 @@ def submit(
 
     line = SaveQueue("bytecheckpoint-save") if queue is None else saves.queue(queue)
     save = _Save(path, future, line, give_up, exit_timeout_s)
-    saves.run(save, work)
+    try:
+        saves.run(save, work)
+    except BaseException:  # Ctrl-C
+        if _takes(unclaimed):  # else it runs
+            future.set_exception(CheckpointError(f"save({path}): interrupted before it began", path))
+        raise
     return future
+
+
+def _takes(unclaimed: list[bool]) -> bool:
+    try:
+        return unclaimed.pop()
+    except IndexError:
+        return False
 
 
 class SaveExecutor(Executor):

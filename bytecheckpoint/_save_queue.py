@@ -65,7 +65,7 @@ class SaveQueue:
         self._lock = threading.RLock()  # one thread may come twice: in the handler of a signal
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_running = False  # somebody takes the next one
-        self._thread: threading.Thread | None = None  # the last that was started
+        self._thread: threading.Thread | None = None  # the last that took what waits
 
     def submit(self, run: Callable[[], None], may_start_thread: bool) -> None:
         """Where no thread can be had, ``run`` has run in this one when it returns."""
@@ -73,7 +73,6 @@ class SaveQueue:
             self._waiting.append(run)
             if self._is_running:
                 return
-            self._is_running = True
         if not (may_start_thread and self._starts_thread()):
             self._run()
 
@@ -82,21 +81,26 @@ class SaveQueue:
         return getattr(_of_thread, "queue", None) is self
 
     def join(self, timeout_s: float) -> None:
-        """Until the last thread has ended that it started."""
+        """Until the last thread has ended that ran something."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def _starts_thread(self) -> bool:
-        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        thread = threading.Thread(target=self._run, args=(True,), name=self.name, daemon=True)
         try:
             thread.start()
         except (RuntimeError, MemoryError) as error:  # what Python raises where there is none
             _logger.warning("a background save runs in the calling thread: %s", error)
             return False
-        self._thread = thread
         return True
 
-    def _run(self) -> None:
+    def _run(self, is_own_thread: bool = False) -> None:
+        with self._lock:  # by who runs, and not by who starts the thread: Ctrl-C may come between
+            if self._is_running:
+                return
+            self._is_running = True
+            if is_own_thread:
+                self._thread = threading.current_thread()
         before = getattr(_of_thread, "queue", None)
         _of_thread.queue = self
         try:

@@ -11,10 +11,10 @@ from typing import Any, Generic, TypeVar
 from bytecheckpoint import _background
 from bytecheckpoint._background import BackgroundFuture
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._staged import StagedState, stage_state
+from bytecheckpoint.dcp._staged import StagedState, end_of_save, stage_state
 from bytecheckpoint.dcp._stays import beginning
 from bytecheckpoint.dcp._switching import quick_switches
-from bytecheckpoint.errors import SaveCancelledError
+from bytecheckpoint.errors import RankError, SaveCancelledError
 
 __all__ = ["SaveHandle", "save_in_background"]
 
@@ -121,16 +121,28 @@ def save_in_background(
     )
     try:
         staging = stage_state(state_of(), config, is_shareable=False, overlap=True, is_for_one_save=True, path=path)
-    except Exception as error:
+    except BaseException as error:
         if not is_alone:  # the others come to this save, and hear of it there
-            failed = error
+            failed = error if isinstance(error, Exception) else RankError(f"save({path}): {error!r} while staging")
             told = submit(lambda: fail(failed))
             told.is_seen = True
         raise
+    # Who takes it out gives its memory back: the save, or this call where it ends before.
+    kept = [staging]
+    try:
+        return SaveHandle(path, _when_staged(staging), submit(partial(_save_staged, kept, path, save, fail)), give_up)
+    except BaseException:  # Ctrl-C
+        if kept:
+            end_of_save(kept.pop())
+        raise
+
+
+def _when_staged(staging: Future[StagedState]) -> Future[None]:
+    """Done as soon as ``staging`` is, though the save may wait for others before it."""
     staged: Future[None] = Future()
     staged.set_running_or_notify_cancel()  # and can no longer be cancelled
 
-    def tell(staging: Future[StagedState]) -> None:  # at once, though the save may wait for others before it
+    def tell(staging: Future[StagedState]) -> None:
         error = staging.exception()
         if error is None:
             staged.set_result(None)
@@ -138,14 +150,18 @@ def save_in_background(
             staged.set_exception(error)
 
     staging.add_done_callback(tell)
+    return staged
 
-    def run() -> R:
-        with quick_switches():
-            return save_staged()
 
-    def save_staged() -> R:
+def _save_staged(
+    kept: list[Future[StagedState]], path: str, save: Callable[[dict[str, Any]], R], fail: Callable[[Exception], R]
+) -> R:
+    """In the background: saves the state in ``kept``, and gives its memory back."""
+    with quick_switches():
         try:
-            state = staging.result()
+            state = kept.pop().result()
+        except IndexError:
+            return fail(RankError(f"save({path}): interrupted before it began"))
         except Exception as error:
             return fail(error)
         try:
@@ -153,5 +169,3 @@ def save_in_background(
             return save(state)
         finally:
             state.release()
-
-    return SaveHandle(path, staged, submit(run), give_up)

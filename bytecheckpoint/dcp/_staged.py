@@ -212,14 +212,15 @@ def _stage(
     path = path or _path_of_call()
     what = f"staged at {line_of_caller()}" + (f" for the save to {path}" if path else "")
     lease = wait_for_lease(staged.num_bytes, config, is_shareable, what)
-    begun_by = call_in(*ASYNC_SAVE)
-    # A stager of the user's, around ours, may keep the state and use it again.
-    is_dcps = begun_by is not None and is_called_from(ASYNC_SAVE[0], passing=_STAGING)
-    stay = Stay(Loan(lease, is_for_one_save or is_dcps), staged, config.staging_threads, begun_by)
-    future: Future[StagedState] = Future()
-    future.set_running_or_notify_cancel()  # and can no longer be cancelled
-    has_devices = bool(staged.devices)
+    stay: Stay | None = None
     try:
+        begun_by = call_in(*ASYNC_SAVE)
+        # A stager of the user's, around ours, may keep the state and use it again.
+        is_dcps = begun_by is not None and is_called_from(ASYNC_SAVE[0], passing=_STAGING)
+        stay = Stay(Loan(lease, is_for_one_save or is_dcps), staged, config.staging_threads, begun_by)
+        future: Future[StagedState] = Future()
+        future.set_running_or_notify_cancel()  # and can no longer be cancelled
+        has_devices = bool(staged.devices)
         staged.fill(
             lease, config.staging_threads, {device: _compat.current_stream(device) for device in staged.devices}
         )
@@ -228,12 +229,13 @@ def _stage(
             return future
         staged.wait()
         stay.sum()
+        future.set_result(StagedState(staged.tree, stay))
     except BaseException:
         staged.give_up()  # it must not be written to any more when it is the next state's
-        stay.release()
+        lease.release()
+        if stay is not None:
+            stay.release()
         raise
-    stay.is_staged = True
-    future.set_result(StagedState(staged.tree, stay))
     return future
 
 
@@ -260,15 +262,17 @@ def _complete_in_thread(staged: _C.StagedTree, stay: Stay, future: Future[Staged
             # DCP passes on nothing but an Exception.
             future.set_exception(error if isinstance(error, Exception) else DeviceError(f"staging: {error!r}"))
             return
-        stay.is_staged = True
+        stay.is_filled_later = False
         future.set_result(state)
         # Behind the end of staging, for which training may wait; a save waits for this.
         stay.sum()
 
+    stay.is_filled_later = True
     # No daemon: the process does not end while a device writes to its memory.
     try:
         threading.Thread(target=complete, name="bytecheckpoint-staging").start()
     except RuntimeError:
+        stay.is_filled_later = False
         return False
     return True
 

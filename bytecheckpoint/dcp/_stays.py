@@ -74,7 +74,7 @@ class Stay:
 
     Attributes:
         begun_by: The call of ``dcp.async_save`` that it was staged for.
-        is_staged: Devices do not copy to it any more.
+        is_filled_later: Devices go on copying to it when the call that stages it has returned.
         is_submitted: A save has it that says when it ends.
         world: The ranks that it is to be saved with; None if that is not known.
         idle_since: Since when nobody could be seen who would save it.
@@ -84,7 +84,7 @@ class Stay:
         self.loan = loan
         self.num_bytes = staged.num_bytes
         self.begun_by = begun_by
-        self.is_staged = False
+        self.is_filled_later = False
         self.is_submitted = False
         self.idle_since: float | None = None
         self._lock = ForkSafeLock()
@@ -132,15 +132,15 @@ class Stay:
 
     def end_of_save(self) -> None:
         """The save that it was staged for has ended, or will never begin."""
+        self.loan.end_of_save()
         with _lock:
             _awaited.discard(self)
-        self.loan.end_of_save()
 
     def release(self) -> None:
         """Nobody needs it any more."""
+        self.loan.lease.release()
         with _lock:
             _awaited.discard(self)
-        self.loan.lease.release()
 
     def fd_to_send(self) -> int:
         """Memory for another process, open for as long as this state lives.
@@ -219,11 +219,12 @@ def _is_any_to_end() -> bool:
 def _end_what_is_over() -> None:
     with _lock:
         over = [use for use in _uses if not use.is_running()]
-        _uses[:] = [use for use in _uses if use not in over]
         never_begun = [stay for stay in _awaited if _will_never_begin(stay)]
     for use in over:
         if use.is_background:
             use.loan.end_of_save()
+    with _lock:  # in the end: Ctrl-C may come before
+        _uses[:] = [use for use in _uses if use not in over]
     for stay in never_begun:
         stay.end_of_save()
 
@@ -233,7 +234,7 @@ def _will_never_begin(stay: Stay) -> bool:
     if (
         stay.begun_by is None
         or stay.is_submitted
-        or not stay.is_staged
+        or stay.is_filled_later
         or stay.begun_by.is_running()
         or is_any_thread_in(_EXECUTORS)
     ):

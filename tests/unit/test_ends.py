@@ -149,6 +149,55 @@ for _ in range(2):
     dcp.async_save(state, checkpoint_id=path, no_dist=True).result(30)
 """
 )
+# Ctrl-C once in each call in which a save is begun; all exceptions are kept, each next save commits, and the end comes.
+INTERRUPTED_AND_KEPT = """
+from bytecheckpoint.dcp import _stays
+_stays._UNUSED_WAIT_S, _stays._BEGIN_WITHIN_S = 1.0, 0.05
+MODULES = ["bytecheckpoint." + name for name in (
+    "_background", "_save_queue", "dcp._staged", "dcp._stays", "dcp.stager", "registration", "save_handle")]
+kept = []
+
+def save():
+    if sys.argv[2] == "own":
+        return bcp.async_save_state_dict(path, state).committed
+    if sys.argv[2] == "registered":
+        with bcp.registered():
+            return dcp.async_save(state, checkpoint_id=path, no_dist=True)
+    return dcp.async_save(state, storage_writer=bcp.BcpWriter(path), no_dist=True)
+
+def save_and_interrupt(at):
+    seen = 0
+    def look(frame, event, argument):
+        nonlocal seen
+        name = frame.f_globals.get("__name__", "")
+        if event in ("call", "c_return") and name in MODULES and frame.f_code.co_name != "__del__":
+            seen += 1
+            if seen == at:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+    sys.setprofile(look)
+    try:
+        future = save()
+    finally:
+        sys.setprofile(None)
+    future.result(30)
+
+def save_again():
+    try:
+        save().result(30)
+    except bcp.CheckpointError as error:
+        kept.append(error)
+        assert "nobody looked" in str(error), error
+        save().result(30)
+
+for at in range(1, 80):
+    try:
+        save_and_interrupt(at)
+    except BaseException as error:
+        kept.append(error)
+    save_again()
+assert kept
+"""
 AT_EXIT = """
 import atexit
 if sys.argv[2] == "later":
@@ -345,6 +394,13 @@ def test_a_failure_that_is_raised_by_the_next_save_ends_the_process(tmp_path: Pa
 def test_a_failure_that_is_kept_keeps_no_later_save_waiting(tmp_path: Path) -> None:
     done = run(FAILED_AND_KEPT, tmp_path / "ckpt")
     assert (done.returncode, done.stderr) == (0, "")
+    assert_committed(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize("way", ["own", "registered", "writer"])
+def test_ctrl_c_that_is_kept_keeps_neither_the_next_save_nor_the_end_waiting(tmp_path: Path, way: str) -> None:
+    done = run(INTERRUPTED_AND_KEPT, tmp_path / "ckpt", way)
+    assert done.returncode == 0, done.stderr
     assert_committed(tmp_path / "ckpt")
 
 
