@@ -100,9 +100,12 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def unheld(path: str | os.PathLike[str]) -> Iterator[bool]:
-    """Says whether nobody reads ``path``, and keeps it so for the time of the ``with`` block."""
+def unheld(key: tuple[int, int]) -> Iterator[bool]:
+    """Says whether nobody reads a directory, and keeps it so for the time of the ``with`` block.
+
+    Args:
+        key: Its device and inode.
+    """
     holds = _of_process()
-    key = _key_of(path)
     with holds.lock:
-        yield key is None or not holds.active(key)
+        yield not holds.active(key)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bytecheckpoint import _core
-from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
+from bytecheckpoint.errors import CorruptCheckpointError, StorageError, UnsupportedError
 
 __all__ = [
     "PARTS",
@@ -58,9 +59,16 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 
 
 def parts_in(folder: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Which of ``PARTS`` are folders there, whatever is in them. Symbolic links are left out."""
+    """Which of ``PARTS`` are folders there, whatever is in them. Symbolic links are left out.
+
+    Raises:
+        StorageError: ``folder`` may not be looked into.
+    """
     paths = {part: Path(folder, part) for part in PARTS}
-    return tuple(part for part, path in paths.items() if path.is_dir() and not path.is_symlink())
+    try:
+        return tuple(part for part, path in paths.items() if path.is_dir() and not path.is_symlink())
+    except OSError as error:
+        raise StorageError(f"stat({error.filename}): {error.strerror}", error.filename, error.errno or 0) from error
 
 
 def parsed_user_metadata(text: str, path: str | os.PathLike[str]) -> Any:
@@ -96,10 +104,10 @@ def description_in(user_metadata: Any, path: str | os.PathLike[str] = "") -> dic
         return {}
     for name, value in found.items():
         if name in _FIELDS and not _FIELDS[name](value):
-            shown = repr(value)[:_MOST_SHOWN]
             where = f"open({path}): " if path else ""
             raise CorruptCheckpointError(
-                f"{where}the description of the save has {name}={shown}, which no save writes", os.fspath(path)
+                f"{where}the description of the save has {name}={reprlib.repr(value)}, which no save writes",
+                os.fspath(path),
             )
     return found
 
@@ -125,7 +133,7 @@ def different_saves(descriptions: Mapping[str, Mapping[str, Any]]) -> str:
     if len({of_part["save"] for of_part in ours.values()}) <= 1:
         return ""
     return ", ".join(
-        f"{part} of a save of step {of_part.get('global_step')} ({str(of_part['save'])[:8]})"
+        f"{part} of a save of step {_shown(of_part.get('global_step'))} ({_shown(of_part['save'], 8)})"
         for part, of_part in ours.items()
     )
 
@@ -185,10 +193,15 @@ def _state_of(folder: str | os.PathLike[str], components: Mapping[str, Mapping[s
     missing = [part for part in descriptions["model"].get("parts", ()) if part not in components]
     mixed = different_saves(descriptions)
     if missing or mixed:
-        reason = f"there is no {missing[0]}" if missing else f"parts of different saves: {mixed}"
+        reason = f"there is no {_shown(missing[0])}" if missing else f"parts of different saves: {mixed}"
         return "saving" if is_being_saved else "half", reason
     return "complete", ""
 
 
 def _names(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return ", ".join(map(_shown, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _shown(value: object, most: int = _MOST_SHOWN) -> str:
+    """Names and numbers that others may have made up, as UTF-8 text of some length."""
+    return str(value)[:most].encode(errors="backslashreplace").decode()

@@ -90,7 +90,8 @@ class Retention:
     processes are not seen, and fail as with any checkpoint that is deleted.
 
     The whole folder goes, as users of ``shutil.rmtree`` expect, and with it what they put beside the checkpoint; but
-    not what a symbolic link leads to, a folder in it that holds a checkpoint of its own, or another file system. Step
+    not what a symbolic link leads to, also one that takes the place of a folder meanwhile, a folder in it that holds a
+    checkpoint of its own, or what is mounted there. Step
     folders that are symbolic links, and those with nothing of a checkpoint in them, are never touched.
 
     What a dead save left (``half``) goes once a newer step is complete, if its tmp says that it is dead. Where nothing
@@ -173,6 +174,7 @@ class Retention:
         return report
 
     def _prune(self, folders: list[StepFolder], protect: frozenset[int], report: RetentionReport) -> int:
+        root = _core.Directory(str(local_path(self.root)))  # what goes is in it, wherever its path leads by then
         complete = [folder for folder in folders if folder.is_complete]
         kept = [folder for at, folder in enumerate(complete) if self._keeps(folder, len(complete) - at, protect)]
         report.kept.extend(folder.step for folder in kept)
@@ -187,7 +189,7 @@ class Retention:
             of_parts = [Path(folder.path) for folder in kept if folder.components]
             for directory in (Path(self.root), *of_parts, *marked):
                 _core.sync_directory(str(directory))
-        return sum(self._remove(folder, report) for folder in going)
+        return sum(self._remove(folder, root, report) for folder in going)
 
     def _keeps(self, folder: StepFolder, place: int, protect: frozenset[int]) -> bool:
         """``place``: 1 is the newest complete one."""
@@ -221,13 +223,13 @@ class Retention:
         except (CheckpointError, OSError):
             return False  # it changes
 
-    def _remove(self, folder: StepFolder, report: RetentionReport) -> int:
+    def _remove(self, folder: StepFolder, root: _core.Directory, report: RetentionReport) -> int:
         gone = report.removed if folder.is_complete else report.swept
         if report.dry_run:
             gone.append(folder.path)
             return bytes_to_remove(folder, remove_others=self.remove_others)
         try:
-            outcome = remove_folder(folder, remove_others=self.remove_others)
+            outcome = remove_folder(folder, root, remove_others=self.remove_others)
         except (CheckpointError, OSError) as error:
             is_there = Path(folder.path).exists()
             outcome = Outcome(failures=[str(error)]) if is_there else Outcome(skipped="another prune was faster")

@@ -12,6 +12,7 @@ from typing import Any
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, UnsupportedError
+from bytecheckpoint.local_path import local_path
 from bytecheckpoint.parts import inspect_step
 from bytecheckpoint.report import size_text
 from bytecheckpoint.step_names import step_paths
@@ -131,13 +132,21 @@ def scan_steps(
 
 
 def look_at_step(step: int, path: str) -> StepFolder | None:
-    """One folder; None if it has gone meanwhile."""
+    """One folder; None if it has gone meanwhile. Whatever is wrong with it is its state."""
     try:
+        local_path(os.path.join(".", path))  # refuses names that are no text  # noqa: PTH118
         return folder_of(step, path, inspect_step(path))
     except CheckpointError as error:
-        if not Path(path).is_dir():
+        if _is_gone(path):
             return None
         return StepFolder(step=step, path=path, state="unknown", reason=str(error))
+
+
+def _is_gone(path: str) -> bool:
+    try:
+        return not Path(path).is_dir()
+    except OSError:  # whether it has cannot be told
+        return False
 
 
 def folder_of(step: int, path: str, found: dict[str, Any]) -> StepFolder:

@@ -2,12 +2,18 @@
 #include "csrc/bindings/bind_steps.h"
 
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
 
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/engine/inspect_folder.h"
 #include "csrc/engine/removal.h"
 #include "csrc/io/directory.h"
+#include "csrc/io/open_directory.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -61,6 +67,63 @@ py::dict inspect(const std::string& directory, const std::string& own_tmp) {
   return out;
 }
 
+/// Names in a directory, and paths, are bytes to the file system.
+using Path = std::filesystem::path;
+using Directory = std::shared_ptr<io::OpenDirectory>;
+
+Directory shared(base::Result<io::OpenDirectory> directory) {
+  return std::make_shared<io::OpenDirectory>(value_or_raise(std::move(directory)));
+}
+
+constexpr std::chrono::milliseconds kBetweenSignals{50};
+
+/// (bytes, failures, why it was kept). Signal handlers run meanwhile: what they raise ends it.
+py::tuple remove_entry(const io::OpenDirectory& self, const Path& name, engine::Removal* right, bool dry_run) {
+  bool raised = false;
+  auto last = std::chrono::steady_clock::now();
+  const auto may_go_on = [&] {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last < kBetweenSignals) return base::Status::ok();
+    last = now;
+    const py::gil_scoped_acquire locked;
+    raised = PyErr_CheckSignals() != 0;
+    return raised ? base::Status::make(base::Code::kCancelled, "interrupted") : base::Status::ok();
+  };
+  auto result = unlocked([&] { return engine::remove_entry(self, name.native(), right, may_go_on, dry_run); });
+  if (raised) throw py::error_already_set();
+  const io::Removed removed = value_or_raise(std::move(result));
+  py::list failures;
+  for (const base::Status& failure : removed.failures) failures.append(to_text(failure.message()));
+  return py::make_tuple(removed.bytes, failures, removed.kept);
+}
+
+void bind_directory(py::module_& m) {
+  py::class_<io::OpenDirectory, Directory>(m, "Directory", py::module_local())
+      .def(py::init([](const Path& path) {
+             return shared(unlocked([&] { return io::OpenDirectory::open(path.native()); }));
+           }),
+           py::arg("path"))
+      .def(
+          "below",
+          [](const io::OpenDirectory& self, const Path& name) {
+            return shared(unlocked([&] { return self.open_below(name.native()); }));
+          },
+          py::arg("name"))
+      .def_property_readonly("id",
+                             [](const io::OpenDirectory& self) {
+                               const auto place = value_unlocked([&] { return self.place(); });
+                               return std::make_pair(place.device, place.inode);
+                             })
+      .def("remove", &remove_entry, py::arg("name"), py::arg("right").none(true) = py::none(), py::kw_only(),
+           py::arg("dry_run") = false)
+      .def(
+          "remove_empty",
+          [](const io::OpenDirectory& self, const Path& name) {
+            run_unlocked([&] { return self.remove_directory(name.native()); });
+          },
+          py::arg("name"));
+}
+
 }  // namespace
 
 void bind_steps(py::module_& m) {
@@ -69,13 +132,14 @@ void bind_steps(py::module_& m) {
       "sync_directory",
       [](const std::string& directory) { run_unlocked([&] { return io::sync_directory(directory); }); },
       py::arg("directory"));
+  bind_directory(m);
   py::class_<engine::Removal>(m, "Removal", py::module_local())
-      .def(py::init([](const std::string& directory) {
+      .def(py::init([](const Directory& directory) {
              return value_unlocked([&] { return engine::Removal::begin(directory); });
            }),
            py::arg("directory"))
       .def_property_readonly("tmp", &engine::Removal::tmp)
-      .def("remove_marks", [](engine::Removal& self) { run_unlocked([&] { return self.remove_marks(); }); })
+      .def("remove_marks", [](engine::Removal& self) { return value_unlocked([&] { return self.remove_marks(); }); })
       .def("check_right", [](engine::Removal& self) { run_unlocked([&] { return self.check_right(); }); })
       .def("finish", [](engine::Removal& self) { run_unlocked([&] { return self.finish(); }); });
 }

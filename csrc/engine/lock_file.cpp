@@ -71,6 +71,8 @@ LockFile& LockFile::operator=(LockFile&& other) noexcept {
   if (this != &other) {
     release();
     file_ = std::move(other.file_);
+    name_ = std::move(other.name_);
+    directory_ = std::move(other.directory_);
     tracked_ = std::exchange(other.tracked_, -1);
     owner_ = other.owner_;
   }
@@ -90,8 +92,21 @@ void LockFile::track() {
 }
 
 base::Result<LockFile> LockFile::create(const std::string& path) {
-  LockFile lock;
-  BCP_ASSIGN_OR_RETURN(lock.file_, io::File::create(path, /*direct=*/false));
+  LockFile made;
+  BCP_ASSIGN_OR_RETURN(made.file_, io::File::create(path, /*direct=*/false));
+  return lock(std::move(made));
+}
+
+base::Result<LockFile> LockFile::create(std::shared_ptr<const io::OpenDirectory> in, const std::string& name) {
+  LockFile made;
+  BCP_ASSIGN_OR_RETURN(made.file_, io::File::create(*in, name));
+  made.name_ = name;
+  made.directory_ = std::move(in);
+  return lock(std::move(made));
+}
+
+base::Result<LockFile> LockFile::lock(LockFile lock) {
+  const std::string path = lock.file_.path();
   lock.owner_ = ::getpid();
   lock.track();
   BCP_FAILPOINT(kBeginTmpCreated);
@@ -159,7 +174,7 @@ bool LockFile::is_ours() {
 
 Status LockFile::remove() {
   if (!is_ours()) return Status::ok();
-  Status outcome = io::remove_file(file_.path());
+  Status outcome = directory_ != nullptr ? directory_->remove_file(name_) : io::remove_file(file_.path());
   release();
   return outcome;
 }

@@ -3,10 +3,12 @@
 
 #include <sys/types.h>
 
+#include <memory>
 #include <string>
 
 #include "csrc/base/status.h"
 #include "csrc/io/file.h"
+#include "csrc/io/open_directory.h"
 
 namespace bytecheckpoint::engine {
 
@@ -27,6 +29,8 @@ class LockFile {
   /// Creates and locks `path`. Where the file system has no locks it is created only.
   /// \returns kBusy if somebody removed or locked it in between: another save is looking at this path.
   static base::Result<LockFile> create(const std::string& path);
+  /// The same in a directory that is open, where it is also removed, wherever its path leads by then.
+  static base::Result<LockFile> create(std::shared_ptr<const io::OpenDirectory> in, const std::string& name);
 
   /// Looks at the tmp of another save (kGone if it is no regular file) and, if it is free, removes it when
   /// `remove_if_free`: that save can no longer commit. The lock is held while the name is removed.
@@ -49,11 +53,14 @@ class LockFile {
   void release();
 
  private:
+  static base::Result<LockFile> lock(LockFile lock);
   void track();
   /// False in a forked child, which thereby lets go of its copy.
   bool is_ours();
 
   io::File file_;
+  std::string name_;                                    // in directory_
+  std::shared_ptr<const io::OpenDirectory> directory_;  // null: file_ has a path
   int tracked_ = -1;
   pid_t owner_ = 0;
 };

@@ -9,16 +9,15 @@
 #include "csrc/engine/live_saves.h"
 #include "csrc/engine/names.h"
 #include "csrc/engine/random_id.h"
-#include "csrc/io/directory.h"
 
 namespace bytecheckpoint::engine {
 
 using base::Status;
 
-base::Result<std::unique_ptr<Removal>> Removal::begin(const std::string& directory) {
+base::Result<std::unique_ptr<Removal>> Removal::begin(std::shared_ptr<const io::OpenDirectory> directory) {
   BCP_ASSIGN_OR_RETURN(const base::Id id, draw_id());
   std::unique_ptr<Removal> removal(new Removal(directory, engine::tmp_name(id)));
-  base::Result<LockFile> tmp = LockFile::create(io::join(directory, removal->tmp_name_));
+  base::Result<LockFile> tmp = LockFile::create(directory, removal->tmp_name_);
   const int error = tmp.status().sys_errno();
   if (tmp.is_ok()) {
     removal->tmp_ = std::move(tmp.value());
@@ -28,7 +27,7 @@ base::Result<std::unique_ptr<Removal>> Removal::begin(const std::string& directo
     return tmp.status();
   }
   // From here on the destructor removes our tmp if anything fails.
-  BCP_RETURN_IF_ERROR(refuse_live_saves(directory, removal->tmp_name_, {}, /*take_over=*/false));
+  BCP_RETURN_IF_ERROR(refuse_live_saves(directory->path(), removal->tmp_name_, {}, /*take_over=*/false));
   return removal;
 }
 
@@ -39,13 +38,13 @@ Removal::~Removal() {
 Status Removal::check_right() {
   if (tmp_name_.empty() || tmp_.has_name()) return Status::ok();
   return Status::make(base::Code::kSuperseded,
-                      base::text("remove(", directory_, "): a save took the right to change what is there"),
-                      directory_);
+                      base::text("remove(", directory_->path(), "): a save took the right to change what is there"),
+                      directory_->path());
 }
 
-Status Removal::remove_marks() {
+base::Result<int64_t> Removal::remove_marks() {
   BCP_RETURN_IF_ERROR(check_right());
-  BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::list_directory(directory_));
+  BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, directory_->list());
   std::vector<std::pair<Scope, std::string>> marks;
   for (const std::string& name : names) {
     uint32_t rank;
@@ -56,17 +55,37 @@ Status Removal::remove_marks() {
   std::sort(marks.begin(), marks.end(), [](const auto& a, const auto& b) {
     return std::make_pair(!a.first.has_value(), a.first) < std::make_pair(!b.first.has_value(), b.first);
   });
+  int64_t bytes = 0;
   for (const auto& [scope, name] : marks) {
-    BCP_RETURN_IF_ERROR(io::remove_file(io::join(directory_, name)));
+    BCP_ASSIGN_OR_RETURN(const io::OpenDirectory::Entry mark, directory_->entry(name));
+    BCP_RETURN_IF_ERROR(directory_->remove_file(name));
+    bytes += mark.bytes;
     is_begun_ = true;
   }
   is_begun_ = true;
-  return io::sync_directory(directory_);
+  BCP_RETURN_IF_ERROR(directory_->sync());
+  return bytes;
 }
 
 Status Removal::finish() {
   is_begun_ = true;
   return tmp_name_.empty() ? Status::ok() : tmp_.remove();
+}
+
+base::Result<io::Removed> remove_entry(const io::OpenDirectory& in, const std::string& name, Removal* right,
+                                       const std::function<Status()>& may_go_on, bool dry_run) {
+  io::RemovalRules rules;
+  rules.dry_run = dry_run;
+  rules.may_go_on = [&] {
+    if (right != nullptr) BCP_RETURN_IF_ERROR(right->check_right());
+    return may_go_on();
+  };
+  rules.stays = [](const std::string& file) {
+    const size_t metadata = file.size() - std::min(file.size(), kMetadataName.size());
+    return file == kMetadataName ||
+           (file.compare(0, 2, "__") == 0 && file.compare(metadata, file.npos, kMetadataName) == 0);
+  };
+  return io::remove_entry(in, name, rules);
 }
 
 }  // namespace bytecheckpoint::engine

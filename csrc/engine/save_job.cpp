@@ -13,6 +13,9 @@
 namespace bytecheckpoint::engine {
 namespace {
 
+/// Files that are complete, and still open. A process has few descriptors, and a save of many tensors many files.
+constexpr size_t kMaxUnsettled = 64;
+
 /// Adds the time it lives to a counter of seconds.
 class Stopwatch {
  public:
@@ -83,6 +86,7 @@ void SaveJob::note(const std::string& fqn, const tensor::Box& box, const format:
 }
 
 base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& box, const tensor::StridedView& view) {
+  BCP_RETURN_IF_ERROR(settle_if_many());
   const Stopwatch watch(&stats_.stage_s);
   BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record());
   BCP_ASSIGN_OR_RETURN(const format::ZipRecord zip,
@@ -113,6 +117,7 @@ base::Status SaveJob::append_opaque(const std::string& fqn, const tensor::Box& b
 
 base::Status SaveJob::append_as_is(format::RecordKind kind, const std::string& fqn, const tensor::Box& box,
                                    std::string_view bytes) {
+  BCP_RETURN_IF_ERROR(settle_if_many());
   const Stopwatch watch(&stats_.stage_s);
   BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record());
   const int64_t offset = image->position();
@@ -137,11 +142,26 @@ base::Result<format::WriteResult> SaveJob::finish() {
   return std::move(result_);
 }
 
-base::Status SaveJob::settle_all() {
-  for (const auto& image : images_) {
-    BCP_RETURN_IF_ERROR(image->settle(options_.sync));
+base::Status SaveJob::settle_if_many() {
+  if (images_.size() <= num_settled_ + kMaxUnsettled) return base::Status::ok();
+  {
+    const Stopwatch watch(&stats_.flush_s);
+    BCP_RETURN_IF_ERROR(writer_->drain());
+  }
+  const Stopwatch watch(&stats_.sync_s);
+  return patience_.run("fsync", options_.directory, [this] { return settle_finished(); });
+}
+
+base::Status SaveJob::settle_finished() {
+  for (const size_t end = images_.size() - (image_open_ ? 1 : 0); num_settled_ < end; ++num_settled_) {
+    BCP_RETURN_IF_ERROR(images_[num_settled_]->settle(options_.sync));
     patience_.answered();
   }
+  return base::Status::ok();
+}
+
+base::Status SaveJob::settle_all() {
+  BCP_RETURN_IF_ERROR(settle_finished());
   BCP_FAILPOINT(kWriteFilesSynced);
   if (options_.sync && !images_.empty()) BCP_RETURN_IF_ERROR(io::sync_directory(options_.directory));
   BCP_FAILPOINT(kWriteDirectorySynced);

@@ -36,7 +36,8 @@ struct SaveStats {
 
 /// One rank's part of a save: records in, durable data files out. The coordinator's part is Commit.
 ///
-///     append_* : lay out -> stage (merge + CRC into slots) -> write, by the writer's threads, beside the next stage
+///     append_* : lay out -> stage (merge + CRC into slots) -> write, by the writer's threads, beside the next stage;
+///                of one file a record, those that are complete are synced and closed before too many are open
 ///     finish   : trailer -> last writes -> fsync of files and directory -> WriteResult
 ///
 /// Tensor records come before all others. After any failure the job only ends; the files it made belong to the
@@ -73,7 +74,9 @@ class SaveJob {
                             std::string_view bytes);
   base::Result<FileImage*> image_for_record();
   base::Status finish_image();
+  base::Status settle_if_many();
   base::Status settle_all();
+  base::Status settle_finished();
   void note(const std::string& fqn, const tensor::Box& box, const format::Record& record);
 
   const SaveOptions options_;
@@ -83,7 +86,8 @@ class SaveJob {
   std::vector<std::unique_ptr<FileImage>> images_;
   std::unique_ptr<io::Writer> writer_;
   io::Patience patience_;
-  bool image_open_ = false;
+  bool image_open_ = false;  // the last of images_
+  size_t num_settled_ = 0;   // the first of images_
   std::vector<std::string> file_names_;
   format::WriteResult result_;
   SaveStats stats_;

@@ -100,11 +100,21 @@ void remove_empty_directories(const std::vector<std::string>& paths) {
 }
 
 base::Result<std::vector<std::string>> list_directory(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return Status::storage("opendir", path, "", errno);
+  return names_in(fd, path);
+}
+
+base::Result<std::vector<std::string>> names_in(int fd, const std::string& path) {
   struct CloseDirectory {
     void operator()(DIR* directory) const { ::closedir(directory); }
   };
-  std::unique_ptr<DIR, CloseDirectory> directory(::opendir(path.c_str()));
-  if (directory == nullptr) return Status::storage("opendir", path, "", errno);
+  std::unique_ptr<DIR, CloseDirectory> directory(::fdopendir(fd));
+  if (directory == nullptr) {
+    const int error = errno;
+    ::close(fd);
+    return Status::storage("opendir", path, "", error);
+  }
   std::vector<std::string> names;
   for (;;) {
     errno = 0;
@@ -119,21 +129,20 @@ base::Result<std::vector<std::string>> list_directory(const std::string& path) {
 }
 
 Status sync_directory(const std::string& path, bool* supported) {
-  if (supported != nullptr) *supported = true;
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return Status::storage("open", path, "directory", errno);
-  const int result = ::fsync(fd);
-  const int error = errno;
+  Status synced = sync_directory(fd, path, supported);
   ::close(fd);
-  if (result == 0) {
-    BCP_JOURNAL(synced_directory(path));
-    return Status::ok();
-  }
-  if (error == EINVAL || error == ENOTSUP) {
-    if (supported != nullptr) *supported = false;
-    return Status::ok();
-  }
-  return Status::storage("fsync", path, "directory", error);
+  return synced;
+}
+
+Status sync_directory(int fd, const std::string& path, bool* supported) {
+  const bool done = ::fsync(fd) == 0;
+  const bool is_refused = !done && (errno == EINVAL || errno == ENOTSUP);
+  if (!done && !is_refused) return Status::storage("fsync", path, "directory", errno);
+  if (supported != nullptr) *supported = done;
+  if (done) BCP_JOURNAL(synced_directory(path));
+  return Status::ok();
 }
 
 Status rename_over(const std::string& from, const std::string& to) {

@@ -34,10 +34,14 @@ void remove_empty_directories(const std::vector<std::string>& paths);
 
 /// Names in `path` without `.` and `..`, in the order of the file system.
 base::Result<std::vector<std::string>> list_directory(const std::string& path);
+/// The same of a directory that is open. \param fd  Is closed.
+base::Result<std::vector<std::string>> names_in(int fd, const std::string& path);
 
 /// fsync of a directory: makes names created, removed and renamed in it survive power loss.
 /// \param supported  Set to false, with ok returned, where the file system cannot (EINVAL, ENOTSUP).
 base::Status sync_directory(const std::string& path, bool* supported = nullptr);
+/// The same of a directory that is open.
+base::Status sync_directory(int fd, const std::string& path, bool* supported = nullptr);
 
 /// Gives a file the name `to`, in place of what has that name. \returns kStorage, with ENOENT where `from` is gone.
 base::Status rename_over(const std::string& from, const std::string& to);

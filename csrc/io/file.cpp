@@ -19,15 +19,17 @@ namespace {
 using base::Status;
 using base::text;
 
+constexpr int kNew = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
+
 bool is_aligned(const void* bytes, int64_t size, int64_t offset) {
   return (reinterpret_cast<uintptr_t>(bytes) % kDirectAlignment | static_cast<uint64_t>(size) % kDirectAlignment |
           static_cast<uint64_t>(offset) % kDirectAlignment) == 0;
 }
 
-int open_retrying(const char* path, int flags, mode_t mode) {
+int open_retrying(const char* path, int flags, mode_t mode, int directory = AT_FDCWD) {
   int fd;
   do {
-    fd = ::open(path, flags | O_CLOEXEC, mode);
+    fd = ::openat(directory, path, flags | O_CLOEXEC, mode);
   } while (fd < 0 && errno == EINTR);
   return fd;
 }
@@ -76,8 +78,7 @@ base::Result<File> File::open(const std::string& directory, const std::string& n
 base::Result<File> File::create(const std::string& path, bool direct) {
   File file;
   file.path_ = path;
-  const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
-  file.fd_ = open_retrying(path.c_str(), flags | (direct ? O_DIRECT : 0), 0666);
+  file.fd_ = open_retrying(path.c_str(), kNew | (direct ? O_DIRECT : 0), 0666);
   if (file.fd_ < 0 && direct && errno == EINVAL) {
     // Some file systems create the file before they refuse the flag.
     ::unlink(path.c_str());
@@ -86,6 +87,15 @@ base::Result<File> File::create(const std::string& path, bool direct) {
   if (file.fd_ < 0) return Status::storage("open", path, "create", errno);
   file.direct_ = direct;
   BCP_JOURNAL(created(file.fd_, path));
+  return file;
+}
+
+base::Result<File> File::create(const OpenDirectory& in, const std::string& name) {
+  File file;
+  file.path_ = join(in.path(), name);
+  file.fd_ = open_retrying(name.c_str(), kNew, 0666, in.fd());
+  if (file.fd_ < 0) return Status::storage("open", file.path_, "create", errno);
+  BCP_JOURNAL(created(file.fd_, file.path_));
   return file;
 }
 

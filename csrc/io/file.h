@@ -6,6 +6,7 @@
 #include <string>
 
 #include "csrc/base/status.h"
+#include "csrc/io/open_directory.h"
 
 namespace bytecheckpoint::io {
 
@@ -29,6 +30,8 @@ class File {
   static base::Result<File> open(const std::string& directory, const std::string& name, bool direct);
   /// New, for writing and reading: O_CREAT | O_EXCL | O_NOFOLLOW. kStorage with EEXIST if anything is there.
   static base::Result<File> create(const std::string& path, bool direct);
+  /// The same in a directory that is open, without O_DIRECT. \param name  Of one entry, and ours.
+  static base::Result<File> create(const OpenDirectory& in, const std::string& name);
 
   /// Writes all of `size` bytes.
   base::Status write_at(const void* bytes, int64_t size, int64_t offset);

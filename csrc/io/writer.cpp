@@ -40,6 +40,10 @@ void Writer::stop() {
 }
 
 void Writer::submit(WriteRequest request) {
+  {
+    base::MutexLock lock(mutex_);
+    ++unwritten_;
+  }
   queue_.push(request);
 }
 
@@ -65,12 +69,20 @@ base::Status Writer::status() {
   return first_failure_;
 }
 
+base::Status Writer::drain() {
+  return wait_until_zero(unwritten_);
+}
+
 base::Status Writer::finish() {
   queue_.close();
+  return wait_until_zero(running_);
+}
+
+base::Status Writer::wait_until_zero(const int64_t& count) {
   base::MutexLock lock(mutex_);
-  const auto have_ended = [this] { return running_ == 0; };
-  if (!is_bounded()) ended_.wait(lock, have_ended);
-  while (!ended_.wait_for(lock, PendingCalls::kLook, have_ended)) {
+  const auto is_zero = [&count] { return count == 0; };
+  if (!is_bounded()) ended_.wait(lock, is_zero);
+  while (!ended_.wait_for(lock, PendingCalls::kLook, is_zero)) {
     base::Status pending = pending_.status();
     if (pending.is_ok()) continue;
     fail(std::move(pending));
@@ -91,17 +103,21 @@ void Writer::wait_for_turn(int64_t bytes) {
 void Writer::run(int thread) {
   while (const auto request = queue_.pop()) {
     wait_for_turn(request->size);
-    if (status().is_ok()) {
+    base::Status outcome = status();
+    if (outcome.is_ok()) {
       pending_.begin(thread, "pwrite", request->file->path());
-      base::Status outcome = request->file->write_at(request->bytes, request->size, request->offset);
+      outcome = request->file->write_at(request->bytes, request->size, request->offset);
       pending_.end(thread);
       BCP_FAILPOINT(kWriteData);
+    }
+    {
       base::MutexLock lock(mutex_);
       if (outcome.is_ok()) {
         bytes_written_ += request->size;
       } else {
         fail(std::move(outcome));
       }
+      if (--unwritten_ == 0) ended_.notify_all();
     }
     released_(request->slot);
   }

@@ -52,6 +52,8 @@ class Writer {
   /// First failure so far.
   base::Status status();
   /// Waits until all that was submitted is written, or a write takes too long. \returns the first failure.
+  base::Status drain();
+  /// The same, and ends the threads: nothing more may be submitted.
   base::Status finish();
   /// May a write take too long?
   bool is_bounded() const { return pending_.is_bounded(); }
@@ -60,6 +62,7 @@ class Writer {
   /// Ends all threads, and waits for them.
   void stop();
   void run(int thread);
+  base::Status wait_until_zero(const int64_t& count);
   void fail(base::Status failure) BCP_REQUIRES(mutex_);
   /// Until so many bytes may be written, or nothing more is to be.
   void wait_for_turn(int64_t bytes);
@@ -69,7 +72,8 @@ class Writer {
   const int64_t bytes_per_s_;
   PendingCalls pending_;
   base::Mutex mutex_;
-  int running_ BCP_GUARDED_BY(mutex_);
+  int64_t running_ BCP_GUARDED_BY(mutex_);        // threads
+  int64_t unwritten_ BCP_GUARDED_BY(mutex_) = 0;  // requests
   base::Status first_failure_ BCP_GUARDED_BY(mutex_);
   int64_t bytes_written_ BCP_GUARDED_BY(mutex_) = 0;
   std::chrono::steady_clock::time_point next_turn_ BCP_GUARDED_BY(mutex_);

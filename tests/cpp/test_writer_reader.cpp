@@ -59,6 +59,26 @@ TEST_CASE("writer: everything that was submitted is in the file") {
   }
 }
 
+TEST_CASE("writer: drained it has written everything so far, and takes more") {
+  const TempDir dir;
+  File file = test::value_of(File::create(dir / "file", false));
+  const std::string bytes(1000, 'x');
+  std::atomic<int> num_released{0};
+  Writer writer({3, 4}, [&](int) { ++num_released; });
+  for (int round = 1; round <= 5; ++round) {
+    for (int i = 0; i < 20; ++i) {
+      writer.submit({&file, reinterpret_cast<const uint8_t*>(bytes.data()), 1000, (round * 20 + i) * 1000, i});
+    }
+    EXPECT_OK(writer.drain());
+    CHECK(writer.bytes_written() == round * 20'000);
+  }
+  EXPECT_OK(writer.drain());
+  writer.cancel();
+  EXPECT_CODE(kCancelled, writer.drain());
+  EXPECT_CODE(kCancelled, writer.finish());
+  CHECK(num_released == 100);
+}
+
 TEST_CASE("writer: a failure is the first one, nothing more is written, and slots keep coming back") {
   const TempDir dir;
   test::write_all(dir / "a", "");

@@ -105,16 +105,11 @@ def prune_and_die(root: str, number: int) -> None:
 
         return call
 
-    removal = _removal._core.Removal
-
-    class Counted:
-        def __init__(self, directory: str) -> None:
-            right = counted(removal)(directory)
-            self.tmp, self.check_right = right.tmp, right.check_right
-            self.remove_marks, self.finish = counted(right.remove_marks), counted(right.finish)
-
-    _removal._core.Removal = Counted  # type: ignore[assignment,misc]
-    os.unlink, os.rmdir = counted(os.unlink), counted(os.rmdir)  # type: ignore[assignment]
+    core = _removal._core
+    for kind, names in ((core.Removal, ("remove_marks", "finish")), (core.Directory, ("remove", "remove_empty"))):
+        for name in names:
+            setattr(kind, name, counted(getattr(kind, name)))
+    core.Removal = counted(core.Removal)  # type: ignore[assignment,misc]
     report = prune(root, keep_latest=1)
     assert report.warnings == []
 

@@ -176,10 +176,16 @@ def test_a_step_that_may_not_be_looked_at(home: Path, server: ForkServer) -> Non
     assert isinstance(found, tuple)
     assert found[0] == str(run / "step-1")
     assert "step-2, which is unknown" in found[1][0]
+    for mode in (0o444, 0o111):  # its names can be seen, and nothing more; or only what has a known name
+        (run / "step-2").chmod(mode)
+        assert server.run(latest_as_nobody, run).unwrap()[0] == str(run / "step-1")
     (run / "step-1").chmod(0)
     assert "none is whole" in str(server.run(latest_as_nobody, run).unwrap())
     ((code, _, _),) = server.run(commands_as_nobody, ["steps", str(run)]).unwrap()
     assert code == 1
+    run.chmod(0o444)
+    ((code, listed, _),) = server.run(commands_as_nobody, ["steps", str(run)]).unwrap()
+    assert (code, listed.count("Permission denied")) == (1, 2)
     run.chmod(0)
     error = server.run(latest_as_nobody, run).unwrap()
     assert isinstance(error, StorageError)

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,13 +25,14 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from bytecheckpoint import RetentionReport, prune
 from bytecheckpoint.errors import CheckpointBusyError
 from faults.fork_server import LIMIT_S, ForkServer, Meeting
+from faults.mounts import mounted
 from faults.paused_saves import save_paused
 from faults.pruning import KEPT, NOBODY, make_run, prune_as_nobody, prune_when_told, save_template, states_in
-from faults.rehearsal import for_each, one_of_each
+from faults.rehearsal import for_each, one_of_each, spread
 from faults.saves import Attempt, SaveRequest, generation_on_disk, save
 from faults.strace import Call, calls_in, injected, recorded
 
-REMOVING = ("unlink", "rmdir")
+REMOVING = ("unlink",)  # and unlinkat, which also removes folders
 # A change of what is on disk, or a step of the protocol.
 CHANGING = (*REMOVING, "fsync", "flock")
 
@@ -66,6 +67,18 @@ class Pruned:
         with self._started(root) as (pid, process):
             with injected(pid, root.with_suffix(".log"), call.name, f"error={error}", call.number):
                 process.send("go")
+                report: RetentionReport = self._server.wait(pid).unwrap()
+            return report
+
+    def stop_once(self, root: Path, call: Call, meanwhile: Callable[[], None]) -> RetentionReport:
+        """Calls ``meanwhile`` right after the prune has made ``call``, before it makes another."""
+        log = root.with_suffix(".log")
+        with self._started(root) as (pid, process):
+            with injected(pid, log, call.name, "signal=STOP", call.number):
+                process.send("go")
+                wait_until_stopped(log)
+                meanwhile()
+                os.kill(pid, signal.SIGCONT)
                 report: RetentionReport = self._server.wait(pid).unwrap()
             return report
 
@@ -109,8 +122,7 @@ def test_marks_go_first_and_that_is_synced(pruned: Pruned) -> None:
     for kept in (".", f"step-{KEPT}"):
         assert any(call.name == "fsync" and call.files == kept for call in calls[:mark]), f"{kept} is not synced before"
     tmp = max(place for place in of_step if ".tmp" in calls[place].files)
-    assert calls[max(of_step)].name == "rmdir"
-    assert [calls[place].name for place in of_step if place > tmp] == ["rmdir"]
+    assert [calls[place].files for place in of_step if place > tmp] == ["step-1"]
 
 
 def test_kill_at_what_changes(pruned: Pruned, tmp_path: Path) -> None:
@@ -170,6 +182,47 @@ def test_on_a_full_disk(pruned: Pruned, tmp_path: Path) -> None:
     report = pruned.fail(root, creating, "ENOSPC")
     assert report.warnings == []
     assert states_in(root) == {KEPT: "complete"}
+
+
+@pytest.mark.parametrize("swapped", ["step-1", "step-1/hf", "."])
+def test_a_folder_that_turns_into_a_link(pruned: Pruned, tmp_path: Path, swapped: str) -> None:
+    """After each call of the prune: what the link leads to, which looks the same, stays as it is."""
+    outside = pruned.copy(tmp_path / "outside")
+    before = sorted(outside.rglob("*"))
+    # From the moment on at which the removal of step 1 opens it; the folder of the run is open by then.
+    begun = next(at for at, call in enumerate(pruned.calls) if is_of(call, ("flock",)))
+    opens = max(at for at, call in enumerate(pruned.calls[:begun]) if call.files == "step-1")
+    points = [call for call in pruned.calls[opens:] if call.files.startswith("step-1")]
+    if swapped == ".":
+        points = spread(points, 12)
+
+    def trial(call: Call) -> None:
+        place = points.index(call)
+        root = pruned.copy(tmp_path / str(place))
+
+        def swap() -> None:
+            if (root / swapped).exists():
+                (root / swapped).rename(tmp_path / f"{place} moved")
+                (root / swapped).symlink_to(outside / swapped)
+
+        pruned.stop_once(root, call, swap)
+        assert sorted(outside.rglob("*")) == before
+
+    for_each(points, trial)
+
+
+def test_what_is_mounted_in_a_folder_stays(pruned: Pruned, tmp_path: Path) -> None:
+    """Also a folder of the same file system."""
+    root = pruned.copy(tmp_path / "run")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "precious").touch()
+    mount = root / "step-1" / "hf" / "mount"
+    with mounted(mount, "--bind", str(tmp_path / "outside"), untested="MOUNTS IN STEP FOLDERS"):
+        report = prune(root, keep_latest=1)
+        assert report.warnings == ["step-1 stays, without a checkpoint: hf: another file system is mounted there"]
+        assert (mount / "precious").exists()
+    assert (tmp_path / "outside" / "precious").exists()
+    assert (root / "step-1" / "hf" / "model").exists()
 
 
 @pytest.fixture

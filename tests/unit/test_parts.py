@@ -94,6 +94,36 @@ def test_odd_descriptions_are_typed_errors_or_passed_over(tmp_path: Path, case: 
         bytecheckpoint.bytecheckpoint_ckpt_to_pytorch_ckpt(step, return_dict=True)
 
 
+ODD_SAVES = {
+    "surrogates in names of parts": {"parts": ["model", "\ud800"]},
+    "long names of parts": {"parts": ["model", "x" * 1_000_000]},
+    "surrogates in the id": {"save": "\ud800", "parts": ["model", "optimizer"]},
+    "deep": {"parts": ["model", "optimizer"], "save": "a", "more": json.loads(nested(900))},
+}
+
+
+@pytest.mark.parametrize("case", ODD_SAVES)
+def test_reasons_are_text_of_some_length(tmp_path: Path, case: str) -> None:
+    """They go into logs, and are printed."""
+    step = save_with(tmp_path, json.dumps({"bytecheckpoint": ODD_SAVES[case]}))
+    writer = BcpWriter(step / "optimizer", user_metadata={"bytecheckpoint": {"save": "b", "global_step": 10**4000}})
+    run_save({"weight": torch.ones(1)}, writer, None, None)
+    (folder,) = scan_steps(tmp_path)
+    assert folder.state == "half"
+    assert len(folder.reason.encode()) < 500
+
+
+def test_descriptions_that_are_none_are_those_of_others(tmp_path: Path) -> None:
+    """Whatever JSON it is, nothing raises."""
+    odd: list[Any] = [5, True, None, [], {}, "x", "\ud800", 1.5, [1], [["a"]], {"a": 1}, [None]]
+    texts = ["NaN", "-Infinity", '{"a": 1, "a": 2}', *(json.dumps(value) for value in odd)]
+    texts += [json.dumps({"bytecheckpoint": value}) for value in odd if not isinstance(value, dict)]
+    for number, text in enumerate(texts):
+        save_with(tmp_path, text, number)
+    assert {folder.state for folder in scan_steps(tmp_path)} == {"complete"}
+    assert latest(tmp_path) == str(tmp_path / f"global_step_{len(texts) - 1}")
+
+
 def test_a_tracker_with_a_number_of_any_length(tmp_path: Path) -> None:
     bytecheckpoint.save(tmp_path, {"model": nn.Linear(3, 2)}, "ddp", global_steps=4)
     tracker = tmp_path / "latest_checkpointed_iteration.txt"

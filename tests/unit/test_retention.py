@@ -228,7 +228,7 @@ def test_a_live_save_is_left_alone(run: RunFolder, complete: bool) -> None:
     run.complete(1, 2)
     if not complete:
         (run.path(1) / ".metadata").unlink()
-    removal = _core.Removal(str(run.path(1)))  # has the right that a save has
+    removal = _core.Removal(_core.Directory(str(run.path(1))))  # has the right that a save has
     report = prune(run.root, keep_latest=1)
     assert report.skipped == {str(run.path(1)): "a save is under way"}
     del removal
@@ -306,19 +306,13 @@ class TestLoads:
 
         thread = threading.Thread(target=load)
 
-        class Right:
-            def __init__(self, directory: str) -> None:
-                self._right = removal(directory)
+        remove_marks = _core.Removal.remove_marks
 
-            def remove_marks(self) -> None:
-                thread.start()
-                self._right.remove_marks()
+        def begin_then_remove(right: _core.Removal) -> int:
+            thread.start()
+            return remove_marks(right)
 
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self._right, name)
-
-        removal = _core.Removal
-        monkeypatch.setattr(_core, "Removal", Right)
+        monkeypatch.setattr(_core.Removal, "remove_marks", begin_then_remove)
         assert left_by(run, keep_latest=1) == [2]
         thread.join()
         assert [type(error) for error in errors] == [CheckpointNotFoundError]

@@ -16,7 +16,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from unit.run_folder import DEAD_TMP, RunFolder, save_at, small_state
 
-from bytecheckpoint import StepFolder, _core, scan_steps
+from bytecheckpoint import StepFolder, _core, prune, scan_steps
 from bytecheckpoint.errors import CheckpointBusyError, ConfigError, StorageError
 
 
@@ -177,6 +177,24 @@ def test_unknown(run: RunFolder) -> None:
     assert folders[2].state in ("unknown", "corrupt")
 
 
+@pytest.mark.parametrize("within", [False, True])
+def test_names_that_are_no_text(run: RunFolder, template: Path, within: bool) -> None:
+    run.complete(1)
+    name = os.fsdecode(b"caf\xe9-2")
+    folder = run.path(2) / name if within else run.root / name
+    shutil.copytree(template, folder)
+    whole, odd = scan_steps(run.root, pattern=r".*-(\d+)")
+    assert (whole.state, odd.step, odd.state) == ("complete", 2, "unknown")
+    assert odd.reason.encode()
+    assert prune(run.root, keep_latest=1, pattern=r".*-(\d+)").warnings == []
+    run.complete(3)
+    (run.path(1) / name).mkdir()
+    (run.path(1) / name / name).touch()
+    report = prune(run.root, keep_latest=1, pattern=r".*-(\d+)")
+    assert (report.removed, report.warnings) == ([str(run.path(1))], [])
+    assert (folder / ".metadata").exists()
+
+
 def test_parts_without_collectives(run: RunFolder, template: Path) -> None:
     run.complete(1)
     mark = (run.path(1) / ".metadata").rename(run.path(1) / "__0.metadata")
@@ -204,10 +222,10 @@ def test_a_live_save(run: RunFolder, live_save: Path, template: Path) -> None:
 
 def test_a_removal_holds_the_path(run: RunFolder) -> None:
     run.complete(1)
-    removal = _core.Removal(str(run.path(1)))
+    removal = _core.Removal(_core.Directory(str(run.path(1))))
     assert only(run).is_being_saved
     with pytest.raises(CheckpointBusyError):
-        _core.Removal(str(run.path(1)))
+        _core.Removal(_core.Directory(str(run.path(1))))
     del removal
     assert not only(run).is_being_saved
     assert only(run).is_complete
