@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from bytecheckpoint import _C
 from bytecheckpoint._in_use import Hold, hold
@@ -254,7 +255,12 @@ class _Loading:
 
     def _refuse_meta(self, part: str, flat: dict[str, Any]) -> None:
         """Refuses tensors that what is loaded could not be put into."""
-        keys = [key for key, value in flat.items() if isinstance(value, torch.Tensor) and value.is_meta]
+        keys = [
+            key
+            for key, value in flat.items()
+            # A ShardedTensor, which cannot always say, has memory.
+            if isinstance(value, torch.Tensor) and not isinstance(value, ShardedTensor) and value.is_meta
+        ]
         if keys:
             raise InvalidPlanError(
                 f"load({self.folder / part}): on the meta device, which holds no elements: {_listed(keys)}; give the "

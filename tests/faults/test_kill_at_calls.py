@@ -32,7 +32,8 @@ SCENARIOS: dict[Scenario, Callable[[Sequence[Call]], list[Call]]] = {
 }
 # Of a single rank. Names on other architectures are longer.
 ALWAYS_MADE = ("open", "close", "flock", "fallocate", "pwrite", "pread", "ftruncate", "fsync", "rename", "getdents")
-READING = ("open", "close", "newfstatat", "fstat", "statx", "pread")
+# What changes nothing on disk; fcntl, the flags of a descriptor alone.
+READING = ("open", "close", "newfstatat", "fstat", "statx", "pread", "fcntl")
 
 
 @pytest.fixture(scope="module")

@@ -213,7 +213,7 @@ def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     names = {**trained(), "step": 100, "queue": ["a", "b"]}
     exec(code, names)
-    assert names["latest"] == "run/global_step_100"
+    assert names["latest"] == str(tmp_path / "run" / "global_step_100")
     assert names["state"]["extra_state"]["queue"] == ["a", "b"]
 
 

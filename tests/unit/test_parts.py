@@ -37,7 +37,7 @@ def save_with(root: Path, text: str, step: int = 5) -> Path:
     folder = root / f"global_step_{step}"
     writer = BcpWriter(folder / "model")
     writer.user_metadata = text
-    run_save({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, writer, None, None)
+    run_save({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, writer, None, None, None)
     return folder
 
 
@@ -107,7 +107,7 @@ def test_reasons_are_text_of_some_length(tmp_path: Path, case: str) -> None:
     """They go into logs, and are printed."""
     step = save_with(tmp_path, json.dumps({"bytecheckpoint": ODD_SAVES[case]}))
     writer = BcpWriter(step / "optimizer", user_metadata={"bytecheckpoint": {"save": "b", "global_step": 10**4000}})
-    run_save({"weight": torch.ones(1)}, writer, None, None)
+    run_save({"weight": torch.ones(1)}, writer, None, None, None)
     (folder,) = scan_steps(tmp_path)
     assert folder.state == "half"
     assert len(folder.reason.encode()) < 500

@@ -78,7 +78,7 @@ else:
 )
 def test_objects_say_what_they_are(value: object, text: str) -> None:
     assert repr(value) == text
-    assert repr(Retention("run", keep_latest=3)).startswith("Retention(root='run', keep_latest=3")
+    assert repr(Retention("/run", keep_latest=3)).startswith("Retention(root='/run', keep_latest=3")
 
 
 def test_a_handle_says_how_far_its_save_is(tmp_path: Path) -> None:
