@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "csrc/bindings/errors.h"
+#include "csrc/bindings/gil.h"
 #include "csrc/bindings/unlocked.h"
 #include "csrc/engine/inspect_folder.h"
 #include "csrc/engine/removal.h"
@@ -85,7 +86,7 @@ py::tuple remove_entry(const io::OpenDirectory& self, const Path& name, engine::
     const auto now = std::chrono::steady_clock::now();
     if (now - last < kBetweenSignals) return base::Status::ok();
     last = now;
-    const py::gil_scoped_acquire locked;
+    const WithGil locked;
     raised = PyErr_CheckSignals() != 0;
     return raised ? base::Status::make(base::Code::kCancelled, "interrupted") : base::Status::ok();
   };

@@ -36,6 +36,8 @@ CHANGES_FILES = re.compile(
 )
 # Threads that begin without a name, which tests for leaks would not see.
 BEGINS_THREAD = re.compile(r"std::thread(?: \w+)?[({](?!std::move|\))|\bthreads?_?\.emplace_back\(|\bpthread_create\(")
+# Ways to and from the GIL by which a daemon thread aborts the process at the end of the interpreter.
+MOVES_GIL = re.compile(r"\bgil_scoped_|\bPyGILState_|\bPyEval_(?:Save|Restore)Thread\b|\bPy_BEGIN_ALLOW_THREADS\b")
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".pyi", ".mk", ".sh"}
 SOURCE_FOLDERS = ("csrc", "bytecheckpoint", "tests", "demo", "benchmarks", "tools")
 
@@ -66,6 +68,8 @@ def faults_of_source(path: str, content: str) -> list[str]:
         faults.append(f"{path}: only io changes files")
     if path != "csrc/base/named_thread.h" and BEGINS_THREAD.search(content):
         faults.append(f"{path}: a thread without a name; base/named_thread.h gives it one")
+    if path != "csrc/bindings/gil.h" and MOVES_GIL.search(content):
+        faults.append(f"{path}: the GIL is let go of and taken by the guards of bindings/gil.h")
     if path.endswith((".h", ".cuh")) and "#pragma once" not in content.splitlines():
         faults.append(f"{path}: no #pragma once")
     return faults
@@ -135,6 +139,8 @@ def test_every_source_file_begins_with_its_licence() -> None:
         ("csrc/bindings/a.cpp", "::fsync(fd);"),
         ("csrc/io/a.cpp", "std::thread([&] { run(); }).detach();"),
         ("csrc/io/a.cpp", "threads_.emplace_back([this] { run(); });"),
+        ("csrc/bindings/a.cpp", "const py::gil_scoped_acquire locked;"),
+        ("csrc/bindings/a.cpp", "m.def(name, &call, py::call_guard<py::gil_scoped_release>());"),
     ],
 )
 def test_a_violation_is_found(path: str, line: str) -> None:
@@ -150,6 +156,7 @@ def test_a_violation_is_found(path: str, line: str) -> None:
         ("csrc/engine/a.cpp", "return io::rename(from, to);"),
         ("csrc/io/a.cpp", "::fsync(fd);"),
         ("csrc/io/a.cpp", 'threads_.push_back(base::named_thread("bcp-a", run));'),
+        ("csrc/bindings/a.cpp", "const WithoutGil no_gil;"),
         ("csrc/staging/cuda_device.cpp", "#include <cuda_runtime.h>\n"),
         ("csrc/staging/merge.cu", "#include <cuda_runtime.h>\n"),
         ("csrc/staging/merge.cu", '#include "csrc/staging/cuda_handles.h"\n'),
