@@ -152,10 +152,7 @@ py::dict run_load(PyLoadJob& self) {
     interrupted = PyErr_CheckSignals() != 0;
     return interrupted;
   };
-  auto result = [&] {
-    const WithoutGil unlocked;
-    return self.job.run(cancelled);
-  }();
+  auto result = unlocked([&] { return self.job.run(cancelled); });
   if (interrupted) throw py::error_already_set();
   return self.finish(value_or_raise(std::move(result)));
 }

@@ -21,15 +21,10 @@ using staging::Arena;
 using staging::Lease;
 using staging::Pages;
 
-staging::ArenaTerms terms_of(int64_t limit_bytes, bool is_shareable, int num_states) {
-  return {limit_bytes, is_shareable, num_states, {}};
-}
-
 /// None if all leases are taken.
 std::shared_ptr<Lease> try_lease(int64_t num_bytes, int64_t limit_bytes, bool is_shareable, int num_states,
                                  std::string what) {
-  staging::ArenaTerms terms = terms_of(limit_bytes, is_shareable, num_states);
-  terms.what = std::move(what);
+  const staging::ArenaTerms terms{limit_bytes, is_shareable, num_states, std::move(what)};
   auto lease = unlocked([&] { return Arena::of_process().try_lease(num_bytes, terms); });
   if (lease.status().code() == Code::kStagingBusy) return nullptr;
   return value_or_raise(std::move(lease));
@@ -147,7 +142,8 @@ void bind_staging(py::module_& m) {
   m.def(
       "prepare_arena",
       [](int64_t num_bytes, bool is_shareable) {
-        run_unlocked([&] { return Arena::of_process().prepare(num_bytes, terms_of(num_bytes, is_shareable, 1)); });
+        const staging::ArenaTerms terms{num_bytes, is_shareable, 1, {}};
+        run_unlocked([&] { return Arena::of_process().prepare(num_bytes, terms); });
       },
       py::kw_only(), py::arg("num_bytes"), py::arg("is_shareable"));
   m.def(

@@ -42,10 +42,7 @@ py::dict verify(std::string directory, bool direct_io, int num_threads, int64_t 
     }
     return !raised;
   };
-  auto result = [&] {
-    const WithoutGil unlocked;
-    return engine::verify_checkpoint(options, report_progress);
-  }();
+  auto result = unlocked([&] { return engine::verify_checkpoint(options, report_progress); });
   if (raised) throw py::error_already_set();
   const engine::VerifyReport report = value_or_raise(std::move(result));
   py::list problems;
