@@ -174,7 +174,7 @@ class Retention:
         return report
 
     def _prune(self, folders: list[StepFolder], protect: frozenset[int], report: RetentionReport) -> int:
-        root = _core.Directory(str(local_path(self.root)))  # what goes is in it, wherever its path leads by then
+        root = _core.Directory(str(self.root))  # what goes is in it, wherever its path leads by then
         complete = [folder for folder in folders if folder.is_complete]
         kept = [folder for at, folder in enumerate(complete) if self._keeps(folder, len(complete) - at, protect)]
         report.kept.extend(folder.step for folder in kept)

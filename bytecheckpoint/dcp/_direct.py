@@ -100,7 +100,7 @@ def save_over_group(
 
 def failing_planner(error: BaseException) -> SavePlanner:
     """For this rank's part of a save that it cannot take part in: the others, who come to it, are told ``error``."""
-    return _Failing(error, Config())
+    return _Failing(error)
 
 
 def fail_save(
@@ -160,8 +160,8 @@ class _FailingLoad(BcpLoadPlanner):
 class _Failing(BcpSavePlanner):
     """Raises where DCP takes note of it on all ranks."""
 
-    def __init__(self, error: BaseException, config: Config) -> None:
-        super().__init__(config=config)
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(config=Config())
         self._error = error
 
     def create_local_plan(self) -> Any:

@@ -115,7 +115,7 @@ class SaveSession:
     def watch_ranks(self) -> None:
         """From now on the loss of a rank ends the save: the right to commit is given back, or taken from a coordinator
         that is lost itself and may go on later."""
-        self.ranks, call = watch_of_call(), call_in(*SAVE)
+        self.ranks, call = watch_of_call(), self.dcp_call
         if self.ranks is None or call is None:
             return
         ref = weakref.ref(self)
