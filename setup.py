@@ -35,6 +35,7 @@ TORCH_BINDINGS = (
     "torch_tensor",
     "dcp_objects",
     "flatten",
+    "tensor_parts",
     "held_state",
     "local_state",
     "global_plan",

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.tensor import DTensor
 
-from bytecheckpoint import _core
+from bytecheckpoint import _C, _core
 from bytecheckpoint.dcp import _collectives
 from bytecheckpoint.dcp.chunks import LocalChunks
 from bytecheckpoint.errors import sendable
@@ -257,6 +257,8 @@ def init_meta_tensors(tensors: dict[str, torch.Tensor]) -> None:
         return
     for fqn, tensor in tensors.items():
         tensors[fqn] = torch.empty_like(tensor, device=torch.get_default_device())
+        if _C.is_marked_as_parts(tensor):
+            _C.copy_marks(tensor, tensors[fqn])
 
 
 def flatten_as_2_3(state_dict: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,10 +8,12 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+import torch
 from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _C
@@ -104,7 +106,7 @@ class StagedState(dict[str, Any]):
             return dict, (dict(dict.items(self)),)  # to a file, say
         stay = self._stay
         lease = stay.loan.lease
-        tree, tensors = _C.take_apart(dict(dict.items(self)), lease, stay.num_bytes, _StandIn, _ApartDTensor.of)
+        tree, tensors = _C.take_apart(dict(dict.items(self)), lease, stay.num_bytes, _StandIn, _apart)
         return _receive, (DupFd(stay.fd_to_send()), stay.num_bytes, lease.sums(), tree, tensors, stay.world)
 
 
@@ -125,22 +127,33 @@ class _StandIn:
     """Stands, itself, where a tensor was."""
 
 
+class _ApartParts:
+    """What a tensor says that is marked as parts of another one, without the tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        _C.copy_marks(tensor, self)
+
+
 class _ApartDTensor:
     """A DTensor without its local tensor."""
 
-    def __init__(self, spec: Any, requires_grad: bool) -> None:
-        self._spec = spec
-        self._requires_grad = requires_grad
+    def __init__(self, dtensor: DTensor) -> None:
+        self.spec = dtensor._spec
+        self.requires_grad = dtensor.requires_grad
 
-    @classmethod
-    def of(cls, dtensor: DTensor) -> _ApartDTensor:
-        return cls(dtensor._spec, dtensor.requires_grad)
 
-    @staticmethod
-    def join(value: Any, next_tensor: Any) -> Any:
-        if type(value) is not _ApartDTensor:
-            return value
-        return _compat.new_dtensor(next_tensor(), value._spec, value._requires_grad)
+def _apart(value: torch.Tensor) -> _ApartParts | _ApartDTensor:
+    return _ApartDTensor(value) if isinstance(value, DTensor) else _ApartParts(value)
+
+
+def _joined(value: Any, next_tensor: Callable[[], torch.Tensor]) -> Any:
+    if type(value) is _ApartDTensor:
+        return _compat.new_dtensor(next_tensor(), value.spec, value.requires_grad)
+    if type(value) is _ApartParts:
+        tensor = next_tensor()
+        _C.copy_marks(value, tensor)
+        return tensor
+    return value
 
 
 def _receive(
@@ -151,7 +164,7 @@ def _receive(
         pages = _C.receive_pages(fd, num_bytes, sums)
     finally:
         os.close(fd)
-    state: dict[str, Any] = _C.put_together(tree, tensors, pages, _StandIn, _ApartDTensor.join)
+    state: dict[str, Any] = _C.put_together(tree, tensors, pages, _StandIn, _joined)
     return state if world is None else _ReceivedState(state, world)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from bytecheckpoint import _C
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.frameworks.flat_parameters import FlatUnit, flat_units, has_flat_parameters
 from bytecheckpoint.frameworks.module_hooks import hooks_of, is_changed_by_loads, own_methods
@@ -39,10 +41,11 @@ class ModuleState:
 
     Raises:
         UnsupportedError: Flat parameters that cannot be taken apart: over tensor parallelism, or of modules with hooks
-            of their own that change the state dict.
+            of their own that change the state dict. A parameter or buffer that is marked as parts of a larger tensor.
     """
 
     def __init__(self, model: nn.Module, decompose: bool = True) -> None:
+        _refuse_parts(model)
         self._model = model
         self.units: Sequence[FlatUnit] | None = None
         self.values: dict[str, Any] = {}
@@ -186,6 +189,16 @@ def _decomposed(model: nn.Module, units: Sequence[FlatUnit]) -> dict[str, Any]:
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             values[prefix + _EXTRA_STATE] = module.get_extra_state()
     return {**values, **flat}
+
+
+def _refuse_parts(model: nn.Module) -> None:
+    """A state dict of torch does not say of them that they are parts, and an optimizer's state never did."""
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if _C.is_marked_as_parts(tensor):
+            raise UnsupportedError(
+                f"'{original_name(name)}' is marked as parts of a larger tensor (torch's CheckpointableTensor), which a "
+                "module's state dict does not tell; save and load a state dict of such tensors with dcp.save and dcp.load"
+            )
 
 
 def _refuse_hooks(name: str, module: nn.Module) -> None:

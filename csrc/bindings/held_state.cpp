@@ -7,6 +7,7 @@
 #include "csrc/bindings/dcp_objects.h"
 #include "csrc/bindings/dims_caster.h"
 #include "csrc/bindings/errors.h"
+#include "csrc/bindings/tensor_parts.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -70,7 +71,8 @@ py::tuple tensors_of_chunks(py::handle chunks) {
 
 py::object HeldValue::local(size_t box) const {
   if (kind == Kind::kPlain) return value;
-  return kind == Kind::kDTensor ? local_of(value) : py::object(tensors_of_chunks(value)[box]);
+  if (kind == Kind::kDTensor) return local_of(value);
+  return is_local_chunks(value) ? py::object(tensors_of_chunks(value)[box]) : part_of(value, box);
 }
 
 bool is_still(const HeldValue& held, const py::dict& flat) {
@@ -105,6 +107,10 @@ void StateScanner::read_tensor(HeldValue* held) {
   if (sharded || is_plain_tensor(held->value.ptr())) {
     held->facts = facts_of_tensor(held->value.ptr());
     const bool is_direct = held->facts.dtype != tensor::DType::kNone && held->facts.is_strided;
+    if (is_direct && is_marked_as_parts(held->value)) {
+      read_parts(held);
+      return;
+    }
     if (is_direct && !sharded) {
       held->kind = HeldValue::Kind::kPlain;
       held->boxes = {tensor::whole(held->facts.sizes)};
@@ -127,6 +133,12 @@ void StateScanner::read_chunks(HeldValue* held) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     held->boxes.push_back({offsets[i].cast<tensor::Dims>(), facts_of_tensor(py::object(tensors[i]).ptr()).sizes});
   }
+}
+
+void StateScanner::read_parts(HeldValue* held) {
+  held->kind = HeldValue::Kind::kChunks;
+  held->boxes = ask_dcp(held->value);  // who checks what the tensor says of itself
+  held->facts.sizes = global_shape_of_parts(held->value);
 }
 
 const std::vector<tensor::Box>& StateScanner::boxes_of_dtensor(py::handle dtensor) {

@@ -17,7 +17,7 @@ struct HeldValue {
     kObject,   // not a tensor
     kPlain,    // a torch.Tensor or Parameter: held whole
     kDTensor,  // one box of it is held, in a plain tensor of its own; none by ranks outside its mesh
-    kChunks,   // LocalChunks: any boxes of it are held, each in a plain tensor of its own
+    kChunks,   // any boxes of it are held, each in a plain tensor: LocalChunks, and tensors that are marked as parts
     kOther,    // ShardedTensor, subclasses, tensors whose elements need torch.save: DCP knows what is held
   };
 
@@ -59,6 +59,7 @@ class StateScanner {
  private:
   void read_tensor(HeldValue* held);
   void read_chunks(HeldValue* held);
+  void read_parts(HeldValue* held);
   const std::vector<tensor::Box>& boxes_of_dtensor(pybind11::handle dtensor);
   std::vector<tensor::Box> ask_dcp(pybind11::handle tensor) const;
 

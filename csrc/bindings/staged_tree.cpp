@@ -9,6 +9,7 @@
 #include "csrc/bindings/drop.h"
 #include "csrc/bindings/errors.h"
 #include "csrc/bindings/held_state.h"
+#include "csrc/bindings/tensor_parts.h"
 #include "csrc/bindings/unlocked.h"
 
 namespace bytecheckpoint::bindings {
@@ -90,7 +91,11 @@ std::vector<int> StagedTree::devices() const {
 py::object StagedTree::copy_leaf(py::handle value) {
   breath_.take();
   if (is_immutable(value)) return py::reinterpret_borrow<py::object>(value);
-  if (is_plain_tensor(value.ptr())) return stage_tensor(value);
+  if (is_plain_tensor(value.ptr())) {
+    py::object staged = stage_tensor(value);
+    if (is_marked_as_parts(value)) copy_marks(value, staged);
+    return staged;
+  }
   if (is_dtensor(value)) {
     const py::object local = local_of(value);
     if (is_plain_tensor(local.ptr())) return rewrap_(value, stage_tensor(local));
@@ -210,8 +215,7 @@ void StagedTree::sum(int num_threads) {
   lease_.reset();
 }
 
-TakenApart take_apart(py::handle tree, const uint8_t* first, int64_t bytes, py::object stand_in,
-                      py::object apart_dtensor) {
+TakenApart take_apart(py::handle tree, const uint8_t* first, int64_t bytes, py::object stand_in, py::object apart) {
   base::ByteWriter table;
   Breath breath;
   /// Is it in that memory, so that it is in the table now?
@@ -230,8 +234,9 @@ TakenApart take_apart(py::handle tree, const uint8_t* first, int64_t bytes, py::
   };
   TreeCopier copier([&](py::handle value) -> py::object {
     breath.take();
+    if (is_marked_as_parts(value) && note(value)) return apart(value);
     if (is_plain_tensor(value.ptr()) && note(value)) return stand_in;
-    if (is_dtensor(value) && note(local_of(value))) return apart_dtensor(value);
+    if (is_dtensor(value) && note(local_of(value))) return apart(value);
     return py::reinterpret_borrow<py::object>(value);
   });
   py::object left = copier.copy(tree);
@@ -239,7 +244,7 @@ TakenApart take_apart(py::handle tree, const uint8_t* first, int64_t bytes, py::
 }
 
 py::object put_together(py::handle tree, std::string_view tensors, std::shared_ptr<staging::Pages> pages,
-                        py::object stand_in, py::object join_dtensor) {
+                        py::object stand_in, py::object join) {
   base::ByteReader table(tensors);
   Breath breath;
   uint8_t* const first = pages->first();
@@ -257,7 +262,7 @@ py::object put_together(py::handle tree, std::string_view tensors, std::shared_p
   TreeCopier copier([&](py::handle value) -> py::object {
     breath.take();
     if (value.is(stand_in)) return next();
-    return join_dtensor(value, next_tensor);
+    return join(value, next_tensor);
   });
   return copier.copy(tree);
 }
