@@ -196,8 +196,8 @@ def _refuse_parts(model: nn.Module) -> None:
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if _C.is_marked_as_parts(tensor):
             raise UnsupportedError(
-                f"'{original_name(name)}' is marked as parts of a larger tensor (torch's CheckpointableTensor), which a "
-                "module's state dict does not tell; save and load a state dict of such tensors with dcp.save and dcp.load"
+                f"'{original_name(name)}' is marked as parts of a larger tensor (torch's CheckpointableTensor), which "
+                "a module's state dict does not tell; use dcp.save and dcp.load with a state dict of such tensors"
             )
 
 
