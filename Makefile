@@ -1,28 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-# Everything runs in a virtual environment of the checkout, .venv, which the first target that needs it makes.
+# Everything runs in a virtual environment of the checkout, .venv, which the first target that needs it makes. With another
+# torch or Python than these it runs in a copy of the checkout, which has an environment and a build of its own.
 
+NEWEST := torch==2.15.0
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+TORCH ?= $(NEWEST)
 JOBS ?= $(shell nproc)
 # Files of tests at a time; most tests wait for processes of their own, up to eight.
 TEST_JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
+DEPENDENCIES := $(VENV)/.dependencies-$(TORCH)
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp tests/cuda tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks setup.py
 
-.PHONY: help demo test torture fuzz bench lint format sanitize run_asan run_tsan build clean
+.PHONY: help demo test compat torture fuzz bench lint format sanitize run_asan run_tsan build clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
+include tests/compat.mk
+
+ifndef IN_A_COPY
 demo: $(VENV)/.built  ## train, save, reshard, resume, and compare with stock DCP
 	$(BIN)/python demo/train_and_resume.py
 
 test: $(VENV)/.built build/failpoints/.built  ## all tests
-	MAX_JOBS=$(JOBS) $(PYTEST) $(PYTEST_ARGS)
+	MAX_JOBS=$(JOBS) $(PYTEST) $(TESTS) $(PYTEST_ARGS)
 
 bench: $(VENV)/.built $(VENV)/.bench  ## compare with other libraries, several minutes; BENCH_ARGS for compare.py
 	mkdir -p build/bench
@@ -73,18 +79,18 @@ packages_of = $(BIN)/python -c "import tomllib; \
   print(*(package for name in '$(1)'.split() for package in groups[name]))"
 
 # torch comes first and by itself, and is named again, so that nothing else chooses its version.
-$(VENV)/.dependencies: pyproject.toml
+$(DEPENDENCIES): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" "setuptools>=77" wheel ninja
-	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" $$($(call packages_of,own demo test lint frameworks))
+	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" $$($(call packages_of,own demo test lint frameworks $(OLMO)))
 	touch $@
 
 # Beside the rest, so that neither tests nor CI need them. The torch that is there is named again, so that it stays.
-$(VENV)/.bench: $(VENV)/.dependencies
+$(VENV)/.bench: $(DEPENDENCIES)
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" $$($(call packages_of,bench))
 	touch $@
 
-$(VENV)/.built: $(VENV)/.dependencies setup.py $(SOURCES)
+$(VENV)/.built: $(DEPENDENCIES) setup.py $(SOURCES)
 	MAX_JOBS=$(JOBS) $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
 	touch $@
 
@@ -94,3 +100,4 @@ build/failpoints/.built build/nochecks/.built: build/%/.built: $(VENV)/.built $(
 	MAX_JOBS=$(JOBS) BCP_BUILD_VARIANT=$* $(BIN)/python setup.py -q build --build-lib build/$*/lib \
 	  > build/$*.log 2>&1 || (tail -30 build/$*.log; false)
 	touch $@
+endif

@@ -61,6 +61,9 @@ VARIANTS = {
 VARIANT = os.environ.get("BCP_BUILD_VARIANT", "")
 if VARIANT not in VARIANTS:
     raise SystemExit(f"BCP_BUILD_VARIANT={VARIANT}: {', '.join(filter(None, VARIANTS))} are what there is")
+OLDEST_TORCH = (2, 10)
+if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+    raise SystemExit(f"torch {torch.__version__} is too old: bytecheckpoint needs torch 2.10 or newer")
 # One place for them whatever command builds, pip's included, so that only what has changed is compiled.
 OBJECTS = ROOT / "build" / "objects"
 
