@@ -33,7 +33,7 @@ demo test torture bench lint build:
 	@$(PYTHON) -c '' 2> /dev/null || { echo 'PYTHON=$(PYTHON): no such Python here' >&2; exit 2; }
 	mkdir -p $(IN_A_COPY)
 	find $(IN_A_COPY) \( -path $(IN_A_COPY)/build -o -path $(IN_A_COPY)/.venv \) -prune -o \
-	  -type f ! -name '*.so' -delete
+	  -type f ! -name '*.so' -exec rm -f {} +
 	git ls-files -co --exclude-standard | while read -r name; do [ ! -e "$$name" ] || echo "$$name"; done | \
 	  tar -c -T - | tar -x -C $(IN_A_COPY)
 	$(MAKE) -C $(IN_A_COPY) IS_COPY=yes $@
