@@ -3,6 +3,9 @@
 
 What stands in the place of such a file may be anything that another user or program has put there. Only regular files
 are read, written over or removed; a FIFO is not waited for, and what a symbolic link leads to stays as it is.
+
+Links in the path of a folder that the caller names are followed once, when it is opened. What is made or looked up in
+it is an entry of the open folder, and is never reached through a link, also one that takes its place meanwhile.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from bytecheckpoint import _core
 from bytecheckpoint.errors import StorageError
 
-__all__ = ["read_small_file", "refuse_irregular", "replacing", "storage_errors"]
+__all__ = ["made_folder", "read_small_file", "refuse_irregular", "replacing", "storage_errors"]
 
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -29,9 +33,8 @@ def read_small_file(path: Path, max_bytes: int) -> bytes | None:
         StorageError: It is no regular file, is larger than ``max_bytes``, or cannot be read.
     """
     with storage_errors("read", path):
-        if not refuse_irregular(path, "read"):
-            return None
         try:
+            _check_regular("read", path, path.lstat().st_mode)
             # What has come since: a FIFO is opened at once, a link (ELOOP) not at all.
             descriptor = os.open(path, os.O_RDONLY | _FLAGS)
         except FileNotFoundError:
@@ -44,47 +47,69 @@ def read_small_file(path: Path, max_bytes: int) -> bytes | None:
     return content
 
 
-@contextmanager
-def replacing(path: Path, tmp_name: str) -> Iterator[IO[bytes]]:
-    """A new file to write; at the end of the ``with`` block it is synced, and takes the place of ``path`` at once.
-
-    If the block raises, ``path`` is as it was. The caller syncs the directory.
-
-    Args:
-        tmp_name: Beside ``path``, of the new file until then. What a killed process left under it is removed.
+def made_folder(path: Path) -> _core.Directory:
+    """The folder at ``path``, open, and made with its parents if it is not there.
 
     Raises:
-        StorageError: The file system refused; or what is at ``path`` or at ``tmp_name`` is no regular file.
+        StorageError: The file system refused, or a link has taken the place of a folder that was just made.
     """
-    tmp = path.with_name(tmp_name)
-    with storage_errors("write", path):
-        refuse_irregular(path)
-        if refuse_irregular(tmp):
-            tmp.unlink()
-        descriptor = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+    with storage_errors("mkdir", path):
+        at = Path(os.path.realpath(path))
+        missing = []
+        while not at.exists():
+            missing.append(at.name)
+            at = at.parent
+        directory = _core.Directory(str(at))
+        for name in reversed(missing):
+            with suppress(FileExistsError):  # somebody else was faster
+                os.mkdir(name, dir_fd=directory.fileno())
+            directory = directory.below(name)
+    return directory
+
+
+@contextmanager
+def replacing(directory: _core.Directory, name: str, tmp_name: str) -> Iterator[IO[bytes]]:
+    """A new file to write; at the end of the ``with`` block it is synced, and takes the place of ``name`` at once.
+
+    If the block raises, ``name`` is as it was. The caller syncs the directory.
+
+    Args:
+        tmp_name: In ``directory``, of the new file until then. What a killed process left under it is removed.
+
+    Raises:
+        StorageError: The file system refused; or what has one of the names is no regular file.
+    """
+    at = directory.fileno()
+    with storage_errors("write", directory.path / name):
+        refuse_irregular(directory, name)
+        if refuse_irregular(directory, tmp_name):
+            os.unlink(tmp_name, dir_fd=at)
+        descriptor = os.open(tmp_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666, dir_fd=at)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(descriptor)
-            tmp.rename(path)
+            os.rename(tmp_name, name, src_dir_fd=at, dst_dir_fd=at)
         except BaseException:
-            tmp.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(tmp_name, dir_fd=at)
             raise
 
 
-def refuse_irregular(path: Path, operation: str = "write") -> bool:
-    """Whether a file is at ``path``.
+def refuse_irregular(directory: _core.Directory, name: str) -> bool:
+    """Whether a file has that name, which is to be written over or removed.
 
     Raises:
-        StorageError: Something else is.
+        StorageError: Something else has.
     """
-    with storage_errors(operation, path):
+    path = directory.path / name
+    with storage_errors("write", path):
         try:
-            mode = path.lstat().st_mode
+            mode = os.stat(name, dir_fd=directory.fileno(), follow_symlinks=False).st_mode
         except FileNotFoundError:
             return False
-        _check_regular(operation, path, mode)
+    _check_regular("write", path, mode)
     return True
 
 

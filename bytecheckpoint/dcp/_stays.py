@@ -25,7 +25,7 @@ from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._calls import ASYNC_SAVE, Call, is_any_thread_in, outermost_call
 from bytecheckpoint.dcp._world import World
-from bytecheckpoint.errors import CheckpointError, StagingBusyError
+from bytecheckpoint.errors import CheckpointError, StagingBusyError, StorageError
 
 __all__ = ["Loan", "Stay", "is_any_saved", "wait_for_lease"]
 
@@ -152,11 +152,8 @@ class Stay:
         if outermost_call(_EXECUTORS) is not None:
             return pages.fd
         if self._sent is None:
-            self._sent = os.memfd_create("bytecheckpoint-staged")
+            self._sent = _copied(pages.fd, self.num_bytes)
             weakref.finalize(self, os.close, self._sent)
-            copied = 0
-            while copied < self.num_bytes:
-                copied += os.sendfile(self._sent, pages.fd, copied, self.num_bytes - copied)
         return self._sent
 
 
@@ -174,6 +171,22 @@ class _Use:
 
     def is_running(self) -> bool:
         return self.call is not None and self.call.is_running()
+
+
+def _copied(memory: int, num_bytes: int) -> int:
+    """A copy of ``memory`` that another process can map."""
+    copy = os.memfd_create("bytecheckpoint-staged")
+    try:
+        done = 0
+        while done < num_bytes:
+            done += os.sendfile(copy, memory, done, num_bytes - done)
+    except BaseException as error:
+        os.close(copy)
+        if not isinstance(error, OSError):
+            raise
+        text = f"sendfile(staging, {num_bytes} bytes): {error.strerror} behind {done} bytes"
+        raise StorageError(text, "staging", error.errno or 0) from error
+    return copy
 
 
 # One thread may come twice: in the handler of a signal.

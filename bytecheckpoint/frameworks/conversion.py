@@ -6,9 +6,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Collection
+import secrets
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from bytecheckpoint.frameworks.stored import Stored
 from bytecheckpoint.local_path import local_path, path_to_read
 from bytecheckpoint.parts import description_in
 from bytecheckpoint.reference_variables import merge_threads
-from bytecheckpoint.small_files import refuse_irregular, replacing, storage_errors
+from bytecheckpoint.small_files import made_folder, refuse_irregular, replacing, storage_errors
 
 __all__ = ["bytecheckpoint_ckpt_to_pytorch_ckpt"]
 
@@ -56,7 +56,9 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
 
     Args:
         save_path: Folder of one step, as for ``bytecheckpoint.load``.
-        output_path: Folder for the files, created if absent; None, with ``return_dict``, writes nothing.
+        output_path: Folder for the files, created if absent; None, with ``return_dict``, writes nothing. Symbolic links
+            in this path are followed once, when the folder is opened; a link that takes the place of the folder, or of
+            anything in it, after that is not followed.
         framework: Checked, and without meaning: keys and files are the same for all.
         model_only: Leave the optimizer out.
         optimizer_only: Leave the model out.
@@ -169,19 +171,18 @@ def _split(text: str, fqns: Collection[str]) -> tuple[str, str]:
 
 
 def _write(folder: Path, merged: dict[str, Any], safetensors_format: bool, max_shard_size: int | str) -> None:
-    with storage_errors("write", folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    directory = made_folder(folder)
     if "model" in merged and safetensors_format:
-        _write_safetensors(folder, merged["model"], max_shard_size)
+        _write_safetensors(directory, merged["model"], max_shard_size)
     elif "model" in merged:
-        _write_durably(folder / _MODEL, merged["model"])
+        _write_durably(directory, _MODEL, merged["model"])
     if "optimizer" in merged:
-        _write_durably(folder / _OPTIMIZER, merged["optimizer"])
-    _core.sync_directory(str(folder))
+        _write_durably(directory, _OPTIMIZER, merged["optimizer"])
+    directory.sync()
 
 
-def _write_durably(path: Path, value: Any) -> None:
-    with replacing(path, f".{path.name}.{os.getpid()}.tmp") as file:
+def _write_durably(directory: _core.Directory, name: str, value: Any) -> None:
+    with replacing(directory, name, f".{name}.{os.getpid()}.tmp") as file:
         try:
             torch.save(value, file)
         except RuntimeError as error:  # torch's own, when a write has failed; that one stands behind it
@@ -190,7 +191,7 @@ def _write_durably(path: Path, value: Any) -> None:
             raise
 
 
-def _write_safetensors(folder: Path, model: dict[str, Any], max_shard_size: int | str) -> None:
+def _write_safetensors(directory: _core.Directory, model: dict[str, Any], max_shard_size: int | str) -> None:
     """In a folder aside, then all at once but for renames: files without their index are no model."""
     try:
         from huggingface_hub import save_torch_state_dict
@@ -200,25 +201,50 @@ def _write_safetensors(folder: Path, model: dict[str, Any], max_shard_size: int 
             "safetensors_format=True needs huggingface_hub and safetensors: pip install huggingface_hub safetensors"
         ) from error
     tensors = {key: value for key, value in model.items() if isinstance(value, torch.Tensor)}
-    index = folder / _INDEX
+    folder, at = directory.path, directory.fileno()
     with storage_errors("write", folder):
-        before = [path for path in folder.iterdir() if path.name == index.name or _SHARD.fullmatch(path.name)]
+        before = [name for name in os.listdir(at) if name == _INDEX or _SHARD.fullmatch(name)]  # noqa: PTH208
         for old in before:
-            refuse_irregular(old)
-        aside = Path(tempfile.mkdtemp(prefix=f".{_SAFETENSORS}.", suffix=".tmp", dir=folder))
+            refuse_irregular(directory, old)
+        with _folder_aside(directory) as aside:
+            try:
+                # It takes a path; this one leads to the folder that is open, whatever has its name by then.
+                save_torch_state_dict(tensors, f"/proc/self/fd/{aside.fileno()}", max_shard_size=max_shard_size)
+            except SafetensorError as error:
+                raise StorageError(f"write({folder}): {error}", str(folder)) from error
+            names = sorted(os.listdir(aside.fileno()), key=lambda name: name == _INDEX)  # noqa: PTH208
+            for name in names:
+                _sync_file(aside, name)
+            for old in sorted(before, key=lambda old: old != _INDEX):
+                with suppress(FileNotFoundError):
+                    os.unlink(old, dir_fd=at)
+            for name in names:
+                os.rename(name, name, src_dir_fd=aside.fileno(), dst_dir_fd=at)
+
+
+@contextmanager
+def _folder_aside(directory: _core.Directory) -> Iterator[_core.Directory]:
+    """A new folder in ``directory``, which nobody else may enter and which goes with the ``with`` block."""
+    name = f".{_SAFETENSORS}.{secrets.token_hex(4)}.tmp"
+    os.mkdir(name, 0o700, dir_fd=directory.fileno())
+    try:
+        aside = directory.below(name)
         try:
-            save_torch_state_dict(tensors, aside, max_shard_size=max_shard_size)
-            for file in aside.iterdir():
-                with file.open("rb") as written:
-                    os.fsync(written.fileno())
-            for old in sorted(before, key=lambda old: old.name != index.name):
-                old.unlink(missing_ok=True)
-            for file in sorted(aside.iterdir(), key=lambda file: file.name == index.name):
-                file.rename(folder / file.name)
-        except SafetensorError as error:
-            raise StorageError(f"write({folder}): {error}", str(folder)) from error
+            yield aside
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            for left in os.listdir(aside.fileno()):  # noqa: PTH208
+                aside.remove(left)
+    finally:
+        with suppress(CheckpointError):  # another has its name
+            directory.remove_empty(name)
+
+
+def _sync_file(directory: _core.Directory, name: str) -> None:
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory.fileno())
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _tied(tensors: dict[str, torch.Tensor], names: list[list[str]]) -> dict[str, torch.Tensor]:

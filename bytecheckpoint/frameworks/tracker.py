@@ -47,12 +47,13 @@ def write_tracker(root: str | os.PathLike[str], step: int) -> None:
     # The same name each time: what a killed process left goes.
     with _writing:
         try:
-            with replacing(Path(root) / TRACKER, f".{TRACKER}.tmp") as file:
+            directory = _core.Directory(str(root))
+            with replacing(directory, TRACKER, f".{TRACKER}.tmp") as file:
                 file.write(str(step).encode("ascii"))
         except StorageError as error:
             error.add_note(f"{step_folder(root, step)} is committed and loads; only {TRACKER} does not name it")
             raise
-        _core.sync_directory(str(root))
+        directory.sync()
 
 
 def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "") -> str | None:

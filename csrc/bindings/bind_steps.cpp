@@ -115,6 +115,10 @@ void bind_directory(py::module_& m) {
                                const auto place = value_unlocked([&] { return self.place(); });
                                return std::make_pair(place.device, place.inode);
                              })
+      .def_property_readonly("path", [](const io::OpenDirectory& self) { return Path(self.path()); })
+      // For the dir_fd of Python's own calls. Closed with this object.
+      .def("fileno", &io::OpenDirectory::fd)
+      .def("sync", [](const io::OpenDirectory& self) { run_unlocked([&] { return self.sync(); }); })
       .def("remove", &remove_entry, py::arg("name"), py::arg("right").none(true) = py::none(), py::kw_only(),
            py::arg("dry_run") = false)
       .def(

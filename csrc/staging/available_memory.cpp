@@ -33,14 +33,24 @@ int64_t left_by(const std::string& limit_path, const std::string& used_path, con
   return std::max<int64_t>(0, limit - used + std::max<int64_t>(0, number_in(stat_path, cache_key)));
 }
 
+/// What may still be promised where the kernel promises no more than it has. There a page of a memfd that is one too
+/// many is no error: whoever touches it dies of SIGBUS.
+int64_t left_to_commit(const std::string& root, const std::string& meminfo) {
+  constexpr int64_t kNeverOvercommit = 2;
+  if (number_in(root + "/proc/sys/vm/overcommit_memory", "") != kNeverOvercommit) return kUnknown;
+  const int64_t limit = number_in(meminfo, "CommitLimit:"), used = number_in(meminfo, "Committed_AS:");
+  return limit == kUnknown || used == kUnknown ? kUnknown : std::max<int64_t>(0, limit - used) * 1024;
+}
+
 }  // namespace
 
-int64_t available_memory_bytes() {
-  const std::string v2 = "/sys/fs/cgroup/memory.", v1 = "/sys/fs/cgroup/memory/memory.";
-  const int64_t of_system = number_in("/proc/meminfo", "MemAvailable:");
+int64_t available_memory_bytes(const std::string& root) {
+  const std::string v2 = root + "/sys/fs/cgroup/memory.", v1 = root + "/sys/fs/cgroup/memory/memory.";
+  const std::string meminfo = root + "/proc/meminfo";
+  const int64_t of_system = number_in(meminfo, "MemAvailable:");
   int64_t least = std::numeric_limits<int64_t>::max();
   for (const int64_t bytes :
-       {of_system == kUnknown ? kUnknown : of_system * 1024,
+       {of_system == kUnknown ? kUnknown : of_system * 1024, left_to_commit(root, meminfo),
         left_by(v2 + "max", v2 + "current", v2 + "stat", "inactive_file"),
         left_by(v1 + "limit_in_bytes", v1 + "usage_in_bytes", v1 + "stat", "total_inactive_file")}) {
     if (bytes != kUnknown) least = std::min(least, bytes);

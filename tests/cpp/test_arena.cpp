@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "csrc/staging/available_memory.h"
 #include "tests/cpp/expect.h"
+#include "tests/cpp/temp_dir.h"
 
 namespace bytecheckpoint::staging {
 namespace {
@@ -117,6 +120,18 @@ TEST_CASE("arena: what does not fit is refused with the size that it takes, whet
 TEST_CASE("arena: memory that is left is known, and less than what no machine has") {
   CHECK(available_memory_bytes() > 1 << 20);
   CHECK(available_memory_bytes() < int64_t{1} << 50);
+}
+
+TEST_CASE("arena: where the kernel never overcommits, what it has promised is not left") {
+  const test::TempDir root;
+  std::filesystem::create_directories(root / "proc/sys/vm");
+  test::write_all(root / "proc/meminfo",
+                  "MemAvailable:    9000 kB\nCommitLimit:     5000 kB\nCommitted_AS:    4000 kB\n");
+  CHECK(available_memory_bytes(root.path()) == 9000 << 10);
+  for (const int mode : {0, 1, 2}) {
+    test::write_all(root / "proc/sys/vm/overcommit_memory", std::to_string(mode));
+    CHECK(available_memory_bytes(root.path()) == (mode == 2 ? 1000 : 9000) << 10);
+  }
 }
 
 TEST_CASE("arena: who waits is woken when a lease ends") {

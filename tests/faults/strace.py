@@ -8,6 +8,7 @@ import re
 import select
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ __all__ = [
     "recorded",
     "strace_or_skip",
     "traced",
+    "wait_until_stopped",
     "whole_lines",
     "without_ids",
 ]
@@ -131,6 +133,14 @@ def injected(
     inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:{what}:when={when}"]
     with traced(pid, log, *only, *inject, all_threads=all_threads):
         yield
+
+
+def wait_until_stopped(log: Path) -> None:
+    """Until the process that strace stops is so. It is a child of the fork server's, so only strace tells us."""
+    end = time.monotonic() + LIMIT_S
+    while "stopped by SIGSTOP" not in log.read_text():
+        assert time.monotonic() < end, "it does not stop"
+        os.sched_yield()
 
 
 def whole_lines(log: Path) -> list[str]:

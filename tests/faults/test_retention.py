@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection
@@ -24,13 +23,13 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 from bytecheckpoint import RetentionReport, prune
 from bytecheckpoint.errors import CheckpointBusyError
-from faults.fork_server import LIMIT_S, ForkServer, Meeting
+from faults.fork_server import ForkServer, Meeting
 from faults.mounts import mounted
 from faults.paused_saves import save_paused
 from faults.pruning import KEPT, NOBODY, make_run, prune_as_nobody, prune_when_told, save_template, states_in
 from faults.rehearsal import for_each, one_of_each, spread
 from faults.saves import Attempt, SaveRequest, generation_on_disk, save
-from faults.strace import Call, calls_in, injected, recorded
+from faults.strace import Call, calls_in, injected, recorded, wait_until_stopped
 
 REMOVING = ("unlink",)  # and unlinkat, which also removes folders
 # A change of what is on disk, or a step of the protocol.
@@ -320,11 +319,3 @@ def test_saves_and_prunes_keep_each_other_out(
     assert server.wait(pid).was_killed
     assert server.run(save, SaveRequest(root / "step-1", 2)).unwrap() == Attempt({}, ())
     assert generation_on_disk(root / "step-1") == 2
-
-
-def wait_until_stopped(log: Path) -> None:
-    """It is a child of the fork server's, so only strace tells us."""
-    end = time.monotonic() + LIMIT_S
-    while "stopped by SIGSTOP" not in log.read_text():
-        assert time.monotonic() < end, "it does not stop"
-        os.sched_yield()

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from bytecheckpoint import _core
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.frameworks.tracker import TRACKER
-from bytecheckpoint.small_files import read_small_file, refuse_irregular, replacing
+from bytecheckpoint.small_files import made_folder, read_small_file, refuse_irregular, replacing
 
 TMP = ".name.tmp"
 LIMIT_S = 120
 
 
 def write(path: Path, content: bytes = b"new") -> None:
-    with replacing(path, TMP) as file:
+    with replacing(_core.Directory(str(path.parent)), path.name, TMP) as file:
         file.write(content)
 
 
@@ -48,7 +49,7 @@ IRREGULAR: dict[str, Callable[[Path], None]] = {
 def test_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "name"
     assert read_small_file(path, 10) is None
-    assert refuse_irregular(path) is False
+    assert refuse_irregular(_core.Directory(str(tmp_path)), "name") is False
     (tmp_path / TMP).write_bytes(b"what a killed process left")
     write(path, b"old")
     write(path)
@@ -64,7 +65,7 @@ def test_what_raises_leaves_what_was_there(tmp_path: Path) -> None:
     write(path, b"old")
 
     def fail() -> None:
-        with replacing(path, TMP) as file:
+        with replacing(_core.Directory(str(tmp_path)), path.name, TMP) as file:
             file.write(b"new")
             raise KeyboardInterrupt
 
@@ -73,8 +74,20 @@ def test_what_raises_leaves_what_was_there(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
     with pytest.raises(StorageError, match="No such file") as told:
         write(tmp_path / "none" / "name")
-    assert (told.value.errno, told.value.path) == (errno.ENOENT, str(tmp_path / "none" / "name"))
+    assert (told.value.errno, told.value.path) == (errno.ENOENT, str(tmp_path / "none"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["name"]
+
+
+def test_folders_are_made(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    for path in (tmp_path / "link" / "a" / "b", tmp_path / "none" / ".." / "link" / "a" / "b"):
+        assert made_folder(path).id == _core.Directory(str(tmp_path / "there" / "a" / "b")).id
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "a"):
+        with pytest.raises(StorageError, match=r"file.*Not a directory"):
+            made_folder(path)
 
 
 @pytest.mark.parametrize("kind", IRREGULAR)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import collections
 import copy
+import errno
 import multiprocessing
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -33,6 +35,7 @@ from bytecheckpoint import BcpStager, Config
 from bytecheckpoint.dcp import _staged
 from bytecheckpoint.errors import (
     InvalidPlanError,
+    StorageError,
 )
 
 pytestmark = MARKS
@@ -238,6 +241,31 @@ def test_staged_states_travel_to_another_process() -> None:
         here.send(None)
         process.join(LIMIT_S)
         assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_memory_for_another_process_that_runs_out() -> None:
+    """The sender is told, and sends the same state when there is room again."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=freeze_what_comes, args=(there,), daemon=True)
+    process.start()
+    there.close()
+    try:
+        staged = _staged.stage_state(one(1, 3_000_000), RAISES, is_shareable=True).result(LIMIT_S)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        try:
+            with pytest.raises(StorageError, match=r"sendfile\(staging, 12\d{6} bytes\): File too large") as told:
+                here.send(staged)
+            assert told.value.errno == errno.EFBIG
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        here.send(staged)
+        assert here.poll(LIMIT_S)
+        assert here.recv() == (dict, frozen(staged))
     finally:
         process.kill()
         process.join()
