@@ -28,7 +28,10 @@ demo: $(VENV)/.built  ## train, save, reshard, resume, and compare with stock DC
 	$(BIN)/python demo/train_and_resume.py
 
 test: $(VENV)/.built build/failpoints/.built  ## all tests
-	MAX_JOBS=$(JOBS) $(PYTEST) $(TESTS) $(PYTEST_ARGS)
+	MAX_JOBS=$(JOBS) $(PYTEST) $(PYTEST_ARGS)
+
+test_compat: $(VENV)/.built
+	$(PYTEST) $(COMPAT_TESTS) $(PYTEST_ARGS)
 
 bench: $(VENV)/.built $(VENV)/.bench  ## compare with other libraries, several minutes; BENCH_ARGS for compare.py
 	mkdir -p build/bench

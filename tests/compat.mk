@@ -14,20 +14,20 @@ COMPAT_TESTS := tests/interop $(addprefix tests/frameworks/test_,olmo.py torchti
   $(addprefix tests/distributed/test_,async_save.py group_life.py groups.py in_step.py marked_parts.py peers.py \
     plan_exchange.py planner_memory.py registered_saves.py resharding.py save_process.py state_dicts.py)
 
-.PHONY: compat $(addprefix compat-,$(VERSIONS))
+.PHONY: compat test_compat $(addprefix compat-,$(VERSIONS))
 
 compat:  ## what meets torch, tested with each version of the range
 compat: $(addprefix compat-,$(VERSIONS))
 
 $(addprefix compat-,$(VERSIONS)): compat-%:
-	$(MAKE) test TORCH=torch==$(firstword $(subst -, ,$*)) PYTHON=$(lastword $(subst -, ,$*)) TESTS="$(COMPAT_TESTS)"
+	$(MAKE) test_compat TORCH=torch==$(firstword $(subst -, ,$*)) PYTHON=$(lastword $(subst -, ,$*))
 
 ifneq ($(IS_COPY),yes)
 ifneq ($(TORCH) $(PYTHON),$(NEWEST) python3)
 IN_A_COPY := build/with/$(subst ==,-,$(TORCH))-$(notdir $(PYTHON))
 
 # All that git knows or would take; nothing that is gone here, but what was built there.
-demo test torture bench lint build:
+demo test test_compat torture bench lint build:
 	@echo '$(TORCH)' | grep -Eqx 'torch==[0-9]+[.][0-9]+[.][0-9]+' || \
 	  { echo 'TORCH=$(TORCH): a version of torch is wanted, as in TORCH=$(NEWEST)' >&2; exit 2; }
 	@$(PYTHON) -c '' 2> /dev/null || { echo 'PYTHON=$(PYTHON): no such Python here' >&2; exit 2; }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the golden checkpoint of format version 1: ``python tests/interop/make_golden.py tests/interop/golden/v1``.
-With ``... tests/interop/golden/v2`` that with a manifest of version 2, whose tensors are partial.
+With ``... tests/interop/golden/v2`` that with a manifest of version 2, whose tensors are partial; with
+``... tests/interop/golden/torch`` what we write under the torch that is installed, in a directory named after it.
 
 Each is made once. When a test of it fails, the format has changed: that is a new version with a golden file of its own.
 """
@@ -112,7 +113,7 @@ def write_partial(path: str) -> None:
     dcp.save(partial_state(filled=True), storage_writer=writer, planner=BcpSavePlanner(config=config), no_dist=True)
 
 
-def write(path: str) -> None:
+def write(path: str, planner: Any = None) -> None:
     """On each of two ranks."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
@@ -126,16 +127,25 @@ def write(path: str) -> None:
         placements = [Shard(1 if name == "columns" else 0)]
         state["sharded"][name] = distribute_tensor(value, mesh, placements, src_data_rank=None)
     writer = BcpWriter(path, overwrite=False, config=Config(), user_metadata=USER_METADATA)
-    dcp.save(state, storage_writer=writer)
+    dcp.save(state, storage_writer=writer, planner=planner)
+
+
+def write_with_our_planner(path: str) -> None:
+    from bytecheckpoint import BcpSavePlanner
+
+    write(path, BcpSavePlanner())
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from distributed.ranks import run_ranks
 
-    from interop.make_golden import write as importable_write
+    from interop import make_golden
 
     if Path(sys.argv[1]).name == "v2":
         write_partial(sys.argv[1])
+    elif Path(sys.argv[1]).name == "torch":
+        version = torch.__version__.partition("+")[0]
+        run_ranks(2, make_golden.write_with_our_planner, f"{sys.argv[1]}/{version}")
     else:
-        run_ranks(2, importable_write, sys.argv[1])
+        run_ranks(2, make_golden.write, sys.argv[1])

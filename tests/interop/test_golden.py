@@ -21,6 +21,8 @@ from interop.make_golden import DTYPES, SHARDED_SHAPES, USER_METADATA, golden_st
 
 GOLDEN = Path(__file__).with_name("golden") / "v1"
 PARTIAL = GOLDEN.with_name("v2")
+# Each written by us under the version of torch that it is named after.
+OF_TORCH = sorted(GOLDEN.with_name("torch").iterdir())
 
 
 @pytest.mark.parametrize("reader", [BcpReader, dcp.FileSystemReader])
@@ -28,6 +30,15 @@ def test_it_loads(reader: Any) -> None:
     got = golden_state(filled=False)
     dcp.load(got, storage_reader=reader(GOLDEN))
     assert_equal(got, golden_state(filled=True))
+
+
+@pytest.mark.parametrize("reader", [BcpReader, dcp.FileSystemReader])
+@pytest.mark.parametrize("golden", OF_TORCH, ids=lambda golden: golden.name)
+def test_what_we_write_under_any_version_of_torch_loads_under_this_one(golden: Path, reader: Any) -> None:
+    got = golden_state(filled=False)
+    dcp.load(got, storage_reader=reader(golden))
+    assert_equal(got, golden_state(filled=True))
+    assert verify(golden).is_whole
 
 
 def test_it_has_every_dtype() -> None:
