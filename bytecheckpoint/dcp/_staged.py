@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _C
@@ -25,6 +27,7 @@ from bytecheckpoint.dcp._calls import (
     local_of_call,
     outermost_call,
 )
+from bytecheckpoint.dcp._sharded import ApartShardedTensor
 from bytecheckpoint.dcp._stays import Loan, Stay, beginning, wait_for_lease
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp._world import World
@@ -104,7 +107,7 @@ class StagedState(dict[str, Any]):
             return dict, (dict(dict.items(self)),)  # to a file, say
         stay = self._stay
         lease = stay.loan.lease
-        tree, tensors = _C.take_apart(dict(dict.items(self)), lease, stay.num_bytes, _StandIn, _ApartDTensor.of)
+        tree, tensors = _C.take_apart(dict(dict.items(self)), lease, stay.num_bytes, _StandIn, _apart)
         return _receive, (DupFd(stay.fd_to_send()), stay.num_bytes, lease.sums(), tree, tensors, stay.world)
 
 
@@ -132,15 +135,20 @@ class _ApartDTensor:
         self._spec = spec
         self._requires_grad = requires_grad
 
-    @classmethod
-    def of(cls, dtensor: DTensor) -> _ApartDTensor:
-        return cls(dtensor._spec, dtensor.requires_grad)
+    def join(self, local: torch.Tensor) -> DTensor:
+        return _compat.new_dtensor(local, self._spec, self._requires_grad)
 
-    @staticmethod
-    def join(value: Any, next_tensor: Any) -> Any:
-        if type(value) is not _ApartDTensor:
-            return value
-        return _compat.new_dtensor(next_tensor(), value._spec, value._requires_grad)
+
+def _apart(sharded: DTensor | ShardedTensor) -> _ApartDTensor | ApartShardedTensor:
+    if isinstance(sharded, ShardedTensor):
+        return ApartShardedTensor(sharded)
+    return _ApartDTensor(sharded._spec, sharded.requires_grad)
+
+
+def _join(value: Any, next_tensor: Any) -> Any:
+    if isinstance(value, ApartShardedTensor):
+        return value.join()
+    return value.join(next_tensor()) if type(value) is _ApartDTensor else value
 
 
 def _receive(
@@ -151,7 +159,7 @@ def _receive(
         pages = _C.receive_pages(fd, num_bytes, sums)
     finally:
         os.close(fd)
-    state: dict[str, Any] = _C.put_together(tree, tensors, pages, _StandIn, _ApartDTensor.join)
+    state: dict[str, Any] = _C.put_together(tree, tensors, pages, _StandIn, _join)
     return state if world is None else _ReceivedState(state, world)
 
 

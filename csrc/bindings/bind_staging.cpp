@@ -173,21 +173,20 @@ void bind_staging(py::module_& m) {
       .def("sum", &StagedTree::sum, py::arg("num_threads"));
   m.def(
       "take_apart",
-      [](py::handle tree, const Lease& lease, int64_t num_bytes, py::object stand_in, py::object apart_dtensor) {
-        TakenApart apart =
-            take_apart(tree, lease.pages()->first(), num_bytes, std::move(stand_in), std::move(apart_dtensor));
-        return py::make_tuple(std::move(apart.tree), py::bytes(apart.tensors));
+      [](py::handle tree, const Lease& lease, int64_t num_bytes, py::object stand_in, py::object apart) {
+        const TakenApart taken =
+            take_apart(tree, lease.pages()->first(), num_bytes, std::move(stand_in), std::move(apart));
+        return py::make_tuple(taken.tree, py::bytes(taken.tensors));
       },
-      py::arg("tree"), py::arg("lease"), py::arg("num_bytes"), py::arg("stand_in"), py::arg("apart_dtensor"));
+      py::arg("tree"), py::arg("lease"), py::arg("num_bytes"), py::arg("stand_in"), py::arg("apart"));
   m.def("receive_pages", &receive_pages, py::arg("fd"), py::arg("num_bytes"), py::arg("sums"));
   m.def(
       "put_together",
       [](py::handle tree, const py::bytes& tensors, std::shared_ptr<Pages> pages, py::object stand_in,
-         py::object join_dtensor) {
-        return put_together(tree, std::string_view(tensors), std::move(pages), std::move(stand_in),
-                            std::move(join_dtensor));
+         py::object join) {
+        return put_together(tree, std::string_view(tensors), std::move(pages), std::move(stand_in), std::move(join));
       },
-      py::arg("tree"), py::arg("tensors"), py::arg("pages"), py::arg("stand_in"), py::arg("join_dtensor"));
+      py::arg("tree"), py::arg("tensors"), py::arg("pages"), py::arg("stand_in"), py::arg("join"));
   m.def(
       "merged_bytes",
       [](const py::list& tensors, int64_t alignment) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bindings/staged_tree.h"
 
+#include <pybind11/gil_safe_call_once.h>
+
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -24,6 +26,14 @@ bool is_immutable(py::handle value) {
   PyObject* const v = value.ptr();
   return v == Py_None || PyBool_Check(v) || PyLong_CheckExact(v) || PyFloat_CheckExact(v) || PyUnicode_CheckExact(v) ||
          PyBytes_CheckExact(v) || PyComplex_CheckExact(v);
+}
+
+bool is_sharded_tensor(py::handle value) {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> type;
+  const auto import = [] {
+    return py::module_::import("torch.distributed._shard.sharded_tensor").attr("ShardedTensor");
+  };
+  return is_tensor(value.ptr()) && py::isinstance(value, type.call_once_and_store_result(import).get_stored());
 }
 
 constexpr int kHost = -1;  // in the place of a device's number
@@ -210,8 +220,7 @@ void StagedTree::sum(int num_threads) {
   lease_.reset();
 }
 
-TakenApart take_apart(py::handle tree, const uint8_t* first, int64_t bytes, py::object stand_in,
-                      py::object apart_dtensor) {
+TakenApart take_apart(py::handle tree, const uint8_t* first, int64_t bytes, py::object stand_in, py::object apart) {
   base::ByteWriter table;
   Breath breath;
   /// Is it in that memory, so that it is in the table now?
@@ -231,7 +240,7 @@ TakenApart take_apart(py::handle tree, const uint8_t* first, int64_t bytes, py::
   TreeCopier copier([&](py::handle value) -> py::object {
     breath.take();
     if (is_plain_tensor(value.ptr()) && note(value)) return stand_in;
-    if (is_dtensor(value) && note(local_of(value))) return apart_dtensor(value);
+    if ((is_dtensor(value) && note(local_of(value))) || is_sharded_tensor(value)) return apart(value);
     return py::reinterpret_borrow<py::object>(value);
   });
   py::object left = copier.copy(tree);
@@ -239,7 +248,7 @@ TakenApart take_apart(py::handle tree, const uint8_t* first, int64_t bytes, py::
 }
 
 py::object put_together(py::handle tree, std::string_view tensors, std::shared_ptr<staging::Pages> pages,
-                        py::object stand_in, py::object join_dtensor) {
+                        py::object stand_in, py::object join) {
   base::ByteReader table(tensors);
   Breath breath;
   uint8_t* const first = pages->first();
@@ -257,7 +266,7 @@ py::object put_together(py::handle tree, std::string_view tensors, std::shared_p
   TreeCopier copier([&](py::handle value) -> py::object {
     breath.take();
     if (value.is(stand_in)) return next();
-    return join_dtensor(value, next_tensor);
+    return join(value, next_tensor);
   });
   return copier.copy(tree);
 }

@@ -103,15 +103,16 @@ struct TakenApart {
   std::string tensors;
 };
 
-/// \param first, bytes   The memory that the other process will have, too; tensors elsewhere stay in the tree.
-/// \param stand_in       Takes the place of a tensor.
-/// \param apart_dtensor  From a DTensor to what takes its place; its local tensor goes to the table.
+/// \param first, bytes  The memory that the other process will have, too; tensors elsewhere stay in the tree.
+/// \param stand_in      Takes the place of a tensor.
+/// \param apart         From a DTensor whose local tensor went to the table, or a ShardedTensor, to what takes its
+/// place.
 TakenApart take_apart(pybind11::handle tree, const uint8_t* first, int64_t bytes, pybind11::object stand_in,
-                      pybind11::object apart_dtensor);
+                      pybind11::object apart);
 
-/// The reverse, in the other process. \param join_dtensor  From any other value that is left, and a function that gives
-/// the next tensor, to what takes its place.
+/// The reverse, in the other process. \param join  From any other value that is left, and a function that gives the
+/// next tensor, to what takes its place.
 pybind11::object put_together(pybind11::handle tree, std::string_view tensors, std::shared_ptr<staging::Pages> pages,
-                              pybind11::object stand_in, pybind11::object join_dtensor);
+                              pybind11::object stand_in, pybind11::object join);
 
 }  // namespace bytecheckpoint::bindings
