@@ -16,10 +16,10 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp tests/cuda tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks setup.py
 
-.PHONY: help demo test compat torture fuzz bench lint format sanitize run_asan run_tsan build clean
+.PHONY: help demo test compat torture fuzz bench lint format sanitize sanitize-python run_asan run_tsan build clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 include tests/compat.mk
 
@@ -69,6 +69,13 @@ sanitize:  ## the C++ core and its tests under ASan+UBSan and under TSan; needs 
 run_asan run_tsan: run_%:
 	$(MAKE) -f tests/cpp/build.mk VARIANT=$* test
 
+# Whatever is started meanwhile has the sanitizers, and finds this package first. Python, and torch, leak at exit.
+sanitize-python: $(VENV)/.built build/asan/.built  ## the extension modules under ASan+UBSan; SANITIZE_TESTS, else unit
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  PYTHONPATH=$(CURDIR)/build/asan/lib PYTHONSAFEPATH=1 \
+	  $(PYTEST) $(or $(SANITIZE_TESTS),tests/unit) $(PYTEST_ARGS)
+
 build: $(VENV)/.built  ## the virtual environment with the package in it
 
 clean:  ## remove everything that was built
@@ -97,8 +104,9 @@ $(VENV)/.built: $(DEPENDENCIES) setup.py $(SOURCES)
 	MAX_JOBS=$(JOBS) $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
 	touch $@
 
-# The same package with failpoints in it, for the crash tests alone; and without checksums, for benchmarks/checks.py.
-build/failpoints/.built build/nochecks/.built: build/%/.built: $(VENV)/.built $(shell find bytecheckpoint -name '*.py')
+# The same package with failpoints in it, for the crash tests alone; without checksums, for benchmarks/checks.py; and
+# with sanitizers, for sanitize-python.
+build/failpoints/.built build/nochecks/.built build/asan/.built: build/%/.built: $(VENV)/.built $(shell find bytecheckpoint -name '*.py')
 	mkdir -p build
 	MAX_JOBS=$(JOBS) BCP_BUILD_VARIANT=$* $(BIN)/python setup.py -q build --build-lib build/$*/lib \
 	  > build/$*.log 2>&1 || (tail -30 build/$*.log; false)

@@ -51,12 +51,13 @@ TORCH_BINDINGS = (
     "bind_commit",
 )
 
-# Other builds than the one that is installed. They differ from it below the bindings, and link the bindings' objects of
-# it, which must be there: those take minutes.
+# Other builds than the one that is installed. Those with a macro differ from it below the bindings, and link the
+# bindings' objects of it, which must be there: those take minutes.
 VARIANTS = {
     "": None,
     "failpoints": "BCP_FAILPOINTS",  # for the crash tests alone; the installed package has none
     "nochecks": "BCP_WITHOUT_CHECKS",  # writes what nobody can load: benchmarks/checks.py measures against it
+    "asan": None,  # all of it under AddressSanitizer and UBSan, bindings too: `make sanitize-python`
 }
 VARIANT = os.environ.get("BCP_BUILD_VARIANT", "")
 if VARIANT not in VARIANTS:
@@ -64,21 +65,26 @@ if VARIANT not in VARIANTS:
 OLDEST_TORCH = (2, 10)
 if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
     raise SystemExit(f"torch {torch.__version__} is too old: bytecheckpoint needs torch 2.10 or newer")
+LINKS_ORDINARY_BINDINGS = VARIANTS[VARIANT] is not None
+# Not vptr: it compares type information, of which each library has its own with hidden names.
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"] * (VARIANT == "asan")
 # One place for them whatever command builds, pip's included, so that only what has changed is compiled.
 OBJECTS = ROOT / "build" / "objects"
 
 OPTIONS = {
     "include_dirs": [str(ROOT), str(Path(torch.__file__).parent / "include")],  # torch's has pybind11
-    "define_macros": [("_GNU_SOURCE", None), *([(VARIANTS[VARIANT], None)] if VARIANT else [])],
+    "define_macros": [("_GNU_SOURCE", None), *([(VARIANTS[VARIANT], None)] if LINKS_ORDINARY_BINDINGS else [])],
     "extra_compile_args": [
-        "-O1" if VARIANT == "failpoints" else "-O3",
-        "-g0",  # Python's own flags ask for debug information: a fifth of the time, and a hundred megabytes
+        "-O1" if VARIANT in ("failpoints", "asan") else "-O3",
+        # Python's own flags ask for debug information: a fifth of the time, and a hundred megabytes. Reports of
+        # sanitizers need lines.
+        *(["-g1", "-fno-omit-frame-pointer", *SANITIZERS] if SANITIZERS else ["-g0"]),
         "-Wall",
         "-Wextra",
         "-Wno-unused-parameter",
         "-fvisibility=hidden",
     ],
-    "extra_link_args": ["-pthread"],
+    "extra_link_args": ["-pthread", *SANITIZERS],
 }
 
 DEVICE_SOURCE = "csrc/staging/cuda_device_merge.cu"
@@ -159,7 +165,7 @@ class Build(BuildExtension):
     def build_extension(self, ext: Extension) -> None:
         root = Path(self.build_temp)
         self.build_temp = str(root / ext.name)  # bindings that both have differ by the name of the module
-        if VARIANT:
+        if LINKS_ORDINARY_BINDINGS:
             # The first of the bindings says what is in the build.
             own = [source for source in ext.sources if source in below_bindings() or source.endswith("_module.cpp")]
             ext.extra_objects = [object_of(source, OBJECTS / ext.name) for source in ext.sources if source not in own]

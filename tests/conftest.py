@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 from leaks import holdings, leaks_since
+from sanitizing import IS_UNDER_ASAN
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # A shell has what it starts in the background ignore Ctrl-C, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.addinivalue_line("markers", "not_under_asan(reason): left out by `make sanitize-python`")
     config.addinivalue_line("markers", "long: takes minutes or many gigabytes; runs with BCP_LONG=1")
 
 
@@ -32,11 +34,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get("BCP_LONG") == "1":
-        return
+    is_long = os.environ.get("BCP_LONG") == "1"
     for item in items:
-        if item.get_closest_marker("long"):
+        if item.get_closest_marker("long") and not is_long:
             item.add_marker(pytest.mark.skip(reason="long: set BCP_LONG=1 to run it"))
+        marker = item.get_closest_marker("not_under_asan")
+        if marker is not None and IS_UNDER_ASAN:
+            item.add_marker(pytest.mark.skip(reason=f"under ASan: {marker.args[0]}"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint import (
     _nested_dict,
     _version,
@@ -31,6 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _C, _core
 from bytecheckpoint.dcp import _collectives
+from bytecheckpoint.dcp._sharded import copy_sharded
 from bytecheckpoint.dcp.chunks import LocalChunks
 from bytecheckpoint.errors import sendable
 
@@ -323,6 +325,8 @@ def host_copy(value: Any, memo: dict[int, Any]) -> Any:
             copied = stager.stage(value)
             stager.close()
             return copied
+    if isinstance(value, ShardedTensor):
+        return copy_sharded(value, lambda tensor: host_copy(tensor, memo))
     copied = value.detach().clone()
     if copied.device.type not in ("cpu", "meta"):
         copied = copied.cpu()

@@ -14,6 +14,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _C
@@ -27,6 +28,7 @@ from bytecheckpoint.dcp._calls import (
     local_of_call,
     outermost_call,
 )
+from bytecheckpoint.dcp._sharded import ApartShardedTensor
 from bytecheckpoint.dcp._stays import Loan, Stay, beginning, wait_for_lease
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp._world import World
@@ -142,11 +144,15 @@ class _ApartDTensor:
         self.requires_grad = dtensor.requires_grad
 
 
-def _apart(value: torch.Tensor) -> _ApartParts | _ApartDTensor:
+def _apart(value: torch.Tensor | ShardedTensor) -> _ApartParts | _ApartDTensor | ApartShardedTensor:
+    if isinstance(value, ShardedTensor):
+        return ApartShardedTensor(value)
     return _ApartDTensor(value) if isinstance(value, DTensor) else _ApartParts(value)
 
 
 def _joined(value: Any, next_tensor: Callable[[], torch.Tensor]) -> Any:
+    if isinstance(value, ApartShardedTensor):
+        return value.join()
     if type(value) is _ApartDTensor:
         return _compat.new_dtensor(next_tensor(), value.spec, value.requires_grad)
     if type(value) is _ApartParts:

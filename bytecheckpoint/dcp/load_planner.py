@@ -3,20 +3,23 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
 from bytecheckpoint import _C
 from bytecheckpoint._described import described
 from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._plan_items import Fills, PlanItems
+from bytecheckpoint.dcp._sharded import flatten_sharded
 from bytecheckpoint.dcp.metadata import checkpoint_of
 
 __all__ = ["BcpLoadPlanner", "as_plain", "fills_state"]
@@ -73,8 +76,7 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             _make_meta_tensors(state_dict)
             flat, mappings = _C.flatten_state_dict(state_dict)
         if has_sharded_tensor and self.flatten_sharded_tensors:
-            super().set_up_planner(state_dict, metadata, is_coordinator)
-            return
+            flat = flatten_sharded(flat)
         self.original_state_dict = state_dict
         self.state_dict, self.mappings = flat, mappings
         self.metadata = metadata
@@ -93,12 +95,16 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         self._items.fills = Fills(self.state_dict, getattr(self, "original_state_dict", self.state_dict).keys())
         return LoadPlan(self._items)  # type: ignore[arg-type]  # a sequence is what DCP needs
 
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Puts an object where the caller's state dict has it. As of DCP's planner: what the pickle says is run."""
+        self.put_object(read_item.dest_index.fqn, torch.load(value, weights_only=False))
+
     def put_object(self, fqn: str, value: Any) -> None:
         """Puts an object that was loaded where the state dict has it."""
         if self.flatten_state_dict:
             set_element(self.original_state_dict, self.mappings[fqn], value)
         else:
-            self.state_dict[fqn] = value
+            self.state_dict[fqn] = self.original_state_dict[fqn] = value
 
     def _use_names_of_2_3(self, checkpoint: _C.Checkpoint) -> None:
         """DCP flattened lists in another way until 2.3; if those names are in the checkpoint, it is so old."""
@@ -106,7 +112,8 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         # Not those of the state as it is planned: a ShardedTensor of which this rank has no shard is left out of that.
         names, _ = _C.flatten_state_dict(self.original_state_dict)
         if any(fqn not in names and checkpoint.has(fqn) for fqn in flat):
-            self.state_dict, self.mappings = flat, mappings
+            self.state_dict = flatten_sharded(flat) if self.flatten_sharded_tensors else flat
+            self.mappings = mappings
 
 
 _hooks = Hooks(BcpLoadPlanner)
@@ -132,7 +139,8 @@ def _make_meta_tensors(container: Any) -> None:
     """In the containers themselves: their keys need not be the text that a flat name has of them."""
     for key, value in [*(container.items() if isinstance(container, Mapping) else enumerate(container))]:
         if isinstance(value, torch.Tensor):
-            if value.is_meta:
+            # A ShardedTensor cannot always say; it keeps its shards, and is refused when they are to be filled.
+            if not isinstance(value, ShardedTensor) and value.is_meta:
                 made = {"": value}
                 _compat.init_meta_tensors(made)
                 container[key] = made[""]

@@ -28,6 +28,7 @@ from bytecheckpoint.dcp._part import WritePart
 from bytecheckpoint.dcp._plan_cache import Answer, Planned, digest_of, part_of, plan_cache
 from bytecheckpoint.dcp._plan_items import PlanItems, source_of
 from bytecheckpoint.dcp._plan_tree import PlanTree
+from bytecheckpoint.dcp._sharded import flatten_sharded
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp._told import Later, Told, tell, tell_later
 from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
@@ -96,10 +97,12 @@ class BcpSavePlanner(DefaultSavePlanner):
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
         """Flattens the state dict."""
-        flat, mappings = _C.flatten_state_dict(state_dict) if self.flatten_state_dict else ({}, {})
-        if not self.flatten_state_dict or (self.flatten_sharded_tensors and _C.peculiarities(flat)[0]):
+        if not self.flatten_state_dict:
             super().set_up_planner(state_dict, storage_meta, is_coordinator)
             return
+        flat, mappings = _C.flatten_state_dict(state_dict)
+        if self.flatten_sharded_tensors and _C.peculiarities(flat)[0]:
+            flat = flatten_sharded(flat)
         self.state_dict, self.mappings, self.is_coordinator = flat, mappings, is_coordinator
 
     @quick_switches()

@@ -46,6 +46,20 @@ bool is_complex(tensor::DType dtype) {
          dtype == tensor::DType::kComplex128;
 }
 
+/// Has it no place for imaginary parts?
+bool is_real(const HeldValue& held) {
+  if (held.kind != HeldValue::Kind::kOther) {
+    return held.facts.dtype != tensor::DType::kNone && !is_complex(held.facts.dtype);
+  }
+  return py::hasattr(held.value, "dtype") && !held.value.attr("dtype").attr("is_complex").cast<bool>();
+}
+
+/// Its dtype, in words.
+std::string dtype_text(const HeldValue& held) {
+  if (held.kind != HeldValue::Kind::kOther) return tensor::find_dtype(held.facts.dtype)->name;
+  return py::str(held.value.attr("dtype"));
+}
+
 /// Shape of a tensor of the state, whatever its type; nothing if it has none.
 std::optional<tensor::Dims> shape_of(const HeldValue& held) {
   if (held.kind == HeldValue::Kind::kObject) return std::nullopt;
@@ -66,9 +80,9 @@ std::optional<std::string> mismatch(const format::Item& item, const HeldValue& h
     return text("'", item.fqn, "': stored is a tensor of ", tensor::to_text(item.tensor.sizes),
                 ", to be loaded into one of ", tensor::to_text(*shape));
   }
-  if (is_complex(item.tensor.dtype) && held.facts.dtype != tensor::DType::kNone && !is_complex(held.facts.dtype)) {
+  if (is_complex(item.tensor.dtype) && is_real(held)) {
     return text("'", item.fqn, "': stored is ", tensor::find_dtype(item.tensor.dtype)->name, ", to be loaded into ",
-                tensor::find_dtype(held.facts.dtype)->name, ", which has no place for the imaginary parts");
+                dtype_text(held), ", which has no place for the imaginary parts");
   }
   return std::nullopt;
 }

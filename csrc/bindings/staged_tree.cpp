@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bindings/staged_tree.h"
 
+#include <pybind11/gil_safe_call_once.h>
+
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -25,6 +27,14 @@ bool is_immutable(py::handle value) {
   PyObject* const v = value.ptr();
   return v == Py_None || PyBool_Check(v) || PyLong_CheckExact(v) || PyFloat_CheckExact(v) || PyUnicode_CheckExact(v) ||
          PyBytes_CheckExact(v) || PyComplex_CheckExact(v);
+}
+
+bool is_sharded_tensor(py::handle value) {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> type;
+  const auto import = [] {
+    return py::module_::import("torch.distributed._shard.sharded_tensor").attr("ShardedTensor");
+  };
+  return is_tensor(value.ptr()) && py::isinstance(value, type.call_once_and_store_result(import).get_stored());
 }
 
 constexpr int kHost = -1;  // in the place of a device's number
@@ -236,7 +246,7 @@ TakenApart take_apart(py::handle tree, const uint8_t* first, int64_t bytes, py::
     breath.take();
     if (is_marked_as_parts(value) && note(value)) return apart(value);
     if (is_plain_tensor(value.ptr()) && note(value)) return stand_in;
-    if (is_dtensor(value) && note(local_of(value))) return apart(value);
+    if ((is_dtensor(value) && note(local_of(value))) || is_sharded_tensor(value)) return apart(value);
     return py::reinterpret_borrow<py::object>(value);
   });
   py::object left = copier.copy(tree);

@@ -103,16 +103,16 @@ struct TakenApart {
   std::string tensors;
 };
 
-/// \param first, bytes   The memory that the other process will have, too; tensors elsewhere stay in the tree.
-/// \param stand_in       Takes the place of a tensor.
-/// \param apart          From a DTensor, or a tensor that is marked as parts, to what takes its place; its local
-/// tensor,
-///                       or itself, goes to the table.
+/// \param first, bytes  The memory that the other process will have, too; tensors elsewhere stay in the tree.
+/// \param stand_in      Takes the place of a tensor.
+/// \param apart         From what is more than a tensor to what takes its place: a DTensor whose local tensor went to
+/// the
+///                      table, a tensor that is marked as parts and went there itself, or a ShardedTensor.
 TakenApart take_apart(pybind11::handle tree, const uint8_t* first, int64_t bytes, pybind11::object stand_in,
                       pybind11::object apart);
 
-/// The reverse, in the other process. \param join  From any other value that is left, and a function that gives
-/// the next tensor, to what takes its place.
+/// The reverse, in the other process. \param join  From any other value that is left, and a function that gives the
+/// next tensor, to what takes its place.
 pybind11::object put_together(pybind11::handle tree, std::string_view tensors, std::shared_ptr<staging::Pages> pages,
                               pybind11::object stand_in, pybind11::object join);
 

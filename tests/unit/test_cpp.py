@@ -14,6 +14,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sanitizing import IS_UNDER_ASAN
+
+pytestmark = pytest.mark.not_under_asan("a program of its own; `make sanitize` runs it under ASan")
 
 ROOT = Path(__file__).parents[2]
 MAKE = ("make", "-f", "tests/cpp/build.mk", "VARIANT=plain", "-j2")
@@ -50,7 +53,7 @@ def _names() -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    metafunc.parametrize("case", ["(not built)"] if _build() else _names())
+    metafunc.parametrize("case", ["(not built)"] if IS_UNDER_ASAN or _build() else _names())
 
 
 def _filter_of(case: str) -> str:

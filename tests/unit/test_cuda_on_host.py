@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.not_under_asan("a program of its own, whose compiler would be preloaded, too")
+
 ROOT = Path(__file__).parents[2]
 RUN_TESTS = ROOT / "build" / "cuda" / "run_tests"
 

@@ -73,12 +73,11 @@ def test_it_loads_what_the_stock_planner_loads(tmp_path: Path, flatten: bool) ->
     flat = {"w": torch.arange(6.0).reshape(2, 3), "n": 5, "nested": {"x": [1, 2]}}
     planner = dcp.DefaultSavePlanner(flatten_state_dict=flatten)
     dcp.save(flat, storage_writer=BcpWriter(tmp_path), planner=planner, no_dist=True)
-    results = []
-    for make in (BcpLoadPlanner, DefaultLoadPlanner):
+    # In a state that is not flattened DCP's own planner loads objects to where nobody finds them.
+    for make in (BcpLoadPlanner, DefaultLoadPlanner) if flatten else (BcpLoadPlanner,):
         got: dict[str, Any] = {"w": torch.zeros(2, 3), "n": 0, "nested": {"x": None}}
         load(got, BcpReader(tmp_path), make(flatten_state_dict=flatten))
-        results.append(got)
-    assert_equal(results[0], results[1])
+        assert_equal(got, flat)
 
 
 def test_tensors_on_meta_are_made(path: Path) -> None:

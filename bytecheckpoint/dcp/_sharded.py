@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ShardedTensors as checkpoints need them: copied, sent to another process, flattened. No process group is asked."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata
+from torch.distributed._shard.sharded_tensor.shard import Shard
+
+__all__ = ["ApartShardedTensor", "copy_sharded", "flatten_sharded"]
+
+
+def copy_sharded(sharded: ShardedTensor, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> ShardedTensor:
+    """A ShardedTensor as ``sharded`` is, but of copies of its shards. torch's own refuse shards with strides."""
+    shards = []
+    for shard in sharded.local_shards():
+        tensor, metadata = copy_tensor(shard.tensor), copy.deepcopy(shard.metadata)
+        if metadata.placement is not None and metadata.placement.device() != tensor.device:
+            metadata.placement = None  # a shard must not be elsewhere than it says
+        shards.append(Shard(tensor, metadata))
+    group = sharded._process_group
+    return _new_sharded(sharded.sharding_spec(), copy.deepcopy(sharded.metadata()), shards, group)
+
+
+class ApartShardedTensor:
+    """A ShardedTensor without its process group, which torch wants to find again wherever it is unpickled."""
+
+    def __init__(self, sharded: ShardedTensor) -> None:
+        self._spec = sharded.sharding_spec()
+        self._metadata = sharded.metadata()
+        self._shards = [(_apart(shard.tensor), shard.metadata) for shard in sharded.local_shards()]
+
+    def join(self) -> ShardedTensor:
+        """The ShardedTensor, for planners alone: it belongs to no process group."""
+        shards = [
+            Shard(tensor.join() if isinstance(tensor, ApartShardedTensor) else tensor, _without_placement(metadata))
+            for tensor, metadata in self._shards
+        ]
+        return _new_sharded(self._spec, self._metadata, shards)
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor | ApartShardedTensor:
+    return ApartShardedTensor(tensor) if isinstance(tensor, ShardedTensor) else tensor
+
+
+def flatten_sharded(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat state with ShardedTensors that planners take as they are: as DCP flattens them, and without empty shards.
+
+    A shard that is a ShardedTensor itself, of FSDP over tensor parallelism, gives its own shards. One of which this
+    rank holds nothing is left out. Empty shards may begin where others do, so that DCP takes one for the other, or
+    outside the tensor, where ``ChunkShardingSpec`` puts them.
+    """
+    out = {}
+    for fqn, value in flat.items():
+        if isinstance(value, ShardedTensor):
+            value = _flattened(value)
+        if value is not _NOT_HERE:
+            out[fqn] = value
+    return out
+
+
+_NOT_HERE = object()
+
+
+def _flattened(sharded: ShardedTensor) -> Any:
+    metadata = sharded.metadata()
+    is_empty = math.prod(metadata.size) == 0
+    shards = [
+        inner
+        for shard in sharded.local_shards()
+        for inner in _inner_shards(shard)
+        if is_empty or math.prod(inner.metadata.shard_sizes) > 0
+    ]
+    if not shards:
+        return _NOT_HERE
+    if len(shards) == len(sharded.local_shards()) and all(map(lambda a, b: a is b, shards, sharded.local_shards())):
+        return sharded
+    here = dataclasses.replace(metadata, shards_metadata=[shard.metadata for shard in shards])
+    return _new_sharded(sharded.sharding_spec(), here, shards)
+
+
+def _inner_shards(shard: Shard) -> list[Shard]:
+    if not isinstance(shard.tensor, ShardedTensor):
+        return [shard]
+    begin = shard.metadata.shard_offsets
+    return [
+        Shard(inner.tensor, _without_placement(inner.metadata, begin))
+        for of_inner in shard.tensor.local_shards()
+        for inner in _inner_shards(of_inner)
+    ]
+
+
+def _without_placement(metadata: ShardMetadata, begin: Sequence[int] | None = None) -> ShardMetadata:
+    offsets = metadata.shard_offsets
+    if begin is not None:
+        offsets = [of_outer + of_inner for of_outer, of_inner in zip(begin, offsets, strict=True)]
+    return ShardMetadata(list(offsets), list(metadata.shard_sizes))
+
+
+def _new_sharded(spec: Any, metadata: ShardedTensorMetadata, shards: list[Shard], group: Any = None) -> ShardedTensor:
+    """As torch makes one, without its checks between shards, for which it needs a group."""
+    properties = metadata.tensor_properties
+    sharded: Any = ShardedTensor.__new__(
+        ShardedTensor,
+        spec,
+        metadata.size,
+        dtype=properties.dtype,
+        layout=properties.layout,
+        pin_memory=False,
+        requires_grad=properties.requires_grad,
+    )
+    sharded._metadata, sharded._local_shards = metadata, shards
+    sharded._process_group, sharded._sharded_tensor_id = group, None
+    sharded._init_rrefs, sharded._remote_shards = False, {}
+    made: ShardedTensor = sharded
+    return made
