@@ -23,10 +23,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import _C, _sigterm
 from bytecheckpoint._fork_locks import ForkSafeLock
-from bytecheckpoint._save_queue import BackgroundFuture, SaveQueue
+from bytecheckpoint._save_queue import BackgroundFuture, SaveQueue, is_in_queue
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._staged import end_of_save, note_submitted
-from bytecheckpoint.dcp._stays import is_any_saved
+from bytecheckpoint.dcp._stays import is_any_saved, is_saved_in_this_thread
 from bytecheckpoint.errors import CheckpointError
 
 __all__ = [
@@ -212,7 +212,8 @@ def submit(
         give_up: Makes it fail soon; called at the end of the process if it has not ended after ``exit_timeout_s``.
     """
     saves = _of_process()
-    future: BackgroundFuture[T] = BackgroundFuture()
+    line = SaveQueue("bytecheckpoint-save") if queue is None else saves.queue(queue)
+    future: BackgroundFuture[T] = BackgroundFuture(path, line)
     caller = threading.current_thread()
 
     unclaimed = [True]  # who takes it out sees to the end of the future
@@ -234,7 +235,6 @@ def submit(
         finally:
             save.give_up = lambda: None  # which keeps its writer, and that the process group
 
-    line = SaveQueue("bytecheckpoint-save") if queue is None else saves.queue(queue)
     save = _Save(path, future, line, give_up, exit_timeout_s)
     try:
         saves.run(save, work)
@@ -327,7 +327,13 @@ def wait_for_saves(timeout_s: float | None = None) -> None:
 
     Raises:
         TimeoutError: After ``timeout_s`` seconds.
+        CheckpointError: It would wait for itself.
     """
+    if is_in_queue() or is_saved_in_this_thread():
+        raise CheckpointError(
+            "shutdown(): called in a hook of a background save, for whose end it would wait: call it when the hook has "
+            "returned"
+        )
     end = None if timeout_s is None else time.monotonic() + timeout_s
     saves = _if_any()
     for save in [] if saves is None else saves.running():
@@ -363,7 +369,8 @@ def shutdown(timeout_s: float | None = None) -> None:
 
     Raises:
         TimeoutError: Saves are still under way; nothing was given back.
-        CheckpointError: A background save failed, and nobody looked; from what failed.
+        CheckpointError: A background save failed, and nobody looked; from what failed. Or a hook of a background save
+            calls it.
     """
     wait_for_saves(timeout_s)
     _C.close_arena()

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-__all__ = ["BackgroundFuture", "SaveQueue"]
+from bytecheckpoint.errors import CheckpointError
+
+__all__ = ["BackgroundFuture", "SaveQueue", "is_in_queue"]
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -25,13 +27,19 @@ class BackgroundFuture(Future[T]):
     It cannot be cancelled, since other ranks take part in the save: ``cancel`` returns False, as that of any future
     that is running. ``SaveHandle.cancel`` gives the save up.
 
+    Args:
+        path: Of the save, for messages.
+        queue: Runs the save; None if it has ended.
+
     Attributes:
         is_seen: ``result`` or ``exception`` has told.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: str = "", queue: SaveQueue | None = None) -> None:
         super().__init__()
         self.is_seen = False
+        self._path = path
+        self._queue = queue
         self.set_running_or_notify_cancel()
 
     def result(self, timeout: float | None = None) -> T:
@@ -43,6 +51,12 @@ class BackgroundFuture(Future[T]):
         return self._seen(super().exception, timeout)
 
     def _seen(self, ask: Callable[[float | None], V], timeout: float | None) -> V:
+        if self._queue is not None and self._queue.is_in_this_thread() and not self.done():
+            raise CheckpointError(
+                f"save({self._path}): a hook of a background save waits for a save that comes behind it, or its own: "
+                "it would wait for ever. Ask the future when the hook has returned",
+                self._path,
+            )
         try:
             told = ask(timeout)
         except BaseException:
@@ -118,6 +132,11 @@ class SaveQueue:
                 return self._waiting.popleft()
             self._is_running = False
             return None
+
+
+def is_in_queue() -> bool:
+    """Whether any queue runs the caller."""
+    return getattr(_of_thread, "queue", None) is not None
 
 
 _of_thread = threading.local()  # of threads of saves: the queue that runs them

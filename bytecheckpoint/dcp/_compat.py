@@ -64,6 +64,7 @@ __all__ = [
     "load_state",
     "narrow",
     "new_dtensor",
+    "new_gloo_group",
     "new_metadata",
     "object_device",
     "plain_tensor",
@@ -210,6 +211,29 @@ def gloo_between(group: dist.ProcessGroup, name: str) -> dist.ProcessGroup:
     between._register_backend(torch.device("cpu"), kind, gloo)
     between._set_group_name(name)
     made: dist.ProcessGroup = between
+    return made
+
+
+def new_gloo_group(ranks: Sequence[int], name: str) -> dist.ProcessGroup:
+    """As ``dist.new_group`` makes and registers it. Collective over ``ranks``.
+
+    Torch's own name for it has in it how many groups this rank belongs to: ranks of different numbers of groups would
+    wait for each other under different names.
+
+    Args:
+        name: As for ``gloo_between``.
+    """
+    c10d: Any = dist.distributed_c10d
+    theirs, wanted = c10d._process_group_name, sorted(ranks)
+
+    def name_of(of: Any, *args: Any, **kwargs: Any) -> Any:
+        return name if list(of) == wanted else theirs(of, *args, **kwargs)  # of another thread's
+
+    c10d._process_group_name = name_of
+    try:
+        made: dist.ProcessGroup = dist.new_group(wanted, backend="gloo", use_local_synchronization=True)
+    finally:
+        c10d._process_group_name = theirs
     return made
 
 

@@ -58,7 +58,13 @@ def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float) -> dist.P
     Raises:
         CheckpointError: Ranks cannot connect; on all of them.
     """
-    group: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+    group: dist.ProcessGroup
+    if ranks is None:
+        group = dist.new_group(backend="gloo")
+    else:
+        world = dist.group.WORLD
+        assert world is not None
+        group = _compat.new_gloo_group(ranks, unused_name(world, f"of {sorted(ranks)}"))
     _begin_watch(group, group, stall_timeout_s)
     return group
 

@@ -22,12 +22,13 @@ from dataclasses import dataclass
 
 from bytecheckpoint import _C
 from bytecheckpoint._fork_locks import ForkSafeLock
+from bytecheckpoint._save_queue import is_in_queue
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._calls import ASYNC_SAVE, Call, is_any_thread_in, outermost_call
 from bytecheckpoint.dcp._world import World
 from bytecheckpoint.errors import CheckpointError, StagingBusyError, StorageError
 
-__all__ = ["Loan", "Stay", "is_any_saved", "wait_for_lease"]
+__all__ = ["Loan", "Stay", "is_any_saved", "is_saved_in_this_thread", "wait_for_lease"]
 
 _EXECUTORS = (
     "torch.distributed.checkpoint._async_thread_executor",
@@ -220,12 +221,27 @@ def is_any_saved() -> bool:
         return any(use.is_background for use in _uses) or any(stay.begun_by is not None for stay in _awaited)
 
 
+def is_saved_in_this_thread() -> bool:
+    """Is a save of those that ``is_any_saved`` tells begun or run by this very thread, in a hook of which it asks?"""
+    if threading.current_thread() in _beginning:
+        return True
+    _end_what_is_over()
+    with _lock:
+        return any(use.is_background and use.call is not None and use.call.is_of_this_thread() for use in _uses) or any(
+            stay.waits_for_this_thread() for stay in _awaited
+        )
+
+
 def _is_any_to_end() -> bool:
-    """Is a save under way, elsewhere than in this thread, that ends the stay of a state, or may be its last use?"""
+    """Is a save under way, elsewhere than in this thread, that ends the stay of a state, or may be its last use?
+
+    In a hook of a save that runs in a queue, those behind it do not count: they wait for it.
+    """
+    may_begin = not is_in_queue()
     with _lock:
         in_this_thread = [use.loan for use in _uses if use.call is None or use.call.is_of_this_thread()]
         return len(in_this_thread) != len(_uses) or any(
-            stay.loan not in in_this_thread and not stay.waits_for_this_thread() for stay in _awaited
+            stay.loan not in in_this_thread and not stay.waits_for_this_thread() for stay in _awaited if may_begin
         )
 
 

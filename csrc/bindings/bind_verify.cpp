@@ -36,8 +36,9 @@ py::dict verify(std::string directory, bool direct_io, int num_threads, int64_t 
     const WithGil locked;
     raised = PyErr_CheckSignals() != 0;
     if (!raised && !progress.is_none()) {
-      const py::object outcome = py::reinterpret_steal<py::object>(
-          PyObject_CallFunction(progress.ptr(), "LL", static_cast<long long>(done), static_cast<long long>(total)));
+      const py::object outcome = py::reinterpret_steal<py::object>(take_gil([&] {
+        return PyObject_CallFunction(progress.ptr(), "LL", static_cast<long long>(done), static_cast<long long>(total));
+      }));
       raised = !outcome;
     }
     return !raised;

@@ -11,7 +11,8 @@
 
 namespace bytecheckpoint::bindings {
 
-/// Runs `take`, which takes the GIL; does not return if the interpreter is at its end.
+/// Runs `take`, which takes the GIL, or has it and runs Python, which gives it away and takes it again. Does not return
+/// if the interpreter is at its end.
 template <class Take>
 auto take_gil(Take take) noexcept {
   try {

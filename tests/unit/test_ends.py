@@ -198,12 +198,6 @@ for at in range(1, 80):
     save_again()
 assert kept
 """
-AT_EXIT = """
-import atexit
-if sys.argv[2] == "later":
-    bcp.async_save_state_dict(path + "-before", state)
-atexit.register(bcp.async_save_state_dict, path, state)
-"""
 NO_THREAD = """
 def start(thread):
     raise RuntimeError("can't start new thread")
@@ -289,25 +283,6 @@ elif sys.argv[3] == "SIGINT":
     time.sleep(30)
 """
 CODES = {"sys.exit": 3, "os._exit": 4, "error": 1, "SIGINT": -signal.SIGINT, "return": 0}
-
-# Nothing of torch's in a loop: a thread that comes back from there at that moment aborts the process.
-DAEMON = """
-big = torch.zeros(20_000_000)
-bcp.save_state_dict(path, {"w": big})
-merged = bcp.merge([big])
-calls = (lambda: bcp.verify(path), lambda: bcp._C.merge([big], merged, 1, 2))
-
-def work(call, called):
-    while True:
-        call()
-        called.set()
-
-waited_for = [(call, threading.Event()) for call in calls]
-for of_thread in waited_for:
-    threading.Thread(target=work, args=of_thread, daemon=True).start()
-for _, called in waited_for:
-    assert called.wait(30)
-"""
 
 
 def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -415,13 +390,6 @@ def test_a_process_that_cannot_start_is_an_error_and_the_end(tmp_path: Path, way
     assert not (tmp_path / "ckpt" / ".metadata").exists()
 
 
-@pytest.mark.parametrize("when", ["first", "later"])
-def test_a_save_that_begins_at_exit_is_committed(tmp_path: Path, when: str) -> None:
-    done = run(AT_EXIT, tmp_path / "ckpt", when)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert_committed(tmp_path / "ckpt")
-
-
 @pytest.mark.parametrize("way", ["own", "registered"])
 def test_where_no_thread_can_be_had_the_caller_saves(tmp_path: Path, way: str) -> None:
     done = run(NO_THREAD, tmp_path / "ckpt", way)
@@ -460,11 +428,3 @@ def test_each_end_of_a_process_with_another_that_saves(tmp_path: Path, end: str)
     done = run(ENDS, tmp_path / "ckpt", "process", end)
     assert done.returncode == CODES[end], done.stderr
     assert_committed(tmp_path / "ckpt", None if end == "os._exit" else 7.0)
-
-
-def test_the_end_of_a_process_with_daemon_threads(tmp_path: Path) -> None:
-    """They want the GIL back while the interpreter ends: Python ends them, which would abort the process."""
-    for _ in range(2):
-        done = run(DAEMON, tmp_path / "ckpt")
-        assert (done.returncode, done.stderr) == (0, "")
-    assert verify(tmp_path / "ckpt").is_whole

@@ -13,22 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
 from bytecheckpoint import (
-    BcpReader,
     BcpWriter,
-    Retention,
-    latest,
-    load_state_dict,
-    registered,
-    save_state_dict,
-    scan_steps,
-    shutdown,
-    verify,
 )
 from bytecheckpoint._fork_locks import ForkSafeLock, _all
 
@@ -61,40 +51,6 @@ def run_in_child(work: Callable[[], object]) -> None:
     let_go.set()
     holder.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def save(path: Path, number: int) -> None:
-    save_state_dict(path, {"weight": torch.full((3,), float(number)), "number": number})
-
-
-def load(path: Path) -> int:
-    state = {"weight": torch.zeros(3), "number": -1}
-    load_state_dict(path, state)
-    assert torch.equal(state["weight"], torch.full((3,), float(state["number"])))
-    return state["number"]
-
-
-def work_with(path: Path) -> None:
-    save(path / "step-2", 2)
-    assert load(path / "step-1") == 1
-    assert latest(path) == str(path / "step-2")
-    assert len(scan_steps(path)) == 2
-    Retention(path, keep_latest=1).after_save()
-    assert [step.step for step in scan_steps(path)] == [2]
-    assert not verify(path / "step-2").problems
-    with registered():
-        dcp.save({"weight": torch.ones(3)}, checkpoint_id=path / "step-3")
-    dcp.load({"weight": torch.zeros(3)}, storage_reader=BcpReader(path / "step-3"))
-    bytecheckpoint.save(path / "parts", {"model": torch.nn.Linear(2, 2)}, "ddp", global_steps=1)
-    shutdown()
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is")
-def test_a_child_saves_and_loads(tmp_path: Path) -> None:
-    save(tmp_path / "step-1", 1)
-    assert scan_steps(tmp_path)  # judged before
-    run_in_child(lambda: work_with(tmp_path))
-    assert (tmp_path / "parts" / "global_step_1").is_dir()
 
 
 def test_a_child_takes_over_a_writer(tmp_path: Path) -> None:

@@ -13,10 +13,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from bytecheckpoint import BcpSavePlanner, BcpWriter, async_save_state_dict, load_state_dict, save_state_dict, verify
+from bytecheckpoint import BcpSavePlanner, BcpWriter, load_state_dict, save_state_dict, verify
 from bytecheckpoint.errors import CheckpointBusyError
-
-LIMIT_S = 30.0
 
 
 class Calling(BcpSavePlanner):
@@ -71,21 +69,6 @@ def test_a_save_in_a_hook_with_the_same_writer(tmp_path: Path) -> None:
     check(tmp_path / "inner", 2)
     dcp.save(state(3), checkpoint_id=tmp_path / "outer", storage_writer=writer, no_dist=True)
     check(tmp_path / "outer", 3)
-
-
-def test_a_background_save_in_a_hook(tmp_path: Path) -> None:
-    handles = []
-    call = Calling(lambda: handles.append(async_save_state_dict(tmp_path / "inner", state(2))))
-    dcp_save(tmp_path / "outer", 1, planner=call)
-    handles[0].committed.result(LIMIT_S)
-    check(tmp_path / "outer", 1)
-    check(tmp_path / "inner", 2)
-
-
-def test_a_load_in_a_hook(tmp_path: Path) -> None:
-    dcp_save(tmp_path / "before", 1)
-    dcp_save(tmp_path / "outer", 2, planner=Calling(lambda: check(tmp_path / "before", 1)))
-    check(tmp_path / "outer", 2)
 
 
 def test_a_save_in_a_hook_to_the_same_path_is_refused(tmp_path: Path) -> None:

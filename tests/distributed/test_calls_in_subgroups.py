@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each public call in a group of some ranks, while others make it alone or in another group, and then over all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from public_calls import CALLS, Place, prepare
+
+from bytecheckpoint import new_group
+from distributed.ranks import run_ranks
+
+
+def call_in_subgroups(root: Path, is_watched: bool) -> None:
+    """Of ranks 0, 1 and 2: the first two together and the last one alone; the last two; all."""
+    rank, ready = dist.get_rank(), root / "ready"
+    if is_watched:
+        first = new_group([0, 1]) if rank < 2 else None
+        second = new_group([1, 2]) if rank > 0 else None
+    else:
+        groups = dist.new_group([0, 1]), dist.new_group([1, 2])
+        first, second = (group if dist.get_rank(group) >= 0 else None for group in groups)
+    for call in CALLS:
+        if not call.is_collective:
+            continue  # it knows no ranks
+        name = str(call)
+        if first is not None:
+            call.run(Place(root / f"{name}-first", ready, first))
+        elif name not in ("save", "save_fast", "load"):  # which cannot be made alone where there are groups
+            call.run(Place(root / f"{name}-alone", ready))
+        if second is not None:
+            call.run(Place(root / f"{name}-second", ready, second))
+        call.run(Place(root / f"{name}-all", ready, dist.group.WORLD))
+        # The user's own collectives and groups go on.
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == 3
+    dist.barrier(dist.new_group())
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_calls_in_subgroups_and_then_over_all(tmp_path: Path, is_watched: bool) -> None:
+    prepare(tmp_path / "ready")
+    run_ranks(3, call_in_subgroups, tmp_path, is_watched)

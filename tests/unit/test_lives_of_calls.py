@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each public call in each circumstance of the ordinary life of a job: its end, threads, forks, hooks, and what callers
+do with futures and errors. In groups: tests/distributed/test_calls_in_subgroups.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed.ending import Ended, EndingRanks
+from public_calls import CALLS, NO_CALLS, prepare
+from unit import lives
+
+import bytecheckpoint as bcp
+
+AT_ONCE = 4  # processes
+TRIES = 3
+NAMES = [str(call) for call in CALLS]
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[EndingRanks]:
+    """Runs functions in processes of their own, which have not used the package yet and end as any script does."""
+    started = EndingRanks()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ready")
+    prepare(path)
+    return path
+
+
+# Of the calls, in their order, and why they cannot work.
+AT_THE_END = ("dcp_async_save",)  # DCP's own executor takes no saves any more
+STAGING = ("dcp_async_save", "registered_async_save", "async_save_state_dict", "cancel", "save_fast")
+IN_A_CHILD = STAGING  # the memory for staged states is the parent's
+IN_A_HOOK = {
+    # They would wait for the save in the hook of which they are called, or for memory that it has.
+    "in_background_save": ("async_save_state_dict", "cancel", "save_fast", "shutdown"),
+    "in_staging": ("shutdown",),
+}
+
+
+def assert_all_worked(ended: Ended, times: int = 1, refused: tuple[str, ...] = ()) -> None:
+    """All calls have, so many times, but for those that were ``refused`` at one of them."""
+    assert ended.code == 0, ended.said
+    assert "FAILED" not in ended.said, ended.said
+    said = [line.removesuffix(" refused") for line in ended.said.splitlines()]
+    assert [line for line in said if line in NAMES] == NAMES * times, ended.said
+    assert [f"{name} refused" for name in refused] == [line for line in ended.said.splitlines() if "refused" in line]
+
+
+def test_the_table_has_all_public_names() -> None:
+    named = {name for call in CALLS for name in call.names}
+    assert named | NO_CALLS.keys() == {*bcp.__all__}
+    assert not named & NO_CALLS.keys()
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+@pytest.mark.parametrize("moment", lives.MOMENTS)
+def test_at_the_end_of_the_interpreter(
+    tmp_path: Path, ready: Path, process: EndingRanks, moment: Any, used_before: bool
+) -> None:
+    (ended,) = process.run(1, lives.work_at_the_end, tmp_path, ready, moment, used_before)
+    assert_all_worked(ended, 1, () if moment is lives.before_threads_end else AT_THE_END)
+
+
+def test_in_a_daemon_thread_at_the_end_of_the_interpreter(tmp_path: Path, ready: Path, process: EndingRanks) -> None:
+    """Within each function of our C++ that lets the GIL go, and within each call."""
+    (found,) = process.run(1, lives.find_places, tmp_path / "look", ready)
+    assert found.code == 0, found
+    places, seen = [], set()
+    for call, *names in map(str.split, found.said.splitlines()):
+        fresh = [name for name in names if name not in seen] or names[:1]
+        places += [(call, name) for name in fresh]
+        seen.update(fresh)
+    assert {"append_state", "commit", "fill", "run", "verify"} <= seen, found.said
+    for _ in range(TRIES):
+        went_on = []
+        for begin in range(0, len(places), AT_ONCE):
+            some = places[begin : begin + AT_ONCE]
+            ended = process.run(len(some), lives.be_inside, tmp_path, ready, some, begin > 0)
+            # One that got the GIL back in time: the main thread was asleep.
+            for place, one in zip(some, ended, strict=True):
+                is_again = one.said.startswith("went on")
+                went_on += [place] * is_again
+                assert is_again or one == Ended(0, ""), place
+        places = went_on
+    assert not places
+
+
+def test_in_a_hook_in_a_daemon_thread_at_the_end_of_the_interpreter(
+    tmp_path: Path, ready: Path, process: EndingRanks
+) -> None:
+    ended = process.run(len(lives.HOOKS), lives.be_in_a_hook, tmp_path, ready)
+    assert not [(hook, one) for hook, one in zip(lives.HOOKS, ended, strict=True) if one != Ended(0, "")]
+
+
+@pytest.mark.parametrize("hook", lives.HOOKS)
+def test_nested_twice(tmp_path: Path, ready: Path, process: EndingRanks, hook: lives.Hook) -> None:
+    (ended,) = process.run(1, lives.nest, tmp_path, ready, hook)
+    assert_all_worked(ended, 2, IN_A_HOOK.get(hook.__name__, ()))
+
+
+def test_with_futures_cancelled(tmp_path: Path, ready: Path, process: EndingRanks) -> None:
+    (ended,) = process.run(1, lives.cancel_futures, tmp_path, ready)
+    assert_all_worked(ended)
+
+
+def test_with_errors_kept(tmp_path: Path, ready: Path, process: EndingRanks) -> None:
+    (ended,) = process.run(1, lives.keep_errors, tmp_path, ready)
+    assert_all_worked(ended)
+
+
+def test_after_a_fork(tmp_path: Path, ready: Path, process: EndingRanks) -> None:
+    (ended,) = process.run(1, lives.fork, tmp_path, ready)
+    assert_all_worked(ended, 3, IN_A_CHILD)
