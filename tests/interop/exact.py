@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing state dicts byte for byte, and blanks of them to load into."""
+"""Comparing state dicts byte for byte, and blanks of them to load into; and what DCP says of them."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, TypeVar
 
 import torch
+from torch.distributed.checkpoint.metadata import TensorProperties
 
-__all__ = ["assert_equal", "blank", "raw", "settled"]
+__all__ = ["assert_equal", "blank", "raw", "settled", "without_strides"]
+
+T = TypeVar("T")
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
@@ -24,6 +28,22 @@ def settled(value: Any) -> Any:
         return type(value)((key, settled(item)) for key, item in value.items())
     # Not subclasses: torch.Size takes numbers alone.
     return type(value)(settled(item) for item in value) if type(value) in (list, tuple) else value
+
+
+def without_strides(described: T) -> T:
+    """Metadata, a plan or a part of them, as we describe tensors: without what torch 2.15 notes of the strides of one
+    rank's tensor. Nothing of DCP reads it, and older torch refuses metadata that have it."""
+    if isinstance(described, TensorProperties):
+        if hasattr(described, "strides"):
+            described.strides = None
+    elif isinstance(described, dict):
+        without_strides([*described.values()])
+    elif isinstance(described, list | tuple):
+        for part in described:
+            without_strides(part)
+    elif dataclasses.is_dataclass(described):
+        without_strides([getattr(described, field.name) for field in dataclasses.fields(described)])
+    return described
 
 
 def blank(value: Any) -> Any:
