@@ -331,7 +331,6 @@ FRAMEWORKS = Feature(
             "torch.distributed.algorithms._checkpoint.checkpoint_wrapper:_CHECKPOINT_WRAPPED_MODULE",
             "The module that activation checkpointing wraps has this name.",
             text="_checkpoint_wrapped_module",
-            is_lazy=True,
         ),
         Probe(
             "torch._dynamo.eval_frame:OptimizedModule",
