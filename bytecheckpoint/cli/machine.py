@@ -131,40 +131,49 @@ def _gpu() -> Iterator[Finding]:
         from bytecheckpoint import _C
     except ImportError:
         return  # which stands among the versions
-    architectures = _C.build_info()["cuda"]
-    driver = _driver_version()
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     has_device = any(Path("/dev").glob("nvidia[0-9]*"))
-    of_torch = torch.version.cuda
+    yield gpu_finding(has_device, torch.version.cuda, _driver_version(), _C.build_info()["cuda"], capability)
+
+
+def gpu_finding(
+    has_device: bool,
+    of_torch: str | None,
+    driver: tuple[int, int] | None,
+    architectures: list[str],
+    capability: tuple[int, int] | None,
+) -> Finding:
+    """What goes together of device, driver and builds.
+
+    Args:
+        of_torch: CUDA that torch is built for.
+        driver: CUDA that the driver supports.
+        architectures: That our device code is compiled for.
+        capability: Of the device, as torch sees it; None if it sees none.
+    """
     text = (
         f"device code of ours: {' '.join(architectures) or 'none'}; torch for CUDA {of_torch or '(none)'}; "
         f"driver for CUDA {'.'.join(map(str, driver)) if driver else '(none)'}"
     )
-    if not has_device and driver is None:
-        yield Finding("GPU", "ok", f"{text}; no GPU here")
-    elif of_torch is None:
-        yield Finding("GPU", "note", text, "this torch cannot use the GPU: install one that is built for CUDA")
-    elif driver is None or int(of_torch.split(".")[0]) > driver[0]:
-        yield Finding(
-            "GPU", "broken", text, "the driver is too old for torch: update it, or install a torch for its CUDA"
-        )
-    elif not architectures:
-        yield Finding(
-            "GPU", "slow", text, "tensors are copied one by one: build again where nvcc is (README, Two commands)"
-        )
-    elif not torch.cuda.is_available():
-        yield Finding("GPU", "note", text, "torch sees no device: look at CUDA_VISIBLE_DEVICES")
-    else:
-        major, minor = torch.cuda.get_device_capability()
-        newest = max(int(name.split("_")[1]) for name in architectures)
-        oldest = min(int(name.split("_")[1]) for name in architectures)
-        text += f"; device sm_{major}{minor}"
-        if major * 10 + minor < oldest:
-            yield Finding(
-                "GPU", "slow", text, f"our device code begins with sm_{oldest}: tensors are copied one by one"
-            )
-        else:
-            compiled = "compiled for it" if f"sm_{major}{minor}" in architectures else f"by PTX of compute_{newest}"
-            yield Finding("GPU", "ok", f"{text}, {compiled}")
+    if not has_device and capability is None:
+        return Finding("GPU", "ok", f"{text}; no GPU here")
+    if of_torch is None:
+        return Finding("GPU", "note", text, "this torch cannot use the GPU: install one that is built for CUDA")
+    if driver is None or int(of_torch.split(".")[0]) > driver[0]:
+        return Finding("GPU", "broken", text, "the driver is too old for torch: update it, or install another torch")
+    if not architectures:
+        return Finding("GPU", "slow", text, "tensors are copied one by one: build again where nvcc is (README)")
+    if capability is None:
+        return Finding("GPU", "note", text, "torch sees no device: look at CUDA_VISIBLE_DEVICES")
+    major, minor = capability
+    text += f"; device sm_{major}{minor}"
+    binaries = [divmod(int(name[3:]), 10) for name in architectures if name.startswith("sm_")]
+    if any(major == of_binary and minor >= least for of_binary, least in binaries):
+        is_same = (major, minor) in binaries
+        return Finding("GPU", "ok", f"{text}, {'compiled for it' if is_same else 'runs code of its generation'}")
+    if (major, minor) < max(binaries):
+        return Finding("GPU", "slow", text, "no device code for it: tensors are copied one by one")
+    return Finding("GPU", "ok", f"{text}, by PTX of {architectures[-1]}")
 
 
 def findings_of_path(path: Path) -> Iterator[Finding]:
