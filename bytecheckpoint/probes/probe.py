@@ -39,7 +39,7 @@ TESTED = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Probe:
     """What must be so in another package. Nothing is imported before it is looked at.
 
@@ -123,7 +123,7 @@ class Probe:
         return ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed by identity: features are keys of a cache that every call looks into
 class Feature:
     """Something that users ask for, and what it relies on.
 

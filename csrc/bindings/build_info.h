@@ -2,7 +2,7 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
-#include <torch/headeronly/version.h>
+#include <torch/csrc/api/include/torch/version.h>
 
 #include <sstream>
 #include <string>
