@@ -162,6 +162,10 @@ _MODULES = (
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"bytecheckpoint.{name}")
+    if name in ("_C", "_core"):  # asked for by `from bytecheckpoint import _C`, before it is looked for as a module
+        from bytecheckpoint._extensions import extension
+
+        return extension(name)
     if name not in _HOMES:
         raise AttributeError(f"module 'bytecheckpoint' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
@@ -176,9 +180,9 @@ def build_info() -> dict[str, Any]:
 
     Returns:
         ``version`` of the package, ``format_version`` of the checkpoints it writes, ``core`` and ``torch_extension``
-        with compiler and C++ version of each extension module (``None`` for one that cannot be imported), ``torch``
-        that is installed, and ``cuda``: what device code was compiled in, such as ``["sm_90", "compute_90"]``, or an
-        empty list.
+        with compiler, C++ version and torch that each extension module was built for (``None`` for one that cannot be
+        imported), ``torch`` that is installed, and ``cuda``: what device code was compiled in, such as
+        ``["sm_90", "compute_90"]``, or an empty list.
     """
     from importlib.metadata import PackageNotFoundError, version
 

@@ -8,7 +8,6 @@ for everything that is at a local path. URLs stay with OLMo-core's own classes.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -30,7 +29,9 @@ from bytecheckpoint.dcp.metadata import checkpoint_of
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
-from bytecheckpoint.errors import CheckpointNotFoundError, KeyMismatchError, UnsupportedError
+from bytecheckpoint.errors import CheckpointNotFoundError, KeyMismatchError
+from bytecheckpoint.probes.of_olmo import OLMO
+from bytecheckpoint.probes.probe import require
 
 if TYPE_CHECKING:
     import os
@@ -39,26 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ["OlmoLoadPlanner", "OlmoReader", "OlmoWriter", "install", "installed", "uninstall"]
 
-_KNOWN_VERSION = re.compile(r"3\.0\.\d+")
 _PACKAGE = "olmo_core.distributed.checkpoint"
 _MAX_IO_THREADS = 16  # of Config.io_threads
 _MAX_NAMED = 8
 # As OLMo-core tells them from paths.
 _URL = re.compile(r"(?!file://)[a-z0-9]+://")
-
-# What the functions of OLMo-core look up when they run.
-_USES = {
-    "save_state_dict": ("DefaultSavePlanner", "RemoteFileSystemWriter", "dist_cp"),
-    "async_save_state_dict": ("DefaultSavePlanner", "RemoteFileSystemWriter", "dist_cp"),
-    "save_model_and_optim_state": ("DefaultSavePlanner", "RemoteFileSystemWriter", "dist_cp"),
-    "async_save_model_and_optim_state": ("DefaultSavePlanner", "RemoteFileSystemWriter", "dist_cp"),
-    "load_state_dict": ("RemoteFileSystemReader", "dist_cp"),
-    "load_model_and_optim_state": ("RemoteFileSystemReader", "dist_cp"),
-    "get_checkpoint_metadata": ("RemoteFileSystemReader",),
-    "_load_unsharded_keys": ("RemoteFileSystemReader",),
-}
-_WRITER_PARAMETERS = ["path", "thread_count", "process_count", "process_group", "throttle_uploads"]
-_READER_PARAMETERS = ["path", "thread_count", "pre_download", "work_dir"]
 
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, OLMo-core's own, ours
 _ours: dict[str, tuple[Any, Any]] = {}  # by name: OLMo-core's own, ours
@@ -80,8 +66,8 @@ def install(*, allow_pickle: bool = False, config: Config | None = None) -> None
         config: Settings of all writers, readers and planners; None reads ``BYTECHECKPOINT_*`` variables each time.
 
     Raises:
-        UnsupportedError: OLMo-core is not installed, of a version that is not known here, or built otherwise than it
-            would have to be; nothing was changed.
+        UnsupportedError: OLMo-core is not installed, or built otherwise than it would have to be: names the probe.
+            Nothing was changed.
         ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value, with ``allow_pickle``.
     """
     _replacing.stay(allow_pickle=allow_pickle, config=config)
@@ -104,7 +90,8 @@ def _replace(allow_pickle: bool, config: Config | None) -> None:
         config = dataclasses.replace(config or Config.from_env(), allow_pickle=True)
     if _replaced:
         return
-    package = _checked()
+    require(OLMO, anew=True)
+    package = import_module(_PACKAGE)
     ours: dict[str, Any] = {
         "RemoteFileSystemWriter": OlmoWriter if config is None else partial(OlmoWriter, config=config),
         "RemoteFileSystemReader": OlmoReader if config is None else partial(OlmoReader, config=config),
@@ -277,46 +264,6 @@ def _users() -> list[ModuleType]:
         for module in modules
         if module.__name__ != f"{_PACKAGE}.filesystem" and any(name in module.__dict__ for name in names)
     ]
-
-
-def _checked() -> ModuleType:
-    """OLMo-core's package of checkpoints, once everything has been found to be as expected."""
-    try:
-        version: str = import_module("olmo_core.version").VERSION
-    except ImportError as error:
-        raise UnsupportedError(
-            f"bytecheckpoint.olmo.install(): {error}; install OLMo-core with pip install ai2-olmo-core==3.0.0"
-        ) from error
-    if not _KNOWN_VERSION.fullmatch(version):
-        raise UnsupportedError(
-            f"bytecheckpoint.olmo.install(): OLMo-core {version} is not known here, 3.0 is; nothing was changed. "
-            "Install ai2-olmo-core==3.0.0, or call bytecheckpoint.register() and save and load with DCP itself."
-        )
-    package: Any = import_module(_PACKAGE)
-    problems = [
-        f"{_PACKAGE}.{user} does not use {name}"
-        for user, names in _USES.items()
-        for name in names
-        if name not in _names_in(getattr(package, user, None)) or not hasattr(package, name)
-    ]
-    for name, expected in (
-        ("RemoteFileSystemWriter", _WRITER_PARAMETERS),
-        ("RemoteFileSystemReader", _READER_PARAMETERS),
-    ):
-        if list(inspect.signature(getattr(package, name, lambda: None)).parameters) != expected:
-            problems.append(f"{name} takes other arguments")
-    if problems:
-        raise UnsupportedError(
-            f"bytecheckpoint.olmo.install(): OLMo-core {version} is built otherwise ({'; '.join(problems)}); nothing "
-            "was changed. Install ai2-olmo-core==3.0.0."
-        )
-    module: ModuleType = package
-    return module
-
-
-def _names_in(function: Any) -> tuple[str, ...]:
-    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    return () if code is None else code.co_names
 
 
 def _with_threads(config: Config | None, thread_count: int | None) -> Config:

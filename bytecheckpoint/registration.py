@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint._replacing import Replacing
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.local_path import is_local, is_url, local_path
+from bytecheckpoint.probes.of_torch import PROCESS_MODE, REGISTER
+from bytecheckpoint.probes.probe import holds, require
 
 if TYPE_CHECKING:
     from bytecheckpoint.dcp.reader import BcpReader
@@ -45,7 +46,7 @@ def register(*, allow_pickle: bool = False, config: Config | None = None) -> Non
         config: Settings of all writers and readers that are made; None reads ``BYTECHECKPOINT_*`` variables each time.
 
     Raises:
-        UnsupportedError: DCP of this torch is not built as it would have to be; nothing was changed.
+        UnsupportedError: DCP of this torch is not built as it would have to be; names the probe. Nothing was changed.
         ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value, with ``allow_pickle``.
     """
     _replacing.stay(allow_pickle=allow_pickle, config=config)
@@ -97,7 +98,6 @@ def _allowing_pickle(config: Config | None) -> Config:
 
 def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any]]:
     """What to put where, once everything has been found to be as expected."""
-    import torch
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
     from bytecheckpoint.dcp._stateful import QuickStateful, quick_copy
@@ -106,25 +106,7 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
 
     saver: Any = state_dict_saver  # as a module of any names: those that are not public, too
     loader: Any = state_dict_loader
-    problems = [
-        *_missing(saver, "_storage_setup", used_in=("save",)),
-        *_missing(saver, "DefaultSavePlanner", used_in=("_save_state_dict",)),
-        *_missing(loader, "_storage_setup", used_in=("load",)),
-        *_missing(loader, "_load_state_dict", used_in=("load",)),
-        *_missing(loader, "DefaultLoadPlanner", used_in=("_load_state_dict",)),
-        *_missing(saver, "_stateful_to_state_dict", used_in=("save", "async_save")),
-        *_missing(loader, "Stateful", used_in=("load",)),
-        *_missing(saver, "DefaultStager", used_in=("async_save",)),
-        *_missing(saver, "_ProcessBasedAsyncCheckpointExecutor", used_in=("async_save",)),
-        *_missing(saver, "_ThreadBasedAsyncCheckpointExecutor", used_in=("async_save",)),
-    ]
-    if not problems:
-        problems = _other_parameters(saver, loader)
-    if problems:
-        raise UnsupportedError(
-            f"register(): torch {torch.__version__} is built otherwise ({'; '.join(problems)}); nothing was changed. "
-            "Pass storage_writer, storage_reader and planner to each call instead."
-        )
+    require(REGISTER, anew=True)
     made: weakref.WeakSet[BcpReader] = weakref.WeakSet()
     setup = _storage_setup(saver._storage_setup, config, made)
     pairs: list[tuple[ModuleType, str, Any]] = [
@@ -138,36 +120,11 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         (saver, "_stateful_to_state_dict", _counting(quick_copy(saver._stateful_to_state_dict))),
         (loader, "Stateful", QuickStateful),
     ]
-    for name in ("_ProcessBasedAsyncCheckpointExecutor", "_ThreadBasedAsyncCheckpointExecutor"):
-        pairs.append((saver, name, _filling(getattr(saver, name), setup, config)))
+    executors = ["_ThreadBasedAsyncCheckpointExecutor"]
+    if holds(PROCESS_MODE):  # else the stager refuses saves in a process
+        executors.append("_ProcessBasedAsyncCheckpointExecutor")
+    pairs += [(saver, name, _filling(getattr(saver, name), setup, config)) for name in executors]
     return [(module, name, getattr(module, name), ours) for module, name, ours in pairs]
-
-
-def _missing(module: ModuleType, name: str, used_in: tuple[str, ...]) -> list[str]:
-    """Is there a global ``name``, and do the functions look it up when they run?"""
-    if not hasattr(module, name):
-        return [f"{module.__name__} has no {name}"]
-    problems = []
-    for user in used_in:
-        function = inspect.unwrap(getattr(module, user, lambda: None))
-        if name not in function.__code__.co_names:
-            problems.append(f"{module.__name__}.{user} does not use {name}")
-    return problems
-
-
-def _other_parameters(saver: Any, loader: Any) -> list[str]:
-    problems = []
-    if not {"storage_reader", "planner"} <= inspect.signature(loader._load_state_dict).parameters.keys():
-        problems.append("_load_state_dict takes other arguments")
-    if list(inspect.signature(saver._storage_setup).parameters) != ["storage", "checkpoint_id", "reader"]:
-        problems.append("_storage_setup takes other arguments")
-    for name in ("_ProcessBasedAsyncCheckpointExecutor", "_ThreadBasedAsyncCheckpointExecutor"):
-        parameters = inspect.signature(getattr(saver, name).execute_save).parameters
-        if not {"checkpoint_id", "storage_writer", "planner", "process_group", "no_dist"} <= parameters.keys():
-            problems.append(f"{name}.execute_save takes other arguments")
-        if "_executor" not in getattr(saver, name).execute_save.__code__.co_names:
-            problems.append(f"{name}.execute_save has no _executor")
-    return problems
 
 
 def _storage_setup(

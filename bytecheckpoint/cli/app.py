@@ -17,7 +17,7 @@ from bytecheckpoint.errors import CheckpointError
 __all__ = ["bcp", "run"]
 
 # Each is `command` in the module of its name.
-_COMMANDS = ("diff", "ls", "show", "steps", "verify")
+_COMMANDS = ("diff", "doctor", "ls", "show", "steps", "verify")
 
 
 class _Interrupted(Failure):

@@ -14,7 +14,7 @@ import click
 from bytecheckpoint.cli.text import one_line
 from bytecheckpoint.local_path import local_path
 
-__all__ = ["Failure", "bar", "checkpoint_argument", "json_option", "place_text", "progress_option"]
+__all__ = ["Failure", "bar", "checked_path", "checkpoint_argument", "json_option", "place_text", "progress_option"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -28,13 +28,14 @@ class Failure(click.ClickException):
         click.echo(f"bcp: {one_line(self.message)}", file=file, err=file is None)
 
 
-def _checked(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    return str(local_path(value))
+def checked_path(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A path or a ``file`` URL, as an absolute path; None if none was given."""
+    return None if value is None else str(local_path(value))
 
 
 def checkpoint_argument(name: str) -> Callable[[_Function], _Function]:
     """Directory of a checkpoint, a step or a run: a path or a ``file`` URL."""
-    return click.argument(name, type=click.STRING, callback=_checked)
+    return click.argument(name, type=click.STRING, callback=checked_path)
 
 
 def json_option(function: _Function) -> _Function:

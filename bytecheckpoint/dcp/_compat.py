@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every difference between torch versions, and every private name of torch, that the package relies on."""
+"""Every difference between torch versions, and uses of private names of torch. ``probes/of_torch.py`` says what for.
+
+A name that torch does not have makes the features fail that need it, when they are used: importing this never does.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.checkpoint import (
-    _nested_dict,
-    _version,
-    filesystem,
-    planner_helpers,
-    state_dict_loader,
-    state_dict_saver,
-)
-from torch.distributed.checkpoint.api import CheckpointException, _is_wrapped_exception
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import WriteItem
-from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _C, _core
@@ -35,15 +29,15 @@ from bytecheckpoint.dcp import _collectives
 from bytecheckpoint.dcp._sharded import copy_sharded
 from bytecheckpoint.dcp.chunks import LocalChunks
 from bytecheckpoint.errors import sendable
-
-try:
-    from torch.distributed.checkpoint import _state_dict_stager
-except ImportError:
-    _state_dict_stager = None  # type: ignore[assignment]
+from bytecheckpoint.probes.of_torch import ENTRY_POINTS, GROUPS, META_TENSORS, NAMES_OF_2_3
+from bytecheckpoint.probes.probe import find, holds, require
 
 __all__ = [
     "PLAIN_DTYPES",
     "TORCH_SAVE",
+    "DistWrapper",
+    "HandleTrainingState",
+    "ShardedTensor",
     "StorageInfo",
     "archived_pickle",
     "chunks_of",
@@ -70,27 +64,39 @@ __all__ = [
     "plain_tensor",
     "quantization",
     "save_state",
+    "set_element",
     "write_items_of",
 ]
 
+_DCP = "torch.distributed.checkpoint"
 # DCP's own readers want this very class in `Metadata.storage_data`.
-StorageInfo = filesystem._StorageInfo
+StorageInfo: Any = find(f"{_DCP}.filesystem:_StorageInfo")
 
-# The one serialization format that can be honoured; torch before 2.8 knows no other, and has no name for it.
+# The one serialization format that can be honoured.
 TORCH_SAVE: Any = getattr(getattr(filesystem, "SerializationFormat", None), "TORCH_SAVE", None)
 
 # The chunks that this rank holds of a tensor of any kind.
-chunks_of: Callable[[torch.Tensor], list[ChunkStorageMetadata]] = planner_helpers._create_chunk_list
+chunks_of: Callable[[torch.Tensor], list[ChunkStorageMetadata]] = find(f"{_DCP}.planner_helpers:_create_chunk_list")
 
 # The WriteItems of a value of any kind.
-write_items_of: Callable[[str, Any], list[WriteItem]] = planner_helpers._create_write_items
+write_items_of: Callable[[str, Any], list[WriteItem]] = find(f"{_DCP}.planner_helpers:_create_write_items")
+
+# Puts a value where a path of keys says.
+set_element: Any = find(f"{_DCP}._traverse:set_element")
 
 
-# Absent before torch 2.8.
-StateDictStager: Any = getattr(_state_dict_stager, "StateDictStager", None)
+class Absent:
+    """Stands for a class that this torch does not have: nothing is an instance of it."""
 
 
-class _GroupWrapper(_DistWrapper):
+StateDictStager: Any = find(f"{_DCP}._state_dict_stager:StateDictStager")
+ShardedTensor: Any = find("torch.distributed._shard.sharded_tensor:ShardedTensor", Absent)
+HandleTrainingState: Any = find("torch.distributed.fsdp._common_utils:HandleTrainingState")
+DistWrapper: Any = find(f"{_DCP}.utils:_DistWrapper", Absent)
+_is_wrapped_exception: Any = find(f"{_DCP}.api:_is_wrapped_exception")
+
+
+class _GroupWrapper(DistWrapper):  # type: ignore[misc]
     """DCP's exchanges over a gloo group itself, also when the process has destroyed its groups meanwhile.
 
     What hooks raised is made such that it can be sent: DCP sends it as it is, and what cannot be unpickled ends the
@@ -174,13 +180,31 @@ class _WithoutBeingAlone:
             warnings.warn(message, *args, **kwargs)
 
 
-# DCP's own flows of hooks. With a gloo group they need no registry of groups.
-save_state: Callable[..., Metadata] = _over_group(state_dict_saver._save_state_dict)
-load_state: Callable[..., None] = _over_group(
-    state_dict_loader.load,
-    _load_state_dict=_over_group(state_dict_loader._load_state_dict),
-    warnings=_WithoutBeingAlone,
-)
+# Made now, of names as they are without register().
+if holds(ENTRY_POINTS):
+    _save_flow = _over_group(find(f"{_DCP}.state_dict_saver:_save_state_dict"))
+    _load_flow = _over_group(
+        find(f"{_DCP}.state_dict_loader:load"),
+        _load_state_dict=_over_group(find(f"{_DCP}.state_dict_loader:_load_state_dict")),
+        warnings=_WithoutBeingAlone,
+    )
+
+
+def save_state(**arguments: Any) -> Metadata:
+    """DCP's own flow of the hooks of a save. With a gloo group it needs no registry of groups.
+
+    Raises:
+        UnsupportedError: This torch is built otherwise.
+    """
+    require(ENTRY_POINTS)
+    metadata: Metadata = _save_flow(**arguments)
+    return metadata
+
+
+def load_state(state_dict: dict[str, Any], **arguments: Any) -> None:
+    """DCP's own flow of the hooks of a load, in the same way."""
+    require(ENTRY_POINTS)
+    _load_flow(state_dict, **arguments)
 
 
 def is_fake(group: dist.ProcessGroup) -> bool:
@@ -201,7 +225,11 @@ def gloo_between(group: dist.ProcessGroup, name: str) -> dist.ProcessGroup:
 
     Args:
         name: The same on all ranks; of no other group that was made in this world.
+
+    Raises:
+        UnsupportedError: This torch is built otherwise; on all ranks.
     """
+    require(GROUPS)
     c10d: Any = dist.distributed_c10d
     store = c10d.PrefixStore(name, c10d._get_default_store())
     kind = c10d.ProcessGroup.BackendType.GLOO
@@ -279,7 +307,9 @@ def is_registered(group: dist.ProcessGroup) -> bool:
 def init_meta_tensors(tensors: dict[str, torch.Tensor]) -> None:
     """Replaces tensors on the meta device by empty ones, on the device of the default group, or else of torch."""
     if dist.is_available() and dist.is_initialized():
-        planner_helpers._init_state_dict(tensors)  # of nested dicts it would lose values that it does not know
+        require(META_TENSORS)
+        # Of nested dicts it would lose values that it does not know.
+        find(f"{_DCP}.planner_helpers:_init_state_dict")(tensors)
         return
     for fqn, tensor in tensors.items():
         tensors[fqn] = torch.empty_like(tensor, device=torch.get_default_device())
@@ -288,12 +318,16 @@ def init_meta_tensors(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def flatten_as_2_3(state_dict: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As DCP flattened until torch 2.3; it has a global switch for that."""
-    _version._derived_version = "2_3"
+    """As DCP flattened until torch 2.3; it has a global switch for that. Nothing where torch no longer has it."""
+    if not holds(NAMES_OF_2_3):
+        return {}, {}
+    version: Any = find(f"{_DCP}._version")
+    version._derived_version = "2_3"
     try:
-        return _nested_dict.flatten_state_dict(state_dict)
+        flat: tuple[dict[str, Any], dict[str, Any]] = find(f"{_DCP}._nested_dict:flatten_state_dict")(state_dict)
+        return flat
     finally:
-        _version._derived_version = None
+        version._derived_version = None
 
 
 # Types whose elements are exactly their storage; any other subclass may mean something else.

@@ -22,6 +22,8 @@ from bytecheckpoint.dcp._links import connect_star
 from bytecheckpoint.dcp._peers import peers_of_call, unused_name
 from bytecheckpoint.dcp._watch import Watch
 from bytecheckpoint.errors import CheckpointError, ConfigError
+from bytecheckpoint.probes.of_torch import GROUPS
+from bytecheckpoint.probes.probe import require
 
 __all__ = [
     "between_ranks",
@@ -57,7 +59,9 @@ def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float) -> dist.P
 
     Raises:
         CheckpointError: Ranks cannot connect; on all of them.
+        UnsupportedError: This torch is built otherwise.
     """
+    require(GROUPS)
     group: dist.ProcessGroup
     if ranks is None:
         group = dist.new_group(backend="gloo")
@@ -136,9 +140,12 @@ def own_group(
     Raises:
         RankLostError: While ranks came to make the group one was lost, as a group that there is already tells.
         ConfigError: ``group`` has been destroyed.
+        UnsupportedError: This torch is built otherwise.
     """
     if no_dist:
         return None
+    if dist.is_available() and dist.is_initialized():
+        require(GROUPS)
     if group is not None and not _compat.is_registered(group):
         raise ConfigError(f"{call[0]}({call[1]}): process_group was destroyed before the call")
     if not (dist.is_available() and dist.is_initialized()):
@@ -180,6 +187,8 @@ def group_of_save(
 
     As ``own_group`` says; None if there is but this rank.
     """
+    if group is not None:
+        require(GROUPS)
     if not no_dist and group is not None and _compat.is_registered(group) and _compat.is_gloo_on_host(group):
         return group if group.size() > 1 else None
     return own_group(group, no_dist, "async_save", config.stall_timeout_s, ("save", path))

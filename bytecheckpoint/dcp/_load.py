@@ -30,6 +30,8 @@ from bytecheckpoint.errors import (
     ShapeMismatchError,
     UnsafeObjectError,
 )
+from bytecheckpoint.probes.of_torch import LOADS_OF_GAPS
+from bytecheckpoint.probes.probe import holds, require
 
 __all__ = ["Load", "check_requested", "load_plain_data", "plain_object", "plan_to_read"]
 
@@ -62,7 +64,10 @@ def check_requested(checkpoint: _C.Checkpoint, plan: LoadPlan) -> None:
 
     Raises:
         InvalidPlanError: Names the tensor, and the elements.
+        UnsupportedError: The checkpoint lacks elements, and who plans cannot be known with this torch.
     """
+    if not holds(LOADS_OF_GAPS) and checkpoint.tensors_with_gaps():
+        require(LOADS_OF_GAPS)
     planner = local_of_call(*LOAD, "planner")
     if not isinstance(planner, DefaultLoadPlanner) or type(planner).create_local_plan is not _CREATE_LOCAL_PLAN:
         return

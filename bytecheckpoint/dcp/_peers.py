@@ -19,19 +19,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.utils import _DistWrapper
 
 from bytecheckpoint._fork_locks import ForkSafeLock
 from bytecheckpoint.dcp import _collectives, _compat
 from bytecheckpoint.errors import ProcessGroupChangedError
+from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
+from bytecheckpoint.probes.probe import holds
 
 __all__ = ["Channel", "Peers", "group_of_call", "peers_of_call", "planned_by_own_hooks", "rank_of_call", "unused_name"]
 
 # The methods in which DCP calls hooks.
 _STEPS = tuple(
-    getattr(_DistWrapper, name).__code__
+    getattr(_compat.DistWrapper, name).__code__
     for name in ("reduce_scatter", "all_reduce", "all_gather")
-    if hasattr(_DistWrapper, name)
+    if hasattr(_compat.DistWrapper, name)
 )
 # As it was when this was imported; it cannot fail.
 _FINISH_PLAN = DefaultLoadPlanner.finish_plan
@@ -162,11 +163,13 @@ def group_of_call() -> tuple[dist.ProcessGroup | None, int] | None:
 
 
 def _wrapper_of_call() -> Any:
+    if not (holds(EXCHANGE) and holds(GROUPS)):
+        return None
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if any(frame.f_code is step for step in _STEPS):
             call = frame.f_locals.get("self")
-            return call if isinstance(call, _DistWrapper) else None
+            return call if isinstance(call, _compat.DistWrapper) else None
         frame = frame.f_back
     return None
 
@@ -196,6 +199,8 @@ def planned_by_own_hooks(reader: object) -> bool:
     Between DCP's planning and ``read_data`` only ``finish_plan`` of the planner runs, and what wraps the reader. If one
     of them raises on one rank, the others would wait for it; so both must be known, as objects of the call.
     """
+    if not holds(READING_TOGETHER):
+        return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not any(frame.f_code is step for step in _STEPS):
         if "storage_reader" in frame.f_locals and "planner" in frame.f_locals:

@@ -8,14 +8,15 @@ import weakref
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint import _async_process_executor
 
 from bytecheckpoint.dcp._groups import ranks_of
+from bytecheckpoint.probes.of_torch import PROCESS_MODE
+from bytecheckpoint.probes.probe import find, require
 
 __all__ = ["forget_process_of_other_ranks"]
 
 _logger = logging.getLogger("bytecheckpoint")
-_executor: Any = _async_process_executor
+_executor: Any = find("torch.distributed.checkpoint._async_process_executor")
 # What DCP's process belongs to: the group that was the default one then, and the global ranks that save.
 _made_for: tuple[weakref.ref[dist.ProcessGroup], tuple[int, ...]] | None = None
 
@@ -25,7 +26,11 @@ def forget_process_of_other_ranks(group: dist.ProcessGroup | None) -> None:
 
     DCP makes one process in a process, with the world of the first save, and hands every later save to it, also after
     the groups were destroyed and made anew with other ranks. Local; all ranks of a group come to the same answer.
+
+    Raises:
+        UnsupportedError: DCP keeps its process elsewhere.
     """
+    require(PROCESS_MODE)
     global _made_for
     world = dist.group.WORLD
     if world is None:

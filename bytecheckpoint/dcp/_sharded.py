@@ -118,7 +118,6 @@ def _new_sharded(spec: Any, metadata: ShardedTensorMetadata, shards: list[Shard]
         requires_grad=properties.requires_grad,
     )
     sharded._metadata, sharded._local_shards = metadata, shards
-    sharded._process_group, sharded._sharded_tensor_id = group, None
-    sharded._init_rrefs, sharded._remote_shards = False, {}
+    sharded._process_group, sharded._init_rrefs = group, False
     made: ShardedTensor = sharded
     return made

@@ -33,6 +33,8 @@ from bytecheckpoint.dcp._stays import Loan, Stay, beginning, wait_for_lease
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp._world import World
 from bytecheckpoint.errors import DeviceError, InvalidPlanError
+from bytecheckpoint.probes.of_torch import STAGING
+from bytecheckpoint.probes.probe import require
 
 __all__ = ["StagedState", "end_of_save", "note_submitted", "stage_state"]
 
@@ -201,7 +203,9 @@ def stage_state(
             that is kept, and that no save uses. It names them.
         InvalidPlanError: A value cannot be copied; names the key.
         DeviceError: A device refused; without ``overlap`` always here, else maybe as the failure of the future.
+        UnsupportedError: This torch is built otherwise.
     """
+    require(STAGING)
     if config.handle_sigterm:
         from bytecheckpoint import _background  # which asks here what it has to wait for
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
@@ -21,6 +20,8 @@ from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._plan_items import Fills, PlanItems
 from bytecheckpoint.dcp._sharded import flatten_sharded
 from bytecheckpoint.dcp.metadata import checkpoint_of
+from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
+from bytecheckpoint.probes.probe import require
 
 __all__ = ["BcpLoadPlanner", "as_plain", "fills_state"]
 
@@ -54,6 +55,7 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         flatten_sharded_tensors: bool = True,
         allow_partial_load: bool = False,
     ) -> None:
+        require(SAVE_AND_LOAD)
         super().__init__(flatten_state_dict, flatten_sharded_tensors, allow_partial_load)
         self.warns = True
         self._items: PlanItems[Any] | None = None
@@ -102,7 +104,7 @@ class BcpLoadPlanner(DefaultLoadPlanner):
     def put_object(self, fqn: str, value: Any) -> None:
         """Puts an object that was loaded where the state dict has it."""
         if self.flatten_state_dict:
-            set_element(self.original_state_dict, self.mappings[fqn], value)
+            _compat.set_element(self.original_state_dict, self.mappings[fqn], value)
         else:
             self.state_dict[fqn] = self.original_state_dict[fqn] = value
 

@@ -42,6 +42,8 @@ from bytecheckpoint.errors import (
 )
 from bytecheckpoint.local_path import is_local, local_path, path_to_read
 from bytecheckpoint.parts import parsed_user_metadata
+from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
+from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import LoadReport, RankLoadReport
 from bytecheckpoint.wrong_path import explaining
 
@@ -114,6 +116,7 @@ class BcpReader(StorageReader):
         config: Config | None = None,
     ) -> None:
         super().__init__()
+        require(SAVE_AND_LOAD)
         if _extension_registry is not None:
             raise ValueError("_extension_registry: stream transforms cannot be honoured; leave it out")
         self.path = path_to_read(path)

@@ -32,6 +32,8 @@ from bytecheckpoint.dcp._sharded import flatten_sharded
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp._told import Later, Told, tell, tell_later
 from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
+from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
+from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import PlanReport
 
 __all__ = ["BcpSavePlanner", "WritePart", "as_plain", "kept_state"]
@@ -76,6 +78,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         *,
         config: Config | None = None,
     ) -> None:
+        require(SAVE_AND_LOAD)
         super().__init__(
             flatten_state_dict, flatten_sharded_tensors, dedup_replicated_tensors, dedup_save_to_lowest_rank
         )

@@ -12,8 +12,10 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from bytecheckpoint import _C
 from bytecheckpoint._described import described
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._calls import ASYNC_SAVE, local_of_call
+from bytecheckpoint.dcp._calls import ASYNC_SAVE, call_in, local_of_call
 from bytecheckpoint.dcp._staged import StagedState, stage_state
+from bytecheckpoint.probes.of_torch import DCP_ASYNC_SAVE, PROCESS_MODE
+from bytecheckpoint.probes.probe import require
 
 __all__ = ["BcpStager"]
 
@@ -33,7 +35,8 @@ class BcpStager(AsyncStager):
             ready in the background from now on.
 
     Raises (``stage``): ``StagingFullError``, ``StagingBusyError``, ``InvalidPlanError`` (names the key),
-    ``DeviceError``; with ``overlap`` a device may also refuse later, and the future fails.
+    ``DeviceError``, ``UnsupportedError`` (this torch is built otherwise); with ``overlap`` a device may also refuse
+    later, and the future fails.
     """
 
     _synchronize_after_execute: bool = True
@@ -65,5 +68,11 @@ class BcpStager(AsyncStager):
 
 
 def _is_for_process() -> bool:
-    kind = local_of_call(*ASYNC_SAVE, "async_checkpointer_type")
-    return bool(kind == AsyncCheckpointerType.PROCESS)
+    """Whether the call of ``dcp.async_save`` that this thread is in saves in a process of its own."""
+    if call_in(*ASYNC_SAVE) is None:
+        return False
+    require(DCP_ASYNC_SAVE)
+    is_for_process = bool(local_of_call(*ASYNC_SAVE, "async_checkpointer_type") == AsyncCheckpointerType.PROCESS)
+    if is_for_process:
+        require(PROCESS_MODE)
+    return is_for_process

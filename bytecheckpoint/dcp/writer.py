@@ -54,6 +54,8 @@ from bytecheckpoint.errors import (
     StorageError,
 )
 from bytecheckpoint.local_path import is_local, local_path, working_directory
+from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
+from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
 
 __all__ = ["BcpWriter"]
@@ -114,6 +116,7 @@ class BcpWriter(StorageWriter):
         user_metadata: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        require(SAVE_AND_LOAD)
         if _extensions:
             raise ValueError("_extensions: stream transforms cannot be honoured; leave them out")
         if serialization_format != _compat.TORCH_SAVE:

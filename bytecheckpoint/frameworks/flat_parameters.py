@@ -2,7 +2,7 @@
 """FSDP1's flat parameters, taken apart: which boxes of which original parameters this rank holds, and where.
 
 Everything is computed from what FSDP keeps on each rank; nothing is communicated, and nothing copied. The names of FSDP
-that are not public stand in this file alone.
+that are not public stand in this file, and in ``probes/of_torch.py``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.fsdp._common_utils import HandleTrainingState
 
 from bytecheckpoint import _core
+from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp.chunks import LocalChunks, Spread
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.frameworks.names import original_name
+from bytecheckpoint.probes.of_torch import FSDP1
+from bytecheckpoint.probes.probe import require
 
 __all__ = ["FlatEntry", "FlatUnit", "flat_units", "has_flat_parameters"]
 
@@ -147,7 +149,7 @@ class FlatUnit:
         Raises:
             UnsupportedError: FSDP is at work on it.
         """
-        if self._handle._training_state is not HandleTrainingState.IDLE:
+        if self._handle._training_state is not _compat.HandleTrainingState.IDLE:
             raise UnsupportedError(
                 f"FSDP: the unit of '{self.entries[0].fqn}' is in {self._handle._training_state.name}: save and load "
                 "outside of forward, backward and summon_full_params"
@@ -178,10 +180,12 @@ def flat_units(model: nn.Module) -> list[FlatUnit]:
     """All flat parameters of ``model`` that hold anything, in the order of its modules, once for each of their names.
 
     Raises:
-        UnsupportedError: FSDP over tensor parallelism.
+        UnsupportedError: FSDP over tensor parallelism; or this torch is built otherwise.
     """
     units = []
     for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, FullyShardedDataParallel):
+            require(FSDP1)
         handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
         if handle is not None:
             units.append(FlatUnit(handle, f"{name}." if name else ""))

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from bytecheckpoint import _C
 from bytecheckpoint._in_use import Hold, hold
 from bytecheckpoint.config import Config
+from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._direct import run_load
 from bytecheckpoint.dcp._groups import own_group
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
@@ -38,6 +38,8 @@ from bytecheckpoint.frameworks.stored import Stored
 from bytecheckpoint.frameworks.tracker import step_folder
 from bytecheckpoint.local_path import path_to_read
 from bytecheckpoint.parts import PARTS, description_in, different_saves
+from bytecheckpoint.probes.of_torch import FRAMEWORKS
+from bytecheckpoint.probes.probe import require
 from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import LoadReport
 from bytecheckpoint.small_files import storage_errors
@@ -112,6 +114,7 @@ def load(
         CheckpointChangedError: The parts are of different saves.
         CheckpointError: On all ranks; as ``load_state_dict``.
     """
+    require(FRAMEWORKS)
     set_logging_level()
     role = check_role(role)
     config = config or Config.from_env()
@@ -259,7 +262,7 @@ class _Loading:
             key
             for key, value in flat.items()
             # A ShardedTensor, which cannot always say, has memory.
-            if isinstance(value, torch.Tensor) and not isinstance(value, ShardedTensor) and value.is_meta
+            if isinstance(value, torch.Tensor) and not isinstance(value, _compat.ShardedTensor) and value.is_meta
         ]
         if keys:
             raise InvalidPlanError(

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _C
+from bytecheckpoint.dcp import _compat
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.frameworks.flat_parameters import FlatUnit, flat_units, has_flat_parameters
 from bytecheckpoint.frameworks.module_hooks import hooks_of, is_changed_by_loads, own_methods
@@ -153,7 +153,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 def _is_within(value: object, storages: set[int]) -> bool:
     # A ShardedTensor is of FSDP1's own state dict, for which it copies.
-    if not isinstance(value, torch.Tensor) or isinstance(value, ShardedTensor):
+    if not isinstance(value, torch.Tensor) or isinstance(value, _compat.ShardedTensor):
         return False
     return value.numel() == 0 or _storage(value) in storages
 

@@ -39,6 +39,8 @@ from bytecheckpoint.frameworks.roles import check_role, folder_of_role
 from bytecheckpoint.frameworks.tracker import step_folder, write_tracker
 from bytecheckpoint.local_path import local_path
 from bytecheckpoint.parts import PARTS
+from bytecheckpoint.probes.of_torch import FRAMEWORKS
+from bytecheckpoint.probes.probe import require
 from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import SaveReport
 from bytecheckpoint.save_handle import SaveHandle, save_in_background
@@ -124,6 +126,7 @@ def save(
             parameter; or modules under FSDP1 have hooks, or methods for state dicts, of their own.
         CheckpointError: On all ranks; as ``save_state_dict``.
     """
+    require(FRAMEWORKS)
     turn = next_turn(process_group, False, "save")
     set_logging_level()
     role = check_role(role)

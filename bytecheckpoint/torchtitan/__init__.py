@@ -16,8 +16,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bytecheckpoint.errors import UnsupportedError
+from bytecheckpoint.probes.of_torchtitan import TORCHFT, TORCHTITAN
+from bytecheckpoint.probes.probe import require, warn_of_fallbacks
 from bytecheckpoint.torchtitan._options import config_of
-from bytecheckpoint.torchtitan._versions import refuse_untested
 
 if TYPE_CHECKING:
     from torchtitan.components.checkpointer import CheckpointManager
@@ -48,7 +49,9 @@ C = TypeVar("C", bound="Trainer.Config")
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'bytecheckpoint.torchtitan' has no attribute {name!r}")
-    refuse_untested()
+    require(TORCHTITAN)
+    if _HOMES[name] == "_torchft_manager":
+        require(TORCHFT)
     return getattr(import_module(f"bytecheckpoint.torchtitan.{_HOMES[name]}"), name)
 
 
@@ -61,9 +64,10 @@ def use(config: CheckpointManager.Config, **options: Any) -> CheckpointManager.C
 
     Raises:
         ConfigError: No such option, or an impossible value.
-        UnsupportedError: Not tested with the torchtitan or torch that is installed.
+        UnsupportedError: torchtitan is built otherwise than our manager needs it; names the probe.
     """
-    refuse_untested()
+    require(TORCHTITAN)
+    warn_of_fallbacks(TORCHTITAN)
     from torchtitan.config.override import derive
 
     from bytecheckpoint.torchtitan._dcp_manager import BcpCheckpointManager
@@ -84,9 +88,11 @@ def with_bytecheckpoint(config: C, **options: Any) -> C:
 
     Raises:
         ConfigError: No such option, or an impossible value.
-        UnsupportedError: Not tested with the torchtitan or torch that is installed, or with such a manager.
+        UnsupportedError: torchtitan is built otherwise than our manager needs it, which names the probe; or it is such
+            a manager.
     """
-    refuse_untested()
+    require(TORCHTITAN)
+    warn_of_fallbacks(TORCHTITAN)
     from torchtitan.config.override import derive
 
     theirs = config.checkpoint
@@ -103,6 +109,7 @@ def _config_for(theirs: type) -> Any:
     if theirs in (CheckpointManager.Config, BcpCheckpointManager.Config):
         return BcpCheckpointManager.Config
     if theirs.__module__.startswith("torchtitan.experiments.torchft."):
+        require(TORCHFT)
         from bytecheckpoint.torchtitan._torchft_manager import BcpTorchFTCheckpointManager
 
         return BcpTorchFTCheckpointManager.Config
@@ -114,16 +121,16 @@ def _config_for(theirs: type) -> Any:
     )
 
 
-def _has_overrides() -> bool:
+def has_overrides() -> bool:
     """Has torchtitan come to have a registry of overrides, as 0.3 did?"""
     return all(
         find_spec(name) is not None for name in ("torchtitan", "torchtitan.config", "torchtitan.config.override")
     )
 
 
-if _has_overrides():
+if has_overrides():
     try:
-        refuse_untested()
+        require(TORCHTITAN)
     except UnsupportedError as error:
         raise ImportError(str(error)) from None  # which torchtitan passes on with its text
     from torchtitan.components.checkpointer import CheckpointManager as _Theirs

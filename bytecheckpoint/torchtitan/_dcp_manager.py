@@ -20,9 +20,10 @@ from torchtitan.tools.utils import GarbageCollection
 from bytecheckpoint import config as settings
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.local_path import is_url
+from bytecheckpoint.probes.of_torchtitan import TORCHTITAN
+from bytecheckpoint.probes.probe import require
 from bytecheckpoint.torchtitan._engine import Engine, raise_at_end, wait_for
 from bytecheckpoint.torchtitan._options import config_of
-from bytecheckpoint.torchtitan._versions import refuse_untested
 
 __all__ = ["BcpCheckpointManager", "BcpCheckpointing", "EngineOptions"]
 
@@ -57,7 +58,7 @@ class BcpCheckpointing(_Manager):
     save_future: Future[Any] | None
 
     def __init__(self, config: Any, **kwargs: Any) -> None:
-        refuse_untested()
+        require(TORCHTITAN)
         engine_config = config_of(config.engine)
         super().__init__(config, **kwargs)
         if not self.enable:

@@ -11,14 +11,13 @@ the class ``CheckpointManager`` of torchtitan for the process. Settings are thos
 - 0.1: ``bytecheckpoint.register()``, for it calls ``dcp.save``, ``async_save`` and ``load`` itself. Saves with
   ``async_with_pinned_mem`` stay torchtitan's, in a process of its own.
 
-Other versions are refused when it is imported.
+Which of them it is, is told by what the manager has; a manager that is built otherwise is refused at the import.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -27,34 +26,31 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.local_path import is_url
+from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_0_1, TORCHTITAN_0_2
+from bytecheckpoint.probes.probe import holds, require
 from bytecheckpoint.registration import register
+from bytecheckpoint.torchtitan import has_overrides
 from bytecheckpoint.torchtitan._engine import Engine, raise_at_end, wait_for
-from bytecheckpoint.torchtitan._versions import refuse_untested
 
-__all__ = ["TESTED_OLDER", "install"]
-
-TESTED_OLDER = ("0.2.2", "0.1.0")
+__all__ = ["install"]
 
 
 def install() -> None:
     """What importing the module does. A second time it has no effect.
 
     Raises:
-        UnsupportedError: Not tested with the torchtitan or torch that is installed.
+        UnsupportedError: torchtitan is built otherwise; names the probe.
     """
-    try:
-        installed = version("torchtitan")
-    except PackageNotFoundError:
-        installed = ""
-    if installed.startswith("0.3."):
+    if has_overrides():
         raise UnsupportedError(
             "bytecheckpoint.torchtitan.custom_import is for torchtitan before 0.3; with this one give "
             "--override.imports bytecheckpoint.torchtitan.use"
         )
-    refuse_untested(TESTED_OLDER)
-    if installed.startswith("0.1."):
+    if holds(TORCHTITAN_0_1):
+        require(TORCHTITAN_0_1)
         register()
         return
+    require(TORCHTITAN_0_2)
     from torchtitan.components import checkpoint
 
     if not hasattr(checkpoint.CheckpointManager, "_bcp_engine_of"):

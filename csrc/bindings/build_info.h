@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <torch/csrc/api/include/torch/version.h>
 
 #include <sstream>
 #include <string>
@@ -19,6 +20,7 @@ inline pybind11::dict build_info() {
   info["format_version"] = format::kFormatVersion;
   info["compiler"] = __VERSION__;
   info["cplusplus"] = static_cast<int64_t>(__cplusplus);
+  info["torch"] = TORCH_VERSION;  // that the module was compiled with; no other has its layout of tensors
   info["crc32"] = base::crc32_kernel_name();
   pybind11::list failpoints;
 #if defined(BCP_FAILPOINTS)

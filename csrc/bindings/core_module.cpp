@@ -23,6 +23,7 @@
 #include "csrc/format/zip_record.h"
 #include "csrc/planner/block_cuts.h"
 #include "csrc/planner/load_plan.h"
+#include "csrc/staging/available_memory.h"
 #include "csrc/tensor/flat_range.h"
 
 namespace bytecheckpoint::bindings {
@@ -114,6 +115,7 @@ py::object tensor_archive(const py::bytes& data) {
 
 void bind_core(py::module_& m) {
   m.def("build_info", &build_info);
+  m.def("available_memory_bytes", [] { return staging::available_memory_bytes(); });
   m.def(
       "crc32",
       [](const py::bytes& data, uint32_t crc) {

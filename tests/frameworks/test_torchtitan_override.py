@@ -174,23 +174,66 @@ def test_checkpoints_of_replicas_go_through_ours(tmp_path: Path) -> None:
     run_ranks(2, _torchft, str(tmp_path), limit_s=100)
 
 
-def test_other_versions_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bytecheckpoint.torchtitan import _versions
+# Runs in a new process, on whatever torch is there.
+_ANOTHER_TORCHTITAN = """
+import sys, warnings
+import torch, torchtitan.components.checkpointer as theirs
+from importlib import metadata
+change, version = sys.argv[1:]
+installed = metadata.version
+metadata.version = lambda name: version if name == "torchtitan" else installed(name)
+if change == "without set_timeout":
+    vars(torch.distributed).pop("set_timeout", None)
+else:
+    torch.distributed.set_timeout = lambda *_: None
+if change == "other arguments":
+    theirs.CheckpointManager.dcp_save = lambda self, state: None
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    from bytecheckpoint import torchtitan as ours
+    for _ in range(2):
+        made = ours.use(theirs.CheckpointManager.Config())
+print(type(made).__qualname__)
+for warning in warned:
+    if "bytecheckpoint" in str(warning.message):
+        print(warning.message)
+"""
 
-    _versions.refuse_untested()
-    installed = {"torchtitan": "0.4.1", "torch": "2.13.0+cpu"}
-    monkeypatch.setattr(_versions, "version", lambda package: installed[package])
-    with pytest.raises(UnsupportedError, match=r"tested with torchtitan 0\.3\.0, not with 0\.4\.1\. Install"):
-        _versions.refuse_untested()
-    installed.update(torchtitan="0.3.0", torch="2.15.0")
-    with pytest.raises(UnsupportedError, match=r"tested with torch 2\.13\.x, not with 2\.15\.0\. Install"):
-        _versions.refuse_untested()
+
+def _with_another_torchtitan(change: str, version: str = "0.3.0") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _ANOTHER_TORCHTITAN, change, version]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_a_torchtitan_that_is_built_otherwise_is_refused_by_the_name_of_the_probe() -> None:
+    done = _with_another_torchtitan("other arguments")
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: bytecheckpoint.torchtitan cannot work with torchtitan 0.3.0: probe ")
+    assert "torchtitan.components.checkpointer:CheckpointManager.dcp_save: it takes self, state instead of" in last
+
+
+def test_a_torch_without_set_timeout_is_one_warning() -> None:
+    done = _with_another_torchtitan("without set_timeout")
+    assert done.returncode == 0, done.stderr
+    made, *warned = done.stdout.splitlines()
+    assert made == "BcpCheckpointManager.Config"
+    assert len(warned) == 1
+    assert "probe torch.distributed:set_timeout: there is no set_timeout" in warned[0]
+
+
+def test_a_newer_torchtitan_in_which_all_holds_is_one_warning() -> None:
+    done = _with_another_torchtitan("nothing", "0.3.7")
+    assert done.returncode == 0, done.stderr
+    made, *warned = done.stdout.splitlines()
+    assert made == "BcpCheckpointManager.Config"
+    assert len(warned) == 1
+    assert "torchtitan 0.3.7 is newer than 0.3.0" in warned[0]
 
 
 def test_torchtitan_passes_the_refusal_on() -> None:
     code = (
-        "import importlib.metadata as m; theirs = m.version\n"
-        "m.version = lambda name: '0.3.7' if name == 'torchtitan' else theirs(name)\n"
+        "from torchtitan.components.checkpointer import CheckpointManager as theirs\n"
+        "theirs.dcp_save = lambda self, state: None\n"
         "from torchtitan.config.override import OverrideConfig, apply_overrides\n"
         f"apply_overrides(OverrideConfig(imports=['{USE}']), None)"
     )
@@ -198,4 +241,4 @@ def test_torchtitan_passes_the_refusal_on() -> None:
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: Failed to import override target")
-    assert "bytecheckpoint.torchtitan is tested with torchtitan 0.3.0, not with 0.3.7" in last
+    assert "CheckpointManager.dcp_save: it takes self, state instead of" in last

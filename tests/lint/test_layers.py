@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,12 @@ def test_what_is_allowed_is_not_a_violation(path: str, content: str) -> None:
 )
 def test_a_missing_licence_is_found(content: str, is_fine: bool) -> None:
     assert (faults_of_licence("a.py", content) == []) == is_fine
+
+
+def test_every_package_is_installed() -> None:
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "bytecheckpoint").rglob("__init__.py")}
+    assert set(named) == there
 
 
 # Runs in a new interpreter. The package's own look at the environment would go through os.environ's mapping.

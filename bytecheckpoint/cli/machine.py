@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of this machine, and of the place of a checkpoint, matters to saves and loads."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import resource
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bytecheckpoint import _core
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import ConfigError
+
+__all__ = ["Finding", "findings_of_machine", "findings_of_path"]
+
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+_BLOCK_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        state: ``ok``; ``slow`` or ``note``: something can be done about it; ``broken``: what is asked for cannot work.
+        advice: What to do; empty if there is nothing to do.
+    """
+
+    name: str
+    state: str
+    text: str
+    advice: str = ""
+
+
+def findings_of_machine() -> Iterator[Finding]:
+    """In the order in which they are shown."""
+    config: Config | None = None
+    try:
+        config = Config.from_env()
+        defaults = Config()
+        changed = {name: value for name, value in vars(config).items() if value != getattr(defaults, name)}
+        told = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        yield Finding("settings", "ok", told or "none of BYTECHECKPOINT_* differs from the default")
+    except ConfigError as error:
+        yield Finding("settings", "broken", str(error), "mend or unset this BYTECHECKPOINT_* variable")
+    yield _crc()
+    yield _memory(config)
+    yield _huge_pages()
+    yield _shared_memory()
+    yield from _gpu()
+
+
+def _crc() -> Finding:
+    kernel = _core.build_info()["crc32"]
+    if kernel == "table":
+        return Finding(
+            "checksum", "slow", "kernel: table", "this CPU has no carry-less multiplication: more io_threads help"
+        )
+    return Finding("checksum", "ok", f"kernel: {kernel}")
+
+
+def _memory(config: Config | None) -> Finding:
+    available = _core.available_memory_bytes()
+    limits = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_DATA": resource.RLIMIT_DATA}
+    set_limits = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
+    told = [f"{name} {_size(number)}" for name, number in set_limits.items() if number != resource.RLIM_INFINITY]
+    least = min([available, *(number for number in set_limits.values() if number != resource.RLIM_INFINITY)])
+    text = f"{_size(available)} for staging, in the limits of the control group; {', '.join(told) or 'no RLIMIT'}"
+    wanted = 0 if config is None else config.staging_bytes * (2 if config.on_staging_busy == "double_buffer" else 1)
+    if available >= 0 and wanted > least:
+        return Finding(
+            "memory",
+            "broken",
+            f"{text}; staging_bytes asks for {_size(wanted)}",
+            "lower BYTECHECKPOINT_STAGING_BYTES, or raise the limit",
+        )
+    if told:
+        return Finding("memory", "note", text, "staging maps what a state takes: the limit must leave room")
+    return Finding("memory", "ok", text)
+
+
+def _chosen(file: str) -> str:
+    """The word in brackets."""
+    try:
+        return (_HUGE_PAGES / file).read_text().partition("[")[2].partition("]")[0] or "unknown"
+    except OSError:
+        return "unknown"
+
+
+def _huge_pages() -> Finding:
+    own, shared = _chosen("enabled"), _chosen("shmem_enabled")
+    text = f"transparent: {own}, of memory that processes share: {shared}"
+    if own in ("always", "madvise"):
+        return Finding("huge pages", "ok", text)
+    return Finding(
+        "huge pages", "slow", text, f"staging is about half as fast without: echo madvise > {_HUGE_PAGES / 'enabled'}"
+    )
+
+
+def _shared_memory() -> Finding:
+    try:
+        about = os.statvfs("/dev/shm")
+    except OSError as error:
+        return Finding("/dev/shm", "note", f"{error.strerror}", "torch's own shared tensors need it; ours do not")
+    free, size = about.f_bavail * about.f_frsize, about.f_blocks * about.f_frsize
+    return Finding("/dev/shm", "ok", f"{_size(free)} of {_size(size)} free; saves in a process of their own take none")
+
+
+def _driver_version() -> tuple[int, int] | None:
+    """Of CUDA that the driver supports; None if there is no driver."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    number = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(number)) != 0:
+        return None
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def _gpu() -> Iterator[Finding]:
+    try:
+        import torch
+
+        from bytecheckpoint import _C
+    except ImportError:
+        return  # which stands among the versions
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    has_device = any(Path("/dev").glob("nvidia[0-9]*"))
+    yield gpu_finding(has_device, torch.version.cuda, _driver_version(), _C.build_info()["cuda"], capability)
+
+
+def gpu_finding(
+    has_device: bool,
+    of_torch: str | None,
+    driver: tuple[int, int] | None,
+    architectures: list[str],
+    capability: tuple[int, int] | None,
+) -> Finding:
+    """What goes together of device, driver and builds.
+
+    Args:
+        of_torch: CUDA that torch is built for.
+        driver: CUDA that the driver supports.
+        architectures: That our device code is compiled for.
+        capability: Of the device, as torch sees it; None if it sees none.
+    """
+    text = (
+        f"device code of ours: {' '.join(architectures) or 'none'}; torch for CUDA {of_torch or '(none)'}; "
+        f"driver for CUDA {'.'.join(map(str, driver)) if driver else '(none)'}"
+    )
+    if not has_device and capability is None:
+        return Finding("GPU", "ok", f"{text}; no GPU here")
+    if of_torch is None:
+        return Finding("GPU", "note", text, "this torch cannot use the GPU: install one that is built for CUDA")
+    if driver is None or int(of_torch.split(".")[0]) > driver[0]:
+        return Finding("GPU", "broken", text, "the driver is too old for torch: update it, or install another torch")
+    if not architectures:
+        return Finding("GPU", "slow", text, "tensors are copied one by one: build again where nvcc is (README)")
+    if capability is None:
+        return Finding("GPU", "note", text, "torch sees no device: look at CUDA_VISIBLE_DEVICES")
+    major, minor = capability
+    text += f"; device sm_{major}{minor}"
+    binaries = [divmod(int(name[3:]), 10) for name in architectures if name.startswith("sm_")]
+    if any(major == of_binary and minor >= least for of_binary, least in binaries):
+        is_same = (major, minor) in binaries
+        return Finding("GPU", "ok", f"{text}, {'compiled for it' if is_same else 'runs code of its generation'}")
+    if (major, minor) < max(binaries):
+        return Finding("GPU", "slow", text, "no device code for it: tensors are copied one by one")
+    return Finding("GPU", "ok", f"{text}, by PTX of {architectures[-1]}")
+
+
+def findings_of_path(path: Path) -> Iterator[Finding]:
+    """Of the directory at ``path``, or of the nearest one that is there. Leaves nothing behind."""
+    folder = path
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    where = "" if folder == path else f"; {path} is not there yet"
+    about = os.statvfs(folder)
+    free = about.f_bavail * about.f_frsize
+    kind = _file_system(folder)
+    text = f"{folder}: {kind}, {_size(free)} free{where}"
+    if path.exists() and not path.is_dir():
+        yield Finding("path", "broken", f"{path} is no directory", "give the directory of a checkpoint or of a run")
+        return
+    if kind in ("tmpfs", "ramfs"):
+        yield Finding("path", "note", text, "this is memory: checkpoints are gone when the machine is")
+    elif not free and about.f_blocks:
+        yield Finding("path", "broken", text, "make room: a save writes a whole checkpoint before the old one goes")
+    else:
+        yield Finding("path", "ok", text)
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".bcp-doctor-") as file:
+            yield _direct_io(file.fileno())
+            yield _flock(file.fileno())
+    except OSError as error:
+        yield Finding(
+            "writing",
+            "broken",
+            f"no file can be made in {folder}: {error.strerror}",
+            "let this user write",
+        )
+
+
+def _direct_io(fd: int) -> Finding:
+    block = mmap.mmap(-1, _BLOCK_BYTES)  # aligned
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+        os.pwrite(fd, block, 0)
+    except OSError as error:
+        return Finding(
+            "O_DIRECT",
+            "slow",
+            f"refused: {error.strerror}; everything goes through the page cache",
+            "another file system is faster for large checkpoints",
+        )
+    return Finding("O_DIRECT", "ok", "works")
+
+
+def _flock(fd: int) -> Finding:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return Finding(
+            "flock",
+            "note",
+            f"refused: {error.strerror}",
+            "saves under way cannot be told from dead ones: mount with locks, or leave pruning to one process",
+        )
+    return Finding("flock", "ok", "works")
+
+
+def _file_system(folder: Path) -> str:
+    """Its type; of what is mounted nearest above ``folder``, and there last."""
+    found = ("", "file system of an unknown type")
+    real = os.path.realpath(folder)
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return found[1]
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        place = fields.split()[4].replace("\\040", " ")
+        is_above = real == place or real.startswith(place.rstrip("/") + "/")
+        if is_above and len(place) >= len(found[0]):
+            found = (place, rest.split()[0])
+    return found[1]
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes < 0:
+        return "an unknown number of bytes"
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 10**9 else f"{num_bytes / 1e6:,.1f} MB"

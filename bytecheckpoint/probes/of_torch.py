@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the package relies on in torch, by feature. Every private name of torch that it uses stands here."""
+
+from __future__ import annotations
+
+from bytecheckpoint.probes.probe import Feature, Probe
+
+__all__ = [
+    "DCP_ASYNC_SAVE",
+    "ENTRY_POINTS",
+    "EXCHANGE",
+    "FRAMEWORKS",
+    "FSDP1",
+    "GROUPS",
+    "LOADS_OF_GAPS",
+    "META_TENSORS",
+    "NAMES_OF_2_3",
+    "PROCESS_MODE",
+    "QUIET_FAILURES",
+    "READING_TOGETHER",
+    "REGISTER",
+    "SAVE_AND_LOAD",
+    "STAGING",
+    "TORCH_FEATURES",
+    "WITHOUT_COLLECTIVES",
+]
+
+_DCP = "torch.distributed.checkpoint"
+_SAVER, _LOADER, _PLANNERS = f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader", f"{_DCP}.planner_helpers"
+_THREAD, _PROCESS = f"{_DCP}._async_thread_executor", f"{_DCP}._async_process_executor"
+_C10D = "torch.distributed.distributed_c10d"
+_GATHER_OF_DCP = "plans go by DCP's own gather, and each rank reads for itself"
+
+SAVE_AND_LOAD = Feature(
+    "saving and loading",
+    "",
+    (
+        Probe(
+            f"{_DCP}.filesystem:_StorageInfo",
+            "DCP's own readers want objects of this class in Metadata.storage_data.",
+            takes=("relative_path", "offset", "length"),
+        ),
+        Probe(f"{_PLANNERS}:_create_chunk_list", "It says which boxes of a tensor this rank holds.", takes=("tensor",)),
+        Probe(f"{_PLANNERS}:_create_write_items", "It makes the WriteItems of a value.", takes=("fqn", "object")),
+        Probe(f"{_DCP}._traverse:set_element", "It puts a loaded object where the state dict has it."),
+        Probe(
+            f"{_DCP}.default_planner:DefaultSavePlanner",
+            "A planner that overrides one of these plans by itself.",
+            has=("_create_global_plan", "_dedup_save_plans"),
+        ),
+        Probe(
+            "torch.distributed._shard.sharded_tensor:ShardedTensor",
+            "It is told from other tensors by its class, and a copy of one is made by these fields.",
+            has=("_metadata", "_local_shards", "_process_group", "_init_rrefs"),
+        ),
+        Probe("torch:Tensor", "LocalChunks are tensors without memory.", has=("_make_wrapper_subclass",)),
+        Probe("torch.ops:aten", "LocalChunks are copied to another dtype by this operator.", has=("_to_copy",)),
+        Probe("torch.serialization:_is_zipfile", "It tells archives of torch.save from older files."),
+        Probe(
+            "torch:_C", "Its reader gives the pickle of an archive, as torch.load sees it.", has=("PyTorchFileReader",)
+        ),
+    ),
+)
+
+_GROUPS = (
+    Probe(
+        f"{_C10D}:ProcessGroup",
+        "A gloo group is made of these without torch's registry, and asked for the devices that it serves.",
+        has=("_set_default_backend", "_register_backend", "_set_group_name", "_get_backend", "_device_types"),
+    ),
+    Probe(
+        f"{_C10D}:_process_group_name",
+        "It names groups of some ranks by how many groups each rank has; a name of ours takes its place.",
+        takes=("ranks", "use_hashed_name"),
+    ),
+    Probe(f"{_C10D}:ProcessGroupGloo", "Objects and shares of plans go over gloo, in host memory."),
+    Probe(f"{_C10D}:_get_default_store", "Ranks of a group of our own find each other by the store of the job."),
+    Probe(f"{_C10D}:_get_object_coll_device", "Ranks agree on a group of their own on the device that theirs serves."),
+    Probe(f"{_C10D}:_world", "A group that is not in this map has been destroyed.", has=("pg_map",)),
+)
+GROUPS = Feature(
+    "process groups of our own (entry points and register() with several ranks, new_group)",
+    "Pass storage_writer, storage_reader and planner to dcp.save and dcp.load instead.",
+    _GROUPS,
+)
+
+_WRAPPER = f"{_DCP}.utils:_DistWrapper"
+EXCHANGE = Feature(
+    "the exchange of plans between ranks by C++",
+    "",
+    (
+        *(
+            Probe(
+                f"{_WRAPPER}.{name}",
+                "DCP runs hooks in it, so its variable `self` knows the ranks of the call.",
+                variables=("self", "map_fun"),
+                fallback=_GATHER_OF_DCP,
+            )
+            for name in ("reduce_scatter", "all_reduce", "all_gather")
+        ),
+        Probe(
+            _WRAPPER,
+            "It knows the group of a call, this rank in it, and the coordinator.",
+            has=("group", "use_dist", "rank", "coordinator_rank", "get_world_size"),
+            fallback=_GATHER_OF_DCP,
+        ),
+    ),
+)
+READING_TOGETHER = Feature(
+    "reading together: each byte is read by one rank",
+    "",
+    (
+        Probe(
+            f"{_LOADER}:_load_state_dict",
+            "Its variables are the reader and the planner of a load, and between the planning and read_data only "
+            "finish_plan runs.",
+            variables=("storage_reader", "planner"),
+            calls=("finish_plan", "read_data"),
+            fallback="each rank reads for itself",
+        ),
+    ),
+)
+LOADS_OF_GAPS = Feature(
+    "loads of checkpoints that lack elements of a tensor",
+    "Load the tensors that are whole.",
+    (
+        Probe(
+            f"{_LOADER}:_load_state_dict",
+            "Its variable says whether DCP's own planner plans, which leaves out in silence what is not there.",
+            variables=("planner",),
+        ),
+    ),
+)
+QUIET_FAILURES = Feature(
+    "loads that fail without log lines of DCP",
+    "",
+    (
+        Probe(
+            f"{_LOADER}:_load_state_dict",
+            "The function within it that reads the metadata goes on with what stands for an error.",
+            variables=("local_step",),
+            fallback="DCP logs a traceback before the error",
+        ),
+    ),
+)
+WITHOUT_COLLECTIVES = Feature(
+    "checks of a plan before a byte is written",
+    "",
+    (
+        Probe(
+            f"{_SAVER}:_save_state_dict",
+            "Its variables say whether ranks save each on their own, and what another planner has planned.",
+            variables=("use_collectives", "global_metadata"),
+            fallback="the same is checked after the writing, and partial tensors want "
+            "Config(allow_partial_tensors=True) also with use_collectives=False",
+        ),
+    ),
+)
+
+_SAVE_ARGUMENTS = ("state_dict", "storage_writer", "process_group", "no_dist", "planner", "use_collectives")
+_LOAD_ARGUMENTS = ("state_dict", "storage_reader", "process_group", "no_dist", "planner")
+ENTRY_POINTS = Feature(
+    "save_state_dict, load_state_dict, bytecheckpoint.save and load",
+    "Pass storage_writer, storage_reader and planner to dcp.save and dcp.load instead.",
+    (
+        Probe(
+            f"{_SAVER}:_save_state_dict",
+            "It is DCP's flow of a save, run with a wrapper of our own around the ranks.",
+            takes=_SAVE_ARGUMENTS,
+            uses=("_DistWrapper", "_dcp_method_logger"),
+        ),
+        Probe(
+            f"{_LOADER}:_load_state_dict",
+            "It is DCP's flow of a load, run with a wrapper of our own around the ranks.",
+            takes=_LOAD_ARGUMENTS,
+            uses=("_DistWrapper", "_dcp_method_logger"),
+        ),
+        Probe(
+            f"{_LOADER}:load",
+            "It puts loaded state where the state dict has it.",
+            takes=_LOAD_ARGUMENTS,
+            uses=("_load_state_dict", "warnings"),
+        ),
+        Probe(
+            _WRAPPER,
+            "Ours derives from it, and replaces how objects are sent.",
+            takes=("group", "use_dist", "coordinator_rank"),
+            has=(
+                *("is_coordinator", "global_coordinator_rank", "gather_object", "all_gather_object"),
+                *("scatter_object", "broadcast_object", "barrier"),
+            ),
+        ),
+        Probe(f"{_DCP}.api:_is_wrapped_exception", "Errors of hooks are found before they are sent."),
+    ),
+)
+
+REGISTER = Feature(
+    "register()",
+    "Nothing was changed. Pass storage_writer, storage_reader and planner to each call instead.",
+    (
+        Probe(f"{_SAVER}:save", "It asks this for a writer.", uses=("_storage_setup", "_stateful_to_state_dict")),
+        Probe(
+            f"{_SAVER}:_storage_setup",
+            "Ours stands in its place, and calls it for URLs.",
+            takes=("storage", "checkpoint_id", "reader"),
+            takes_no_more=True,
+        ),
+        Probe(f"{_SAVER}:_save_state_dict", "It makes the planner of a save.", uses=("DefaultSavePlanner",)),
+        Probe(f"{_SAVER}:_stateful_to_state_dict", "Its first step may fail; calls of async_save are counted there."),
+        Probe(
+            f"{_SAVER}:async_save",
+            "It makes stager and executor, and its variables tell a stager what is asked for.",
+            uses=("DefaultStager", "_ThreadBasedAsyncCheckpointExecutor", "_stateful_to_state_dict"),
+            variables=("process_group", "no_dist", "checkpoint_id", "storage_writer", "async_checkpointer_type"),
+        ),
+        Probe(
+            f"{_SAVER}:_ThreadBasedAsyncCheckpointExecutor.execute_save",
+            "Ours chooses writer and planner before the save goes to a thread of our own.",
+            takes=("checkpoint_id", "storage_writer", "planner", "process_group", "no_dist"),
+            uses=("_executor",),
+        ),
+        Probe(f"{_LOADER}:load", "It asks this for a reader.", uses=("_storage_setup", "_load_state_dict", "Stateful")),
+        Probe(
+            f"{_LOADER}:_load_state_dict",
+            "It makes the planner of a load, and is run again when a newer commit came.",
+            takes=("storage_reader", "planner"),
+            uses=("DefaultLoadPlanner",),
+        ),
+    ),
+)
+
+STAGING = Feature(
+    "background saves",
+    "",
+    (
+        Probe("torch.distributed.tensor:DTensor", "A copy of a DTensor is made of its specification.", has=("_spec",)),
+        Probe(
+            f"{_DCP}._state_dict_stager:StateDictStager",
+            "It copies objects with tensors that autograd made, which copy.deepcopy refuses.",
+            has=("stage", "close"),
+            fallback="objects with tensors that autograd made cannot be staged; the error names the key",
+        ),
+    ),
+)
+DCP_ASYNC_SAVE = Feature(
+    "dcp.async_save with BcpStager",
+    "Use async_save_state_dict instead.",
+    (
+        Probe(
+            f"{_SAVER}:async_save",
+            "Its variables say over which ranks, where to and in which way is saved.",
+            variables=("process_group", "no_dist", "checkpoint_id", "storage_writer", "async_checkpointer_type"),
+        ),
+        Probe(
+            f"{_SAVER}:save",
+            "Its variables say over which ranks a save begins.",
+            variables=("process_group", "no_dist"),
+        ),
+        Probe(
+            f"{_THREAD}:save_wrapper",
+            "A background save lasts as long as a call in this module.",
+            uses=("save",),
+        ),
+    ),
+)
+PROCESS_MODE = Feature(
+    "saves in a process of their own (AsyncCheckpointerType.PROCESS)",
+    "Save in a thread instead: async_checkpointer_type=AsyncCheckpointerType.THREAD.",
+    (
+        Probe(f"{_PROCESS}:_CHECKPOINT_PROCESS", "DCP keeps its process there, and would use it with other ranks."),
+        Probe(
+            f"{_SAVER}:async_save",
+            "It makes the executor, and its variable says that a process is asked for.",
+            uses=("_ProcessBasedAsyncCheckpointExecutor",),
+            variables=("async_checkpointer_type",),
+        ),
+        Probe(
+            f"{_SAVER}:_ProcessBasedAsyncCheckpointExecutor.execute_save",
+            "Ours chooses writer and planner before the save goes to the process.",
+            takes=("checkpoint_id", "storage_writer", "planner", "process_group", "no_dist"),
+            uses=("_executor",),
+        ),
+    ),
+)
+
+NAMES_OF_2_3 = Feature(
+    "lists in checkpoints of torch before 2.4",
+    "",
+    (
+        Probe(
+            f"{_DCP}._nested_dict:flatten_state_dict",
+            "It flattens as torch 2.3 did, on a switch.",
+            fallback="lists in such checkpoints are missing keys",
+        ),
+        Probe(
+            f"{_DCP}._version:_derived_version",
+            "It is the switch.",
+            fallback="lists in such checkpoints are missing keys",
+        ),
+    ),
+)
+META_TENSORS = Feature(
+    "loads into tensors on the meta device, with a process group",
+    "Make the tensors with to_empty before.",
+    (Probe(f"{_PLANNERS}:_init_state_dict", "It makes tensors on the device of the default group."),),
+)
+
+FRAMEWORKS = Feature(
+    "bytecheckpoint.save and load",
+    "Use save_state_dict and load_state_dict instead.",
+    (
+        Probe(
+            "torch.nn:Module",
+            "Parameters and buffers are saved where they lie, unless hooks or methods of the user's change them.",
+            has=(
+                *("_buffers", "_parameters", "_non_persistent_buffers_set", "_state_dict_hooks"),
+                *("_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+                *("_load_from_state_dict", "_save_to_state_dict"),
+            ),
+        ),
+        Probe(
+            "torch.optim:Optimizer",
+            "An optimizer with hooks of its state dict is saved through that.",
+            has=(
+                *("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks"),
+                *("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks"),
+            ),
+        ),
+        Probe(
+            "torch.nn.modules.module:_EXTRA_STATE_KEY_SUFFIX",
+            "Extra state of a module is found by the end of its key.",
+            text="_extra_state",
+        ),
+        Probe(
+            "torch.nn:Module.state_dict",
+            "Versions of modules, which their hooks ask for, go with a state dict as this attribute.",
+            uses=("_metadata",),
+        ),
+        Probe(
+            "torch.distributed.algorithms._checkpoint.checkpoint_wrapper:_CHECKPOINT_WRAPPED_MODULE",
+            "The module that activation checkpointing wraps has this name.",
+            text="_checkpoint_wrapped_module",
+        ),
+        Probe(
+            "torch._dynamo.eval_frame:OptimizedModule",
+            "The module that torch.compile wraps has this name.",
+            has=("_orig_mod",),
+            is_lazy=True,
+        ),
+    ),
+)
+FSDP1 = Feature(
+    "FullyShardedDataParallel (FSDP1)",
+    "Use fully_shard (FSDP2).",
+    (
+        Probe(
+            "torch.distributed.fsdp._flat_param:FlatParameter",
+            "It says which elements of which parameters this rank holds.",
+            has=(
+                *("_param_extensions", "_param_infos", "_shared_param_infos", "_numels_with_padding"),
+                *("_is_padding_mask", "_shapes", "_strides", "_fqns", "_params", "_sharded_size", "_local_shard"),
+            ),
+        ),
+        Probe(
+            "torch.distributed.fsdp._flat_param:FlatParamHandle",
+            "It knows the state of a flat parameter, and lets go of what was gathered.",
+            has=(
+                *("flat_param", "uses_sharded_strategy", "process_group", "rank", "_training_state", "reshard"),
+                *("post_reshard", "_prefetched"),
+            ),
+        ),
+        Probe(
+            "torch.distributed.fsdp._common_utils:HandleTrainingState",
+            "A unit may be changed if it is IDLE.",
+            has=("IDLE",),
+        ),
+        Probe(
+            "torch.distributed.fsdp._common_utils:FSDP_WRAPPED_MODULE",
+            "The module that FSDP1 wraps has this name.",
+            text="_fsdp_wrapped_module",
+        ),
+        Probe("torch.distributed.fsdp:FullyShardedDataParallel", "It has the handle of its unit.", has=("_handle",)),
+    ),
+)
+
+TORCH_FEATURES = (
+    *(SAVE_AND_LOAD, ENTRY_POINTS, REGISTER, GROUPS, EXCHANGE, READING_TOGETHER, LOADS_OF_GAPS, QUIET_FAILURES),
+    *(WITHOUT_COLLECTIVES, STAGING, DCP_ASYNC_SAVE, PROCESS_MODE, NAMES_OF_2_3, META_TENSORS, FRAMEWORKS, FSDP1),
+)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the adapters rely on in torchtitan. Here, and not in the adapter: importing that imports torchtitan."""
+
+from __future__ import annotations
+
+from bytecheckpoint.probes.probe import Feature, Probe
+
+__all__ = ["TORCHFT", "TORCHTITAN", "TORCHTITAN_0_1", "TORCHTITAN_0_2", "TORCHTITAN_FEATURES"]
+
+_ADVICE = (
+    "Install torchtitan 0.3.0, or call bytecheckpoint.register() before training, which needs nothing of torchtitan "
+    "(README, torchtitan)."
+)
+_NEW, _OLD = "torchtitan.components.checkpointer", "torchtitan.components.checkpoint"
+_SAVE = ("self", "state_dict", "checkpoint_id", "async_mode", "enable_garbage_collection", "to_hf")
+_LOAD = ("self", "state_dict", "checkpoint_id", "from_hf", "from_quantized")
+
+_COLLECTION = Probe("torchtitan.tools.utils:GarbageCollection", "Called behind a save, as by theirs.", has=("collect",))
+
+
+def _methods(manager: str, load: str) -> tuple[Probe, ...]:
+    return (
+        Probe(f"{manager}.dcp_save", "Ours saves in its place.", takes=_SAVE, takes_no_more=True),
+        Probe(f"{manager}.dcp_load", "Ours loads in its place.", takes=_LOAD, takes_no_more=True),
+        Probe(
+            f"{manager}.{load}",
+            "It asks for the newest step, and loads, by these methods; ours looks before whether a step is there.",
+            takes=("self", "step"),
+            takes_no_more=True,
+            uses=("_find_load_step", "dcp_load"),
+        ),
+        Probe(
+            f"{manager}._find_load_step",
+            "Ours finds the newest step that loads.",
+            takes=("self", "folder"),
+            takes_no_more=True,
+        ),
+    )
+
+
+TORCHTITAN = Feature(
+    "bytecheckpoint.torchtitan",
+    _ADVICE,
+    (
+        Probe(
+            "torchtitan.config.override:override",
+            "Our manager is registered with it.",
+            takes=("target", "exact", "description"),
+        ),
+        Probe("torchtitan.config.override:derive", "It gives our configuration every setting of theirs."),
+        *_methods(f"{_NEW}:CheckpointManager", "_load"),
+        Probe(f"{_NEW}:CheckpointManager._save", "It saves by this method.", uses=("dcp_save",)),
+        Probe(
+            f"{_NEW}:CheckpointManager",
+            "Ours derives from it, and has another thread that removes old steps.",
+            has=(
+                *("Config", "enable", "folder", "states", "async_mode", "pg", "stager", "save_future", "keep_latest_k"),
+                *("purge_thread", "purge_queue", "_purge_stale_checkpoints", "_should_purge", "_close"),
+            ),
+        ),
+        Probe(f"{_NEW}:AsyncMode", "It says how is saved.", has=("ASYNC", "ASYNC_WITH_PINNED_MEM")),
+        Probe(f"{_NEW}:MODEL", "The model has this key."),
+        _COLLECTION,
+        Probe(
+            "torch.distributed:set_timeout",
+            "torchtitan's trainer calls it after the first step.",
+            fallback="the checkpoint manager works, but torchtitan's trainer ends with an AttributeError after the "
+            "first step: install a newer torch, or give torch.distributed a set_timeout(timeout, group)",
+        ),
+    ),
+)
+TORCHFT = Feature(
+    "BcpTorchFTCheckpointManager",
+    _ADVICE,
+    (
+        Probe(
+            "torchtitan.experiments.torchft.checkpoint:TorchFTCheckpointManager",
+            "Ours derives from it, and from ours for the plain manager.",
+            has=("Config", "dcp_save", "dcp_load"),
+        ),
+    ),
+)
+
+TORCHTITAN_0_2 = Feature(
+    "bytecheckpoint.torchtitan.custom_import",
+    "Install torchtitan 0.2.2, or call bytecheckpoint.register() before training (README, torchtitan).",
+    (
+        *_methods(f"{_OLD}:CheckpointManager", "load"),
+        Probe(f"{_OLD}:CheckpointManager.save", "It saves by this method.", uses=("dcp_save",)),
+        Probe(
+            f"{_OLD}:CheckpointManager",
+            "Ours changes it: it has these.",
+            has=("enable", "folder", "states", "async_mode", "stager", "save_future", "close"),
+        ),
+        Probe(f"{_OLD}:AsyncMode", "It says how is saved.", has=("ASYNC", "ASYNC_WITH_PINNED_MEM")),
+        Probe(f"{_OLD}:MODEL", "The model has this key."),
+        _COLLECTION,
+    ),
+)
+TORCHTITAN_0_1 = Feature(
+    "bytecheckpoint.torchtitan.custom_import",
+    "Install torchtitan 0.2.2, or call bytecheckpoint.register() before training (README, torchtitan).",
+    (
+        Probe(f"{_OLD}:CheckpointManager.save", "It calls DCP, which register() changes.", uses=("dcp", "async_save")),
+        Probe(f"{_OLD}:CheckpointManager.load", "It calls DCP, which register() changes.", uses=("dcp", "load")),
+    ),
+)
+
+# Of the newest. The others are of torchtitan without overrides.
+TORCHTITAN_FEATURES = (TORCHTITAN, TORCHFT)

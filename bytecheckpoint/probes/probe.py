@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A probe: one thing of another package that a feature of ours relies on. No version number stands for it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from types import CodeType
+from typing import Any
+
+from bytecheckpoint.errors import UnsupportedError
+
+__all__ = [
+    "TESTED",
+    "Feature",
+    "Probe",
+    "find",
+    "holds",
+    "installed",
+    "is_newer_than_tested",
+    "release",
+    "require",
+    "warn_of_fallbacks",
+]
+
+# By the package that is imported: how it is called where it is installed from, and the oldest and the newest version
+# that the tests were run with.
+TESTED = {
+    "torch": ("torch", "2.10", "2.15"),
+    "torchtitan": ("torchtitan", "0.1.0", "0.3.0"),
+    "olmo_core": ("ai2-olmo-core", "3.0", "3.0"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """What must be so in another package. Nothing is imported before it is looked at.
+
+    Attributes:
+        path: Module and, behind a colon, the name in it.
+        purpose: What it is for; a sentence.
+        takes: Parameters that it has.
+        takes_no_more: It has these alone, in this order.
+        uses: Names that its code looks up when it runs, so that what we put there is used.
+        variables: Of its code, or of a function within it: they are read from its frame.
+        calls: Names that its code, or a function within it, calls in this order.
+        has: Attributes of it or of its instances.
+        text: It is this text.
+        fallback: What happens where it does not hold. Empty if the feature is refused.
+        is_lazy: Looked at only if somebody has imported the module, which takes long.
+    """
+
+    path: str
+    purpose: str
+    takes: tuple[str, ...] = ()
+    takes_no_more: bool = False
+    uses: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    has: tuple[str, ...] = ()
+    text: str = ""
+    fallback: str = ""
+    is_lazy: bool = False
+
+    @property
+    def package(self) -> str:
+        """The package that is imported."""
+        return self.path.partition(":")[0].partition(".")[0]
+
+    def private_names(self) -> set[str]:
+        """Names in it that begin with one underscore."""
+        parts = self.path.replace(":", ".").split(".")
+        names = {*parts, *self.uses, *self.variables, *self.calls, *self.has, self.text}
+        return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+    def fault(self) -> str:
+        """What is otherwise; empty if it holds."""
+        module, _, names = self.path.partition(":")
+        try:
+            target: Any = import_module(module)
+        except Exception as error:  # whatever a package raises when it does not suit its surroundings
+            return f"it cannot be imported: {type(error).__name__}: {error}"
+        for name in filter(None, names.split(".")):
+            if not hasattr(target, name):
+                return f"there is no {name}"
+            target = getattr(target, name)
+        if self.text and target != self.text:
+            return f"it is {target!r} instead of {self.text!r}"
+        missing = [name for name in self.has if not _has(target, name)]
+        if missing:
+            return f"it has no {', '.join(missing)}"
+        return self._fault_of_parameters(target) or self._fault_of_code(target)
+
+    def _fault_of_parameters(self, target: Any) -> str:
+        if not self.takes:
+            return ""
+        parameters = [*inspect.signature(target).parameters]
+        if self.takes_no_more and parameters != [*self.takes]:
+            return f"it takes {', '.join(parameters)} instead of {', '.join(self.takes)}"
+        missing = [name for name in self.takes if name not in parameters]
+        return f"it does not take {', '.join(missing)}" if missing else ""
+
+    def _fault_of_code(self, target: Any) -> str:
+        if not (self.uses or self.variables or self.calls):
+            return ""
+        codes = [*_codes_of(target)]
+        for wanted, what, known in (
+            (self.uses, "use", {name for code in codes for name in code.co_names}),
+            (self.variables, "have the variable", {name for code in codes for name in _variables_of(code)}),
+        ):
+            missing = [name for name in wanted if name not in known]
+            if missing:
+                return f"its code does not {what} {', '.join(missing)}"
+        if self.calls and not any(_is_in_order(self.calls, code.co_names) for code in codes):
+            return f"its code does not call {', then '.join(self.calls)}"
+        return ""
+
+
+@dataclass(frozen=True, eq=False)  # hashed by identity: features are keys of a cache that every call looks into
+class Feature:
+    """Something that users ask for, and what it relies on.
+
+    Attributes:
+        name: As users know it.
+        advice: What else they can do.
+        probes: All that must hold.
+    """
+
+    name: str
+    advice: str = ""
+    probes: tuple[Probe, ...] = field(default=(), repr=False)
+
+    def faults(self) -> list[tuple[Probe, str]]:
+        """Probes that do not hold, and why."""
+        found = [(probe, probe.fault()) for probe in self.probes if not probe.is_lazy or _is_loaded(probe)]
+        return [(probe, fault) for probe, fault in found if fault]
+
+    def packages(self) -> list[str]:
+        """What it relies on, as it is imported."""
+        return sorted({probe.package for probe in self.probes})
+
+
+@cache
+def _known_faults(feature: Feature) -> list[tuple[Probe, str]]:
+    return feature.faults()
+
+
+def _is_loaded(probe: Probe) -> bool:
+    return probe.path.partition(":")[0] in sys.modules
+
+
+def holds(feature: Feature) -> bool:
+    """Whether everything holds that ``feature`` relies on, fallbacks or not. Looked at once in a process."""
+    return not _known_faults(feature)
+
+
+def require(feature: Feature, *, anew: bool = False) -> None:
+    """Returns if the feature can work. A package that is newer than what was tested is a warning, once a process.
+
+    Args:
+        anew: Look again, and not once in a process: for what changes modules of others.
+
+    Raises:
+        UnsupportedError: Names the probes that do not hold and have no fallback.
+    """
+    faults = feature.faults() if anew else _known_faults(feature)
+    reasons = [
+        f"probe {probe.path}: {fault} ({probe.purpose.rstrip('.')})" for probe, fault in faults if not probe.fallback
+    ]
+    if not reasons:
+        for package in feature.packages():
+            _warn_if_newer(package)
+        return
+    advice = f" {feature.advice}" if feature.advice else ""
+    absent = [TESTED[package][0] for package in feature.packages() if find_spec(package) is None]
+    if absent:
+        raise UnsupportedError(f"{feature.name}: {' and '.join(absent)} is not installed.{advice}")
+    versions = " and ".join(
+        f"{TESTED[package][0]} {installed(package) or 'of an unknown version'}"
+        for package in sorted({probe.package for probe, _ in faults})
+    )
+    raise UnsupportedError(
+        f"{feature.name} cannot work with {versions}: {'; '.join(reasons)}.{advice} bcp doctor lists all probes"
+    )
+
+
+@cache
+def warn_of_fallbacks(feature: Feature) -> None:
+    """A warning for each probe that does not hold and has a fallback, once a process: where users must know of it."""
+    for probe, fault in _known_faults(feature):
+        if probe.fallback:
+            warnings.warn(
+                f"bytecheckpoint: probe {probe.path}: {fault} ({probe.purpose.rstrip('.')}): {probe.fallback}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+@cache
+def _warn_if_newer(package: str) -> None:
+    name, _, newest = TESTED[package]
+    if is_newer_than_tested(package):
+        warnings.warn(
+            f"bytecheckpoint: {name} {installed(package)} is newer than {newest}, the newest that it was tested with; "
+            "everything that it relies on was found there",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def is_newer_than_tested(package: str) -> bool:
+    """Whether the version that is installed is newer than what the tests were run with."""
+    newest = release(TESTED[package][2])
+    return release(installed(package))[: len(newest)] > newest
+
+
+def installed(package: str) -> str:
+    """Version of a package that is imported as ``package``; empty if it is not installed."""
+    try:
+        return version(TESTED[package][0])
+    except PackageNotFoundError:
+        return ""
+
+
+def release(text: str) -> tuple[int, ...]:
+    """The numbers that a version begins with."""
+    numbers = []
+    for part in text.partition("+")[0].split("."):
+        if not part.isdecimal():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def find(path: str, default: Any = None) -> Any:
+    """What is at ``path`` of a probe, or ``default``: what needs it asks ``require`` before."""
+    module, _, names = path.partition(":")
+    try:
+        target: Any = import_module(module)
+        for name in filter(None, names.split(".")):
+            target = getattr(target, name)
+    except (ImportError, AttributeError):
+        return default
+    return target
+
+
+def _has(target: Any, name: str) -> bool:
+    """Whether it, or an instance of it, has an attribute: one of the class, declared, or set by a method."""
+    if hasattr(target, name):
+        return True
+    classes = inspect.getmro(target) if isinstance(target, type) else ()
+    return any(
+        name in getattr(kind, "__annotations__", ())
+        or any(name in code.co_names for method in vars(kind).values() for code in _codes_of(method))
+        for kind in classes
+    )
+
+
+def _codes_of(target: Any) -> Iterator[CodeType]:
+    """Of a function, also one that is wrapped, and of the functions within it."""
+    code = getattr(inspect.unwrap(target), "__code__", None) if callable(target) else None
+    waiting = [] if code is None else [code]
+    while waiting:
+        code = waiting.pop()
+        yield code
+        waiting.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
+
+
+def _variables_of(code: CodeType) -> tuple[str, ...]:
+    return code.co_varnames + code.co_cellvars + code.co_freevars
+
+
+def _is_in_order(names: tuple[str, ...], found: tuple[str, ...]) -> bool:
+    rest = iter(found)
+    return all(name in rest for name in names)
