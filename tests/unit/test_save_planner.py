@@ -41,7 +41,8 @@ def test_it_saves_what_the_stock_planner_saves(tmp_path: Path, writer: Any) -> N
         for name, planner in (("ours", BcpSavePlanner()), ("theirs", DefaultSavePlanner()))
     ]
     assert metadata[0].planner_data == metadata[1].planner_data
-    assert list(metadata[0].state_dict_metadata.items()) == list(metadata[1].state_dict_metadata.items())
+    ours, theirs = without_strides(metadata)
+    assert list(ours.state_dict_metadata.items()) == list(theirs.state_dict_metadata.items())
     assert metadata[0].storage_data is not None
     assert metadata[1].storage_data is not None
     assert metadata[0].storage_data.keys() == metadata[1].storage_data.keys()
@@ -63,7 +64,7 @@ def test_plans_are_those_of_the_stock_planner(flatten: bool) -> None:
         plans.append(planner.create_local_plan())
     assert source_of(plans[0].items) is not None
     assert len(plans[0].items) == len(plans[1].items)
-    assert plans[0].items == without_strides(plans[1].items)
+    assert without_strides([*plans[0].items]) == without_strides([*plans[1].items])
     assert source_of(plans[0].items) is None
     assert (plans[0].planner_data or {}).items() == (plans[1].planner_data or {}).items()
 
@@ -76,7 +77,9 @@ def test_global_plans_are_those_of_the_stock_planner() -> None:
     (ours,), metadata = results[0]
     (theirs,), wanted = results[1]
     assert len(ours.items) == len(theirs.items)
-    assert ours.items == without_strides(theirs.items)  # hints of chunk positions are not compared
+    assert without_strides([*ours.items]) == without_strides(
+        [*theirs.items]
+    )  # hints of chunk positions are not compared
     assert metadata == without_strides(wanted)
     assert metadata.planner_data == wanted.planner_data
 
