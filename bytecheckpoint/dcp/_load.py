@@ -44,6 +44,9 @@ _PICKLES_OF_OLD_FILES = 5
 # As many times as it has bytes an archive may hold. torch.save compresses nothing.
 _MOST_INFLATED = 16
 
+# Earlier protocols lose the fold of a time, and whether an array may be written to.
+_KEEPS_ALL = 5
+
 _Memory = TypeVar("_Memory", bytearray, torch.Tensor | bytearray)
 
 
@@ -269,7 +272,7 @@ def _plain_record(fqn: str, buffer: bytearray, config: Config) -> bytes | bytear
     value = value or _read_by_cpp(fqn, buffer, _core.load_standard)
     if value is not None:
         again = io.BytesIO()
-        torch.save(value[0], again)
+        torch.save(value[0], again, pickle_protocol=_KEEPS_ALL)
         return again.getvalue()
     load_plain_data(fqn, buffer, config)
     return buffer
