@@ -22,6 +22,7 @@ SHARED_BINDINGS = ("errors", "tree_caster", "bind_checkpoint")
 CORE_BINDINGS = (
     "core_module",
     "bind_builtin",
+    "standard_values",
     "bind_calls",
     "bind_pickle",
     "bind_planning",

@@ -19,6 +19,7 @@ _MIB = 1 << 20
 _CHOICES = {
     "shared_reading": ("auto", "cooperative", "independent"),
     "on_staging_busy": ("wait", "raise", "double_buffer"),
+    "unsafe_objects": ("warn", "error", "allow"),
 }
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -59,6 +60,9 @@ class Config:
         tree_topo_fan_out: Ranks that hand their plans to one, 2 to 1024.
         planner_cache_capacity: Plans, and answers to them, that a process keeps, 1 to 1024.
         allow_pickle: Hand objects to the planner that torch's ``weights_only`` rules refuse. Loading may then run code.
+        unsafe_objects: What a save does with an object that will not load without ``allow_pickle``. ``warn``: one
+            warning a save, on the coordinator, that names keys and types; none if ``allow_pickle`` is set here, too.
+            ``error``: an ``UnsafeObjectError`` on every rank, before anything is written. ``allow``: nothing.
         staging_bytes: Most that one state may take in host memory while ``async_save`` saves it; made ready ahead of
             time. 0: what the states take, as far as the system has memory left.
         overlap_staging: A writer that is its own stager, and the stager of ``register``, return a future of the staged
@@ -98,6 +102,7 @@ class Config:
     tree_topo_fan_out: int = 16
     planner_cache_capacity: int = 8
     allow_pickle: bool = False
+    unsafe_objects: str = "warn"
     shared_reading: str = "auto"
     staging_bytes: int = 0
     overlap_staging: bool = False

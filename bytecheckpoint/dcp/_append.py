@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from bytecheckpoint import _C, _core
 from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp._unsafe import UnsafeObjects
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain, kept_state
 from bytecheckpoint.errors import InvalidPlanError
 
@@ -24,36 +25,41 @@ _BATCH_BYTES = 64 << 20
 _Opaque = tuple[int, torch.Tensor | memoryview]
 
 
-def append_plan(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
+def append_plan(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, unsafe: UnsafeObjects) -> None:
     """All that ``plan`` says: from the state dict itself where nobody would miss the calls per item."""
     plain = as_plain(planner) if plan.is_of_state else None
     if plain is None:
-        _append_resolved(job, plan, planner)
+        _append_resolved(job, plan, planner, unsafe)
     else:
-        _append_state(job, plan, plain)
+        _append_state(job, plan, plain, unsafe)
 
 
-def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner) -> None:
+def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner, unsafe: UnsafeObjects) -> None:
     """All of a plan that C++ made of a state dict; what only torch can handle is resolved one by one."""
     opaque: list[_Opaque] = []
     for position in job.append_state(plan, planner.state_dict):
         opaque += _append_batch(job, plan, planner, position, position + 1)
-    _append_opaque(job, plan, opaque)
+    _append_opaque(job, plan, opaque, unsafe)
     for position in range(plan.num_objects):
         fqn = plan.object_fqn(position)
         data: bytes | memoryview | None = _core.dump_builtin(planner.state_dict[fqn])
-        job.append_bytes(fqn, _resolved_bytes(plan.object_item(position), planner) if data is None else data)
+        if data is None:
+            data = _resolved_bytes(plan.object_item(position), planner)
+            unsafe.look(fqn, data)
+        job.append_bytes(fqn, data)
 
 
-def _append_resolved(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner) -> None:
+def _append_resolved(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, unsafe: UnsafeObjects) -> None:
     """All of a plan as the planner resolves it, as late as possible."""
     opaque: list[_Opaque] = []
     for begin, end in _batches(plan, planner):
         opaque += _append_batch(job, plan, planner, begin, end)
-    _append_opaque(job, plan, opaque)
+    _append_opaque(job, plan, opaque, unsafe)
     for position in range(plan.num_objects):
         item = plan.object_item(position)
-        job.append_bytes(item.index.fqn, _resolved_bytes(item, planner))
+        data = _resolved_bytes(item, planner)
+        unsafe.look(item.index.fqn, data)
+        job.append_bytes(item.index.fqn, data)
 
 
 def _batches(plan: _C.WritePlan, planner: SavePlanner) -> Iterator[tuple[int, int]]:
@@ -106,10 +112,12 @@ def _append_values(
     return opaque
 
 
-def _append_opaque(job: _C.SaveJob, plan: _C.WritePlan, opaque: list[_Opaque]) -> None:
+def _append_opaque(job: _C.SaveJob, plan: _C.WritePlan, opaque: list[_Opaque], unsafe: UnsafeObjects) -> None:
     """Behind all plain ones."""
     for position, value in opaque:
-        archive = value if isinstance(value, memoryview) else _archive(plan.tensor_item(position), value)
+        item = plan.tensor_item(position)
+        archive = value if isinstance(value, memoryview) else _archive(item, value)
+        unsafe.look(item.index.fqn, archive)
         job.append_opaque(plan, position, archive)
 
 

@@ -46,6 +46,9 @@ _PICKLES_OF_OLD_FILES = 5
 # As many times as it has bytes an archive may hold. torch.save compresses nothing.
 _MOST_INFLATED = 16
 
+# Earlier protocols lose the fold of a time, and whether an array may be written to.
+_KEEPS_ALL = 5
+
 _Memory = TypeVar("_Memory", bytearray, torch.Tensor | bytearray)
 
 
@@ -256,29 +259,34 @@ class Load:
 
 
 def plain_object(fqn: str, buffer: bytearray, config: Config) -> Any:
-    """The object of a record: by C++ if it is made of builtin values, else by torch."""
-    value = _builtin_of(fqn, buffer)
+    """The object of a record: by C++ if it is made of builtin values and standard types, else by torch."""
+    value = _read_by_cpp(fqn, buffer, _core.load_builtin) or _read_by_cpp(fqn, buffer, _core.load_standard)
     return load_plain_data(fqn, buffer, config, map_location=None) if value is None else value[0]
 
 
 def _plain_record(fqn: str, buffer: bytearray, config: Config) -> bytes | bytearray:
-    """A record that runs no code, whoever unpickles it.
+    """A record that runs no code of the checkpoint, whoever unpickles it.
 
-    Builtin values are read by C++ and written anew: that what it read is harmless says nothing of what torch would find
-    in bytes that were made to be read in two ways. All others torch loads itself, under its ``weights_only`` rules.
+    Values that C++ can read are written anew: that what it read is harmless says nothing of what torch would find in
+    bytes that were made to be read in two ways. All others torch loads itself, under its ``weights_only`` rules.
     """
-    value = _builtin_of(fqn, buffer)
+    value = _read_by_cpp(fqn, buffer, _core.load_builtin)
     record = None if value is None else _core.dump_builtin(value[0])
-    if record is None:
-        load_plain_data(fqn, buffer, config)
-        return buffer
-    return record
+    if record is not None:
+        return record
+    value = value or _read_by_cpp(fqn, buffer, _core.load_standard)
+    if value is not None:
+        again = io.BytesIO()
+        torch.save(value[0], again, pickle_protocol=_KEEPS_ALL)
+        return again.getvalue()
+    load_plain_data(fqn, buffer, config)
+    return buffer
 
 
-def _builtin_of(fqn: str, buffer: bytearray) -> tuple[Any] | None:
-    """The value of a record that is made of builtin values, in a tuple."""
+def _read_by_cpp(fqn: str, buffer: bytearray, read: Callable[[bytearray], tuple[Any] | None]) -> tuple[Any] | None:
+    """The value of a record in a tuple, or None for what ``read`` does not know."""
     try:
-        return _core.load_builtin(buffer)
+        return read(buffer)
     except CorruptCheckpointError as error:
         raise CorruptCheckpointError(f"'{fqn}': {error}") from None
 

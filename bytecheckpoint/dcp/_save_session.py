@@ -259,6 +259,7 @@ class RankResult:
         file_names: Files that were created, whatever became of them.
         error: What failed, in a form that survives pickling.
         report: What the rank did; None on failure.
+        unsafe: Keys of objects that will not load without opting in, each with the names that a load refuses.
     """
 
     rank: int
@@ -268,3 +269,4 @@ class RankResult:
     file_names: tuple[str, ...] = ()
     error: BaseException | None = None
     report: RankSaveReport | None = None
+    unsafe: tuple[tuple[str, str], ...] = ()

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any, NoReturn
 
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
@@ -89,8 +90,8 @@ class BcpReader(StorageReader):
     each once; by all ranks together where they share their reading (``Config.shared_reading``). Of our own checkpoints
     each block is checked before a byte of it reaches a tensor; of stock ones the checksum of a record, where it has
     one, is compared once the whole record has been read. No code of the checkpoint is run: its pickles are read by C++
-    that knows a few names, objects and opaque tensors load under torch's ``weights_only`` rules, including what was
-    added with ``torch.serialization.add_safe_globals``.
+    that knows a few names, and objects of builtin and standard types are, too; other objects and opaque tensors load
+    under torch's ``weights_only`` rules, including what was added with ``torch.serialization.add_safe_globals``.
 
     Args:
         path: Directory of the checkpoint. ``checkpoint_id`` of ``dcp.load`` takes its place. None, which ``latest``
@@ -101,6 +102,12 @@ class BcpReader(StorageReader):
     Attributes:
         last_report: Of the last load in which this rank got all that it wanted, on the coordinator of the last in which
             all ranks did; None before the first.
+        load_id: In the metadata that DCP gets; a new one after ``reset``.
+        rank: Of the load that began last, as DCP gives it; None if it gives none.
+        use_collectives: Of the load that began last.
+        storage_data: DCP's places of the checkpoint that was opened last, made when asked for; empty before.
+        fs: DCP's ``FileSystem``, for callers of its methods. The engine does its own I/O, so it cannot be replaced.
+            There are no ``transforms``.
 
     During a load, on all ranks and inside DCP's ``CheckpointException``: ``CheckpointNotFoundError``,
     ``CorruptCheckpointError`` (file and offset), ``CheckpointChangedError`` (a newer commit; load again),
@@ -120,9 +127,11 @@ class BcpReader(StorageReader):
         if _extension_registry is not None:
             raise ValueError("_extension_registry: stream transforms cannot be honoured; leave it out")
         self.path = path_to_read(path)
+        self.rank: int | None = None
+        self.use_collectives = True
         self.config = config or Config.from_env()
         self.last_report: LoadReport | None = None
-        self._load_id = str(uuid.uuid4())
+        self.load_id = str(uuid.uuid4())
         self._hold: Hold | None = None
         self._forget()
 
@@ -144,6 +153,19 @@ class BcpReader(StorageReader):
         return described(self, str(self.path))
 
     @property
+    def fs(self) -> FileSystem:
+        """DCP's own, for callers of its methods."""
+        return FileSystem()
+
+    @property
+    def storage_data(self) -> dict[Any, Any]:
+        """DCP's places of what was read last; made at every look, as no load needs them."""
+        if self._checkpoint is None:
+            return {}
+        places: dict[Any, Any] = metadata_of(self._checkpoint, self.load_id).storage_data
+        return places
+
+    @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
         """Directory that is read."""
         return self.path
@@ -162,7 +184,7 @@ class BcpReader(StorageReader):
         """Directs the next load to ``checkpoint_id``, if given, and forgets what was read."""
         if checkpoint_id:
             self.path = local_path(checkpoint_id)
-        self._load_id = str(uuid.uuid4())
+        self.load_id = str(uuid.uuid4())
         self._forget()
 
     # The hooks, in the order in which DCP calls them.
@@ -184,7 +206,7 @@ class BcpReader(StorageReader):
             self._directory = _C.directory_id(str(self.path), self.config.io_timeout_s)
             self._hold_in_call()
             self._checkpoint, self._rank = self._open(rank), rank
-            metadata = metadata_of(self._checkpoint, self._load_id)
+            metadata = metadata_of(self._checkpoint, self.load_id)
         except Exception as error:
             # Remembered whatever it is: else DCP would go on to the metadata of one rank, which may be older.
             self._error = _typed(error)
@@ -200,7 +222,7 @@ class BcpReader(StorageReader):
             return _FailedMetadata(error)  # if `.metadata` is there, its error is the error
         try:
             self._checkpoint = self._open(rank)
-            metadata = metadata_of(self._checkpoint, self._load_id)
+            metadata = metadata_of(self._checkpoint, self.load_id)
         except CheckpointNotFoundError:
             return _FailedMetadata(self._no_part_of(rank) or error)
         except Exception as of_rank:
@@ -217,6 +239,7 @@ class BcpReader(StorageReader):
             # Whoever calls the hooks by hand reads in the end, or drops the reader.
             self._directory = self._directory or _C.directory_id(str(self.path), self.config.io_timeout_s)
             self._hold = hold_directory(self._directory)
+        self.rank, self.use_collectives = kwargs.get("rank"), kwargs.get("use_collectives", True)
         self._is_coordinator = is_coordinator
         self._number = rank_of_call(kwargs)
         if "metadata_s" not in self._phases.seconds:

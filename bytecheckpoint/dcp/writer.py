@@ -16,6 +16,7 @@ from errno import ETIMEDOUT
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -44,6 +45,7 @@ from bytecheckpoint.dcp._save_session import (
 from bytecheckpoint.dcp._switching import quick_switches
 from bytecheckpoint.dcp._told import plan_to_write
 from bytecheckpoint.dcp._turns import check_in_step
+from bytecheckpoint.dcp._unsafe import UnsafeObjects, describe_unsafe, refuse_unsafe
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata, plan_of
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.errors import (
@@ -86,10 +88,21 @@ class BcpWriter(StorageWriter):
         serialization_format: TORCH_SAVE only.
         config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
         user_metadata: Free-form, JSON-serialisable, stored in ``.metadata``; ``BcpReader.user_metadata`` gives it back.
+        unsafe_objects: Instead of ``config.unsafe_objects``.
 
     Attributes:
         last_report: Of the save in which this rank last wrote its part; the coordinator completes it when it has
             committed. None before the first. Of two saves at once, the later one's.
+        save_id: Of the save that began last; before the first one, or after ``reset``, of none.
+        rank: Of the call that began last, as DCP gives it; None if it gives none.
+        use_collectives: Of the call that began last.
+        fs: DCP's ``FileSystem``, for callers of its methods. The engine does its own I/O, so it cannot be replaced.
+
+    Of the other attributes of ``FileSystemWriter``, ``path``, ``single_file_per_rank``, ``sync_files`` and
+    ``overwrite`` count as they are when a save begins; ``thread_count``, ``per_thread_copy_ahead``,
+    ``cache_staged_state_dict`` and ``serialization_format`` are what was passed, ``type_check`` and
+    ``state_dict_cache`` what they are at first in DCP's; changing them has no effect.
+    There are no ``transforms``.
 
     Raises:
         ValueError: ``_extensions`` or ``serialization_format`` ask for what cannot be honoured; a ConfigError for a
@@ -97,7 +110,8 @@ class BcpWriter(StorageWriter):
 
     During a save, on all ranks and inside DCP's ``CheckpointException``: ``CheckpointBusyError`` (another save holds
     the path), ``CheckpointExistsError``, ``InvalidPlanError`` (names the key), ``StorageError`` (``errno``, ``path``),
-    ``SaveFailedError`` (``reasons`` by rank), ``CheckpointSupersededError``, ``DurabilityUnknownError``.
+    ``UnsafeObjectError`` (with ``unsafe_objects="error"``), ``SaveFailedError`` (``reasons`` by rank),
+    ``CheckpointSupersededError``, ``DurabilityUnknownError``.
     """
 
     def __init__(
@@ -114,6 +128,7 @@ class BcpWriter(StorageWriter):
         *,
         config: Config | None = None,
         user_metadata: Mapping[str, Any] | None = None,
+        unsafe_objects: str | None = None,
     ) -> None:
         super().__init__()
         require(SAVE_AND_LOAD)
@@ -124,11 +139,22 @@ class BcpWriter(StorageWriter):
         if not isinstance(thread_count, int) or not 1 <= thread_count <= 16:
             raise ConfigError(f"thread_count={thread_count!r}: a number from 1 to 16 wanted")
         self.path = local_path(path)
+        self.save_id = _new_save_id()
+        self.rank: int | None = None
+        self.use_collectives = True
+        self.thread_count = thread_count
+        self.per_thread_copy_ahead = per_thread_copy_ahead
+        self.cache_staged_state_dict = cache_staged_state_dict
+        self.type_check = False
+        self.state_dict_cache = None
+        self.serialization_format = serialization_format
         self._directory = working_directory()  # of the caller, to which relative paths refer
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files
         self.overwrite = overwrite
         config = config or Config.from_env()
+        if unsafe_objects is not None:
+            config = dataclasses.replace(config, unsafe_objects=unsafe_objects)
         self.config = dataclasses.replace(config, io_threads=thread_count) if thread_count > 1 else config
         self.user_metadata = "" if user_metadata is None else json.dumps(user_metadata)
         self.last_report: SaveReport | None = None
@@ -153,6 +179,11 @@ class BcpWriter(StorageWriter):
         return described(self, str(self.path), single_file_per_rank=True, sync_files=True, overwrite=True)
 
     @property
+    def fs(self) -> FileSystem:
+        """DCP's own, for callers of its methods."""
+        return FileSystem()
+
+    @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
         """Directory that the next save of this thread writes to."""
         path: Path = getattr(self._of_thread, "path", self.path)
@@ -173,6 +204,7 @@ class BcpWriter(StorageWriter):
             if not is_called_by_executor():
                 self._directory = working_directory()
             self.path = self._of_thread.path = local_path(checkpoint_id, self._directory)
+        self.save_id = _new_save_id()
 
     def cancel(self) -> None:
         """Gives up the save under way, and all that follow on this writer, unless it is being committed. Any thread.
@@ -213,12 +245,14 @@ class BcpWriter(StorageWriter):
         session.watch_ranks()
         others = [other for other in getattr(self._of_thread, "sessions", ()) if other.is_running()]
         self._of_thread.sessions = [*others, session]  # a hook of one save may make another
-        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=SAVE_ID_PREFIX + session.save_id)
+        self.save_id = SAVE_ID_PREFIX + session.save_id
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Takes note of the role of this rank."""
         session = self._session
-        session.commits_alone = not kwargs.get("use_collectives", True)
+        self.rank, self.use_collectives = kwargs.get("rank"), kwargs.get("use_collectives", True)
+        session.commits_alone = not self.use_collectives
         session.is_coordinator = is_coordinator
         session.rank = rank_of_call(kwargs)
 
@@ -227,6 +261,7 @@ class BcpWriter(StorageWriter):
         """Refuses what cannot be stored, before any rank has written a byte."""
         session = self._session
         self._raise_if_cancelled(session)
+        refuse_unsafe(plan, self.config)
         # Pages are touched in the background while ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, bytes_of(plan.items))
         if _hooks.are_own(self, "prepare_global_plan"):
@@ -263,15 +298,22 @@ class BcpWriter(StorageWriter):
         session = self._session
         session.phases.end("exchange_s")
         job: _C.SaveJob | None = None
+        unsafe = UnsafeObjects(self.config)
         try:
             to_write = plan_to_write(plan.items)
             job = self._start_job(session, to_write)
             with self._progress_bar(session, job, to_write.num_bytes), self._cancellable(session, job):
-                append_plan(job, to_write, planner)
+                append_plan(job, to_write, planner, unsafe)
                 written = job.finish()
             of_rank, self.last_report = _report(session, job, planner)
             result = RankResult(
-                session.rank, session.path, session.call, written, tuple(job.file_names), report=of_rank
+                session.rank,
+                session.path,
+                session.call,
+                written,
+                tuple(job.file_names),
+                report=of_rank,
+                unsafe=tuple(unsafe.found.items()),
             )
         except BaseException as error:
             _refuse_forked_child(session)
@@ -321,6 +363,9 @@ class BcpWriter(StorageWriter):
         finally:
             session.end()
         complete_metadata(metadata, checkpoint, session.path, session.rank if session.commits_alone else None)
+        found = {fqn: names for result in handed_in for fqn, names in result.unsafe}
+        if found:
+            report["warnings"].append(describe_unsafe(found))
         for warning in report["warnings"]:
             warnings.warn(f"bytecheckpoint: {session.path}: {warning}", RuntimeWarning, stacklevel=2)
         session.phases.end("commit_s")
@@ -419,6 +464,10 @@ class BcpWriter(StorageWriter):
 
 
 _hooks = Hooks(BcpWriter)
+
+
+def _new_save_id() -> str:
+    return SAVE_ID_PREFIX + _C.draw_save_id()
 
 
 def _refuse_forked_child(session: SaveSession) -> None:

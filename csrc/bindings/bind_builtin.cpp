@@ -3,8 +3,10 @@
 
 #include "csrc/bindings/contents.h"
 #include "csrc/bindings/errors.h"
+#include "csrc/bindings/standard_values.h"
 #include "csrc/bindings/tree_caster.h"
 #include "csrc/format/builtin_archive.h"
+#include "csrc/format/standard_pickle.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -25,11 +27,28 @@ py::object load_builtin(py::handle buffer) {
   return py::make_tuple(tree_to_python(*tree));
 }
 
+py::object load_standard(py::handle buffer) {
+  const Contents contents(buffer);
+  const auto pickle = value_or_raise(format::read_standard_archive(contents.bytes()));
+  if (!pickle.has_value()) return py::none();
+  const auto value = standard_to_python(*pickle);
+  if (!value.has_value()) return py::none();
+  return py::make_tuple(*value);
+}
+
+bool is_standard(py::handle buffer) {
+  const Contents contents(buffer);
+  const auto pickle = format::read_standard_archive(contents.bytes());
+  return pickle.is_ok() && pickle.value().has_value();
+}
+
 }  // namespace
 
 void bind_builtin(py::module_& m) {
   m.def("dump_builtin", &dump_builtin, py::arg("value"));
   m.def("load_builtin", &load_builtin, py::arg("buffer"));
+  m.def("load_standard", &load_standard, py::arg("buffer"));
+  m.def("is_standard", &is_standard, py::arg("buffer"));
 }
 
 }  // namespace bytecheckpoint::bindings

@@ -112,8 +112,9 @@ Status Commit::refuse_what_is_there() const {
   const CommitOptions& o = options_;
   BCP_ASSIGN_OR_RETURN(const io::EntryType own, io::entry_type(path(mark_name(o.scope))));
   if (own != io::EntryType::kAbsent && !o.overwrite) {
-    return Status::make(Code::kExists, text("begin(", o.directory, "): a checkpoint is there and overwrite is False"),
-                        o.directory, EEXIST);
+    return Status::make(Code::kExists,
+                        text("begin(", o.directory, "): Checkpoint already exists and overwrite is False"), o.directory,
+                        EEXIST);
   }
   if (o.scope.has_value()) {
     BCP_ASSIGN_OR_RETURN(const io::EntryType global, io::entry_type(path(std::string(kMetadataName))));
@@ -128,10 +129,10 @@ Status Commit::refuse_what_is_there() const {
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::list_directory(o.directory));
   for (const std::string& name : names) {
     if (!is_rank_metadata_name(name)) continue;
-    return Status::make(
-        Code::kExists,
-        text("begin(", o.directory, "): ", name, " of a save without collectives is there and ", "overwrite is False"),
-        o.directory, EEXIST);
+    return Status::make(Code::kExists,
+                        text("begin(", o.directory, "): Checkpoint already exists and overwrite is False: ", name,
+                             " of a save without collectives"),
+                        o.directory, EEXIST);
   }
   return Status::ok();
 }
@@ -275,8 +276,10 @@ Status Commit::rename_over_metadata() {
   }
   (void)tmp_.remove();
   if (error == EEXIST) {
-    return Status::make(Code::kExists, text("rename(", to, "): a checkpoint appeared there and overwrite is False"),
-                        options_.directory, EEXIST);
+    return Status::make(
+        Code::kExists,
+        text("rename(", to, "): Checkpoint already exists and overwrite is False: it appeared during the save"),
+        options_.directory, EEXIST);
   }
   if (error == ENOENT) {
     // A retry of the rename by a network file system finds the name gone because the first attempt worked.

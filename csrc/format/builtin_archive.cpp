@@ -47,16 +47,9 @@ std::string encode_builtin_archive(const Tree& tree) {
 
 base::Result<std::optional<Tree>> decode_builtin_archive(std::string_view archive) {
   const std::optional<Tree> other;
-  // What begins otherwise torch.load takes for a bare pickle, whatever stands at its end.
-  if (base::ByteReader(archive).u32() != zip::kLocalHeader) return other;
   ArchiveReader reader(archive);
-  base::Result<std::optional<PickleEntry>> found = read_pickle_entry(&reader, kMaxBuiltinPickleBytes);
-  if (!found.is_ok() && found.status().code() == base::Code::kUnsupported) return other;
-  BCP_ASSIGN_OR_RETURN(const std::optional<PickleEntry> entry, std::move(found));
+  BCP_ASSIGN_OR_RETURN(const std::optional<PickleEntry> entry, read_value_entry(&reader, kMaxBuiltinPickleBytes));
   if (!entry.has_value()) return other;
-  // By this name torch.load tells a TorchScript archive, which is a program.
-  BCP_ASSIGN_OR_RETURN(const ZipEntry* constants, entry->find("constants.pkl"));
-  if (constants != nullptr) return other;
 
   const PickleRules rules{[](std::string_view module, std::string_view name) {
                             return module == "_codecs" && name == "encode" ? std::make_optional(kEncode) : std::nullopt;

@@ -5,6 +5,7 @@
 
 #include "csrc/base/bytes.h"
 #include "csrc/base/crc32.h"
+#include "csrc/format/zip_layout.h"
 
 namespace bytecheckpoint::format {
 namespace {
@@ -13,6 +14,7 @@ using base::Status;
 using base::text;
 
 constexpr int64_t kMaxByteOrderBytes = 16;
+constexpr int64_t kMagicBytes = 4;
 
 base::Result<std::string_view> content_of(const ZipEntry& entry, const ZipDirectory& directory,
                                           ArchiveReader* archive) {
@@ -54,6 +56,22 @@ base::Result<std::optional<PickleEntry>> read_pickle_entry(ArchiveReader* archiv
     return corrupt_archive(text("CRC of data.pkl is ", crc, ", stored ", entry->crc));
   }
   return std::make_optional(std::move(found));
+}
+
+base::Result<std::optional<PickleEntry>> read_value_entry(ArchiveReader* archive, int64_t max_pickle_bytes) {
+  const std::optional<PickleEntry> other;
+  // What begins otherwise torch.load takes for a bare pickle, whatever stands at its end.
+  if (archive->bytes() < kMagicBytes) return other;
+  BCP_ASSIGN_OR_RETURN(const std::string_view magic, archive->view(0, kMagicBytes, "first header"));
+  if (base::ByteReader(magic).u32() != zip::kLocalHeader) return other;
+  base::Result<std::optional<PickleEntry>> found = read_pickle_entry(archive, max_pickle_bytes);
+  if (!found.is_ok() && found.status().code() == base::Code::kUnsupported) return other;
+  BCP_ASSIGN_OR_RETURN(std::optional<PickleEntry> entry, std::move(found));
+  if (!entry.has_value()) return other;
+  // By this name torch.load tells a TorchScript archive, which is a program.
+  BCP_ASSIGN_OR_RETURN(const ZipEntry* constants, entry->find("constants.pkl"));
+  if (constants != nullptr) return other;
+  return entry;
 }
 
 }  // namespace bytecheckpoint::format

@@ -28,4 +28,8 @@ struct PickleEntry {
 ///   `max_pickle_bytes`. kUnsupported for what is no archive of torch.save; kCorrupt for a damaged one.
 base::Result<std::optional<PickleEntry>> read_pickle_entry(ArchiveReader* archive, int64_t max_pickle_bytes);
 
+/// The same of an archive that is all in memory, with nullopt for whatever torch.load would not take for an archive of
+/// torch.save, or for a TorchScript program.
+base::Result<std::optional<PickleEntry>> read_value_entry(ArchiveReader* archive, int64_t max_pickle_bytes);
+
 }  // namespace bytecheckpoint::format

@@ -149,11 +149,12 @@ std::string_view read_text_operand(Opcode opcode, base::ByteReader* in) {
   switch (opcode) {
     case Opcode::kShortBinUnicode:
     case Opcode::kShortBinBytes:
+    case Opcode::kLong1:
       return in->view(in->u8());
     case Opcode::kBinUnicode:
     case Opcode::kBinBytes:
       return in->view(in->u32());
-    default:  // kBinUnicode8
+    default:  // kBinUnicode8, kByteArray8
       return in->view(in->u64());
   }
 }

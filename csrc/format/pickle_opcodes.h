@@ -51,6 +51,11 @@ enum class Opcode : uint8_t {
   kStackGlobal = 0x93,
   kMemoize = 0x94,
   kFrame = 0x95,
+  // Only where PickleRules::standard_types lets them in.
+  kEmptySet = 0x8F,
+  kAddItems = 0x90,
+  kFrozenSet = 0x91,
+  kByteArray8 = 0x96,
 };
 
 /// Is the byte an opcode of any protocol up to 5, interpreted here or not?
@@ -62,7 +67,7 @@ std::string opcode_name(Opcode opcode);
 /// Skips what follows an opcode of any protocol up to 5. False, of a cut off one and of what is no opcode.
 bool skip_operand(Opcode opcode, base::ByteReader* in);
 
-/// What follows the opcode of a string or of bytes. The reader says whether all of it was there.
+/// What follows the opcode of a string, of bytes, or of a LONG1. The reader says whether all of it was there.
 std::string_view read_text_operand(Opcode opcode, base::ByteReader* in);
 /// The same of an int; nothing if it does not fit into 64 bits.
 std::optional<int64_t> read_int_operand(Opcode opcode, base::ByteReader* in);

@@ -144,9 +144,30 @@ class Machine {
       case Opcode::kBinPersId:
         return persistent_id();
       default:
-        if (is_opcode(opcode_)) return fail(Code::kUnsupported, "not an opcode that DCP or torch.save write");
-        return corrupt("not an opcode of pickle");
+        if (rules_.standard_types) return step_of_standard_types();
+        return refuse_opcode();
     }
+  }
+
+  bool step_of_standard_types() {
+    switch (opcode_) {
+      case Opcode::kEmptySet:
+        return push(PickleValue(Kind::kSet));
+      case Opcode::kAddItems:
+        return pop_mark() && extend(Kind::kSet, stack_.size() - mark_);
+      case Opcode::kFrozenSet:
+        return pop_mark() && push(arena_.add_frozen_set(&stack_, mark_));
+      case Opcode::kByteArray8:
+        (void)read_text_operand(opcode_, &in_);
+        return push(here(Kind::kByteArray));
+      default:
+        return refuse_opcode();
+    }
+  }
+
+  bool refuse_opcode() {
+    if (is_opcode(opcode_)) return fail(Code::kUnsupported, "not an opcode that DCP or torch.save write");
+    return corrupt("not an opcode of pickle");
   }
 
   bool stop() {
@@ -183,6 +204,7 @@ class Machine {
 
   bool integer() {
     if (read_int_operand(opcode_, &in_).has_value()) return push(here(Kind::kInt));
+    if (rules_.standard_types) return push(here(Kind::kLong));
     return fail(Code::kUnsupported, "an int beyond 64 bits");
   }
 
@@ -236,17 +258,31 @@ class Machine {
     const size_t first = stack_.size() - count;
     PickleValue& target = stack_[first - 1];
     if (target.is(Kind::kObject) || target.is(Kind::kCall)) {
-      return fail(Code::kUnsupported, "fills an object that is neither list nor dict");
+      if (!rules_.standard_types) return fail(Code::kUnsupported, "fills an object that is neither list nor dict");
+      return fill(target, kind, first);
     }
-    if (!target.is(kind)) return corrupt(kind == Kind::kList ? "appends to what is no list" : "sets items of no dict");
-    if (kind == Kind::kDict) {
-      if (count % 2 != 0) return corrupt("a key without a value");
-      for (size_t i = first; i < stack_.size(); i += 2) {
-        if (stack_[i].is(Kind::kList) || stack_[i].is(Kind::kDict)) return corrupt("a list or dict as a key");
-      }
+    if (!target.is(kind)) {
+      return corrupt(kind == Kind::kList  ? "appends to what is no list"
+                     : kind == Kind::kSet ? "adds to what is no set"
+                                          : "sets items of no dict");
     }
+    if (kind == Kind::kDict && !are_entries(first)) return false;
     arena_.extend(&target, &stack_, first);
     return true;
+  }
+
+  bool are_entries(size_t first) {
+    if ((stack_.size() - first) % 2 != 0) return corrupt("a key without a value");
+    for (size_t i = first; i < stack_.size(); i += 2) {
+      if (stack_[i].is(Kind::kList) || stack_[i].is(Kind::kDict)) return corrupt("a list or dict as a key");
+    }
+    return true;
+  }
+
+  bool fill(const PickleValue& target, Kind kind, size_t first) {
+    if (kind == Kind::kSet) return corrupt("adds to what is no set");
+    if (kind == Kind::kDict && !are_entries(first)) return false;
+    return arena_.fill(target, kind, &stack_, first) || corrupt("an object that is filled as list and as dict");
   }
 
   // --- globals and objects ---

@@ -16,6 +16,8 @@ struct PickleRules {
   /// The caller's number for a global that may be named, nullopt for one that may not.
   std::function<std::optional<uint32_t>(std::string_view module, std::string_view name)> global;
   bool persistent_ids = false;
+  /// Also sets, frozensets, bytearrays, ints of up to 255 bytes, and objects that are filled as lists or dicts are.
+  bool standard_types = false;
 };
 
 /// Interprets the opcodes of a pickle as descriptions of values. Nothing is imported, called or instantiated.

@@ -13,7 +13,7 @@ namespace {
 using Kind = PickleValue::Kind;
 
 bool is_list(const PickleValue& value) {
-  return value.is(Kind::kList) || value.is(Kind::kDict);
+  return value.is(Kind::kList) || value.is(Kind::kDict) || value.is(Kind::kSet);
 }
 
 }  // namespace
@@ -35,6 +35,12 @@ PickleValue PickleArena::add_tuple(Stack* stack, size_t first) {
   if (count >= kManyElements) cells_.push_back(PickleCell(count, 0));
   stack->move_tail(first, &cells_);
   return PickleValue(Kind::kTuple, at, std::min(count, kManyElements));
+}
+
+PickleValue PickleArena::add_frozen_set(Stack* stack, size_t first) {
+  PickleValue value = add_tuple(stack, first);
+  value.kind = Kind::kFrozenSet;
+  return value;
 }
 
 void PickleArena::share(PickleValue* value) {
@@ -65,7 +71,17 @@ PickleValue PickleArena::add_object(Kind kind, uint32_t global, const PickleValu
   cells_.push_back(PickleCell(PickleValue(Kind::kGlobal, global)));
   cells_.push_back(PickleCell(args));
   cells_.push_back(PickleCell(PickleValue()));
+  cells_.push_back(PickleCell(PickleValue()));
   return PickleValue(kind, at);
+}
+
+bool PickleArena::fill(const PickleValue& object, Kind kind, Stack* stack, size_t first) {
+  PickleValue items = cells_[object.at + 3].value;
+  if (items.is(Kind::kHole)) items = PickleValue(kind);
+  if (!items.is(kind)) return false;
+  extend(&items, stack, first);
+  cells_[object.at + 3].value = items;
+  return true;
 }
 
 PickleValue PickleArena::add_persistent(const PickleValue& id) {
@@ -75,7 +91,7 @@ PickleValue PickleArena::add_persistent(const PickleValue& id) {
 }
 
 PickleSpan PickleArena::children(const PickleValue& value) const {
-  if (value.is(Kind::kTuple)) {
+  if (value.is(Kind::kTuple) || value.is(Kind::kFrozenSet)) {
     const bool many = value.size == kManyElements;
     const uint32_t count = many ? cells_[value.at].link.count : value.size;
     return {cells_, value.at + (many ? 1 : 0), count, 0, count};
@@ -89,9 +105,10 @@ PickleSpan PickleArena::children(const PickleValue& value) const {
 }
 
 std::optional<PickleObject> PickleArena::object(const PickleValue& value) const {
-  if (value.is(Kind::kPersistent)) return PickleObject{0, cells_[value.at].value, {}};
+  if (value.is(Kind::kPersistent)) return PickleObject{0, cells_[value.at].value, {}, {}};
   if (!value.is(Kind::kObject) && !value.is(Kind::kCall)) return std::nullopt;
-  return PickleObject{cells_[value.at].value.global(), cells_[value.at + 1].value, cells_[value.at + 2].value};
+  return PickleObject{cells_[value.at].value.global(), cells_[value.at + 1].value, cells_[value.at + 2].value,
+                      cells_[value.at + 3].value};
 }
 
 int64_t Pickle::integer(const PickleValue& value) const {
@@ -109,7 +126,9 @@ double Pickle::real(const PickleValue& value) const {
 }
 
 std::string_view Pickle::text(const PickleValue& value) const {
-  return value.is(Kind::kString) || value.is(Kind::kBytes) ? text_at(bytes_, value.at) : std::string_view();
+  const bool has_text =
+      value.is(Kind::kString) || value.is(Kind::kBytes) || value.is(Kind::kByteArray) || value.is(Kind::kLong);
+  return has_text ? text_at(bytes_, value.at) : std::string_view();
 }
 
 std::optional<PickleObject> Pickle::object(const PickleValue& value, Kind kind, uint32_t global) const {

@@ -29,6 +29,11 @@ struct PickleValue {
     kObject,      // what NEWOBJ would have made of a class
     kCall,        // what REDUCE would have called
     kPersistent,  // what BINPERSID would have fetched
+    // Only where PickleRules::standard_types lets them in.
+    kLong,  // an int beyond 64 bits
+    kByteArray,
+    kSet,
+    kFrozenSet,
   };
 
   PickleValue() : size(0) {}
@@ -54,9 +59,10 @@ struct PickleObject {
   uint32_t global = 0;  // class or function: the caller's number; of a persistent id 0
   PickleValue args;     // a tuple; of a persistent id: the id
   PickleValue state;    // of BUILD, or a hole
+  PickleValue items;    // a list or dict of what APPENDS or SETITEMS filled it with, or a hole
 };
 
-/// What tuples, lists, dicts and objects hold: 8 bytes an element, one after the other.
+/// What tuples, lists, sets, dicts and objects hold: 8 bytes an element, one after the other.
 union PickleCell {
   struct Link {
     uint32_t count;
@@ -127,6 +133,8 @@ class PickleArena {
 
   /// A tuple of all that stands on the stack from `first` on; it is taken from there.
   PickleValue add_tuple(Stack* stack, size_t first);
+  /// The same as a kFrozenSet.
+  PickleValue add_frozen_set(Stack* stack, size_t first);
   /// Moves all that stands on the stack from `first` on to the end of a list or dict.
   /// \param list  Gets a cell of its own if it has none. Then, where it stands, it must be replaced.
   void extend(PickleValue* list, Stack* stack, size_t first);
@@ -136,6 +144,9 @@ class PickleArena {
   PickleValue add_object(PickleValue::Kind kind, uint32_t global, const PickleValue& args);
   PickleValue add_persistent(const PickleValue& id);
   void set_state(const PickleValue& object, const PickleValue& state) { cells_[object.at + 2].value = state; }
+  /// Moves all that stands on the stack from `first` on into an object.
+  /// \param kind  kList or kDict. False if it holds the other.
+  bool fill(const PickleValue& object, PickleValue::Kind kind, Stack* stack, size_t first);
 
   PickleSpan children(const PickleValue& value) const;
   std::optional<PickleObject> object(const PickleValue& value) const;
@@ -171,10 +182,11 @@ class Pickle {
   /// Of a kInt, a kFloat.
   int64_t integer(const PickleValue& value) const;
   double real(const PickleValue& value) const;
-  /// Of a string or bytes, a part of what was read; empty for anything else.
+  /// Of a string, bytes or a bytearray, a part of what was read; of a kLong its bytes, little-endian in two's
+  /// complement; empty for anything else.
   std::string_view text(const PickleValue& value) const;
-  /// Elements of a tuple or list; of a dict keys and values in turn, as set, so that of equal keys the last counts.
-  /// Empty for anything else.
+  /// Elements of a tuple, list or set; of a dict keys and values in turn, as set, so that of equal keys the last
+  /// counts. Empty for anything else.
   PickleSpan children(const PickleValue& value) const { return arena_.children(value); }
   /// Of kObject, kCall, kPersistent; nothing for anything else.
   std::optional<PickleObject> object(const PickleValue& value) const { return arena_.object(value); }

@@ -31,8 +31,7 @@ class Walk {
 
  private:
   std::string check(const PickleValue& value) {
-    if (value.is(Kind::kString) || value.is(Kind::kBytes)) {
-      const std::string_view text = pickle_.text(value);
+    if (const std::string_view text = pickle_.text(value); !text.empty()) {
       BCP_HOLDS(text.empty() ||
                 (text.data() >= bytes_.data() && text.data() + text.size() <= bytes_.data() + bytes_.size()));
       BCP_HOLDS(!value.is(Kind::kString) || base::is_utf8(text));
@@ -44,6 +43,7 @@ class Walk {
       BCP_HOLDS(value.is(Kind::kPersistent) || object->args.is(Kind::kTuple));
       left_.push_back(object->args);
       if (!object->state.is(Kind::kHole)) left_.push_back(object->state);
+      if (!object->items.is(Kind::kHole)) left_.push_back(object->items);
     } else {
       BCP_HOLDS(!value.is(Kind::kHole));
     }
@@ -79,12 +79,14 @@ std::string check(std::string_view bytes, const PickleRules& rules) {
 
 }  // namespace
 
-/// With all globals and persistent ids let in, and with none.
+/// With all globals and persistent ids let in, with standard types, too, and with none.
 std::string pickle_reader(std::string_view bytes) {
   uint32_t names = 0;
   const PickleRules all{[&](std::string_view, std::string_view) { return std::make_optional(names++); }, true};
+  const PickleRules standard{all.global, true, true};
   const PickleRules none{[](std::string_view, std::string_view) { return std::optional<uint32_t>(); }, false};
   BCP_ALL_HOLD(check(bytes, all));
+  BCP_ALL_HOLD(check(bytes, standard));
   return check(bytes, none);
 }
 

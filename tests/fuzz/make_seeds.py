@@ -7,11 +7,19 @@ corpora are what coverage kept.
 
 from __future__ import annotations
 
+import collections
+import datetime
+import decimal
+import fractions
 import hashlib
+import io
+import pathlib
 import pickle
 import pickletools
 import struct
 import sys
+import types
+import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +113,34 @@ def pickles() -> Iterator[bytes]:
     yield b"\x80\x02c_codecs\nencode\nX\x02\x00\x00\x00\xc3\xbfX\x06\x00\x00\x00latin1\x86R."
 
 
+STANDARD: list[Any] = [
+    io.BytesIO(b"abc"),
+    [bytearray(b"a\xff"), {1, "a"}, frozenset([2]), 1j, range(1, 9, 2), slice(1, None, [2])],
+    datetime.datetime(2024, 2, 29, 1, 2, 3, 4, datetime.timezone(datetime.timedelta(hours=1), "x"), fold=1),
+    [datetime.date(2024, 2, 29), datetime.time(1, 2, 3, 4), datetime.timedelta(-1, 2, 3)],
+    [decimal.Decimal("1.50"), fractions.Fraction(1, 3), uuid.UUID(int=2**127), pathlib.PurePosixPath("/a/b")],
+    [collections.OrderedDict(a=[1]), collections.defaultdict(list, a=[1]), collections.Counter("aab")],
+    [collections.deque([1, 2], 2), types.SimpleNamespace(a={"b": 2**100})],
+    {(1, frozenset([decimal.Decimal(2)])): {-(2**2000)}},
+]
+# As numpy 2 writes them by protocols 2 and 5.
+ARRAYS = [
+    b"\x80\x02cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85c_codecs\nencode\nX\1\0\0\0bX\6\0\0\0latin1"
+    b"\x86R\x87R(K\1K\2\x85cnumpy\ndtype\nX\2\0\0\0i1\x89\x88\x87R(K\3X\1\0\0\0|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb\x89"
+    b"c_codecs\nencode\nX\2\0\0\0abX\6\0\0\0latin1\x86Rtb.",
+    b"\x80\x05cnumpy._core.numeric\n_frombuffer\n(\x96\2\0\0\0\0\0\0\0abcnumpy\ndtype\nX\2\0\0\0u1\x89\x88\x87R(K\3X\1\0\0\0|"
+    b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tbK\2\x85X\1\0\0\0CtR.",
+    b"\x80\x02ctorch\nSize\nK\1\x85\x85Rctorch\ndevice\nX\3\0\0\0cpu\x85Rctorch\nfloat32\n\x87.",
+]
+
+
+def standard() -> Iterator[bytes]:
+    for value in STANDARD:
+        for protocol in (2, 4, 5):
+            yield pickle.dumps(value, protocol)
+    yield from ARRAYS
+
+
 def archives() -> Iterator[bytes]:
     for file in sorted((TESTS / "cpp" / "data").glob("*.pt")):
         if file.stat().st_size <= 8192:
@@ -192,8 +228,9 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         "manifest": [*manifests()],
         "manifest_view": [*map(without_pickle, ours())],
         "metadata_file": [*map(without_pickle, ours()), *ours()],
-        "pickle_reader": [*pickles(), *foreign()],
+        "pickle_reader": [*pickles(), *standard(), *foreign()],
         "pickle_tree": [*pickles()],
+        "standard_pickle": [*pickles(), *standard()],
         "torch_archive": [*archives()],
         "tree": trees,
         "write_result": [*write_results()],

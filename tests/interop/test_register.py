@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import fractions
 import json
 import os
 import subprocess
@@ -134,7 +134,7 @@ def test_blocks_of_several_threads(tmp_path: Path) -> None:
 
 
 def test_objects_that_need_pickle(tmp_path: Path) -> None:
-    value = {"o": fractions.Fraction(1, 3)}
+    value = {"o": argparse.Namespace(a=1)}
     for allow_pickle in (False, True):
         with bytecheckpoint.registered(allow_pickle=allow_pickle):
             dcp.save(value, checkpoint_id=tmp_path, no_dist=True)
@@ -143,7 +143,7 @@ def test_objects_that_need_pickle(tmp_path: Path) -> None:
                 dcp.load(got, checkpoint_id=tmp_path, no_dist=True)
                 assert got == value
             else:
-                with pytest.raises(CheckpointException, match="Fraction"):
+                with pytest.raises(CheckpointException, match=r"argparse\.Namespace"):
                     dcp.load(got, checkpoint_id=tmp_path, no_dist=True)
 
 

@@ -204,3 +204,45 @@ def test_the_report(tmp_path: Path) -> None:
     assert (report.path, report.num_records, report.files_swept) == (str(tmp_path), 5, 0)
     assert report.bytes_written == sum(file.stat().st_size for file in data_files(tmp_path))
     assert report.commit_s > 0
+
+
+def test_public_attributes_of_the_stock_classes_are_there(tmp_path: Path) -> None:
+    """All but the transforms of streams, which cannot be honoured. Whether to synchronize our stager says."""
+    others = {"transforms", "fs", "save_id", "load_id", "should_synchronize_after_execute"}
+    for ours, theirs in (
+        (BcpWriter(tmp_path), FileSystemWriter(tmp_path)),
+        (BcpReader(tmp_path), FileSystemReader(tmp_path)),
+    ):
+        names = {name for name in (*vars(theirs), *dir(type(theirs))) if not name.startswith("_")}
+        assert {name for name in names if not hasattr(ours, name)} == {"transforms"}
+        for name in names - others:
+            value = getattr(theirs, name)
+            assert callable(value) or getattr(ours, name) == value, name
+        assert type(ours.fs) is type(theirs.fs)
+
+
+def test_ids_are_those_of_the_last_call(tmp_path: Path) -> None:
+    writer = BcpWriter(tmp_path)
+    first = writer.save_id
+    dcp.save(state(), storage_writer=writer)
+    reader = BcpReader(tmp_path)
+    assert reader.storage_data == {}
+    metadata = reader.read_metadata()
+    assert metadata.storage_meta is not None
+    assert (metadata.storage_meta.save_id, metadata.storage_meta.load_id) == (writer.save_id, reader.load_id)
+    assert reader.storage_data == metadata.storage_data != {}
+    saved, loaded = writer.save_id, reader.load_id
+    assert saved != first
+    writer.reset()
+    reader.reset()
+    assert saved != writer.save_id
+    assert loaded != reader.load_id
+    assert reader.storage_data == {}
+
+
+@pytest.mark.parametrize("writer", [FileSystemWriter, BcpWriter])
+def test_a_checkpoint_that_is_not_overwritten(tmp_path: Path, writer: Any) -> None:
+    """In words that tests of users match."""
+    dcp.save(state(), storage_writer=writer(tmp_path))
+    with pytest.raises(dcp.api.CheckpointException, match="Checkpoint already exists"):
+        dcp.save(state(), storage_writer=writer(tmp_path, overwrite=False))
