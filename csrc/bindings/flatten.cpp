@@ -76,7 +76,7 @@ class Flattener {
       Py_ssize_t position = 0;
       for (const py::handle entry : py::reinterpret_borrow<py::list>(value)) {
         const py::int_ number(position++);
-        visit_at(py::str(number), number, entry);
+        visit_at(py::str(py::handle(number)), number, entry);
       }
     }
     path_.pop_back();
