@@ -14,6 +14,10 @@ COMPAT_TESTS := tests/interop $(addprefix tests/frameworks/test_,olmo.py torchti
   $(addprefix tests/distributed/test_,async_save.py group_life.py groups.py in_step.py marked_parts.py peers.py \
     plan_exchange.py planner_memory.py registered_saves.py resharding.py save_process.py state_dicts.py)
 
+# Where pyenv has several versions of Python all of them are to be found, the usual one first.
+export PYENV_VERSION := $(or $(PYENV_VERSION),$(shell ! command -v pyenv > /dev/null || \
+  echo "$$(pyenv version-name):$$(pyenv versions --bare | paste -sd:)"))
+
 .PHONY: compat test_compat $(addprefix compat-,$(VERSIONS))
 
 compat:  ## what meets torch, tested with each version of the range
