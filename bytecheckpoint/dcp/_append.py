@@ -42,11 +42,11 @@ def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner, 
     _append_opaque(job, plan, opaque, unsafe)
     for position in range(plan.num_objects):
         fqn = plan.object_fqn(position)
-        data: bytes | memoryview | None = _core.dump_builtin(planner.state_dict[fqn])
+        data = _core.dump_builtin(planner.state_dict[fqn])
         if data is None:
-            data = _resolved_bytes(plan.object_item(position), planner)
-            unsafe.look(fqn, data)
-        job.append_bytes(fqn, data)
+            _append_object(job, plan.object_item(position), planner, unsafe)
+        else:
+            job.append_bytes(fqn, data)
 
 
 def _append_resolved(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, unsafe: UnsafeObjects) -> None:
@@ -56,10 +56,7 @@ def _append_resolved(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, 
         opaque += _append_batch(job, plan, planner, begin, end)
     _append_opaque(job, plan, opaque, unsafe)
     for position in range(plan.num_objects):
-        item = plan.object_item(position)
-        data = _resolved_bytes(item, planner)
-        unsafe.look(item.index.fqn, data)
-        job.append_bytes(item.index.fqn, data)
+        _append_object(job, plan.object_item(position), planner, unsafe)
 
 
 def _batches(plan: _C.WritePlan, planner: SavePlanner) -> Iterator[tuple[int, int]]:
@@ -136,6 +133,12 @@ def _archive(item: WriteItem, value: torch.Tensor) -> memoryview:
 
 def _not_storable(item: WriteItem, value: object, why: str) -> InvalidPlanError:
     return InvalidPlanError(f"'{item.index.fqn}': a {type(value).__name__} cannot be stored as a tensor ({why})")
+
+
+def _append_object(job: _C.SaveJob, item: WriteItem, planner: SavePlanner, unsafe: UnsafeObjects) -> None:
+    with _resolved_bytes(item, planner) as data:  # and no longer: the next object may come in the same memory
+        unsafe.look(item.index.fqn, data)
+        job.append_bytes(item.index.fqn, data)
 
 
 def _resolved_bytes(item: WriteItem, planner: SavePlanner) -> memoryview:
