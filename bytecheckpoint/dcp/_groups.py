@@ -62,13 +62,14 @@ def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float) -> dist.P
         UnsupportedError: This torch is built otherwise.
     """
     require(GROUPS)
-    group: dist.ProcessGroup
+    made: Any
     if ranks is None:
-        group = dist.new_group(backend="gloo")
+        made = dist.new_group(backend="gloo")
     else:
         world = dist.group.WORLD
         assert world is not None
-        group = _compat.new_gloo_group(ranks, unused_name(world, f"of {sorted(ranks)}"))
+        made = _compat.new_gloo_group(ranks, unused_name(world, f"of {sorted(ranks)}"))
+    group: dist.ProcessGroup = made
     _begin_watch(group, group, stall_timeout_s)
     return group
 

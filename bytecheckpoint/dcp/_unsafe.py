@@ -95,11 +95,13 @@ def refuse_unsafe(plan: SavePlan, config: Config) -> None:
             if item.type is WriteItemType.BYTE_IO:
                 record = planner.resolve_data(item)
                 if isinstance(record, io.BytesIO):
-                    unsafe.look(item.index.fqn, record.getbuffer())
+                    with record.getbuffer() as data:
+                        unsafe.look(item.index.fqn, data)
         return
     for fqn, value in plain.state_dict.items():
         if not isinstance(value, torch.Tensor) and _core.dump_builtin(value) is None:
-            unsafe.look(fqn, _pickled(value))
+            with _pickled(value) as data:
+                unsafe.look(fqn, data)
 
 
 def _pickled(value: object) -> memoryview:

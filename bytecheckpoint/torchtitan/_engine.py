@@ -46,9 +46,8 @@ class Engine:
 
     def __init__(self, config: Config, group: dist.ProcessGroup | None) -> None:
         self.config = config
-        self.group: dist.ProcessGroup | None = group
-        if group is None and _is_shared():
-            self.group = dist.new_group(backend="gloo")
+        made: Any = dist.new_group(backend="gloo") if group is None and _is_shared() else group
+        self.group: dist.ProcessGroup | None = made
 
     # Saving.
 
