@@ -84,12 +84,12 @@ class _Failing:
     def __init__(self, *args: Any, hook: str, rank: int, error: BaseException | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.hook = hook
-        self.rank = rank
+        self.failing_rank = rank
         self.error = error
 
     def at(self, hook: str) -> None:
-        if hook == self.hook and dist.get_rank() == self.rank:
-            raise self.error or Reason(f"{hook} on rank {self.rank}")
+        if hook == self.hook and dist.get_rank() == self.failing_rank:
+            raise self.error or Reason(f"{hook} on rank {self.failing_rank}")
 
 
 # What the mixins may use is the same in DCP's planners and in ours.
@@ -121,7 +121,7 @@ class _FailingSavePlanner(_Failing, _Save):
         return super().finish_plan(new_plan)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        if write_item.index.fqn.startswith("shared.") or self.rank == 0:
+        if write_item.index.fqn.startswith("shared.") or self.failing_rank == 0:
             self.at("resolve_data")
         return super().resolve_data(write_item)
 
