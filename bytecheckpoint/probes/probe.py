@@ -33,7 +33,7 @@ __all__ = [
 # By the package that is imported: how it is called where it is installed from, and the oldest and the newest version
 # that the tests were run with.
 TESTED = {
-    "torch": ("torch", "2.10", "2.15"),
+    "torch": ("torch", "2.13", "2.15"),
     "torchtitan": ("torchtitan", "0.1.0", "0.3.0"),
     "olmo_core": ("ai2-olmo-core", "3.0", "3.0"),
 }
