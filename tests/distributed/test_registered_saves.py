@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 from concurrent.futures import Future
@@ -171,6 +172,7 @@ def lose_the_group_before_plain_dcp_begins(directory: Path) -> None:
     hold = Hold(0, "before")
     theirs = executor.save_wrapper
 
+    @functools.wraps(theirs)
     def held(*args: Any, **kwargs: Any) -> Any:
         hold.stop()
         return theirs(*args, **kwargs)
