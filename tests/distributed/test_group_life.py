@@ -6,6 +6,7 @@ A save is held before and after each of its exchanges with other ranks, and ever
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -120,6 +121,7 @@ def held_before_begin(hold: Hold) -> Iterator[None]:
     """Holds the thread of DCP's executor before it asks whether there are groups."""
     theirs = executor.save_wrapper
 
+    @functools.wraps(theirs)
     def held(*args: Any, **kwargs: Any) -> Any:
         hold.stop()
         return theirs(*args, **kwargs)
