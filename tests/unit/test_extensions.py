@@ -12,7 +12,7 @@ import torch
 from bytecheckpoint import _C, _core
 
 INSTALLED = torch.__version__
-LIMIT_S = 120
+LIMIT_S = 250.0
 
 # What is done before the package is imported.
 OTHER_TORCH = """
