@@ -10,13 +10,15 @@ JOBS ?= $(shell nproc)
 TEST_JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
+# Modules are compiled when they are first imported: most of torch's never are, and all would take half a minute.
+PIP_INSTALL := $(BIN)/pip install -q --disable-pip-version-check --no-compile
 DEPENDENCIES := $(VENV)/.dependencies-$(TORCH)
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp tests/cuda tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu')
-PY_DIRS := bytecheckpoint tests demo benchmarks setup.py
+PY_DIRS := bytecheckpoint tests demo benchmarks docs setup.py
 
-.PHONY: help demo test compat torture fuzz bench lint format sanitize sanitize-python run_asan run_tsan build clean
+.PHONY: help demo test compat torture fuzz bench docs lint format sanitize sanitize-python run_asan run_tsan build clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -27,21 +29,24 @@ ifndef IN_A_COPY
 demo: $(VENV)/.built  ## train, save, reshard, resume, and compare with stock DCP
 	$(BIN)/python demo/train_and_resume.py
 
-test: $(VENV)/.built build/failpoints/.built  ## all tests
+test: $(VENV)/.built $(VENV)/.test build/objects/.testing $(VENV)/.older_torchtitan build/failpoints/.built  ## all tests
+	bash tests/system_packages.sh
 	MAX_JOBS=$(JOBS) $(PYTEST) $(PYTEST_ARGS)
 
-test_compat: $(VENV)/.built
-	$(PYTEST) $(COMPAT_TESTS) $(PYTEST_ARGS)
+test_compat: $(VENV)/.built $(VENV)/.test $(VENV)/.older_torchtitan
+	$(PYTEST) $(if $(SHORT),$(COMPAT_SHORT),$(COMPAT_TESTS)) $(PYTEST_ARGS)
 
-bench: $(VENV)/.built $(VENV)/.bench  ## compare with other libraries, several minutes; BENCH_ARGS for compare.py
+bench: $(VENV)/.built $(VENV)/.bench build/objects/.testing  ## compare with other libraries, several minutes; BENCH_ARGS for compare.py
 	mkdir -p build/bench
 	$(BIN)/python benchmarks/compare.py large --json build/bench/large.json $(BENCH_ARGS)
 	$(BIN)/python benchmarks/compare.py small --json build/bench/small.json $(BENCH_ARGS)
 	$(BIN)/python benchmarks/plot.py build/bench/large.json build/bench/small.json --output build/bench/compare.png
 
-torture: $(VENV)/.built build/failpoints/.built  ## every fault at every point, in hours: kills, power, disk errors, damage
-	BCP_LONG=1 $(PYTEST) tests/faults tests/model tests/distributed/test_lost_ranks.py \
-	  tests/distributed/test_ends_of_ranks.py tests/distributed/test_life_at_random.py tests/fuzz tests/frameworks $(PYTEST_ARGS)
+docs: $(VENV)/.built $(VENV)/.docs  ## the documentation, to build/docs; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees -b html docs build/docs
+
+torture: $(VENV)/.built $(VENV)/.test build/objects/.testing build/failpoints/.built  ## all tests, those of hours too: every fault at every point
+	BCP_LONG=1 $(PYTEST) $(PYTEST_ARGS)
 	$(MAKE) -j$(JOBS) -f tests/cpp/build.mk VARIANT=plain all
 	BCP_LONG=1 build/cpp/plain/run_tests -tc='power_loss*'
 
@@ -49,14 +54,14 @@ fuzz:  ## every parser under libFuzzer, FUZZ_SECONDS each; needs clang
 	$(MAKE) -j$(JOBS) -f tests/fuzz/build.mk all
 	$(MAKE) -f tests/fuzz/build.mk fuzz SECONDS=$(or $(FUZZ_SECONDS),60)
 
-lint: $(VENV)/.built  ## formatting, types, layers
+lint: $(VENV)/.built $(VENV)/.test build/objects/.testing  ## formatting, types, layers
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/ruff check $(PY_DIRS)
 	$(BIN)/ruff format --check $(PY_DIRS)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/lint -q
 
-format: $(VENV)/.built  ## rewrite sources in the house style
+format: $(VENV)/.test  ## rewrite sources in the house style
 	$(BIN)/clang-format -i $(CXX_FILES)
 	$(BIN)/ruff check --fix $(PY_DIRS)
 	$(BIN)/ruff format $(PY_DIRS)
@@ -70,7 +75,7 @@ run_asan run_tsan: run_%:
 	$(MAKE) -f tests/cpp/build.mk VARIANT=$* test
 
 # Whatever is started meanwhile has the sanitizers, and finds this package first. Python, and torch, leak at exit.
-sanitize-python: $(VENV)/.built build/asan/.built  ## the extension modules under ASan+UBSan; SANITIZE_TESTS, else unit
+sanitize-python: $(VENV)/.built $(VENV)/.test build/asan/.built  ## the extension modules under ASan+UBSan; SANITIZE_TESTS, else unit
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  PYTHONPATH=$(CURDIR)/build/asan/lib PYTHONSAFEPATH=1 \
@@ -91,17 +96,35 @@ packages_of = $(BIN)/python -c "import tomllib; \
 # torch comes first and by itself, and is named again, so that nothing else chooses its version.
 $(DEPENDENCIES): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" "setuptools>=77" wheel ninja
-	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" $$($(call packages_of,own demo test lint frameworks $(OLMO)))
+	$(PIP_INSTALL) "$(TORCH)" "setuptools>=77" wheel ninja || \
+	  { echo "$(TORCH) cannot be installed with $$($(BIN)/python -V); pip says above which versions can" >&2; exit 2; }
+	$(PIP_INSTALL) "$(TORCH)" $$($(call packages_of,own demo))
 	touch $@
 
-# Beside the rest, so that neither tests nor CI need them. The torch that is there is named again, so that it stays.
-$(VENV)/.bench: $(DEPENDENCIES)
-	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" $$($(call packages_of,bench))
+# What the demo does without, by what needs it. The torch that is there is named again, so that it stays.
+GROUPS_test = test lint frameworks $(OLMO)
+GROUPS_bench = bench
+GROUPS_docs = docs
+$(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: $(DEPENDENCIES)
+	$(PIP_INSTALL) "$(TORCH)" $$($(call packages_of,$(GROUPS_$*)))
+	touch $@
+
+# Releases that one environment cannot have beside the newest, for the tests of their adapter.
+$(VENV)/.older_torchtitan: $(DEPENDENCIES)
+	for version in 0.1.0 0.2.2; do \
+	  $(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/torchtitan-$$version \
+	    torchtitan==$$version || exit 1; \
+	done
 	touch $@
 
 $(VENV)/.built: $(DEPENDENCIES) setup.py $(SOURCES)
 	MAX_JOBS=$(JOBS) $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	touch $@
+
+# The module for tests and benchmarks alone, beside the sources: an editable install imports it from there.
+build/objects/.testing: $(VENV)/.built
+	MAX_JOBS=$(JOBS) BCP_BUILD_VARIANT=testing $(BIN)/python setup.py -q build_ext --inplace > build/testing.log 2>&1 || \
+	  (tail -30 build/testing.log; false)
 	touch $@
 
 # The same package with failpoints in it, for the crash tests alone; without checksums, for benchmarks/checks.py; and

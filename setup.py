@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the two extension modules: `_core` without torch, `_C` with. Everything else is in pyproject.toml.
+"""Builds the extension modules: `_core` without torch, `_C` with. Everything else is in pyproject.toml.
 
 Device code is compiled into `_C` if nvcc is there, whether or not torch has CUDA. BCP_BUILD_CUDA=0 leaves it out, =1
 makes its absence an error.
@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -18,39 +19,52 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ROOT = Path(__file__).parent
 LAYERS = ("base", "tensor", "format", "planner", "io", "staging", "engine")
-SHARED_BINDINGS = ("errors", "tree_caster", "bind_checkpoint")
-CORE_BINDINGS = (
-    "core_module",
-    "bind_builtin",
-    "standard_values",
-    "bind_calls",
-    "bind_pickle",
-    "bind_planning",
-    "bind_steps",
-    "bind_verify",
-    "bind_synthetic",
-    "synthetic_checkpoint",
+# What stands between Python and the engine, by module: `bridge` converts, `bindings` name what Python sees.
+OF_BOTH = ("bridge/checkpoint", "bridge/errors", "bridge/tree_caster", "bindings/bind_checkpoint")
+OF_CORE = (
+    "bindings/bind_builtin",
+    "bindings/bind_calls",
+    "bindings/bind_steps",
+    "bindings/bind_verify",
+    "bridge/standard_tensors",
+    "bridge/standard_values",
 )
-TORCH_BINDINGS = (
-    "torch_module",
-    "torch_tensor",
-    "dcp_objects",
-    "flatten",
-    "tensor_parts",
-    "held_state",
-    "local_state",
-    "global_plan",
-    "read_plan",
-    "write_plan",
-    "bind_save_plan",
-    "bind_save",
-    "bind_load",
-    "bind_sharing",
-    "tree_copy",
-    "staged_tree",
-    "bind_staging",
-    "bind_commit",
+BINDINGS_OF_TORCH = (
+    "bindings/bind_commit",
+    "bindings/bind_load",
+    "bindings/bind_save",
+    "bindings/bind_save_plan",
+    "bindings/bind_sharing",
+    "bindings/bind_staging",
 )
+BRIDGE_OF_TORCH = (
+    "bridge/dcp_objects",
+    "bridge/flatten",
+    "bridge/global_plan",
+    "bridge/local_state",
+    "bridge/read_plan",
+    "bridge/staged_tree",
+    "bridge/state_values",
+    "bridge/tensor_parts",
+    "bridge/tree_copy",
+    "bridge/write_plan",
+)
+# What tests and benchmarks alone call, in a module of its own, that no ordinary build has.
+OF_TESTING = (
+    "testing/format",
+    "testing/inventories",
+    "testing/pickles",
+    "testing/synthetic_checkpoint",
+    "testing/synthetic_metadata",
+    "testing/tiles",
+    "bridge/errors",
+    "bridge/tree_caster",
+)
+
+CORE_MODULE = "csrc/bindings/core_module.cpp"
+TORCH_MODULE = "csrc/bindings/torch_module.cpp"
+TESTING_MODULE = "csrc/testing/testing_module.cpp"
+TORCH_TENSOR = "csrc/bridge/torch_tensor.cpp"  # the only one that sees torch
 
 # Other builds than the one that is installed. Those with a macro differ from it below the bindings, and link the
 # bindings' objects of it, which must be there: those take minutes.
@@ -59,6 +73,7 @@ VARIANTS = {
     "failpoints": "BCP_FAILPOINTS",  # for the crash tests alone; the installed package has none
     "nochecks": "BCP_WITHOUT_CHECKS",  # writes what nobody can load: benchmarks/checks.py measures against it
     "asan": None,  # all of it under AddressSanitizer and UBSan, bindings too: `make sanitize-python`
+    "testing": None,  # the module for tests and benchmarks alone, from the objects of the ordinary build
 }
 VARIANT = os.environ.get("BCP_BUILD_VARIANT", "")
 if VARIANT not in VARIANTS:
@@ -76,6 +91,7 @@ OPTIONS = {
     "include_dirs": [str(ROOT), str(Path(torch.__file__).parent / "include")],  # torch's has pybind11
     "define_macros": [("_GNU_SOURCE", None), *([(VARIANTS[VARIANT], None)] if LINKS_ORDINARY_BINDINGS else [])],
     "extra_compile_args": [
+        "-std=c++20",  # which the headers of newer torch need; the C++ tests compile the same as C++17
         "-O1" if VARIANT in ("failpoints", "asan") else "-O3",
         # Python's own flags ask for debug information: a fifth of the time, and a hundred megabytes. Reports of
         # sanitizers need lines.
@@ -92,7 +108,7 @@ DEVICE_SOURCE = "csrc/staging/cuda_device_merge.cu"
 NO_DEVICE_SOURCE = "csrc/staging/no_device_merge.cpp"  # stands in for it, in `_core` always
 DEVICE_ARCHITECTURES = (80, 90, 100)  # and PTX of the last, for what comes after it
 
-CORE, TORCH = "bytecheckpoint._core", "bytecheckpoint._C"
+CORE, TORCH, TESTING = "bytecheckpoint._core", "bytecheckpoint._C", "bytecheckpoint._testing"
 
 
 @cache
@@ -143,13 +159,23 @@ def compile_device_code(nvcc: str, target: Path) -> None:
     subprocess.run(command, cwd=ROOT, check=True)
 
 
-def below_bindings() -> list[str]:
-    """Sources that both modules link."""
-    return [str(p.relative_to(ROOT)) for layer in LAYERS for p in sorted((ROOT / "csrc" / layer).glob("*.cpp"))]
+def unit(name: str, sources: Iterable[str]) -> str:
+    """A source that includes `sources`. What they all include and instantiate is then compiled once: for the bindings
+    that is four fifths of the time. The C++ tests compile each source by itself."""
+    path = ROOT / "build" / "units" / f"{name}.cpp"
+    text = "".join(f'#include "csrc/{source}.cpp"\n' for source in sources)
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return str(path.relative_to(ROOT))
 
 
-def in_bindings(*names: str) -> list[str]:
-    return [f"csrc/bindings/{name}.cpp" for name in names]
+def layer(name: str) -> str:
+    sources = sorted(f"{name}/{path.stem}" for path in (ROOT / "csrc" / name).glob("*.cpp"))
+    return unit(name, [source for source in sources if f"csrc/{source}.cpp" != NO_DEVICE_SOURCE])
+
+
+UP_TO_ENGINE = [NO_DEVICE_SOURCE, *map(layer, LAYERS)]  # what all modules link
 
 
 def object_of(source: str, directory: Path) -> str:
@@ -157,25 +183,27 @@ def object_of(source: str, directory: Path) -> str:
 
 
 class Build(BuildExtension):
-    """Compiles what is below the bindings once, with the first module; the second links the same objects."""
+    """Compiles what is below the bindings once, with the first module; the others link the same objects."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.build_temp = str(OBJECTS.with_name(VARIANT) / "objects" if VARIANT else OBJECTS)
+        self.build_temp = str(OBJECTS if VARIANT in ("", "testing") else OBJECTS.with_name(VARIANT) / "objects")
 
     def build_extension(self, ext: Extension) -> None:
         root = Path(self.build_temp)
         self.build_temp = str(root / ext.name)  # bindings that both have differ by the name of the module
         if LINKS_ORDINARY_BINDINGS:
             # The first of the bindings says what is in the build.
-            own = [source for source in ext.sources if source in below_bindings() or source.endswith("_module.cpp")]
+            own = [source for source in ext.sources if source in UP_TO_ENGINE or source.endswith("_module.cpp")]
             ext.extra_objects = [object_of(source, OBJECTS / ext.name) for source in ext.sources if source not in own]
             ext.sources = own
             if missing := [path for path in ext.extra_objects if not Path(path).exists()]:
                 raise SystemExit(f"BCP_BUILD_VARIANT={VARIANT} needs the objects of the ordinary build: {missing[0]}")
+        if ext.name == TESTING:
+            ext.extra_objects += [object_of(source, root / CORE) for source in UP_TO_ENGINE]
         if ext.name == TORCH:
             nvcc = find_nvcc()
-            below = [source for source in below_bindings() if nvcc is None or source != NO_DEVICE_SOURCE]
+            below = [source for source in UP_TO_ENGINE if nvcc is None or source != NO_DEVICE_SOURCE]
             ext.extra_objects += [object_of(source, root / CORE) for source in below]
             if nvcc is not None:
                 device_code = Path(object_of(DEVICE_SOURCE, OBJECTS / TORCH))
@@ -191,10 +219,18 @@ class Build(BuildExtension):
             self.build_temp = str(root)
 
 
+modules = [
+    Extension(CORE, [*UP_TO_ENGINE, CORE_MODULE, unit("of_core", (*OF_BOTH, *OF_CORE))], language="c++", **OPTIONS),
+    CppExtension(
+        TORCH,
+        [TORCH_MODULE, TORCH_TENSOR, unit("of_torch", (*OF_BOTH, *BINDINGS_OF_TORCH)), unit("bridge", BRIDGE_OF_TORCH)],
+        **OPTIONS,
+    ),
+    Extension(TESTING, [TESTING_MODULE, unit("of_testing", OF_TESTING)], language="c++", **OPTIONS),
+]
+with_testing = {"testing": [TESTING], "asan": [CORE, TORCH, TESTING]}
+
 setup(
-    ext_modules=[
-        Extension(CORE, [*below_bindings(), *in_bindings(*CORE_BINDINGS, *SHARED_BINDINGS)], language="c++", **OPTIONS),
-        CppExtension(TORCH, in_bindings(*TORCH_BINDINGS, *SHARED_BINDINGS), **OPTIONS),
-    ],
+    ext_modules=[module for module in modules if module.name in with_testing.get(VARIANT, [CORE, TORCH])],
     cmdclass={"build_ext": Build},
 )

@@ -25,7 +25,7 @@ from measuring import Stopwatch, add_arguments
 from rich.console import Console
 from rich.table import Table
 
-from bytecheckpoint import _core
+from bytecheckpoint import _testing
 
 MIB = 1 << 20
 KINDS = ("fsdp", "3d")
@@ -65,7 +65,7 @@ class Meter:
 
 def measure_round(meter: Meter, kind: str, num_ranks: int, num_chunks: int, folder: Path) -> dict[str, int]:
     """One save and the look of one rank. Returns what there was to count."""
-    made = _core.SyntheticMetadata(kind, num_ranks, num_chunks)
+    made = _testing.SyntheticMetadata(kind, num_ranks, num_chunks)
     boxes = made.boxes_of(num_ranks // 3)
     meter.measure("lay_out", made.lay_out)
     meter.measure("assemble", made.assemble)
@@ -75,7 +75,7 @@ def measure_round(meter: Meter, kind: str, num_ranks: int, num_chunks: int, fold
     path.unlink(missing_ok=True)
     made.write_to(str(path))
     del made
-    found, blocks_read, blocks = meter.measure("find", lambda: _core.find_chunks(str(folder), boxes))
+    found, blocks_read, blocks = meter.measure("find", lambda: _testing.find_chunks(str(folder), boxes))
     if found != num_chunks:
         raise RuntimeError(f"{found} chunks found of {num_chunks}")
     return {"metadata_bytes": num_bytes, "blocks_read": blocks_read, "blocks": blocks}

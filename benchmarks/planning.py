@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planning a save of very many ranks, simulated in one process: what the coordinator does with what they send.
 
-Each rank holds about 200 chunks. Ours begins with the ranks' inventories as bytes and ends with the answers as bytes;
+Each rank holds about 200 chunks. Ours begins with the ranks' inventories as bytes and ends with assignments as bytes;
 stock DCP begins with the ranks' pickled plans and ends with pickled plans for them. Stock needs minutes and gigabytes
 where ours needs a second, so it runs at sizes of its own (--stock-ranks). One thread that waits for nothing: what is
 printed is processor seconds, which move less than the wall clock's on a machine that others use; the kernel's part is
@@ -28,7 +28,7 @@ from measuring import wait_until_idle
 from rich.console import Console
 from rich.table import Table
 
-from bytecheckpoint import _core
+from bytecheckpoint import _testing
 
 MIB = 1 << 20
 NUM_TENSORS = 200
@@ -40,13 +40,13 @@ CLOCKS: dict[str, Callable[[], float]] = {
     "cpu_s": time.process_time,
     "kernel_s": lambda: resource.getrusage(resource.RUSAGE_SELF).ru_stime,
 }
-STEPS = ("receive", "validate", "dedup, balance", "answer")
+STEPS = ("receive", "validate", "dedup, balance", "assign")
 
 Box = tuple[list[int], list[int]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class LocalInventory:
     """A tensor of the model, and the box of it that one rank holds."""
 
     fqn: str
@@ -66,31 +66,31 @@ def _name(tensor: int) -> str:
     return f"model.layers.{tensor // len(ROWS)}.block.{tensor % len(ROWS)}.weight"
 
 
-def _sharded(rank: int, num_shards: int, first: int = 0) -> Iterator[Held]:
+def _sharded(rank: int, num_shards: int, first: int = 0) -> Iterator[LocalInventory]:
     for tensor in range(first, first + NUM_TENSORS):
         rows = ROWS[tensor % len(ROWS)]
         begin, size = _chunk(rows, num_shards, rank % num_shards)
-        yield Held(_name(tensor), [rows, COLUMNS], ([begin, 0], [size, COLUMNS]))
+        yield LocalInventory(_name(tensor), [rows, COLUMNS], ([begin, 0], [size, COLUMNS]))
 
 
-def ddp(rank: int, num_ranks: int) -> Iterator[Held]:
+def ddp(rank: int, num_ranks: int) -> Iterator[LocalInventory]:
     """Everybody holds everything."""
     for tensor in range(NUM_TENSORS):
         sizes = [ROWS[tensor % len(ROWS)], COLUMNS]
-        yield Held(_name(tensor), sizes, ([0, 0], sizes), is_whole=True)
+        yield LocalInventory(_name(tensor), sizes, ([0, 0], sizes), is_whole=True)
 
 
-def fsdp(rank: int, num_ranks: int) -> Iterator[Held]:
+def fsdp(rank: int, num_ranks: int) -> Iterator[LocalInventory]:
     """Every tensor cut into as many shards as there are ranks."""
     return _sharded(rank, num_ranks)
 
 
-def hsdp(rank: int, num_ranks: int) -> Iterator[Held]:
+def hsdp(rank: int, num_ranks: int) -> Iterator[LocalInventory]:
     """Eight replicas, each cut into shards."""
     return _sharded(rank, max(num_ranks // 8, 1))
 
 
-def three_d(rank: int, num_ranks: int) -> Iterator[Held]:
+def three_d(rank: int, num_ranks: int) -> Iterator[LocalInventory]:
     """Five pipeline stages of 200 tensors, tensor parallel by columns in fours, FSDP by rows; a quarter of the tensors
     are not tensor parallel, so that four ranks hold each of their shards."""
     num_shards = max(num_ranks // 20, 1)
@@ -104,15 +104,20 @@ def three_d(rank: int, num_ranks: int) -> Iterator[Held]:
         yield dataclasses.replace(held, box=([held.box[0][0], begin], [held.box[1][0], size]))
 
 
-KINDS: dict[str, Callable[[int, int], Iterator[Held]]] = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp, "3-d": three_d}
+KINDS: dict[str, Callable[[int, int], Iterator[LocalInventory]]] = {
+    "ddp": ddp,
+    "fsdp": fsdp,
+    "hsdp": hsdp,
+    "3-d": three_d,
+}
 
 
-def blob_of(rank: int, held: Iterator[Held]) -> bytes:
+def blob_of(rank: int, held: Iterator[LocalInventory]) -> bytes:
     entries = [
         (h.fqn, "tensor" if h.is_whole else "shard", b"", True, "bfloat16", h.sizes, [h.box], False, False, 0)
         for h in held
     ]
-    return _core.Inventory.of_rank(rank, entries).encode()
+    return _testing.Inventory.of_rank(rank, entries).encode()
 
 
 def _status_bytes(field: str) -> int:
@@ -147,13 +152,13 @@ def measure_ours(kind: str, num_ranks: int, repetitions: int, idle_limit_s: floa
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
     before = _status_bytes("VmRSS")
     for _ in range(repetitions):
-        inventory = plan = answers = None  # a coordinator has them once
+        inventory = plan = assignments = None  # a coordinator has them once
         wait_until_idle(idle_limit_s)
-        inventory = timer.time("receive", lambda: _core.Inventory.merge(blobs))
+        inventory = timer.time("receive", lambda: _testing.Inventory.merge(blobs))
         timer.time("validate", inventory.validate)
-        plan = timer.time("dedup, balance", lambda inventory=inventory: _core.plan_save(inventory))
+        plan = timer.time("dedup, balance", lambda inventory=inventory: _testing.plan_save(inventory))
         timer.take_off("dedup, balance", "validate")  # plan_save validates, too
-        answers = timer.time("answer", lambda plan=plan: [plan.answer(rank) for rank in range(num_ranks)])
+        assignments = timer.time("assign", lambda plan=plan: [plan.assignment(rank) for rank in range(num_ranks)])
     summary = plan.summary()
     return {
         "seconds": timer.seconds,
@@ -164,7 +169,7 @@ def measure_ours(kind: str, num_ranks: int, repetitions: int, idle_limit_s: floa
         "max_over_mean": summary["max_bytes"] * num_ranks / max(summary["total_bytes"], 1),
         "blob_bytes": sum(map(len, blobs)),
         "merged_bytes": len(inventory.encode()),
-        "answer_bytes": sum(map(len, answers)),
+        "assignment_bytes": sum(map(len, assignments)),
         "peak_bytes": _status_bytes("VmHWM"),
         "added_bytes": _status_bytes("VmHWM") - before,
     }
@@ -175,20 +180,21 @@ def measure_kept(num_ranks: int, repetitions: int, idle_limit_s: float) -> dict[
     from torch.distributed.checkpoint.planner import SavePlan
 
     from bytecheckpoint import _C, BcpSavePlanner
-    from bytecheckpoint.dcp._held import HeldElsewhere, Ways
-    from bytecheckpoint.dcp._plan_cache import Answer, Planned, part_of, plan_cache
-    from bytecheckpoint.dcp._plan_items import PlanItems, source_of
+    from bytecheckpoint.planning.inventory import LazyPaths, RemoteInventory
+    from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, part_of, plan_cache
+    from bytecheckpoint.planning.plan_items import PlanItems, source_of
 
     planner = BcpSavePlanner()
     ranks: list[Any] = [
-        HeldElsewhere((0, "", rank), rank.to_bytes(16, "little"), None, NUM_TENSORS, (), True)
+        RemoteInventory((0, "", rank), rank.to_bytes(16, "little"), None, NUM_TENSORS, (), True)
         for rank in range(num_ranks)
     ]
-    plans = [SavePlan(PlanItems(of_rank), planner_data=Ways(of_rank)) for of_rank in ranks]
+    plans = [SavePlan(PlanItems(of_rank), planner_data=LazyPaths(of_rank)) for of_rank in ranks]
     key = source_of(planner.create_global_plan(plans)[0][0].items).key  # of the exchange that it asks for
     for rank, of_rank in enumerate(ranks):
-        of_rank.known_answers = (part_of(key, rank),)
-    plan_cache().keep_plan(key, Planned([Answer(b"", NUM_TENSORS)] * num_ranks, _C.without_records({})), 8)
+        of_rank.known_assignments = (part_of(key, rank),)
+    assignments = [EncodedAssignment(b"", NUM_TENSORS)] * num_ranks
+    plan_cache().keep_plan(key, CachedPlan(assignments, _C.without_records({})), 8)
     seconds = []
     for _ in range(repetitions):
         wait_until_idle(idle_limit_s)
@@ -200,7 +206,7 @@ def measure_kept(num_ranks: int, repetitions: int, idle_limit_s: float) -> dict[
     return {"ranks": num_ranks, "cpu_s": seconds}
 
 
-def _stock_plan(held: Iterator[Held]) -> Any:
+def _stock_plan(held: Iterator[LocalInventory]) -> Any:
     import torch
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
@@ -228,7 +234,7 @@ def measure_stock(kind: str, num_ranks: int, repetitions: int, idle_limit_s: flo
     Path("/proc/self/clear_refs").write_text("5")
     before = _status_bytes("VmRSS")
     for _ in range(repetitions):
-        plans = planned = metadata = answers = None
+        plans = planned = metadata = assignments = None
         wait_until_idle(idle_limit_s)
         plans = timer.time("receive", lambda: [pickle.loads(plan) for plan in pickled])
         planned, metadata = timer.time(
@@ -238,7 +244,7 @@ def measure_stock(kind: str, num_ranks: int, repetitions: int, idle_limit_s: flo
         errors = timer.time("validate", lambda p=planned, m=metadata: default_planner._validate_global_plan(p, m))
         if errors:
             raise RuntimeError(errors[0])
-        answers = timer.time("answer", lambda planned=planned: [pickle.dumps(plan) for plan in planned])
+        assignments = timer.time("assign", lambda planned=planned: [pickle.dumps(plan) for plan in planned])
     rank_bytes = [sum(item.tensor_storage_size() or 0 for item in plan.items) for plan in planned]
     return {
         "seconds": timer.seconds,
@@ -246,7 +252,7 @@ def measure_stock(kind: str, num_ranks: int, repetitions: int, idle_limit_s: flo
         "chunks": sum(len(plan.items) for plan in planned),
         "max_over_mean": max(rank_bytes) * num_ranks / max(sum(rank_bytes), 1),
         "blob_bytes": sum(map(len, pickled)),
-        "answer_bytes": sum(map(len, answers)),
+        "assignment_bytes": sum(map(len, assignments)),
         "peak_bytes": _status_bytes("VmHWM"),
         "added_bytes": _status_bytes("VmHWM") - before,
     }

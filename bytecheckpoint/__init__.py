@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A C++ checkpoint engine for ``torch.distributed.checkpoint``.
 
-``dcp.save(state, storage_writer=BcpWriter(path))`` and ``dcp.load(state, storage_reader=BcpReader(path))``; everything
-else stays as it is. Importing the package imports neither torch nor the extension modules.
+Use ``dcp.save(state, storage_writer=BcpWriter(path))`` and ``dcp.load(state, storage_reader=BcpReader(path))``;
+everything else stays as it is. Importing the package imports neither torch nor the extension modules.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bytecheckpoint._moved import MOVED, install
+
 if TYPE_CHECKING:
-    from bytecheckpoint._background import shutdown
+    from bytecheckpoint.checkpoint.newest import latest
+    from bytecheckpoint.checkpoint.retention import Retention, RetentionReport, prune
+    from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
+    from bytecheckpoint.checkpoint.verification import verify
     from bytecheckpoint.config import Config
     from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
     from bytecheckpoint.dcp.reader import BcpReader
@@ -19,15 +24,7 @@ if TYPE_CHECKING:
     from bytecheckpoint.dcp.stager import BcpStager
     from bytecheckpoint.dcp.writer import BcpWriter
     from bytecheckpoint.errors import CheckpointError
-    from bytecheckpoint.frameworks.checkpointers import DDPCheckpointer, FSDP2Checkpointer, FSDPCheckpointer
-    from bytecheckpoint.frameworks.conversion import bytecheckpoint_ckpt_to_pytorch_ckpt
-    from bytecheckpoint.frameworks.extra_state import get_rng_state, set_rng_state
-    from bytecheckpoint.frameworks.loading import LoadResult, load
-    from bytecheckpoint.frameworks.saving import CheckpointReport, save
-    from bytecheckpoint.frameworks.tracker import find_latest_ckpt_path
     from bytecheckpoint.groups import new_group
-    from bytecheckpoint.merging import merge, scatter
-    from bytecheckpoint.newest import latest
     from bytecheckpoint.registration import register, registered, unregister
     from bytecheckpoint.report import (
         LoadReport,
@@ -38,11 +35,16 @@ if TYPE_CHECKING:
         SaveReport,
         VerifyReport,
     )
-    from bytecheckpoint.retention import Retention, RetentionReport, prune
-    from bytecheckpoint.save_handle import SaveHandle
+    from bytecheckpoint.staging.background import shutdown
+    from bytecheckpoint.staging.merging import merge, scatter
+    from bytecheckpoint.staging.save_handle import SaveHandle
     from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, save_state_dict
-    from bytecheckpoint.steps import StepFolder, scan_steps
-    from bytecheckpoint.verification import verify
+    from bytecheckpoint.training_state.checkpointers import DDPCheckpointer, FSDP2Checkpointer, FSDPCheckpointer
+    from bytecheckpoint.training_state.conversion import bytecheckpoint_ckpt_to_pytorch_ckpt
+    from bytecheckpoint.training_state.extra_state import get_rng_state, set_rng_state
+    from bytecheckpoint.training_state.loading import LoadResult, load
+    from bytecheckpoint.training_state.saving import CheckpointReport, save
+    from bytecheckpoint.training_state.tracker import find_latest_ckpt_path
 
 __version__ = "0.1.0"
 
@@ -101,68 +103,57 @@ _HOMES = {
     "BcpStager": "bytecheckpoint.dcp.stager",
     "BcpWriter": "bytecheckpoint.dcp.writer",
     "CheckpointError": "bytecheckpoint.errors",
-    "CheckpointReport": "bytecheckpoint.frameworks.saving",
+    "CheckpointReport": "bytecheckpoint.training_state.saving",
     "Config": "bytecheckpoint.config",
-    "DDPCheckpointer": "bytecheckpoint.frameworks.checkpointers",
-    "FSDP2Checkpointer": "bytecheckpoint.frameworks.checkpointers",
-    "FSDPCheckpointer": "bytecheckpoint.frameworks.checkpointers",
+    "DDPCheckpointer": "bytecheckpoint.training_state.checkpointers",
+    "FSDP2Checkpointer": "bytecheckpoint.training_state.checkpointers",
+    "FSDPCheckpointer": "bytecheckpoint.training_state.checkpointers",
     "LoadReport": "bytecheckpoint.report",
-    "LoadResult": "bytecheckpoint.frameworks.loading",
+    "LoadResult": "bytecheckpoint.training_state.loading",
     "PlanReport": "bytecheckpoint.report",
     "Problem": "bytecheckpoint.report",
     "RankLoadReport": "bytecheckpoint.report",
     "RankSaveReport": "bytecheckpoint.report",
-    "Retention": "bytecheckpoint.retention",
-    "RetentionReport": "bytecheckpoint.retention",
-    "SaveHandle": "bytecheckpoint.save_handle",
+    "Retention": "bytecheckpoint.checkpoint.retention",
+    "RetentionReport": "bytecheckpoint.checkpoint.retention",
+    "SaveHandle": "bytecheckpoint.staging.save_handle",
     "SaveReport": "bytecheckpoint.report",
-    "StepFolder": "bytecheckpoint.steps",
+    "StepFolder": "bytecheckpoint.checkpoint.steps",
     "VerifyReport": "bytecheckpoint.report",
     "async_save_state_dict": "bytecheckpoint.state_dicts",
-    "bytecheckpoint_ckpt_to_pytorch_ckpt": "bytecheckpoint.frameworks.conversion",
-    "find_latest_ckpt_path": "bytecheckpoint.frameworks.tracker",
-    "get_rng_state": "bytecheckpoint.frameworks.extra_state",
-    "latest": "bytecheckpoint.newest",
-    "load": "bytecheckpoint.frameworks.loading",
+    "bytecheckpoint_ckpt_to_pytorch_ckpt": "bytecheckpoint.training_state.conversion",
+    "find_latest_ckpt_path": "bytecheckpoint.training_state.tracker",
+    "get_rng_state": "bytecheckpoint.training_state.extra_state",
+    "latest": "bytecheckpoint.checkpoint.newest",
+    "load": "bytecheckpoint.training_state.loading",
     "load_state_dict": "bytecheckpoint.state_dicts",
-    "merge": "bytecheckpoint.merging",
+    "merge": "bytecheckpoint.staging.merging",
     "new_group": "bytecheckpoint.groups",
-    "prune": "bytecheckpoint.retention",
+    "prune": "bytecheckpoint.checkpoint.retention",
     "register": "bytecheckpoint.registration",
     "registered": "bytecheckpoint.registration",
-    "save": "bytecheckpoint.frameworks.saving",
+    "save": "bytecheckpoint.training_state.saving",
     "save_state_dict": "bytecheckpoint.state_dicts",
-    "scan_steps": "bytecheckpoint.steps",
-    "scatter": "bytecheckpoint.merging",
-    "set_rng_state": "bytecheckpoint.frameworks.extra_state",
-    "shutdown": "bytecheckpoint._background",
+    "scan_steps": "bytecheckpoint.checkpoint.steps",
+    "scatter": "bytecheckpoint.staging.merging",
+    "set_rng_state": "bytecheckpoint.training_state.extra_state",
+    "shutdown": "bytecheckpoint.staging.background",
     "unregister": "bytecheckpoint.registration",
-    "verify": "bytecheckpoint.verification",
+    "verify": "bytecheckpoint.checkpoint.verification",
 }
 
 
-# Public submodules, which are attributes without an import of their own.
-_MODULES = (
-    "config",
-    "dcp",
-    "errors",
-    "frameworks",
-    "groups",
-    "merging",
-    "registration",
-    "report",
-    "retention",
-    "save_handle",
-    "state_dicts",
-    "steps",
-    "verification",
-)
+# Public submodules. They are attributes of the package even if nobody has imported them.
+_MODULES = ("checkpoint", "config", "dcp", "errors", "groups", "registration", "report", "state_dicts")
+
+
+install()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _MODULES or f"bytecheckpoint.{name}" in MOVED:
         return import_module(f"bytecheckpoint.{name}")
-    if name in ("_C", "_core"):  # asked for by `from bytecheckpoint import _C`, before it is looked for as a module
+    if name in ("_C", "_core"):  # `from bytecheckpoint import _C` asks here before it looks for a module
         from bytecheckpoint._extensions import extension
 
         return extension(name)
@@ -176,13 +167,13 @@ def __dir__() -> list[str]:
 
 
 def build_info() -> dict[str, Any]:
-    """What is in this build, as plain data.
+    """Describes this build as plain data.
 
     Returns:
-        ``version`` of the package, ``format_version`` of the checkpoints it writes, ``core`` and ``torch_extension``
-        with compiler, C++ version and torch that each extension module was built for (``None`` for one that cannot be
-        imported), ``torch`` that is installed, and ``cuda``: what device code was compiled in, such as
-        ``["sm_90", "compute_90"]``, or an empty list.
+        A dict with these keys. ``version``: version of the package. ``format_version``: version of the format that it
+        writes. ``core`` and ``torch_extension``: compiler, C++ version and torch that each extension module was built
+        for; ``torch_extension`` is None if it cannot be imported. ``torch``: version of torch that is installed, or
+        None. ``cuda``: the device code that was compiled in, such as ``["sm_90", "compute_90"]``, or an empty list.
     """
     from importlib.metadata import PackageNotFoundError, version
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports the extension modules. One that was built for another torch or Python is an error that says what to do."""
+"""Imports the extension modules. If one was built for another torch or Python, the error says what to do."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ REBUILD = (
 
 
 def extension(name: str) -> ModuleType:
-    """``bytecheckpoint._core``, or ``bytecheckpoint._C``, which links against torch.
+    """Imports and returns ``bytecheckpoint._core``, or ``bytecheckpoint._C``, which links against torch.
 
     Raises:
-        ImportError: Says for which torch it was built, which is installed, and how to build it again.
+        ImportError: The module cannot be imported. The message says for which torch it was built, which torch is
+            installed, and how to build it again.
     """
     if name == "_C":
         import_module("torch")  # an ImportError of torch itself says what is wrong with that
@@ -34,10 +35,10 @@ def extension(name: str) -> ModuleType:
 
 
 def torch_mismatch() -> str:
-    """What is wrong if the extension was built for another torch than the one that is installed; else empty.
+    """Returns what is wrong if the extension was built for another torch than the installed one, otherwise "".
 
-    Patches of one version go together. Of others C++ knows neither functions nor the layout of tensors: where they can
-    be linked nevertheless, what is written would be anything.
+    Patch releases of one version (2.7.0, 2.7.1) are compatible. Other versions may have other functions and another
+    layout of tensors: if the extension can be linked against one nevertheless, it would write arbitrary bytes.
     """
     built, installed = _torch_of_build(), _torch_installed()
     if not built or not installed or built.split(".")[:2] == installed.split(".")[:2]:
@@ -53,7 +54,7 @@ def _built_for() -> str:
 
 
 def _torch_of_build() -> str:
-    """Empty if the build cannot be asked."""
+    """Returns the torch that the extension was built for; "" if ``_core`` cannot be imported."""
     try:
         return str(import_module("bytecheckpoint._core").build_info().get("torch", ""))
     except ImportError:

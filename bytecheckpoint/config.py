@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings, as one frozen value that is handed in."""
+"""The settings, as one frozen value that callers pass in."""
 
 from __future__ import annotations
 
@@ -28,61 +28,66 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 class Config:
     """Settings of a writer or a reader.
 
-    ``config=None`` anywhere means ``Config.from_env()`` at the time the object is made.
+    Wherever ``config=None`` is passed, ``Config.from_env()`` is called when the object is made.
 
     Attributes:
-        ring_bytes: Host memory that a save or a load adds to the process: slots of 8 MiB that are filled and written
-            at the same time. 16 MiB to 256 MiB.
-        io_threads: Threads that write or read, 1 to 16. Two keep a single disk busy between requests.
-        load_io_threads: Those that read in a load, 1 to 16. 0: as ``io_threads`` says.
-        niceness: Added to that of the threads that copy and write a save, 0 to 19: training goes before them.
-        write_bytes_per_s: Most that a rank writes of a save in a second, so that it takes less from training and from
-            others at the same storage. 0: as fast as it can; else 1 MiB at least.
-        direct_io: Use O_DIRECT where the file system has it. Off: everything goes through the page cache.
-        verify: Check the CRC of every block that is read. Trailers of files are always checked.
+        ring_bytes: Host memory that a save or a load adds to the process, 16 MiB to 256 MiB. It is divided into slots
+            of 8 MiB, so that some slots are filled while others are written.
+        io_threads: Number of threads that write or read, 1 to 16. Two threads keep a single disk busy between requests.
+        load_io_threads: Number of threads that read in a load, 1 to 16. 0 takes ``io_threads``.
+        niceness: Value added to the niceness of the threads that copy and write a save, 0 to 19, so that training
+            goes before them.
+        write_bytes_per_s: Limit on the bytes that a rank writes per second in a save, so that training and other users
+            of the storage are slowed down less. 0 means no limit; otherwise at least 1 MiB.
+        direct_io: Whether to use O_DIRECT where the file system has it. If False, everything goes through the page
+            cache.
+        verify: Whether a load checks the CRC of every block that it reads. Trailers of files are always checked.
         commit_deadline_s: Seconds after which a save that has not finished loses its right to commit, so that a save
             that is stuck cannot block its path.
-        io_timeout_s: Seconds after which storage that does not answer to a call is given up: the save or the load fails
-            on all ranks with a ``StorageError`` whose ``errno`` is ``ETIMEDOUT``. It counts for each call by itself, so
-            slow storage works. 0: never.
-        take_over: Begin even if another save holds the path; that save can then no longer commit.
-        allow_partial_tensors: Save tensors of which the ranks of the save hold but parts, and mark them as partial on
-            purpose. Off: such a save is refused, and nothing is committed. Give it to planner and writer alike. Saves
-            with ``use_collectives=False`` do not need it: what counts there is what the parts of all ranks hold.
-        accept_rewritten_metadata: Read a checkpoint of ours whose ``.metadata`` another tool has written anew. Blocks
-            are still checked; that files belong together is then only what that tool says.
-        shared_reading: What ranks do that want the same bytes. ``independent``: each reads for itself. ``cooperative``:
-            each byte is read by one of them, and sent to the others. ``auto``: as the README says. If ranks differ,
-            ``independent`` goes before ``cooperative``, and that before ``auto``.
-        enable_tree_topo: Let the plans of many ranks travel up and down a tree, instead of all to one rank. Where ranks
-            rely on a kept plan that the coordinator has lost, they do so in any case.
-        tree_topo_threshold: Number of ranks above which they do.
-        tree_topo_fan_out: Ranks that hand their plans to one, 2 to 1024.
-        planner_cache_capacity: Plans, and answers to them, that a process keeps, 1 to 1024.
-        allow_pickle: Hand objects to the planner that torch's ``weights_only`` rules refuse. Loading may then run code.
-        unsafe_objects: What a save does with an object that will not load without ``allow_pickle``. ``warn``: one
-            warning a save, on the coordinator, that names keys and types; none if ``allow_pickle`` is set here, too.
-            ``error``: an ``UnsafeObjectError`` on every rank, before anything is written. ``allow``: nothing.
-        staging_bytes: Most that one state may take in host memory while ``async_save`` saves it; made ready ahead of
-            time. 0: what the states take, as far as the system has memory left.
-        overlap_staging: A writer that is its own stager, and the stager of ``register``, return a future of the staged
-            state, so that ``async_save`` gives an ``AsyncSaveResponse``: see ``BcpStager``.
-        staging_threads: Threads that copy a state, 1 to 64.
-        on_staging_busy: What the next ``async_save`` does while the state before is still being saved. ``wait``: until
-            there is room for its own. ``raise``: a ``StagingBusyError``. ``double_buffer``: it has memory of its own;
-            the one after that waits.
-        handle_sigterm: SIGTERM waits for background saves, then does what it did before. From the first background save
-            that is begun in the main thread.
+        io_timeout_s: Seconds to wait for the storage to answer one call. After that the save or the load fails on all
+            ranks with a ``StorageError`` whose ``errno`` is ``ETIMEDOUT``. The time counts for each call by itself, so
+            slow storage works. 0 waits without limit.
+        take_over: Whether a save begins even if another save holds the path. The other save can then no longer commit.
+        allow_partial_tensors: Whether to save tensors of which the ranks of the save hold only parts, and to mark them
+            as intentionally partial. If False, such a save is refused, and nothing is committed. Pass it to planner
+            and writer alike. Saves with ``use_collectives=False`` do not need it: for them the parts that all ranks
+            hold together count.
+        accept_rewritten_metadata: Whether to read a checkpoint of ours whose ``.metadata`` another tool has rewritten.
+            Blocks are still checked, but that the files belong together then rests on that tool alone.
+        shared_reading: How ranks that want the same bytes read them. ``independent``: each rank reads for itself.
+            ``cooperative``: one rank reads each byte and sends it to the others. ``auto``: cooperative where it saves
+            enough, by the rule in docs/planning_and_resharding.md. If the ranks differ, ``independent`` wins over
+            ``cooperative``, and ``cooperative`` over ``auto``.
+        enable_tree_topo: Whether the plans of many ranks travel up and down a tree of ranks, instead of all of them to
+            one rank. The tree is used in any case where ranks rely on a kept plan that the coordinator has lost.
+        tree_topo_threshold: Number of ranks above which plans travel through a tree.
+        tree_topo_fan_out: Number of ranks that send their plans to one rank of the tree, 2 to 1024.
+        planner_cache_capacity: Number of plans, with the answers to them, that a process keeps, 1 to 1024.
+        allow_pickle: Whether a load hands objects to the planner that torch's ``weights_only`` rules refuse. Loading
+            may then run code.
+        unsafe_objects: What a save does with an object that will not load without ``allow_pickle``. ``warn``: the
+            coordinator gives one warning for each save, with keys and types, unless ``allow_pickle`` is set here, too.
+            ``error``: every rank raises an ``UnsafeObjectError`` before anything is written. ``allow``: nothing.
+        staging_bytes: Limit on the host memory that one state takes while ``async_save`` saves it. The memory is
+            prepared ahead of time. 0 allows what the states need, as far as the system has memory left.
+        overlap_staging: Whether a writer that is its own stager, and the stager of ``register``, return a future of the
+            staged state, so that ``async_save`` returns an ``AsyncSaveResponse``. See ``BcpStager``.
+        staging_threads: Number of threads that copy a state, 1 to 64.
+        on_staging_busy: What the next ``async_save`` does while the previous state is still being saved. ``wait``: it
+            waits until there is room for its own state. ``raise``: it raises a ``StagingBusyError``.
+            ``double_buffer``: it has memory of its own, and the save after it waits.
+        handle_sigterm: Whether SIGTERM waits for background saves before it does what it did before. This holds from
+            the first background save that is begun in the main thread.
         exit_timeout_s: Seconds for which the end of the process, or SIGTERM with ``handle_sigterm``, waits for a
-            background save; one that has not ended then is given up: 0 to 86400. Python itself waits, without end, for
-            saves that plain ``dcp.async_save`` runs without ``register``.
+            background save, 0 to 86400. A save that has not ended by then is abandoned. Python itself waits without
+            limit for saves that plain ``dcp.async_save`` runs without ``register``.
         stall_timeout_s: Seconds without a sign of life after which ``save_state_dict``, ``async_save_state_dict`` and
-            ``load_state_dict`` give a rank up that others wait for, for groups that they make: 1 to 86400. See
-            ``new_group``.
-        progress: Show a bar of the bytes that the coordinator has written or read, on stderr.
+            ``load_state_dict`` treat a rank that others wait for as lost, 1 to 86400. It applies to groups that these
+            functions make. See ``new_group``.
+        progress: Whether the coordinator shows a progress bar on stderr, with the bytes that it has written or read.
 
     Raises:
-        ConfigError: A value out of range.
+        ConfigError: A value has the wrong type or is out of range.
     """
 
     ring_bytes: int = 24 * _MIB
@@ -146,15 +151,15 @@ class Config:
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
         """Reads ``BYTECHECKPOINT_<FIELD>`` variables, for example ``BYTECHECKPOINT_RING_BYTES=134217728``.
 
-        Those of ByteCheckpoint, the reference, are read as ``reference_variables`` says; a variable of a field goes
-        before one of those that means the same.
+        Variables of ByteCheckpoint, the reference, are understood too; see ``reference_variables``. Where such a
+        variable and the variable of a field mean the same setting, the variable of the field wins.
 
         Args:
-            environ: Instead of ``os.environ``.
+            environ: The variables to read; None takes ``os.environ``.
 
         Raises:
-            ConfigError: A variable of that prefix names no field, or its value is not of the field's type; one of the
-                reference asks for what there is not here.
+            ConfigError: A variable with that prefix names no field, its value is not of the field's type, or a variable
+                of the reference asks for something that this package does not have.
         """
         environ = os.environ if environ is None else environ
         kinds = get_type_hints(cls)
@@ -163,7 +168,7 @@ class Config:
         values: dict[str, bool | int | float | str] = {
             field: _parse(field, text, kinds[field]) for field, text in of_reference.items()
         }
-        if "io_threads" in of_reference and _PREFIX + "IO_THREADS" not in environ:  # it is of saves alone
+        if "io_threads" in of_reference and _PREFIX + "IO_THREADS" not in environ:  # it applies to saves only
             values.setdefault("load_io_threads", cls.io_threads)
         for variable, text in environ.items():
             if not variable.startswith(_PREFIX) or variable in understood:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, one class a kind.
+"""The exceptions of this package, one class for each kind of failure.
 
-Every exception here survives pickling and unpickling: DCP gathers exceptions from all ranks, and one that does not come
-back kills one side of the gather and leaves its peers waiting.
+Every exception here survives pickling and unpickling. DCP gathers the exceptions of all ranks: one that cannot be
+unpickled kills one side of the gather and leaves its peers waiting.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = [
     "FormatVersionError",
     "InvalidPlanError",
     "KeyMismatchError",
+    "OutOfStepError",
     "ProcessGroupChangedError",
     "RankError",
     "RankLostError",
@@ -40,11 +41,11 @@ __all__ = [
 
 
 class CheckpointError(Exception):
-    """Base of all errors of this package.
+    """Base class of all errors of this package.
 
     Attributes:
-        path: File or directory it is about, or "".
-        errno: Of the system call that failed, or 0.
+        path: File or directory that the error is about, or "".
+        errno: ``errno`` of the system call that failed, or 0.
     """
 
     def __init__(self, message: str, path: str = "", errno: int = 0) -> None:
@@ -56,28 +57,28 @@ class CheckpointError(Exception):
         return type(self), (self.args[0], self.path, self.errno), self._notes()
 
     def _notes(self) -> dict[str, list[str]] | None:
-        """State to unpickle: what ``add_note`` added."""
+        """Returns the notes that ``add_note`` added, as the state to restore when the error is unpickled."""
         notes = getattr(self, "__notes__", None)
         return {"__notes__": notes} if notes else None
 
 
 class InvalidPlanError(CheckpointError, ValueError):
-    """A plan or a tensor asks for what cannot be stored or loaded; the message names the key."""
+    """A plan or a tensor asks for something that cannot be stored or loaded. The message names the key."""
 
 
 class KeyMismatchError(CheckpointError, KeyError):
-    """A key or a chunk is wanted that the checkpoint does not have."""
+    """The checkpoint lacks a key or a chunk that the load wants."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would print its repr
 
 
 class ShapeMismatchError(CheckpointError, ValueError):
-    """A tensor to load into has another shape than what is wanted of the checkpoint."""
+    """A tensor to load into and what it is to be filled with from the checkpoint differ in shape."""
 
 
 class ConfigError(CheckpointError, ValueError):
-    """A setting has an impossible value, or a ``BYTECHECKPOINT_`` variable is not known."""
+    """A setting has an invalid value, or a ``BYTECHECKPOINT_`` variable is unknown."""
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
@@ -85,7 +86,7 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError):
-    """There is a checkpoint at that path and ``overwrite=False``."""
+    """There is already a checkpoint at that path, and ``overwrite=False``."""
 
 
 class CheckpointBusyError(CheckpointError):
@@ -93,23 +94,24 @@ class CheckpointBusyError(CheckpointError):
 
 
 class CheckpointSupersededError(CheckpointError):
-    """A newer save, or its deadline, took this save's right to commit. Nothing of the old checkpoint is lost."""
+    """This save lost its right to commit, to a newer save or at its deadline. Nothing of the old checkpoint is lost."""
 
 
 class ProcessGroupChangedError(CheckpointError, RuntimeError):
-    """The process group that a save was called with was destroyed, or replaced, before the save could use it.
+    """The process group that a save was called with was destroyed or replaced before the save could use it.
 
-    Nothing is committed; the checkpoint before it stays.
+    Nothing is committed; the previous checkpoint stays.
     """
 
 
 class OutOfStepError(CheckpointError, RuntimeError):
-    """Ranks came to one save with different calls, or this call was skipped so that they are in step again.
+    """The ranks met in one save with different calls, or this call was skipped to bring the ranks into step again.
 
-    Nothing is committed; the checkpoint before it stays.
+    This happens after a call failed on one rank alone, before that rank met the others: they waited for it in that
+    call, and met its next one. Nothing is committed; the previous checkpoint stays.
 
     Attributes:
-        calls: How many calls each rank had made, by number in the process group; empty for a call that was skipped.
+        calls: Number of calls that each rank had made, by rank in the process group. Empty for a skipped call.
     """
 
     def __init__(self, message: str, calls: Mapping[int, int] | None = None, path: str = "") -> None:
@@ -121,57 +123,60 @@ class OutOfStepError(CheckpointError, RuntimeError):
 
 
 class CheckpointChangedError(CheckpointError):
-    """A newer commit replaced the checkpoint while it was loaded. Load again."""
+    """A newer commit replaced the checkpoint during the load. Load again."""
 
 
 class CorruptCheckpointError(CheckpointError):
-    """Bytes on disk are not what was written."""
+    """The bytes on disk differ from what was written."""
 
 
 class FormatVersionError(CheckpointError):
-    """Written by a newer version of the format."""
+    """The checkpoint was written in a newer version of the format than this package reads."""
 
 
 class UnsupportedError(CheckpointError, NotImplementedError):
-    """Valid, but not handled by this version."""
+    """The request or the checkpoint is valid, but this version does not support it."""
 
 
 class StorageError(CheckpointError, OSError):
-    """The file system refused; ``errno`` and ``path`` say what and where."""
+    """The file system refused an operation. ``errno`` says why, and ``path`` where."""
 
 
 class DurabilityUnknownError(StorageError):
-    """The checkpoint is committed and loads; whether it survives power loss is not known."""
+    """The checkpoint is committed and loads, but it is not known whether it survives power loss."""
 
 
 class DeviceError(CheckpointError, RuntimeError):
-    """An accelerator refused; the message says what. CUDA reports faults late: an earlier kernel may be the cause."""
+    """An accelerator reported an error, as the message says. CUDA reports late: an earlier kernel may be the cause."""
 
 
 class UnsafeObjectError(CheckpointError):
-    """An object in the checkpoint is not plain data under torch's ``weights_only`` rules."""
+    """An object is not plain data under torch's ``weights_only`` rules, so loading it could run code."""
 
 
 class StagingBusyError(CheckpointError):
-    """States that wait to be saved take all memory for them, and ``on_staging_busy="raise"``; or one takes it that is
-    kept for no save."""
+    """There is no free memory to stage another state.
+
+    Either states that wait to be saved take all of it, and ``on_staging_busy="raise"``; or somebody keeps an earlier
+    state that no save is going to write.
+    """
 
 
 class StagingFullError(CheckpointError, MemoryError):
-    """A state is larger than the memory for it; nothing was copied. The message says what it takes."""
+    """A state is larger than the memory for staging. Nothing was copied. The message says how much the state needs."""
 
 
 class RankError(CheckpointError):
-    """Stands for an exception that cannot be sent between processes; its type and text are in the message."""
+    """Replaces an exception that cannot be sent between processes. The message holds its type and text."""
 
 
 class RankLostError(CheckpointError):
-    """A rank died, stopped or gave up while others waited for it. The checkpoint that was there is whole.
+    """A rank died, stopped or left the call while others waited for it. The previous checkpoint is whole.
 
-    The process group is of no use any more; what is left of the ranks can make another one.
+    The process group cannot be used any more; the ranks that are left can make a new one.
 
     Attributes:
-        ranks: What became of whom, as far as it is known, by number in the process group.
+        ranks: What happened to each lost rank, as far as it is known, by rank in the process group.
     """
 
     def __init__(self, message: str, ranks: Mapping[int, str] | None = None, path: str = "") -> None:
@@ -183,14 +188,14 @@ class RankLostError(CheckpointError):
 
 
 class SaveCancelledError(CheckpointError):
-    """A save was given up before it was committed; the previous checkpoint is whole."""
+    """A save was cancelled before it was committed. The previous checkpoint is whole."""
 
 
 class SaveFailedError(CheckpointError):
-    """A save failed on some ranks and was undone; the previous checkpoint is whole.
+    """A save failed on some ranks and was undone. The previous checkpoint is whole.
 
     Attributes:
-        reasons: What was raised, by rank.
+        reasons: The exception of each rank that failed, by rank.
     """
 
     def __init__(self, message: str, reasons: Mapping[int, BaseException] | None = None) -> None:
@@ -223,30 +228,30 @@ _CLASSES: tuple[type[CheckpointError], ...] = (
 
 
 def from_status(code: int, message: str, path: str, sys_errno: int) -> CheckpointError:
-    """The exception for a ``base::Status``; called by the extension modules."""
+    """Returns the exception for a ``base::Status``. The extension modules call it."""
     return _CLASSES[code](message, path, sys_errno)
 
 
-# An exception goes to all ranks; what is longer goes as a text that is cut.
+# An exception is sent to all ranks. One that takes more bytes than this is sent as a shortened text.
 _MAX_SENT_BYTES = 4 << 20
 _MAX_TEXT_CHARS = 16 << 10
 
 
 def sendable(error: BaseException) -> BaseException:
-    """``error`` if another process can unpickle and print it and it is not huge, else a RankError in its place."""
+    """Returns ``error`` if another process can unpickle and print it and it is not huge; otherwise a RankError."""
     text, is_whole = _text_of(error)
     try:
-        # Ours may hold such texts of several ranks already.
+        # One of our own may be longer, because it may already hold the shortened texts of several ranks.
         pickled = pickle.dumps(error) if is_whole or isinstance(error, CheckpointError) else b""
         if 0 < len(pickled) <= _MAX_SENT_BYTES and type(pickle.loads(pickled)) is type(error):
             return error
-    except BaseException:  # whatever it is, somebody waits for the answer
+    except BaseException:  # whatever was raised, other ranks wait for the answer
         pass
     return RankError(f"{type(error).__module__}.{type(error).__qualname__}: {text}")
 
 
 def _text_of(error: BaseException) -> tuple[str, bool]:
-    """What it says, and whether that is all."""
+    """Returns the text of ``error``, and whether the text is complete."""
     try:
         text = str(error)
     except BaseException as of_text:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process groups in which the loss of a rank is an error on the others, and not a wait."""
+"""Process groups in which the other ranks raise an error when a rank is lost, instead of waiting for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from bytecheckpoint.dcp._groups import watched_group
+from bytecheckpoint.distributed.groups import watched_group
 from bytecheckpoint.errors import ConfigError
 
 __all__ = ["new_group"]
@@ -17,28 +17,31 @@ _MIN_S, _MAX_S = 1.0, 86400.0
 
 
 def new_group(ranks: Sequence[int] | None = None, *, stall_timeout: float | timedelta = 60.0) -> dist.ProcessGroup:
-    """A gloo process group for saves and loads whose ranks notice when one of them is lost.
+    """Makes a gloo process group for saves and loads whose ranks notice when one of them is lost.
 
-    Give it to ``dcp.save``, ``dcp.async_save``, ``dcp.load`` or our own entry points as ``process_group``. While a call
-    of them is under way, a rank that dies is noticed at once, and one that stops after ``stall_timeout``; every other
-    rank then raises, our own entry points a ``RankLostError`` that names it, DCP's what torch raises. The right to
-    commit of a coordinator that stopped is taken away, so that it commits nothing when it goes on. The group is of no
-    use afterwards; make another one, of the ranks that are left. Between calls a rank may be silent.
+    Pass it as ``process_group`` to ``dcp.save``, ``dcp.async_save``, ``dcp.load`` or our own entry points. During such
+    a call, the other ranks notice at once if a rank dies, and after ``stall_timeout`` if it stops. Every other rank
+    then raises: our own entry points raise a ``RankLostError`` that names the lost rank, DCP's raise what torch raises.
+    A coordinator that stopped loses its right to commit, so that it commits nothing if it goes on later. Afterwards the
+    group cannot be used any more; make a new one of the ranks that are left. Between calls a rank may be silent.
 
-    Besides gloo's connections each rank has one to the first rank of the group, and a thread that uses it once in a
-    quarter of ``stall_timeout``. Both end with ``destroy_process_group``, and with the process.
+    Besides gloo's connections, each rank has one connection to the first rank of the group, and a thread that uses it
+    every quarter of ``stall_timeout``. Both end with ``destroy_process_group``, and with the process.
 
     Collective over ``ranks``; other ranks need not call it.
 
     Args:
-        ranks: In the default group; None for all of them.
-        stall_timeout: Seconds, 1 to 86400, without a sign of life, after which a rank has stopped. Code that holds the
-            GIL for longer counts as stopped, too.
+        ranks: Ranks of the default group; None takes all of them.
+        stall_timeout: Seconds without a sign of life, 1 to 86400, after which a rank counts as stopped. A rank also
+            counts as stopped if code on it holds the GIL for longer than that.
+
+    Returns:
+        The group, with a liveness monitor.
 
     Raises:
         ConfigError: ``stall_timeout`` is out of range.
-        ValueError: This rank is none of ``ranks``.
-        CheckpointError: A rank cannot be reached from another.
+        ValueError: This rank is not one of ``ranks``.
+        CheckpointError: One rank cannot reach another.
     """
     seconds = stall_timeout.total_seconds() if isinstance(stall_timeout, timedelta) else float(stall_timeout)
     if not _MIN_S <= seconds <= _MAX_S:

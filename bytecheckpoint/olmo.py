@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OLMo-core's checkpoints through our writer, reader and planners.
+"""Makes OLMo-core save and load through our writer, reader and planners.
 
-``bytecheckpoint.olmo.install()``, and ``olmo_core.distributed.checkpoint`` and the trainer's ``Checkpointer`` use them
-for everything that is at a local path. URLs stay with OLMo-core's own classes.
+After ``bytecheckpoint.olmo.install()``, ``olmo_core.distributed.checkpoint`` and the trainer's ``Checkpointer`` use
+them for everything at a local path. URLs stay with OLMo-core's own classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from bytecheckpoint._replacing import Replacing
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._again import load_until_unchanged
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
@@ -32,6 +31,7 @@ from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import CheckpointNotFoundError, KeyMismatchError
 from bytecheckpoint.probes.of_olmo import OLMO
 from bytecheckpoint.probes.probe import require
+from bytecheckpoint.runtime.patching import Replacing
 
 if TYPE_CHECKING:
     import os
@@ -41,46 +41,52 @@ if TYPE_CHECKING:
 __all__ = ["OlmoLoadPlanner", "OlmoReader", "OlmoWriter", "install", "installed", "uninstall"]
 
 _PACKAGE = "olmo_core.distributed.checkpoint"
-_MAX_IO_THREADS = 16  # of Config.io_threads
+_MAX_IO_THREADS = 16  # the maximum of Config.io_threads
 _MAX_NAMED = 8
-# As OLMo-core tells them from paths.
+# OLMo-core tells URLs from paths in this way.
 _URL = re.compile(r"(?!file://)[a-z0-9]+://")
 
-_replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, OLMo-core's own, ours
-_ours: dict[str, tuple[Any, Any]] = {}  # by name: OLMo-core's own, ours
+_replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, OLMo-core's value, ours
+_ours: dict[str, tuple[Any, Any]] = {}  # by name: OLMo-core's value, ours
 
 
 def install(*, allow_pickle: bool = False, config: Config | None = None) -> None:
-    """Puts our writer, reader and planners where OLMo-core names its own.
+    """Replaces OLMo-core's writer, reader and planners by ours.
 
-    Local, and for this process alone; call it on every rank, once, before saving or loading. All modules of OLMo-core
-    that are loaded get them, and those that are loaded later take them over from ``olmo_core.distributed.checkpoint``.
-    Saves that have begun keep what they were begun with. Where a class derives from DCP's planner (``FlatSavePlanner``
-    of ``OLMoDDPTrainModule``), that planner is used with our writer.
+    Local: it changes this process only. Call it once on every rank, before saving or loading. It stays until
+    ``uninstall``; calling it again, or within a block of ``installed``, changes no settings.
 
-    It stays until ``uninstall``. Calling it again, or within a block of ``installed``, changes no settings.
+    It changes all modules of OLMo-core that are loaded; modules that are loaded later import our classes from
+    ``olmo_core.distributed.checkpoint``. A save that has begun keeps the classes that it began with. Where OLMo-core
+    has a class derived from DCP's planner (``FlatSavePlanner`` of ``OLMoDDPTrainModule``), that planner is used with
+    our writer.
 
     Args:
-        allow_pickle: Load objects that torch's ``weights_only`` rules refuse, as OLMo-core does; loading may then run
-            code of the checkpoint. As ``Config(allow_pickle=True)``.
+        allow_pickle: Whether to load objects that torch's ``weights_only`` rules refuse, as OLMo-core does. Loading may
+            then run code of the checkpoint. The same as ``Config(allow_pickle=True)``.
         config: Settings of all writers, readers and planners; None reads ``BYTECHECKPOINT_*`` variables each time.
 
     Raises:
-        UnsupportedError: OLMo-core is not installed, or built otherwise than it would have to be: names the probe.
-            Nothing was changed.
-        ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value, with ``allow_pickle``.
+        UnsupportedError: OLMo-core is not installed, or not built as we need it. The message names the probe that
+            failed. Nothing was changed.
+        ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value. It is raised here only with ``allow_pickle``.
     """
     _replacing.stay(allow_pickle=allow_pickle, config=config)
 
 
 def uninstall() -> None:
-    """Gives OLMo-core its own classes back, once open blocks have ended. No effect without ``install``."""
+    """Gives OLMo-core its own classes back when open blocks have ended. It has no effect without ``install``."""
     _replacing.take_back()
 
 
 @contextmanager
 def installed(*, allow_pickle: bool = False, config: Config | None = None) -> Iterator[None]:
-    """``install`` for the time of a ``with`` block, or of several that overlap, as ``bytecheckpoint.registered``."""
+    """Acts like ``install`` for the duration of a ``with`` block. Blocks may overlap, as those of ``registered``.
+
+    Args:
+        allow_pickle: See ``install``.
+        config: See ``install``.
+    """
     with _replacing.block(allow_pickle=allow_pickle, config=config):
         yield
 
@@ -109,7 +115,7 @@ def _replace(allow_pickle: bool, config: Config | None) -> None:
 def _give_back() -> None:
     for module in _users():
         for name, (theirs, value) in _ours.items():
-            if module.__dict__.get(name) is value:  # also of modules that were loaded meanwhile
+            if module.__dict__.get(name) is value:  # also in modules that were loaded in the meantime
                 setattr(module, name, theirs)
     _replaced.clear()
     _ours.clear()
@@ -119,14 +125,16 @@ _replacing = Replacing(_replace, _give_back)
 
 
 class OlmoWriter(BcpWriter):
-    """``BcpWriter`` with the arguments of OLMo-core's ``RemoteFileSystemWriter``, which a URL gives instead.
+    """A ``BcpWriter`` with the arguments of OLMo-core's ``RemoteFileSystemWriter``; for a URL, a writer of that class.
 
     Args:
-        path: Directory, or ``file://`` and a directory; with another scheme the object is one of OLMo-core's own class.
-        thread_count: I/O threads, 16 at most; None: ``config.io_threads``. Always one file a rank.
-        process_count: Without meaning here: the threads that write are C++, and hold no lock of Python's.
-        process_group: Without meaning here: ``dcp.save`` is given it, too.
-        throttle_uploads: For URLs alone, as in OLMo-core. ``Config(write_bytes_per_s=...)`` throttles at local paths.
+        path: Directory, or ``file://`` and a directory. With another scheme, the call returns an object of OLMo-core's
+            own class.
+        thread_count: Number of I/O threads, of which at most 16 are used; None takes ``config.io_threads``. Each rank
+            writes one file in any case.
+        process_count: Ignored here: the threads that write are C++ and do not hold the GIL.
+        process_group: Ignored here: ``dcp.save`` gets it, too.
+        throttle_uploads: Used for URLs only, as in OLMo-core. At local paths use ``Config(write_bytes_per_s=...)``.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables now.
 
     Raises:
@@ -152,22 +160,21 @@ class OlmoWriter(BcpWriter):
 
 
 class OlmoReader(BcpReader):
-    """``BcpReader`` with the arguments of OLMo-core's ``RemoteFileSystemReader``, which a URL gives instead.
+    """A ``BcpReader`` with the arguments of OLMo-core's ``RemoteFileSystemReader``; for a URL, a reader of that class.
 
-    It reads what OLMo-core wrote, as well.
+    It also reads checkpoints that OLMo-core wrote. If there is no checkpoint at the path, ``read_metadata`` and loads
+    raise a ``CheckpointNotFoundError``, which is a ``FileNotFoundError``, and say where there are checkpoints.
 
     Args:
-        path: Directory, or ``file://`` and a directory; with another scheme the object is one of OLMo-core's own class.
-        thread_count: I/O threads, 16 at most; None: ``config.io_threads``.
-        pre_download: For URLs alone: what is local is read where it is.
-        work_dir: For URLs alone: nothing is cached.
+        path: Directory, or ``file://`` and a directory. With another scheme, the call returns an object of OLMo-core's
+            own class.
+        thread_count: Number of I/O threads, of which at most 16 are used; None takes ``config.io_threads``.
+        pre_download: Used for URLs only: local files are read where they are.
+        work_dir: Used for URLs only: nothing local is cached.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables now.
 
     Raises:
         ValueError: ``thread_count`` is not positive.
-
-    Where there is no checkpoint, ``read_metadata`` and loads raise a ``CheckpointNotFoundError``, which is a
-    ``FileNotFoundError``, and say where there are some.
     """
 
     def __new__(cls, path: str | os.PathLike[str] = "", *args: Any, config: Config | None = None, **kwargs: Any) -> Any:
@@ -187,20 +194,20 @@ class OlmoReader(BcpReader):
         super().__init__(_local(path), config=_with_threads(config, thread_count))
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """As ``BcpReader.read_metadata``."""
+        """Reads the metadata as ``BcpReader`` does; if there is no checkpoint, the error says where there are some."""
         try:
             return super().read_metadata(*args, **kwargs)
         except CheckpointNotFoundError as error:
-            # The object itself: a load raises it again, where every rank gets it.
+            # Change the error itself: a load raises this object again where every rank gets it.
             error.args = (f"{error}{_where_instead(self.path)}",)
             raise
 
 
 class OlmoLoadPlanner(BcpLoadPlanner):
-    """``BcpLoadPlanner`` that says which argument of OLMo-core helps when keys do not match."""
+    """A ``BcpLoadPlanner`` that says which argument of OLMo-core helps if keys do not match."""
 
     def create_local_plan(self) -> LoadPlan:
-        """As ``BcpLoadPlanner.create_local_plan``."""
+        """Makes the plan as ``BcpLoadPlanner`` does; if keys do not match, the error says what helps."""
         try:
             return super().create_local_plan()
         except KeyMismatchError as error:
@@ -229,7 +236,7 @@ class OlmoLoadPlanner(BcpLoadPlanner):
 
 
 class _WithLoadPlanner:
-    """DCP as OLMo-core's modules see it: loads through our reader that name no planner get ours."""
+    """DCP as OLMo-core's modules see it: a load through our reader gets our planner if it passes none."""
 
     def __init__(self, dcp: ModuleType) -> None:
         self._dcp = dcp
@@ -256,7 +263,7 @@ class _Loader:
 
 
 def _users() -> list[ModuleType]:
-    """Modules of OLMo-core that name the classes, other than the one that defines them."""
+    """Returns the modules of OLMo-core that use the classes, except the one that defines them."""
     modules = [module for name, module in list(sys.modules.items()) if name.startswith("olmo_core.")]
     names = ("RemoteFileSystemWriter", "RemoteFileSystemReader")
     return [
@@ -280,7 +287,7 @@ def _local(path: str | os.PathLike[str]) -> str:
 
 
 def _where_instead(path: Path) -> str:
-    """What to load rather than ``path``, in the layout of OLMo-core's trainer: run/step10/model_and_optim."""
+    """Says what to load instead of ``path``, in the layout of OLMo-core's trainer: run/step10/model_and_optim."""
     if (path / "model_and_optim" / ".metadata").is_file():
         return f"; did you mean {path / 'model_and_optim'}?"
     for run in (path, path.parent, path.parent.parent):
@@ -295,6 +302,6 @@ def _where_instead(path: Path) -> str:
 
 
 def _named(names: list[str]) -> str:
-    """The last ones, which are the newest of steps."""
+    """Returns the last names in one text, and how many there are before them. The last steps are the newest."""
     more = f"{len(names) - _MAX_NAMED} more and " if len(names) > _MAX_NAMED else ""
     return more + ", ".join(names[-_MAX_NAMED:])

@@ -2,8 +2,8 @@
 """Environment variables of ByteCheckpoint, the reference: what each of them means here, or why it is refused.
 
 Two of them, ``BYTECHECKPOINT_ENABLE_TREE_TOPO`` and ``BYTECHECKPOINT_PLANNER_CACHE_CAPACITY``, have the names of fields
-of ``Config`` and are read as such. Where one of the others and the variable of a field say the same thing, the field's
-counts: it was written for this package, the other perhaps for all of a cluster.
+of ``Config`` and are read as these fields. Where another one means the same setting as the variable of a field, the
+variable of the field wins: somebody set it for this package, the other one perhaps for a whole cluster.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _STORE_WORKER_COUNT = _PREFIX + "STORE_WORKER_COUNT"
 _LOAD_WORKER_COUNT = _PREFIX + "LOAD_WORKER_COUNT"
 _WRITE_CKPT_TIMEOUT = _PREFIX + "WRITE_CKPT_TIMEOUT"
 _MERGE_NUM_IO_WORKER = _PREFIX + "MERGE_NUM_IO_WORKER"
-# Read where they are needed, see roles.py and below.
+# These are read where they are needed; see checkpoint/roles.py and the functions below.
 _READ_ELSEWHERE = frozenset({ROLE_SUFFIX, LOGGING_LEVEL, _MERGE_NUM_IO_WORKER})
-# Numbers, and the fields that they are.
+# Variables that are numbers, and the fields of Config that they set.
 _NUMBERS = {
     _STORE_WORKER_COUNT: "io_threads",
     _LOAD_WORKER_COUNT: "load_io_threads",
     _WRITE_CKPT_TIMEOUT: "commit_deadline_s",
 }
-_MAX_THREADS = 16  # of Config.io_threads
-# The only value that can be honoured, and why another one cannot.
+_MAX_THREADS = 16  # the maximum of Config.io_threads
+# For each variable, the only value that can be honoured, and why no other one can.
 _FIXED = {
     _PREFIX + "STORE_USE_THREAD_IO_WORKER": (
         "1",
@@ -49,12 +49,12 @@ _FIXED = {
 
 
 def fields_of(environ: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str]]:
-    """Fields of ``Config`` as the reference's variables say them, and the variables that were understood.
+    """Returns the fields of ``Config`` that the reference's variables set, and the variables that it understood.
 
-    Values are texts still, but seen to be numbers in range.
+    The values are still texts, but they have been checked to be numbers in range.
 
     Raises:
-        ConfigError: A variable, or a value of it, that cannot be honoured; says why, and what to do.
+        ConfigError: The value of a variable cannot be honoured. The message says why, and what to do.
     """
     texts: dict[str, str] = {}
     for variable, field in _NUMBERS.items():
@@ -73,10 +73,10 @@ def fields_of(environ: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str
 def set_logging_level(environ: Mapping[str, str] | None = None) -> None:
     """Gives the logger ``bytecheckpoint`` the level of BYTECHECKPOINT_LOGGING_LEVEL, if that is set.
 
-    No handler is added: what the log goes to is the application's to say.
+    It adds no handler: the application decides where the log goes.
 
     Raises:
-        ConfigError: It is no level.
+        ConfigError: The value is not a logging level.
     """
     text = (os.environ if environ is None else environ).get(LOGGING_LEVEL)
     if text is not None:
@@ -84,10 +84,12 @@ def set_logging_level(environ: Mapping[str, str] | None = None) -> None:
 
 
 def merge_threads(environ: Mapping[str, str] | None = None) -> int | None:
-    """BYTECHECKPOINT_MERGE_NUM_IO_WORKER: threads that read when a checkpoint is merged; None if it is not set.
+    """Returns BYTECHECKPOINT_MERGE_NUM_IO_WORKER, the number of threads that read when a checkpoint is merged.
+
+    It returns None if the variable is not set.
 
     Raises:
-        ConfigError: It is no such number.
+        ConfigError: The value is not a number of threads from 1 to 16.
     """
     text = (os.environ if environ is None else environ).get(_MERGE_NUM_IO_WORKER)
     if text is None:

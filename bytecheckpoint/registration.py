@@ -1,71 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes our writer, reader and planners DCP's own defaults."""
+"""``register()``: makes our writer, reader and planners DCP's defaults."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bytecheckpoint._replacing import Replacing
+from bytecheckpoint.checkpoint.local_path import is_local, is_url, local_path
+from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, is_called_by_async_save
 from bytecheckpoint.config import Config
-from bytecheckpoint.local_path import is_local, is_url, local_path
+from bytecheckpoint.dcp._again import load_until_unchanged
+from bytecheckpoint.dcp._call_context import saying
+from bytecheckpoint.dcp._direct import failing_planner, save_over_group
+from bytecheckpoint.dcp._save_process import forget_process_of_other_ranks
+from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
+from bytecheckpoint.dcp.reader import BcpReader
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+from bytecheckpoint.dcp.stager import BcpStager
+from bytecheckpoint.dcp.writer import BcpWriter
+from bytecheckpoint.distributed.call_order import draw_turn, take_drawn_turn
+from bytecheckpoint.distributed.groups import group_of_save, keep_watching
+from bytecheckpoint.planning.stateful import QuickStateful, quick_copy
 from bytecheckpoint.probes.of_torch import PROCESS_MODE, REGISTER
 from bytecheckpoint.probes.probe import holds, require
-
-if TYPE_CHECKING:
-    from bytecheckpoint.dcp.reader import BcpReader
+from bytecheckpoint.runtime.patching import Replacing
+from bytecheckpoint.staging import background as _background
+from bytecheckpoint.staging.save_executor import SaveExecutor
+from bytecheckpoint.staging.staged_state import StagedState, claimed
 
 __all__ = ["register", "registered", "unregister"]
 
 _has_warned_of_url = False
-_replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, DCP's own, ours
+_of_thread = threading.local()  # its attribute `given` refers to a staged state that DCP is about to save
+_replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, DCP's value, our value
 
 
 def register(*, allow_pickle: bool = False, config: Config | None = None) -> None:
     """Makes ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` use our writer, reader and planners by default.
 
-    Local, and for this process alone; call it on every rank, once, before saving. Whatever a call names itself
-    (``storage_writer``, ``storage_reader``, ``planner``) is used as before. Without a writer or reader, a
-    ``checkpoint_id`` that DCP would have given to its ``FileSystemWriter`` or ``FileSystemReader`` goes to ours, and so
-    do ``file`` URLs. Other URLs go where DCP sends them, where nothing of our promise holds; the first one is a
-    ``RuntimeWarning``. Checkpoints that stock DCP wrote load, too. A load with our reader and planner begins again
-    when a newer save is committed meanwhile. Saves that ``async_save`` has begun keep what they were begun with. Where
-    DCP names its classes elsewhere (``format_utils``, the Hugging Face classes) nothing changes.
+    Local: it changes this process only. Call it once on every rank, before saving. It stays until ``unregister``;
+    calling it again, or within a block of ``registered``, changes no settings.
 
-    It stays until ``unregister``. Calling it again, or within a block of ``registered``, changes no settings.
+    Arguments that you pass explicitly (``storage_writer``, ``storage_reader``, ``planner``) still win. If a call passes
+    no writer or reader, ours takes each ``checkpoint_id`` that DCP would have given to its ``FileSystemWriter`` or
+    ``FileSystemReader``, and each ``file`` URL. Other URLs still go to DCP's own classes, where none of our guarantees
+    hold; the first one gives a ``RuntimeWarning``.
+
+    Checkpoints that stock DCP wrote can be loaded, too. A load with our reader and planner begins again if a newer save
+    is committed during it. A save that ``async_save`` has begun keeps the writer and planner that it began with. Where
+    DCP uses its classes elsewhere (``format_utils``, the Hugging Face classes), nothing changes.
 
     Args:
-        allow_pickle: Load objects that torch's ``weights_only`` rules refuse; as ``Config(allow_pickle=True)``.
+        allow_pickle: Whether to load objects that torch's ``weights_only`` rules refuse; the same as
+            ``Config(allow_pickle=True)``.
         config: Settings of all writers and readers that are made; None reads ``BYTECHECKPOINT_*`` variables each time.
 
     Raises:
-        UnsupportedError: DCP of this torch is not built as it would have to be; names the probe. Nothing was changed.
-        ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value, with ``allow_pickle``.
+        UnsupportedError: DCP of this torch is not built as we need it. The message names the probe that failed. Nothing
+            was changed.
+        ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value. It is raised here only with ``allow_pickle``.
     """
     _replacing.stay(allow_pickle=allow_pickle, config=config)
 
 
 def unregister() -> None:
-    """Takes ``register`` back: DCP has its own defaults again. No effect without ``register``.
+    """Undoes ``register``, so that DCP has its own defaults again. It has no effect without ``register``.
 
-    Blocks of ``registered`` that are open, in whatever thread, keep ours until the last of them ends.
+    While blocks of ``registered`` are open in any thread, our classes stay until the last of these blocks ends.
     """
     _replacing.take_back()
 
 
 @contextmanager
 def registered(*, allow_pickle: bool = False, config: Config | None = None) -> Iterator[None]:
-    """``register`` for the time of a ``with`` block.
+    """Acts like ``register`` for the duration of a ``with`` block.
 
-    For all of the process: blocks may overlap, in several threads, and DCP has its own defaults again when the last of
+    It affects the whole process. Blocks of several threads may overlap; DCP has its own defaults again when the last of
     them has ended. Inside another block, or after ``register``, it changes no settings.
+
+    Args:
+        allow_pickle: See ``register``.
+        config: See ``register``.
     """
     with _replacing.block(allow_pickle=allow_pickle, config=config):
         yield
@@ -84,7 +107,7 @@ def _replace(allow_pickle: bool, config: Config | None) -> None:
 
 def _give_back() -> None:
     for module, name, theirs, ours in _replaced:
-        if getattr(module, name) is ours:  # else somebody has replaced it since, and goes on
+        if getattr(module, name) is ours:  # else somebody else has replaced it since, and theirs stays
             setattr(module, name, theirs)
     _replaced.clear()
 
@@ -97,31 +120,29 @@ def _allowing_pickle(config: Config | None) -> Config:
 
 
 def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any]]:
-    """What to put where, once everything has been found to be as expected."""
+    """Checks that DCP is built as expected, and returns what to replace: module, name, DCP's value, our value."""
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
-    from bytecheckpoint.dcp._stateful import QuickStateful, quick_copy
-    from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
-    from bytecheckpoint.dcp.save_planner import BcpSavePlanner
-
-    saver: Any = state_dict_saver  # as a module of any names: those that are not public, too
+    saver: Any = state_dict_saver  # Any, because type checkers do not know the private names of the module
     loader: Any = state_dict_loader
     require(REGISTER, anew=True)
     made: weakref.WeakSet[BcpReader] = weakref.WeakSet()
     setup = _storage_setup(saver._storage_setup, config, made)
+    save_flow = _saying(saver._save_state_dict, "storage_writer", lambda: saver.DefaultSavePlanner)
     pairs: list[tuple[ModuleType, str, Any]] = [
         (saver, "_storage_setup", setup),
         (loader, "_storage_setup", setup),
-        # The class itself where that does, so that whoever finds it there can subclass it.
+        # The class itself where possible, so that code that finds it there can subclass it.
         (saver, "DefaultSavePlanner", BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config)),
         (loader, "DefaultLoadPlanner", BcpLoadPlanner),
-        (loader, "_load_state_dict", _beginning_again(loader._load_state_dict, made)),
+        (saver, "_save_state_dict", save_flow),
+        (loader, "_load_state_dict", _beginning_again(loader, made)),
         (saver, "DefaultStager", _stager(setup, config)),
         (saver, "_stateful_to_state_dict", _counting(quick_copy(saver._stateful_to_state_dict))),
         (loader, "Stateful", QuickStateful),
     ]
     executors = ["_ThreadBasedAsyncCheckpointExecutor"]
-    if holds(PROCESS_MODE):  # else the stager refuses saves in a process
+    if holds(PROCESS_MODE):  # else our stager refuses saves in another process
         executors.append("_ProcessBasedAsyncCheckpointExecutor")
     pairs += [(saver, name, _filling(getattr(saver, name), setup, config)) for name in executors]
     return [(module, name, getattr(module, name), ours) for module, name, ours in pairs]
@@ -130,15 +151,14 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
 def _storage_setup(
     theirs: Callable[..., Any], config: Config | None, made: weakref.WeakSet[BcpReader]
 ) -> Callable[..., Any]:
-    """DCP's choice of a writer or reader, with ours in the place of those of the file system.
+    """Wraps DCP's choice of a writer or reader: ours take the place of those of the file system.
 
     Args:
-        made: Gets the readers.
+        theirs: DCP's function.
+        config: See ``register``.
+        made: Each reader that is made is added to it.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-
-    from bytecheckpoint.dcp.reader import BcpReader
-    from bytecheckpoint.dcp.writer import BcpWriter
 
     def setup(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
         stock: Any = FileSystemReader if reader else FileSystemWriter
@@ -158,7 +178,7 @@ def _storage_setup(
 
 
 def _warn_of_url(checkpoint_id: Any) -> None:
-    """Once in a process."""
+    """Warns once in a process that DCP's own classes handle this URL."""
     global _has_warned_of_url
     if _has_warned_of_url or not is_url(checkpoint_id):
         return
@@ -172,41 +192,55 @@ def _warn_of_url(checkpoint_id: Any) -> None:
     )
 
 
-def _beginning_again(theirs: Callable[..., None], made: weakref.WeakSet[BcpReader]) -> Callable[..., None]:
-    """DCP's flow of a load; where both reader and planner are ours, from the beginning when a newer commit came."""
-    from bytecheckpoint.dcp._again import load_until_unchanged
+def _beginning_again(loader: Any, made: weakref.WeakSet[BcpReader]) -> Callable[..., None]:
+    """Wraps DCP's flow of a load: with our reader and planner it begins again if a newer save was committed."""
+    signature = inspect.signature(loader._load_state_dict)
+    once = _saying(loader._load_state_dict, "storage_reader", lambda: loader.DefaultLoadPlanner)
 
-    signature = inspect.signature(theirs)
-
-    @wraps(theirs)
+    @wraps(once)
     def load(*args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs).arguments
         if given["storage_reader"] not in made or given.get("planner") is not None:
-            theirs(*args, **kwargs)
+            once(*args, **kwargs)
         else:
-            load_until_unchanged(partial(theirs, *args, **kwargs), given["storage_reader"])
+            load_until_unchanged(partial(once, *args, **kwargs), given["storage_reader"])
 
     return load
 
 
-def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., Any]:
-    """In the place of DCP's default stager, which is made for each save."""
-    from bytecheckpoint import _background
-    from bytecheckpoint.dcp._calls import ASYNC_SAVE, local_of_call
-    from bytecheckpoint.dcp._direct import failing_planner, save_over_group
-    from bytecheckpoint.dcp._groups import group_of_save
-    from bytecheckpoint.dcp._turns import take_drawn_turn
-    from bytecheckpoint.dcp.stager import BcpStager
+def _saying(flow: Callable[..., Any], storage: str, planner_of_now: Callable[[], Any]) -> Callable[..., Any]:
+    """Wraps DCP's flow of a save or a load, so that the hooks that it calls know who takes part.
 
-    def fail_on_all(error: Exception) -> None:
-        """The other ranks come to the save, and hear there that this one could not stage its state."""
-        names = ("process_group", "no_dist", "checkpoint_id", "storage_writer", "async_checkpointer_type")
-        group, no_dist, checkpoint_id, writer, kind = (local_of_call(*ASYNC_SAVE, name) for name in names)
-        writer = writer or (checkpoint_id and setup(None, checkpoint_id))
-        if writer is None or getattr(kind, "value", "") == "process":  # which every rank has of its own
+    Args:
+        flow: DCP's function.
+        storage: Name of the argument of ``flow`` that is the writer or reader.
+        planner_of_now: Returns the class that DCP makes a planner of if the caller passed none.
+    """
+    signature = inspect.signature(flow)
+
+    @wraps(flow)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        if given.get("planner") is None:
+            given["planner"] = planner_of_now()()
+        staged, _of_thread.given = getattr(_of_thread, "given", None), None
+        with saying(given[storage], **given), claimed(staged and staged()):
+            return flow(**given)
+
+    return told
+
+
+def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., Any]:
+    """Returns what replaces DCP's default stager, which DCP makes for each save."""
+
+    def fail_on_all(call: AsyncSaveCall, error: Exception) -> None:
+        """Joins the save with the other ranks, to tell them that this rank could not stage its state."""
+        checkpoint_id = call.checkpoint_id
+        writer = call.storage_writer or (checkpoint_id and setup(None, checkpoint_id))
+        if writer is None or call.is_for_process:  # each rank has such a process of its own
             return
         turn = take_drawn_turn()
-        own = group_of_save(group, bool(no_dist), config or Config.from_env(), str(checkpoint_id))
+        own = group_of_save(call.group, call.no_dist, config or Config.from_env(), str(checkpoint_id))
         if own is not None:
             told = _background.submit(
                 str(checkpoint_id),
@@ -223,11 +257,13 @@ def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., A
             told.is_seen = True
 
     class Telling(BcpStager):
-        def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
+        def _stage(self, *args: Any, **kwargs: Any) -> Any:
             try:
-                return super().stage(state_dict, **kwargs)
+                return super()._stage(*args, **kwargs)
             except Exception as error:
-                fail_on_all(error)
+                call = AsyncSaveCall.of_thread()
+                if call is not None:
+                    fail_on_all(call, error)
                 raise
 
     def stager(options: Any = None) -> BcpStager:
@@ -237,37 +273,33 @@ def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., A
 
 
 def _counting(copy: Callable[..., Any]) -> Callable[..., Any]:
-    """DCP's first step that may fail: a call of ``async_save`` is counted before it."""
-    from bytecheckpoint.dcp._calls import ASYNC_SAVE, is_called_by, local_of_call
-    from bytecheckpoint.dcp._turns import draw_turn
+    """Wraps DCP's first step that may fail, so that a call of ``async_save`` is counted before it can fail.
+
+    The step also gets the state that will be saved; a staged state is noted for the flow of the save.
+    """
 
     @wraps(copy)
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        if is_called_by(*ASYNC_SAVE):
-            draw_turn(
-                local_of_call(*ASYNC_SAVE, "process_group"), bool(local_of_call(*ASYNC_SAVE, "no_dist")), "async_save"
-            )
-        return copy(*args, **kwargs)
+    def counted(state_dict: dict[str, Any]) -> dict[str, Any]:
+        call = AsyncSaveCall.of_thread() if is_called_by_async_save() else None
+        if call is not None:
+            draw_turn(call.group, call.no_dist, "async_save")
+        copied: dict[str, Any] = copy(state_dict)
+        _of_thread.given = weakref.ref(state_dict) if isinstance(state_dict, StagedState) else None
+        return copied
 
     return counted
 
 
 def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -> type:
-    """An executor that chooses writer and planner before the save goes to a thread or to another process.
+    """Returns an executor that chooses writer and planner before it passes the save to a thread or to another process.
 
-    The thread may outlive ``unregister``; the process knows nothing of ``register``. The failure of a save whose future
-    nobody has looked at is raised by the next one, before it begins.
+    The choice must be made before, because the thread may outlive ``unregister``, and the other process knows nothing
+    of ``register``. If a save failed and nobody has looked at its future, the next save raises that error before it
+    begins.
     """
-    from bytecheckpoint import _background
-    from bytecheckpoint.dcp._direct import failing_planner, save_over_group
-    from bytecheckpoint.dcp._groups import group_of_save, keep_watching
-    from bytecheckpoint.dcp._save_process import forget_process_of_other_ranks
-    from bytecheckpoint.dcp._turns import take_drawn_turn
-    from bytecheckpoint.dcp.save_planner import BcpSavePlanner
-    from bytecheckpoint.dcp.writer import BcpWriter
 
     def nothing() -> None:
-        """Other writers cannot give a save up."""
+        """Does nothing: writers that are not ours cannot cancel a save."""
 
     is_process = executor.__name__ == "_ProcessBasedAsyncCheckpointExecutor"
 
@@ -289,18 +321,19 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
             settings = config or Config.from_env()
             planner = BcpSavePlanner(config=config) if planner is None else planner
             if isinstance(storage_writer, BcpWriter):
-                # A later save may direct the writer elsewhere before this begins, and the process may go elsewhere.
+                # Fix the absolute path now: before this save begins, a later save may direct the writer to another
+                # path, and the process may change its working directory.
                 checkpoint_id = local_path(checkpoint_id) if checkpoint_id else storage_writer.checkpoint_id
             path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
             give_up = storage_writer.cancel if isinstance(storage_writer, BcpWriter) else nothing
-            # DCP's own makes threads for which the end of the process waits without end.
-            self._executor = _background.SaveExecutor(path, staged, give_up, settings.exit_timeout_s)
+            # The end of the process would wait without limit for the threads of DCP's own executor.
+            self._executor = SaveExecutor(path, staged, give_up, settings.exit_timeout_s)
             try:
                 if settings.handle_sigterm:
                     _background.handle_sigterm(settings.exit_timeout_s)
                 group = None if is_process else group_of_save(process_group, no_dist, settings, path)
                 if is_process or group is not None:
-                    # Saves through one process, or over one group, follow one another: their messages must not mix.
+                    # Saves through one process, or over one group, run one after another: their messages must not mix.
                     self._executor.queue = "process" if is_process else "async_save"
                 if group is None or storage_writer is None:  # DCP refuses a save without writer and path
                     if is_process:
@@ -318,7 +351,7 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
                 failed: Exception | None = None
                 try:
                     _background.raise_unseen()
-                except Exception as error:  # of this rank, maybe alone: the others hear of it in this save
+                except Exception as error:  # maybe on this rank alone: this save tells the others
                     failed, planner = error, failing_planner(error)
                 future = self._executor.submit(
                     save_over_group,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a save or a load did, as this rank saw it, and what a check found."""
+"""Reports: what a save or a load did, as this rank saw it, and what ``verify`` found."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ __all__ = ["LoadReport", "PlanReport", "Problem", "RankLoadReport", "RankSaveRep
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """How a planner came to its plan.
+    """How a planner made its plan.
 
     Attributes:
-        cache: ``hit``: the plan is that of an earlier save. ``miss``: it was made, and kept. ``off``: nothing is kept.
-        bytes_sent: Bytes of plans that this rank sent to others.
-        bytes_received: Bytes of plans that it got from others.
-        seconds: Spent in the planner on this rank.
+        cache: ``hit``: the plan of an earlier save was used again. ``miss``: the plan was made, and kept. ``off``: no
+            plans are kept.
+        bytes_sent: Bytes of plans that this rank sent to other ranks.
+        bytes_received: Bytes of plans that this rank received from other ranks.
+        seconds: Seconds that this rank spent in the planner.
     """
 
     cache: str = "off"
@@ -39,16 +40,17 @@ class RankSaveReport:
 
     Attributes:
         rank: Number of the rank in the save.
-        num_records: Records it wrote.
-        bytes_written: Bytes of its files.
-        plan_s: Seconds from the beginning of the save until its own plan was ready.
-        exchange_s: Seconds from there until it knew what to write: plans of the other ranks, planning by the
-            coordinator, the way back. On the coordinator without ``global_plan_s`` and ``begin_s``.
+        num_records: Number of records that the rank wrote.
+        bytes_written: Size of the rank's files, in bytes.
+        plan_s: Seconds from the beginning of the save until the rank's own plan was ready.
+        exchange_s: Seconds from then until the rank knew what to write: the plans of all ranks travel to the
+            coordinator, it plans, and the answers travel back. On the coordinator without ``global_plan_s`` and
+            ``begin_s``.
         write_s: Seconds of writing.
-        stage_s: Seconds spent copying, summing and waiting for slots.
+        stage_s: Seconds spent copying, computing checksums and waiting for slots.
         flush_s: Seconds spent waiting for the last writes.
         sync_s: Seconds spent in fsync.
-        plan: Of the planner, if it says anything.
+        plan: Report of the planner; the default one if the planner gives none.
     """
 
     rank: int = 0
@@ -65,25 +67,25 @@ class RankSaveReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveReport(RankSaveReport):
-    """One rank's part of a committed or handed-in save; on the coordinator, all of a committed one.
+    """On the coordinator, a report of the whole committed save; on another rank, of what that rank wrote for it.
 
     The phases of the coordinator are ``plan_s``, ``global_plan_s``, ``begin_s``, ``exchange_s``, ``write_s``,
-    ``wait_s``, ``assemble_s``, ``commit_s`` and ``sweep_s``, in this order; together they are ``total_s``. On other
-    ranks those of the coordinator alone are 0.
+    ``wait_s``, ``assemble_s``, ``commit_s`` and ``sweep_s``, in this order. They add up to ``total_s``. On other ranks,
+    the phases that only the coordinator has are 0.
 
     Attributes:
         path: Directory of the checkpoint.
-        save_id: 32 hex digits, drawn by the coordinator; "" on other ranks, which are not told.
-        global_plan_s: Seconds of the coordinator gathering plans and deciding who writes what.
-        begin_s: Seconds of taking the right to commit: lock, sweep of dead saves, reserved disk space.
-        wait_s: Seconds of waiting for what the other ranks wrote.
+        save_id: 32 hex digits, chosen by the coordinator; "" on other ranks, to which it is not sent.
+        global_plan_s: Seconds in which the coordinator gathers plans and decides which rank writes what.
+        begin_s: Seconds of taking the right to commit: take the lock, remove files of dead saves, reserve disk space.
+        wait_s: Seconds of waiting until the other ranks have written and reported their parts.
         assemble_s: Seconds of joining what was planned with what was written.
-        commit_s: Seconds of the commit: check of all files, ``.metadata``, fsync, rename, fsync.
+        commit_s: Seconds of the commit: check all files, write ``.metadata``, fsync, rename, fsync.
         sweep_s: Seconds of removing data files of older saves. File systems may take long to free large files.
-        total_s: Seconds from the beginning to the end on this rank. Asynchronous saves begin once they are staged.
-        ranks: On the coordinator, all ranks in the order of their numbers; empty on others.
-        files_swept: Data files of older saves that the commit removed.
-        warnings: What went wrong after the commit and did not undo it.
+        total_s: Seconds from the beginning to the end on this rank. An asynchronous save begins when it is staged.
+        ranks: On the coordinator, the reports of all ranks, sorted by rank; empty on other ranks.
+        files_swept: Number of data files of older saves that the commit removed.
+        warnings: Problems after the commit, which did not undo it.
     """
 
     path: str
@@ -101,17 +103,17 @@ class SaveReport(RankSaveReport):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that all ``ranks`` wrote; without them, this rank."""
+        """Bytes that all ``ranks`` wrote; if ``ranks`` is empty, bytes that this rank wrote."""
         return sum(of_rank.bytes_written for of_rank in self.ranks) if self.ranks else self.bytes_written
 
     @property
     def gb_per_s(self) -> float:
-        """``total_bytes`` in 10^9 bytes by ``total_s``."""
+        """``total_bytes`` in units of 10^9 bytes, divided by ``total_s``."""
         return _ratio(self.total_bytes / 1e9, self.total_s)
 
     @property
     def balance(self) -> float | None:
-        """Bytes of the rank that wrote most by the mean of all ranks, at best 1; None if other ranks are not known."""
+        """Bytes of the rank that wrote most, divided by the mean of all ranks; 1 is best, None if no ``ranks``."""
         if not self.ranks:
             return None
         largest = max(of_rank.bytes_written for of_rank in self.ranks)
@@ -136,29 +138,29 @@ class SaveReport(RankSaveReport):
         )
 
     def to_json(self) -> str:
-        """All of it as a JSON object: fields under their names, ``total_bytes``, ``gb_per_s`` and ``balance``."""
+        """Returns a JSON object of all fields, by name, and of ``total_bytes``, ``gb_per_s`` and ``balance``."""
         return _to_json(self, total_bytes=self.total_bytes, gb_per_s=self.gb_per_s, balance=self.balance)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankLoadReport:
-    """What one rank did until all that it wanted was where it belongs.
+    """What one rank did until it had everything that it wanted.
 
     The phases ``metadata_s``, ``plan_s``, ``exchange_s``, ``read_s`` and ``objects_s`` follow one another.
 
     Attributes:
         rank: Number of the rank in the load.
-        num_boxes: Stored boxes that were read into tensors or buffers.
-        num_files: Data files that were opened.
-        bytes_wanted: Bytes of those boxes.
+        num_boxes: Number of stored boxes that were read into tensors or buffers.
+        num_files: Number of data files that were opened.
+        bytes_wanted: Bytes of these boxes.
         bytes_read: Bytes that this rank read: whole blocks of 256 KiB, each once.
-        bytes_received: Bytes that another rank read for this one, and sent.
-        seconds: Reading, verifying and scattering, of tensors and objects.
+        bytes_received: Bytes that other ranks read for this one, and sent to it.
+        seconds: Seconds of reading, verifying and scattering tensors and objects.
         metadata_s: Seconds of reading ``.metadata``.
-        plan_s: Seconds from there until this rank's own plan was ready.
-        exchange_s: Seconds from there until all ranks had agreed on what to read.
-        read_s: Seconds of bringing tensors to where they belong.
-        objects_s: Seconds of reading and unpacking all that is not a tensor.
+        plan_s: Seconds from then until this rank's own plan was ready.
+        exchange_s: Seconds from then until all ranks had agreed on what to read.
+        read_s: Seconds of reading tensors into their places.
+        objects_s: Seconds of reading and unpacking everything that is not a tensor.
     """
 
     rank: int = 0
@@ -177,29 +179,29 @@ class RankLoadReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport(RankLoadReport):
-    """One rank's part of a load; on the coordinator, all of it.
+    """On the coordinator, a report of the whole load; on another rank, of that rank's part.
 
-    The phases, and ``wait_s`` after them, are together ``total_s``.
+    The phases, with ``wait_s`` after them, add up to ``total_s``.
 
     Attributes:
         path: Directory of the checkpoint.
         save_id: 32 hex digits.
-        reading: ``independent``, or ``cooperative`` where the ranks shared it.
-        wait_s: Seconds of waiting at the end: where ranks share their reading, until none needs this one any more; on
-            the coordinator, if it knows the ``ranks``, until all had what they wanted.
+        reading: ``independent``, or ``cooperative`` where the ranks shared their reading.
+        wait_s: Seconds of waiting at the end. Where ranks share their reading, a rank waits until no other rank needs
+            it any more. The coordinator, if it knows the ``ranks``, waits until all of them have what they wanted.
         total_s: Seconds from the beginning to the end on this rank.
-        ranks: On the coordinator, all ranks in the order of their numbers; empty on others. Empty also where not all
-            ranks were certain to come to tell it: the reader is wrapped, its ``read_data`` or ``finish_plan`` of the
-            planner is overridden, or each rank read what it had saved without collectives.
-        missing_keys: Asked for, and not in the checkpoint: what ``allow_partial_load=True`` left as it was. On the
-            coordinator those of any rank, on the others of this rank; 256 at most. Of a planner that is not ours they
-            are not known.
-        num_missing_keys: How many there are; on the coordinator at least so many, if ranks that lack more than 256 lack
-            different ones.
-        unexpected_keys: In the checkpoint, and no rank asked for them, though some asked for others of their top-level
-            part (``optimizer`` of ``optimizer.state.0.step``); 256 at most. On the coordinator; empty on others, but
-            where each rank read what it had saved without collectives.
-        num_unexpected_keys: How many there are.
+        ranks: On the coordinator, the reports of all ranks, sorted by rank; empty on other ranks. It is also empty if
+            it was not certain that all ranks would report: the reader is wrapped, its ``read_data`` or the planner's
+            ``finish_plan`` is overridden, or each rank read what it had saved without collectives.
+        missing_keys: Keys that were asked for and are not in the checkpoint, so that ``allow_partial_load=True`` left
+            their values as they were; 256 at most. On the coordinator those of all ranks, on another rank its own.
+            Unknown, and so empty, with a planner that is not ours.
+        num_missing_keys: Number of missing keys. On the coordinator it is a lower bound if several ranks lack more than
+            256 keys each, and not the same ones.
+        unexpected_keys: Keys of the checkpoint that no rank asked for, although some rank asked for another key of the
+            same top-level part (``optimizer`` of ``optimizer.state.0.step``); 256 at most. Only the coordinator has
+            them, except that each rank has its own where it read what it had saved without collectives.
+        num_unexpected_keys: Number of unexpected keys.
     """
 
     path: str
@@ -215,22 +217,25 @@ class LoadReport(RankLoadReport):
 
     @property
     def total_bytes_wanted(self) -> int:
-        """``bytes_wanted`` of all ``ranks``; without them, of this rank."""
+        """``bytes_wanted`` of all ``ranks``; if ``ranks`` is empty, of this rank."""
         return sum(of_rank.bytes_wanted for of_rank in self.ranks) if self.ranks else self.bytes_wanted
 
     @property
     def total_bytes_read(self) -> int:
-        """``bytes_read`` of all ``ranks``; without them, of this rank."""
+        """``bytes_read`` of all ``ranks``; if ``ranks`` is empty, of this rank."""
         return sum(of_rank.bytes_read for of_rank in self.ranks) if self.ranks else self.bytes_read
 
     @property
     def gb_per_s(self) -> float:
-        """``total_bytes_wanted`` in 10^9 bytes by ``total_s``."""
+        """``total_bytes_wanted`` in units of 10^9 bytes, divided by ``total_s``."""
         return _ratio(self.total_bytes_wanted / 1e9, self.total_s)
 
     @property
     def read_amplification(self) -> float:
-        """``total_bytes_read`` by ``total_bytes_wanted``; 0 if nothing was wanted. Below 1 where ranks share."""
+        """``total_bytes_read`` divided by ``total_bytes_wanted``.
+
+        It is 0 if nothing was wanted, and may be below 1 where ranks share their reading.
+        """
         return _ratio(self.total_bytes_read, self.total_bytes_wanted)
 
     def summary(self) -> str:
@@ -253,7 +258,7 @@ class LoadReport(RankLoadReport):
         )
 
     def to_json(self) -> str:
-        """All of it as a JSON object: fields under their names, and the properties but ``summary``."""
+        """Returns a JSON object of all fields and properties, by name."""
         return _to_json(
             self,
             total_bytes_wanted=self.total_bytes_wanted,
@@ -265,15 +270,15 @@ class LoadReport(RankLoadReport):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is not as it was written.
+    """One place in a checkpoint that differs from what was written.
 
     Attributes:
-        file: Name in the directory of the checkpoint.
+        file: Name of the file in the directory of the checkpoint.
         section: ``metadata``, ``file`` (missing or unreadable), ``header``, ``records`` or ``block table or trailer``.
-        offset: First byte in doubt, from the start of the file, if that is known.
-        num_bytes: How many, if that is known: a checksum covers 256 KiB.
-        fqns: Keys with bytes there.
-        message: What was found, and what was wanted.
+        offset: Offset of the first byte in doubt from the start of the file; None if that is not known.
+        num_bytes: Number of bytes in doubt, since a checksum covers 256 KiB; None if that is not known.
+        fqns: Keys whose bytes lie there.
+        message: What was expected, and what was found.
     """
 
     file: str
@@ -290,15 +295,15 @@ class VerifyReport:
 
     Attributes:
         path: Directory of the checkpoint.
-        save_ids: 32 hex digits; one, or one a rank that saved without collectives.
-        num_files: Data files that were read.
-        num_records: Tensors and objects in them.
+        save_ids: Ids of the save, 32 hex digits each: one, or one for each rank that saved without collectives.
+        num_files: Number of data files that were read.
+        num_records: Number of tensors and objects in them.
         bytes_checked: Bytes of data files that were compared with checksums.
-        bytes_unchecked: Of another writer's records: bytes that have no checksum. 0 of our own checkpoints.
-        problems: None if the checkpoint is whole; a thousand at most.
-        unreferenced: Names of data files that no commit mark refers to. They do the checkpoint no harm, but take space;
-            the next save removes those of our naming. None while a save may be under way.
-        notes: What says that a save may be under way, and files that may be its own.
+        bytes_unchecked: Bytes of another writer's records that have no checksum. 0 for our own checkpoints.
+        problems: The problems that were found, a thousand at most; empty if the checkpoint is whole.
+        unreferenced: Names of data files that no commit mark refers to. They do not harm the checkpoint, but take
+            space. The next save removes those that are named as ours are. Empty while a save may be under way.
+        notes: Signs that a save may be under way, and the files that may belong to it.
     """
 
     path: str
@@ -313,11 +318,11 @@ class VerifyReport:
 
     @property
     def is_whole(self) -> bool:
-        """Is every byte what was written?"""
+        """Whether every byte is what was written."""
         return not self.problems
 
     def raise_if_damaged(self) -> None:
-        """Raises a CorruptCheckpointError that says all problems."""
+        """Raises a CorruptCheckpointError that lists all problems, if there are any."""
         if self.problems:
             lines = [f"{p.file}, {p.section}{_keys(p)}: {p.message}" for p in self.problems]
             raise CorruptCheckpointError(
@@ -335,7 +340,7 @@ def _ratio(value: float, by: float) -> float:
 
 
 def _who(report: SaveReport | LoadReport) -> str:
-    """Did what the report says: 4 ranks."""
+    """Returns who did what the report says, for example "4 ranks"."""
     if not report.ranks:
         return f"rank {report.rank}"
     return "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
@@ -346,7 +351,7 @@ def _to_json(report: SaveReport | LoadReport, **derived: float | None) -> str:
 
 
 def size_text(num_bytes: int) -> str:
-    """In words: 1.07 GB."""
+    """Returns a size for people, for example "1.07 GB"."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= factor:
             return f"{num_bytes / factor:.2f} {unit}"
@@ -358,7 +363,7 @@ def _rate(gb_per_s: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """In words: 31 ms."""
+    """Returns a duration for people, for example "31 ms"."""
     if seconds >= 1.0:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.1f} ms"

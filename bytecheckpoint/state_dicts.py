@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving and loading of state dicts without DCP's entry points, through the same engine."""
+"""Saves and loads state dicts through the same engine, without DCP's entry points."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
-from bytecheckpoint import _background
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._direct import fail_load, fail_save, run_load, run_save, with_states
-from bytecheckpoint.dcp._groups import keep_watching, own_group
-from bytecheckpoint.dcp._turns import next_turn
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.writer import BcpWriter
+from bytecheckpoint.distributed.call_order import next_turn
+from bytecheckpoint.distributed.groups import keep_watching, own_group
 from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.report import LoadReport, SaveReport
-from bytecheckpoint.save_handle import SaveHandle, save_in_background
+from bytecheckpoint.staging import background as _background
+from bytecheckpoint.staging.save_handle import SaveHandle, save_in_background
+from bytecheckpoint.staging.staged_state import claimed
 
 __all__ = ["SaveHandle", "async_save_state_dict", "load_state_dict", "save_state_dict"]
 
@@ -35,30 +36,32 @@ def save_state_dict(
     user_metadata: Mapping[str, Any] | None = None,
     config: Config | None = None,
 ) -> SaveReport:
-    """Saves a state dict, as ``dcp.save`` would with our writer and planner.
+    """Saves a state dict, as ``dcp.save`` does with our writer and planner.
 
-    Collective over ``process_group``, of which the first call makes a gloo group of its own, watched as those of
-    ``new_group``. Durable when it returns; the checkpoint that was there stays whole until then.
+    Collective over ``process_group``. The first call makes a gloo group of our own with the same ranks, and a liveness
+    monitor for it, as ``new_group`` does. The checkpoint is durable when the call returns; until then the previous
+    checkpoint at the path stays whole.
 
     Args:
         path: Directory, created if absent; the same on all ranks.
-        state_dict: Nested dicts and lists of tensors and objects. ``Stateful`` values give their ``state_dict()``.
-        process_group: Of the ranks that save; None takes the default group, if there is one.
-        no_dist: Save alone, whatever groups there are.
-        planner: None makes a ``BcpSavePlanner``.
-        overwrite: False makes an existing checkpoint a ``CheckpointExistsError``.
-        user_metadata: Free-form, JSON-serialisable; ``BcpReader.user_metadata`` gives it back.
+        state_dict: Nested dicts and lists of tensors and objects. For a ``Stateful`` value at the top level, its
+            ``state_dict()`` is saved.
+        process_group: Group of the ranks that save; None takes the default group, if there is one.
+        no_dist: Whether this process saves alone, whatever groups there are.
+        planner: Planner of the save; None makes a ``BcpSavePlanner``.
+        overwrite: If False, an existing checkpoint at the path is a ``CheckpointExistsError``.
+        user_metadata: Any JSON-serialisable values; ``BcpReader.user_metadata`` returns them.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
 
     Returns:
-        What was done: on the coordinator of all ranks, on the others of themselves.
+        A report: on the coordinator about all ranks, on any other rank about that rank.
 
     Raises:
-        CheckpointError: On all ranks; what failed where, as ``BcpWriter`` says. Also the failure of an earlier
-            background save that nobody has looked at.
-        OutOfStepError: An earlier call failed on one rank alone, before that rank came to the others.
-        RankLostError: A rank died, or stopped for longer than ``Config.stall_timeout_s``. Once on each rank that lives,
-            in the call that was under way or in its next.
+        CheckpointError: The save failed. All ranks raise; the error says what failed where, see ``BcpWriter``. An
+            earlier background save whose failure nobody has looked at also raises here.
+        OutOfStepError: An earlier call failed on one rank alone, before that rank met the others.
+        RankLostError: A rank died, or stopped for longer than ``Config.stall_timeout_s``. Each rank that lives raises
+            it once, in the call under way or in its next call.
     """
     turn = next_turn(process_group, no_dist, "calls")
     writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
@@ -68,7 +71,8 @@ def save_state_dict(
         state = with_states(_checked("save_state_dict", path, state_dict, Mapping))
     except Exception as error:
         return fail_save(writer, error, group, turn)
-    return run_save(state, writer, planner, group, turn)
+    with claimed(state_dict):
+        return run_save(state, writer, planner, group, turn)
 
 
 def load_state_dict(
@@ -80,26 +84,29 @@ def load_state_dict(
     planner: LoadPlanner | None = None,
     config: Config | None = None,
 ) -> LoadReport:
-    """Loads into a state dict, in place, as ``dcp.load`` would with our reader and planner.
+    """Loads into a state dict in place, as ``dcp.load`` does with our reader and planner.
 
-    Collective over ``process_group``, as ``save_state_dict``, with which it shares a group. When a newer save is
-    committed meanwhile, it begins again, with that one.
+    Collective over ``process_group``. It uses the same gloo group of our own as ``save_state_dict``. If a newer save is
+    committed at the path during the load, the load begins again and loads that one.
 
     Args:
-        path: Directory of a checkpoint of ours or of stock DCP, as ``latest`` gives it. None, which it gives if a run
-            has none yet, is a ``CheckpointNotFoundError``.
-        state_dict: Tensors are filled; other values are replaced. ``Stateful`` values get ``load_state_dict``.
-        process_group: Of the ranks that load; None takes the default group, if there is one.
-        no_dist: Load alone, whatever groups there are.
-        planner: None makes a ``BcpLoadPlanner``. With any other a newer commit is a ``CheckpointChangedError``.
+        path: Directory of a checkpoint of ours or of stock DCP, for example what ``latest`` returns. None, which
+            ``latest`` returns if a run has no checkpoint yet, is a ``CheckpointNotFoundError``.
+        state_dict: Its tensors are filled, and its other values are replaced. For a ``Stateful`` value,
+            ``load_state_dict`` is called.
+        process_group: Group of the ranks that load; None takes the default group, if there is one.
+        no_dist: Whether this process loads alone, whatever groups there are.
+        planner: Planner of the load; None makes a ``BcpLoadPlanner``. With any planner passed here, a newer commit
+            during the load is a ``CheckpointChangedError``.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
 
     Returns:
-        What was done: on the coordinator of all ranks, on the others of themselves.
+        A report: on the coordinator about all ranks, on any other rank about that rank.
 
     Raises:
-        CheckpointError: On all ranks; what failed where, as ``BcpReader`` says.
-        OutOfStepError, RankLostError: As for ``save_state_dict``.
+        CheckpointError: The load failed. All ranks raise; the error says what failed where, see ``BcpReader``.
+        OutOfStepError: See ``save_state_dict``.
+        RankLostError: See ``save_state_dict``.
     """
     turn = next_turn(process_group, no_dist, "calls")
     reader = BcpReader(path, config=config)
@@ -122,22 +129,29 @@ def async_save_state_dict(
     user_metadata: Mapping[str, Any] | None = None,
     config: Config | None = None,
 ) -> SaveHandle[SaveReport]:
-    """Saves a state dict in the background: what is saved is the state at the call.
+    """Saves a state dict in the background, as it is at the call.
 
-    Collective over ``process_group``, of which the first call makes a gloo group of its own, so that training may go on
-    using it. Saves of one process follow one another in the order of the calls.
+    Collective over ``process_group``. The first call makes a gloo group of our own with the same ranks, so that
+    training can go on using ``process_group``. The saves of one process run in the order of the calls.
 
     Args:
-        path, state_dict, process_group, no_dist, planner, overwrite, user_metadata: As for ``save_state_dict``.
-        config: Settings; None reads ``BYTECHECKPOINT_*`` variables. ``staging_bytes`` and ``on_staging_busy`` say how
-            much memory staged states take, ``handle_sigterm`` whether SIGTERM waits for saves.
+        path: See ``save_state_dict``.
+        state_dict: See ``save_state_dict``.
+        process_group: See ``save_state_dict``.
+        no_dist: See ``save_state_dict``.
+        planner: See ``save_state_dict``.
+        overwrite: See ``save_state_dict``.
+        user_metadata: See ``save_state_dict``.
+        config: Settings; None reads ``BYTECHECKPOINT_*`` variables. ``staging_bytes`` and ``on_staging_busy`` determine
+            how much memory staged states take, ``handle_sigterm`` whether SIGTERM waits for saves.
 
     Returns:
-        A handle, when host tensors and objects are copied; see ``SaveHandle.staged`` for those on devices.
+        A handle. The call returns as soon as host tensors and objects are copied; ``SaveHandle.staged`` says when
+        tensors on devices are.
 
     Raises:
         CheckpointError: The state cannot be staged (``StagingFullError``, ``StagingBusyError``, ``InvalidPlanError``),
-            or an earlier background save failed and nobody has looked. The save then fails on all ranks.
+            or an earlier background save failed and nobody has looked at its error. The save then fails on all ranks.
     """
     turn = next_turn(process_group, no_dist, "background")
     writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
@@ -163,7 +177,7 @@ def async_save_state_dict(
 def _checked(
     call: str, path: str | os.PathLike[str] | None, state_dict: Mapping[str, Any], kind: type
 ) -> Mapping[str, Any]:
-    """``state_dict``, if it is of that kind.
+    """Returns ``state_dict``, if it is an instance of ``kind``.
 
     Raises:
         InvalidPlanError: It is something else, such as a list of tensors or a module.

@@ -9,10 +9,15 @@ OLMO := $(if $(filter torch==2.10.% torch==2.11.% torch==2.12.% torch==2.13.%,$(
 
 # What meets torch: hooks, planners, staging, groups, both directions with stock DCP, adapters.
 COMPAT_TESTS := tests/interop $(addprefix tests/frameworks/test_,olmo.py torchtitan_*.py) \
-  $(addprefix tests/unit/test_,builtin_objects.py calls.py load_planner.py nested_saves.py objects.py planner_memory.py \
-    public_names.py round_trip.py save_planner.py staged_saves.py stager.py state_dicts.py writer_arguments.py) \
+  $(addprefix tests/unit/test_,builtin_objects.py call_context.py calls.py load_planner.py nested_saves.py objects.py \
+    planner_memory.py public_names.py round_trip.py save_planner.py staged_saves.py stager.py state_dicts.py \
+    writer_arguments.py) \
   $(addprefix tests/distributed/test_,async_save.py group_life.py groups.py in_step.py marked_parts.py peers.py \
     plan_exchange.py planner_memory.py registered_saves.py resharding.py save_process.py state_dicts.py)
+# What shows most of it, with SHORT=1, as in CI.
+COMPAT_SHORT := $(addprefix tests/interop/test_,golden.py stock_golden.py stock.py) tests/frameworks/test_olmo.py \
+  $(addprefix tests/unit/test_,public_names.py save_planner.py load_planner.py stager.py) \
+  $(addprefix tests/distributed/test_,async_save.py groups.py registered_saves.py state_dicts.py)
 
 # Where pyenv has several versions of Python all of them are to be found, the usual one first.
 export PYENV_VERSION := $(or $(PYENV_VERSION),$(shell ! command -v pyenv > /dev/null || \
@@ -26,15 +31,22 @@ compat: $(addprefix compat-,$(VERSIONS))
 $(addprefix compat-,$(VERSIONS)): compat-%:
 	$(MAKE) test_compat TORCH=torch==$(firstword $(subst -, ,$*)) PYTHON=$(lastword $(subst -, ,$*))
 
+compat-%:
+	@echo '$@: make compat tries $(VERSIONS); make test_compat TORCH=torch==X PYTHON=pythonY any other' >&2; exit 2
+
 ifneq ($(IS_COPY),yes)
 ifneq ($(TORCH) $(PYTHON),$(NEWEST) python3)
 IN_A_COPY := build/with/$(subst ==,-,$(TORCH))-$(notdir $(PYTHON))
 
 # All that git knows or would take; nothing that is gone here, but what was built there.
-demo test test_compat torture bench lint build:
+demo test test_compat torture bench docs lint build:
 	@echo '$(TORCH)' | grep -Eqx 'torch==[0-9]+[.][0-9]+[.][0-9]+' || \
 	  { echo 'TORCH=$(TORCH): a version of torch is wanted, as in TORCH=$(NEWEST)' >&2; exit 2; }
+	@echo '$(TORCH)' | grep -Eqx 'torch==(2[.][1-9][0-9]+|[3-9][0-9]*)[.].*' || \
+	  { echo 'TORCH=$(TORCH): too old, bytecheckpoint needs torch 2.10 or newer' >&2; exit 2; }
 	@$(PYTHON) -c '' 2> /dev/null || { echo 'PYTHON=$(PYTHON): no such Python here' >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'PYTHON=$(PYTHON): too old, bytecheckpoint needs Python 3.11 or newer' >&2; exit 2; }
 	mkdir -p $(IN_A_COPY)
 	find $(IN_A_COPY) \( -path $(IN_A_COPY)/build -o -path $(IN_A_COPY)/.venv \) -prune -o \
 	  -type f ! -name '*.so' -exec rm -f {} +

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp``, the command line. One file a command; none imports torch before it needs it."""
+"""``bcp``, the command line. Each command has a file, and imports torch only when it needs it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """What ``bcp`` and ``python -m bytecheckpoint`` run. Ends the process with the exit code, or returns it."""
+    """Runs ``bcp`` or ``python -m bytecheckpoint``. Returns the exit code, or ends the process with it."""
     try:
         from bytecheckpoint.cli.app import run
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group of commands, and what becomes of their errors."""
+"""The group of all commands, and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bytecheckpoint.errors import CheckpointError
 
 __all__ = ["bcp", "run"]
 
-# Each is `command` in the module of its name.
+# Each command is the object `command` in the module of its name.
 _COMMANDS = ("diff", "doctor", "ls", "show", "steps", "verify")
 
 
@@ -25,7 +25,7 @@ class _Interrupted(Failure):
 
 
 class _Commands(click.Group):
-    """Imports a command when it is asked for, and turns what a user can do wrong into one line."""
+    """Imports a command when it is asked for, and turns errors of use or of a checkpoint into one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -60,7 +60,7 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, prog_name="bcp", message="%(prog)s %(version)s")
 def bcp() -> None:
-    """Looks into checkpoints of bytecheckpoint and of stock DCP. No command changes them or runs code of theirs.
+    """Inspects checkpoints of bytecheckpoint and of stock DCP. No command changes a checkpoint or runs its code.
 
     \b
     Example:
@@ -70,10 +70,10 @@ def bcp() -> None:
 
 def run() -> int:
     """Runs the command of ``sys.argv``."""
-    # A pipe whose reader has gone ends the process quietly, as it ends other tools.
+    # If the reader of a pipe has gone, the process ends quietly, as other tools do.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a terminal may not know a letter
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a terminal may lack a character
     try:
         code = bcp.main(prog_name="bcp", standalone_mode=False)
     except click.ClickException as error:

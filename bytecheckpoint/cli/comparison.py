@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of two checkpoints beside each other, a few megabytes at a time. Imports torch."""
+"""Compares the values of two checkpoints, a few megabytes at a time. Imports torch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import torch
 from bytecheckpoint.cli.contents import Item
 from bytecheckpoint.cli.reading import Box, open_values, pieces
 from bytecheckpoint.cli.statistics import in_float64
+from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp import _compat
-from bytecheckpoint.equality import are_equal, bits
 from bytecheckpoint.errors import UnsafeObjectError
+from bytecheckpoint.tensors.equality import are_equal, bits
 
 __all__ = ["Comparison"]
 
 
 class Comparison:
-    """Two checkpoints.
+    """Compares two checkpoints.
 
     Attributes:
-        a, b: What they say that they hold.
+        a: Contents of the first checkpoint, from its metadata.
+        b: Contents of the second checkpoint, from its metadata.
     """
 
     def __init__(self, a: str, b: str, config: Config) -> None:
@@ -37,11 +38,17 @@ class Comparison:
         return sum(values.bytes_read for values in (*self._a.values(), *self._b.values()))
 
     def tensors(self, a: Item, b: Item, tell: Callable[[], None]) -> dict[str, Any] | None:
-        """How two tensors of one shape and dtype differ; None if they do not.
+        """Compares two tensors of one shape and dtype.
+
+        Args:
+            a: The tensor in the first checkpoint.
+            b: The tensor in the second checkpoint.
+            tell: Called after each read, to update a progress bar.
 
         Returns:
-            ``elements`` compared, how many are ``different`` bit by bit, the ``max_abs_difference`` of numbers among
-            those, ``nan_in_one``: how many are NaN in just one, and ``only_in_one``: how many just one has stored.
+            None if the tensors are equal. Otherwise a dict. ``elements``: how many were compared. ``different``: how
+            many of them differ bit by bit. ``max_abs_difference``: the largest difference among these, without NaN.
+            ``nan_in_one``: how many are NaN in only one tensor. ``only_in_one``: how many are stored in only one.
         """
         out: dict[str, Any] = {
             "elements": 0,
@@ -56,7 +63,7 @@ class Comparison:
                 other, num_stored = self._b[b.component, b.rank].read_across(b, box)
                 tell()
                 if num_stored < box.numel:
-                    # Which of them it has is not worth an account of its own.
+                    # `b` lacks elements of this piece: count them, and compare nothing of the piece.
                     out["only_in_one"] += box.numel - num_stored
                     both += num_stored
                     continue
@@ -69,7 +76,7 @@ class Comparison:
         return out if out["different"] or out["only_in_one"] else None
 
     def objects(self, a: Item, b: Item) -> dict[str, Any] | None:
-        """None if two objects are equal, else why they are not taken to be."""
+        """Returns None if two objects are equal; otherwise a dict, with a ``reason`` if they could not be compared."""
         of_a, of_b = self._a[a.component, a.rank], self._b[b.component, b.rank]
         in_a, in_b = of_a.record(a), of_b.record(b)
         if in_a == in_b:
@@ -83,7 +90,7 @@ class Comparison:
 
 
 def _compare(a: torch.Tensor, b: torch.Tensor, out: dict[str, Any]) -> None:
-    if a.is_quantized != b.is_quantized:  # one of them was put together of several
+    if a.is_quantized != b.is_quantized:  # one of them was joined from several chunks
         a, b = (each.dequantize().to(torch.float64) if each.is_quantized else each for each in (a, b))
     is_alike = not a.is_quantized or _compat.quantization(a) == _compat.quantization(b)
     bits_a, bits_b = bits(a), bits(b)

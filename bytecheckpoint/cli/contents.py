@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint, or a step folder of several, says that it holds; needs no torch."""
+"""The contents of a checkpoint, or of all parts of a step folder, from their metadata. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.parts import inspect_step
+from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
-from bytecheckpoint.parts import inspect_step
-from bytecheckpoint.wrong_path import explaining
 
 if TYPE_CHECKING:
     from bytecheckpoint import _C
@@ -31,9 +31,11 @@ class Chunk:
     """A box of a tensor, or an object, and where it is stored.
 
     Attributes:
-        file: Name in the directory; None if the metadata do not say where.
-        offset: Of the record in the file.
-        num_bytes: Of the record.
+        offsets: Where the box begins in each dim of the tensor.
+        sizes: Shape of the box.
+        file: Name of the file in the directory; None if the metadata do not say where.
+        offset: Offset of the record in the file.
+        num_bytes: Bytes of the record.
     """
 
     offsets: tuple[int, ...]
@@ -52,12 +54,16 @@ class Item:
     """A tensor or an object.
 
     Attributes:
-        component: Of a step folder of ``bytecheckpoint.save``, the part that it is in; else "".
-        rank: That saved it without collectives; None of a checkpoint of all ranks.
-        dtype: None of an object.
-        num_bytes: Of all elements of the tensor, stored or not; of what is not plain elements, of its records.
-        chunks: None if they were not asked for.
-        is_partial: It was saved in part on purpose.
+        component: Part that it is in, in a step folder of ``bytecheckpoint.save``; otherwise "".
+        rank: Rank that saved it without collectives; None in a checkpoint of all ranks.
+        name: Its key.
+        dtype: Name of the dtype; None for an object.
+        shape: Shape of the tensor.
+        num_bytes: Bytes of all elements of the tensor, stored or not. If it is not stored as plain elements, bytes of
+            its records.
+        num_chunks: Number of chunks.
+        chunks: The chunks; None if they were not asked for.
+        is_partial: Whether it was saved in part on purpose.
     """
 
     component: str
@@ -76,7 +82,7 @@ class Item:
 
     @property
     def key(self) -> Key:
-        """Of this item among all of its contents."""
+        """Key of this item among all items of its contents."""
         return self.component, self.rank, self.name
 
 
@@ -85,11 +91,11 @@ class Part:
     """What one commit mark says.
 
     Attributes:
-        path: Of the directory that it is in.
-        component: As of ``Item``.
-        rank: Whose part it is; None of a checkpoint of all ranks.
-        checkpoint: It, opened.
-        items: By name, in the order of its UTF-8 bytes.
+        path: Directory of the commit mark.
+        component: See ``Item``.
+        rank: Rank whose part it is; None for a checkpoint of all ranks.
+        checkpoint: The opened commit mark.
+        items: Items by name, in the order of the names' UTF-8 bytes.
     """
 
     path: str
@@ -105,7 +111,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Contents:
-    """A checkpoint: one part, or one a rank that saved without collectives; or all components of a step folder."""
+    """A checkpoint: one part, or one for each rank that saved without collectives; or all parts of a step folder."""
 
     path: str
     parts: tuple[Part, ...]
@@ -129,11 +135,15 @@ def open_contents(
     """Reads the commit mark of a checkpoint, or those of its ranks, or those of the parts of a step folder.
 
     Args:
-        kind: Of the extension module that will be asked for more.
+        path: Directory of a checkpoint, or a step folder.
+        config: Settings; ``accept_rewritten_metadata`` is used.
+        with_chunks: Whether to read chunks, too.
+        kind: Class ``Checkpoint`` of the extension module that will do further work with the checkpoint.
 
     Raises:
-        CheckpointNotFoundError: None of these is there; says what is.
-        CorruptCheckpointError, FormatVersionError, UnsupportedError, StorageError
+        CheckpointNotFoundError: There is none of these. The message says what is there.
+        CheckpointError: A commit mark cannot be read (``CorruptCheckpointError``, ``FormatVersionError``,
+            ``UnsupportedError``, ``StorageError``).
     """
 
     def parts_of(directory: str, component: str) -> tuple[Part, ...]:
@@ -156,7 +166,7 @@ def open_contents(
 
 
 def components_in(path: str) -> list[str]:
-    """The parts in a step folder of ``bytecheckpoint.save``, the model first; none of anything else."""
+    """Returns the parts in a step folder of ``bytecheckpoint.save``, the model first; none for any other folder."""
     try:
         return list(inspect_step(path)["components"])[::-1]
     except StorageError:

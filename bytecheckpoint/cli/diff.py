@@ -22,11 +22,13 @@ __all__ = ["command"]
 
 @dataclass(frozen=True)
 class _Difference:
-    """What is not the same of one key.
+    """How one key differs.
 
     Attributes:
-        what: ``kind``, ``dtype``, ``shape`` or ``values``.
-        details: As they are printed in JSON.
+        key: The key.
+        what: What differs: ``kind``, ``dtype``, ``shape`` or ``values``.
+        text: The difference for people.
+        details: The difference as it is printed in JSON.
     """
 
     key: Key
@@ -45,8 +47,8 @@ class _Difference:
 def command(ctx: click.Context, a: str, b: str, structure_only: bool, as_json: bool, progress: bool) -> None:
     """Compares two checkpoints: keys, shapes, dtypes, and every value bit by bit.
 
-    A and B are checkpoints, or step folders of bytecheckpoint.save, of which all parts are compared. How a tensor is
-    cut into shards, and who wrote it, makes no difference. Memory stays bounded. Ends with 1 if they differ.
+    A and B are checkpoints, or step folders of bytecheckpoint.save, all parts of which are compared. How a tensor is
+    cut into shards, and who wrote it, does not matter. Memory use is bounded. Ends with 1 if they differ.
 
     \b
     Example:
@@ -110,7 +112,10 @@ def _by_key(contents: Contents) -> dict[Key, Item]:
 
 
 def _structure(a: Contents, b: Contents, differences: list[_Difference]) -> tuple[list[Key], list[Key], list[Key]]:
-    """Keys of the same structure in both, and those only in one; adds the others to ``differences``."""
+    """Returns keys of the same structure in both, keys only in ``a``, and keys only in ``b``.
+
+    Keys that are in both but differ in structure are added to ``differences``.
+    """
     of_a, of_b = _by_key(a), _by_key(b)
     alike = []
     for key in (key for key in of_a if key in of_b):

@@ -19,11 +19,7 @@ from bytecheckpoint.cli.options import checked_path, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
 from bytecheckpoint.probes.of_olmo import OLMO_FEATURES
 from bytecheckpoint.probes.of_torch import TORCH_FEATURES
-from bytecheckpoint.probes.of_torchtitan import (
-    TORCHTITAN_0_1,
-    TORCHTITAN_0_2,
-    TORCHTITAN_FEATURES,
-)
+from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_0_1, TORCHTITAN_0_2, TORCHTITAN_FEATURES
 from bytecheckpoint.probes.probe import TESTED, Feature, installed, is_newer_than_tested
 
 __all__ = ["command"]
@@ -38,21 +34,21 @@ _BROKEN = "broken"
 def command(ctx: click.Context, path: str | None, as_json: bool) -> None:
     """Says what works here, what does not, and what to do about it.
 
-    Versions; what each feature relies on in torch, torchtitan and OLMo-core, and whether it is so; what of the machine
-    matters: checksums, memory, huge pages, GPU; and of PATH, where checkpoints are to go: the file system, O_DIRECT,
-    locks. It writes nothing but a file without a name in PATH, which is gone at once. Ends with 1 if something that is
-    asked for cannot work: it is marked "broken".
+    It shows versions; what each feature relies on in torch, torchtitan and OLMo-core, and whether that holds; what
+    matters of the machine: checksums, memory, huge pages, GPU; and what matters of PATH, where checkpoints are to go:
+    the file system, O_DIRECT, locks. It writes only a file without a name in PATH, which disappears at once. Ends with
+    1 if something that is asked for cannot work; it is marked "broken".
 
     \b
     Example:
       bcp doctor /mnt/checkpoints
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is imported; that a version is newer is said below
+        warnings.simplefilter("ignore")  # of imported packages; newer versions are reported below
         versions = [*_versions()]
         features = [*_features()]
     findings = [*_extensions()]
-    if not findings:  # else nothing of it can be asked
+    if not findings:  # machine.py needs the extension modules
         from bytecheckpoint.cli import machine
 
         of_path = () if path is None else machine.findings_of_path(Path(path))
@@ -104,11 +100,11 @@ def _format() -> str:
 
 
 def _extensions() -> list[dict[str, str]]:
-    """Those that cannot be imported."""
+    """Returns the extension modules that cannot be imported."""
     found = []
     for name in ("_core", "_C"):
         if name == "_C" and not installed("torch"):
-            continue  # said already
+            continue  # _versions reports it already
         try:
             extension(name)
         except ImportError as error:
@@ -117,7 +113,7 @@ def _extensions() -> list[dict[str, str]]:
 
 
 def _features() -> Iterator[dict[str, Any]]:
-    """What works of each feature whose packages are installed."""
+    """Returns what works of each feature whose packages are installed."""
     features: list[Feature] = [*TORCH_FEATURES] if installed("torch") else []
     if features and find_spec("torchtitan") is not None:
         features += _features_of_torchtitan()

@@ -21,9 +21,14 @@ __all__ = ["command"]
 @click.command("ls")
 @checkpoint_argument("path")
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
-@click.option("--shards", is_flag=True, help="Also where each chunk is: its box, file and offset there.")
-@click.option("--sort", type=click.Choice(["name", "size"]), default="name", help="By size: the largest first.")
-@click.option("--reverse", is_flag=True, help="The other way round.")
+@click.option("--shards", is_flag=True, help="Also print where each chunk is: its box, its file and its offset there.")
+@click.option(
+    "--sort",
+    type=click.Choice(["name", "size"]),
+    default="name",
+    help="What to sort by. With size, the largest comes first.",
+)
+@click.option("--reverse", is_flag=True, help="Reverse the order.")
 @json_option
 @click.pass_context
 def command(
@@ -31,9 +36,9 @@ def command(
 ) -> None:
     """Lists tensors and objects: name, dtype, shape, bytes, number of shards.
 
-    PATH is a checkpoint of bytecheckpoint or of stock DCP, or a step folder of bytecheckpoint.save, of which all parts
-    are listed; only their metadata are read. A PATTERN such as 'model.*' is matched with whole names. Ends with 1 if
-    one matches nothing.
+    PATH is a checkpoint of bytecheckpoint or of stock DCP, or a step folder of bytecheckpoint.save, all parts of which
+    are listed. Only the metadata are read. A PATTERN such as 'model.*' must match the whole name. Ends with 1 if a
+    PATTERN matches nothing.
 
     \b
     Example:

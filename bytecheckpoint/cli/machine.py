@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of this machine, and of the place of a checkpoint, matters to saves and loads."""
+"""Findings about this machine, and about the directory of a checkpoint, that matter to saves and loads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        state: ``ok``; ``slow`` or ``note``: something can be done about it; ``broken``: what is asked for cannot work.
+        name: What the finding is about.
+        state: ``ok``; ``slow`` or ``note`` if something can be done about it; ``broken`` if something that is asked for
+            cannot work.
+        text: What was found.
         advice: What to do; empty if there is nothing to do.
     """
 
@@ -39,7 +42,7 @@ class Finding:
 
 
 def findings_of_machine() -> Iterator[Finding]:
-    """In the order in which they are shown."""
+    """Returns the findings about the machine in the order in which they are shown."""
     config: Config | None = None
     try:
         config = Config.from_env()
@@ -86,7 +89,7 @@ def _memory(config: Config | None) -> Finding:
 
 
 def _chosen(file: str) -> str:
-    """The word in brackets."""
+    """Returns the word in brackets in a file of the kernel, which is the setting in use."""
     try:
         return (_HUGE_PAGES / file).read_text().partition("[")[2].partition("]")[0] or "unknown"
     except OSError:
@@ -113,7 +116,7 @@ def _shared_memory() -> Finding:
 
 
 def _driver_version() -> tuple[int, int] | None:
-    """Of CUDA that the driver supports; None if there is no driver."""
+    """Returns the CUDA version that the driver supports; None if there is no driver."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -130,7 +133,7 @@ def _gpu() -> Iterator[Finding]:
 
         from bytecheckpoint import _C
     except ImportError:
-        return  # which stands among the versions
+        return  # the versions report it already
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     has_device = any(Path("/dev").glob("nvidia[0-9]*"))
     yield gpu_finding(has_device, torch.version.cuda, _driver_version(), _C.build_info()["cuda"], capability)
@@ -143,13 +146,14 @@ def gpu_finding(
     architectures: list[str],
     capability: tuple[int, int] | None,
 ) -> Finding:
-    """What goes together of device, driver and builds.
+    """Returns whether device, driver and builds fit together.
 
     Args:
-        of_torch: CUDA that torch is built for.
-        driver: CUDA that the driver supports.
-        architectures: That our device code is compiled for.
-        capability: Of the device, as torch sees it; None if it sees none.
+        has_device: Whether the machine has an NVIDIA device.
+        of_torch: CUDA version that torch is built for; None if it is built without CUDA.
+        driver: CUDA version that the driver supports; None if there is no driver.
+        architectures: Architectures that our device code is compiled for.
+        capability: Compute capability of the device; None if torch sees no device.
     """
     text = (
         f"device code of ours: {' '.join(architectures) or 'none'}; torch for CUDA {of_torch or '(none)'}; "
@@ -162,7 +166,9 @@ def gpu_finding(
     if driver is None or int(of_torch.split(".")[0]) > driver[0]:
         return Finding("GPU", "broken", text, "the driver is too old for torch: update it, or install another torch")
     if not architectures:
-        return Finding("GPU", "slow", text, "tensors are copied one by one: build again where nvcc is (README)")
+        return Finding(
+            "GPU", "slow", text, "tensors are copied one by one: build again where nvcc is (docs/getting_started.md)"
+        )
     if capability is None:
         return Finding("GPU", "note", text, "torch sees no device: look at CUDA_VISIBLE_DEVICES")
     major, minor = capability
@@ -171,13 +177,14 @@ def gpu_finding(
     if any(major == of_binary and minor >= least for of_binary, least in binaries):
         is_same = (major, minor) in binaries
         return Finding("GPU", "ok", f"{text}, {'compiled for it' if is_same else 'runs code of its generation'}")
-    if (major, minor) < max(binaries):
-        return Finding("GPU", "slow", text, "no device code for it: tensors are copied one by one")
-    return Finding("GPU", "ok", f"{text}, by PTX of {architectures[-1]}")
+    for name in architectures:
+        if name.startswith("compute_") and divmod(int(name.removeprefix("compute_")), 10) <= (major, minor):
+            return Finding("GPU", "ok", f"{text}, by PTX of {name}")
+    return Finding("GPU", "slow", text, "no device code for it: tensors are copied one by one")
 
 
 def findings_of_path(path: Path) -> Iterator[Finding]:
-    """Of the directory at ``path``, or of the nearest one that is there. Leaves nothing behind."""
+    """Returns findings about the directory at ``path``, or about its nearest existing parent. Leaves nothing behind."""
     folder = path
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
@@ -209,7 +216,7 @@ def findings_of_path(path: Path) -> Iterator[Finding]:
 
 
 def _direct_io(fd: int) -> Finding:
-    block = mmap.mmap(-1, _BLOCK_BYTES)  # aligned
+    block = mmap.mmap(-1, _BLOCK_BYTES)  # O_DIRECT needs aligned memory
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
         os.pwrite(fd, block, 0)
@@ -237,7 +244,7 @@ def _flock(fd: int) -> Finding:
 
 
 def _file_system(folder: Path) -> str:
-    """Its type; of what is mounted nearest above ``folder``, and there last."""
+    """Returns the type of the file system of ``folder``: of the nearest mount above it, and of the last one there."""
     found = ("", "file system of an unknown type")
     real = os.path.realpath(folder)
     try:

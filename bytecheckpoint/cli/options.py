@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands have in common: options, how they fail, and the bar of what is done."""
+"""What commands have in common: options, failures and the progress bar."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import IO, Any, TypeVar
 
 import click
 
+from bytecheckpoint.checkpoint.local_path import local_path
 from bytecheckpoint.cli.text import one_line
-from bytecheckpoint.local_path import local_path
 
 __all__ = ["Failure", "bar", "checked_path", "checkpoint_argument", "json_option", "place_text", "progress_option"]
 
@@ -20,7 +20,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Failure(click.ClickException):
-    """One line on stderr."""
+    """An error that is shown as one line on stderr."""
 
     exit_code = 2
 
@@ -29,43 +29,43 @@ class Failure(click.ClickException):
 
 
 def checked_path(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """A path or a ``file`` URL, as an absolute path; None if none was given."""
+    """Returns a path or a ``file`` URL as an absolute path; None if the user passed none."""
     return None if value is None else str(local_path(value))
 
 
 def checkpoint_argument(name: str) -> Callable[[_Function], _Function]:
-    """Directory of a checkpoint, a step or a run: a path or a ``file`` URL."""
+    """Adds an argument: the directory of a checkpoint, a step or a run, as a path or a ``file`` URL."""
     return click.argument(name, type=click.STRING, callback=checked_path)
 
 
 def json_option(function: _Function) -> _Function:
-    """``--json``."""
+    """Adds the option ``--json``."""
     option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text for people.")
     return option(function)
 
 
 def progress_option(function: _Function) -> _Function:
-    """``--no-progress``."""
+    """Adds the option ``--no-progress``."""
     return click.option(
         "--progress/--no-progress",
         "progress",
         default=True,
-        help="A bar of what is done, on stderr; only if that is a terminal.",
+        help="Show a progress bar on stderr, if that is a terminal.",
     )(function)
 
 
 def place_text(component: str, rank: int | None) -> str:
-    """In front of what is of one part of a step folder, or of one rank that saved without collectives."""
+    """Returns the prefix for a key of one part of a step folder, or of one rank that saved without collectives."""
     return (f"{component}: " if component else "") + ("" if rank is None else f"rank {rank}: ")
 
 
 @contextmanager
 def bar(title: str, progress: bool) -> Iterator[Callable[[int, int], None]]:
-    """Gives what is to be told the bytes done and the bytes to do. Shows nothing unless stderr is a terminal."""
+    """Shows a progress bar, if stderr is a terminal. Yields a function to call with the bytes done and the total."""
     if not progress or not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    tqdm: Any = import_module("tqdm").tqdm  # here, because pipes do without
+    tqdm: Any = import_module("tqdm").tqdm  # imported here, because pipes do not need it
     with tqdm(desc=title, total=0, unit="B", unit_scale=True, leave=False, file=sys.stderr) as shown:
 
         def tell(done: int, total: int) -> None:

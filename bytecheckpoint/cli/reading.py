@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of a checkpoint, a few megabytes at a time. Imports torch."""
+"""Reads values of a checkpoint, a few megabytes at a time. Imports torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from bytecheckpoint import _C
 from bytecheckpoint.cli.contents import Chunk, Contents, Item, Part, open_contents
+from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._load import load_plain_data, plain_object
 from bytecheckpoint.errors import ShapeMismatchError
 
 __all__ = ["Box", "Values", "intersection", "open_values", "pieces"]
 
-# Elements that are looked at together: as float64, and with what is computed of them, some hundred megabytes.
+# Elements that are processed at a time. As float64, with intermediate results, they take some hundred megabytes.
 _PIECE_ELEMENTS = 4 << 20
 
 
@@ -38,7 +38,7 @@ class Box:
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """What is in both; None if nothing is."""
+    """Returns the box that is in both; None if there is none."""
     offsets = tuple(map(max, a.offsets, b.offsets))
     ends = (
         min(of_a + a_size, of_b + b_size)
@@ -49,7 +49,7 @@ def intersection(a: Box, b: Box) -> Box | None:
 
 
 def pieces(box: Box, most_elements: int = _PIECE_ELEMENTS) -> Iterator[Box]:
-    """``box`` in parts of no more elements than that, in row-major order; nothing of an empty one."""
+    """Cuts ``box`` into boxes of at most ``most_elements`` elements, in row-major order. An empty box gives none."""
     if box.numel <= most_elements:
         if box.numel > 0:
             yield box
@@ -63,17 +63,19 @@ def pieces(box: Box, most_elements: int = _PIECE_ELEMENTS) -> Iterator[Box]:
 
 
 def open_values(path: str, config: Config) -> tuple[Contents, list[Values]]:
-    """A checkpoint, and the values of each of its parts."""
+    """Opens a checkpoint, and returns its contents and the values of each of its parts."""
     contents = open_contents(path, config=config, with_chunks=True, kind=_C.Checkpoint)
     return contents, [Values(part, config) for part in contents.parts]
 
 
 class Values:
-    """What the items of one part hold. Checked as a load does: blocks of ours are summed, and no code is run.
+    """The values of the items of one part.
+
+    They are checked as in a load: the checksums of our blocks are compared, and no code of the checkpoint is run.
 
     Attributes:
-        part: Its items.
-        bytes_read: So far, of records.
+        part: The part.
+        bytes_read: Bytes of records that were read so far.
     """
 
     def __init__(self, part: Part, config: Config) -> None:
@@ -86,7 +88,7 @@ class Values:
         self._opaque: tuple[str, tuple[int, ...], torch.Tensor] | None = None
 
     def read(self, item: Item, chunk: Chunk, box: Box) -> torch.Tensor:
-        """``box`` of the tensor, all of it in ``chunk``."""
+        """Reads ``box`` of the tensor, which must be inside ``chunk``."""
         within = tuple(of_box - of_chunk for of_box, of_chunk in zip(box.offsets, chunk.offsets, strict=True))
         if self._opaque is not None and self._opaque[:2] == (item.name, chunk.offsets):
             return _compat.narrow(self._opaque[2], within, box.sizes)
@@ -115,12 +117,15 @@ class Values:
             raise ShapeMismatchError(
                 f"'{item.name}': a tensor of {list(chunk.sizes)} wanted, the record holds a {type(value).__name__}"
             )
-        # It can only be read whole. Kept, for it may be asked for piece by piece.
+        # Such a record can only be read whole. Keep it, because the caller may ask for it piece by piece.
         self._opaque = (item.name, chunk.offsets, value.detach())
         return _compat.narrow(value.detach(), within, box.sizes)
 
     def read_across(self, item: Item, box: Box) -> tuple[torch.Tensor, int]:
-        """``box`` of the tensor from all chunks that have elements of it, and how many of its elements those have."""
+        """Reads ``box`` of the tensor from all chunks that overlap it. Returns it, and how many elements are stored.
+
+        Elements that no chunk has are 0, or uninitialised if no chunk has any.
+        """
         assert item.chunks is not None
         found: list[tuple[Box, torch.Tensor]] = []
         for chunk in item.chunks:
@@ -139,7 +144,7 @@ class Values:
         return whole, sum(common.numel for common, _ in found)
 
     def record(self, item: Item) -> bytearray:
-        """The bytes of an object."""
+        """Reads the bytes of an object."""
         job = self._job(
             ReadItem(
                 type=LoadItemType.BYTE_IO,
@@ -157,7 +162,7 @@ class Values:
         return buffer
 
     def object(self, item: Item, record: bytearray) -> Any:
-        """What ``record`` holds, under the rules of a load."""
+        """Unpickles ``record`` under the rules of a load."""
         return plain_object(item.name, record, self._config)
 
     def _job(self, item: ReadItem) -> _C.LoadJob:

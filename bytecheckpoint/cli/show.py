@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-# More of a slice is refused rather than printed.
+# A slice of more elements is refused.
 _MOST_ELEMENTS = 1 << 20
 
 
 def _parsed(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[slice | int, ...] | None:
-    """``0:2,:,3`` as slices and numbers."""
+    """Parses a text like ``0:2,:,3`` into slices and numbers."""
     try:
         return None if value is None else tuple(_index(part.strip()) for part in value.split(",") if value.strip())
     except ValueError:
@@ -45,18 +45,20 @@ def _index(part: str) -> slice | int:
 @click.command("show")
 @checkpoint_argument("path")
 @click.argument("name", metavar="FQN")
-@click.option("--slice", "wanted", callback=_parsed, help="Also these elements, such as '0:2,:,3'; as in Python.")
-@click.option("--rank", type=click.IntRange(0), help="Whose part, of a checkpoint that ranks saved on their own.")
+@click.option(
+    "--slice", "wanted", callback=_parsed, help="Also print these elements, such as '0:2,:,3', written as in Python."
+)
+@click.option("--rank", type=click.IntRange(0), help="The rank whose part to show, if ranks saved on their own.")
 @json_option
 @progress_option
 def command(
     path: str, name: str, wanted: tuple[slice | int, ...] | None, rank: int | None, as_json: bool, progress: bool
 ) -> None:
-    """Shows one tensor: shape, dtype, shards and statistics in float64, of what is finite. Or one object.
+    """Shows one object, or one tensor: shape, dtype, shards and statistics.
 
-    PATH is a checkpoint, or a step folder of bytecheckpoint.save; FQN a name as bcp ls shows it, or without the part in
-    front. Memory stays bounded, however large the tensor is. Objects load under torch's weights_only rules, as in a
-    load.
+    PATH is a checkpoint, or a step folder of bytecheckpoint.save. FQN is a name as bcp ls shows it, with or without the
+    part in front. Statistics are those of the finite elements, computed in float64. Memory use is bounded, however
+    large the tensor is. Objects load under torch's weights_only rules, as in a load.
 
     \b
     Example:
@@ -67,7 +69,7 @@ def command(
     _, parts = open_values(path, Config.from_env())
     of_rank = [values for values in parts if rank in (None, values.part.rank)]
     having = [values for values in of_rank if name in values.part.items]
-    if not having:  # as bcp ls shows the names of a step folder
+    if not having:  # `part: name`, as bcp ls shows the names of a step folder
         component, _, within = name.partition(": ")
         having = [values for values in of_rank if values.part.component == component and within in values.part.items]
         name = within if having else name
@@ -178,7 +180,7 @@ def _figure(value: float | None) -> str:
 
 
 def _bounds(item: Item, wanted: tuple[slice | int, ...]) -> list[range]:
-    """Indices of each dim. Raises a UsageError for what the tensor does not have."""
+    """Returns the indices in each dim. Raises a UsageError for indices that the tensor does not have."""
     if len(wanted) > len(item.shape):
         raise click.UsageError(f"--slice has {len(wanted)} dims, the tensor {len(item.shape)}: {list(item.shape)}")
     out: list[range] = []

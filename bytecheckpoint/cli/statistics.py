@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of tensors that are seen in pieces. Imports torch."""
+"""Statistics of tensors that are read in pieces. Imports torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTEGERS = frozenset(
 
 
 def in_float64(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The values in float64, of complex numbers in complex128; None of a dtype that has no values."""
+    """Converts a tensor to float64, or a complex one to complex128. Returns None if torch cannot convert its dtype."""
     try:
         if tensor.is_quantized:
             return tensor.dequantize().to(torch.float64)
@@ -26,9 +26,9 @@ def in_float64(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 class Statistics:
-    """Of all pieces together: extremes, mean and deviation of what is finite, and how much is not.
+    """Statistics of all pieces together: extremes, mean and deviation of finite elements, and counts of the others.
 
-    Of complex numbers it is that of their absolute values. ``std`` is that of a sample, as ``torch.std`` has it.
+    For complex numbers they are those of the absolute values. ``std`` is that of a sample, as in ``torch.std``.
     Extremes of integers are exact; everything else is computed in float64.
     """
 
@@ -64,7 +64,10 @@ class Statistics:
         self._max = high if self._max is None else max(self._max, high)
 
     def _join(self, finite: torch.Tensor) -> None:
-        """Source: Chan, Golub, LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances."""
+        """Combines mean and squared deviations of a piece with those of the pieces before it.
+
+        Source: Chan, Golub, LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances.
+        """
         count, mean = finite.numel(), float(finite.mean())
         squares = float(((finite - mean) ** 2).sum())
         total = self._num_finite + count
@@ -74,7 +77,7 @@ class Statistics:
         self._num_finite = total
 
     def as_dict(self) -> dict[str, Any]:
-        """Fields as they are printed; None for what is not known."""
+        """Returns the statistics as they are printed; None for what is not known."""
         if not self.has_values:
             return dict.fromkeys(("min", "max", "mean", "std", "nan", "inf", "zeros"))
         some = self._num_finite > 0
@@ -91,7 +94,7 @@ class Statistics:
 
 def _extremes(tensor: torch.Tensor, finite: torch.Tensor) -> tuple[int | float, int | float]:
     if tensor.dtype == torch.uint64:
-        # torch has no order of them: with the first bit turned they are ordered as int64.
+        # torch cannot compare uint64. With the highest bit flipped, the values have the same order as int64.
         turned = tensor.contiguous().view(torch.int64) ^ torch.iinfo(torch.int64).min
         return int(turned.min()) + (1 << 63), int(turned.max()) + (1 << 63)
     if tensor.dtype in _INTEGERS:

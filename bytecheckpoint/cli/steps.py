@@ -7,10 +7,10 @@ from collections import Counter
 
 import click
 
+from bytecheckpoint.checkpoint.step_names import DEFAULT_PATTERN
+from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
-from bytecheckpoint.step_names import DEFAULT_PATTERN
-from bytecheckpoint.steps import StepFolder, scan_steps
 
 __all__ = ["command"]
 
@@ -18,19 +18,21 @@ __all__ = ["command"]
 @click.command("steps")
 @checkpoint_argument("root")
 @click.option(
-    "--pattern", metavar="REGEX", help=f"Of names of step folders; the first group is the step.  [{DEFAULT_PATTERN}]"
+    "--pattern",
+    metavar="REGEX",
+    help=f"Regular expression for names of step folders. Its first group is the step.  [{DEFAULT_PATTERN}]",
 )
-@click.option("--deep", is_flag=True, help="Read every byte of the complete ones, as verify does.")
+@click.option("--deep", is_flag=True, help="Read every byte of complete checkpoints, as verify does.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, root: str, pattern: str | None, deep: bool, as_json: bool) -> None:
     """Lists the step folders of a run, and says which of them hold a checkpoint that loads.
 
-    complete: it loads. saving: a save is under way. half: there is no commit mark, and nobody is seen to make one.
-    corrupt: the commit mark or a file of it is damaged. incomplete: it was committed without some elements of its
-    tensors. unknown: it cannot be looked at (not readable, a newer format, a writer that is not known), or nothing of a
-    checkpoint is in it; the line says which. Ends with 1 if any is half, corrupt, incomplete, or cannot be looked
-    at; folders with nothing of a checkpoint in them do not count.
+    complete: it loads. saving: a save is under way. half: there is no commit mark, and no live save is seen. corrupt:
+    the commit mark or a file is damaged. incomplete: it was committed without some elements of its tensors. unknown: it
+    cannot be looked at (not readable, a newer format, an unknown writer), or nothing of a checkpoint is in it; the line
+    says which. Ends with 1 if any is half, corrupt, incomplete, or cannot be looked at; folders with nothing of a
+    checkpoint in them do not count.
 
     \b
     Example:

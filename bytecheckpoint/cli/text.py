@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text for terminals and for programs. What comes from a checkpoint is hostile: it may hold anything."""
+"""Text for terminals and for programs. Text from a checkpoint is hostile: it may contain anything."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = [
     "short_name",
 ]
 
-# Letters that are written from right to left reorder what stands beside them.
+# Letters of right-to-left scripts reorder the text beside them.
 _RIGHT_TO_LEFT = frozenset({"R", "AL", "AN"})
 
 
-# Characters of a name that are shown, if it is longer: from its beginning and its end.
+# How many characters of a long name are shown, from its beginning and from its end.
 _FIRST, _LAST = 200, 50
-# The most that a cell makes others in its column wide.
+# A column is at most this wide; a wider cell does not widen the others.
 _MOST_WIDTH = 120
 
 
@@ -44,46 +44,47 @@ def _escaped(letter: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """``text`` with all escaped that could end the line, move the cursor or reorder letters."""
+    """Returns ``text`` with everything escaped that could end the line, move the cursor or reorder letters."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(letter if _is_safe(letter) else _escaped(letter) for letter in text)
 
 
 def safe_lines(text: str) -> str:
-    """The same, line by line."""
+    """Does what ``one_line`` does, line by line."""
     return "\n".join(one_line(line) for line in text.split("\n"))
 
 
 def safe_name(name: str) -> str:
-    """A key as it is shown: names that differ are shown differently."""
+    """Returns a key as it is shown. Different names are shown differently."""
     shown = "".join("\\\\" if letter == "\\" else one_line(letter) for letter in name) if not name.isalnum() else name
     shown = one_line(shown)
     return f"'{shown}'" if not shown or shown != shown.strip() else shown
 
 
 def short_name(name: str) -> str:
-    """The same for lists; of a name that no model has, its beginning and end, and how long it is."""
+    """Does what ``safe_name`` does, for lists. A name too long for a model is cut to its beginning, end and length."""
     if len(name) <= _FIRST + _LAST:
         return safe_name(name)
     return f"{safe_name(name[:_FIRST])} ... [{len(name):,} characters] ... {safe_name(name[-_LAST:])}"
 
 
 def box_text(offsets: Sequence[int], sizes: Sequence[int]) -> str:
-    """``[0:2, 4:8]``."""
+    """Returns a box as text, for example ``[0:2, 4:8]``."""
     return f"[{', '.join(f'{begin}:{begin + size}' for begin, size in zip(offsets, sizes, strict=True))}]"
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 tensor``, ``1,000 tensors``."""
+    """Returns a number with a noun, for example ``1 tensor`` or ``1,000 tensors``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
-    """Lines of aligned columns. A very wide cell moves the rest of its own line, and leaves other lines alone.
+    """Returns lines of aligned columns. A very wide cell shifts the rest of its own line, but not other lines.
 
     Args:
-        right: Numbers of columns that are aligned to the right.
+        rows: Rows of the same number of cells.
+        right: Indices of columns that are aligned to the right.
     """
     widths = [min(max(map(len, column)), _MOST_WIDTH) for column in zip(*rows, strict=True)]
     return ["  ".join(_cells(row, widths, right)).rstrip() for row in rows]
@@ -95,10 +96,10 @@ def _cells(row: Sequence[str], widths: Sequence[int], right: frozenset[int]) -> 
 
 
 def json_value(value: Any) -> Any:
-    """``value`` as JSON can say it: numbers that are not finite as strings, complex ones as [real, imaginary].
+    """Converts ``value`` to JSON types: numbers that are not finite to strings, complex ones to [real, imaginary].
 
     Raises:
-        TypeError: It is not made of builtin values.
+        TypeError: ``value`` does not consist of builtin values.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -114,5 +115,5 @@ def json_value(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON document, in ASCII whatever is in it."""
+    """Prints one JSON document in ASCII."""
     click.echo(json.dumps(value, allow_nan=False, indent=2))

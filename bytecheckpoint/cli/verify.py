@@ -12,32 +12,39 @@ from typing import Any
 
 import click
 
+from bytecheckpoint.checkpoint.steps import look_at_step
+from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.cli.contents import components_in
 from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option
 from bytecheckpoint.cli.text import counted, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
 from bytecheckpoint.report import Problem, VerifyReport
-from bytecheckpoint.steps import look_at_step
-from bytecheckpoint.verification import verify
 
 __all__ = ["command", "settings"]
 
 _SLOT_BYTES = 8 << 20
-# As the engine ends a message of a system call.
+# The engine ends messages of failed system calls in this way.
 _ERRNO = re.compile(r"\(errno (\d{1,4})\)$")
-# No file, something else than a file, or a link in its place.
+# These mean that there is no file, or something other than a file, or a link in its place.
 _OF_DAMAGE = frozenset({errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
 
 
 def settings(threads: int) -> Config:
-    """For ``threads`` that read and as many that sum: a slot for each of them, and one on the way between them."""
+    """Returns settings for ``threads`` threads that read and as many that compute checksums.
+
+    The ring has a slot for each of these threads, and one on the way between them.
+    """
     return dataclasses.replace(Config.from_env(), io_threads=threads, ring_bytes=(2 * threads + 1) * _SLOT_BYTES)
 
 
 @click.command("verify")
 @checkpoint_argument("path")
 @click.option(
-    "--threads", type=click.IntRange(1, 16), default=4, show_default=True, help="That read, and as many that sum."
+    "--threads",
+    type=click.IntRange(1, 16),
+    default=4,
+    show_default=True,
+    help="Threads that read, and as many that compute checksums.",
 )
 @json_option
 @progress_option
@@ -45,11 +52,11 @@ def settings(threads: int) -> Config:
 def command(ctx: click.Context, path: str, threads: int, as_json: bool, progress: bool) -> None:
     """Reads every byte of a checkpoint and compares it with its checksum.
 
-    PATH is a checkpoint, or a step folder of bytecheckpoint.save, of which all parts are verified, and that they are of
-    one save. Also that both parts of the metadata say the same, that stock readers find what ours do, that every
-    element of every tensor is stored, and that no data file is left that nobody refers to. Of a checkpoint of stock DCP
-    the CRCs in its records are compared. Opens nothing for writing. Ends with 1 if there are findings, and with 2 if
-    files could not be read and nothing else was found.
+    PATH is a checkpoint, or a step folder of bytecheckpoint.save: then all parts are verified, and that they are of one
+    save. It also verifies that both parts of the metadata say the same, that stock readers find what ours do, that
+    every element of every tensor is stored, and that there is no data file that nothing refers to. For a checkpoint of
+    stock DCP, the CRCs in its records are compared. It opens nothing for writing. Ends with 1 if there are findings,
+    and with 2 if files could not be read and nothing else was found.
 
     \b
     Example:
@@ -86,7 +93,7 @@ def _as_json(report: VerifyReport) -> dict[str, Any]:
 
 
 def _could_not_be_read(problem: Problem) -> bool:
-    """Whether the system refused to read a file that is there, rather than that the file is not what was written."""
+    """Whether the system refused to read an existing file; False if the file differs from what was written."""
     found = _ERRNO.search(problem.message)
     return found is not None and int(found[1]) not in _OF_DAMAGE
 

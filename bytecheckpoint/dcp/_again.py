@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads that begin again after a newer commit, as those of our own entry points and of ``register()`` do."""
+"""Loads that begin again if a newer commit replaces the checkpoint. Our entry points and ``register()`` use it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from bytecheckpoint.errors import CheckpointChangedError
 
 __all__ = ["load_until_unchanged"]
 
-# Every attempt but the last was overtaken by a whole save, so this many mean that something else is wrong.
+# A whole save must commit during each failed attempt, so this many failures mean that something else is wrong.
 _MAX_ATTEMPTS = 100
 
 
 def load_until_unchanged(load: Callable[[], None], reader: BcpReader) -> None:
-    """Calls ``load`` until no newer commit came in between. Collective: all ranks see the same failures, from DCP.
+    """Calls ``load`` again until no newer commit came while it ran.
+
+    Collective: DCP gives all ranks the same failures, so all of them call ``load`` equally often.
 
     Args:
-        load: A whole load with ``reader`` and a planner of its own; what an earlier attempt filled it fills again.
+        load: A whole load with ``reader`` and a new planner. It fills again what an earlier attempt filled.
+        reader: Reader that ``load`` uses; reset before each new attempt.
     """
     for attempts_left in reversed(range(_MAX_ATTEMPTS)):
         try:

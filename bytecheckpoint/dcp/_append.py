@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's writing of one plan: what becomes of each value on its way into the engine."""
+"""How one rank carries out its save plan: it hands each value to the engine."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ import torch
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from bytecheckpoint import _C, _core
-from bytecheckpoint.dcp import _compat
+from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp._unsafe import UnsafeObjects
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain, kept_state
 from bytecheckpoint.errors import InvalidPlanError
 
 __all__ = ["append_plan"]
 
-# Tensors that resolve to memory of the state itself are resolved and copied in batches of about this size.
+# Tensors that resolve to memory of the state dict are resolved and copied in batches of about this size.
 _BATCH_BYTES = 64 << 20
 
-# A tensor that torch.save archives, by its position in the plan: the state's own, or already the archive.
+# A tensor that torch.save has to store: its position in the plan, and either the tensor of the state or the archive, if
+# that is already made.
 _Opaque = tuple[int, torch.Tensor | io.BytesIO]
 
 
 def append_plan(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, unsafe: UnsafeObjects) -> None:
-    """All that ``plan`` says: from the state dict itself where nobody would miss the calls per item."""
+    """Hands all values of ``plan`` to ``job``.
+
+    If the hooks per item need not be called (see ``as_plain``), the values come from the state dict itself. Otherwise
+    the planner resolves them.
+    """
     plain = as_plain(planner) if plan.is_of_state else None
     if plain is None:
         _append_resolved(job, plan, planner, unsafe)
@@ -35,7 +40,7 @@ def append_plan(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, unsaf
 
 
 def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner, unsafe: UnsafeObjects) -> None:
-    """All of a plan that C++ made of a state dict; what only torch can handle is resolved one by one."""
+    """Hands over a plan that C++ made of a state dict. The planner resolves one by one what only torch can handle."""
     opaque: list[_Opaque] = []
     for position in job.append_state(plan, planner.state_dict):
         opaque += _append_batch(job, plan, planner, position, position + 1)
@@ -50,7 +55,7 @@ def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner, 
 
 
 def _append_resolved(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, unsafe: UnsafeObjects) -> None:
-    """All of a plan as the planner resolves it, as late as possible."""
+    """Hands over a plan as the planner resolves it. Each item is resolved as late as possible."""
     opaque: list[_Opaque] = []
     for begin, end in _batches(plan, planner):
         opaque += _append_batch(job, plan, planner, begin, end)
@@ -60,9 +65,10 @@ def _append_resolved(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, 
 
 
 def _batches(plan: _C.WritePlan, planner: SavePlanner) -> Iterator[tuple[int, int]]:
-    """Ranges of tensors that may all be resolved before one of them is used.
+    """Yields ranges of tensors that may all be resolved before one of them is used.
 
-    A planner may resolve every item to the same memory, as DCP uses each before it asks for the next: then one by one.
+    A planner may resolve every item to the same memory, because DCP uses each before it asks for the next. The ranges
+    of such a planner have one tensor each.
     """
     for begin, end in plan.batches(_BATCH_BYTES):
         if _are_kept(plan, planner, begin, end):
@@ -72,7 +78,7 @@ def _batches(plan: _C.WritePlan, planner: SavePlanner) -> Iterator[tuple[int, in
 
 
 def _are_kept(plan: _C.WritePlan, planner: SavePlanner, begin: int, end: int) -> bool:
-    """Whether a range of tensors resolves to memory of the state, which the next call of a hook does not change."""
+    """Returns whether a range of tensors resolves to memory of the state, which later calls of hooks do not change."""
     state = kept_state(planner)
     return state is not None and not any(
         _compat.gives_shards(state.get(plan.tensor_item(position).index.fqn)) for position in range(begin, end)
@@ -80,7 +86,10 @@ def _are_kept(plan: _C.WritePlan, planner: SavePlanner, begin: int, end: int) ->
 
 
 def _append_batch(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, begin: int, end: int) -> list[_Opaque]:
-    """Plain tensors as they are; returns those that only torch.save can take, which come at the end of the plan."""
+    """Hands over the plain tensors of a range. Returns those that only torch.save can store.
+
+    The engine gets those after all plain tensors of the plan.
+    """
     values = [planner.resolve_data(plan.tensor_item(position)) for position in range(begin, end)]
     opaque: list[_Opaque] = []
     for position, value in _append_values(job, plan, begin, values):
@@ -92,7 +101,7 @@ def _append_batch(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, beg
 def _append_values(
     job: _C.SaveJob, plan: _C.WritePlan, begin: int, values: list[Any]
 ) -> list[tuple[int, torch.Tensor]]:
-    """Plain tensors as they are; returns those that only torch.save can take, with their positions in the plan."""
+    """Hands over plain tensors. Returns those that only torch.save can store, with their positions in the plan."""
     opaque: list[tuple[int, torch.Tensor]] = []
     for position in job.append_tensors(plan, begin, values):
         value = values[position]
@@ -110,17 +119,21 @@ def _append_values(
 
 
 def _append_opaque(job: _C.SaveJob, plan: _C.WritePlan, opaque: list[_Opaque], unsafe: UnsafeObjects) -> None:
-    """Behind all plain ones."""
+    """Hands over the opaque tensors, as archives of torch.save. All plain tensors must come before them."""
     for position, value in opaque:
         item = plan.tensor_item(position)
-        # Ended here, whatever happens: the garbage collector of some Pythons crashes at one in the frames of an error.
+        # `with` releases the buffer even if an error is raised: the garbage collector of some Python versions crashes
+        # on a buffer that the frames of an error hold.
         with (value if isinstance(value, io.BytesIO) else _archive(item, value)).getbuffer() as archive:
             unsafe.look(item.index.fqn, archive)
             job.append_opaque(plan, position, archive)
 
 
 def _archive(item: WriteItem, value: torch.Tensor) -> io.BytesIO:
-    """What torch.save makes of a tensor that is not plain: quantized, of a subclass, of a dtype without arithmetic."""
+    """Returns the archive that torch.save makes of a tensor that is not plain.
+
+    Such a tensor is quantized, of a subclass, or of a dtype without arithmetic.
+    """
     buffer = io.BytesIO()
     try:
         value = value.detach().cpu()
@@ -137,7 +150,7 @@ def _not_storable(item: WriteItem, value: object, why: str) -> InvalidPlanError:
 
 
 def _append_object(job: _C.SaveJob, item: WriteItem, planner: SavePlanner, unsafe: UnsafeObjects) -> None:
-    with _resolved_bytes(item, planner) as data:  # and no longer: the next object may come in the same memory
+    with _resolved_bytes(item, planner) as data:  # the next object may use the same memory
         unsafe.look(item.index.fqn, data)
         job.append_bytes(item.index.fqn, data)
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves and loads for our own entry points: DCP's flow of hooks, without its entry points, and with typed errors."""
+"""Saves and loads of our own entry points.
+
+They run DCP's flow of hooks, but not DCP's entry points, and raise typed errors.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,24 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._again import load_until_unchanged
-from bytecheckpoint.dcp._groups import calling
-from bytecheckpoint.dcp._stateful import QuickStateful
-from bytecheckpoint.dcp._turns import Turn, in_turn
+from bytecheckpoint.dcp._call_context import saying
+from bytecheckpoint.dcp._group_flow import load_state, save_state
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
+from bytecheckpoint.distributed.call_order import CallOrder, in_turn
+from bytecheckpoint.distributed.groups import calling
 from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFailedError
+from bytecheckpoint.planning.stateful import QuickStateful
 from bytecheckpoint.report import LoadReport, SaveReport
 
 __all__ = ["fail_load", "fail_save", "failing_planner", "run_load", "run_save", "save_over_group", "with_states"]
 
 
 def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """``state_dict`` with the state of what is Stateful, as DCP asks for it: of the values of the top alone."""
+    """Returns ``state_dict`` with each Stateful value at the top replaced by its state, as DCP does."""
     state = {}
     for key, value in state_dict.items():
         stateful: Any = value
@@ -44,14 +48,28 @@ def run_save(
     writer: BcpWriter,
     planner: SavePlanner | None,
     group: dist.ProcessGroup | None,
-    turn: Turn | None,
+    turn: CallOrder | None,
 ) -> SaveReport:
-    """A whole save in this thread, of the call ``turn``. Collective over ``group``, as ``own_group`` gives it; None
-    saves alone."""
+    """Runs a whole save in this thread. Collective over ``group``.
+
+    Args:
+        state: State dict to save.
+        writer: Writer of the save.
+        planner: Planner of the save; None takes a ``BcpSavePlanner``.
+        group: Group that ``own_group`` returned; None saves this rank alone.
+        turn: Number of this call among the calls over the group; None if calls are not counted.
+
+    Returns:
+        The report of this rank.
+
+    Raises:
+        CheckpointError: The save failed, on any rank. If the reason is an exception that ends the process, such as
+            KeyboardInterrupt, that is raised instead.
+    """
     path = str(writer.checkpoint_id)
     try:
         with in_turn(turn, "save", path), calling(group, "save", path):
-            _compat.save_state(
+            _save_flow(
                 state_dict=state,
                 storage_writer=writer,
                 process_group=group,
@@ -71,25 +89,30 @@ def save_over_group(
     checkpoint_id: str | os.PathLike[str] | None,
     storage_writer: StorageWriter,
     planner: SavePlanner,
-    turn: Turn | None,
+    turn: CallOrder | None,
     use_collectives: bool = True,
 ) -> Metadata:
-    """What DCP's executor does in its thread, over a group of our own. Collective over ``group``.
+    """Saves as DCP's executor does in its thread, but over a group of our own. Collective over ``group``.
 
     Args:
-        staged: The state, or a future of it.
-        checkpoint_id: Of ``async_save``; as there, the writer is directed to it if there is one.
+        group: Group of the ranks that save.
+        staged: Staged state, or a future of it. If staging failed, this rank fails the save on all ranks.
+        checkpoint_id: ``checkpoint_id`` of ``async_save``. The writer is directed to it, unless it is None.
+        storage_writer: Writer of the save.
+        planner: Planner of the save.
+        turn: Number of this call among the calls over the group; None if calls are not counted.
+        use_collectives: False if each rank saves on its own.
     """
     if checkpoint_id is not None:
         storage_writer.reset(checkpoint_id)
     state: dict[str, Any] = {}
     try:
         state = with_states(staged.result() if isinstance(staged, Future) else staged)
-    except Exception as error:  # the others come to this save, and hear of it there
+    except Exception as error:  # the other ranks come to this save and get the error there
         planner = failing_planner(error)
     path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
     with in_turn(turn, "save", path), calling(group, "save", path):
-        return _compat.save_state(
+        return _save_flow(
             state_dict=state,
             storage_writer=storage_writer,
             process_group=group,
@@ -98,15 +121,25 @@ def save_over_group(
         )
 
 
+def _save_flow(**arguments: Any) -> Metadata:
+    with saying(arguments["storage_writer"], **arguments):
+        return save_state(**arguments)
+
+
+def _load_flow(state: dict[str, Any], **arguments: Any) -> None:
+    with saying(arguments["storage_reader"], **arguments):
+        load_state(state, **arguments)
+
+
 def failing_planner(error: BaseException) -> SavePlanner:
-    """For this rank's part of a save that it cannot take part in: the others, who come to it, are told ``error``."""
+    """Returns a planner for a rank that cannot take part in a save. The save then fails on all ranks with ``error``."""
     return _Failing(error)
 
 
 def fail_save(
-    writer: BcpWriter, error: BaseException, group: dist.ProcessGroup | None, turn: Turn | None
+    writer: BcpWriter, error: BaseException, group: dist.ProcessGroup | None, turn: CallOrder | None
 ) -> SaveReport:
-    """This rank's part of a save that it cannot take part in: the others, who come to it, are told ``error``."""
+    """Runs this rank's part of a save in which it cannot take part. The save fails on all ranks with ``error``."""
     return run_save({}, writer, failing_planner(error), group, turn)
 
 
@@ -115,14 +148,17 @@ def run_load(
     reader: BcpReader,
     planner: LoadPlanner | None,
     group: dist.ProcessGroup | None,
-    turn: Turn | None,
+    turn: CallOrder | None,
 ) -> LoadReport:
-    """A whole load in this thread, as ``run_save``."""
+    """Runs a whole load in this thread, as ``run_save`` runs a save. Collective over ``group``.
+
+    If ``planner`` is None, it takes a ``BcpLoadPlanner``, and begins again if a newer commit replaces the checkpoint.
+    """
     path = str(reader.checkpoint_id)
 
     def load() -> None:
         with in_turn(turn, "load", path), calling(group, "load", path):
-            _compat.load_state(
+            _load_flow(
                 state,
                 storage_reader=reader,
                 planner=BcpLoadPlanner() if planner is None else planner,
@@ -134,20 +170,22 @@ def run_load(
         if planner is None:
             load_until_unchanged(load, reader)
         else:
-            load()  # whether a planner of the caller's can begin again is not known
+            load()  # the caller's planner may not be usable a second time
     except CheckpointException as exception:
         raise _typed(exception) from exception
     assert reader.last_report is not None
     return reader.last_report
 
 
-def fail_load(reader: BcpReader, error: Exception, group: dist.ProcessGroup | None, turn: Turn | None) -> LoadReport:
-    """This rank's part of a load that it cannot take part in, as ``fail_save``."""
+def fail_load(
+    reader: BcpReader, error: Exception, group: dist.ProcessGroup | None, turn: CallOrder | None
+) -> LoadReport:
+    """Runs this rank's part of a load in which it cannot take part. The load fails on all ranks with ``error``."""
     return run_load({}, reader, _FailingLoad(error), group, turn)
 
 
 class _FailingLoad(BcpLoadPlanner):
-    """As ``_Failing``; before the metadata are looked at."""
+    """Raises ``error`` in a hook from which DCP sends it to all ranks, and before the metadata are used."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -158,7 +196,7 @@ class _FailingLoad(BcpLoadPlanner):
 
 
 class _Failing(BcpSavePlanner):
-    """Raises where DCP takes note of it on all ranks."""
+    """Raises ``error`` in a hook from which DCP sends it to all ranks."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(config=Config())
@@ -169,7 +207,11 @@ class _Failing(BcpSavePlanner):
 
 
 def _typed(exception: CheckpointException) -> BaseException:
-    """What DCP's exception of all ranks is about."""
+    """Returns the error to raise for a ``CheckpointException``, which has the errors of all ranks.
+
+    A cancelled save and an exception that ends the process, such as KeyboardInterrupt, come first. If the ranks failed
+    with one class of ours, it is an error of that class; otherwise a ``SaveFailedError`` names all of them.
+    """
     failures: dict[int, BaseException] = {rank: failure for rank, (failure, _) in exception.failures.items()}
     only = next(iter(failures.values())) if len(failures) == 1 else None
     reasons = only.reasons if isinstance(only, SaveFailedError) else failures

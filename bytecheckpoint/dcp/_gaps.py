@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a save makes of a tensor of which its ranks hold but parts."""
+"""How a save treats a tensor of which its ranks hold only parts."""
 
 from __future__ import annotations
 
@@ -7,27 +7,36 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._calls import SAVE, local_of_call
 from bytecheckpoint.dcp.metadata import plan_of
 
-__all__ = ["check_planned_metadata", "gaps_of_call"]
+__all__ = ["check_planned_metadata", "gaps_of_save"]
 
 
-def gaps_of_call(config: Config) -> str:
-    """As C++ names it: ``mark`` where partial tensors are meant, ``ignore`` where each rank saves on its own in the
-    call of DCP that this thread is in, else ``refuse``."""
+def gaps_of_save(config: Config, use_collectives: bool | None) -> str:
+    """Returns what C++ is to do with gaps in a tensor.
+
+    Args:
+        config: Settings of the writer or the planner.
+        use_collectives: False if each rank saves on its own; None if that is not known.
+
+    Returns:
+        ``mark`` if ``config.allow_partial_tensors``. Otherwise ``ignore`` if each rank saves on its own, else
+        ``refuse``.
+    """
     if config.allow_partial_tensors:
         return "mark"
-    return "ignore" if local_of_call(*SAVE, "use_collectives") is False else "refuse"
+    return "ignore" if use_collectives is False else "refuse"
 
 
-def check_planned_metadata(gaps: str) -> None:
-    """Looks at what another planner than ours has planned in the call of DCP that this thread is in, before a byte is
-    written. Where that is not found, the check behind the writing finds the same.
+def check_planned_metadata(planned: Metadata | None, gaps: str) -> None:
+    """Checks the plan of a planner that is not ours, before a byte is written.
+
+    Args:
+        planned: Metadata of the plan. If they are not known (None), the check after the writing finds the same faults.
+        gaps: Result of ``gaps_of_save``.
 
     Raises:
-        InvalidPlanError: The chunks of a tensor overlap, or leave a gap and ``gaps`` refuses that.
+        InvalidPlanError: The chunks of a tensor overlap, or they leave a gap and ``gaps`` is ``refuse``.
     """
-    metadata = local_of_call(*SAVE, "global_metadata")
-    if isinstance(metadata, Metadata) and plan_of(metadata) is None:
-        _C.check_coverage(metadata.state_dict_metadata, gaps)
+    if planned is not None and plan_of(planned) is None:
+        _C.check_coverage(planned.state_dict_metadata, gaps)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's reading of one plan."""
+"""How one rank carries out its load plan: tensors in place or through host copies, then objects."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
 from bytecheckpoint import _C, _core
+from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._calls import LOAD, local_of_call
-from bytecheckpoint.dcp._exchange import Exchange
-from bytecheckpoint.dcp._plan_items import source_of
-from bytecheckpoint.dcp._progress import progress_bar
 from bytecheckpoint.dcp.load_planner import as_plain, fills_state
 from bytecheckpoint.errors import (
     CheckpointError,
@@ -30,48 +26,54 @@ from bytecheckpoint.errors import (
     ShapeMismatchError,
     UnsafeObjectError,
 )
+from bytecheckpoint.planning.plan_items import source_of
 from bytecheckpoint.probes.of_torch import LOADS_OF_GAPS
 from bytecheckpoint.probes.probe import holds, require
+from bytecheckpoint.runtime.progress import progress_bar
+from bytecheckpoint.sharing.exchange import Exchange
 
 __all__ = ["Load", "check_requested", "load_plain_data", "plain_object", "plan_to_read"]
 
-# As it was when this was imported.
+# DCP's own method, as it was when this module was imported.
 _CREATE_LOCAL_PLAN = DefaultLoadPlanner.create_local_plan
 
-# Tensors that cannot be filled in place are read through host copies, no more of them at a time than this.
+# Tensors that cannot be filled in place are read through host copies, about this many bytes at a time.
 _COPY_BYTES = 128 << 20
 
-# Files of torch.save from before there were archives: five pickles, then elements.
+# Files that torch.save wrote before it wrote archives have five pickles, then the elements.
 _PICKLES_OF_OLD_FILES = 5
-# As many times as it has bytes an archive may hold. torch.save compresses nothing.
+# An archive may say that it holds at most this many times its own bytes. torch.save compresses nothing.
 _MOST_INFLATED = 16
 
-# Earlier protocols lose the fold of a time, and whether an array may be written to.
+# This pickle protocol keeps the `fold` of a time, and whether an array is writable. Earlier ones lose them.
 _KEEPS_ALL = 5
 
 _Memory = TypeVar("_Memory", bytearray, torch.Tensor | bytearray)
 
 
 def plan_to_read(checkpoint: _C.Checkpoint, plan: LoadPlan) -> _C.ReadPlan:
-    """The plan that our planner made of this checkpoint, or one made of its items."""
+    """Returns the plan that our planner made for this checkpoint. For another planner, makes one from its items."""
     source = source_of(plan.items)
     if isinstance(source, _C.ReadPlan) and source.is_of(checkpoint):
         return source
     return _C.ReadPlan(checkpoint, plan.items)
 
 
-def check_requested(checkpoint: _C.Checkpoint, plan: LoadPlan) -> None:
-    """Refuses what DCP's own planner leaves out without a word: elements of a requested tensor that no chunk has.
+def check_requested(checkpoint: _C.Checkpoint, planner: object) -> None:
+    """Refuses a load of elements that no chunk of the checkpoint has. DCP's own planner silently leaves them out.
 
-    Our planner has looked already. Of others, which plan in a way of their own, it is not known what they want.
+    Our planner has already checked this. Other planners are not checked, because it is not known what they want.
+
+    Args:
+        checkpoint: Checkpoint that is read.
+        planner: Planner of the load; None if it is not known.
 
     Raises:
-        InvalidPlanError: Names the tensor, and the elements.
-        UnsupportedError: The checkpoint lacks elements, and who plans cannot be known with this torch.
+        InvalidPlanError: A requested tensor lacks elements. The message names both.
+        UnsupportedError: The checkpoint lacks elements, and with this torch the planner cannot be found out.
     """
-    if not holds(LOADS_OF_GAPS) and checkpoint.tensors_with_gaps():
+    if planner is None and not holds(LOADS_OF_GAPS) and checkpoint.tensors_with_gaps():
         require(LOADS_OF_GAPS)
-    planner = local_of_call(*LOAD, "planner")
     if not isinstance(planner, DefaultLoadPlanner) or type(planner).create_local_plan is not _CREATE_LOCAL_PLAN:
         return
     requested = {fqn: planner.state_dict[fqn] for fqn in checkpoint.tensors_with_gaps() if fqn in planner.state_dict}
@@ -80,10 +82,10 @@ def check_requested(checkpoint: _C.Checkpoint, plan: LoadPlan) -> None:
 
 
 class Load:
-    """One rank's reading of one plan.
+    """Reads what one rank wants. Call ``tensors``, then ``objects``, once each.
 
     Attributes:
-        done: What was read so far, by the fields of a ``RankLoadReport``.
+        done: Totals of what was read so far; the keys are fields of a ``RankLoadReport``.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Load:
         self._exchange = exchange
         self._config = config
         self._plan = plan_to_read(checkpoint, plan)
-        # The planner, if tensors and objects just go where its state dict says.
+        # Our planner, if the engine may fill its state dict without calling its hooks; else None.
         self._plain = as_plain(planner) if source_of(plan.items) is self._plan else None
         self._job = _C.LoadJob(
             checkpoint,
@@ -119,12 +121,12 @@ class Load:
             exchange.agree(checkpoint, self._job, path)
 
     def progress_bar(self) -> AbstractContextManager[None]:
-        """Shows, in a ``with`` block, how much of what is wanted has been read."""
+        """Returns a context that shows how much of the wanted bytes has been read."""
         job = self._job
         return progress_bar(f"loading {self._path}", job.bytes_wanted, lambda: job.bytes_done)
 
     def tensors(self) -> None:
-        """Straight into the destinations where their memory allows; the rest through host copies, a few at a time."""
+        """Reads all tensors: in place where their memory allows it, the others through host copies, some at a time."""
         if self._plain is not None:
             left_out = self._job.add_state(self._plain.state_dict)
             targets = {position: self._resolved(position) for position in left_out}
@@ -137,7 +139,7 @@ class Load:
             self._one_by_one()
 
     def _in_place(self, begin: int, end: int) -> None:
-        """A range of tensors, all of which are resolved before one of them is read."""
+        """Reads a range of tensors in place. All of them are resolved before any is read."""
         targets = {position: self._resolved(position) for position in range(begin, end)}
         self._refuse_meta(targets)
         skipped = self._job.add_tensors(begin, [*targets.values()])
@@ -149,9 +151,10 @@ class Load:
         self._through_copies(skipped, targets.__getitem__)
 
     def _one_by_one(self) -> None:
-        """All tensors, each committed before the next is resolved: a planner may resolve all of them to one memory.
+        """Reads all tensors and commits each before the next is resolved.
 
-        Small ones are read ahead, into host copies.
+        A planner may resolve all of them to the same memory. Tensors of up to ``_COPY_BYTES`` are read ahead, into host
+        copies.
         """
         small = []
         for position in range(self._plan.num_tensors):
@@ -162,7 +165,7 @@ class Load:
         self._through_copies(small, self._resolved)
 
     def _copy_bytes(self, position: int) -> int:
-        """What a host copy of a tensor takes."""
+        """Returns the number of bytes of a host copy of a tensor."""
         dtype = self._job.stored_dtype(position)
         if not dtype:
             return self._job.archive_bytes(position)
@@ -172,7 +175,7 @@ class Load:
         return self._planner.resolve_tensor(self._plan.tensor_item(position)).detach()
 
     def _refuse_meta(self, targets: dict[int, torch.Tensor]) -> None:
-        """Refuses tensors without memory, where what is read would be lost without a word."""
+        """Refuses targets on the meta device: they have no memory, so what is read would be lost silently."""
         fqns = {self._plan.tensor_item(at).dest_index.fqn: None for at, target in targets.items() if target.is_meta}
         if fqns:
             raise InvalidPlanError(
@@ -181,7 +184,10 @@ class Load:
             )
 
     def _through_copies(self, positions: Iterable[int], resolve: Callable[[int], torch.Tensor]) -> None:
-        """Fills tensors of other dtypes, devices or layouts, as ``copy_`` does, and those of opaque records."""
+        """Fills tensors through host copies and ``copy_``.
+
+        These are targets of another dtype, device or layout than the checkpoint's, and tensors in opaque records.
+        """
         for position, source in self._read_in_turns(positions, self._add_copy):
             item, target = self._plan.tensor_item(position), resolve(position)
             value = self._unpacked(item, source) if isinstance(source, bytearray) else source
@@ -199,21 +205,21 @@ class Load:
             self._planner.commit_tensor(item, target)
 
     def _add_copy(self, position: int) -> torch.Tensor | bytearray:
-        """A host tensor that the next run fills, or, for an opaque record, a buffer."""
+        """Returns a host tensor that the next run fills; for an opaque record, a buffer."""
         dtype = self._job.stored_dtype(position)
         if not dtype:
             archive = bytearray(self._job.archive_bytes(position))
             self._job.add_archive(position, archive)
             return archive
         item = self._plan.tensor_item(position)
-        # On the host, whatever device is the default.
+        # The copy is on the host, even if the default device is another.
         copy = torch.empty(item.lengths, dtype=getattr(torch, dtype), device="cpu")
         if self._job.add_tensors(position, [copy]):
             raise CheckpointError(f"'{item.dest_index.fqn}': its host copy cannot be filled")
         return copy
 
     def _unpacked(self, item: ReadItem, archive: bytearray) -> torch.Tensor:
-        """The wanted box of what torch.save wrote."""
+        """Returns the wanted box of the tensor in an opaque record, which torch.save wrote."""
         fqn = item.storage_index.fqn
         value = load_plain_data(fqn, archive, self._config)
         if not isinstance(value, torch.Tensor):
@@ -221,7 +227,11 @@ class Load:
         return _compat.narrow(value.detach(), item.storage_offsets, item.lengths)
 
     def objects(self) -> None:
-        """Hands objects over; to a planner that unpickles freely, bytes that are known to be plain data."""
+        """Reads all objects and gives them to the planner.
+
+        A planner that is not ours gets bytes and may unpickle them freely. So without ``allow_pickle`` it only gets
+        bytes that are known to be plain data.
+        """
         for position, buffer in self._read_in_turns(range(self._plan.num_objects), self._add_object):
             if self._plain is not None:
                 fqn = self._plan.object_fqn(position)
@@ -239,7 +249,15 @@ class Load:
         return buffer
 
     def _read_in_turns(self, positions: Iterable[int], add: Callable[[int], _Memory]) -> Iterator[tuple[int, _Memory]]:
-        """Positions and the memory that ``add`` has had filled for each, no more of it at a time than a turn's."""
+        """Reads records in turns, so that only the memory of one turn is in use at a time.
+
+        Args:
+            positions: Positions of the records in the plan.
+            add: Allocates the memory of a record, and adds it to the next run of the job.
+
+        Yields:
+            The position and the filled memory of each record, in order.
+        """
         waiting = collections.deque(positions)
         while waiting:
             turn: list[tuple[int, _Memory]] = []
@@ -259,16 +277,17 @@ class Load:
 
 
 def plain_object(fqn: str, buffer: bytearray, config: Config) -> Any:
-    """The object of a record: by C++ if it is made of builtin values and standard types, else by torch."""
+    """Returns the object of a record. C++ reads it if it has only builtin and standard types, else torch does."""
     value = _read_by_cpp(fqn, buffer, _core.load_builtin) or _read_by_cpp(fqn, buffer, _core.load_standard)
     return load_plain_data(fqn, buffer, config, map_location=None) if value is None else value[0]
 
 
 def _plain_record(fqn: str, buffer: bytearray, config: Config) -> bytes | bytearray:
-    """A record that runs no code of the checkpoint, whoever unpickles it.
+    """Returns the bytes of an object that run no code of the checkpoint, whoever unpickles them.
 
-    Values that C++ can read are written anew: that what it read is harmless says nothing of what torch would find in
-    bytes that were made to be read in two ways. All others torch loads itself, under its ``weights_only`` rules.
+    If C++ can read the value, it is written anew. Bytes can be made such that two readers read them in two ways, so
+    what C++ found harmless in them may still harm when torch reads them. If C++ cannot read it, torch loads it under
+    its ``weights_only`` rules as a check, and the bytes are returned as they are.
     """
     value = _read_by_cpp(fqn, buffer, _core.load_builtin)
     record = None if value is None else _core.dump_builtin(value[0])
@@ -284,7 +303,7 @@ def _plain_record(fqn: str, buffer: bytearray, config: Config) -> bytes | bytear
 
 
 def _read_by_cpp(fqn: str, buffer: bytearray, read: Callable[[bytearray], tuple[Any] | None]) -> tuple[Any] | None:
-    """The value of a record in a tuple, or None for what ``read`` does not know."""
+    """Returns the value of a record in a tuple, or None if ``read`` does not know the format or a type."""
     try:
         return read(buffer)
     except CorruptCheckpointError as error:
@@ -292,7 +311,12 @@ def _read_by_cpp(fqn: str, buffer: bytearray, read: Callable[[bytearray], tuple[
 
 
 def load_plain_data(fqn: str, buffer: bytearray, config: Config, map_location: str | None = "cpu") -> Any:
-    """What torch.save wrote, under torch's ``weights_only`` rules unless ``config`` allows more."""
+    """Loads what torch.save wrote, under torch's ``weights_only`` rules unless ``config.allow_pickle``.
+
+    Raises:
+        UnsafeObjectError: The rules refuse it. The message names the key and the types.
+        CorruptCheckpointError: Reading it would take far more memory than it has bytes.
+    """
     load: Callable[..., Any] = torch.load
     file = io.BytesIO(buffer)
     if not config.allow_pickle:
@@ -310,16 +334,16 @@ def load_plain_data(fqn: str, buffer: bytearray, config: Config, map_location: s
 
 
 def _check_memo(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
-    """Refuses pickles whose memo would be far larger than they are.
+    """Refuses pickles whose memo would be far larger than the pickle.
 
-    To torch's ``weights_only`` an entry is an entry. But a planner of others gives what passes to Python's unpickler,
-    whose memo is an array: five bytes make it 64 GiB.
+    The memo of torch's ``weights_only`` unpickler only grows by its entries. But another planner gives the checked
+    bytes to Python's unpickler, whose memo is an array: five bytes of pickle make it 64 GiB.
     """
     _refuse_inflation(fqn, buffer, file)
     try:
         pickled = _compat.archived_pickle(file)
     except RuntimeError:
-        return  # no archive that torch can read: it says why
+        return  # torch cannot read the archive; its own error will say why
     finally:
         file.seek(0)
     try:
@@ -332,12 +356,12 @@ def _check_memo(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
 
 
 def _refuse_inflation(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
-    """Refuses archives that say they are compressed far better than anything honest: torch would inflate them."""
+    """Refuses archives whose entries claim to inflate to far more bytes than plausible: torch would inflate them."""
     try:
         with zipfile.ZipFile(file) as archive:
             num_bytes = sum(entry.file_size for entry in archive.infolist())
     except (zipfile.BadZipFile, NotImplementedError, ValueError):
-        return  # no archive, or none that Python knows
+        return  # not an archive, or none that Python can read
     finally:
         file.seek(0)
     if num_bytes > _MOST_INFLATED * len(buffer):
@@ -345,7 +369,7 @@ def _refuse_inflation(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
 
 
 def _offenders(buffer: bytearray, error: Exception) -> str:
-    """Names of the classes and functions that ``buffer`` asks for, or else what torch said."""
+    """Returns the classes and functions that ``weights_only`` refuses in ``buffer``, or torch's message if unknown."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(buffer))
     except Exception:

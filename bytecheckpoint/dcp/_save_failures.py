@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a save failed: as a rank hands it in, and as the coordinator tells it to all."""
+"""Errors of a save: as a rank sends them to the coordinator, and as all ranks raise them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,28 @@ __all__ = ["not_seen", "save_failed", "to_hand_in"]
 
 
 def to_hand_in(error: BaseException, session: SaveSession) -> BaseException:
-    """``error``, which is being handled, as it can be sent: its frames would keep the job, its threads and its files,
-    and are kept as text."""
+    """Returns ``error``, which is being handled, in a form that can be sent to other ranks.
+
+    The traceback is kept as a text note. Its frames are dropped, because they would keep the job, its threads and its
+    files alive.
+    """
     error.add_note(traceback.format_exc())
     _forget_frames(error)
     return sendable(_with_cause(error, session))
 
 
 def save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedError:
-    """What all ranks get, of the errors that some handed in."""
+    """Returns the error that all ranks raise, made from the errors of the ranks that failed."""
     reasons = "; ".join(f"rank {rank}: {type(error).__name__}: {error}" for rank, error in sorted(failed.items()))
     return SaveFailedError(f"save({path}) failed and was undone: {reasons}", failed)
 
 
 def not_seen(error: StorageError, path: str, handed_in: Sequence[RankResult]) -> StorageError | None:
-    """``error`` explained, if the coordinator does not find what a rank wrote: they mean different directories."""
+    """Explains ``error`` if the coordinator does not see files that a rank wrote.
+
+    Returns:
+        An error that names the ranks whose path is another directory; None if all files are seen.
+    """
     if error.errno != ENOENT:  # storage that does not answer must not be asked
         return None
     unseen = [r for r in handed_in if not all(Path(path, name).exists() for name in r.file_names)]
@@ -45,8 +52,11 @@ def not_seen(error: StorageError, path: str, handed_in: Sequence[RankResult]) ->
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Of an error and of those that it came from. Whoever keeps them, a log say, keeps nothing else, and the garbage
-    collector would not find the way from a frame to the Future of torch that has the error for its value."""
+    """Drops the frames of an error, of its causes and of its contexts.
+
+    A log or other code that keeps the error then keeps nothing else alive. A frame may also refer to a torch Future
+    whose value is this error, and the garbage collector cannot find that cycle.
+    """
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -60,7 +70,10 @@ def _forget_frames(error: BaseException) -> None:
 
 
 def _with_cause(error: BaseException, session: SaveSession) -> BaseException:
-    """Of a rank that does not have the directory that the coordinator made before it could come to write."""
+    """Explains ``error`` if it is ENOENT because this rank does not see the directory of the checkpoint.
+
+    The coordinator makes the directory before any rank begins to write. So the rank's path is another directory.
+    """
     if not (isinstance(error, StorageError) and error.errno == ENOENT) or Path(session.path).is_dir():
         return error
     explained = StorageError(

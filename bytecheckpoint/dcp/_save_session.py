@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One save in this process: what lives from ``storage_meta`` to the end of ``finish``.
+"""The session of one save in this process, from ``storage_meta`` to the end of ``finish``.
 
-DCP tells a writer when a save begins and, if all goes well, when it ends. When a peer fails it tells the coordinator
-nothing more, and what it leaves behind is held by a cycle of exception and frame until the garbage collector comes by.
-The right to commit must not outlive such a save: other processes would find the path busy. So the coordinator watches
-DCP's own call, while it holds the right, and gives the right back once that call has left its thread.
+DCP tells a writer when a save begins and, if all goes well, when it ends. If another rank fails, DCP calls no further
+hook on the coordinator. A cycle of exception and frame then keeps the objects of the failed save alive until the
+garbage collector runs. The right to commit must not live that long, because other processes would find the path busy.
+So while the coordinator holds the right, a thread of it watches DCP's own call, and gives the right back once that call
+has left its thread.
 """
 
 from __future__ import annotations
@@ -17,24 +18,21 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-
 from bytecheckpoint import _C
-from bytecheckpoint._fork_locks import ForkSafeLock
-from bytecheckpoint.dcp._calls import SAVE, Call, call_in, is_in_greenlet
-from bytecheckpoint.dcp._groups import watch_of_call
-from bytecheckpoint.dcp._peers import group_of_call
-from bytecheckpoint.dcp._phases import Phases
-from bytecheckpoint.dcp._turns import number_of_turn
+from bytecheckpoint.compat.frames import Running
+from bytecheckpoint.dcp._call_context import CallContext
+from bytecheckpoint.distributed.call_order import number_of_turn
+from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.errors import ProcessGroupChangedError
 from bytecheckpoint.report import RankSaveReport, SaveReport
+from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.phases import Phases
 
 if TYPE_CHECKING:
-    from bytecheckpoint.dcp._watch import Watch
+    from bytecheckpoint.distributed.liveness import LivenessMonitor
 
 __all__ = [
     "RankResult",
@@ -56,27 +54,26 @@ class SaveSession:
     """State of one save on one rank.
 
     Attributes:
-        path: Directory, as this rank was told.
-        save_id: 32 hex digits; the coordinator's is the save's.
+        path: Directory of the checkpoint, as it was passed on this rank.
+        save_id: 32 hex digits. The id of the coordinator is the id of the save.
+        context: Context of the DCP call that runs the save.
         rank: Number of this rank in the save.
-        is_coordinator: This rank commits.
-        commits_alone: The save is without collectives: each rank commits its own part.
-        commit: The right to commit; on the coordinator, from ``prepare_global_plan`` on.
-        handed_in: This rank's result is with DCP.
-        finishing: ``finish`` runs, or ran.
-        phases: What took how long so far.
-        report: Of this rank, once its result is with DCP.
-        ranks: The watch of those that save, where there is one.
-        group: That the save goes over, and its size, as ``group_of_call`` found it when the save began.
+        is_coordinator: True if this rank commits.
+        commits_alone: True in a save without collectives: each rank commits its own part.
+        commit: The right to commit. None before ``prepare_global_plan``, and on ranks that do not commit.
+        handed_in: True once ``write_data`` has returned this rank's result to DCP.
+        finishing: True once ``finish`` has begun.
+        phases: Duration of each phase so far.
+        report: Report of this rank, once it has written its part.
+        ranks: Liveness monitor of the ranks that save; None if there is none.
         call: Number of the call on this rank; 0 if calls are not counted.
-        dcp_call: Of DCP, that runs the save; None if that is not known.
-        in_greenlet: Whether a greenlet runs it, of which nobody can tell whether it has ended.
-        thread: That runs the save.
-        pid: Of the process that began the save; a forked child must leave it alone.
+        thread: Thread that runs the save.
+        pid: Process that began the save. A forked child must not touch the save.
     """
 
     path: str
     save_id: str
+    context: CallContext = field(default_factory=CallContext)
     rank: int = 0
     is_coordinator: bool = False
     commits_alone: bool = False
@@ -85,37 +82,36 @@ class SaveSession:
     finishing: bool = False
     phases: Phases = field(default_factory=Phases)
     report: SaveReport | None = None
-    ranks: Watch | None = None
-    group: tuple[dist.ProcessGroup | None, int] | None = field(default_factory=group_of_call)
+    ranks: LivenessMonitor | None = None
     call: int = field(default_factory=number_of_turn)
-    dcp_call: Call | None = field(default_factory=partial(call_in, *SAVE))
-    in_greenlet: bool = field(default_factory=is_in_greenlet)
     thread: threading.Thread = field(default_factory=threading.current_thread)
     pid: int = field(default_factory=os.getpid)
     _over: threading.Event = field(default_factory=threading.Event)
 
     def is_running(self) -> bool:
-        """Is DCP still at it? Also while its thread runs another save, in a hook of this one."""
-        if self.in_greenlet:
-            return not self.is_over
-        return self.dcp_call is not None and self.dcp_call.is_running()
+        """Returns whether DCP's call still runs; True also while a hook of this save runs another save."""
+        call = self.context.call
+        return not self.is_over if self.context.in_greenlet else call is not None and call.is_running()
 
     def end(self) -> None:
-        """Gives back whatever is left. No effect on a committed save. Any thread."""
+        """Ends the session and gives back the right to commit. A committed save stays. Any thread may call it."""
         self._over.set()
-        self.group = None  # a writer that is kept keeps the session
         if self.commit is not None:
             self.commit.abandon()
 
     @property
     def is_over(self) -> bool:
-        """Has ``end`` been called?"""
+        """Whether ``end`` was called."""
         return self._over.is_set()
 
     def watch_ranks(self) -> None:
-        """From now on the loss of a rank ends the save: the right to commit is given back, or taken from a coordinator
-        that is lost itself and may go on later."""
-        self.ranks, call = watch_of_call(), self.dcp_call
+        """Makes the loss of a rank end the save from now on, if the ranks have a liveness monitor.
+
+        This rank then gives its right to commit back. If the coordinator itself is lost, this rank takes the right away
+        from it, because a coordinator that has only stopped may go on later.
+        """
+        peers, call = self.context.peers, self.context.call
+        self.ranks = None if peers is None else monitor_of(peers.group)
         if self.ranks is None or call is None:
             return
         ref = weakref.ref(self)
@@ -131,47 +127,57 @@ class SaveSession:
         self.ranks.note_call(call, on_loss)
 
     def check_ranks(self, ranks: Sequence[int]) -> None:
-        """On the coordinator: ``ranks``, of whom it has heard, are all with whom the save began.
+        """Checks on the coordinator that it has heard from exactly the ranks with which the save began.
+
+        Args:
+            ranks: Ranks that the coordinator has heard from.
 
         Raises:
-            ProcessGroupChangedError: Some are missing, or there is another group: the one that was the default one has
-                been destroyed behind the save, and maybe made anew.
+            ProcessGroupChangedError: Ranks are missing, or the process group has changed: the default group was
+                destroyed during the save, and maybe made anew.
         """
-        if self.group is None or self.commits_alone:
+        num_ranks = self.context.size
+        if num_ranks == 0 or self.commits_alone:
             return
-        num_ranks = self.group[1]
-        if group_of_call() != self.group or sorted(ranks) != [*range(num_ranks)]:
+        if not self.context.is_over_its_group() or sorted(ranks) != [*range(num_ranks)]:
             error = ProcessGroupChangedError(
                 f"save({self.path}): began on {num_ranks} ranks, heard of the ranks {sorted(ranks)}, or over another "
                 "process group: it was destroyed before the save was committed",
                 self.path,
             )
-            _logger.error("%s", error)  # whom DCP tells of it over another group is not known
+            _logger.error("%s", error)  # over another group it is not known which ranks DCP tells
             raise error
 
-    def watch(self, deadline_s: float) -> None:
-        """Ends the save ``deadline_s`` from now, or when DCP's call has ended without telling us."""
-        call = None if self.in_greenlet else self.dcp_call
-        # By weak reference: a session that nobody holds any more ends at once, by its destructor.
+    def monitor(self, deadline_s: float) -> None:
+        """Starts a thread that ends the save at its deadline, or when DCP's call has ended without calling ``finish``.
+
+        Args:
+            deadline_s: Seconds from now.
+        """
+        call = None if self.context.in_greenlet else self.context.call
+        # The thread refers to the session weakly: if nobody else holds it, the destructor of its commit ends the save.
         arguments = (weakref.ref(self), self._over, self.thread, call, time.monotonic() + deadline_s)
         watching = threading.Thread(target=_watch, args=arguments, name="bytecheckpoint-save", daemon=True)
-        with contextlib.suppress(
-            RuntimeError
-        ):  # no thread is to be had: the save ends with its thread, or the next one
+        # If no thread can be started, the save ends with its own thread, or when the next save begins.
+        with contextlib.suppress(RuntimeError):
             watching.start()
 
 
 def take_right_away(path: str, save_id: str) -> None:
-    """From a coordinator that is lost. Storage that does not answer must not keep this rank from noticing the loss."""
+    """Takes the right to commit away from a lost coordinator, by removing the ``.tmp`` file of its commit.
+
+    A thread removes the file, and this rank waits for that thread for 2 s at most: storage that does not answer must
+    not keep the rank from reporting the loss.
+    """
 
     def unlink() -> None:
-        with contextlib.suppress(OSError):  # it may have committed, or not see this directory
+        with contextlib.suppress(OSError):  # the save is committed, or this rank does not see the directory
             Path(path, f".metadata.{save_id}.tmp").unlink()
 
     unlinking = threading.Thread(target=unlink, name="bytecheckpoint-take-away", daemon=True)
     try:
         unlinking.start()
-    except RuntimeError:  # no thread is to be had: the deadline of the commit takes its place
+    except RuntimeError:  # no thread can be started: the deadline of the commit ends the right
         return
     unlinking.join(_TAKE_AWAY_S)
 
@@ -180,7 +186,7 @@ def _watch(
     ref: weakref.ref[SaveSession],
     over: threading.Event,
     thread: threading.Thread,
-    call: Call | None,
+    call: Running | None,
     deadline: float,
 ) -> None:
     while not over.wait(_WATCH_INTERVAL_S):
@@ -189,40 +195,44 @@ def _watch(
             continue
         session = ref()
         if session is not None:
-            session.end()  # does nothing to a commit that has come to its rename
+            session.end()  # no effect on a commit that has reached its rename
         return
 
 
 _of_thread = threading.local()
 
 
-def begin_session(path: str, save_id: str) -> SaveSession:
-    """Begins a save in this thread. An earlier one has ended, unless a hook of it begins this one."""
+def begin_session(path: str, save_id: str, context: CallContext) -> SaveSession:
+    """Begins a save in this thread. Ends an earlier save of the thread, unless a hook of that save begins this one."""
     earlier: weakref.ref[SaveSession] | None = getattr(_of_thread, "session", None)
     session = None if earlier is None else earlier()
-    if session is not None and not session.finishing and not session.is_running():
+    # Calls compare equal if their frames have one address. The earlier call is then over: a call begins only one save,
+    # and a new frame may reuse the address.
+    is_over = session is not None and (session.context.call == context.call or not session.is_running())
+    if session is not None and is_over and not session.finishing:
         session.end()
-    session = SaveSession(path=path, save_id=save_id)
+    session = SaveSession(path, save_id, context)
     _of_thread.session = weakref.ref(session)
     return session
 
 
 _lock = ForkSafeLock()
-# Saves of this process that coordinate, by directory. Entries go with their sessions.
+# Sessions of this process that coordinate a save, by device and inode of the directory. An entry ends with its session.
 _coordinating: dict[tuple[int, int], list[weakref.ref[SaveSession]]] = {}
 
 
 def end_unfinished_saves(session: SaveSession, io_timeout_s: float) -> None:
-    """Ends earlier saves of this process at the same path that nobody will end.
+    """Ends earlier saves of this process in the same directory that nobody else will end.
 
-    Such a save handed its results in, or was begun by this very thread, or by one that has ended.
+    Such a save has returned its result to DCP but not begun ``finish``, or its thread has ended, or this thread began
+    it and no longer runs it.
 
     Raises:
         StorageError: The storage does not answer.
     """
     directory = _C.directory_id(session.path, io_timeout_s)
     if directory is None:
-        return  # no directory that could be saved at
+        return  # there is no directory yet, so no save in it
     me = threading.current_thread()
     with _lock:
         _drop_dead_entries()
@@ -234,7 +244,7 @@ def end_unfinished_saves(session: SaveSession, io_timeout_s: float) -> None:
 
 
 def note_coordinator(session: SaveSession, directory: tuple[int, int]) -> None:
-    """Lets later saves of this process know of ``session``, which coordinates at ``directory``."""
+    """Registers ``session``, which coordinates a save in ``directory``, for ``end_unfinished_saves`` of later saves."""
     with _lock:
         _drop_dead_entries()
         _coordinating.setdefault(directory, []).append(weakref.ref(session))
@@ -249,15 +259,15 @@ def _drop_dead_entries() -> None:
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank hands to the coordinator: where its records are, or why there are none.
+    """What one rank sends to the coordinator after writing: where its records are, or why there are none.
 
     Attributes:
         rank: Number of the rank in the save.
-        path: Directory, as the rank was told.
+        path: Directory of the checkpoint, as it was passed on that rank.
         call: Number of the call on that rank; 0 if calls are not counted.
         written: Encoded ``format::WriteResult``; empty on failure.
-        file_names: Files that were created, whatever became of them.
-        error: What failed, in a form that survives pickling.
+        file_names: Names of the files that the rank created, also on failure.
+        error: The failure, in a form that can be pickled; None on success.
         report: What the rank did; None on failure.
         unsafe: Keys of objects that will not load without opting in, each with the names that a load refuses.
     """

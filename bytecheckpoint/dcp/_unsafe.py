@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that will not load without opting in, named when they are saved."""
+"""Finds values that will not load without opting in, when they are saved."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 
 from bytecheckpoint import _core
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._calls import SAVE, local_of_call
 from bytecheckpoint.dcp.save_planner import as_plain
 from bytecheckpoint.errors import UnsafeObjectError
 
 __all__ = ["UnsafeObjects", "describe_unsafe", "refuse_unsafe"]
 
-# More are not named, and in a warning not looked for: torch takes half as long to look as to pickle.
+# At most this many are looked for and named, because torch's check takes half as long as pickling.
 _MOST_NAMED = 8
 
 
 class UnsafeObjects:
-    """What one rank has found among the records that it writes in one save.
+    """Collects the objects of one rank and one save that a load would refuse.
 
     Args:
-        config: Its ``unsafe_objects`` says what to do. With ``allow_pickle`` there are no warnings.
+        config: Settings. ``unsafe_objects`` says whether to look, and whether to raise. ``allow_pickle`` turns off
+            warnings.
 
     Attributes:
-        found: Keys, each with the classes and functions that a load would refuse.
+        found: Maps each key to the names of the classes and functions that a load would refuse.
     """
 
     def __init__(self, config: Config) -> None:
@@ -38,10 +38,14 @@ class UnsafeObjects:
         self.found: dict[str, str] = {}
 
     def look(self, fqn: str, record: bytes | memoryview) -> None:
-        """Looks at the bytes of an object, which nobody changes.
+        """Checks the bytes of one object.
+
+        Args:
+            fqn: Key of the object.
+            record: Bytes of the object. Nobody may change them during the call.
 
         Raises:
-            UnsafeObjectError: ``unsafe_objects="error"``, and a load would refuse it.
+            UnsafeObjectError: A load would refuse the object, and ``unsafe_objects="error"``.
         """
         if not self._looks or len(self.found) >= _MOST_NAMED or _core.is_standard(record):
             return
@@ -54,38 +58,42 @@ class UnsafeObjects:
 
 
 def _names_refused(record: bytes | memoryview) -> str | None:
-    """What torch's ``weights_only`` rules refuse in a record, now; None if nothing."""
+    """Returns what torch's ``weights_only`` rules, as they are now, refuse in a record; None if nothing."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(record))
-    except Exception:  # torch raises what it likes for what it cannot read
+    except Exception:  # torch raises exceptions of many types for bytes that it cannot read
         return "bytes that torch.load cannot read"
     return ", ".join(sorted(names)) or None
 
 
 def describe_unsafe(found: Mapping[str, str]) -> str:
-    """Names keys and types, and says what to do."""
+    """Returns a message that names keys and types, and says what to do."""
     named = ", ".join(f"'{fqn}' ({names})" for fqn, names in list(found.items())[:_MOST_NAMED])
     more = " and maybe more" if len(found) >= _MOST_NAMED else ""
     return (
         f"these objects will not load without opting in: {named}{more}; either load them with "
         "Config(allow_pickle=True), which may run code of the checkpoint, or save values of other types: builtin ones, "
-        "the standard types that the README lists, or types that the loading program adds with "
+        "the standard types of docs/tensors_and_objects.md, or types that the loading program adds with "
         "torch.serialization.add_safe_globals"
     )
 
 
-def refuse_unsafe(plan: SavePlan, config: Config) -> None:
-    """Looks at all objects of a rank before the save has begun, if ``unsafe_objects="error"``.
+def refuse_unsafe(plan: SavePlan, config: Config, planner: object) -> None:
+    """Checks all objects of a rank before anything is written, if ``unsafe_objects="error"``.
 
-    Objects that are not made of builtin values are pickled for it, and once more when they are written. Nothing is
-    looked at where nobody knows the planner: outside DCP's call.
+    Objects that are not made of builtin values are pickled for the check, and once more when they are written.
+
+    Args:
+        plan: Plan of this rank.
+        config: Settings.
+        planner: Planner of the save; None if it is not known, which happens outside of DCP's call. Then nothing is
+            checked here.
 
     Raises:
         UnsafeObjectError: A load would refuse an object.
     """
     if config.unsafe_objects != "error":
         return
-    planner = local_of_call(*SAVE, "planner")
     if not isinstance(planner, SavePlanner):
         return
     unsafe = UnsafeObjects(config)

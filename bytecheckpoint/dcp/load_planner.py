@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The load planner."""
+"""``BcpLoadPlanner``, the load planner for DCP."""
 
 from __future__ import annotations
 
@@ -14,39 +14,42 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
 from bytecheckpoint import _C
-from bytecheckpoint._described import described
-from bytecheckpoint.dcp import _compat
+from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp._hooks import Hooks
-from bytecheckpoint.dcp._plan_items import Fills, PlanItems
-from bytecheckpoint.dcp._sharded import flatten_sharded
 from bytecheckpoint.dcp.metadata import checkpoint_of
+from bytecheckpoint.planning.plan_items import LoadTargets, PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
+from bytecheckpoint.runtime.descriptions import described
+from bytecheckpoint.tensors.sharded import flatten_sharded
 
 __all__ = ["BcpLoadPlanner", "as_plain", "fills_state"]
 
 
 class BcpLoadPlanner(DefaultLoadPlanner):
-    """Plans a load in C++: names, shapes and dtypes of all keys are compared before a byte is read.
+    """Plans a load in C++. It compares the names, shapes and dtypes of all keys before a byte is read.
 
-    Collective: used by ``dcp.load`` alone. Works with any ``StorageReader``; with ``BcpReader`` no Python runs for a
-    plain tensor in host memory, unless a subclass overrides a hook that DCP calls per tensor. Subclasses may use and
-    override whatever those of ``DefaultLoadPlanner`` may: ``state_dict``, ``mappings``, ``original_state_dict`` and
-    ``metadata`` are the truth.
+    Pass it to ``dcp.load`` as ``planner``. It works with any ``StorageReader``. With ``BcpReader`` no Python code runs
+    for a plain tensor in host memory, unless a subclass overrides a hook that DCP calls per tensor.
+
+    Subclasses may use and override whatever subclasses of ``DefaultLoadPlanner`` may. The plan follows ``state_dict``,
+    ``mappings``, ``original_state_dict`` and ``metadata`` as they are after ``set_up_planner``.
 
     Args:
         flatten_state_dict: Handle nested dicts and lists.
-        flatten_sharded_tensors: Handle ShardedTensors within ShardedTensors, of FSDP over tensor parallelism.
+        flatten_sharded_tensors: Handle ShardedTensors within ShardedTensors, as FSDP over tensor parallelism makes
+            them.
         allow_partial_load: Leave out keys that the checkpoint does not have, instead of raising; ``LoadReport`` names
             them.
 
     Attributes:
-        warns: Whether the coordinator warns (RuntimeWarning) of a top-level part, such as ``optimizer``, of which the
-            checkpoint has more keys than all ranks together ask for. ``LoadReport.unexpected_keys`` names them in any
-            case. Parts that nobody asks for are none of them.
+        warns: Whether the coordinator gives a RuntimeWarning if the ranks together load only some keys of a top-level
+            part of the checkpoint, such as ``optimizer``. Parts that no rank asks for do not count.
+            ``LoadReport.unexpected_keys`` names the keys even without the warning.
 
-    During a load, on all ranks and inside DCP's ``CheckpointException``: ``KeyMismatchError`` (all keys that are
-    missing and all that nobody asks for), ``ShapeMismatchError`` (all tensors of another shape), ``InvalidPlanError``.
+    A load may fail with these errors, on all ranks and inside DCP's ``CheckpointException``: ``KeyMismatchError``
+    (names all keys that are missing and all that nobody asks for), ``ShapeMismatchError`` (names all tensors of another
+    shape), ``InvalidPlanError``.
     """
 
     def __init__(
@@ -68,12 +71,15 @@ class BcpLoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Flattens the state dict. Tensors on the meta device are replaced by empty ones on the default device."""
+        """Keeps the state dict, flattened if ``flatten_state_dict``.
+
+        Tensors on the meta device are replaced by empty ones on the default device.
+        """
         if not self.flatten_state_dict:
             super().set_up_planner(state_dict, metadata, is_coordinator)
             return
         flat, mappings = _C.flatten_state_dict(state_dict)
-        has_sharded_tensor, has_meta_tensor = _C.peculiarities(flat)
+        has_sharded_tensor, has_meta_tensor = _C.find_special_tensors(flat)
         if has_meta_tensor:
             _make_meta_tensors(state_dict)
             flat, mappings = _C.flatten_state_dict(state_dict)
@@ -85,7 +91,7 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         self.is_coordinator = is_coordinator
 
     def create_local_plan(self) -> LoadPlan:
-        """What this rank wants, found in the checkpoint."""
+        """Returns a plan of all that this rank wants, and where it is in the checkpoint."""
         if self.metadata is None:
             raise AssertionError("set_up_planner was given no metadata")
         checkpoint = checkpoint_of(self.metadata)
@@ -94,24 +100,32 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         plan = _C.ReadPlan.of_state(checkpoint, dict(self.state_dict), _compat.chunks_of, self.allow_partial_load)
         self._items = PlanItems(plan)
         self._items.may_stay = _hooks.are_own(self, "create_global_plan")
-        self._items.fills = Fills(self.state_dict, getattr(self, "original_state_dict", self.state_dict).keys())
-        return LoadPlan(self._items)  # type: ignore[arg-type]  # a sequence is what DCP needs
+        self._items.fills = LoadTargets(self.state_dict, getattr(self, "original_state_dict", self.state_dict).keys())
+        return LoadPlan(self._items)  # type: ignore[arg-type]  # DCP only needs a sequence
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Puts an object where the caller's state dict has it. As of DCP's planner: what the pickle says is run."""
+        """Unpickles an object and puts it into the caller's state dict.
+
+        Like DCP's planner, it runs the code that the pickle names. Unless ``Config(allow_pickle=True)``, ``BcpReader``
+        passes only records that run no code.
+        """
         self.put_object(read_item.dest_index.fqn, torch.load(value, weights_only=False))
 
     def put_object(self, fqn: str, value: Any) -> None:
-        """Puts an object that was loaded where the state dict has it."""
+        """Puts a loaded object into the caller's state dict, at the path of ``fqn``."""
         if self.flatten_state_dict:
-            _compat.set_element(self.original_state_dict, self.mappings[fqn], value)
+            *outer, last = self.mappings[fqn]
+            container: Any = self.original_state_dict
+            for key in outer:
+                container = container[key]
+            container[last] = value
         else:
             self.state_dict[fqn] = self.original_state_dict[fqn] = value
 
     def _use_names_of_2_3(self, checkpoint: _C.Checkpoint) -> None:
-        """DCP flattened lists in another way until 2.3; if those names are in the checkpoint, it is so old."""
+        """Plans with the names that DCP gave to items of lists until torch 2.3, if the checkpoint has such names."""
         flat, mappings = _compat.flatten_as_2_3(self.original_state_dict)
-        # Not those of the state as it is planned: a ShardedTensor of which this rank has no shard is left out of that.
+        # Not `self.state_dict`: it leaves out a ShardedTensor of which this rank has no shard.
         names, _ = _C.flatten_state_dict(self.original_state_dict)
         if any(fqn not in names and checkpoint.has(fqn) for fqn in flat):
             self.state_dict = flatten_sharded(flat) if self.flatten_sharded_tensors else flat
@@ -125,23 +139,30 @@ _PER_ITEM = (*_PER_TENSOR, "load_bytes")
 
 
 def as_plain(planner: object) -> BcpLoadPlanner | None:
-    """``planner``, if nobody would miss the calls per item: all of them are as defined here and in DCP."""
+    """Returns ``planner`` if its hooks per item need not be called, else None.
+
+    They need not be called if they are those of this class and of DCP, and the state dict is a plain dict.
+    """
     if isinstance(planner, BcpLoadPlanner) and _hooks.are_own(planner, *_PER_ITEM) and type(planner.state_dict) is dict:
         return planner
     return None
 
 
 def fills_state(planner: LoadPlanner) -> bool:
-    """Whether ``planner`` resolves tensors to memory of its state dict, as DCP's planner and ours do."""
+    """Returns whether ``planner`` resolves tensors to memory of its state dict, as DCP's planner and ours do."""
     is_dcps = _hooks.are_own(planner, *_PER_TENSOR) or _dcps_hooks.are_own(planner, *_PER_TENSOR)
     return is_dcps and type(planner.state_dict) is dict  # type: ignore[attr-defined]
 
 
 def _make_meta_tensors(container: Any) -> None:
-    """In the containers themselves: their keys need not be the text that a flat name has of them."""
+    """Replaces the meta tensors in ``container`` and in the containers within it.
+
+    It changes the containers and not the flat dict, because a key need not equal its text in the flat name.
+    """
     for key, value in [*(container.items() if isinstance(container, Mapping) else enumerate(container))]:
         if isinstance(value, torch.Tensor):
-            # A ShardedTensor cannot always say; it keeps its shards, and is refused when they are to be filled.
+            # A ShardedTensor does not always know whether it is on the meta device. It keeps its shards, and the load
+            # refuses to fill them.
             if not isinstance(value, ShardedTensor) and value.is_meta:
                 made = {"": value}
                 _compat.init_meta_tensors(made)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DCP's ``Metadata`` of what the engine stores."""
+"""Conversions between the engine's manifest and DCP's ``Metadata``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from bytecheckpoint import _C
-from bytecheckpoint._fork_locks import ForkSafeLock
+from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp import _compat
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
+from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 
 __all__ = [
     "SAVE_ID_PREFIX",
@@ -43,9 +43,9 @@ def _make_late(checkpoint: _C.Checkpoint, name: str) -> Any:
 
 
 def _late(name: str) -> Any:
-    """A field that is made when somebody looks at it.
+    """Returns a property for a field that is built at its first access.
 
-    A property, because the dataclass field has a class attribute that ``__getattr__`` would never see.
+    ``__getattr__`` would not do: the dataclass has a class attribute for each default, which is found first.
     """
 
     def get(self: _UnfilledMetadata) -> Any:
@@ -66,9 +66,10 @@ def _late(name: str) -> Any:
 
 
 class _UnfilledMetadata(Metadata):
-    """Builds each of its large fields when somebody looks at it, and is a plain ``Metadata`` once it has them all.
+    """Metadata that builds each of its large fields at the first access.
 
-    No load and no save through our planners looks at any, and for a hundred thousand tensors they take seconds.
+    When it has all of them, it turns into a plain ``Metadata``. No load and no save through our planners reads these
+    fields, and building them takes seconds for a hundred thousand tensors.
     """
 
     state_dict_metadata = _late("state_dict_metadata")
@@ -97,7 +98,7 @@ class _UnfilledMetadata(Metadata):
     def __eq__(self, other: object) -> bool:
         return self._filled() == other
 
-    __hash__ = None  # type: ignore[assignment]  # as of the dataclass
+    __hash__ = None  # type: ignore[assignment]  # as in the dataclass
 
     def __repr__(self) -> str:
         return repr(self._filled())
@@ -105,14 +106,14 @@ class _UnfilledMetadata(Metadata):
     def __reduce_ex__(self, protocol: Any) -> Any:
         fields = self.__dict__
         if "_place" in fields and not any(name in fields for name in _LATE):
-            # DCP broadcasts what a save returns: where it is says enough.
+            # DCP broadcasts the metadata that a save returns. The place of the manifest is enough for that.
             return _at_place, ({name: value for name, value in fields.items() if name != "_checkpoint"},)
         return self._filled().__reduce_ex__(protocol)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a committed manifest can be read again."""
+    """The place where a committed manifest can be read again."""
 
     path: str
     rank: int | None
@@ -140,7 +141,8 @@ def _at_place(fields: dict[str, Any]) -> Metadata:
 
 
 def _fill_later(metadata: Metadata, checkpoint: _C.Checkpoint, fields: tuple[str, ...]) -> Metadata:
-    if type(metadata) not in (Metadata, _UnfilledMetadata):  # a planner's own
+    # Lets `fields` of `metadata` be built from `checkpoint` at their first access.
+    if type(metadata) not in (Metadata, _UnfilledMetadata):  # a subclass of a planner: fill it now
         for name in fields:
             setattr(metadata, name, _make_late(checkpoint, name))
         return metadata
@@ -152,8 +154,11 @@ def _fill_later(metadata: Metadata, checkpoint: _C.Checkpoint, fields: tuple[str
 
 
 def checkpoint_of(metadata: Metadata) -> _C.Checkpoint:
-    """What ``metadata`` says, for C++: the manifest that it will be made of, unless somebody looked at it and may have
-    changed it, or it is another reader's."""
+    """Returns what ``metadata`` says, as a manifest for C++.
+
+    That is the manifest that the metadata come from. If somebody accessed the fields, and so may have changed them, or
+    if another reader made the metadata, a manifest is made from the fields.
+    """
     fields = metadata.__dict__
     if isinstance(metadata, _UnfilledMetadata) and "state_dict_metadata" not in fields:
         return metadata._manifest()
@@ -161,19 +166,24 @@ def checkpoint_of(metadata: Metadata) -> _C.Checkpoint:
 
 
 def planned_metadata(planned: _C.Checkpoint) -> Metadata:
-    """What a plan says of a checkpoint that is not written yet."""
+    """Returns the metadata of a planned checkpoint, which is not written yet."""
     return _fill_later(Metadata({}), planned, ("state_dict_metadata", "planner_data"))
 
 
 def fill_planned_metadata(metadata: Metadata, planned: _C.Checkpoint) -> None:
-    """Makes of empty metadata, which DCP already has, those of a plan that was made later. Planner data that somebody
-    has put there are kept."""
+    """Fills empty metadata, which DCP already has, with those of a plan that was made later.
+
+    Planner data that somebody has put there are kept.
+    """
     of_plan = ("state_dict_metadata", "planner_data") if metadata.planner_data is None else ("state_dict_metadata",)
     _fill_later(metadata, planned, of_plan)
 
 
 def plan_of(metadata: Metadata) -> _C.Checkpoint | None:
-    """What ``planned_metadata`` was given, unless somebody looked at it and may have changed it."""
+    """Returns the manifest that was passed to ``planned_metadata``.
+
+    Returns None if somebody accessed the fields, and so may have changed them, or if another planner made them.
+    """
     fields = metadata.__dict__
     if isinstance(metadata, _UnfilledMetadata) and not {"state_dict_metadata", "planner_data"} & fields.keys():
         return metadata._manifest()
@@ -181,11 +191,13 @@ def plan_of(metadata: Metadata) -> _C.Checkpoint | None:
 
 
 def complete_metadata(metadata: Metadata, checkpoint: _C.Checkpoint, path: str, rank: int | None) -> None:
-    """Adds to the metadata of a plan what only the committed checkpoint knows.
+    """Adds to the metadata of a plan what is known only after the commit.
 
     Args:
+        metadata: Metadata of the plan; changed in place.
+        checkpoint: Manifest of the committed checkpoint.
         path: Directory of the checkpoint.
-        rank: That has committed a part of its own, or None.
+        rank: Rank that committed a part of its own; None if all ranks committed together.
     """
     metadata.version = DCP_VERSION
     metadata.storage_meta = _storage_meta(checkpoint)
@@ -195,15 +207,15 @@ def complete_metadata(metadata: Metadata, checkpoint: _C.Checkpoint, path: str, 
 
 
 def metadata_of(checkpoint: _C.Checkpoint, load_id: str) -> Metadata:
-    """DCP's view of a checkpoint, equal to what its own reader would give."""
+    """Returns DCP's metadata of a checkpoint, equal to what its own reader would return."""
     version: str | None = DCP_VERSION
-    storage_meta = StorageMeta()  # as stock makes one for a checkpoint that has none
+    storage_meta = StorageMeta()  # stock DCP makes an empty one where a checkpoint has none
     if checkpoint.foreign is None:
         storage_meta = _storage_meta(checkpoint)
     else:
         fields, id_is_path, version = checkpoint.foreign
         if fields is not None:
-            for name, value in fields.items():  # also what this torch does not know, as its unpickler would
+            for name, value in fields.items():  # also those that this torch lacks, as its unpickler does
                 setattr(storage_meta, name, value)
             if id_is_path:
                 storage_meta.checkpoint_id = Path(str(storage_meta.checkpoint_id))

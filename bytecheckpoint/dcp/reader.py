@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The storage reader."""
+"""``BcpReader``, the storage reader for DCP."""
 
 from __future__ import annotations
 
@@ -19,63 +19,59 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from bytecheckpoint import _C
-from bytecheckpoint._described import described
-from bytecheckpoint._in_use import Hold, hold_directory
+from bytecheckpoint.checkpoint.in_use import Hold, hold_directory
+from bytecheckpoint.checkpoint.local_path import is_local, local_path, path_to_read
+from bytecheckpoint.checkpoint.parts import parsed_user_metadata
+from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._asked import Asked, Unfilled, compare
-from bytecheckpoint.dcp._calls import LOAD, call_in, is_called_by
-from bytecheckpoint.dcp._exchange import Exchange
-from bytecheckpoint.dcp._gather import Gather
-from bytecheckpoint.dcp._groups import watch_of_call
+from bytecheckpoint.dcp._call_context import CallContext
 from bytecheckpoint.dcp._hooks import Hooks
-from bytecheckpoint.dcp._intent import Intent, choose_reading
 from bytecheckpoint.dcp._load import Load, check_requested, plan_to_read
-from bytecheckpoint.dcp._peers import rank_of_call
-from bytecheckpoint.dcp._phases import Phases
-from bytecheckpoint.dcp._plan_items import PlanItems
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.metadata import metadata_of
-from bytecheckpoint.errors import (
-    CheckpointChangedError,
-    CheckpointError,
-    CheckpointNotFoundError,
-    sendable,
-)
-from bytecheckpoint.local_path import is_local, local_path, path_to_read
-from bytecheckpoint.parts import parsed_user_metadata
+from bytecheckpoint.distributed.groups import monitor_of
+from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, CheckpointNotFoundError, sendable
+from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import LoadReport, RankLoadReport
-from bytecheckpoint.wrong_path import explaining
+from bytecheckpoint.runtime.descriptions import described
+from bytecheckpoint.runtime.phases import Phases
+from bytecheckpoint.sharing.asked_keys import RequestedKeys, Unfilled, compare
+from bytecheckpoint.sharing.choice import ReadPreferences, choose_reading
+from bytecheckpoint.sharing.exchange import Exchange
+from bytecheckpoint.sharing.report_gather import ReportGather
 
 __all__ = ["BcpReader"]
 
-# Of metadata that are larger each rank reads only what its state asks for: what 10,000 ranks write is half a gigabyte.
+# If `.metadata` is larger than this, each rank reads only the parts of it that its state asks for: 10,000 ranks write a
+# `.metadata` of half a gigabyte.
 _MAX_WHOLE_METADATA_BYTES = 32 << 20
-# What a rank says that reads its own part of a checkpoint without collectives, instead of a save id.
+# What a rank sends instead of a save id if it reads its own part of a checkpoint that was saved without collectives.
 _ALONE = "a part of its own"
 
 _logger = logging.getLogger("bytecheckpoint")
 
 
 class _FailedMetadata(Metadata):
-    """Stands for metadata that could not be read, until a hook can raise the error on every rank.
+    """Carries the error of ``read_metadata`` until a later hook can raise it on every rank.
 
-    DCP logs what ``read_metadata`` raises with its traceback, asks for the metadata of one rank, and turns what that
-    raises into an AssertionError.
+    DCP does not let ``read_metadata`` fail: it logs the exception with its traceback, then asks for the metadata of one
+    rank, and turns an exception of that call into an AssertionError.
     """
 
     def __init__(self, error: CheckpointError) -> None:
         self.__dict__["error"] = error
 
     def __bool__(self) -> bool:
-        # Of what is false DCP asks for the metadata of one rank. If `.metadata` is there, its error is the error.
+        # If this is False, DCP asks for the metadata of one rank. It must not do so if `.metadata` exists: then the
+        # error of reading that file is the one to raise.
         return not isinstance(self.__dict__["error"], CheckpointNotFoundError)
 
     def _raise(self) -> NoReturn:
         raise self.__dict__["error"]
 
-    # Properties, because dataclass fields have class attributes that __getattr__ would never see.
+    # Properties, because a default of a dataclass field is a class attribute, so `__getattr__` would not be called.
     state_dict_metadata = property(_raise)
     planner_data = property(_raise)
     storage_data = property(_raise)
@@ -86,33 +82,39 @@ class _FailedMetadata(Metadata):
 class BcpReader(StorageReader):
     """Reads checkpoints of ``BcpWriter`` and of stock DCP, onto any world size and layout, in place.
 
-    Collective: used by ``dcp.load`` alone; constructing it is local. Only the blocks that hold wanted bytes are read,
-    each once; by all ranks together where they share their reading (``Config.shared_reading``). Of our own checkpoints
-    each block is checked before a byte of it reaches a tensor; of stock ones the checksum of a record, where it has
-    one, is compared once the whole record has been read. No code of the checkpoint is run: its pickles are read by C++
-    that knows a few names, and objects of builtin and standard types are, too; other objects and opaque tensors load
-    under torch's ``weights_only`` rules, including what was added with ``torch.serialization.add_safe_globals``.
+    Pass it to ``dcp.load`` as ``storage_reader``. Constructing it is local. Its hooks are collective, and only DCP
+    calls them, except that ``read_metadata`` also works on its own.
+
+    A rank reads only the blocks that hold bytes which it wants, and each of them once. If the ranks share their reading
+    (``Config.shared_reading``), all ranks together read each block once. The reader checks each block of our own
+    checkpoints before a byte of it reaches a tensor. In stock checkpoints only records may have a checksum, so the
+    reader compares it when it has read the whole record.
+
+    The reader runs no code of the checkpoint. C++ code that knows a few names reads the pickles of the checkpoint, and
+    objects of builtin and standard types. Other objects and opaque tensors load under torch's ``weights_only`` rules,
+    which allow what was added with ``torch.serialization.add_safe_globals``.
 
     Args:
-        path: Directory of the checkpoint. ``checkpoint_id`` of ``dcp.load`` takes its place. None, which ``latest``
-            gives if a run has none yet, is a ``CheckpointNotFoundError``.
-        _extension_registry: Not supported; transformed streams cannot be read in part.
-        config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
+        path: Directory of the checkpoint. ``checkpoint_id`` of ``dcp.load`` replaces it. ``None`` raises a
+            ``CheckpointNotFoundError``: ``latest`` returns None if a run has no checkpoint yet.
+        _extension_registry: Not supported, because transformed streams cannot be read in part.
+        config: Settings. ``None`` reads the ``BYTECHECKPOINT_*`` variables when the reader is made.
 
     Attributes:
-        last_report: Of the last load in which this rank got all that it wanted, on the coordinator of the last in which
-            all ranks did; None before the first.
-        load_id: In the metadata that DCP gets; a new one after ``reset``.
-        rank: Of the load that began last, as DCP gives it; None if it gives none.
-        use_collectives: Of the load that began last.
-        storage_data: DCP's places of the checkpoint that was opened last, made when asked for; empty before.
-        fs: DCP's ``FileSystem``, for callers of its methods. The engine does its own I/O, so it cannot be replaced.
-            There are no ``transforms``.
+        last_report: Report of the last load in which this rank got all that it wanted; on the coordinator, of the last
+            load in which all ranks did. None before the first.
+        load_id: Id in the metadata that DCP gets. ``reset`` draws a new one.
+        rank: Rank of this process in the load that began last, as DCP passes it; None if DCP passes none.
+        use_collectives: ``use_collectives`` of the load that began last.
+        storage_data: DCP's ``storage_data`` of the checkpoint that was opened last. It is built at each access, and
+            empty if no checkpoint was opened.
+        fs: DCP's ``FileSystem``, for code that calls its methods. The engine does its own I/O, so replacing it is not
+            possible. There are no ``transforms``.
 
-    During a load, on all ranks and inside DCP's ``CheckpointException``: ``CheckpointNotFoundError``,
-    ``CorruptCheckpointError`` (file and offset), ``CheckpointChangedError`` (a newer commit; load again),
-    ``KeyMismatchError``, ``ShapeMismatchError``, ``UnsafeObjectError`` (names the key), ``FormatVersionError``,
-    ``UnsupportedError``, ``StorageError``.
+    A load may fail with these errors, on all ranks and inside DCP's ``CheckpointException``:
+    ``CheckpointNotFoundError``, ``CorruptCheckpointError`` (file and offset), ``CheckpointChangedError`` (there is a
+    newer commit; load again), ``KeyMismatchError``, ``ShapeMismatchError``, ``UnsafeObjectError`` (names the key),
+    ``FormatVersionError``, ``UnsupportedError``, ``StorageError``.
     """
 
     def __init__(
@@ -133,33 +135,36 @@ class BcpReader(StorageReader):
         self.last_report: LoadReport | None = None
         self.load_id = str(uuid.uuid4())
         self._hold: Hold | None = None
+        self._call = CallContext()  # the load that began last
+        self._has_begun = False  # `read_metadata` began the load; a caller may also keep metadata for later loads
         self._forget()
 
     def _forget(self) -> None:
         self._let_go()
         self._checkpoint: _C.Checkpoint | None = None
-        self._directory: tuple[int, int] | None = None  # as it was when the metadata were read
-        self._rank: int | None = None  # whose part is read, of a checkpoint that was saved without collectives
+        self._directory: tuple[int, int] | None = None  # its id when the metadata were read
+        self._rank: int | None = None  # the rank whose part is read, if it was saved without collectives
         self._error: CheckpointError | None = None
         self._is_coordinator = False
-        self._number = 0  # of this rank among those that load
+        self._number = 0  # number of this rank in the load
         self._phases = Phases()
-        self._unfilled = Unfilled()  # of this rank; on the coordinator, of all
+        self._unfilled = Unfilled()  # for this rank; on the coordinator, for all ranks
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_checkpoint": None, "_error": None, "_hold": None, "_directory": None}
+        of_process = dict.fromkeys(("_checkpoint", "_error", "_hold", "_directory"))
+        return {**self.__dict__, **of_process, "_call": CallContext(), "_has_begun": False}
 
     def __repr__(self) -> str:
         return described(self, str(self.path))
 
     @property
     def fs(self) -> FileSystem:
-        """DCP's own, for callers of its methods."""
+        """DCP's ``FileSystem``, for code that calls its methods. The engine does not use it."""
         return FileSystem()
 
     @property
     def storage_data(self) -> dict[Any, Any]:
-        """DCP's places of what was read last; made at every look, as no load needs them."""
+        """DCP's ``storage_data`` of the checkpoint opened last. It is built at each access, since no load needs it."""
         if self._checkpoint is None:
             return {}
         places: dict[Any, Any] = metadata_of(self._checkpoint, self.load_id).storage_data
@@ -167,17 +172,17 @@ class BcpReader(StorageReader):
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
-        """Directory that is read."""
+        """The directory that is read."""
         return self.path
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Is it a local path, rather than a URL of another scheme than ``file``?"""
+        """Returns whether ``checkpoint_id`` is a local path or a ``file`` URL, and not a URL of another scheme."""
         return is_local(checkpoint_id)
 
     @property
     def user_metadata(self) -> Any:
-        """What ``BcpWriter(user_metadata=...)`` was given, or None. Reads ``.metadata`` if no load has."""
+        """The value passed to ``BcpWriter(user_metadata=...)``, or None. Reads ``.metadata`` if no load has."""
         return parsed_user_metadata(self._opened().user_metadata, self.path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -190,36 +195,50 @@ class BcpReader(StorageReader):
     # The hooks, in the order in which DCP calls them.
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """DCP's metadata of the checkpoint, built from our manifest; its pickle is never run. Works on its own.
+        """Returns DCP's metadata of the checkpoint. It may be called without a load.
+
+        The metadata are built from our manifest; the pickle in ``.metadata`` is never run.
 
         Raises:
-            CheckpointNotFoundError, CorruptCheckpointError, FormatVersionError, UnsupportedError, StorageError
+            CheckpointNotFoundError: There is no checkpoint at the path.
+            CorruptCheckpointError: The bytes of ``.metadata`` are not what was written.
+            FormatVersionError: A newer version of the format wrote the checkpoint.
+            UnsupportedError: The checkpoint is valid, but this version cannot read it.
+            StorageError: The file system refused, or did not answer in time.
         """
         rank = kwargs.get("rank")
         if rank is not None and self._error is not None:
             return self._read_metadata_after_all(rank, self._error)
         self._forget()
-        watch, call = watch_of_call(), call_in(*LOAD)
-        if watch is not None and call is not None:
-            watch.note_call(call)
+        earlier = self._call.call if self._has_begun else None
+        self._call, self._has_begun = CallContext.of_load(self), True
+        peers, call = self._call.peers, self._call.call
+        monitor = None if peers is None else monitor_of(peers.group)
+        if monitor is not None and call is not None:
+            monitor.note_call(call)
         try:
             self._directory = _C.directory_id(str(self.path), self.config.io_timeout_s)
             self._hold_in_call()
             self._checkpoint, self._rank = self._open(rank), rank
             metadata = metadata_of(self._checkpoint, self.load_id)
         except Exception as error:
-            # Remembered whatever it is: else DCP would go on to the metadata of one rank, which may be older.
+            # Any error is remembered: else DCP would go on to the metadata of one rank, which may be older.
             self._error = _typed(error)
-            if is_called_by(LOAD[0], "local_step"):
+            # If this is DCP's first request of a call, DCP goes on to `set_up_storage_reader`, where all ranks get the
+            # error. Any other caller gets it now.
+            if call != earlier and self._call.is_with(self) and _hooks.are_own(self, "read_metadata"):
                 return _FailedMetadata(self._error)
             raise self._error from error
         self._phases.end("metadata_s")
         return metadata
 
     def _read_metadata_after_all(self, rank: int, error: CheckpointError) -> Metadata:
-        """DCP's second try, for the metadata of one rank. It hides what is raised now, so nothing is."""
+        """Reads the metadata of ``rank`` alone, which DCP asks for after ``read_metadata`` failed with ``error``.
+
+        It raises nothing, because DCP would hide the exception. A failure is returned as ``_FailedMetadata``.
+        """
         if not isinstance(error, CheckpointNotFoundError):
-            return _FailedMetadata(error)  # if `.metadata` is there, its error is the error
+            return _FailedMetadata(error)  # `.metadata` exists, so its error is the one to raise
         try:
             self._checkpoint = self._open(rank)
             metadata = metadata_of(self._checkpoint, self.load_id)
@@ -232,62 +251,71 @@ class BcpReader(StorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Raises here, where every rank gets it, what ``read_metadata`` could not."""
+        """Begins the load, or raises the error that ``read_metadata`` kept: here every rank gets it."""
+        if not self._has_begun:
+            self._call = CallContext.of_load(self)
+        self._has_begun = False
         if isinstance(metadata, _FailedMetadata):
             metadata._raise()
         if self._hold is None:
-            # Whoever calls the hooks by hand reads in the end, or drops the reader.
+            # A caller that runs the hooks by hand will read in the end, or drop the reader; both end the hold.
             self._directory = self._directory or _C.directory_id(str(self.path), self.config.io_timeout_s)
             self._hold = hold_directory(self._directory)
         self.rank, self.use_collectives = kwargs.get("rank"), kwargs.get("use_collectives", True)
         self._is_coordinator = is_coordinator
-        self._number = rank_of_call(kwargs)
+        self._number = self._call.rank_or(kwargs)
         if "metadata_s" not in self._phases.seconds:
-            self._phases = Phases()  # the metadata were read for an earlier load
+            self._phases = Phases()  # the metadata were read in an earlier load
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
         checkpoint = self._opened()
-        check_requested(checkpoint, plan)
+        check_requested(checkpoint, self._call.planner)
         to_read = plan_to_read(checkpoint, plan)
-        # Pages are touched in the background while ranks exchange their plans.
+        # The ring's pages are touched in the background while the ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, to_read.num_bytes)
         if isinstance(plan.items, PlanItems) and plan.items.may_stay and _hooks.are_own(self, "prepare_global_plan"):
             plan.items.stay()
         self._phases.end("plan_s")
-        # Ranks that saved on their own have saves of their own; all of a load must read such, or none.
-        is_alone = self._rank is not None  # then DCP plans with collectives, and reads without
+        # Ranks that saved without collectives made one save each, so their ids differ. Either all ranks of a load read
+        # such a part, or none does.
+        is_alone = self._rank is not None  # DCP then plans with collectives and reads without
         asked = _asked_by(plan, checkpoint)
         self._unfilled = compare(checkpoint.names, [asked]) if is_alone else Unfilled(asked.missing, asked.num_missing)
-        intent = Intent.by(
+        intent = ReadPreferences.by(
             self,
             _ALONE if is_alone else checkpoint.save_id,
             asked,
-            reads_by_own_hook=not is_alone and _hooks.are_own(self, "read_data"),
+            # If `read_data` is ours, nothing in it fails before its exchange.
+            comes=not is_alone and _hooks.are_own(self, "read_data") and self._call.all_come(self),
             num_bytes=to_read.num_bytes,
         )
         return dataclasses.replace(plan, storage_data=intent)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Coordinator: all ranks must be looking at the same save, and read it in the same way."""
+        """Checks on the coordinator that all ranks read the same save, and decides whether they share the reading.
+
+        Raises:
+            CheckpointChangedError: A newer commit came while the ranks opened the checkpoint.
+        """
         ids = sorted({str(getattr(plan.storage_data, "save", None)) for plan in plans})
         if len(ids) > 1:
             raise CheckpointChangedError(
                 f"load({self.path}): ranks read different saves ({', '.join(ids)}): a newer commit came in between",
                 str(self.path),
             )
-        intents = [plan.storage_data for plan in plans if isinstance(plan.storage_data, Intent)]
+        intents = [plan.storage_data for plan in plans if isinstance(plan.storage_data, ReadPreferences)]
         if self._rank is None and len(intents) == len(plans):
             self._unfilled = compare(self._opened().names, [intent.asked for intent in intents])
         return choose_reading(plans)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Reads, verifies and scatters everything that ``plan`` asks for."""
+        """Reads and verifies everything that ``plan`` asks for, and scatters it into the tensors."""
         try:
-            with Gather(plan) as gather:
+            with ReportGather(plan, self._call.peers) as gather:
                 self._read(plan, planner, gather)
         except Exception as error:
-            sent = sendable(error)  # to every rank, by DCP
+            sent = sendable(error)  # DCP sends it to every rank
             if sent is error:
                 raise
             raise sent from error
@@ -297,11 +325,11 @@ class BcpReader(StorageReader):
         future.set_result(None)
         return future
 
-    def _read(self, plan: LoadPlan, planner: LoadPlanner, gather: Gather) -> None:
+    def _read(self, plan: LoadPlan, planner: LoadPlanner, gather: ReportGather) -> None:
         phases, self._phases = self._phases, Phases()
         phases.end("exchange_s")
         checkpoint = self._opened()
-        with Exchange.of_call(plan) or nullcontext() as exchange:
+        with Exchange.of_plan(plan, self._call.peers) or nullcontext() as exchange:
             load = Load(checkpoint, plan, str(self.path), self._rank, self.config, planner, exchange)
             with load.progress_bar() if self.config.progress and self._is_coordinator else nullcontext():
                 load.tensors()
@@ -313,7 +341,7 @@ class BcpReader(StorageReader):
         phases.end("wait_s")
         whole = tuple(of_rank for of_rank in ranks if of_rank is not None)
         if len(whole) < len(ranks):
-            return  # some have failed, which DCP raises on all ranks
+            return  # some ranks failed, which DCP raises on all
         self.last_report = LoadReport(
             path=str(self.path),
             save_id=checkpoint.save_id,
@@ -331,9 +359,9 @@ class BcpReader(StorageReader):
                 warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
     def _hold_in_call(self) -> None:
-        """Keeps this process from deleting what it reads, for as long as DCP's call lasts that this thread is in."""
+        """Keeps this process from deleting the checkpoint that it reads, until DCP's call of this thread has ended."""
         self._let_go()
-        call = call_in(*LOAD)
+        call = self._call.call
         if call is not None:
             self._hold = hold_directory(self._directory, call.is_running)
 
@@ -348,7 +376,7 @@ class BcpReader(StorageReader):
         return self._checkpoint
 
     def _open(self, rank: int | None) -> _C.Checkpoint:
-        # Of a rank that has no part of its own DCP asks for that first.
+        # Only a missing `.metadata` is explained: DCP also asks for the part of a rank that has none.
         with explaining(self.path) if rank is None else nullcontext():
             return _C.Checkpoint.open(
                 str(self.path),
@@ -360,7 +388,7 @@ class BcpReader(StorageReader):
             )
 
     def _no_part_of(self, rank: int) -> CheckpointNotFoundError | None:
-        """The error if other ranks have parts; None if there are none at all."""
+        """Returns the error for a missing part of ``rank`` if other ranks have parts; None if there are no parts."""
         parts = sorted(part.name for part in self.path.glob("__*.metadata"))
         if not parts:
             return None
@@ -374,20 +402,20 @@ class BcpReader(StorageReader):
 _hooks = Hooks(BcpReader)
 
 
-def _asked_by(plan: LoadPlan, checkpoint: _C.Checkpoint) -> Asked:
-    """The keys that this rank asks for."""
+def _asked_by(plan: LoadPlan, checkpoint: _C.Checkpoint) -> RequestedKeys:
+    """Returns which keys this rank asks for."""
     stored = checkpoint.names()
     fills = plan.items.fills if isinstance(plan.items, PlanItems) else None
     if fills is not None:
-        return Asked.of(stored, fills.flat, fills.tops)
-    # Of another planner the items tell; those of a tensor without elements there are none of.
+        return RequestedKeys.of(stored, fills.flat, fills.tops)
+    # For another planner the items show it. A tensor without elements has no item, so it counts as asked for.
     keys = {item.storage_index.fqn for item in plan.items}
     empty = {name for name, _, shape, *_ in checkpoint.contents() if 0 in shape} if len(keys) < len(stored) else set()
-    return Asked.of(stored, keys | empty, keys)
+    return RequestedKeys.of(stored, keys | empty, keys)
 
 
 def _is_meant_to_fill(planner: LoadPlanner) -> bool:
-    """Whether the planner loads all of the state dict that it was given; others choose on purpose."""
+    """Returns whether the planner loads all of the state dict that it got. Other planners leave out keys on purpose."""
     return planner.warns if isinstance(planner, BcpLoadPlanner) else type(planner) is DefaultLoadPlanner
 
 

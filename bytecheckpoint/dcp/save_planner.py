@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The save planner."""
+"""``BcpSavePlanner``, the save planner for DCP."""
 
 from __future__ import annotations
 
@@ -18,54 +18,60 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
 from bytecheckpoint import _C
-from bytecheckpoint._described import described
+from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._gaps import gaps_of_call
-from bytecheckpoint.dcp._held import Held, HeldElsewhere, Ways, refuse_digests
+from bytecheckpoint.dcp._call_context import CallContext
+from bytecheckpoint.dcp._gaps import gaps_of_save
 from bytecheckpoint.dcp._hooks import Hooks
-from bytecheckpoint.dcp._part import WritePart
-from bytecheckpoint.dcp._plan_cache import Answer, Planned, digest_of, part_of, plan_cache
-from bytecheckpoint.dcp._plan_items import PlanItems, source_of
-from bytecheckpoint.dcp._plan_tree import PlanTree
-from bytecheckpoint.dcp._sharded import flatten_sharded
-from bytecheckpoint.dcp._switching import quick_switches
-from bytecheckpoint.dcp._told import Later, Told, tell, tell_later
 from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
+from bytecheckpoint.planning.assignment import DeferredAssignment, RankAssignment, assign, assign_later
+from bytecheckpoint.planning.inventory import LazyPaths, LocalInventory, RemoteInventory, refuse_digests
+from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, digest_of, part_of, plan_cache
+from bytecheckpoint.planning.plan_items import PlanItems, source_of
+from bytecheckpoint.planning.plan_tree import PlanTree
+from bytecheckpoint.planning.shared_item import WritePart
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import PlanReport
+from bytecheckpoint.runtime.descriptions import described
+from bytecheckpoint.runtime.gil_interval import quick_switches
+from bytecheckpoint.tensors.sharded import flatten_sharded
 
 __all__ = ["BcpSavePlanner", "WritePart", "as_plain", "kept_state"]
 
 
 class BcpSavePlanner(DefaultSavePlanner):
-    """Plans a save in C++: what several ranks hold is written once, by all of them in equal parts.
+    """Plans a save in C++. Replicated tensors are written once, and each rank that holds them writes an equal part.
 
-    Collective: used by ``dcp.save`` alone, and, as DCP's own, by one save at a time. Works with any ``StorageWriter``;
-    with ``BcpWriter`` no Python runs for a plain tensor in host memory, unless a subclass overrides a hook that DCP
-    calls per tensor. Between ranks travel a few bytes a tensor. Subclasses may use and override whatever those of
-    ``DefaultSavePlanner`` may: ``state_dict`` and ``mappings`` are the truth; boxes are not split if a subclass
-    resolves or transforms data itself.
+    Pass it to ``dcp.save`` as ``planner``, for one save at a time, as with DCP's own planner. It works with any
+    ``StorageWriter``. With ``BcpWriter`` no Python code runs for a plain tensor in host memory, unless a subclass
+    overrides a hook that DCP calls per tensor. The ranks exchange a few bytes per tensor.
 
-    A plain tensor that several ranks have under one key must be equal on all: each writes some rows of it. If it is
-    not, give each rank a key of its own, or keep one rank's with ``dedup_save_to_lowest_rank``.
+    Subclasses may use and override whatever subclasses of ``DefaultSavePlanner`` may. The plan follows ``state_dict``
+    and ``mappings`` as they are after ``set_up_planner``. If a subclass resolves or transforms data itself, boxes are
+    not split between ranks.
+
+    A plain tensor that several ranks hold under one key must be equal on all of them, because each rank writes some of
+    its rows. If it is not equal, give each rank its own key, or keep the tensor of the lowest rank with
+    ``dedup_save_to_lowest_rank``.
 
     Args:
         flatten_state_dict: Handle nested dicts and lists.
-        flatten_sharded_tensors: Handle ShardedTensors within ShardedTensors, of FSDP over tensor parallelism.
-        dedup_replicated_tensors: Deprecated by DCP, and without effect.
-        dedup_save_to_lowest_rank: What several ranks hold is written by the lowest of them, whole.
-        enable_plan_caching: Keep plans in this process and find them again by what they are made of: names, shapes,
-            dtypes, boxes, ranks and settings, never by a class. Then an unchanged state sends 36 bytes a rank.
-        config: Settings of cache and tree; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
+        flatten_sharded_tensors: Handle ShardedTensors within ShardedTensors, as FSDP over tensor parallelism makes
+            them.
+        dedup_replicated_tensors: Has no effect. DCP has deprecated it.
+        dedup_save_to_lowest_rank: The lowest rank that holds a replicated tensor writes all of it.
+        enable_plan_caching: Keep plans in this process, and use them again for the same names, shapes, dtypes, boxes,
+            ranks and settings, whatever class the planner has. For an unchanged state a rank then sends 36 bytes.
+        config: Settings of the cache and the tree. ``None`` reads the ``BYTECHECKPOINT_*`` variables when the planner
+            is made.
 
     Attributes:
-        last_plan: How the last plan came about, as this rank saw it.
+        last_plan: Report of how this rank got its last plan.
 
-    During a save, on all ranks and inside DCP's ``CheckpointException``: ``InvalidPlanError`` for what cannot be
-    stored, ranks that disagree about a tensor, boxes that overlap or leave a gap; it names keys, boxes and ranks. Gaps
-    are allowed with ``Config(allow_partial_tensors=True)``, and where each rank saves on its own.
+    A save may fail with ``InvalidPlanError``, on all ranks and inside DCP's ``CheckpointException``: a value cannot be
+    stored, ranks disagree about a tensor, or boxes overlap or leave a gap. The message names keys, boxes and ranks.
+    Gaps are allowed with ``Config(allow_partial_tensors=True)``, and where each rank saves on its own.
     """
 
     def __init__(
@@ -99,18 +105,18 @@ class BcpSavePlanner(DefaultSavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Flattens the state dict."""
+        """Keeps the state dict, flattened if ``flatten_state_dict``."""
         if not self.flatten_state_dict:
             super().set_up_planner(state_dict, storage_meta, is_coordinator)
             return
         flat, mappings = _C.flatten_state_dict(state_dict)
-        if self.flatten_sharded_tensors and _C.peculiarities(flat)[0]:
+        if self.flatten_sharded_tensors and _C.find_special_tensors(flat)[0]:
             flat = flatten_sharded(flat)
         self.state_dict, self.mappings, self.is_coordinator = flat, mappings, is_coordinator
 
     @quick_switches()
     def create_local_plan(self) -> SavePlan:
-        """What this rank holds."""
+        """Returns a plan with the inventory of this rank: all that it holds."""
         begin = time.perf_counter()
         self.last_plan = PlanReport()
         mappings = self.mappings if self.flatten_state_dict else None
@@ -119,72 +125,81 @@ class BcpSavePlanner(DefaultSavePlanner):
             mappings,
             _compat.chunks_of,
             _compat.write_items_of,
-            # Whoever resolves data in a way of his own does not know of parts.
+            # A subclass that resolves data itself does not know parts of boxes.
             can_split=_hooks.are_own(self, *_PER_ITEM),
         )
-        self._held = Held(state, mappings, self._settings(), self.enable_plan_caching, self._tree_threshold())
-        items: Any = PlanItems(self._held)  # a sequence is what DCP needs
-        self.plan = SavePlan(items, planner_data=None if mappings is None else Ways(self._held))
+        self._inventory = LocalInventory(
+            state, mappings, self._settings(), self.enable_plan_caching, self._tree_threshold()
+        )
+        items: Any = PlanItems(self._inventory)  # DCP only needs a sequence
+        self.plan = SavePlan(items, planner_data=None if mappings is None else LazyPaths(self._inventory))
         self._seconds = time.perf_counter() - begin
         return self.plan
 
     @quick_switches()
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Who writes what. Plans that somebody has looked at, and may have changed, are left to DCP's own planner."""
-        held: list[Held | HeldElsewhere] = []
+        """Assigns to each rank what it writes; runs on the coordinator.
+
+        If somebody has looked at the items of a plan, and so may have changed them, DCP's own planner plans instead.
+        """
+        inventories: list[LocalInventory | RemoteInventory] = []
         is_nested = True
-        for plan in all_plans:  # once over all of them: there may be tens of thousands
+        for plan in all_plans:  # a single pass, as there may be tens of thousands of plans
             of_rank = source_of(plan.items)
-            if not isinstance(of_rank, (Held, HeldElsewhere)):
+            if not isinstance(of_rank, (LocalInventory, RemoteInventory)):
                 return self._plan_by_dcp(all_plans)
-            held.append(of_rank)
-            is_nested = is_nested and isinstance(plan.planner_data, Ways)
+            inventories.append(of_rank)
+            is_nested = is_nested and isinstance(plan.planner_data, LazyPaths)
         if not _hooks.are_own(self, "_create_global_plan", "_dedup_save_plans"):
             return self._plan_by_dcp(all_plans)
         options: dict[str, Any] = {
             "dedup_to_lowest_rank": self.dedup_save_to_lowest_rank,
             "is_nested": is_nested,
-            "gaps": gaps_of_call(self.config),
+            "gaps": self._gaps(),
         }
-        key = digest_of((repr(options).encode(), b"".join([of_rank.digest for of_rank in held])))
-        cache, planned = self._planned(key, held, options)
+        key = digest_of((repr(options).encode(), b"".join([of_rank.digest for of_rank in inventories])))
+        cache, planned = self._planned(key, inventories, options)
         if planned is None:
-            refuse_digests(held)
-            num_items = sum(of_rank.num_items for of_rank in held)
-            self.global_plan = tell_later(key, num_items, self.config.tree_topo_fan_out, held)
+            refuse_digests(inventories)
+            num_items = sum(of_rank.num_items for of_rank in inventories)
+            self.global_plan = assign_later(key, num_items, self.config.tree_topo_fan_out, inventories)
             self.metadata = Metadata({})
             self._awaited = key, options
         else:
-            self.global_plan = tell(all_plans, held, key, planned, cache)
+            self.global_plan = assign(all_plans, inventories, key, planned, cache)
             self.metadata = planned_metadata(planned.manifest)
         data = () if is_nested else [plan.planner_data for plan in all_plans]
         if data and all(isinstance(of_rank, Mapping) for of_rank in data):
-            self.metadata.planner_data = dict(ChainMap(*data))  # somebody has added to it; as DCP joins them
+            self.metadata.planner_data = dict(ChainMap(*data))  # a hook has added planner data; joined as DCP does
         return self.global_plan, self.metadata
 
     @quick_switches()
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Exchanges plans with the other ranks, if the coordinator has not told this one what to write."""
+        """Gives this rank its assignment.
+
+        If the coordinator has not sent the assignment with the plan, the rank takes it from its cache, or the ranks
+        exchange plans here.
+        """
         source = source_of(new_plan.items)
         begin = time.perf_counter()
-        if isinstance(source, Later):
-            source = self._answer_to(source)
+        if isinstance(source, DeferredAssignment):
+            source = self._assignment_of(source)
             items: Any = PlanItems(source)
             new_plan = dataclasses.replace(new_plan, items=items)
-        if isinstance(source, Told) and isinstance(source.held, Held):
+        if isinstance(source, RankAssignment) and isinstance(source.inventory, LocalInventory):
             if self.enable_plan_caching and source.all_can_exchange:
-                answers = {**source.held.known_answers, source.part: source.answer}
-                plan_cache().keep_answers(source.held.digest, answers, self.config.planner_cache_capacity)
+                assignments = {**source.inventory.known_assignments, source.part: source.assignment}
+                plan_cache().keep_assignments(source.inventory.digest, assignments, self.config.planner_cache_capacity)
             self.last_plan = PlanReport(
                 cache=source.cache,
-                bytes_sent=source.held.num_bytes_sent,
+                bytes_sent=source.inventory.num_bytes_sent,
                 bytes_received=source.num_bytes_received,
                 seconds=self._seconds + time.perf_counter() - begin,
             )
         return super().finish_plan(new_plan)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """The tensor of ``write_item``, or the bytes of an object."""
+        """Returns the tensor of ``write_item``, or the bytes of an object. For a ``WritePart``, the rows to write."""
         if not isinstance(write_item, WritePart):
             return super().resolve_data(write_item)
         assert write_item.held is not None
@@ -197,11 +212,14 @@ class BcpSavePlanner(DefaultSavePlanner):
 
     def _plan_by_dcp(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         plans, metadata = super().create_global_plan(all_plans)
-        _C.check_coverage(metadata.state_dict_metadata, gaps_of_call(self.config))
+        _C.check_coverage(metadata.state_dict_metadata, self._gaps())
         return plans, metadata
 
+    def _gaps(self) -> str:
+        return gaps_of_save(self.config, CallContext.of_save(self).use_collectives)
+
     def _tree_threshold(self) -> int | None:
-        """More ranks than that exchange plans in a tree; None if they cannot."""
+        """Returns the number of ranks above which plans go through a tree; None if the ranks cannot exchange plans."""
         if not _hooks.are_own(self, *_BETWEEN_RANKS):
             return None
         return self.config.tree_topo_threshold if self.config.enable_tree_topo else sys.maxsize
@@ -210,79 +228,92 @@ class BcpSavePlanner(DefaultSavePlanner):
         return repr((self.flatten_state_dict, self.flatten_sharded_tensors, self.dedup_save_to_lowest_rank)).encode()
 
     def _planned(
-        self, key: bytes, held: list[Held | HeldElsewhere], options: dict[str, Any]
-    ) -> tuple[str, Planned | None]:
-        """What the cache did, and the plan; no plan if what some rank holds is not here."""
+        self, key: bytes, inventories: list[LocalInventory | RemoteInventory], options: dict[str, Any]
+    ) -> tuple[str, CachedPlan | None]:
+        """Returns what the cache did, and the plan.
+
+        The plan is None if a rank sent only the digest of its inventory, and the inventory is not in the cache.
+        """
         planned = plan_cache().plan(key) if self.enable_plan_caching else None
         if planned is not None:
             return "hit", planned
         cache = "miss" if self.enable_plan_caching else "off"
         blobs: dict[bytes, bytes] = {}
-        for of_rank in held:
+        for of_rank in inventories:
             blob = plan_cache().blob(of_rank.digest) if of_rank.blob is None else of_rank.blob
             if blob is None:
                 return cache, None
             blobs[of_rank.digest] = blob
-        planned = Planned.of(_C.plan_ranks([blobs[of_rank.digest] for of_rank in held], **options))
-        if len(held) <= self.config.tree_topo_threshold:
+        planned = CachedPlan.of(_C.plan_ranks([blobs[of_rank.digest] for of_rank in inventories], **options))
+        if len(inventories) <= self.config.tree_topo_threshold:
             planned = dataclasses.replace(planned, blobs=blobs)
         self._keep_plan(key, planned)
         return cache, planned
 
-    def _keep_plan(self, key: bytes, planned: Planned) -> None:
+    def _keep_plan(self, key: bytes, planned: CachedPlan) -> None:
         if self.enable_plan_caching:
             plan_cache().keep_plan(key, planned, self.config.planner_cache_capacity)
 
-    def _answer_to(self, later: Later) -> Told:
-        if later.fan_out is None:
-            return self._answer_by_key(later.key)
-        return self._answer_by_exchange(later.key, later.fan_out)
+    def _assignment_of(self, deferred: DeferredAssignment) -> RankAssignment:
+        if deferred.fan_out is None:
+            return self._assignment_by_key(deferred.key)
+        return self._assignment_by_exchange(deferred.key, deferred.fan_out)
 
-    def _answer_by_key(self, key: bytes) -> Told:
-        assert self._held.peers is not None
-        part = part_of(key, self._held.peers.rank)
-        told = Told(self._held, part, self._held.known_answers[part], "hit", all_can_exchange=True)
-        told.num_bytes_received = len(key)
-        return told
+    def _assignment_by_key(self, key: bytes) -> RankAssignment:
+        assert self._inventory.peers is not None
+        part = part_of(key, self._inventory.peers.rank)
+        assignment = RankAssignment(
+            self._inventory, part, self._inventory.known_assignments[part], "hit", all_can_exchange=True
+        )
+        assignment.num_bytes_received = len(key)
+        return assignment
 
-    def _answer_by_exchange(self, key: bytes, fan_out: int) -> Told:
-        held = self._held
-        assert held.peers is not None
-        channel = held.peers.connect()
-        plan = functools.partial(self._plan_tree, held) if held.peers.is_coordinator else None
-        answer = PlanTree(channel, held.peers, fan_out).exchange(held.blob, plan)
+    def _assignment_by_exchange(self, key: bytes, fan_out: int) -> RankAssignment:
+        inventory = self._inventory
+        assert inventory.peers is not None
+        channel = inventory.peers.connect()
+        plan = functools.partial(self._plan_tree, inventory) if inventory.peers.is_coordinator else None
+        encoded = PlanTree(channel, inventory.peers, fan_out).exchange(inventory.blob, plan)
         cache = "miss" if self.enable_plan_caching else "off"
-        told = Told(held, part_of(key, held.peers.rank), answer, cache, all_can_exchange=True)
-        held.num_bytes_sent += channel.bytes_sent
-        told.num_bytes_received = channel.bytes_received
-        return told
+        assignment = RankAssignment(
+            inventory, part_of(key, inventory.peers.rank), encoded, cache, all_can_exchange=True
+        )
+        inventory.num_bytes_sent += channel.bytes_sent
+        assignment.num_bytes_received = channel.bytes_received
+        return assignment
 
-    def _plan_tree(self, own: Held, below: list[bytes]) -> list[Answer]:
-        """Root of the exchange: plans, and fills the metadata that DCP was promised."""
+    def _plan_tree(self, own: LocalInventory, below: list[bytes]) -> list[EncodedAssignment]:
+        """Plans at the root of the tree, and fills the metadata that ``create_global_plan`` gave DCP empty."""
         assert own.peers is not None
         key, options = self._awaited
-        planned = Planned.of(_C.plan_tree(own.blob, own.peers.rank, below, **options))
+        planned = CachedPlan.of(_C.plan_tree(own.blob, own.peers.rank, below, **options))
         self._keep_plan(key, planned)
         fill_planned_metadata(self.metadata, planned.manifest)
-        return planned.answers
+        return planned.assignments
 
 
 _hooks = Hooks(BcpSavePlanner)
 _dcps_hooks = Hooks(DefaultSavePlanner)
-# Hooks that see plans of other ranks, or in which a rank may fail that others wait for.
+# Hooks that see the plans of other ranks, or in which a rank may fail while others wait for it.
 _BETWEEN_RANKS = ("create_local_plan", "create_global_plan", "_create_global_plan", "_dedup_save_plans", "finish_plan")
 _PER_ITEM = ("resolve_data", "lookup_object", "transform_object")
 
 
 def as_plain(planner: object) -> BcpSavePlanner | None:
-    """``planner``, if nobody would miss the calls per item: all of them are as defined here and in DCP."""
+    """Returns ``planner`` if its hooks per item need not be called, else None.
+
+    They need not be called if they are those of this class and of DCP, and the state dict is a plain dict.
+    """
     if isinstance(planner, BcpSavePlanner) and _hooks.are_own(planner, *_PER_ITEM) and type(planner.state_dict) is dict:
         return planner
     return None
 
 
 def kept_state(planner: SavePlanner) -> dict[str, Any] | None:
-    """The state dict, if ``planner`` resolves tensors to what is in it, as DCP's planner and ours do."""
+    """Returns the state dict if ``planner`` resolves each tensor to the one in it, as DCP's planner and ours do.
+
+    Returns None if the planner may do otherwise.
+    """
     if not (_hooks.are_own(planner, *_PER_ITEM) or _dcps_hooks.are_own(planner, *_PER_ITEM)):
         return None
     state: Any = planner.state_dict  # type: ignore[attr-defined]

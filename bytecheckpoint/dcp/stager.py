@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stager: what ``dcp.async_save`` does before it returns."""
+"""``BcpStager``, which copies a state before ``dcp.async_save`` returns."""
 
 from __future__ import annotations
 
@@ -7,36 +7,33 @@ from concurrent.futures import Future
 from typing import Any
 
 from torch.distributed.checkpoint.staging import AsyncStager
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from bytecheckpoint import _C
-from bytecheckpoint._described import described
+from bytecheckpoint.compat.dcp_calls import AsyncSaveCall
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._calls import ASYNC_SAVE, call_in, local_of_call
-from bytecheckpoint.dcp._staged import StagedState, stage_state
+from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.probes.of_torch import DCP_ASYNC_SAVE, PROCESS_MODE
 from bytecheckpoint.probes.probe import require
+from bytecheckpoint.runtime.descriptions import described
+from bytecheckpoint.staging.staged_state import StagedState, note_upload, stage_state
 
 __all__ = ["BcpStager"]
 
 
 class BcpStager(AsyncStager):
-    """Copies a state into memory that the process keeps for it, so that training can go on while it is saved.
+    """Copies a state into memory that the process keeps, so that training can go on while the state is saved.
 
-    For ``async_stager`` of ``dcp.async_save``, with any ``StorageWriter``, in a thread or a process. Local: no rank
-    waits for another. The state is saved as it was at the call: tensors and objects may change as soon as it returns.
-    All stagers of a process share one arena, which they do not give back; ``bytecheckpoint.shutdown`` does.
+    Pass it to ``dcp.async_save`` as ``async_stager``. It works with any ``StorageWriter``, and with saves in a thread
+    or in a process. Staging is local: no rank waits for another. The state is saved as it was at the call, so tensors
+    and objects may change as soon as the call returns. All stagers of a process share one arena of memory, which stays
+    allocated until ``bytecheckpoint.shutdown``.
 
     Args:
-        overlap: ``stage`` returns a future, and ``async_save`` an ``AsyncSaveResponse``: tensors on devices may change
-            only after ``staging_completion``. Host tensors and objects are copied before the call returns. None takes
-            ``config.overlap_staging``.
-        config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now. With ``staging_bytes`` the arena is made
-            ready in the background from now on.
-
-    Raises (``stage``): ``StagingFullError``, ``StagingBusyError``, ``InvalidPlanError`` (names the key),
-    ``DeviceError``, ``UnsupportedError`` (this torch is built otherwise); with ``overlap`` a device may also refuse
-    later, and the future fails.
+        overlap: True makes ``stage`` return a future, and ``async_save`` an ``AsyncSaveResponse``. Tensors on devices
+            may then change only after ``staging_completion``. Host tensors and objects are copied before the call
+            returns. None takes ``config.overlap_staging``.
+        config: Settings. ``None`` reads the ``BYTECHECKPOINT_*`` variables when the stager is made. If
+            ``staging_bytes`` is set, a background thread begins to prepare the arena at once.
     """
 
     _synchronize_after_execute: bool = True
@@ -51,28 +48,55 @@ class BcpStager(AsyncStager):
         return described(self, overlap=False)
 
     def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> StagedState | Future[Any]:
-        """A copy of ``state_dict`` in host memory; with ``overlap``, a future of it.
+        """Returns a copy of ``state_dict`` in host memory; with ``overlap``, a future of it.
 
         Args:
-            state_dict: As DCP takes it; tensors on any device.
-            kwargs: Ignored, as those of DCP's own stagers may be passed.
+            state_dict: State dict as ``dcp.async_save`` takes it, with tensors on any device.
+            kwargs: Ignored. Arguments of DCP's own stagers may be passed.
+
+        Raises:
+            StagingFullError: The state does not fit into the memory for it. Nothing was copied.
+            StagingBusyError: States that are being saved, or that somebody keeps, take the memory. See
+                ``Config.on_staging_busy``.
+            InvalidPlanError: A value cannot be copied. The message names the key.
+            DeviceError: A device refused. With ``overlap`` a device may also refuse later; then the future fails.
+            UnsupportedError: This version of torch lacks what staging relies on.
         """
-        staged = stage_state(state_dict, self.config, is_shareable=_is_for_process(), overlap=self.overlap)
+        return self._stage(state_dict, self, is_own=_hooks.are_own(self, "stage"))
+
+    def _stage(self, state_dict: dict[str, Any], stager: object, *, is_own: bool) -> StagedState | Future[Any]:
+        """Stages on behalf of ``stager``, a writer or a stager.
+
+        Args:
+            state_dict: State dict as ``stage`` takes it.
+            stager: Object whose ``stage`` DCP called.
+            is_own: True if ``stager.stage`` is our own method. A method of the user may keep the state, so its memory
+                is not reused at the end of the save.
+        """
+        call = AsyncSaveCall.of_thread()
+        if call is not None:
+            require(DCP_ASYNC_SAVE)
+            if call.is_for_process:
+                require(PROCESS_MODE)
+        staged = stage_state(
+            state_dict,
+            self.config,
+            is_shareable=call is not None and call.is_for_process,
+            overlap=self.overlap,
+            is_for_one_save=is_own and call is not None and call.stager is stager,
+            async_save=call,
+        )
         return staged if self.overlap else staged.result()
 
     def synchronize_staging(self) -> None:
-        """Nothing: what ``stage`` has not copied when it returns is for the future to wait for."""
+        """Notes when the save ends. ``dcp.async_save`` calls it when it has begun to save.
+
+        It does not wait for copies that still run after ``stage``: wait for the future of ``stage`` instead.
+        """
+        note_upload()
 
     def close(self) -> None:
-        """Nothing: the arena is the process's, and stays warm for the next save."""
+        """Does nothing: the arena belongs to the process, and stays ready for the next save."""
 
 
-def _is_for_process() -> bool:
-    """Whether the call of ``dcp.async_save`` that this thread is in saves in a process of its own."""
-    if call_in(*ASYNC_SAVE) is None:
-        return False
-    require(DCP_ASYNC_SAVE)
-    is_for_process = bool(local_of_call(*ASYNC_SAVE, "async_checkpointer_type") == AsyncCheckpointerType.PROCESS)
-    if is_for_process:
-        require(PROCESS_MODE)
-    return is_for_process
+_hooks = Hooks(BcpStager)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The storage writer."""
+"""``BcpWriter``, the storage writer for DCP."""
 
 from __future__ import annotations
 
@@ -23,17 +23,14 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from bytecheckpoint import _C
-from bytecheckpoint._described import described
-from bytecheckpoint._fork_locks import ForkSafeLock
+from bytecheckpoint.checkpoint.local_path import is_local, local_path, working_directory
+from bytecheckpoint.compat import private_names as _compat
+from bytecheckpoint.compat.frames import is_called_by_executor
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp import _compat
 from bytecheckpoint.dcp._append import append_plan
-from bytecheckpoint.dcp._calls import is_called_by_executor
-from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_call
-from bytecheckpoint.dcp._held import bytes_of, may_send_digest
+from bytecheckpoint.dcp._call_context import CallContext
+from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_save
 from bytecheckpoint.dcp._hooks import Hooks
-from bytecheckpoint.dcp._peers import rank_of_call
-from bytecheckpoint.dcp._progress import progress_bar
 from bytecheckpoint.dcp._save_failures import not_seen, save_failed, to_hand_in
 from bytecheckpoint.dcp._save_session import (
     RankResult,
@@ -42,29 +39,29 @@ from bytecheckpoint.dcp._save_session import (
     end_unfinished_saves,
     note_coordinator,
 )
-from bytecheckpoint.dcp._switching import quick_switches
-from bytecheckpoint.dcp._told import plan_to_write
-from bytecheckpoint.dcp._turns import check_in_step
 from bytecheckpoint.dcp._unsafe import UnsafeObjects, describe_unsafe, refuse_unsafe
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata, plan_of
 from bytecheckpoint.dcp.stager import BcpStager
-from bytecheckpoint.errors import (
-    CheckpointBusyError,
-    CheckpointError,
-    ConfigError,
-    SaveCancelledError,
-    StorageError,
-)
-from bytecheckpoint.local_path import is_local, local_path, working_directory
+from bytecheckpoint.distributed.call_order import check_in_step
+from bytecheckpoint.errors import CheckpointBusyError, CheckpointError, ConfigError, SaveCancelledError, StorageError
+from bytecheckpoint.planning.assignment import plan_to_write
+from bytecheckpoint.planning.inventory import bytes_of, may_send_digest
+from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
+from bytecheckpoint.runtime.descriptions import described
+from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.gil_interval import quick_switches
+from bytecheckpoint.runtime.progress import progress_bar
+from bytecheckpoint.staging.staged_state import claim_of_call, note_upload
 
 __all__ = ["BcpWriter"]
 
-# A generous guess of what one chunk takes in `.metadata`, so that the disk cannot be full when it is written.
+# A generous guess of the bytes that one chunk takes in `.metadata`. They are reserved when the save begins, so that the
+# disk cannot be full when `.metadata` is written.
 _METADATA_BYTES_A_CHUNK = 512
-# A save that failed in another process lets go of the path within a fraction of this; see _save_session.
+# A save that failed in another process releases the path within a fraction of this time; see _save_session.
 _BUSY_GRACE_S = 1.0
 
 _logger = logging.getLogger("bytecheckpoint")
@@ -73,45 +70,52 @@ _logger = logging.getLogger("bytecheckpoint")
 class BcpWriter(StorageWriter):
     """Writes a checkpoint directory through the C++ engine.
 
-    Collective: used by ``dcp.save`` alone; constructing it is local. One writer serves any number of saves.
-    Durable: when ``dcp.save`` returns, on every rank. Until then the previous checkpoint at the path stays whole.
+    Pass it to ``dcp.save`` as ``storage_writer``. Constructing it is local. Its hooks are collective, and only DCP
+    calls them. One writer serves any number of saves. The checkpoint is durable when ``dcp.save`` returns, on every
+    rank. Until then the previous checkpoint at the path stays whole.
 
     Args:
-        path: Directory, created if absent. ``checkpoint_id`` of ``dcp.save`` takes its place.
+        path: Directory of the checkpoint. The save creates it if it is absent. ``checkpoint_id`` of ``dcp.save``
+            replaces it.
         single_file_per_rank: False writes each record into a file of its own.
-        sync_files: False leaves out every fsync: still all or nothing when processes die, but not when power does.
-        thread_count: I/O threads, if more than one; else ``config.io_threads``. Never more than one file a rank.
-        per_thread_copy_ahead: Without meaning here: copies run ahead as far as the ring of slots reaches.
-        cache_staged_state_dict: Without meaning here: a synchronous save keeps no copy.
-        overwrite: False makes an existing checkpoint a ``CheckpointExistsError``, before any byte is written.
-        _extensions: Not supported; transformed streams cannot be checked or read in part.
-        serialization_format: TORCH_SAVE only.
-        config: Settings; ``None`` reads ``BYTECHECKPOINT_*`` variables now.
-        user_metadata: Free-form, JSON-serialisable, stored in ``.metadata``; ``BcpReader.user_metadata`` gives it back.
-        unsafe_objects: Instead of ``config.unsafe_objects``.
+        sync_files: False leaves out every fsync. A save is then still all or nothing if processes die, but not if
+            power is lost.
+        thread_count: Number of I/O threads if it is greater than 1. With 1, ``config.io_threads`` counts. More
+            threads do not make more files.
+        per_thread_copy_ahead: Has no effect. Copies run ahead as far as the ring has free slots.
+        cache_staged_state_dict: Has no effect. A synchronous save keeps no copy.
+        overwrite: False refuses to replace an existing checkpoint: the save raises ``CheckpointExistsError`` before it
+            writes any byte.
+        _extensions: Not supported, because transformed streams cannot be checked or read in part.
+        serialization_format: Only TORCH_SAVE is supported.
+        config: Settings. ``None`` reads the ``BYTECHECKPOINT_*`` variables when the writer is made.
+        user_metadata: Any JSON-serialisable value. The save stores it in ``.metadata``, and
+            ``BcpReader.user_metadata`` returns it.
+        unsafe_objects: Replaces ``config.unsafe_objects``, unless it is None.
 
     Attributes:
-        last_report: Of the save in which this rank last wrote its part; the coordinator completes it when it has
-            committed. None before the first. Of two saves at once, the later one's.
-        save_id: Of the save that began last; before the first one, or after ``reset``, of none.
-        rank: Of the call that began last, as DCP gives it; None if it gives none.
-        use_collectives: Of the call that began last.
-        fs: DCP's ``FileSystem``, for callers of its methods. The engine does its own I/O, so it cannot be replaced.
+        last_report: Report of the last save in which this rank wrote its part; None before the first. The coordinator
+            completes it when it has committed. If two saves run at once, it is the report of the one that wrote later.
+        save_id: Id of the save that began last. Before the first save, and after ``reset``, it belongs to no save.
+        rank: Rank of this process in the save that began last, as DCP passes it; None if DCP passes none.
+        use_collectives: ``use_collectives`` of the save that began last.
+        fs: DCP's ``FileSystem``, for code that calls its methods. The engine does its own I/O, so replacing it is not
+            possible.
 
-    Of the other attributes of ``FileSystemWriter``, ``path``, ``single_file_per_rank``, ``sync_files`` and
-    ``overwrite`` count as they are when a save begins; ``thread_count``, ``per_thread_copy_ahead``,
-    ``cache_staged_state_dict`` and ``serialization_format`` are what was passed, ``type_check`` and
-    ``state_dict_cache`` what they are at first in DCP's; changing them has no effect.
-    There are no ``transforms``.
+    The writer also has the other attributes of ``FileSystemWriter``, except ``transforms``. A save uses the values that
+    ``path``, ``single_file_per_rank``, ``sync_files`` and ``overwrite`` have when it begins. Changing any other
+    attribute has no effect: ``thread_count``, ``per_thread_copy_ahead``, ``cache_staged_state_dict`` and
+    ``serialization_format`` hold what was passed, and ``type_check`` and ``state_dict_cache`` hold the initial values
+    of DCP's writer.
 
     Raises:
-        ValueError: ``_extensions`` or ``serialization_format`` ask for what cannot be honoured; a ConfigError for a
-            wrong number.
+        ValueError: ``_extensions`` or ``serialization_format`` asks for what the writer cannot do.
+        ConfigError: ``thread_count``, ``unsafe_objects``, ``path`` or a ``BYTECHECKPOINT_*`` variable is invalid.
 
-    During a save, on all ranks and inside DCP's ``CheckpointException``: ``CheckpointBusyError`` (another save holds
-    the path), ``CheckpointExistsError``, ``InvalidPlanError`` (names the key), ``StorageError`` (``errno``, ``path``),
-    ``UnsafeObjectError`` (with ``unsafe_objects="error"``), ``SaveFailedError`` (``reasons`` by rank),
-    ``CheckpointSupersededError``, ``DurabilityUnknownError``.
+    A save may fail with these errors, on all ranks and inside DCP's ``CheckpointException``: ``CheckpointBusyError``
+    (another save holds the path), ``CheckpointExistsError``, ``InvalidPlanError`` (names the key), ``StorageError``
+    (``errno``, ``path``), ``UnsafeObjectError`` (with ``unsafe_objects="error"``), ``SaveFailedError`` (``reasons`` by
+    rank), ``CheckpointSupersededError``, ``DurabilityUnknownError``.
     """
 
     def __init__(
@@ -148,7 +152,7 @@ class BcpWriter(StorageWriter):
         self.type_check = False
         self.state_dict_cache = None
         self.serialization_format = serialization_format
-        self._directory = working_directory()  # of the caller, to which relative paths refer
+        self._directory = working_directory()  # relative paths refer to the caller's working directory
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files
         self.overwrite = overwrite
@@ -161,11 +165,11 @@ class BcpWriter(StorageWriter):
         self._init_threads()
 
     def _init_threads(self) -> None:
-        # Two saves in flight on one writer run in two threads; what belongs to a save is kept by thread.
+        # Two saves that run at once on one writer run in two threads, so the state of a save is kept per thread.
         self._of_thread = threading.local()
         self._cancelling = ForkSafeLock()
         self._is_cancelled = False
-        self._jobs: list[_C.SaveJob] = []  # that write now
+        self._jobs: list[_C.SaveJob] = []  # the ones that write now
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_of_thread", "_cancelling", "_is_cancelled", "_jobs")
@@ -180,25 +184,26 @@ class BcpWriter(StorageWriter):
 
     @property
     def fs(self) -> FileSystem:
-        """DCP's own, for callers of its methods."""
+        """DCP's ``FileSystem``, for code that calls its methods. The engine does not use it."""
         return FileSystem()
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
-        """Directory that the next save of this thread writes to."""
+        """The directory that the next save of this thread writes to."""
         path: Path = getattr(self._of_thread, "path", self.path)
         return path
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Is it a local path, rather than a URL of another scheme than ``file``?"""
+        """Returns whether ``checkpoint_id`` is a local path or a ``file`` URL, and not a URL of another scheme."""
         return is_local(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Directs the next save to ``checkpoint_id``, if given.
 
-        A relative path is relative to the working directory; in a background save of DCP's, which comes to this later,
-        to that in which ``async_save`` staged through this writer, or else in which this was made or directed last.
+        A relative path is relative to the current working directory. A background save of DCP calls ``reset`` later,
+        when the working directory may have changed. Then the path is relative to the working directory at the last of
+        these calls from outside the background: the constructor, ``reset``, and ``stage``.
         """
         if checkpoint_id:
             if not is_called_by_executor():
@@ -207,75 +212,80 @@ class BcpWriter(StorageWriter):
         self.save_id = _new_save_id()
 
     def cancel(self) -> None:
-        """Gives up the save under way, and all that follow on this writer, unless it is being committed. Any thread.
+        """Cancels the running save, and every later save of this writer. Any thread may call it; it returns at once.
 
-        The save fails on all ranks with a ``SaveCancelledError``; the checkpoint before it stays, and no file of it is
-        left. Returns at once.
+        The save fails on all ranks with a ``SaveCancelledError`` and leaves no files. The previous checkpoint stays. A
+        save that is already being committed is not cancelled.
         """
         with self._cancelling:
             self._is_cancelled = True
             for job in self._jobs:
                 job.cancel()
 
-    # Of DCP's AsyncStager: `async_save` stages through the writer if it is given no stager.
+    # The methods of DCP's AsyncStager: `async_save` stages through the writer if it is given no stager.
 
     _synchronize_after_execute: bool = True
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Has ``synchronize_staging`` anything to do? As DCP's stagers say it."""
+        """Whether ``async_save`` is to call ``synchronize_staging``, as in DCP's ``AsyncStager``."""
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As ``BcpStager.stage``, with the settings of this writer."""
+        """Stages ``state_dict`` as ``BcpStager.stage`` does, with the settings of this writer."""
         self._directory = working_directory()
-        return BcpStager(config=self.config).stage(state_dict, **kwargs)
+        return BcpStager(config=self.config)._stage(state_dict, self, is_own=_hooks.are_own(self, "stage"))
 
     def synchronize_staging(self) -> None:
-        """As ``BcpStager.synchronize_staging``."""
+        """Does what ``BcpStager.synchronize_staging`` does."""
+        note_upload()
 
     def close(self) -> None:
-        """Nothing: a writer holds nothing between saves, and the arena is the process's."""
+        """Does nothing: a writer holds nothing between saves, and the arena belongs to the process."""
 
     # The hooks, in the order in which DCP calls them.
 
     def storage_meta(self) -> StorageMeta:
-        """Begins a save: draws its id."""
-        session = begin_session(str(self.checkpoint_id), _C.draw_save_id())
+        """Begins a save: draws its id and makes its session."""
+        call = CallContext.of_save(self)
+        if not call.is_said:  # else our entry point, which named the call, has claimed the state
+            claim_of_call()
+        session = begin_session(str(self.checkpoint_id), _C.draw_save_id(), call)
         session.watch_ranks()
         others = [other for other in getattr(self._of_thread, "sessions", ()) if other.is_running()]
-        self._of_thread.sessions = [*others, session]  # a hook of one save may make another
+        self._of_thread.sessions = [*others, session]  # a hook of one save may run another save
         self.save_id = SAVE_ID_PREFIX + session.save_id
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Takes note of the role of this rank."""
+        """Notes the rank of this process, and whether it is the coordinator."""
         session = self._session
         self.rank, self.use_collectives = kwargs.get("rank"), kwargs.get("use_collectives", True)
         session.commits_alone = not self.use_collectives
         session.is_coordinator = is_coordinator
-        session.rank = rank_of_call(kwargs)
+        session.rank = session.context.rank_or(kwargs)
 
     @quick_switches()
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Refuses what cannot be stored, before any rank has written a byte."""
+        """Refuses values that must not be stored, before any rank has written a byte."""
         session = self._session
         self._raise_if_cancelled(session)
-        refuse_unsafe(plan, self.config)
-        # Pages are touched in the background while ranks exchange their plans.
+        refuse_unsafe(plan, self.config, session.context.planner)
+        # The ring's pages are touched in the background while the ranks exchange their plans.
         _C.prepare_ring(self.config.ring_bytes, bytes_of(plan.items))
         if _hooks.are_own(self, "prepare_global_plan"):
-            may_send_digest(plan.items)
+            may_send_digest(plan.items, session.context.peers)
         session.phases.end("plan_s")
         return plan
 
     @quick_switches()
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Coordinator, or each rank that saves without collectives: takes the right to commit."""
+        """Takes the right to commit: on the coordinator, or without collectives on each rank."""
         session = self._session
         session.phases.end("global_plan_s")
         session.check_ranks(range(len(plans)))
-        check_planned_metadata(self._gaps(session))
+        if not all(isinstance(plan.items, PlanItems) for plan in plans):  # another planner made the plans
+            check_planned_metadata(session.context.planned_metadata(), self._gaps(session))
         end_unfinished_saves(session, self.config.io_timeout_s)
         num_items = sum(len(plan.items) for plan in plans)
         session.commit = self._begin_commit(session, (num_items + 8) * _METADATA_BYTES_A_CHUNK)
@@ -285,7 +295,7 @@ class BcpWriter(StorageWriter):
         if session.is_over:
             session.end()
             raise CheckpointError(f"save({session.path}): a rank was lost while the save began", session.path)
-        session.watch(self.config.commit_deadline_s)
+        session.monitor(self.config.commit_deadline_s)
         session.phases.end("begin_s")
         return plans
 
@@ -293,7 +303,8 @@ class BcpWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes and syncs this rank's files.
 
-        Failures are handed in as a result: the coordinator can then clean up before it raises on every rank.
+        A failure is returned as a result, not raised. The coordinator can then clean up before the error is raised on
+        every rank.
         """
         session = self._session
         session.phases.end("exchange_s")
@@ -323,12 +334,12 @@ class BcpWriter(StorageWriter):
             result = RankResult(session.rank, session.path, session.call, file_names=names, error=error)
         session.handed_in = True
         future: Future[list[WriteResult]] = Future()
-        future.set_result([result])  # type: ignore[list-item]  # read back by our own finish
+        future.set_result([result])  # type: ignore[list-item]  # only our own `finish` reads it
         return future
 
     @quick_switches()
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Coordinator: checks every rank's result and commits, or undoes the save and raises."""
+        """Checks every rank's result and commits, or undoes the save and raises. Runs where the commit was begun."""
         session = self._session
         commit = session.commit
         assert commit is not None, "prepare_global_plan was not called"
@@ -357,7 +368,7 @@ class BcpWriter(StorageWriter):
                 in_doubt = any(getattr(reason, "errno", None) == ETIMEDOUT for reason in failed.values())
                 commit.abort([name for result in handed_in for name in result.file_names], in_doubt)
             except CheckpointError as of_clean_up:
-                # What failed first is the reason; a sweep will find the rest.
+                # The first failure is the one to raise; the sweep of a later save removes what is left.
                 error.add_note(f"what was written could not be removed: {of_clean_up}")
             raise
         finally:
@@ -370,7 +381,7 @@ class BcpWriter(StorageWriter):
             warnings.warn(f"bytecheckpoint: {session.path}: {warning}", RuntimeWarning, stacklevel=2)
         session.phases.end("commit_s")
         self.last_report = _report_of_all(session, handed_in, report)
-        if session.is_coordinator:  # without collectives every rank comes here
+        if session.is_coordinator:  # without collectives every rank gets here
             _logger.info("%s", self.last_report.summary())
 
     @property
@@ -443,9 +454,7 @@ class BcpWriter(StorageWriter):
         return progress_bar(f"saving {session.path}", num_bytes, lambda: job.bytes_done)
 
     def _gaps(self, session: SaveSession) -> str:
-        return (
-            "ignore" if session.commits_alone and not self.config.allow_partial_tensors else gaps_of_call(self.config)
-        )
+        return gaps_of_save(self.config, False if session.commits_alone else session.context.use_collectives)
 
     def _assemble(self, session: SaveSession, metadata: Metadata, handed_in: list[RankResult]) -> _C.Checkpoint:
         common: dict[str, Any] = {
@@ -476,7 +485,10 @@ def _refuse_forked_child(session: SaveSession) -> None:
 
 
 def _report(session: SaveSession, job: _C.SaveJob, planner: SavePlanner) -> tuple[RankSaveReport, SaveReport]:
-    """What this rank has done, for the coordinator and for itself; no other save in flight on the writer is in it."""
+    """Returns what this rank did in this save: the report for the coordinator, and the report for this rank.
+
+    Another save that runs on the same writer does not change them.
+    """
     session.phases.end("write_s")
     plan = getattr(planner, "last_plan", None)
     own: dict[str, Any] = {"rank": session.rank, **job.stats()}
@@ -495,7 +507,7 @@ def _report(session: SaveSession, job: _C.SaveJob, planner: SavePlanner) -> tupl
 
 
 def _report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Mapping[str, Any]) -> SaveReport:
-    """Of a committed save, on the rank that has committed it."""
+    """Returns the complete report of a committed save. Only the rank that committed it can make it."""
     of_ranks = [result.report for result in handed_in if result.report is not None]
     sweep_s: float = commit["sweep_s"]
     seconds = {**session.phases.seconds, "sweep_s": sweep_s}

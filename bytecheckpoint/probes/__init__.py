@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the package relies on in torch, torchtitan and OLMo-core, stated once each, and looked at before it is used."""
+"""What the package relies on in torch, torchtitan and OLMo-core. Each item is stated once, and checked before use."""

@@ -9,7 +9,7 @@ __all__ = ["OLMO", "OLMO_FEATURES"]
 
 _PACKAGE = "olmo_core.distributed.checkpoint"
 _WRITES, _READS = ("DefaultSavePlanner", "RemoteFileSystemWriter", "dist_cp"), ("RemoteFileSystemReader",)
-# What the functions of OLMo-core look up when they run.
+# Maps functions of OLMo-core to the names that they look up when they run.
 _USES = {
     "save_state_dict": _WRITES,
     "async_save_state_dict": _WRITES,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the package relies on in torch, by feature. Every private name of torch that it uses stands here."""
+"""What each feature of the package relies on in torch. Every private name of torch that we use is listed here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ __all__ = [
     "META_TENSORS",
     "NAMES_OF_2_3",
     "PROCESS_MODE",
-    "QUIET_FAILURES",
     "READING_TOGETHER",
     "REGISTER",
     "SAVE_AND_LOAD",
@@ -42,7 +41,6 @@ SAVE_AND_LOAD = Feature(
         ),
         Probe(f"{_PLANNERS}:_create_chunk_list", "It says which boxes of a tensor this rank holds.", takes=("tensor",)),
         Probe(f"{_PLANNERS}:_create_write_items", "It makes the WriteItems of a value.", takes=("fqn", "object")),
-        Probe(f"{_DCP}._traverse:set_element", "It puts a loaded object where the state dict has it."),
         Probe(
             f"{_DCP}.default_planner:DefaultSavePlanner",
             "A planner that overrides one of these plans by itself.",
@@ -55,7 +53,6 @@ SAVE_AND_LOAD = Feature(
         ),
         Probe("torch:Tensor", "LocalChunks are tensors without memory.", has=("_make_wrapper_subclass",)),
         Probe("torch.ops:aten", "LocalChunks are copied to another dtype by this operator.", has=("_to_copy",)),
-        Probe("torch.serialization:_is_zipfile", "It tells archives of torch.save from older files."),
         Probe(
             "torch:_C", "Its reader gives the pickle of an archive, as torch.load sees it.", has=("PyTorchFileReader",)
         ),
@@ -84,26 +81,17 @@ GROUPS = Feature(
     _GROUPS,
 )
 
-_WRAPPER = f"{_DCP}.utils:_DistWrapper"
 EXCHANGE = Feature(
-    "the exchange of plans between ranks by C++",
+    "the exchange of plans between ranks by C++ (with dcp.save and dcp.load without register())",
     "",
-    (
-        *(
-            Probe(
-                f"{_WRAPPER}.{name}",
-                "DCP runs hooks in it, so its variable `self` knows the ranks of the call.",
-                variables=("self", "map_fun"),
-                fallback=_GATHER_OF_DCP,
-            )
-            for name in ("reduce_scatter", "all_reduce", "all_gather")
-        ),
+    tuple(
         Probe(
-            _WRAPPER,
-            "It knows the group of a call, this rank in it, and the coordinator.",
-            has=("group", "use_dist", "rank", "coordinator_rank", "get_world_size"),
+            flow,
+            "Its variables are the ranks of the call in which DCP runs hooks.",
+            variables=("process_group", "no_dist", "coordinator_rank"),
             fallback=_GATHER_OF_DCP,
-        ),
+        )
+        for flow in (f"{_SAVER}:_save_state_dict", f"{_LOADER}:_load_state_dict")
     ),
 )
 READING_TOGETHER = Feature(
@@ -131,18 +119,6 @@ LOADS_OF_GAPS = Feature(
         ),
     ),
 )
-QUIET_FAILURES = Feature(
-    "loads that fail without log lines of DCP",
-    "",
-    (
-        Probe(
-            f"{_LOADER}:_load_state_dict",
-            "The function within it that reads the metadata goes on with what stands for an error.",
-            variables=("local_step",),
-            fallback="DCP logs a traceback before the error",
-        ),
-    ),
-)
 WITHOUT_COLLECTIVES = Feature(
     "checks of a plan before a byte is written",
     "",
@@ -157,6 +133,7 @@ WITHOUT_COLLECTIVES = Feature(
     ),
 )
 
+_WRAPPER = f"{_DCP}.utils:_DistWrapper"
 _SAVE_ARGUMENTS = ("state_dict", "storage_writer", "process_group", "no_dist", "planner", "use_collectives")
 _LOAD_ARGUMENTS = ("state_dict", "storage_reader", "process_group", "no_dist", "planner")
 ENTRY_POINTS = Feature(
@@ -186,11 +163,17 @@ ENTRY_POINTS = Feature(
             "Ours derives from it, and replaces how objects are sent.",
             takes=("group", "use_dist", "coordinator_rank"),
             has=(
-                *("is_coordinator", "global_coordinator_rank", "gather_object", "all_gather_object"),
+                *(
+                    "rank",
+                    "get_world_size",
+                    "is_coordinator",
+                    "global_coordinator_rank",
+                    "gather_object",
+                    "all_gather_object",
+                ),
                 *("scatter_object", "broadcast_object", "barrier"),
             ),
         ),
-        Probe(f"{_DCP}.api:_is_wrapped_exception", "Errors of hooks are found before they are sent."),
     ),
 )
 
@@ -198,14 +181,23 @@ REGISTER = Feature(
     "register()",
     "Nothing was changed. Pass storage_writer, storage_reader and planner to each call instead.",
     (
-        Probe(f"{_SAVER}:save", "It asks this for a writer.", uses=("_storage_setup", "_stateful_to_state_dict")),
+        Probe(
+            f"{_SAVER}:save",
+            "It asks this for a writer, and runs the flow of a save.",
+            uses=("_storage_setup", "_stateful_to_state_dict", "_save_state_dict"),
+        ),
         Probe(
             f"{_SAVER}:_storage_setup",
             "Ours stands in its place, and calls it for URLs.",
             takes=("storage", "checkpoint_id", "reader"),
             takes_no_more=True,
         ),
-        Probe(f"{_SAVER}:_save_state_dict", "It makes the planner of a save.", uses=("DefaultSavePlanner",)),
+        Probe(
+            f"{_SAVER}:_save_state_dict",
+            "It makes the planner of a save; ours stands in its place, and calls it.",
+            takes=("storage_writer", "planner"),
+            uses=("DefaultSavePlanner",),
+        ),
         Probe(f"{_SAVER}:_stateful_to_state_dict", "Its first step may fail; calls of async_save are counted there."),
         Probe(
             f"{_SAVER}:async_save",
@@ -248,13 +240,22 @@ DCP_ASYNC_SAVE = Feature(
     (
         Probe(
             f"{_SAVER}:async_save",
-            "Its variables say over which ranks, where to and in which way is saved.",
-            variables=("process_group", "no_dist", "checkpoint_id", "storage_writer", "async_checkpointer_type"),
+            "Its variables say over which ranks, where to and in which way is saved, and who stages.",
+            variables=(
+                *("process_group", "no_dist", "checkpoint_id", "storage_writer", "async_checkpointer_type"),
+                "async_stager",
+            ),
+        ),
+        Probe(
+            f"{_SAVER}:async_save",
+            "Its variables are what was staged, and the future of the save.",
+            variables=("staging_future_or_state_dict", "upload_future"),
+            fallback="that a save has ended is seen by looking, some seconds later at the worst",
         ),
         Probe(
             f"{_SAVER}:save",
-            "Its variables say over which ranks a save begins.",
-            variables=("process_group", "no_dist"),
+            "Its variables say over which ranks a save begins, and of which state.",
+            variables=("process_group", "no_dist", "state_dict"),
         ),
         Probe(
             f"{_THREAD}:save_wrapper",
@@ -384,6 +385,6 @@ FSDP1 = Feature(
 )
 
 TORCH_FEATURES = (
-    *(SAVE_AND_LOAD, ENTRY_POINTS, REGISTER, GROUPS, EXCHANGE, READING_TOGETHER, LOADS_OF_GAPS, QUIET_FAILURES),
+    *(SAVE_AND_LOAD, ENTRY_POINTS, REGISTER, GROUPS, EXCHANGE, READING_TOGETHER, LOADS_OF_GAPS),
     *(WITHOUT_COLLECTIVES, STAGING, DCP_ASYNC_SAVE, PROCESS_MODE, NAMES_OF_2_3, META_TENSORS, FRAMEWORKS, FSDP1),
 )

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapters rely on in torchtitan. Here, and not in the adapter: importing that imports torchtitan."""
+"""What the adapters rely on in torchtitan.
+
+It is not in the adapters, because importing those imports torchtitan.
+"""
 
 from __future__ import annotations
 
 from bytecheckpoint.probes.probe import Feature, Probe
 
-__all__ = ["TORCHFT", "TORCHTITAN", "TORCHTITAN_0_1", "TORCHTITAN_0_2", "TORCHTITAN_FEATURES"]
+__all__ = ["TORCHFT", "TORCHTITAN", "TORCHTITAN_0_1", "TORCHTITAN_0_2", "TORCHTITAN_FEATURES", "TRAINER"]
 
 _ADVICE = (
     "Install torchtitan 0.3.0, or call bytecheckpoint.register() before training, which needs nothing of torchtitan "
-    "(README, torchtitan)."
+    "(docs/integrations.md)."
 )
 _NEW, _OLD = "torchtitan.components.checkpointer", "torchtitan.components.checkpoint"
 _SAVE = ("self", "state_dict", "checkpoint_id", "async_mode", "enable_garbage_collection", "to_hf")
@@ -38,6 +41,11 @@ def _methods(manager: str, load: str) -> tuple[Probe, ...]:
     )
 
 
+TRAINER = Probe(
+    "torch.distributed.fsdp:DataParallelMeshDims",
+    "torchtitan's trainer imports it.",
+    fallback="the checkpoint manager works, but torchtitan's trainer cannot be imported: install a newer torch",
+)
 TORCHTITAN = Feature(
     "bytecheckpoint.torchtitan",
     _ADVICE,
@@ -67,6 +75,7 @@ TORCHTITAN = Feature(
             fallback="the checkpoint manager works, but torchtitan's trainer ends with an AttributeError after the "
             "first step: install a newer torch, or give torch.distributed a set_timeout(timeout, group)",
         ),
+        TRAINER,
     ),
 )
 TORCHFT = Feature(
@@ -83,7 +92,7 @@ TORCHFT = Feature(
 
 TORCHTITAN_0_2 = Feature(
     "bytecheckpoint.torchtitan.custom_import",
-    "Install torchtitan 0.2.2, or call bytecheckpoint.register() before training (README, torchtitan).",
+    "Install torchtitan 0.2.2, or call bytecheckpoint.register() before training (docs/integrations.md).",
     (
         *_methods(f"{_OLD}:CheckpointManager", "load"),
         Probe(f"{_OLD}:CheckpointManager.save", "It saves by this method.", uses=("dcp_save",)),
@@ -99,12 +108,12 @@ TORCHTITAN_0_2 = Feature(
 )
 TORCHTITAN_0_1 = Feature(
     "bytecheckpoint.torchtitan.custom_import",
-    "Install torchtitan 0.2.2, or call bytecheckpoint.register() before training (README, torchtitan).",
+    "Install torchtitan 0.2.2, or call bytecheckpoint.register() before training (docs/integrations.md).",
     (
         Probe(f"{_OLD}:CheckpointManager.save", "It calls DCP, which register() changes.", uses=("dcp", "async_save")),
         Probe(f"{_OLD}:CheckpointManager.load", "It calls DCP, which register() changes.", uses=("dcp", "load")),
     ),
 )
 
-# Of the newest. The others are of torchtitan without overrides.
+# Features for the newest torchtitan. TORCHTITAN_0_1 and TORCHTITAN_0_2 are for versions without overrides.
 TORCHTITAN_FEATURES = (TORCHTITAN, TORCHFT)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A probe: one thing of another package that a feature of ours relies on. No version number stands for it."""
+"""Probes and features. A probe checks one thing in another package that a feature of ours relies on.
+
+It looks at the thing itself; no version number is taken as a sign for it.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ __all__ = [
     "warn_of_fallbacks",
 ]
 
-# By the package that is imported: how it is called where it is installed from, and the oldest and the newest version
-# that the tests were run with.
+# Maps the name under which a package is imported to its name in the package index, and to the oldest and the newest
+# version with which the tests were run.
 TESTED = {
-    "torch": ("torch", "2.13", "2.15"),
+    "torch": ("torch", "2.10", "2.15"),
     "torchtitan": ("torchtitan", "0.1.0", "0.3.0"),
     "olmo_core": ("ai2-olmo-core", "3.0", "3.0"),
 }
@@ -41,20 +44,21 @@ TESTED = {
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """What must be so in another package. Nothing is imported before it is looked at.
+    """One thing that must hold in another package. The package is imported only when the probe is checked.
 
     Attributes:
-        path: Module and, behind a colon, the name in it.
-        purpose: What it is for; a sentence.
-        takes: Parameters that it has.
-        takes_no_more: It has these alone, in this order.
-        uses: Names that its code looks up when it runs, so that what we put there is used.
-        variables: Of its code, or of a function within it: they are read from its frame.
-        calls: Names that its code, or a function within it, calls in this order.
-        has: Attributes of it or of its instances.
-        text: It is this text.
-        fallback: What happens where it does not hold. Empty if the feature is refused.
-        is_lazy: Looked at only if somebody has imported the module, which takes long.
+        path: Module, then a colon and the name in the module. Without a colon it is the module.
+        purpose: What we use the thing for, as a sentence.
+        takes: Parameters that it must have.
+        takes_no_more: True if it must have exactly the parameters ``takes``, in this order.
+        uses: Names that its code must look up when it runs, so that it uses what we put there.
+        variables: Variables that its code, or a function inside it, must have. We read them from its frame.
+        calls: Names that its code, or a function inside it, must look up in this order.
+        has: Attributes that it or its instances must have.
+        text: Text that it must be equal to.
+        fallback: What happens if the probe does not hold. If it is empty, the feature is refused.
+        is_lazy: True if the probe is checked only where somebody has already imported the module, because the import
+            takes long.
     """
 
     path: str
@@ -71,21 +75,21 @@ class Probe:
 
     @property
     def package(self) -> str:
-        """The package that is imported."""
+        """Name under which the package is imported."""
         return self.path.partition(":")[0].partition(".")[0]
 
     def private_names(self) -> set[str]:
-        """Names in it that begin with one underscore."""
+        """Returns the names in this probe that begin with exactly one underscore."""
         parts = self.path.replace(":", ".").split(".")
         names = {*parts, *self.uses, *self.variables, *self.calls, *self.has, self.text}
         return {name for name in names if name.startswith("_") and not name.startswith("__")}
 
     def fault(self) -> str:
-        """What is otherwise; empty if it holds."""
+        """Returns what is not as it must be; an empty text if the probe holds."""
         module, _, names = self.path.partition(":")
         try:
             target: Any = import_module(module)
-        except Exception as error:  # whatever a package raises when it does not suit its surroundings
+        except Exception as error:  # a package may raise any error if it does not suit its environment
             return f"it cannot be imported: {type(error).__name__}: {error}"
         for name in filter(None, names.split(".")):
             if not hasattr(target, name):
@@ -123,14 +127,14 @@ class Probe:
         return ""
 
 
-@dataclass(frozen=True, eq=False)  # hashed by identity: features are keys of a cache that every call looks into
+@dataclass(frozen=True, eq=False)  # hashed by identity, which is fast: every call looks a feature up in a cache
 class Feature:
-    """Something that users ask for, and what it relies on.
+    """A feature that users ask for, and the probes that it relies on.
 
     Attributes:
-        name: As users know it.
-        advice: What else they can do.
-        probes: All that must hold.
+        name: Name of the feature, as users know it.
+        advice: What users can do if the feature cannot work.
+        probes: Probes that must hold.
     """
 
     name: str
@@ -138,12 +142,12 @@ class Feature:
     probes: tuple[Probe, ...] = field(default=(), repr=False)
 
     def faults(self) -> list[tuple[Probe, str]]:
-        """Probes that do not hold, and why."""
+        """Checks all probes. Returns those that do not hold, each with the reason."""
         found = [(probe, probe.fault()) for probe in self.probes if not probe.is_lazy or _is_loaded(probe)]
         return [(probe, fault) for probe, fault in found if fault]
 
     def packages(self) -> list[str]:
-        """What it relies on, as it is imported."""
+        """Returns the packages that the feature relies on, by the names under which they are imported."""
         return sorted({probe.package for probe in self.probes})
 
 
@@ -157,18 +161,19 @@ def _is_loaded(probe: Probe) -> bool:
 
 
 def holds(feature: Feature) -> bool:
-    """Whether everything holds that ``feature`` relies on, fallbacks or not. Looked at once in a process."""
+    """Returns whether all probes of ``feature`` hold, also those with a fallback. Checked once per process."""
     return not _known_faults(feature)
 
 
 def require(feature: Feature, *, anew: bool = False) -> None:
-    """Returns if the feature can work. A package that is newer than what was tested is a warning, once a process.
+    """Raises if the feature cannot work. Warns once per process of a package that is newer than the tested versions.
 
     Args:
-        anew: Look again, and not once in a process: for what changes modules of others.
+        feature: Feature to check.
+        anew: Check the probes again, instead of once per process. For features that change modules of others.
 
     Raises:
-        UnsupportedError: Names the probes that do not hold and have no fallback.
+        UnsupportedError: Probes without a fallback do not hold. The message names them.
     """
     faults = feature.faults() if anew else _known_faults(feature)
     reasons = [
@@ -193,7 +198,10 @@ def require(feature: Feature, *, anew: bool = False) -> None:
 
 @cache
 def warn_of_fallbacks(feature: Feature) -> None:
-    """A warning for each probe that does not hold and has a fallback, once a process: where users must know of it."""
+    """Warns, once per process, of each probe that does not hold and has a fallback.
+
+    For features whose users must know of the fallback.
+    """
     for probe, fault in _known_faults(feature):
         if probe.fallback:
             warnings.warn(
@@ -216,13 +224,13 @@ def _warn_if_newer(package: str) -> None:
 
 
 def is_newer_than_tested(package: str) -> bool:
-    """Whether the version that is installed is newer than what the tests were run with."""
+    """Returns whether the installed version of ``package`` is newer than the newest tested one."""
     newest = release(TESTED[package][2])
     return release(installed(package))[: len(newest)] > newest
 
 
 def installed(package: str) -> str:
-    """Version of a package that is imported as ``package``; empty if it is not installed."""
+    """Returns the version of the package that is imported as ``package``; empty if it is not installed."""
     try:
         return version(TESTED[package][0])
     except PackageNotFoundError:
@@ -230,7 +238,7 @@ def installed(package: str) -> str:
 
 
 def release(text: str) -> tuple[int, ...]:
-    """The numbers that a version begins with."""
+    """Returns the numbers with which a version begins: (2, 13, 0) for ``2.13.0+cpu``."""
     numbers = []
     for part in text.partition("+")[0].split("."):
         if not part.isdecimal():
@@ -240,7 +248,10 @@ def release(text: str) -> tuple[int, ...]:
 
 
 def find(path: str, default: Any = None) -> Any:
-    """What is at ``path`` of a probe, or ``default``: what needs it asks ``require`` before."""
+    """Returns what is at ``path``, written as in a probe, or ``default`` if there is nothing.
+
+    A feature that needs it must call ``require`` first.
+    """
     module, _, names = path.partition(":")
     try:
         target: Any = import_module(module)
@@ -252,7 +263,10 @@ def find(path: str, default: Any = None) -> Any:
 
 
 def _has(target: Any, name: str) -> bool:
-    """Whether it, or an instance of it, has an attribute: one of the class, declared, or set by a method."""
+    """Returns whether ``target`` or an instance of it has an attribute.
+
+    The class has it, its annotations declare it, or the code of a method names it.
+    """
     if hasattr(target, name):
         return True
     classes = inspect.getmro(target) if isinstance(target, type) else ()
@@ -264,7 +278,7 @@ def _has(target: Any, name: str) -> bool:
 
 
 def _codes_of(target: Any) -> Iterator[CodeType]:
-    """Of a function, also one that is wrapped, and of the functions within it."""
+    """Yields the code of a function, which may be wrapped, and of the functions inside it."""
     code = getattr(inspect.unwrap(target), "__code__", None) if callable(target) else None
     waiting = [] if code is None else [code]
     while waiting:

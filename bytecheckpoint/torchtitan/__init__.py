@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of torchtitan through our engine.
+"""Lets torchtitan save and load its checkpoints through our engine. There are three ways to turn it on:
 
-- ``--override.imports bytecheckpoint.torchtitan.use``, or ``...use={"io_threads":2}`` with options: fields of
-  ``bytecheckpoint.Config``;
-- in a recipe ``config.checkpoint = BcpCheckpointManager.Config(enable=True, ...)`` or ``with_bytecheckpoint(config)``;
-- with torchtitan 0.2 or older ``--experimental.custom_import bytecheckpoint.torchtitan.custom_import``.
+- On the command line, ``--override.imports bytecheckpoint.torchtitan.use``; or ``...use={"io_threads":2}`` with
+  options, which are fields of ``bytecheckpoint.Config``.
+- In a recipe, ``config.checkpoint = BcpCheckpointManager.Config(enable=True, ...)`` or ``with_bytecheckpoint(config)``.
+- With torchtitan 0.2 or older, ``--experimental.custom_import bytecheckpoint.torchtitan.custom_import``.
 
-Importing this tells torchtitan's registry of overrides of ``use``, which does nothing before it is asked for by name.
+Importing this module registers ``use`` with torchtitan's overrides. It does nothing until it is asked for by name.
 """
 
 from __future__ import annotations
@@ -56,15 +56,18 @@ def __getattr__(name: str) -> Any:
 
 
 def use(config: CheckpointManager.Config, **options: Any) -> CheckpointManager.Config:
-    """The override: what torchtitan calls with the configuration of its ``CheckpointManager``.
+    """The override, which torchtitan calls with the configuration of its ``CheckpointManager``.
 
     Args:
-        config: Every setting in it is kept.
+        config: Configuration of torchtitan's manager.
         options: Fields of ``bytecheckpoint.Config``.
 
+    Returns:
+        The configuration of our manager, with every setting of ``config``.
+
     Raises:
-        ConfigError: No such option, or an impossible value.
-        UnsupportedError: torchtitan is built otherwise than our manager needs it; names the probe.
+        ConfigError: An option does not exist, or has an invalid value.
+        UnsupportedError: torchtitan is not built as our manager needs it. The message names the probe that failed.
     """
     require(TORCHTITAN)
     warn_of_fallbacks(TORCHTITAN)
@@ -76,20 +79,20 @@ def use(config: CheckpointManager.Config, **options: Any) -> CheckpointManager.C
 
 
 def with_bytecheckpoint(config: C, **options: Any) -> C:
-    """For a recipe: the same configuration of a trainer, with our manager in the place of torchtitan's.
+    """Replaces torchtitan's manager by ours in the configuration of a trainer. For a recipe.
 
     Args:
-        config: Its ``checkpoint`` is replaced, with every setting kept; that of the TorchFT manager by
-            ``BcpTorchFTCheckpointManager``.
+        config: Configuration of a trainer. Its ``checkpoint`` is replaced by our manager's configuration, which keeps
+            every setting. The TorchFT manager is replaced by ``BcpTorchFTCheckpointManager``.
         options: Fields of ``bytecheckpoint.Config``.
 
     Returns:
         ``config`` itself.
 
     Raises:
-        ConfigError: No such option, or an impossible value.
-        UnsupportedError: torchtitan is built otherwise than our manager needs it, which names the probe; or it is such
-            a manager.
+        ConfigError: An option does not exist, or has an invalid value.
+        UnsupportedError: torchtitan is not built as our manager needs it; the message names the probe that failed. Or
+            ``config.checkpoint`` is of a manager that we cannot replace.
     """
     require(TORCHTITAN)
     warn_of_fallbacks(TORCHTITAN)
@@ -101,7 +104,10 @@ def with_bytecheckpoint(config: C, **options: Any) -> C:
 
 
 def _config_for(theirs: type) -> Any:
-    """Adapters by what they adapt. One for ``TorchCheckpointingManager`` belongs here once torchtitan has made that."""
+    """Returns the configuration class of our manager that replaces ``theirs``.
+
+    When torchtitan has a ``TorchCheckpointingManager``, the adapter for it belongs here.
+    """
     from torchtitan.components.checkpointer import CheckpointManager
 
     from bytecheckpoint.torchtitan._dcp_manager import BcpCheckpointManager
@@ -122,7 +128,7 @@ def _config_for(theirs: type) -> Any:
 
 
 def has_overrides() -> bool:
-    """Has torchtitan come to have a registry of overrides, as 0.3 did?"""
+    """Whether this torchtitan has a registry of overrides, as 0.3 and newer do."""
     return all(
         find_spec(name) is not None for name in ("torchtitan", "torchtitan.config", "torchtitan.config.override")
     )
@@ -132,9 +138,9 @@ if has_overrides():
     try:
         require(TORCHTITAN)
     except UnsupportedError as error:
-        raise ImportError(str(error)) from None  # which torchtitan passes on with its text
+        raise ImportError(str(error)) from None  # torchtitan shows the text of an ImportError
     from torchtitan.components.checkpointer import CheckpointManager as _Theirs
     from torchtitan.config.override import override
 
-    # A subclass, such as TorchFT's, does more than we know of: it is not replaced behind its back.
+    # Exact: a subclass, such as TorchFT's, may do more than we know, so the override does not replace it.
     use = override(target=_Theirs.Config, exact=True, description="checkpoints by bytecheckpoint")(use)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint manager of torchtitan 0.3, on our engine."""
+"""The checkpoint manager of torchtitan 0.3, through our engine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torchtitan.components.checkpointer import MODEL, AsyncMode, CheckpointManag
 from torchtitan.tools.utils import GarbageCollection
 
 from bytecheckpoint import config as settings
+from bytecheckpoint.checkpoint.local_path import is_url
 from bytecheckpoint.dcp.stager import BcpStager
-from bytecheckpoint.local_path import is_url
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.torchtitan._engine import Engine, raise_at_end, wait_for
@@ -29,7 +29,7 @@ __all__ = ["BcpCheckpointManager", "BcpCheckpointing", "EngineOptions"]
 
 _logger = logging.getLogger("bytecheckpoint")
 
-# What a recipe or the override gives; no flag of the command line, which torchtitan keeps closed to others.
+# A recipe or the override sets it. It is not a command-line flag: torchtitan does not allow others to add flags.
 EngineOptions = Annotated[Mapping[str, Any] | settings.Config | None, tyro.conf.Suppress]
 
 if TYPE_CHECKING:
@@ -42,16 +42,16 @@ class BcpCheckpointing(_Manager):
     """Puts our engine into a subclass of ``CheckpointManager``: ``class X(BcpCheckpointing, TheirManager)``.
 
     The class that uses it declares its own ``Config`` with a field ``engine: EngineOptions = None``, as
-    ``BcpCheckpointManager`` does. What is theirs stays: when to save and to load, what belongs to a checkpoint, folders
-    and names, Hugging Face weights, and everything behind URLs.
+    ``BcpCheckpointManager`` does. Everything else is still their manager's: when to save and to load, what belongs to a
+    checkpoint, folders and names, Hugging Face weights, and everything behind URLs. What differs:
 
     - ``async_mode="async"``: ``save`` returns when the state is copied to host memory.
-    - ``async_mode="async_with_pinned_mem"``: host tensors and objects are copied when it returns, tensors on devices
-      until ``maybe_wait_for_staging``, which the trainer calls before the optimizer's step.
-    - A background save that failed raises on all ranks, with a ``CheckpointError``, from the next
-      ``maybe_wait_for_saving``: the next save, or ``close``.
-    - A step folder counts if what it holds loads. Others are passed over, with a warning.
-    - ``keep_latest_k`` keeps so many that are complete; what is being saved comes on top.
+    - ``async_mode="async_with_pinned_mem"``: ``save`` returns when host tensors and objects are copied. Tensors on
+      devices are copied when ``maybe_wait_for_staging`` returns, which the trainer calls before the optimizer's step.
+    - If a background save failed, the next ``maybe_wait_for_saving`` raises a ``CheckpointError`` on all ranks. The
+      next save and ``close`` call it.
+    - A step folder counts only if its checkpoint loads. Others are passed over, with a warning.
+    - ``keep_latest_k`` counts complete checkpoints. One that is being saved is kept in addition.
     """
 
     purge_thread: threading.Thread | None
@@ -67,7 +67,7 @@ class BcpCheckpointing(_Manager):
         if is_url(self.folder):
             return
         if self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
-            # In place of the one that theirs makes. All saves of a process stage into the same memory.
+            # It replaces the stager that their manager makes. All saves of a process stage into the same memory.
             self.stager = cast(Any, BcpStager(overlap=True, config=engine_config))
         if self.purge_thread is not None:
             self._take_purge_thread_over()
@@ -83,7 +83,7 @@ class BcpCheckpointing(_Manager):
         enable_garbage_collection: bool = False,
         to_hf: bool = False,
     ) -> Future[Any] | AsyncSaveResponse | None:
-        """As theirs; Hugging Face weights and URLs are theirs altogether."""
+        """Saves through our engine; leaves Hugging Face weights and URLs to their manager."""
         if to_hf or is_url(checkpoint_id):
             theirs: Future[Any] | AsyncSaveResponse | None = super().dcp_save(
                 state_dict, checkpoint_id, async_mode, enable_garbage_collection, to_hf
@@ -101,7 +101,7 @@ class BcpCheckpointing(_Manager):
         return saved
 
     def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
-        """As theirs; Hugging Face weights and URLs are theirs altogether."""
+        """Loads through our engine; leaves Hugging Face weights and URLs to their manager."""
         if from_hf or is_url(checkpoint_id):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
@@ -109,7 +109,7 @@ class BcpCheckpointing(_Manager):
         if MODEL in self.states:
             self.states[MODEL].load_state_dict(state_dict)
 
-    # Which steps there are, and which go.
+    # Which steps there are, and which are removed.
 
     def _load(self, step: int = -1) -> bool:
         if step != -1 and not is_url(self.folder):
@@ -127,7 +127,11 @@ class BcpCheckpointing(_Manager):
             self.purge_queue.put(self.folder)
 
     def _take_purge_thread_over(self) -> None:
-        """Theirs deletes what it is told by name, complete or not; ours looks first, and unmakes before it deletes."""
+        """Replaces their thread that deletes old checkpoints by ours.
+
+        Theirs deletes folders by name, complete or not. Ours looks at them first, and removes the commit mark before
+        the files.
+        """
         assert self.purge_thread is not None
         self.purge_queue.put(None)
         self.purge_thread.join()
@@ -142,35 +146,35 @@ class BcpCheckpointing(_Manager):
     # The end.
 
     def _close(self) -> None:
-        if not hasattr(self, "_engine"):  # its making failed
+        if not hasattr(self, "_engine"):  # the constructor failed
             super()._close()
             return
         future, self.save_future = self.save_future, None
         failed = wait_for(future)
         if future is not None and failed is None:
-            self._purge_stale_checkpoints()  # it was not complete when that was done last
+            self._purge_stale_checkpoints()  # the last save was not complete yet when this ran before
         super()._close()
         self._engine.close()
         raise_at_end(failed)
 
 
 class BcpCheckpointManager(BcpCheckpointing, CheckpointManager):
-    """torchtitan's ``CheckpointManager`` on our engine; see ``BcpCheckpointing``. A recipe gives its ``Config``."""
+    """torchtitan's ``CheckpointManager`` through our engine; see ``BcpCheckpointing``. A recipe uses its ``Config``."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
         """Every field of ``CheckpointManager.Config``, and one more.
 
         Attributes:
-            engine: A ``bytecheckpoint.Config`` or fields of one; what is left out is as ``BYTECHECKPOINT_*`` variables
-                say.
+            engine: A ``bytecheckpoint.Config``, or a mapping of some of its fields. ``BYTECHECKPOINT_*`` variables
+                determine the other fields.
         """
 
         engine: EngineOptions = None
 
         def __post_init__(self) -> None:
             CheckpointManager.Config.__post_init__(self)
-            config_of(self.engine)  # raises now what would be raised after minutes
+            config_of(self.engine)  # raises now instead of minutes later
 
 
 def _purge(folders: queue.Queue[str | None], engine: Engine, keep_latest: int) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint manager of torchtitan asks of us. Knows nothing of torchtitan: a manager of another kind, such as
-the one of ``torch_checkpointing`` that torchtitan plans, needs an adapter of its own and not an engine of its own.
+"""What a checkpoint manager of torchtitan needs from us.
+
+This module uses nothing of torchtitan. So a manager of another kind, such as the one of ``torch_checkpointing`` that
+torchtitan plans, needs an adapter of its own, but no engine of its own.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
+from bytecheckpoint.checkpoint.retention import Retention
+from bytecheckpoint.checkpoint.steps import StepFolder, look_at_step
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._groups import destroy_own_groups
+from bytecheckpoint.distributed.groups import destroy_own_groups
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
 from bytecheckpoint.report import SaveReport
-from bytecheckpoint.retention import Retention
 from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, save_state_dict
-from bytecheckpoint.steps import StepFolder, look_at_step
 from bytecheckpoint.torchtitan._load_planner import ResumePlanner
 
 __all__ = ["STEP_PATTERN", "Engine", "raise_at_end", "wait_for"]
 
-# The whole name of a folder. torchtitan searches for it anywhere in a name, and takes "step-9.old" for step 9.
+# It must match the whole name of a folder. torchtitan searches for it anywhere, and takes "step-9.old" for step 9.
 STEP_PATTERN = r"step-(\d+)"
 _HF_INDEX = "model.safetensors.index.json"
 
@@ -34,14 +36,14 @@ _logger = logging.getLogger("bytecheckpoint")
 
 
 class Engine:
-    """Saves, loads, finds and removes checkpoints of a run. Paths are of local directories.
+    """Saves, loads, finds and removes checkpoints of a run. All paths are local directories.
 
     Args:
         config: Settings.
-        group: Of the ranks that save and load together; it must have gloo for host memory. None makes one of all ranks,
-            as the default group may have none: collective. What we exchange goes over groups of the same ranks, made
-            with the first call, which ``close`` destroys. This one stays, as torchtitan's own does: a rank may be at
-            the end while others still connect to it.
+        group: Group of the ranks that save and load together; it must have gloo for host memory. None makes a group of
+            all ranks, because the default group may have no gloo; the constructor is then collective. Our own messages
+            go over groups of the same ranks, which the first call makes and ``close`` destroys. This group is not
+            destroyed, just as torchtitan's own is not: a rank may be at its end while others still connect to it.
     """
 
     def __init__(self, config: Config, group: dist.ProcessGroup | None) -> None:
@@ -52,20 +54,20 @@ class Engine:
     # Saving.
 
     def save(self, path: str, state: dict[str, Any]) -> SaveReport:
-        """Saves and returns when it is durable. Collective."""
+        """Saves, and returns when the checkpoint is durable. Collective."""
         return save_state_dict(path, state, process_group=self.group, config=self.config)
 
     def save_async(self, path: str, state: dict[str, Any]) -> Future[Any]:
-        """A future of the save; the state may change when this returns. Collective."""
+        """Saves in the background; returns a future of the save. The state may change after this call. Collective."""
         response = self.save_overlapped(path, state)
         response.staging_completion.result()
         return response.upload_completion
 
     def save_overlapped(self, path: str, state: dict[str, Any]) -> AsyncSaveResponse:
-        """As ``save_async``, but tensors on devices may change only when ``staging_completion`` is done. Collective.
+        """Saves as ``save_async``, but tensors on devices may change only when ``staging_completion`` is done.
 
-        A thread of this process saves: its C++ does not hold the GIL, and a process of its own would need the state in
-        memory that both map, which page-locked memory is not.
+        Collective. A thread of this process saves: its C++ code does not hold the GIL. A process of its own would need
+        the state in memory that both processes map, and page-locked memory cannot be shared in that way.
         """
         handle = async_save_state_dict(path, state, process_group=self.group, config=self.config)
         return AsyncSaveResponse(staging_completion=handle.staged, upload_completion=cast(Any, handle.committed))
@@ -76,10 +78,12 @@ class Engine:
         """Loads into ``state``. Collective.
 
         Args:
-            states: Keys of ``state`` that are no parameter of the model. None are there if the model is loaded alone.
+            path: Directory of a checkpoint.
+            state: State dict; its tensors are filled in place.
+            states: Keys of ``state`` that are not parameters of the model; empty if only the model is loaded.
 
         Raises:
-            CheckpointError: What is wrong, and what to do.
+            CheckpointError: The load failed. The message says what is wrong, and what to do.
         """
         planner = ResumePlanner(states)
         try:
@@ -94,12 +98,12 @@ class Engine:
                 path,
             ) from error
 
-    # Which there are.
+    # Finding checkpoints.
 
     def latest_step(self, folder: str) -> int:
-        """The newest step in ``folder`` that can be loaded, -1 if there is none. Collective: rank 0 looks.
+        """Returns the newest step in ``folder`` that can be loaded; -1 if there is none.
 
-        What was left half or is damaged is passed over, with a warning.
+        Collective: rank 0 looks, and tells the others. Half or damaged checkpoints are passed over, with a warning.
         """
         if not _is_shared():
             return _latest_step(folder)
@@ -115,10 +119,10 @@ class Engine:
         return int(answer[0])
 
     def check_step(self, folder: str, step: int) -> None:
-        """Local.
+        """Checks that there is a checkpoint of ``step`` in ``folder``. Local.
 
         Raises:
-            CheckpointNotFoundError: There is no checkpoint of that step; says which there are.
+            CheckpointNotFoundError: There is no checkpoint of that step. The message says which steps there are.
         """
         path = Path(folder, f"step-{step}")
         found = look_at_step(step, str(path)) if path.is_dir() else None
@@ -133,28 +137,28 @@ class Engine:
             str(path),
         )
 
-    # Which go.
+    # Removing checkpoints.
 
     def remove_old(self, folder: str, keep_latest: int) -> None:
-        """Removes complete checkpoints but the newest ``keep_latest``, and half ones that are dead. Local, any thread.
+        """Removes complete checkpoints except the newest ``keep_latest``, and what dead saves left.
 
-        A checkpoint that is being saved does not count yet.
+        Local; any thread may call it. A checkpoint that is being saved does not count yet.
         """
         Retention(folder, keep_latest=keep_latest, pattern=STEP_PATTERN).prune()
 
     def close(self) -> None:
-        """Destroys the groups that were made. Local; no save or load may be under way."""
+        """Destroys the groups that our calls made. Local; no save or load may be under way."""
         if self.group is not None:
             destroy_own_groups(self.group)
 
 
 def wait_for(future: Future[Any] | None) -> BaseException | None:
-    """What the background save has failed with that nobody has waited for, when it has ended. None if it has not."""
+    """Waits until the background save has ended, and returns its error; None if it did not fail."""
     return None if future is None else future.exception()
 
 
 def raise_at_end(failed: BaseException | None) -> None:
-    """Raises ``failed``, if it is an error. While another is handled it is logged, and does not hide that."""
+    """Raises ``failed`` if it is an error. If another exception is being handled, it only logs ``failed``."""
     if failed is None:
         return
     if sys.exc_info()[1] is None:
@@ -163,7 +167,7 @@ def raise_at_end(failed: BaseException | None) -> None:
 
 
 def _is_shared() -> bool:
-    """Are there other ranks?"""
+    """Whether there are other ranks."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -186,7 +190,10 @@ def _latest_step(folder: str) -> int:
 
 
 def _may_load(found: StepFolder) -> bool:
-    """Shall it be tried? What has a mark that we cannot read has reasons that only a load can tell."""
+    """Whether a load of this folder is to be tried.
+
+    If there is a commit mark that we cannot read, the answer is True: only a load can say why.
+    """
     path = Path(found.path)
     has_mark = (path / ".metadata").exists() or (path / _HF_INDEX).exists()
     return found.is_complete or (found.state == "unknown" and has_mark)

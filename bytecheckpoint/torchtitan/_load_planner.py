@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads that say what to do about a checkpoint that does not fit."""
+"""A load planner whose errors say what to do if a checkpoint does not fit."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _logger = logging.getLogger("bytecheckpoint")
 class ResumePlanner(BcpLoadPlanner):
     """Plans the load of a training state, or of a model alone.
 
-    A model alone may have another dtype than the checkpoint: values are converted, and a warning says so. To resume
-    with another dtype is an error.
+    If only a model is loaded, its dtype may differ from the checkpoint's: values are converted, with a warning.
+    Resuming with another dtype is an error.
 
     Args:
-        states: Keys at the top of the state dict that are no parameter of the model. None of a model alone.
+        states: Top-level keys of the state dict that are not parameters of the model; empty for a model alone.
 
-    During a load, besides what ``BcpLoadPlanner`` raises: ``InvalidPlanError`` (another dtype,
-    another number of data ranks).
+    During a load it raises, in addition to what ``BcpLoadPlanner`` raises, an ``InvalidPlanError`` if the dtype or the
+    number of data ranks differs.
     """
 
     def __init__(self, states: tuple[str, ...]) -> None:
@@ -45,7 +45,7 @@ class ResumePlanner(BcpLoadPlanner):
         self._states = states
 
     def create_local_plan(self) -> LoadPlan:
-        """What this rank wants, found in the checkpoint."""
+        """Plans what this rank loads, and checks that it fits the checkpoint."""
         self._compare_data_ranks(self._checkpoint())
         try:
             plan = super().create_local_plan()
@@ -79,7 +79,7 @@ class ResumePlanner(BcpLoadPlanner):
         return f"To go on without what is missing: checkpoint.exclude_from_loading=[{names}]"
 
     def _compare_data_ranks(self, checkpoint: _C.Checkpoint) -> None:
-        """torchtitan's data loader would tell, in an assertion, when all else is loaded."""
+        """Refuses another number of data ranks. torchtitan's data loader would fail in an assertion after the load."""
         num_ranks = self.state_dict.get("dataloader.world_size")
         if type(num_ranks) is not int or not checkpoint.is_whole:
             return
@@ -89,7 +89,7 @@ class ResumePlanner(BcpLoadPlanner):
 
     def _compare_dtypes(self, checkpoint: _C.Checkpoint) -> None:
         if not checkpoint.is_whole:
-            return  # of ten thousand ranks, say: this rank has read no more of the metadata than it needs
+            return  # for example of ten thousand ranks: this rank has read only the metadata that it needs
         stored = {name: dtype for name, dtype, *_ in checkpoint.contents() if dtype is not None}
         others = [
             f"'{fqn}' is {stored[fqn]} in the checkpoint and {held} in the model"
@@ -109,7 +109,7 @@ class ResumePlanner(BcpLoadPlanner):
 
 
 def _dtypes(state: Mapping[str, Any], without: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Names of dtypes as a checkpoint has them."""
+    """Returns name and dtype of each tensor that is not in ``without``; dtypes are named as in a checkpoint."""
     for fqn, value in state.items():
         if isinstance(value, torch.Tensor) and fqn.split(".", 1)[0] not in without:
             yield fqn, str(value.dtype).removeprefix("torch.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings as they come from a command line or a recipe."""
+"""Converts options from a command line or a recipe to settings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["config_of"]
 
 
 def config_of(options: Mapping[str, Any] | Config | None) -> Config:
-    """The settings that ``options`` are of; what they leave out is as ``BYTECHECKPOINT_*`` variables say.
+    """Returns the settings of ``options``. ``BYTECHECKPOINT_*`` variables determine fields that ``options`` leaves out.
 
     Raises:
-        ConfigError: An option has a name that no field of ``Config`` has, or an impossible value.
+        ConfigError: An option has a name that no field of ``Config`` has, or an invalid value.
     """
     if isinstance(options, Config):
         return options

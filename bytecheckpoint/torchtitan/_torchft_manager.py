@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint manager of torchtitan's TorchFT experiment, on our engine."""
+"""The checkpoint manager of torchtitan's TorchFT experiment, through our engine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["BcpTorchFTCheckpointManager"]
 
 
 class BcpTorchFTCheckpointManager(BcpCheckpointing, TorchFTCheckpointManager):
-    """``TorchFTCheckpointManager`` on our engine; see ``BcpCheckpointing``.
+    """``TorchFTCheckpointManager`` through our engine; see ``BcpCheckpointing``.
 
-    Checkpoints of single replicas (their data loaders, at every step) go through it, too, in the background whatever
-    ``async_mode`` says, as theirs do.
+    The checkpoints of single replicas (their data loaders, at every step) go through our engine, too. As in theirs,
+    these are saved in the background whatever ``async_mode`` says.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(TorchFTCheckpointManager.Config):
-        """Every field of ``TorchFTCheckpointManager.Config``, and ``engine`` as of ``BcpCheckpointManager.Config``."""
+        """Every field of ``TorchFTCheckpointManager.Config``, and ``engine``; see ``BcpCheckpointManager.Config``."""
 
         engine: EngineOptions = None
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For torchtitan before 0.3, which has no overrides.
+"""Turns our engine on in torchtitan before 0.3, which has no overrides. Give its trainer this option:
 
     --experimental.custom_import bytecheckpoint.torchtitan.custom_import
 
-Its trainer imports the module that is named there, before it makes its checkpoint manager. Importing this one changes
-the class ``CheckpointManager`` of torchtitan for the process. Settings are those of ``BYTECHECKPOINT_*`` variables.
+The trainer imports the module that the option names, before it makes its checkpoint manager. Importing this module
+changes torchtitan's class ``CheckpointManager`` in this process. Settings come from ``BYTECHECKPOINT_*`` variables.
 
-- 0.2: saves and loads go through our engine, as with the manager for 0.3, in all modes of ``async_mode``; a step folder
-  counts if what it holds loads. Removing old checkpoints (``keep_latest_k``) stays torchtitan's.
-- 0.1: ``bytecheckpoint.register()``, for it calls ``dcp.save``, ``async_save`` and ``load`` itself. Saves with
-  ``async_with_pinned_mem`` stay torchtitan's, in a process of its own.
+- torchtitan 0.2: saves and loads go through our engine in all modes of ``async_mode``, as with the manager for 0.3. A
+  step folder counts only if its checkpoint loads. torchtitan still removes old checkpoints (``keep_latest_k``) itself.
+- torchtitan 0.1: it calls ``dcp.save``, ``async_save`` and ``load`` itself, so ``bytecheckpoint.register()`` is called.
+  Saves with ``async_with_pinned_mem`` stay torchtitan's, in a process of its own.
 
-Which of them it is, is told by what the manager has; a manager that is built otherwise is refused at the import.
+Probes of the manager tell the versions apart. If the manager is built otherwise, the import raises an error.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
+from bytecheckpoint.checkpoint.local_path import is_url
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.errors import UnsupportedError
-from bytecheckpoint.local_path import is_url
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN_0_1, TORCHTITAN_0_2
 from bytecheckpoint.probes.probe import holds, require
 from bytecheckpoint.registration import register
@@ -36,10 +36,10 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """What importing the module does. A second time it has no effect.
+    """Changes torchtitan's manager. Importing the module calls it; a second call has no effect.
 
     Raises:
-        UnsupportedError: torchtitan is built otherwise; names the probe.
+        UnsupportedError: torchtitan is not built as we need it. The message names the probe that failed.
     """
     if has_overrides():
         raise UnsupportedError(
@@ -58,7 +58,10 @@ def install() -> None:
 
 
 def _change(manager: type, module: Any) -> None:
-    """On the class itself: the trainer that runs as ``__main__`` has a name of its own for it."""
+    """Replaces methods of the class ``manager`` itself.
+
+    Replacing the name in its module would not help: the trainer, which runs as ``__main__``, has imported the class.
+    """
 
     def replace(name: str) -> Callable[[Callable[..., Any]], None]:
         theirs = getattr(manager, name)

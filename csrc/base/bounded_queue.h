@@ -12,15 +12,18 @@
 
 namespace bytecheckpoint::base {
 
-/// First-in first-out queue of at most `capacity` items between threads; the only way data crosses threads here.
+/// First-in first-out queue of at most `capacity` items. Data crosses threads only through such queues.
 ///
-/// `close` ends it: `push` then declines, `pop` drains what is left and then returns nothing. Safe from any thread.
+/// `close` ends the queue: from then on `push` refuses items, and `pop` returns the items that are left, then nothing.
+/// Thread-safe: any thread may call any method. Each call takes one mutex.
 template <class T>
 class BoundedQueue {
  public:
+  /// \param capacity  >= 1.
   explicit BoundedQueue(size_t capacity) : capacity_(capacity) {}
 
-  /// Blocks while full. \returns false, dropping the item, if the queue is closed.
+  /// Appends `item`. Blocks while the queue is full and open.
+  /// \returns false, and drops the item, if the queue is closed.
   bool push(T item) {
     MutexLock lock(mutex_);
     not_full_.wait(lock, [&] { return closed_ || items_.size() < capacity_; });
@@ -30,14 +33,17 @@ class BoundedQueue {
     return true;
   }
 
-  /// Blocks while empty and open. \returns nothing once closed and drained.
+  /// Takes the first item. Blocks while the queue is empty and open.
+  /// \returns nothing if the queue is closed and no item is left.
   std::optional<T> pop() {
     MutexLock lock(mutex_);
     not_empty_.wait(lock, [&] { return closed_ || !items_.empty(); });
     return take();
   }
 
-  /// As `pop`, for no longer than `limit`. \param is_over  Set if the queue is closed and drained.
+  /// Does the same as `pop`, but waits for no longer than `limit`.
+  /// \param is_over  Set to true if the queue is closed and no item was left, else to false.
+  /// \returns nothing if no item came in time, or if the queue is over.
   std::optional<T> pop_for(std::chrono::milliseconds limit, bool* is_over) {
     MutexLock lock(mutex_);
     not_empty_.wait_for(lock, limit, [&] { return closed_ || !items_.empty(); });
@@ -45,12 +51,13 @@ class BoundedQueue {
     return take();
   }
 
-  /// \returns nothing while empty.
+  /// Takes the first item without waiting. \returns nothing if the queue is empty.
   std::optional<T> try_pop() {
     MutexLock lock(mutex_);
     return take();
   }
 
+  /// Ends the queue and wakes all threads that wait in it. Calling it again changes nothing.
   void close() {
     MutexLock lock(mutex_);
     closed_ = true;
@@ -59,7 +66,7 @@ class BoundedQueue {
   }
 
  private:
-  /// With the mutex held. \returns nothing while empty.
+  /// Takes the first item, if there is one. The caller holds the mutex.
   std::optional<T> take() {
     if (items_.empty()) return std::nullopt;
     T item = std::move(items_.front());

@@ -14,16 +14,17 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-e
 /// 16 random bytes that name a save or a data file.
 using Id = std::array<uint8_t, 16>;
 
-/// Lower-case hex digits of `bytes`, two per byte.
+/// Returns `bytes` as lower-case hex digits, two per byte.
 std::string to_hex(const uint8_t* bytes, size_t size);
 inline std::string to_hex(const Id& id) {
   return to_hex(id.data(), id.size());
 }
 
-/// Reads 32 lower-case hex digits. False if `digits` is anything else.
+/// Reads 32 lower-case hex digits. \returns false, and leaves `*id` alone, if `digits` is anything else.
 bool id_from_hex(std::string_view digits, Id* id);
 
-/// \returns false, leaving `*sum` alone, on overflow of int64 or a negative operand.
+/// Adds two sizes or offsets. \returns false, and leaves `*sum` alone, if an operand is negative or the sum exceeds
+/// int64.
 inline bool checked_add(int64_t a, int64_t b, int64_t* sum) {
   int64_t result;
   if (a < 0 || b < 0 || __builtin_add_overflow(a, b, &result)) return false;
@@ -31,7 +32,8 @@ inline bool checked_add(int64_t a, int64_t b, int64_t* sum) {
   return true;
 }
 
-/// \returns false, leaving `*product` alone, on overflow of int64 or a negative operand.
+/// Multiplies two sizes. \returns false, and leaves `*product` alone, if an operand is negative or the product exceeds
+/// int64.
 inline bool checked_mul(int64_t a, int64_t b, int64_t* product) {
   int64_t result;
   if (a < 0 || b < 0 || __builtin_mul_overflow(a, b, &result)) return false;
@@ -39,10 +41,12 @@ inline bool checked_mul(int64_t a, int64_t b, int64_t* product) {
   return true;
 }
 
-/// `value` rounded up to a multiple of `alignment` (a power of two). `value` is a file position: far from overflow.
+/// Rounds `value` up to a multiple of `alignment`, a power of two. `value` is a file position, far below the limit of
+/// int64.
 inline int64_t align_up(int64_t value, int64_t alignment) {
   return (value + alignment - 1) & ~(alignment - 1);
 }
+/// Rounds `value` down to a multiple of `alignment`, a power of two.
 inline int64_t align_down(int64_t value, int64_t alignment) {
   return value & ~(alignment - 1);
 }
@@ -51,7 +55,7 @@ inline int64_t align_down(int64_t value, int64_t alignment) {
 class ByteWriter {
  public:
   ByteWriter() = default;
-  /// Goes on behind `bytes`.
+  /// Continues behind `bytes`.
   explicit ByteWriter(std::string bytes) : out_(std::move(bytes)) {}
 
   void reserve(size_t bytes) { out_.reserve(bytes); }
@@ -63,22 +67,24 @@ class ByteWriter {
   void raw(const void* bytes, size_t size) { out_.append(static_cast<const char*>(bytes), size); }
   void raw(std::string_view bytes) { out_.append(bytes); }
   void id(const Id& id) { raw(id.data(), id.size()); }
-  /// Length (u32) and bytes.
+  /// Appends the length (u32), then the bytes. `value` is shorter than 4 GiB.
   void string(std::string_view value) {
     u32(static_cast<uint32_t>(value.size()));
     raw(value);
   }
   void zeros(size_t count) { out_.append(count, '\0'); }
-  /// Zero bytes up to the next multiple of `alignment`, counted from the start of the buffer.
+  /// Appends zero bytes up to the next multiple of `alignment`, counted from the start of the buffer.
   void align(size_t alignment) { zeros((alignment - out_.size() % alignment) % alignment); }
+  /// Overwrite a field that was appended before, such as a CRC; all its bytes lie inside the buffer.
   void put_u32(size_t position, uint32_t value) { std::memcpy(&out_[position], &value, sizeof value); }
   void put_u64(size_t position, uint64_t value) { std::memcpy(&out_[position], &value, sizeof value); }
 
-  /// Takes back what stands behind `size`.
+  /// Removes all bytes behind the first `size`.
   void truncate(size_t size) { out_.resize(size); }
 
   size_t size() const { return out_.size(); }
   const std::string& bytes() const { return out_; }
+  /// Returns the buffer; the writer must not be used afterwards.
   std::string take() { return std::move(out_); }
 
  private:
@@ -87,10 +93,12 @@ class ByteWriter {
 
 /// Reads fixed-width little-endian fields from bytes that may be damaged or hostile.
 ///
-/// Reading past the end gives zeros and makes `ok()` false for good, so a decoder reads all fields of a struct and
-/// asks once. Nothing is allocated on the word of a length field: `string` and `view` check it against what is left.
+/// A read past the end returns zeros and makes `ok()` false for good. So a decoder reads all fields of a struct first
+/// and checks `ok()` once. A length field never causes an allocation by itself: `string` and `view` first check that so
+/// many bytes are left.
 class ByteReader {
  public:
+  /// \param bytes  Must outlive the reader and the views that it returns.
   explicit ByteReader(std::string_view bytes) : bytes_(bytes) {}
 
   uint8_t u8() { return number<uint8_t>(); }
@@ -104,6 +112,7 @@ class ByteReader {
     if (bytes.size() == value.size()) std::memcpy(value.data(), bytes.data(), value.size());
     return value;
   }
+  /// Returns the next `size` bytes without copying them; empty, and `ok()` becomes false, if fewer are left.
   std::string_view view(uint64_t size) {
     if (size > bytes_.size() - position_) {
       ok_ = false;
@@ -113,10 +122,12 @@ class ByteReader {
     position_ += size;
     return result;
   }
+  /// Reads a length (u32) and as many bytes: what `ByteWriter::string` wrote.
   std::string string() { return std::string(view(u32())); }
   void skip(uint64_t size) { (void)view(size); }
 
   bool ok() const { return ok_; }
+  /// Makes `ok()` false: for a decoder that finds an impossible value.
   void fail() { ok_ = false; }
   size_t position() const { return position_; }
   size_t remaining() const { return bytes_.size() - position_; }

@@ -8,15 +8,18 @@
 
 namespace bytecheckpoint::base {
 
-/// An array that grows and shrinks at its end in chunks of 4 KiB. Growing copies nothing, so that it never takes more
-/// than what it holds and a chunk; vectors take three times as much while they grow.
+/// An array that grows and shrinks at its end, in chunks of 4 KiB.
+///
+/// Growing copies no element, so the array never takes more memory than its elements and about one chunk. A std::vector
+/// takes three times the memory of its elements while it grows. References to elements stay valid until the element is
+/// removed.
 template <class T>
 class ChunkedArray {
  public:
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
 
   size_t size() const { return size_; }
-  /// Memory that the elements take, with what is spare.
+  /// Bytes of memory that the array takes, spare room included.
   size_t num_bytes() const { return chunks_.size() * kChunk * sizeof(T); }
 
   T& operator[](size_t i) { return chunks_[i / kChunk][i % kChunk]; }
@@ -29,14 +32,14 @@ class ChunkedArray {
     (*this)[size_++] = value;
   }
 
-  /// Gives up all elements from `size` on. One chunk stays spare: a stack goes up and down.
+  /// Removes all elements from number `size` on. One chunk is kept as spare, because a stack often grows again at once.
   void truncate(size_t size) {
     size_ = size;
     while (chunks_.size() > num_chunks(size) + 1) chunks_.pop_back();
   }
 
-  /// Moves all elements from `first` on to the end of `other`, chunk by chunk: both together take a chunk or two more
-  /// than either would.
+  /// Moves all elements from number `first` on to the end of `other`, in order. Each chunk is freed once it has been
+  /// moved, so that both arrays together take only one or two chunks more than the elements.
   template <class Other>
   void move_tail(size_t first, ChunkedArray<Other>* other) {
     for (size_t i = first; i < size_; ++i) {

@@ -8,7 +8,7 @@
 namespace bytecheckpoint::base {
 namespace {
 
-/// A local static and not a global: whoever needs a CRC while globals are constructed gets one.
+/// A local static and not a global, so that code that needs a CRC while globals are constructed gets one.
 const Crc32Kernel& chosen_kernel() {
   static const Crc32Kernel kernel = crc32_kernels().front();
   return kernel;
@@ -17,7 +17,7 @@ const Crc32Kernel& chosen_kernel() {
 struct Powers {
   static constexpr int kDigits = 4;
 
-  // shift[k][d] = x^(8 * d * 256^k) mod P: what d * 256^k bytes more multiply a CRC by.
+  // shift[k][d] = x^(8 * d * 256^k) mod P: the factor by which d * 256^k more bytes multiply a CRC.
   uint32_t shift[kDigits][256];
 };
 
@@ -37,10 +37,10 @@ constexpr Powers make_powers() {
 
 constexpr Powers kPowers = make_powers();
 
-/// Product without carries, of 63 bits.
+/// Returns the carry-less product of a and b, which has 63 bits.
 ///
-/// Every fourth bit of a times every fourth bit of b, as integers: at most 8 ones meet in a place, which the three bits
-/// above it can hold, and those belong to no other sum.
+/// Multiplies every fourth bit of a by every fourth bit of b, as integers. Then at most 8 ones meet at one bit, and the
+/// three bits above it, which no other sum uses, can hold their number.
 uint64_t multiply_carryless(uint32_t a, uint32_t b) {
   constexpr uint64_t kEveryFourth = 0x1111111111111111u;
   uint64_t product = 0;
@@ -52,8 +52,8 @@ uint64_t multiply_carryless(uint32_t a, uint32_t b) {
   return product;
 }
 
-/// a * b mod P. The product's 63 bits are moved to the top of 64, where x^0 belongs; then its high powers, which are
-/// the low half, are reduced.
+/// Returns a * b mod P. The 63 bits of the product are moved to the top of 64, where x^0 belongs. Then the high powers
+/// of x, which are the low half, are reduced.
 uint32_t multiply(uint32_t a, uint32_t b) {
   const uint64_t product = multiply_carryless(a, b) << 1;
   return static_cast<uint32_t>(product >> 32) ^ crc32_look_up(static_cast<uint32_t>(product), 0);
@@ -75,13 +75,14 @@ const char* crc32_kernel_name() {
 
 uint32_t crc32(uint32_t crc, const void* bytes, size_t size) {
 #if defined(BCP_WITHOUT_CHECKS)
-  return 0;  // a build of its own, to measure what the checks cost
+  return 0;  // only in a special build that measures what the checks cost
 #endif
   return chosen_kernel().update(crc, bytes, size);
 }
 
 uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) {
-  // 2^32 bytes more are as one byte more, because powers of x repeat after 2^32 - 1. Twice, for the carry of the sum.
+  // The powers of x repeat after 2^32 - 1, so 2^32 more bytes count as one. The second step adds the carry of the first
+  // sum.
   uint64_t length = (length_b >> 32) + (length_b & 0xFFFFFFFFu);
   length = (length >> 32) + (length & 0xFFFFFFFFu);
   uint32_t shifted = crc_a;

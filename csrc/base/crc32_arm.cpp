@@ -16,7 +16,8 @@
 namespace bytecheckpoint::base {
 namespace {
 
-// Bytes of a lane. A power of two, so that joining lanes is one multiplication, and long enough to forget its cost.
+// Bytes per lane: a power of two, so that joining two lanes costs one multiplication, and so many that this cost does
+// not count.
 constexpr size_t kLaneBytes = 2048;
 
 BCP_CRC32_TARGET inline uint32_t step(uint32_t state, const uint8_t* p) {
@@ -27,7 +28,8 @@ BCP_CRC32_TARGET inline uint32_t step(uint32_t state, const uint8_t* p) {
 
 BCP_CRC32_TARGET uint32_t crc32_arm(uint32_t crc, const void* bytes, size_t size) {
   const auto* p = static_cast<const uint8_t*>(bytes);
-  // An instruction can start every cycle but takes two or three: three lanes keep the unit busy where one would wait.
+  // A CRC instruction can start every cycle, but takes two or three cycles. With three lanes the unit is always busy;
+  // one lane would wait for each result.
   for (; size >= 3 * kLaneBytes; size -= 3 * kLaneBytes, p += 3 * kLaneBytes) {
     uint32_t first = ~crc, second = ~0u, third = ~0u;
     for (const uint8_t* q = p; q != p + kLaneBytes; q += 8) {

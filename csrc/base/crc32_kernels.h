@@ -7,27 +7,28 @@
 
 namespace bytecheckpoint::base {
 
-/// One way to compute `crc32`. All give the same number for the same arguments; only their speed differs.
+/// One implementation of `crc32`. All kernels return the same number for the same arguments; only their speed differs.
 struct Crc32Kernel {
-  const char* name;  // a literal
+  const char* name;  // a string literal
   uint32_t (*update)(uint32_t crc, const void* bytes, size_t size);
 };
 
-/// The kernels which this CPU and this operating system can run, fastest first; the last is always "table".
+/// Returns the kernels that this CPU and this operating system can run, fastest first; the last one is always "table".
 ///
-/// Code for all of them is compiled in, whatever the compiler's flags: each function names its own instruction set, and
-/// calling one that is not in this list is undefined.
+/// All kernels are compiled in, whatever the compiler's flags are, because each function names its own instruction set.
+/// Calling a kernel that is not in this list is undefined behaviour.
 std::vector<Crc32Kernel> crc32_kernels();
 
-/// Slicing by 16: a look-up for each byte, 16 at a time. Runs anywhere; small inputs of the other kernels end here.
-///
-/// Source: Kounavis & Berry, "Novel Table Lookup-Based Algorithms for High-Performance CRC Generation" (IEEE ToC 2008).
+/// The kernel "table": slicing by 16, which looks up a table once per byte and handles 16 bytes at a time. It runs on
+/// any CPU. Other kernels use it for inputs that are too small for them.
 uint32_t crc32_table(uint32_t crc, const void* bytes, size_t size);
 
-/// Adds the carry-less multiplication kernels to `kernels`, fastest first; none where the code is not for x86-64.
+/// Appends the carry-less multiplication kernels that this CPU can run, fastest first. Appends none on other
+/// architectures than x86-64.
 void add_crc32_x86_kernels(std::vector<Crc32Kernel>* kernels);
 
-/// Adds the kernel of the CRC32 instructions to `kernels`; none where the code is not for AArch64 Linux.
+/// Appends the kernel of the CRC32 instructions if this CPU can run it. Appends none on other systems than AArch64
+/// Linux.
 void add_crc32_arm_kernels(std::vector<Crc32Kernel>* kernels);
 
 }  // namespace bytecheckpoint::base

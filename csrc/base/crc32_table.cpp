@@ -8,7 +8,7 @@
 namespace bytecheckpoint::base {
 namespace {
 
-/// The state after `kWords` words more; the slices make the look-ups independent of one another.
+/// Returns the state after `kWords` more words. The slices make the look-ups independent of one another.
 template <size_t kWords>
 uint32_t step(uint32_t state, const uint8_t* p) {
   uint32_t word[kWords];

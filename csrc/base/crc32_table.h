@@ -8,7 +8,7 @@
 
 namespace bytecheckpoint::base {
 
-/// What a byte contributes to the CRC state when a known number of bytes follows it.
+/// What one byte contributes to the CRC state when a known number of bytes follows it.
 struct Crc32Tables {
   static constexpr size_t kSlices = 16;
 
@@ -34,7 +34,9 @@ constexpr Crc32Tables make_crc32_tables() {
 
 inline constexpr Crc32Tables kCrc32Tables = make_crc32_tables();
 
-/// state * x^(8 * (4 + following)) mod P, by four look-ups: the state after four zero bytes and `following` more.
+/// Returns the CRC state after four zero bytes and `following` more, from `state`: state * x^(8 * (4 + following)) mod
+/// P. Costs four look-ups.
+/// \param following  At most kSlices - 4.
 inline uint32_t crc32_look_up(uint32_t state, size_t following) {
   const auto& slice = kCrc32Tables.slice;
   return slice[following + 3][state & 0xFF] ^ slice[following + 2][(state >> 8) & 0xFF] ^

@@ -7,28 +7,29 @@
 
 #include "csrc/base/crc32_polynomial.h"
 
-// Folding: a vector of the message is multiplied by x^n mod P, n being the bits between it and a later vector, and
-// added to that one. What remains at the end is one vector with the message's remainder, which is reduced to 32 bits.
+// Folding: each vector of the message is multiplied by x^n mod P, where n is the number of bits between it and a later
+// vector, and added to that vector. At the end one vector is left that has the same remainder as the message; it is
+// reduced to 32 bits.
 // Source: Gopal, Ozturk, Guilford et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction"
 // (Intel, 2009), in its reflected form.
 //
-// A vector's first qword holds the higher powers of x. The product of two reflected qwords is one place short of a
-// reflected vector, so that each multiplication is by x more than its operands say: hence the odd exponents below.
+// The first qword of a vector holds the higher powers of x. The product of two reflected qwords has one bit less than a
+// reflected vector, so each multiplication yields x times what its operands say. Hence the odd exponents below.
 
 #define BCP_CRC32_PCLMUL "sse4.1,ssse3,pclmul"
 #define BCP_CRC32_AVX2 "avx2,vpclmulqdq," BCP_CRC32_PCLMUL
 #define BCP_CRC32_AVX512 "avx512f,vpclmulqdq," BCP_CRC32_PCLMUL
 #define BCP_TARGET(isa) __attribute__((target(isa)))
-// Helpers must vanish into their callers: a call among them would spill vectors, and a kernel of wider vectors needs
-// them in its own encoding.
+// Helpers must be inlined: a call would spill vector registers, and kernels of wider vectors need the helpers in their
+// own encoding.
 #define BCP_TARGET_INLINE(isa) __attribute__((target(isa), always_inline)) inline
 
 namespace bytecheckpoint::base {
 namespace {
 
-/// Multipliers that carry 128 bits `bytes` further: one for each qword, of which the first is 64 bits further away.
-struct Fold {
-  constexpr explicit Fold(uint64_t bytes)
+/// The multipliers that move 128 bits `bytes` further: one for each qword. The first qword is 64 bits further away.
+struct FoldMultipliers {
+  constexpr explicit FoldMultipliers(uint64_t bytes)
       : first(uint64_t{crc32_power_of_x(8 * bytes + 64 - 1)} << 32),
         second(uint64_t{crc32_power_of_x(8 * bytes - 1)} << 32) {}
 
@@ -36,10 +37,10 @@ struct Fold {
   uint64_t second;
 };
 
-constexpr Fold kFold16(16), kFold32(32), kFold48(48), kFold64(64);
-constexpr Fold kFold128(128), kFold192(192), kFold256(256);
+constexpr FoldMultipliers kFold16(16), kFold32(32), kFold48(48), kFold64(64);
+constexpr FoldMultipliers kFold128(128), kFold192(192), kFold256(256);
 
-/// floor(x^95 / P), degree 63, for Barrett's reduction of polynomials of degree up to 95.
+/// floor(x^95 / P), of degree 63, for Barrett's reduction of polynomials of degree up to 95.
 constexpr uint64_t quotient_of_x95() {
   uint64_t quotient = 0;
   uint32_t remainder = crc32_power_of_x(31);
@@ -52,10 +53,10 @@ constexpr uint64_t quotient_of_x95() {
 
 constexpr uint64_t kQuotient = quotient_of_x95();
 constexpr uint64_t kPolynomialTimesX31 = (uint64_t{kCrc32Polynomial} << 1) | 1;  // with its x^32
-constexpr uint64_t kX95 = crc32_power_of_x(95);                                  // times x^32: it is in the upper half
+constexpr uint64_t kX95 = crc32_power_of_x(95);  // times x^32, because it is in the upper half
 
-/// Bytes for pshufb: the 16 from `kShifts + n` move a vector by n - 16 places towards its front, or by 16 - n towards
-/// its end. A set top bit stands for a place that the vector has nothing for.
+/// Operands of pshufb. The 16 bytes from `kShifts + n` on move a vector by n - 16 bytes towards its front, or by 16 - n
+/// bytes towards its end. A set top bit marks a byte that the vector cannot fill.
 alignas(16) constexpr uint8_t kShifts[48] = {
     0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,  //
     0,    1,    2,    3,    4,    5,    6,    7,    8,    9,    10,   11,   12,   13,   14,   15,    //
@@ -65,25 +66,26 @@ BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) __m128i load(const uint8_t* p) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
 }
 
-/// `vector` carried to `next`, which lies fold's distance further on.
-BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) __m128i fold(__m128i vector, __m128i next, Fold distance) {
+/// Moves `vector` by `distance` and adds it to `next`, which lies that far behind it.
+BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) __m128i fold(__m128i vector, __m128i next, FoldMultipliers distance) {
   const __m128i by = _mm_set_epi64x(static_cast<long long>(distance.second), static_cast<long long>(distance.first));
   const __m128i first = _mm_clmulepi64_si128(vector, by, 0x00);
   const __m128i second = _mm_clmulepi64_si128(vector, by, 0x11);
   return _mm_xor_si128(_mm_xor_si128(first, second), next);
 }
 
-/// Four vectors that follow one another, as one in the place of the last.
+/// Folds four vectors that follow one another into one, in the place of the last.
 BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) __m128i join(__m128i v0, __m128i v1, __m128i v2, __m128i v3) {
   return fold(v0, fold(v1, fold(v2, v3, kFold16), kFold32), kFold48);
 }
 
-/// The CRC state after `vector` as the whole message: vector * x^32 mod P.
+/// Returns the CRC state after `vector` as the whole message: vector * x^32 mod P.
 BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) uint32_t reduce(__m128i vector) {
-  // 128 bits to 96, in the upper half of what has now x^32 too many: first qword * x^128 + second qword * x^64.
+  // Reduces 128 bits to 96, held in the upper part of a vector that then counts x^32 too many: first qword * x^128 +
+  // second qword * x^64.
   const __m128i x95 = _mm_cvtsi64_si128(static_cast<long long>(kX95));
   const __m128i dividend = _mm_xor_si128(_mm_clmulepi64_si128(vector, x95, 0x00), _mm_srli_si128(vector, 8));
-  // Barrett: the quotient by P is the upper 64 bits of upper 64 bits times floor(x^95 / P), exactly.
+  // Barrett: the quotient by P is exactly the upper 64 bits of (the upper 64 bits times floor(x^95 / P)).
   const __m128i barrett =
       _mm_set_epi64x(static_cast<long long>(kPolynomialTimesX31), static_cast<long long>(kQuotient));
   const __m128i quotient = _mm_clmulepi64_si128(dividend, barrett, 0x00);
@@ -91,12 +93,14 @@ BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) uint32_t reduce(__m128i vector) {
   return static_cast<uint32_t>(_mm_extract_epi32(remainder, 2));
 }
 
-/// The CRC of `vector`, which stands for the 16 bytes before p and all before those, and of `size` bytes from p.
+/// Returns the CRC of a message that ends with `size` bytes at p. `vector` stands for the 16 bytes before p and all
+/// bytes before those.
 BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) uint32_t finish(__m128i vector, const uint8_t* p, size_t size) {
   for (; size >= 16; size -= 16, p += 16) vector = fold(vector, load(p), kFold16);
   if (size != 0) {
-    // 16 + size bytes as two vectors: the first `size` bytes of `vector` behind zeros, and the 16 that end the message.
-    // The load reaches back over bytes that `vector` stands for already, and these are not taken from it.
+    // Takes the last 16 + size bytes as two vectors: `begin` has the first `size` bytes of `vector` behind zeros, `end`
+    // the last 16 bytes of the message. The load of `end` also reads bytes before p, for which `vector` already stands;
+    // the blend takes those from `vector`.
     const __m128i begin = _mm_shuffle_epi8(vector, load(kShifts + size));
     const __m128i rest_to_front = load(kShifts + 16 + size);
     const __m128i end = _mm_blendv_epi8(_mm_shuffle_epi8(vector, rest_to_front), load(p + size - 16), rest_to_front);
@@ -108,10 +112,10 @@ BCP_TARGET_INLINE(BCP_CRC32_PCLMUL) uint32_t finish(__m128i vector, const uint8_
 BCP_TARGET(BCP_CRC32_PCLMUL) uint32_t crc32_pclmul(uint32_t crc, const void* bytes, size_t size) {
   if (size < 16) return crc32_table(crc, bytes, size);
   const auto* p = static_cast<const uint8_t*>(bytes);
-  // The state is added to the first bytes of the message; from here on it is message.
+  // The state is added to the first bytes of the message, and is part of the message from here on.
   __m128i v0 = _mm_xor_si128(load(p), _mm_cvtsi32_si128(static_cast<int>(~crc)));
   if (size < 64) return finish(v0, p + 16, size - 16);
-  // Four at a time: while one waits for its products, those of the others are under way.
+  // Four vectors at a time: while one waits for its products, those of the others are computed.
   __m128i v1 = load(p + 16), v2 = load(p + 32), v3 = load(p + 48);
   for (size -= 64, p += 64; size >= 64; size -= 64, p += 64) {
     v0 = fold(v0, load(p), kFold64);
@@ -126,7 +130,7 @@ BCP_TARGET_INLINE(BCP_CRC32_AVX2) __m256i load256(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
 
-BCP_TARGET_INLINE(BCP_CRC32_AVX2) __m256i fold256(__m256i vector, __m256i next, Fold distance) {
+BCP_TARGET_INLINE(BCP_CRC32_AVX2) __m256i fold256(__m256i vector, __m256i next, FoldMultipliers distance) {
   const auto first_by = static_cast<long long>(distance.first), second_by = static_cast<long long>(distance.second);
   const __m256i by = _mm256_set_epi64x(second_by, first_by, second_by, first_by);
   const __m256i first = _mm256_clmulepi64_epi128(vector, by, 0x00);
@@ -162,7 +166,7 @@ BCP_TARGET_INLINE(BCP_CRC32_AVX512) __m512i load512(const uint8_t* p) {
   return _mm512_loadu_si512(p);
 }
 
-BCP_TARGET_INLINE(BCP_CRC32_AVX512) __m512i fold512(__m512i vector, __m512i next, Fold distance) {
+BCP_TARGET_INLINE(BCP_CRC32_AVX512) __m512i fold512(__m512i vector, __m512i next, FoldMultipliers distance) {
   const auto first_by = static_cast<long long>(distance.first), second_by = static_cast<long long>(distance.second);
   const __m512i by = _mm512_set4_epi64(second_by, first_by, second_by, first_by);
   const __m512i first = _mm512_clmulepi64_epi128(vector, by, 0x00);
@@ -171,8 +175,8 @@ BCP_TARGET_INLINE(BCP_CRC32_AVX512) __m512i fold512(__m512i vector, __m512i next
   return _mm512_ternarylogic_epi64(first, second, next, kXorOfThree);
 }
 
-/// Lane k of four. Masked, with all lanes on, because gcc 12 warns of a variable that its plain extraction leaves
-/// uninitialized on purpose.
+/// Returns lane k of four. The masked intrinsic with all lanes on, because gcc 12 warns of a variable that the plain
+/// intrinsic leaves uninitialized on purpose.
 template <int k>
 BCP_TARGET_INLINE(BCP_CRC32_AVX512)
 __m128i lane512(__m512i vector) {

@@ -5,43 +5,51 @@
 
 namespace bytecheckpoint::base {
 
-/// Places where a test build can be killed or held: BCP_FAILPOINT=name in the environment (name:3 for the third time)
-/// raises SIGKILL there; name=stop, or name:3=stop, raises SIGSTOP, and the process goes on when it gets SIGCONT. Other
-/// builds contain nothing of it.
+/// Places in a save at which tests can kill or stop the process.
+///
+/// In a build with BCP_FAILPOINTS, the environment variable BCP_FAILPOINT selects one place by its name in
+/// kFailpointNames:
+///
+///     BCP_FAILPOINT=name         raises SIGKILL when the place is reached for the first time
+///     BCP_FAILPOINT=name:3       raises SIGKILL when it is reached for the third time
+///     BCP_FAILPOINT=name=stop    raises SIGSTOP instead; the process goes on after SIGCONT. Also name:3=stop.
+///
+/// Other builds contain none of this code. Each comment below says what is true when the place is reached.
 enum class Failpoint : uint8_t {
-  kBeginDirectoryMade,  // one of the directories that were missing exists, its name not synced
-  kBeginDirectory,      // all exist
-  kBeginTmpCreated,     // our tmp exists, not locked
-  kBeginLocked,         // and is locked
-  kBeginLooked,         // no other save lives
-  kBeginSwept,          // what dead saves left is gone, no space reserved yet
-  kBeginDone,           // reserved
-  kWriteFileCreated,    // a data file exists, empty
-  kWriteFileReserved,   // and has space beyond its end
-  kWriteRecordsDone,    // its records are laid out, block table and trailer are not
-  kWriteData,           // a slot was written
-  kWriteDataDone,       // all bytes were written, not synced
-  kWriteFileCut,        // a file has its final size, not synced
-  kWriteFileSynced,     // one file is durable, others may not be
-  kWriteFilesSynced,
-  kWriteDirectorySynced,   // this rank's part is durable
-  kCommitChecked,          // coordinator has seen all files
-  kCommitMetadataFilled,   // into the tmp, which is as long as what was reserved
-  kCommitMetadataWritten,  // and has its final size
-  kCommitMetadataSynced,
-  kCommitDecided,  // the right was looked at for the last time
-  kCommitRenamed,
-  kCommitDirectorySynced,
-  kRankMetadataRemoved,  // of a rank that saved without collectives before
-  kSweepListed,
-  kSweepTmpRemoved,
-  kSweepDirectorySynced,
-  kSweepFileRemoved,
-  kAbortTmpRemoved,  // the right is gone, the files are there
-  kAbortFileRemoved,
-  kCommitDone,
+  kBeginDirectoryMade,     // one of the missing directories exists now, its name is not synced
+  kBeginDirectory,         // all directories exist
+  kBeginTmpCreated,        // our tmp file exists, but is not locked
+  kBeginLocked,            // our tmp file is locked
+  kBeginLooked,            // no other save is running here
+  kBeginSwept,             // files that dead saves left are removed; no space is reserved
+  kBeginDone,              // space for the metadata is reserved
+  kWriteFileCreated,       // a data file exists and is empty
+  kWriteFileReserved,      // the first data file has its space reserved
+  kWriteRecordsDone,       // all records of a file are laid out, its block table and trailer are not
+  kWriteData,              // one slot was written
+  kWriteDataDone,          // all bytes were written, none synced
+  kWriteFileCut,           // a file has its final size, but is not synced
+  kWriteFileSynced,        // one file is durable, others may not be
+  kWriteFilesSynced,       // all files of this rank are durable
+  kWriteDirectorySynced,   // their names are durable, too: this rank is done
+  kCommitChecked,          // the coordinator has checked all files
+  kCommitMetadataFilled,   // the tmp file has the metadata, and still the reserved length
+  kCommitMetadataWritten,  // the tmp file has its final size
+  kCommitMetadataSynced,   // the tmp file is durable
+  kCommitDecided,          // the right to commit was checked for the last time
+  kCommitRenamed,          // .metadata is in place: the checkpoint is committed
+  kCommitDirectorySynced,  // the commit is durable
+  kRankMetadataRemoved,    // the metadata file of one rank of an earlier save without collectives is removed
+  kSweepListed,            // the directory was listed, nothing removed
+  kSweepTmpRemoved,        // one tmp file of a dead save was looked at, and removed
+  kSweepDirectorySynced,   // the directory is synced, no data file is removed yet
+  kSweepFileRemoved,       // one data file is removed
+  kAbortTmpRemoved,        // an aborted save has given up its right to commit; its files are there
+  kAbortFileRemoved,       // one of its files is removed
+  kCommitDone,             // the sweep after the commit is over
 };
 
+/// Names of the enumerators of Failpoint, in their order.
 inline constexpr const char* kFailpointNames[] = {
     "begin_directory_made",
     "begin_directory",
@@ -77,6 +85,7 @@ inline constexpr const char* kFailpointNames[] = {
 };
 
 #if defined(BCP_FAILPOINTS)
+/// Raises the signal if the environment selects `point` and this is the hit that it asks for.
 void hit_failpoint(Failpoint point);
 #define BCP_FAILPOINT(point) ::bytecheckpoint::base::hit_failpoint(::bytecheckpoint::base::Failpoint::point)
 #else

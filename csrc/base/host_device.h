@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Marks a function that kernels call too. What is marked uses no more of the standard library than types, so that the
-/// very lines that run on a device are tested without one.
+/// Marks a function that CUDA kernels call, too. Such a function uses nothing of the standard library but types, so
+/// that tests without a device run the very lines that run on one.
 #if defined(__CUDACC__)
 #define BCP_HOST_DEVICE __host__ __device__
 #else

@@ -7,19 +7,22 @@
 
 namespace bytecheckpoint::base {
 
-/// A hash of a number whose lowest bits say little: pointers, ids, running numbers.
+/// Returns a hash of a number whose lowest bits vary little: a pointer, an id, a running number.
 inline uint64_t spread_hash(uint64_t number) {
   const uint64_t hash = number * uint64_t{0x9E3779B97F4A7C15};
   return hash ^ hash >> 32;
 }
 
-/// Finds indices into somebody else's array by the hash of what stands there: open addressing, no allocation an entry.
-/// The array may move and grow; the table keeps nothing but indices and hashes.
+/// A hash table of indices into an array that somebody else owns: it finds an index by the hash of the element there.
+///
+/// It uses open addressing and allocates nothing per entry. It keeps only indices and hashes, so the array may move and
+/// grow. Not thread-safe.
 class IndexTable {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  /// The index under `hash` for which `is_same(index)`; kNone if there is none.
+  /// Returns the index that was inserted with `hash` and for which `is_same(index)` is true; kNone if there is none.
+  /// O(1) on average.
   template <class IsSame>
   uint32_t find(uint64_t hash, IsSame&& is_same) const {
     if (slots_.empty()) return kNone;
@@ -29,6 +32,7 @@ class IndexTable {
     }
   }
 
+  /// Adds an index.
   /// \param index  Not kNone, and not in the table yet.
   void insert(uint64_t hash, uint32_t index) {
     if (2 * (size_ + 1) > slots_.size()) grow();
@@ -58,7 +62,7 @@ class IndexTable {
     }
   }
 
-  std::vector<Slot> slots_;  // a power of two, at most half full
+  std::vector<Slot> slots_;  // their number is a power of two; at most half are in use
   size_t size_ = 0;
 };
 

@@ -3,7 +3,7 @@
 
 #include <mutex>
 
-// Clang's thread-safety analysis reads these; other compilers ignore them, readers should not.
+// Clang's thread-safety analysis checks these annotations. Other compilers ignore them, readers should not.
 #if defined(__clang__)
 #define BCP_GUARDED_BY(mutex) __attribute__((guarded_by(mutex)))
 #define BCP_REQUIRES(mutex) __attribute__((exclusive_locks_required(mutex)))

@@ -11,13 +11,14 @@
 
 namespace bytecheckpoint::base {
 
-/// Longer ones the kernel refuses.
+/// Longest name that the kernel accepts for a thread, without the ending NUL.
 inline constexpr size_t kMaxThreadName = 15;
 
-/// A thread that does `work` under the name `bcp-...`, by which it is known from outside: in /proc, to debuggers, and
-/// to tests that look for threads that were left behind. All our threads begin here.
+/// Starts a thread that does `work` under the name `bcp-...`. The name shows it in /proc and to debuggers, and lets
+/// tests find threads that were left behind. All our threads are started here.
 ///
-/// Throws std::system_error if there is none to be had.
+/// \param name  A string literal: the thread reads it after this function has returned.
+/// Throws std::system_error if the system has no thread to give.
 template <size_t N, class Work>
 std::thread named_thread(const char (&name)[N], Work work) {
   static_assert(N <= kMaxThreadName + 1);
@@ -27,8 +28,11 @@ std::thread named_thread(const char (&name)[N], Work work) {
   });
 }
 
-/// Does `work` in `num_threads`, of which this one is the first, or in as many as there are to be had, until all are
-/// done. So each takes the next of what is left, and must not throw.
+/// Calls `work` in `num_threads` threads, of which the calling thread is the first, and returns when all calls have
+/// returned.
+///
+/// If the system has fewer threads, fewer calls are made, but always at least one. So each call must take the next
+/// piece of what is left until nothing is left. `work` must not throw.
 template <size_t N, class Work>
 void work_together(const char (&name)[N], size_t num_threads, const Work& work) {
   std::vector<std::thread> others;
@@ -36,7 +40,7 @@ void work_together(const char (&name)[N], size_t num_threads, const Work& work) 
   try {
     while (others.size() + 1 < num_threads) others.push_back(named_thread(name, [&work] { work(); }));
   } catch (const std::system_error&) {
-    // Those that there are take all of it.
+    // The threads that were started do all of the work.
   }
   work();
   for (std::thread& other : others) other.join();

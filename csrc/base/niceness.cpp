@@ -11,7 +11,7 @@ namespace bytecheckpoint::base {
 
 void add_niceness(int steps) {
   if (steps == 0) return;
-  // On Linux niceness is a thread's, in spite of what POSIX says.
+  // On Linux each thread has its own niceness, although POSIX says otherwise.
   const auto thread = static_cast<id_t>(::syscall(SYS_gettid));
   errno = 0;
   const int now = ::getpriority(PRIO_PROCESS, thread);

@@ -3,8 +3,8 @@
 
 namespace bytecheckpoint::base {
 
-/// Adds `steps` (0 to 19) to the niceness of the calling thread, for good: without privileges it cannot be taken back.
-/// Where the system refuses, nothing changes.
+/// Adds `steps` (0 to 19) to the niceness of the calling thread. This is final: lowering the niceness again needs
+/// privileges. If the system refuses, nothing changes.
 void add_niceness(int steps);
 
 }  // namespace bytecheckpoint::base

@@ -8,11 +8,14 @@
 
 namespace bytecheckpoint::base {
 
-/// One `T` of each process. A forked child begins with a new one: a thread of the parent may have held a mutex of the
-/// parent's, and is not there to give it back. Never freed: threads may look at it while the process ends.
+/// Returns the one `T` of this process, which the first call makes.
+///
+/// A forked child gets a new `T`: a thread of the parent may have held a mutex in the parent's `T`, and that thread
+/// does not exist in the child to release it. The object is never freed, because threads may use it while the process
+/// ends. Thread-safe.
 template <typename T>
 T& of_process() {
-  static std::atomic<T*> current{nullptr};  // which a handler of fork may set
+  static std::atomic<T*> current{nullptr};  // an atomic, which a handler of fork may set
   static const int kRegistered =
       ::pthread_atfork(nullptr, nullptr, [] { current.store(nullptr, std::memory_order_relaxed); });
   static_cast<void>(kRegistered);

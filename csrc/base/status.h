@@ -9,30 +9,31 @@
 
 namespace bytecheckpoint::base {
 
-/// What kind of failure a Status is. The bindings turn each kind into one exception class of `bytecheckpoint.errors`.
+/// The kind of a failure. The bindings turn each kind into one exception class of `bytecheckpoint.errors`.
 enum class Code : uint8_t {
   kOk = 0,
-  kInvalidArgument,    // the caller asked for something that cannot be
-  kNotFound,           // no checkpoint there
-  kExists,             // a checkpoint is there and must not be replaced
-  kBusy,               // another live save holds the path
+  kInvalidArgument,    // the caller asked for something impossible
+  kNotFound,           // there is no checkpoint
+  kExists,             // there is a checkpoint, which must not be replaced
+  kBusy,               // another save into this path is running
   kSuperseded,         // this save lost its right to commit
   kChanged,            // a newer commit replaced what was being read
-  kCorrupt,            // bytes on disk are not what was written
+  kCorrupt,            // bytes on disk are not those that were written
   kVersion,            // written by a newer format version
   kUnsupported,        // valid, but not (yet) handled here
   kStorage,            // the file system refused; see sys_errno()
   kDurabilityUnknown,  // committed, but the directory could not be synced
   kCancelled,          // stopped from outside
-  kStagingBusy,        // states that wait to be saved take all memory for them
-  kStagingFull,        // a state is larger than the memory for it
-  kDevice,             // an accelerator, or what drives it, refused
+  kStagingBusy,        // states that wait to be saved take all staging memory
+  kStagingFull,        // a state is larger than the staging memory
+  kDevice,             // an accelerator, or its driver, refused
 };
 
-/// Outcome of an operation: ok, or a kind, a message that says operation, path, offset, wanted and got, and an errno.
+/// Outcome of an operation: ok, or a failure with its kind, a message and an errno. The message says operation, path,
+/// offset, and what was wanted and found.
 ///
-/// Errors are values below the bindings: nothing here throws, prints or aborts. Context is added on the way up with
-/// `with_context`, never replaced.
+/// Errors are values below the bindings: nothing here throws, prints or aborts. Callers add context on the way up with
+/// `with_context` and never replace the message.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -46,7 +47,8 @@ class [[nodiscard]] Status {
     status.sys_errno_ = sys_errno;
     return status;
   }
-  /// A refusal of the file system: `operation(path, detail): strerror`.
+  /// Makes a kStorage failure: the file system refused `operation`. Message: `operation(path, detail): text of the
+  /// errno`.
   static Status storage(std::string_view operation, const std::string& path, std::string_view detail, int sys_errno);
 
   bool is_ok() const { return code_ == Code::kOk; }
@@ -55,15 +57,16 @@ class [[nodiscard]] Status {
   const std::string& path() const { return path_; }
   int sys_errno() const { return sys_errno_; }
 
-  /// Bytes of the file that are in doubt; -1 where that is not known.
+  /// The range of the file that is in doubt, in bytes; both are -1 if it is not known.
   int64_t offset() const { return offset_; }
   int64_t num_bytes() const { return num_bytes_; }
 
-  /// Prefixes the message: `context: message`. No effect on ok.
+  /// Puts `context` before the message: `context: message`. Does nothing if ok.
   Status with_context(std::string_view context) &&;
-  /// Says which bytes are in doubt. No effect on ok.
+  /// Sets the range of the file that is in doubt. Does nothing if ok.
   Status at(int64_t offset, int64_t num_bytes) &&;
-  /// The failure of what was read from `path`: `read(path, offset=.., .. bytes): message`. No effect on ok.
+  /// Names the file that was read: sets the path, and the message becomes `read(path, offset=.., .. bytes): message`.
+  /// Does nothing if ok.
   Status in_file(const std::string& path) &&;
 
  private:
@@ -75,7 +78,7 @@ class [[nodiscard]] Status {
   std::string path_;
 };
 
-/// A value, or the Status that says why there is none.
+/// A value, or the Status that says why there is none. `value()` may be called only if `is_ok()`.
 template <class T>
 class [[nodiscard]] Result {
  public:
@@ -90,7 +93,7 @@ class [[nodiscard]] Result {
   std::variant<T, Status> state_;
 };
 
-/// Joins parts with operator+= semantics for messages: `text("offset=", 12)`.
+/// Joins strings and numbers to one text, for messages: `text("offset=", 12)` is `offset=12`.
 template <class... Parts>
 std::string text(const Parts&... parts);
 
@@ -119,6 +122,7 @@ std::string text(const Parts&... parts) {
 
 }  // namespace bytecheckpoint::base
 
+/// `BCP_RETURN_IF_ERROR(f());` returns the Status of f() from the calling function unless it is ok.
 #define BCP_RETURN_IF_ERROR(expression)                        \
   do {                                                         \
     ::bytecheckpoint::base::Status bcp_status_ = (expression); \
@@ -127,7 +131,8 @@ std::string text(const Parts&... parts) {
 
 #define BCP_CONCAT_INNER_(a, b) a##b
 #define BCP_CONCAT_(a, b) BCP_CONCAT_INNER_(a, b)
-/// `BCP_ASSIGN_OR_RETURN(auto x, f());` declares or assigns x from a Result, or returns its Status.
+/// `BCP_ASSIGN_OR_RETURN(auto x, f());` declares or assigns x from the Result of f(), or returns its Status. It expands
+/// to several statements, so it needs braces after an `if`.
 #define BCP_ASSIGN_OR_RETURN(target, expression)                                                       \
   auto BCP_CONCAT_(bcp_result_, __LINE__) = (expression);                                              \
   if (!BCP_CONCAT_(bcp_result_, __LINE__).is_ok()) return BCP_CONCAT_(bcp_result_, __LINE__).status(); \

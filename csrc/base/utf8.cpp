@@ -8,12 +8,13 @@
 namespace bytecheckpoint::base {
 namespace {
 
-/// Bytes of the character that begins at `at`; 0 if none does.
+/// Returns the number of bytes of the character that begins at `at`; 0 if there is no valid character.
 size_t character_bytes(std::string_view text, size_t at) {
   const auto byte = [&](size_t index) { return static_cast<uint8_t>(text[index]); };
   const uint8_t lead = byte(at);
   if (lead < 0x80) return 1;
-  // Of the second byte alone the range depends on the first: it shuts out overlong forms, surrogates, the far end.
+  // Only the range of the second byte depends on the first: it excludes overlong forms, surrogates and what lies beyond
+  // U+10FFFF.
   size_t bytes = 0;
   uint8_t low = 0x80, high = 0xBF;
   if (lead >= 0xC2 && lead <= 0xDF) {

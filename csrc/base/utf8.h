@@ -6,14 +6,15 @@
 
 namespace bytecheckpoint::base {
 
-/// Is `text` well-formed UTF-8: no surrogates, no overlong forms, nothing beyond U+10FFFF? NUL is a character.
-/// What is not cannot stand in a message, since Python makes a str of that.
+/// Returns whether `text` is well-formed UTF-8: no surrogates, no overlong forms, nothing beyond U+10FFFF. NUL is a
+/// character. Only well-formed text can stand in an error message, because Python makes a str of the message.
 bool is_utf8(std::string_view text);
 
-/// Any bytes, each taken for the character of its number, as UTF-8.
+/// Takes each byte as the Latin-1 character of that number and returns the text as UTF-8. Accepts any bytes.
 std::string latin1_to_utf8(std::string_view bytes);
-/// Back. `utf8` is well-formed.
-/// \returns false, leaving `*bytes` anyhow, if it has characters beyond U+00FF.
+/// Does the reverse of `latin1_to_utf8`.
+/// \param utf8  Well-formed.
+/// \returns false if `utf8` has characters beyond U+00FF; `*bytes` then has no meaning.
 bool utf8_to_latin1(std::string_view utf8, std::string* bytes);
 
 }  // namespace bytecheckpoint::base

@@ -8,8 +8,10 @@
 
 namespace bytecheckpoint::base {
 
-/// Appends unsigned numbers as LEB128: seven bits a byte, least significant first, the top bit says that more follow.
-/// For what travels between processes of one build; what is on disk has fixed widths.
+/// Appends unsigned numbers as LEB128: seven bits per byte, lowest bits first; the top bit of a byte says that another
+/// one follows.
+///
+/// Only for data that travels between processes of one build. On disk all fields have a fixed width.
 class VarintWriter {
  public:
   void number(uint64_t value) {
@@ -26,10 +28,12 @@ class VarintWriter {
   std::string out_;
 };
 
-/// Reads them back from bytes that may be damaged or hostile: as `ByteReader`, it gives zeros behind the end and makes
-/// `ok()` false for good. A number has one spelling: trailing zero groups and bits beyond 64 are failures.
+/// Reads what VarintWriter wrote, from bytes that may be damaged or hostile. Like `ByteReader`, it returns zeros behind
+/// the end and then makes `ok()` false for good. A number has exactly one valid encoding: trailing zero groups and bits
+/// beyond 64 are failures.
 class VarintReader {
  public:
+  /// \param bytes  Must outlive the reader and the views that it returns.
   explicit VarintReader(std::string_view bytes) : bytes_(bytes) {}
 
   uint64_t number() {
@@ -38,15 +42,18 @@ class VarintReader {
     }
     return long_number();
   }
-  /// Of sizes and offsets: fails beyond int64.
+  /// Reads a size or an offset. Fails if it exceeds int64.
   int64_t i64() { return static_cast<int64_t>(at_most(std::numeric_limits<int64_t>::max())); }
+  /// Reads a number. Fails if it exceeds 32 bits.
   uint32_t u32() { return static_cast<uint32_t>(at_most(std::numeric_limits<uint32_t>::max())); }
-  /// How many things follow that take `least_bytes` each or more: fails if so many cannot be left.
+  /// Reads how many elements follow that take `least_bytes` or more each. Fails if the bytes that are left cannot hold
+  /// so many, so that a caller may allocate memory for this number.
   size_t count(size_t least_bytes) { return static_cast<size_t>(at_most((bytes_.size() - position_) / least_bytes)); }
   uint8_t u8() {
     if (position_ == bytes_.size()) return static_cast<uint8_t>(failure());
     return static_cast<uint8_t>(bytes_[position_++]);
   }
+  /// Returns the next `size` bytes without copying them; empty, and `ok()` becomes false, if fewer are left.
   std::string_view view(uint64_t size) {
     if (size > bytes_.size() - position_) {
       ok_ = false;

@@ -5,6 +5,7 @@
 
 namespace bytecheckpoint::bindings {
 
+/// Binds functions that write and read archives of values of builtin and standard types, and that check others.
 void bind_builtin(pybind11::module_& m);
 
 }  // namespace bytecheckpoint::bindings

@@ -8,28 +8,30 @@ namespace {
 
 namespace py = pybind11;
 
-/// Keeps the garbage collector from running, and with it code of others that could let the GIL go.
-class WithoutCollection {
+/// Keeps the garbage collector from running, since it may run other code that releases the GIL.
+class PauseGarbageCollection {
  public:
-  WithoutCollection() : was_enabled_(PyGC_Disable() != 0) {}
-  ~WithoutCollection() {
+  PauseGarbageCollection() : was_enabled_(PyGC_Disable() != 0) {}
+  ~PauseGarbageCollection() {
     if (was_enabled_) PyGC_Enable();
   }
-  WithoutCollection(const WithoutCollection&) = delete;
-  WithoutCollection& operator=(const WithoutCollection&) = delete;
+  PauseGarbageCollection(const PauseGarbageCollection&) = delete;
+  PauseGarbageCollection& operator=(const PauseGarbageCollection&) = delete;
 
  private:
   const bool was_enabled_;
 };
 
-/// Is a thread in this very call of a function?
+/// Whether a thread is in this very call of a function.
 ///
-/// Looks without letting the GIL go, so that the thread stands still. Python code could not: a generator that the
-/// thread leaves meanwhile no longer knows who called it, and the call would seem to have ended.
+/// Holds the GIL throughout, so that the thread stands still. Python code could not do that: if the thread leaves a
+/// generator meanwhile, the generator no longer knows its caller, and the call would seem to have ended.
 ///
-/// \param thread  Its `ident`. \param frame  The `id` of the call's frame. \param code  Of the function.
+/// \param thread  Its `ident`.
+/// \param frame   The `id` of the call's frame.
+/// \param code    The code object of the function.
 bool is_in_call(int64_t thread, uintptr_t frame, py::handle code) {
-  const WithoutCollection none;
+  const PauseGarbageCollection none;
   const py::dict frames = py::module_::import("sys").attr("_current_frames")();
   py::object at = frames.attr("get")(thread);
   while (!at.is_none()) {

@@ -5,6 +5,7 @@
 
 namespace bytecheckpoint::bindings {
 
+/// Binds `is_in_call`: whether a thread is still in one certain call of a function.
 void bind_calls(pybind11::module_& m);
 
 }  // namespace bytecheckpoint::bindings

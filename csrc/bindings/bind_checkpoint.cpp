@@ -5,47 +5,18 @@
 
 #include <algorithm>
 
-#include "csrc/bindings/errors.h"
-#include "csrc/bindings/tree_caster.h"
-#include "csrc/bindings/unlocked.h"
+#include "csrc/bridge/checkpoint.h"
+#include "csrc/bridge/errors.h"
+#include "csrc/bridge/tree_caster.h"
+#include "csrc/bridge/unlocked.h"
 #include "csrc/engine/coverage.h"
 #include "csrc/format/metadata_file.h"
-#include "csrc/io/directory.h"
-#include "csrc/io/file.h"
-#include "csrc/io/patience.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
 
 namespace py = pybind11;
-
-/// Bytes of the commit mark, or 0 if that cannot be told: then opening it will say why.
-int64_t mark_bytes(const std::string& directory, engine::Scope rank) {
-  const base::Result<io::File> mark = io::File::open(directory, engine::mark_name(rank), false);
-  if (!mark.is_ok()) return 0;
-  const base::Result<int64_t> size = mark.value().size();
-  return size.is_ok() ? size.value() : 0;
-}
-
-struct Opened {
-  format::Manifest manifest;
-  std::optional<engine::ManifestReader> reader;  // of one that is read in parts
-};
-
-base::Result<Opened> open_slowly(const std::string& directory, const engine::OpenOptions& options,
-                                 int64_t max_whole_bytes, double io_timeout_s) {
-  if (mark_bytes(directory, options.scope) > max_whole_bytes) {
-    auto reader = engine::ManifestReader::open(directory, options.scope, io_timeout_s);
-    // Others' metadata can only be read whole.
-    if (reader.is_ok()) {
-      BCP_ASSIGN_OR_RETURN(format::Manifest head, reader.value().read_head());
-      return Opened{std::move(head), std::move(reader.value())};
-    }
-    if (reader.status().code() != base::Code::kUnsupported) return reader.status();
-  }
-  BCP_ASSIGN_OR_RETURN(format::Manifest manifest, engine::open_checkpoint(directory, options));
-  return Opened{std::move(manifest), {}};
-}
+using namespace bridge;
 
 CheckpointHolder open(const std::string& directory, engine::Scope rank, bool check_pickle, bool accept_rewritten,
                       int64_t max_whole_bytes, double io_timeout_s) {
@@ -67,8 +38,8 @@ py::tuple ints_of(const tensor::Dims& dims) {
   return out;
 }
 
-/// Of each item: (fqn, dtype or None of what is no tensor, sizes, bytes of an element or 0 if its dtype is opaque,
-/// bytes of its records, number of its chunks, whether it is partial on purpose).
+/// Returns for each item (fqn, dtype or None if it is no tensor, sizes, bytes of an element or 0 if its dtype is
+/// opaque, bytes of its records, number of its chunks, whether it is partial on purpose).
 py::list contents_of(const Checkpoint& checkpoint) {
   py::list out;
   for (const format::Item& item : checkpoint.whole().items) {
@@ -82,7 +53,7 @@ py::list contents_of(const Checkpoint& checkpoint) {
   return out;
 }
 
-/// Names of the tensors of which some elements are in no chunk.
+/// Returns the names of tensors of which some elements are in no chunk.
 py::list tensors_with_gaps(const Checkpoint& checkpoint) {
   const format::Manifest& manifest = checkpoint.whole();
   std::vector<const format::Item*> found = unlocked([&] {
@@ -98,8 +69,8 @@ py::list tensors_with_gaps(const Checkpoint& checkpoint) {
   return out;
 }
 
-/// Of each item a list of its chunks: (offsets, sizes, file or None if it has no place, offset of the record, its
-/// bytes).
+/// Returns for each item a list of its chunks: (offsets, sizes, file or None if it has no place, offset of the record,
+/// its bytes).
 py::list chunks_of(const Checkpoint& checkpoint) {
   const format::Manifest& manifest = checkpoint.whole();
   std::vector<py::str> names;
@@ -118,7 +89,8 @@ py::list chunks_of(const Checkpoint& checkpoint) {
   return out;
 }
 
-/// (attributes of StorageMeta or None, is its checkpoint_id a path, version or None); None of our own checkpoints.
+/// Returns (attributes of StorageMeta or None, whether its checkpoint_id is a path, version or None) for the checkpoint
+/// of another writer; None for ours.
 py::object foreign_of(const Checkpoint& checkpoint) {
   const auto& foreign = checkpoint.head().foreign;
   if (!foreign.has_value()) return py::none();
@@ -132,7 +104,7 @@ bool has(const Checkpoint& checkpoint, const std::string& fqn) {
   return value_or_raise(parts->find_item(fqn)).has_value();
 }
 
-/// Of all items, in an order that is the same for all who read this checkpoint.
+/// Returns the names of all items, in an order that is the same on all ranks that read this checkpoint.
 py::list names_of(const Checkpoint& checkpoint) {
   py::list out;
   if (engine::ManifestReader* parts = checkpoint.parts(); parts != nullptr) {
@@ -145,7 +117,7 @@ py::list names_of(const Checkpoint& checkpoint) {
 
 bool has_others_than(const Checkpoint& checkpoint, const py::dict& names) {
   if (const engine::ManifestReader* parts = checkpoint.parts(); parts != nullptr) {
-    if (parts->view().num_items() > names.size()) return true;  // without a look at any of them
+    if (parts->view().num_items() > names.size()) return true;  // some are missing, so none has to be looked up
     uint64_t num_found = 0;
     for (const auto& [name, value] : names) num_found += has(checkpoint, py::str(name).cast<std::string>()) ? 1 : 0;
     return parts->view().num_items() > num_found;
@@ -156,53 +128,6 @@ bool has_others_than(const Checkpoint& checkpoint, const py::dict& names) {
 }
 
 }  // namespace
-
-Checkpoint Checkpoint::open(const std::string& directory, const engine::OpenOptions& options, int64_t max_whole_bytes,
-                            double io_timeout_s) {
-  Opened opened = value_unlocked([&] {
-    return io::run_patiently(io_timeout_s, "open", directory, [directory, options, max_whole_bytes, io_timeout_s] {
-      return open_slowly(directory, options, max_whole_bytes, io_timeout_s);
-    });
-  });
-  Checkpoint checkpoint(std::move(opened.manifest));
-  if (opened.reader.has_value()) {
-    checkpoint.parts_ = Parts{std::move(*opened.reader), directory, options, io_timeout_s};
-  }
-  return checkpoint;
-}
-
-const format::Manifest& Checkpoint::whole() const {
-  if (!parts_.has_value()) return *manifest_;
-  format::Manifest all = value_unlocked([&] {
-    return io::run_patiently(parts_->io_timeout_s, "open", parts_->directory,
-                             [directory = parts_->directory, options = parts_->options] {
-                               return engine::open_checkpoint(directory, options);
-                             });
-  });
-  if (all.save_id != manifest_->save_id) {
-    raise(base::Status::make(base::Code::kChanged,
-                             base::text("open(", parts_->directory, "): a newer commit replaced the checkpoint"),
-                             parts_->directory));
-  }
-  manifest_ = std::make_shared<format::Manifest>(std::move(all));
-  parts_.reset();
-  return *manifest_;
-}
-
-const format::Chunk& Checkpoint::find_chunk(const std::string& fqn, const tensor::Dims& offsets, int64_t hint) const {
-  const auto refuse = [&](const std::string& why) { raise_as("KeyMismatchError", "'" + fqn + "': " + why); };
-  const format::Item* item = whole().find(fqn);
-  if (item == nullptr) refuse("wanted, but the checkpoint has no such key");
-  const auto& chunks = item->chunks;
-  if (hint >= 0 && hint < static_cast<int64_t>(chunks.size()) && chunks[hint].box.offsets == offsets) {
-    return chunks[hint];
-  }
-  for (const format::Chunk& chunk : chunks) {
-    if (chunk.box.offsets == offsets) return chunk;
-  }
-  refuse("wanted the chunk at " + tensor::to_text(offsets) + ", the checkpoint has none there");
-  std::abort();  // unreachable: refuse throws
-}
 
 void bind_checkpoint(py::module_& m) {
   py::class_<Checkpoint, CheckpointHolder>(m, "Checkpoint", py::module_local())

@@ -5,25 +5,26 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
-#include "csrc/bindings/dcp_objects.h"
-#include "csrc/bindings/gaps.h"
-#include "csrc/bindings/gil.h"
-#include "csrc/bindings/tree_caster.h"
-#include "csrc/bindings/unlocked.h"
+#include "csrc/bridge/checkpoint.h"
+#include "csrc/bridge/dcp_objects.h"
+#include "csrc/bridge/gaps.h"
+#include "csrc/bridge/gil.h"
+#include "csrc/bridge/tree_caster.h"
+#include "csrc/bridge/unlocked.h"
 #include "csrc/engine/assemble.h"
 #include "csrc/engine/commit.h"
 #include "csrc/engine/random_id.h"
 #include "csrc/format/metadata_file.h"
 #include "csrc/io/directory.h"
-#include "csrc/io/patience.h"
+#include "csrc/io/io_deadline.h"
 #include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
 
 namespace py = pybind11;
+using namespace bridge;
 
 base::Id id_of(const std::string& save_id) {
   base::Id id;
@@ -31,13 +32,14 @@ base::Id id_of(const std::string& save_id) {
   return id;
 }
 
-/// Giving the right back is a call to the storage like all others. A forked child has no right to give back.
+/// Deletes a Commit in the background, because giving the right back is a call to the storage. A forked child has no
+/// right to give back.
 struct EndCommit {
   pid_t owner = ::getpid();
   bool is_bounded = true;
   void operator()(engine::Commit* commit) const {
     const WithoutGil no_gil;
-    io::DeletePatiently{is_bounded && ::getpid() == owner}(commit);
+    io::DeleteInBackground{is_bounded && ::getpid() == owner}(commit);
   }
 };
 using CommitHolder = std::unique_ptr<engine::Commit, EndCommit>;
@@ -70,7 +72,7 @@ py::dict commit(engine::Commit& self, const Checkpoint& checkpoint) {
   return out;
 }
 
-/// Joins what was planned with what all ranks wrote. \param planned  Gives the manifest of it, without the GIL.
+/// Joins the plan with what all ranks wrote. \param planned  Returns the manifest of the plan; called without the GIL.
 template <class Planned>
 CheckpointHolder join(const Planned& planned, const std::string& save_id, std::string checkpoint_id,
                       const std::vector<py::bytes>& results, std::string user_metadata, const std::string& gaps_name) {
@@ -90,7 +92,7 @@ CheckpointHolder join(const Planned& planned, const std::string& save_id, std::s
   })));
 }
 
-/// \param planned  By our planner.
+/// \param planned  The plan of our planner.
 CheckpointHolder assemble_planned(const Checkpoint& planned, const std::string& save_id, std::string checkpoint_id,
                                   const std::vector<py::bytes>& results, std::string user_metadata,
                                   const std::string& gaps) {
@@ -98,7 +100,7 @@ CheckpointHolder assemble_planned(const Checkpoint& planned, const std::string& 
   return join([&] { return whole; }, save_id, std::move(checkpoint_id), results, std::move(user_metadata), gaps);
 }
 
-/// By another planner, whose metadata are read.
+/// The same for a plan of another planner, whose metadata is read.
 CheckpointHolder assemble(const std::string& save_id, std::string checkpoint_id, const py::dict& state_dict_metadata,
                           const std::vector<py::bytes>& results, py::handle planner_data, std::string user_metadata,
                           const std::string& gaps) {
@@ -109,7 +111,7 @@ CheckpointHolder assemble(const std::string& save_id, std::string checkpoint_id,
               gaps);
 }
 
-/// Raises InvalidPlanError for a tensor of planned metadata whose chunks do not tile it.
+/// Raises InvalidPlanError if the chunks of a planned tensor do not tile it.
 void check_coverage(const py::dict& state_dict_metadata, const std::string& gaps) {
   const engine::Gaps wanted = gaps_of(gaps);
   std::vector<format::Item> items = read_state_dict_metadata(state_dict_metadata);
@@ -120,7 +122,7 @@ void check_coverage(const py::dict& state_dict_metadata, const std::string& gaps
   });
 }
 
-/// What DCP's metadata say of the tensors of a checkpoint, without where they are.
+/// Makes a manifest from what DCP's metadata says about the tensors of a checkpoint, without where they are stored.
 CheckpointHolder without_records(const py::dict& state_dict_metadata) {
   format::Manifest manifest;
   std::vector<format::Item>& items = manifest.items;
@@ -156,9 +158,9 @@ void bind_commit(py::module_& m) {
       "directory_id",
       [](const std::string& path, double io_timeout_s) -> std::optional<std::pair<uint64_t, uint64_t>> {
         const auto id = unlocked(
-            [&] { return io::run_patiently(io_timeout_s, "stat", path, [path] { return io::file_id(path); }); });
+            [&] { return io::run_with_deadline(io_timeout_s, "stat", path, [path] { return io::file_id(path); }); });
         if (!id.is_ok() && id.status().sys_errno() == ETIMEDOUT) raise(id.status());
-        if (!id.is_ok()) return std::nullopt;  // beginning a save there says why
+        if (!id.is_ok()) return std::nullopt;  // beginning a save there gives the reason
         return std::make_pair(id.value().device, id.value().inode);
       },
       py::arg("path"), py::arg("io_timeout_s"));

@@ -5,17 +5,17 @@
 
 namespace bytecheckpoint::bindings {
 
-/// LocalState, the plan of all ranks and WritePlan.
+/// Binds LocalState, the plan of all ranks, and WritePlan.
 void bind_save_plan(pybind11::module_& m);
-/// SaveJob.
+/// Binds SaveJob.
 void bind_save(pybind11::module_& m);
-/// ReadPlan and LoadJob.
+/// Binds ReadPlan and LoadJob.
 void bind_load(pybind11::module_& m);
-/// SharedRun, and what ranks tell one another before it.
+/// Binds SharedRun, and the messages that ranks exchange before it.
 void bind_sharing(pybind11::module_& m);
-/// The arena, staged states, and merging of tensors.
+/// Binds the arena, staged states, and the merging of tensors.
 void bind_staging(pybind11::module_& m);
-/// Commit, the joining of what was planned with what was written, and DCP's metadata of a checkpoint.
+/// Binds Commit, `assemble_manifest`, and DCP's metadata of a checkpoint.
 void bind_commit(pybind11::module_& m);
 
 }  // namespace bytecheckpoint::bindings

@@ -3,24 +3,26 @@
 
 #include <atomic>
 
-#include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
-#include "csrc/bindings/flatten.h"
-#include "csrc/bindings/gil.h"
 #include "csrc/bindings/py_load_job.h"
-#include "csrc/bindings/read_plan.h"
-#include "csrc/bindings/torch_tensor.h"
-#include "csrc/bindings/unlocked.h"
+#include "csrc/bridge/checkpoint.h"
+#include "csrc/bridge/flatten.h"
+#include "csrc/bridge/gil.h"
+#include "csrc/bridge/read_plan.h"
+#include "csrc/bridge/torch_tensor.h"
+#include "csrc/bridge/unlocked.h"
 #include "csrc/engine/load_job.h"
-#include "csrc/io/patience.h"
+#include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
 
 namespace py = pybind11;
+using namespace bridge;
+
 using base::text;
 
-/// What all runs of the plan want together.
+/// Returns the bytes that all runs of the plan want together.
 int64_t bytes_wanted(const PyLoadJob& self) {
   int64_t bytes = 0;
   for (size_t i = 0; i < self.places.size(); ++i) {
@@ -48,14 +50,14 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
   engine::LoadJob job(options, plan.manifest());
   using Places = std::vector<std::optional<engine::TensorPlace>>;
   auto places = value_unlocked([&]() -> base::Result<Places> {
-    // The manifest is kept, and the chunks with it, for as long as that takes.
+    // Keeps the manifest, and so the chunks, for as long as the call takes.
     const auto locate = [directory = options.directory, manifest = job.manifest(), chunks = std::move(chunks),
                          all = std::move(all)]() -> base::Result<Places> {
       BCP_RETURN_IF_ERROR(engine::check_extents(directory, *manifest, all));
       return engine::locate_tensors(directory, *manifest, chunks);
     };
-    auto located = io::run_patiently(io_timeout_s, "open", options.directory, locate);
-    // A file that is gone or short may be a newer commit's doing.
+    auto located = io::run_with_deadline(io_timeout_s, "open", options.directory, locate);
+    // A newer commit may be the reason why a file is missing or short.
     if (!located.is_ok()) return job.explain(located.status());
     return located;
   });
@@ -63,7 +65,7 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
       new PyLoadJob{plan, std::move(job), std::move(places), {}, 0, std::move(bytes_done)});
 }
 
-/// Can `view` be filled in place? Not if it has another dtype than what is stored, or elements that share memory.
+/// Whether `view` can be filled in place: not if its dtype is not the stored one, or if its elements share memory.
 bool can_fill(const tensor::StridedView& view, tensor::DType stored) {
   if (view.dtype != stored) return false;
   for (size_t d = 0; d < view.sizes.size(); ++d) {
@@ -95,19 +97,19 @@ std::vector<size_t> add_tensors(PyLoadJob& self, size_t begin, const py::list& t
   return left_out;
 }
 
-/// Adds the tensors of the state dict that the plan was made of.
-/// \param state_dict  As the planner has it now: what is no longer the value that was planned is left out.
+/// Adds the tensors of the state dict that the plan was made from.
+/// \param state_dict  As the planner has it now. A value that is no longer the planned one is left out.
 /// \returns positions in the plan that are left out, and those that cannot be filled directly.
 std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
   constexpr size_t kNone = SIZE_MAX;
-  const std::vector<HeldValue>& state = self.plan.state();
+  const std::vector<StateValue>& state = self.plan.state();
   std::vector<size_t> left_out;
   base::Result<tensor::StridedView> memory = tensor::StridedView();
   for (size_t i = 0, last = kNone, last_box = 0; i < self.plan.tensors().size(); ++i) {
     const Read& read = self.plan.tensors()[i];
-    const HeldValue& held = state[read.held];
+    const StateValue& held = state[read.held];
     const auto& place = self.places[i];
-    const bool is_direct = held.kind != HeldValue::Kind::kOther && place.has_value();
+    const bool is_direct = held.kind != StateValue::Kind::kOther && place.has_value();
     if (!is_direct || !is_still(held, state_dict)) {
       left_out.push_back(i);
       continue;
@@ -145,7 +147,7 @@ void add_record(PyLoadJob& self, const Read& read, const py::buffer& buffer) {
 }
 
 py::dict run_load(PyLoadJob& self) {
-  // Ctrl-C is seen between segments; the error that the handler raised stays set.
+  // Looks for Ctrl-C between segments. The error that the handler raised stays set.
   bool interrupted = false;
   const auto cancelled = [&] {
     const WithGil locked;
@@ -191,9 +193,9 @@ void bind_load(py::module_& m) {
       },
       py::arg("state_dict"));
   m.def(
-      "peculiarities",
+      "find_special_tensors",
       [](const py::dict& flat) {
-        const Peculiarities found = find_peculiarities(flat);
+        const SpecialTensors found = find_special_tensors(flat);
         return py::make_tuple(found.has_sharded_tensor, found.has_meta_tensor);
       },
       py::arg("flat"));

@@ -2,35 +2,33 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
-#include <thread>
-
-#include "csrc/base/named_thread.h"
-#include "csrc/base/niceness.h"
 #include "csrc/bindings/bind_engine.h"
-#include "csrc/bindings/breath.h"
-#include "csrc/bindings/gil.h"
-#include "csrc/bindings/torch_tensor.h"
-#include "csrc/bindings/unlocked.h"
-#include "csrc/bindings/write_plan.h"
+#include "csrc/bridge/gil.h"
+#include "csrc/bridge/gil_yield.h"
+#include "csrc/bridge/torch_tensor.h"
+#include "csrc/bridge/unlocked.h"
+#include "csrc/bridge/write_plan.h"
 #include "csrc/engine/save_job.h"
-#include "csrc/io/patience.h"
+#include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
 
 namespace py = pybind11;
+using namespace bridge;
+
 using base::Status;
 using base::text;
 
-/// A forked child has none of a job's threads, and would wait for them for ever in its destructor: there it is leaked.
-/// Its parent waits no longer than it must for storage that does not answer.
+/// Deletes a SaveJob in the background, since it may wait for storage that does not answer. In a forked child it is
+/// leaked: the child has none of the job's threads, and the destructor would wait for them for ever.
 struct EndSaveJob {
   pid_t owner = ::getpid();
   bool is_bounded = true;
   void operator()(engine::SaveJob* job) const {
     if (::getpid() != owner) return;
     const WithoutGil no_gil;
-    io::DeletePatiently{is_bounded}(job);
+    io::DeleteInBackground{is_bounded}(job);
   }
 };
 using SaveJobHolder = std::unique_ptr<engine::SaveJob, EndSaveJob>;
@@ -45,33 +43,6 @@ SaveJobHolder start_save(std::string directory, uint32_t rank, bool direct_io, b
                        EndSaveJob{::getpid(), io_timeout_s > 0});
 }
 
-/// The memory of one tensor that is to be written.
-struct Ready {
-  const PlannedWrite* planned;
-  tensor::StridedView view;
-};
-
-Status append_all(engine::SaveJob& job, const std::vector<Ready>& ready) {
-  for (const Ready& r : ready) {
-    Status outcome = job.append_tensor(r.planned->fqn, r.planned->box, r.view);
-    if (!outcome.is_ok()) return std::move(outcome).with_context("while saving '" + r.planned->fqn + "'");
-  }
-  return Status::ok();
-}
-
-void append_ready(engine::SaveJob& job, const std::vector<Ready>& ready) {
-  run_unlocked([&] {
-    if (job.niceness() == 0) return append_all(job, ready);
-    // In a thread of its own: the calling one runs Python, and others would wait for the GIL while it waits for a core.
-    Status outcome;
-    base::named_thread("bcp-append", [&] {
-      base::add_niceness(job.niceness());
-      outcome = append_all(job, ready);
-    }).join();
-    return outcome;
-  });
-}
-
 Status check_shape(const std::string& fqn, const tensor::Dims& planned, const tensor::Dims& got) {
   if (got == planned) return Status::ok();
   return Status::make(base::Code::kInvalidArgument,
@@ -79,7 +50,7 @@ Status check_shape(const std::string& fqn, const tensor::Dims& planned, const te
                            ", the planner resolved it to ", tensor::to_text(got)));
 }
 
-/// From the whole of a box that is held to the part of it that is written.
+/// Narrows the view of a held box to the part that is written.
 Status narrow(const LocalState& state, const Write& write, tensor::StridedView* view) {
   const tensor::Box held = state.inventory().box(state.inventory().entries[write.entry], write.box);
   BCP_RETURN_IF_ERROR(check_shape(write.planned.fqn, held.sizes, view->sizes));
@@ -89,44 +60,45 @@ Status narrow(const LocalState& state, const Write& write, tensor::StridedView* 
   return Status::ok();
 }
 
-/// Writes what the planner resolved tensors [begin, begin + len(values)) to; the list keeps them alive meanwhile.
-/// \returns positions in `values` that are not plain host tensors, which are left out.
+/// Writes the tensors that the planner returned for positions [begin, begin + len(values)) of the plan. The list keeps
+/// them alive meanwhile.
+/// \returns positions in `values` that are not plain host tensors, and are left out.
 std::vector<size_t> append_tensors(engine::SaveJob& job, const WritePlan& plan, size_t begin, const py::list& values) {
-  std::vector<Ready> ready;
+  std::vector<engine::TensorToWrite> ready;
   std::vector<size_t> left_out;
   for (size_t i = 0; i < values.size(); ++i) {
-    const PlannedWrite& planned = plan.tensor_at(begin + i).planned;
+    const WriteItemFields& planned = plan.tensor_at(begin + i).planned;
     base::Result<tensor::StridedView> view = view_of_plain_tensor(values[i].ptr());
     if (!view.is_ok()) {
       left_out.push_back(i);
       continue;
     }
     raise_if_error(check_shape(planned.fqn, planned.box.sizes, view.value().sizes));
-    ready.push_back({&planned, std::move(view.value())});
+    ready.push_back({&planned.fqn, &planned.box, std::move(view.value())});
   }
-  append_ready(job, ready);
+  run_unlocked([&] { return job.append_tensors(ready); });
   return left_out;
 }
 
-/// Writes all tensors of a plan that was made of a local state.
-/// \param state_dict  As the planner has it now: what is no longer the value that was planned is left out.
-/// \returns positions in the plan of what is left out, and of what is not in plain host memory.
+/// Writes all tensors of a plan that was made from a local state.
+/// \param state_dict  As the planner has it now. A value that is no longer the planned one is left out.
+/// \returns positions in the plan that are left out, and those that are not in plain host memory.
 std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, const py::dict& state_dict) {
   const LocalState& state = *plan.state();
-  std::vector<Ready> ready;
-  std::vector<const Write*> writes;  // of what is ready
+  std::vector<engine::TensorToWrite> ready;
+  std::vector<const Write*> writes;  // the writes that are ready
   std::vector<py::object> alive;
   std::vector<size_t> left_out;
-  Breath breath;
+  GilYield gil_yield;
   for (size_t i = 0; i < plan.tensors().size(); ++i) {
-    breath.take();
+    gil_yield.take();
     const Write& write = plan.tensors()[i];
-    const HeldValue& held = state.held(write.entry);
-    if (held.kind != HeldValue::Kind::kOther && is_still(held, state_dict)) {
+    const StateValue& held = state.held(write.entry);
+    if (held.kind != StateValue::Kind::kOther && is_still(held, state_dict)) {
       const py::object& local = alive.emplace_back(held.local(write.box));
       base::Result<tensor::StridedView> view = view_of_plain_tensor(local.ptr());
       if (view.is_ok() && view.value().dtype == write.planned.dtype->dtype) {
-        ready.push_back({&write.planned, std::move(view.value())});
+        ready.push_back({&write.planned.fqn, &write.planned.box, std::move(view.value())});
         writes.push_back(&write);
         continue;
       }
@@ -135,9 +107,8 @@ std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, co
   }
   run_unlocked([&] {
     for (size_t i = 0; i < ready.size(); ++i) BCP_RETURN_IF_ERROR(narrow(state, *writes[i], &ready[i].view));
-    return Status::ok();
+    return job.append_tensors(ready);
   });
-  append_ready(job, ready);
   return left_out;
 }
 
@@ -146,7 +117,7 @@ std::string_view contents(const py::buffer_info& info) {
 }
 
 void append_opaque(engine::SaveJob& job, const WritePlan& plan, size_t position, const py::buffer& archive) {
-  const PlannedWrite& planned = plan.tensor_at(position).planned;
+  const WriteItemFields& planned = plan.tensor_at(position).planned;
   const py::buffer_info info = archive.request();
   run_unlocked([&] {
     return job.append_opaque(planned.fqn, planned.box, contents(info))

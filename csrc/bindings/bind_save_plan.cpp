@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/stl.h>
 
-#include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
-#include "csrc/bindings/gaps.h"
-#include "csrc/bindings/global_plan.h"
-#include "csrc/bindings/unlocked.h"
-#include "csrc/bindings/write_plan.h"
+#include "csrc/bridge/checkpoint.h"
+#include "csrc/bridge/gaps.h"
+#include "csrc/bridge/global_plan.h"
+#include "csrc/bridge/unlocked.h"
+#include "csrc/bridge/write_plan.h"
 #include "csrc/planner/inventory_blob.h"
 #include "csrc/planner/merge_inventories.h"
 
@@ -14,12 +14,13 @@ namespace bytecheckpoint::bindings {
 namespace {
 
 namespace py = pybind11;
+using namespace bridge;
 
-std::unique_ptr<WritePlan> plan_answer(std::shared_ptr<LocalState> state, const py::bytes& answer,
-                                       py::object part_class) {
-  const std::string_view encoded(answer);
+std::unique_ptr<WritePlan> plan_assignment(std::shared_ptr<LocalState> state, const py::bytes& assignment,
+                                           py::object part_class) {
+  const std::string_view encoded(assignment);
   Writes writes = value_unlocked([&, &held = std::as_const(*state)]() -> base::Result<Writes> {
-    BCP_ASSIGN_OR_RETURN(auto planned, planner::apply_answer(held.inventory(), encoded));
+    BCP_ASSIGN_OR_RETURN(auto planned, planner::apply_assignment(held.inventory(), encoded));
     return writes_of(held, std::move(planned));
   });
   return std::make_unique<WritePlan>(std::move(state), std::move(writes), std::move(part_class));
@@ -31,7 +32,7 @@ std::vector<std::string_view> views_of(const Blobs& blobs) {
   return {blobs.begin(), blobs.end()};
 }
 
-/// (answers, numbers of items and bytes, each by rank; what the metadata will say)
+/// Returns (assignments, numbers of items, bytes, each by rank; what the metadata will say).
 template <class Merge>
 py::tuple plan_merged(bool dedup_to_lowest_rank, bool is_nested, engine::Gaps gaps, const Merge& merge) {
   planner::SaveOptions options;
@@ -40,20 +41,19 @@ py::tuple plan_merged(bool dedup_to_lowest_rank, bool is_nested, engine::Gaps ga
     BCP_ASSIGN_OR_RETURN(const planner::Inventory inventory, merge());
     return plan_inventory(inventory, options, is_nested, gaps);
   });
-  py::list answers;
-  for (const std::string& answer : plan.answers) answers.append(py::bytes(answer));
-  return py::make_tuple(std::move(answers), std::move(plan.rank_items), std::move(plan.rank_bytes),
+  py::list assignments;
+  for (const std::string& assignment : plan.assignments) assignments.append(py::bytes(assignment));
+  return py::make_tuple(std::move(assignments), std::move(plan.rank_items), std::move(plan.rank_bytes),
                         CheckpointHolder(new Checkpoint(std::move(plan.manifest))));
 }
 
-/// \param blobs  What LocalState::blob gave on ranks 0, 1, ...
+/// Makes the plan of a save. \param blobs  From LocalState::blob of ranks 0, 1, ...
 py::tuple plan_ranks(const Blobs& blobs, bool dedup_to_lowest_rank, bool is_nested, const std::string& gaps) {
   const std::vector<std::string_view> views = views_of(blobs);
   return plan_merged(dedup_to_lowest_rank, is_nested, gaps_of(gaps), [&] { return planner::merge_ranks(views); });
 }
 
-/// The same at the root of a tree.
-/// \param below  What `merge_below` gave at the nodes right below it.
+/// The same at the root of a tree. \param below  What `merge_below` returned at the nodes right below the root.
 py::tuple plan_tree(const py::bytes& own, uint32_t rank, const Blobs& below, bool dedup_to_lowest_rank, bool is_nested,
                     const std::string& gaps) {
   const std::vector<std::string_view> views = views_of(below);
@@ -61,7 +61,7 @@ py::tuple plan_tree(const py::bytes& own, uint32_t rank, const Blobs& below, boo
                      [&, own = std::string_view(own)] { return planner::merge_below(own, rank, views); });
 }
 
-/// What a node of a tree hands up: what it and all ranks below it hold.
+/// Returns what a node of a tree hands up: the merged inventory of its rank and all ranks below it.
 py::bytes merge_below(const py::bytes& own, uint32_t rank, const Blobs& below) {
   const std::vector<std::string_view> views = views_of(below);
   return py::bytes(value_unlocked([&, own = std::string_view(own)]() -> base::Result<std::string> {
@@ -70,11 +70,12 @@ py::bytes merge_below(const py::bytes& own, uint32_t rank, const Blobs& below) {
   }));
 }
 
-/// The items of a plan of another rank. \param answer  What that rank is told to write; none for all it holds.
-py::list items_of_blob(const py::bytes& blob, const py::object& answer, const py::object& part_class) {
+/// Returns the items of another rank's plan. \param assignment  What that rank is to write; None for all that it holds.
+py::list items_of_blob(const py::bytes& blob, const py::object& assignment, const py::object& part_class) {
   auto state = std::make_shared<LocalState>(value_or_raise(planner::decode_inventory(std::string_view(blob))));
-  if (answer.is_none()) return state->items();
-  auto planned = value_or_raise(planner::apply_answer(state->inventory(), std::string_view(answer.cast<py::bytes>())));
+  if (assignment.is_none()) return state->items();
+  auto planned =
+      value_or_raise(planner::apply_assignment(state->inventory(), std::string_view(assignment.cast<py::bytes>())));
   Writes writes = value_or_raise(writes_of(*state, std::move(planned)));
   return WritePlan(std::move(state), std::move(writes), part_class).items();
 }
@@ -95,10 +96,10 @@ void bind_save_plan(py::module_& m) {
   m.def("plan_tree", &plan_tree, py::arg("own"), py::arg("rank"), py::arg("below"), py::kw_only(),
         py::arg("dedup_to_lowest_rank"), py::arg("is_nested"), py::arg("gaps") = "refuse");
   m.def("merge_below", &merge_below, py::arg("own"), py::arg("rank"), py::arg("below"));
-  m.def("items_of_blob", &items_of_blob, py::arg("blob"), py::arg("answer"), py::arg("part_class"));
+  m.def("items_of_blob", &items_of_blob, py::arg("blob"), py::arg("assignment"), py::arg("part_class"));
   py::class_<WritePlan>(m, "WritePlan", py::module_local())
       .def(py::init<const py::iterable&>(), py::arg("items"))
-      .def_static("of_answer", &plan_answer, py::arg("state"), py::arg("answer"), py::arg("part_class"))
+      .def_static("of_assignment", &plan_assignment, py::arg("state"), py::arg("assignment"), py::arg("part_class"))
       .def_property_readonly("is_of_state", [](const WritePlan& plan) { return plan.state() != nullptr; })
       .def_property_readonly("num_items", &WritePlan::num_items)
       .def_property_readonly("num_tensors", [](const WritePlan& plan) { return plan.tensors().size(); })

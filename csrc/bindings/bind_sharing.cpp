@@ -8,15 +8,16 @@
 
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/py_load_job.h"
-#include "csrc/bindings/unlocked.h"
+#include "csrc/bridge/unlocked.h"
 #include "csrc/engine/shared_run.h"
 #include "csrc/io/file_system.h"
-#include "csrc/io/patience.h"
+#include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
 
 namespace py = pybind11;
+using namespace bridge;
 
 /// A SharedRun, and the job whose destinations it fills.
 struct PySharedRun {
@@ -32,7 +33,7 @@ base::Result<planner::SharePlan> plan_of(const std::vector<std::string>& ranges_
   return planner::plan_share(wanted, format::kBlockBytes, staging::kSlotBytes);
 }
 
-/// What the next run wants, as a blob of ranges.
+/// Returns what the next run wants, as an encoded list of ranges.
 py::bytes next_ranges(PyLoadJob& self) {
   return value_unlocked([&]() -> base::Result<std::string> {
     BCP_ASSIGN_OR_RETURN(const planner::WantedBlocks blocks, engine::wanted_blocks(&self.job));
@@ -40,7 +41,7 @@ py::bytes next_ranges(PyLoadJob& self) {
   });
 }
 
-/// What all runs of the plan will want, as a blob of ranges.
+/// Returns what all runs of the plan will want, as an encoded list of ranges.
 py::bytes all_ranges(const PyLoadJob& self) {
   return value_unlocked([&]() -> base::Result<std::string> {
     std::vector<planner::WantedBox> wanted;
@@ -60,7 +61,7 @@ std::unique_ptr<planner::SharePlan> make_plan(const std::vector<std::string>& ra
   return std::make_unique<planner::SharePlan>(value_unlocked([&] { return plan_of(ranges_by_rank); }));
 }
 
-/// [(owner, bytes, [who wants it, ...]), ...]
+/// Returns [(owner, bytes, [ranks that want it, ...]), ...].
 py::list list_units(const planner::SharePlan& plan, uint32_t rank) {
   py::list out;
   for (const engine::SharedUnit& unit : engine::units_of(plan, rank)) {
@@ -94,8 +95,8 @@ void bind_sharing(py::module_& m) {
       "is_in_memory",
       [](const std::string& path, double io_timeout_s) {
         return value_unlocked([&] {
-          return io::run_patiently(io_timeout_s, "statfs", path,
-                                   [path]() -> base::Result<bool> { return io::is_in_memory(path); });
+          return io::run_with_deadline(io_timeout_s, "statfs", path,
+                                       [path]() -> base::Result<bool> { return io::is_in_memory(path); });
         });
       },
       py::arg("path"), py::arg("io_timeout_s"));

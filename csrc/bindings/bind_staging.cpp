@@ -7,22 +7,23 @@
 #include <vector>
 
 #include "csrc/bindings/bind_engine.h"
-#include "csrc/bindings/staged_tree.h"
-#include "csrc/bindings/tensor_parts.h"
-#include "csrc/bindings/unlocked.h"
-#include "csrc/staging/element_layout.h"
+#include "csrc/bridge/staged_tree.h"
+#include "csrc/bridge/tensor_parts.h"
+#include "csrc/bridge/unlocked.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
 
 namespace py = pybind11;
+using namespace bridge;
+
 using base::Code;
 using base::Status;
 using staging::Arena;
 using staging::Lease;
 using staging::Pages;
 
-/// None if all leases are taken.
+/// Returns None if all regions are leased.
 std::shared_ptr<Lease> try_lease(int64_t num_bytes, int64_t limit_bytes, bool is_shareable, int num_states,
                                  std::string what) {
   const staging::ArenaTerms terms{limit_bytes, is_shareable, num_states, std::move(what)};
@@ -31,7 +32,7 @@ std::shared_ptr<Lease> try_lease(int64_t num_bytes, int64_t limit_bytes, bool is
   return value_or_raise(std::move(lease));
 }
 
-/// Memory with the first `num_bytes` of a lease that another process can map: the lease's own, or a copy.
+/// Returns memory with the first `num_bytes` of a lease that another process can map: the lease's own, or a copy.
 std::shared_ptr<Pages> shareable_pages(const Lease& lease, int64_t num_bytes) {
   if (lease.pages()->fd() >= 0) return lease.pages();
   return value_unlocked([&]() -> base::Result<std::shared_ptr<Pages>> {
@@ -41,13 +42,13 @@ std::shared_ptr<Pages> shareable_pages(const Lease& lease, int64_t num_bytes) {
   });
 }
 
-/// Checksums of a state that came from another process, known to this one while `pages` live.
+/// The checksums of a state that came from another process. This process knows them as long as `pages` live.
 struct ReceivedPages {
   std::shared_ptr<Pages> pages;
   std::shared_ptr<const staging::StagedBytes> staged;
 };
 
-/// Pages of another process, with what it staged there.
+/// Maps pages of another process, with what it staged there.
 std::shared_ptr<Pages> receive_pages(int fd, int64_t num_bytes, const std::string& sums) {
   auto received = std::make_shared<ReceivedPages>();
   received->pages = value_unlocked([&] { return Pages::map_shared(fd, num_bytes, "staged state"); });
@@ -80,9 +81,9 @@ std::vector<tensor::StridedView> views_of(const py::list& tensors, bool writable
   return views;
 }
 
-/// The pieces of `tensors`, and memory that is one row of bytes for all of them.
-struct Merging {
-  Merging(const py::list& tensors, py::handle merged, int64_t alignment, bool into_tensors) {
+/// The pieces of `tensors`, and the memory that they are merged into.
+struct MergeInput {
+  MergeInput(const py::list& tensors, py::handle merged, int64_t alignment, bool into_tensors) {
     if (!staging::lay_out(views_of(tensors, into_tensors), alignment, &pieces, &num_bytes)) {
       raise(Status::make(Code::kInvalidArgument, "tensors: more bytes than can be counted"));
     }
@@ -104,22 +105,6 @@ struct Merging {
   int64_t num_bytes = 0;
   uint8_t* memory = nullptr;
 };
-
-/// What a kernel does with tensors, by the very code of it, on the host: its index arithmetic can be tested without a
-/// device. \param move  `gather_tile` or `scatter_tile`.
-template <class Move>
-void move_tiles(const Merging& merging, int64_t units_a_tile, uint32_t num_threads, const Move& move) {
-  for (const staging::Piece& piece : merging.pieces) {
-    const auto layout = staging::layout_of(piece.view);
-    if (!layout.has_value()) raise(Status::make(Code::kUnsupported, "a tensor has too many dims for a kernel"));
-    for (int64_t first = 0; first < layout->num_units; first += units_a_tile) {
-      const int64_t num_units = std::min(units_a_tile, layout->num_units - first);
-      const staging::Tile tile{first, static_cast<uint32_t>(num_units), 0};
-      uint8_t* const packed = merging.memory + piece.offset + first * layout->unit_bytes;
-      for (uint32_t thread = 0; thread < num_threads; ++thread) move(*layout, tile, packed, thread, num_threads);
-    }
-  }
-}
 
 }  // namespace
 
@@ -177,7 +162,7 @@ void bind_staging(py::module_& m) {
   m.def(
       "take_apart",
       [](py::handle tree, const Lease& lease, int64_t num_bytes, py::object stand_in, py::object apart) {
-        TakenApart taken = take_apart(tree, lease.pages()->first(), num_bytes, std::move(stand_in), std::move(apart));
+        SplitState taken = take_apart(tree, lease.pages()->first(), num_bytes, std::move(stand_in), std::move(apart));
         return py::make_tuple(std::move(taken.tree), py::bytes(taken.tensors));
       },
       py::arg("tree"), py::arg("lease"), py::arg("num_bytes"), py::arg("stand_in"), py::arg("apart"));
@@ -192,35 +177,23 @@ void bind_staging(py::module_& m) {
   m.def(
       "merged_bytes",
       [](const py::list& tensors, int64_t alignment) {
-        return Merging(tensors, py::none(), alignment, false).num_bytes;
+        return MergeInput(tensors, py::none(), alignment, false).num_bytes;
       },
       py::arg("tensors"), py::arg("alignment"));
   m.def(
       "merge",
       [](const py::list& tensors, py::handle merged, int64_t alignment, int num_threads) {
-        const Merging merging(tensors, merged, alignment, false);
+        const MergeInput merging(tensors, merged, alignment, false);
         unlocked([&] { staging::merge_pieces(merging.pieces, merging.memory, num_threads, nullptr); });
       },
       py::arg("tensors"), py::arg("merged"), py::arg("alignment"), py::arg("num_threads"));
   m.def(
       "scatter",
       [](const py::list& tensors, py::handle merged, int64_t alignment, int num_threads) {
-        const Merging merging(tensors, merged, alignment, true);
+        const MergeInput merging(tensors, merged, alignment, true);
         unlocked([&] { staging::scatter_pieces(merging.pieces, merging.memory, num_threads); });
       },
       py::arg("tensors"), py::arg("merged"), py::arg("alignment"), py::arg("num_threads"));
-  m.def(
-      "merge_by_tiles",
-      [](const py::list& tensors, py::handle merged, int64_t alignment, int64_t units_a_tile, uint32_t num_threads) {
-        move_tiles(Merging(tensors, merged, alignment, false), units_a_tile, num_threads, &staging::gather_tile);
-      },
-      py::arg("tensors"), py::arg("merged"), py::arg("alignment"), py::arg("units_a_tile"), py::arg("num_threads"));
-  m.def(
-      "scatter_by_tiles",
-      [](const py::list& tensors, py::handle merged, int64_t alignment, int64_t units_a_tile, uint32_t num_threads) {
-        move_tiles(Merging(tensors, merged, alignment, true), units_a_tile, num_threads, &staging::scatter_tile);
-      },
-      py::arg("tensors"), py::arg("merged"), py::arg("alignment"), py::arg("units_a_tile"), py::arg("num_threads"));
 }
 
 }  // namespace bytecheckpoint::bindings

@@ -8,9 +8,9 @@
 #include <filesystem>
 #include <memory>
 
-#include "csrc/bindings/errors.h"
-#include "csrc/bindings/gil.h"
-#include "csrc/bindings/unlocked.h"
+#include "csrc/bridge/errors.h"
+#include "csrc/bridge/gil.h"
+#include "csrc/bridge/unlocked.h"
 #include "csrc/engine/inspect_folder.h"
 #include "csrc/engine/removal.h"
 #include "csrc/io/directory.h"
@@ -20,6 +20,7 @@ namespace bytecheckpoint::bindings {
 namespace {
 
 namespace py = pybind11;
+using namespace bridge;
 
 const char* name_of(engine::FolderState state) {
   switch (state) {
@@ -39,7 +40,7 @@ const char* name_of(engine::FolderState state) {
   return "unknown";
 }
 
-/// Names in the directory are bytes to the file system.
+/// Converts names. To the file system they are bytes, so they need not be UTF-8.
 py::list names_of(const std::vector<std::string>& names) {
   py::list out;
   for (const std::string& name : names) {
@@ -49,7 +50,7 @@ py::list names_of(const std::vector<std::string>& names) {
   return out;
 }
 
-/// The fields of FolderInspection under their names, ``state`` as a word.
+/// Returns the fields of FolderInspection under their names, ``state`` as a word.
 py::dict inspect(const std::string& directory, const std::string& own_tmp) {
   const engine::FolderInspection found = value_unlocked([&] { return engine::inspect_folder(directory, own_tmp); });
   py::dict out;
@@ -68,7 +69,7 @@ py::dict inspect(const std::string& directory, const std::string& own_tmp) {
   return out;
 }
 
-/// Names in a directory, and paths, are bytes to the file system.
+/// Names and paths are bytes to the file system.
 using Path = std::filesystem::path;
 using Directory = std::shared_ptr<io::OpenDirectory>;
 
@@ -78,7 +79,8 @@ Directory shared(base::Result<io::OpenDirectory> directory) {
 
 constexpr std::chrono::milliseconds kBetweenSignals{50};
 
-/// (bytes, failures, why it was kept). Signal handlers run meanwhile: what they raise ends it.
+/// Returns (bytes, failures, why it was kept). Signal handlers run meanwhile; an error that they raise ends the
+/// removal.
 py::tuple remove_entry(const io::OpenDirectory& self, const Path& name, engine::Removal* right, bool dry_run) {
   bool raised = false;
   auto last = std::chrono::steady_clock::now();
@@ -92,7 +94,7 @@ py::tuple remove_entry(const io::OpenDirectory& self, const Path& name, engine::
   };
   auto result = unlocked([&] { return engine::remove_entry(self, name.native(), right, may_go_on, dry_run); });
   if (raised) throw py::error_already_set();
-  const io::Removed removed = value_or_raise(std::move(result));
+  const io::RemovalOutcome removed = value_or_raise(std::move(result));
   py::list failures;
   for (const base::Status& failure : removed.failures) failures.append(to_text(failure.message()));
   return py::make_tuple(removed.bytes, failures, removed.kept);
@@ -116,7 +118,7 @@ void bind_directory(py::module_& m) {
                                return std::make_pair(place.device, place.inode);
                              })
       .def_property_readonly("path", [](const io::OpenDirectory& self) { return Path(self.path()); })
-      // For the dir_fd of Python's own calls. Closed with this object.
+      // For the dir_fd of Python's calls. It is closed with this object.
       .def("fileno", &io::OpenDirectory::fd)
       .def("sync", [](const io::OpenDirectory& self) { run_unlocked([&] { return self.sync(); }); })
       .def("remove", &remove_entry, py::arg("name"), py::arg("right").none(true) = py::none(), py::kw_only(),

@@ -5,7 +5,7 @@
 
 namespace bytecheckpoint::bindings {
 
-/// What a checkpoint directory holds, and the right to remove it.
+/// Binds `inspect_folder`, and the removal of checkpoints.
 void bind_steps(pybind11::module_& m);
 
 }  // namespace bytecheckpoint::bindings

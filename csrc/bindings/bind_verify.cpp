@@ -6,14 +6,15 @@
 
 #include <algorithm>
 
-#include "csrc/bindings/gil.h"
-#include "csrc/bindings/unlocked.h"
+#include "csrc/bridge/gil.h"
+#include "csrc/bridge/unlocked.h"
 #include "csrc/engine/verify_job.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
 
 namespace py = pybind11;
+using namespace bridge;
 
 py::list texts(const std::vector<std::string>& all) {
   py::list out;
@@ -21,8 +22,8 @@ py::list texts(const std::vector<std::string>& all) {
   return out;
 }
 
-/// {"save_ids", "num_files", "num_records", "bytes_checked", "bytes_unchecked", "problems": [(file, section, offset,
-/// bytes, fqns, message)], "unreferenced", "notes"}
+/// Returns {"save_ids", "num_files", "num_records", "bytes_checked", "bytes_unchecked", "problems": [(file, section,
+/// offset, bytes, fqns, message)], "unreferenced", "notes"}.
 py::dict verify(std::string directory, bool direct_io, int num_threads, int64_t ring_bytes,
                 const py::object& progress) {
   engine::VerifyOptions options;
@@ -30,7 +31,7 @@ py::dict verify(std::string directory, bool direct_io, int num_threads, int64_t 
   options.direct_io = direct_io;
   options.num_threads = std::clamp(num_threads, 1, 64);
   options.ring_bytes = ring_bytes;
-  // What the callback or a signal handler raised stays set until we are back.
+  // An error that the callback or a signal handler raised stays set until the verification has returned.
   bool raised = false;
   const auto report_progress = [&](int64_t done, int64_t total) {
     const WithGil locked;

@@ -5,7 +5,7 @@
 
 namespace bytecheckpoint::bindings {
 
-/// The check of a whole checkpoint.
+/// Binds the verification of a checkpoint.
 void bind_verify(pybind11::module_& m);
 
 }  // namespace bytecheckpoint::bindings

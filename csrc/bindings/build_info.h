@@ -14,13 +14,13 @@
 
 namespace bytecheckpoint::bindings {
 
-/// What was compiled into this module.
+/// Returns what was compiled into this module.
 inline pybind11::dict build_info() {
   pybind11::dict info;
   info["format_version"] = format::kFormatVersion;
   info["compiler"] = __VERSION__;
   info["cplusplus"] = static_cast<int64_t>(__cplusplus);
-  info["torch"] = TORCH_VERSION;  // that the module was compiled with; no other has its layout of tensors
+  info["torch"] = TORCH_VERSION;  // the version compiled against: other versions lay tensors out differently
   info["crc32"] = base::crc32_kernel_name();
   pybind11::list failpoints;
 #if defined(BCP_FAILPOINTS)

@@ -8,22 +8,23 @@
 #include <optional>
 #include <vector>
 
-#include "csrc/bindings/read_plan.h"
+#include "csrc/bridge/read_plan.h"
 #include "csrc/engine/load_job.h"
 #include "csrc/engine/tensor_place.h"
 
 namespace bytecheckpoint::bindings {
 
-/// A LoadJob, the plan that it carries out, and where each tensor of the plan is stored.
+/// A LoadJob, the plan that it carries out, and where each tensor of the plan is stored. Needs the GIL, except for the
+/// job.
 struct PyLoadJob {
-  const ReadPlan& plan;
+  const bridge::ReadPlan& plan;
   engine::LoadJob job;
   std::vector<std::optional<engine::TensorPlace>> places;
-  std::vector<pybind11::object> alive;  // tensors that the next run fills
-  int64_t bytes_done_before = 0;        // by the runs that have ended
+  std::vector<pybind11::object> alive;  // keeps the tensors that the next run fills
+  int64_t bytes_done_before = 0;        // bytes that earlier runs have read
   std::shared_ptr<std::atomic<int64_t>> bytes_done_now;
 
-  /// After a run: tells autograd what was filled, and Python what was done.
+  /// Ends a run: tells autograd which tensors were written to, and returns the figures of the run for Python.
   pybind11::dict finish(const engine::LoadStats& stats);
 };
 

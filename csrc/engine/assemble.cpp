@@ -13,16 +13,17 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// What was written for one planned chunk; nothing yet if `record` is null.
-struct Written {
+/// The record that was written for one planned chunk; null if there is none yet.
+struct WrittenChunk {
   const format::WrittenRecord* record = nullptr;
   uint32_t file = 0;
 };
 
 /// Finds the planned chunks of one item by their offsets.
 ///
-/// Ranks mostly hand in records in the order of the chunks, so the one behind the last is looked at first. Otherwise it
-/// is a binary search: of the chunks themselves, or of their numbers where offsets do not ascend or come twice.
+/// Ranks mostly hand in records in the order of the chunks, so the chunk behind the last match is tried first. If it
+/// does not match, a binary search follows: over the chunks, or over their sorted numbers where offsets do not ascend
+/// or come twice.
 class ItemMatcher {
  public:
   explicit ItemMatcher(const format::Item& item) : item_(item), written_(item.chunks.size()) {
@@ -37,7 +38,8 @@ class ItemMatcher {
               [&](size_t a, size_t b) { return is_before(item.chunks[a], item.chunks[b]); });
   }
 
-  /// A record written later replaces what was noted for its chunk; one that was not planned counts for nothing.
+  /// Notes the record of a planned chunk; a later one replaces an earlier one. A record that was not planned is
+  /// ignored.
   void note(const format::WrittenRecord& record, uint32_t file) {
     const tensor::Dims& offsets = record.box.offsets;
     if (ascending_) {
@@ -50,10 +52,10 @@ class ItemMatcher {
     }
   }
 
-  const Written& written(size_t chunk) const { return written_[chunk]; }
+  const WrittenChunk& written(size_t chunk) const { return written_[chunk]; }
 
  private:
-  /// Of the n-th chunk in ascending order.
+  /// Returns the offsets of the n-th chunk in ascending order.
   const tensor::Dims& offsets_of(size_t n) const { return item_.chunks[ascending_ ? n : sorted_[n]].box.offsets; }
 
   size_t lower_bound(const tensor::Dims& offsets) const {
@@ -70,13 +72,13 @@ class ItemMatcher {
   }
 
   const format::Item& item_;
-  std::vector<Written> written_;  // by number of the chunk
+  std::vector<WrittenChunk> written_;  // by number of the chunk
   bool ascending_ = true;
-  std::vector<size_t> sorted_;  // numbers of the chunks by their offsets, unless those ascend anyway
+  std::vector<size_t> sorted_;  // numbers of the chunks, sorted by offsets; empty if the chunks are sorted
   size_t next_ = 0;
 };
 
-Status fill_chunk(const format::Item& item, const Written& written, format::Chunk* chunk) {
+Status fill_chunk(const format::Item& item, const WrittenChunk& written, format::Chunk* chunk) {
   if (written.record == nullptr) {
     return Status::make(Code::kInvalidArgument, text("'", item.fqn, "' chunk at ", tensor::to_text(chunk->box.offsets),
                                                      ": planned, but written by no rank"));

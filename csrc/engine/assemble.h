@@ -10,15 +10,16 @@
 
 namespace bytecheckpoint::engine {
 
-/// Joins what was planned with what was written: every chunk of every item finds its record by name and box, and the
-/// chunks of every tensor tile it.
+/// Joins the plan with what the ranks wrote: finds the record of every planned chunk by name and box, and checks that
+/// the chunks of every tensor tile it.
 ///
-/// \param manifest  Items as planned, in any order, chunks without records; everything else as it shall be stored.
-///                  Returned with items sorted, records and files filled in.
-/// \param results   Of all ranks. Where two ranks wrote one chunk, the last rank's record is taken, as in DCP.
-/// \param gaps      What a tensor is whose chunks do not cover it, unless the plan has marked it as partial.
-/// \returns kInvalidArgument naming the first chunk that nobody wrote, or wrote with another shape or kind, or the
-/// first tensor whose chunks overlap or leave a gap.
+/// \param manifest  Items as planned, in any order, their chunks without records; everything else as it is to be
+/// stored.
+/// \param results   Of all ranks. If two ranks wrote the same chunk, the record of the last rank is used, as in DCP.
+/// \param gaps      What to do about a tensor whose chunks leave a gap, unless the plan marks it as partial.
+/// \returns the manifest with items sorted, and records and files filled in. kInvalidArgument naming the first chunk
+/// that no rank wrote, or that was written with another shape or kind, or the first tensor whose chunks overlap or
+/// leave a gap. Pure; O(n log n) in chunks and records.
 base::Result<format::Manifest> assemble_manifest(format::Manifest manifest,
                                                  const std::vector<format::WriteResult>& results,
                                                  Gaps gaps = Gaps::kRefuse);

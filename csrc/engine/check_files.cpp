@@ -44,7 +44,7 @@ Status check_length(const std::string& directory, const std::string& name, int64
                       path);
 }
 
-/// Of `check(0)` to `check(count - 1)`, by several threads, the first failure.
+/// Runs `check(0)` to `check(count - 1)` in several threads. \returns the first failure in this order.
 template <class Check>
 Status check_all(size_t count, const Check& check) {
   std::vector<Status> outcomes(count);
@@ -70,7 +70,7 @@ std::vector<int64_t> foreign_lengths(const format::Manifest& manifest) {
   for (const format::Item& item : manifest.items) {
     for (const format::Chunk& chunk : item.chunks) {
       int64_t& length = lengths[chunk.record.file];
-      // No file is so long that a record could end beyond the largest number.
+      // A record that ends beyond the largest number cannot be in a file: then no length is enough.
       const bool ends = chunk.record.offset <= INT64_MAX - chunk.record.bytes;
       length = ends ? std::max(length, chunk.record.offset + chunk.record.bytes) : INT64_MAX;
     }

@@ -10,16 +10,19 @@
 
 namespace bytecheckpoint::engine {
 
-/// Is every file in `directory` as its rank left it: size, trailer, ids? Many at a time; reads the trailers only.
+/// Checks that every file in `directory` is as its rank left it: size, trailer, ids. Reads the trailers only, of up to
+/// 16 files at a time.
 ///
-/// \returns for the first file in the order of `files` that is not: kStorage with its errno where it cannot be read
-/// (ENOENT: it is missing), kCorrupt where it is another.
+/// \returns for the first file in the order of `files` that is not: kStorage with an errno if it cannot be read (ENOENT
+/// if it is missing), kCorrupt if it is another file.
 base::Status check_files(const std::string& directory, const std::vector<format::FileEntry>& files);
 
-/// Of a checkpoint of another writer, which says no sizes: how long each file must be for the records in it.
+/// Returns how long each file of another writer's checkpoint must be to hold the records in it: its metadata says no
+/// sizes.
 std::vector<int64_t> foreign_lengths(const format::Manifest& manifest);
 
-/// The same for such a checkpoint, which has no trailers: is every file there, and long enough?
+/// Checks that every file of such a checkpoint is there and long enough. It has no trailers to compare. \returns as
+/// above.
 base::Status check_foreign_files(const std::string& directory, const format::Manifest& manifest);
 
 }  // namespace bytecheckpoint::engine

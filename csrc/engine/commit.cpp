@@ -19,26 +19,26 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// For which a clean-up waits if the save has failed because the storage does not answer.
+/// How long `abort` waits for storage that has already failed to answer.
 constexpr double kTimeoutInDoubtS = 2;
 
 }  // namespace
 
 Commit::Commit(CommitOptions options)
     : options_(std::move(options)), begun_(std::chrono::steady_clock::now()), owner_(::getpid()) {
-  patience_.emplace(options_.io_timeout_s);
+  deadline_.emplace(options_.io_timeout_s);
 }
 
 Commit::~Commit() {
-  patience_.reset();  // waits for what was left behind
+  deadline_.reset();  // waits for calls that the storage has not answered
   if (!in_forked_child()) (void)abandon_slowly();
 }
 
 template <class Work>
-auto Commit::patiently(std::string_view operation, Work work) -> decltype(work()) {
-  // What comes back too late gives back what the save holds, as nobody else can before it.
-  auto outcome = patience_->run(operation, options_.directory, std::move(work), [this] { (void)abandon_slowly(); });
-  if (patience_->is_exhausted()) {
+auto Commit::within_deadline(std::string_view operation, Work work) -> decltype(work()) {
+  // If `work` returns after the deadline, its thread gives the right back: nobody else can before.
+  auto outcome = deadline_->run(operation, options_.directory, std::move(work), [this] { (void)abandon_slowly(); });
+  if (deadline_->is_exhausted()) {
     Stage open = Stage::kOpen;
     stage_.compare_exchange_strong(open, Stage::kGivenUp);
   }
@@ -49,6 +49,12 @@ bool Commit::in_forked_child() const {
   return ::getpid() != owner_;
 }
 
+Status Commit::refuse_in_forked_child(std::string_view operation) const {
+  if (!in_forked_child()) return Status::ok();
+  return Status::make(Code::kCancelled, std::string(operation) + ": in a forked child; the save is its parent's",
+                      options_.directory);
+}
+
 std::string Commit::path(const std::string& name) const {
   return io::join(options_.directory, name);
 }
@@ -56,13 +62,13 @@ std::string Commit::path(const std::string& name) const {
 base::Result<std::unique_ptr<Commit>> Commit::begin(CommitOptions options) {
   std::unique_ptr<Commit> commit(new Commit(std::move(options)));
   Commit* const begun = commit.get();
-  Status outcome = commit->patiently("begin", [begun] {
+  Status outcome = commit->within_deadline("begin", [begun] {
     Status outcome = begun->begin_slowly();
     if (!outcome.is_ok()) (void)begun->abandon_slowly();
     return outcome;
   });
   if (outcome.is_ok()) return commit;
-  if (commit->patience_->is_exhausted()) io::DeletePatiently()(commit.release());
+  if (commit->deadline_->is_exhausted()) io::DeleteInBackground()(commit.release());
   return outcome;
 }
 
@@ -80,22 +86,22 @@ Status Commit::begin_slowly() {
   const base::MutexLock lock(mutex_);
   base::Result<LockFile> tmp = LockFile::create(path(own_tmp));
   if (!tmp.is_ok() && tmp.status().sys_errno() == ENOENT) {
-    // A prune, or the failed save that had made it, took the directory for one that nobody uses; they do so only while
-    // nothing is in it.
+    // A prune, or the failed save that had created the directory, removed it as unused. They do so only while it is
+    // empty.
     BCP_RETURN_IF_ERROR(io::make_directories(o.directory, o.sync, &made_));
     tmp = LockFile::create(path(own_tmp));
   }
   BCP_ASSIGN_OR_RETURN(tmp_, std::move(tmp));
   BCP_FAILPOINT(kBeginLocked);
   BCP_ASSIGN_OR_RETURN(directory_id_, io::file_id(o.directory));
-  // From here on our tmp is removed if anything fails. A save that was given up meanwhile must take nobody's right
-  // away.
+  // From here on `abandon_slowly` removes our tmp if anything fails. A save that was given up meanwhile must not take
+  // the right of another one away.
   if (stage_ == Stage::kGivenUp) return superseded();
   BCP_RETURN_IF_ERROR(refuse_live_saves(o.directory, own_tmp, o.scope, o.take_over));
-  // Again: a save that ended before we held the tmp may have committed since.
+  // Looks again: a save that ended before we held our tmp may have committed since.
   BCP_RETURN_IF_ERROR(refuse_what_is_there());
   BCP_FAILPOINT(kBeginLooked);
-  // What cannot be swept stays: a sweep that fails is no reason not to save.
+  // What cannot be swept stays. A sweep that fails is no reason to refuse the save.
   (void)sweep(o.directory, own_tmp, {}, o.scope).is_ok();
   BCP_FAILPOINT(kBeginSwept);
   BCP_RETURN_IF_ERROR(tmp_.file().reserve(o.reserve_bytes));
@@ -125,7 +131,7 @@ Status Commit::refuse_what_is_there() const {
                         o.directory, EEXIST);
   }
   if (o.overwrite) return Status::ok();
-  // The parts of ranks that saved on their own are a checkpoint, too, and this save would remove them.
+  // Parts that ranks saved on their own are a checkpoint, too, and this save would remove them.
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::list_directory(o.directory));
   for (const std::string& name : names) {
     if (!is_rank_metadata_name(name)) continue;
@@ -150,7 +156,8 @@ Status Commit::superseded() const {
 }
 
 Status Commit::check_files(std::vector<format::FileEntry> files) {
-  return patiently("check", [this, files = std::move(files)] { return check_files_slowly(files); });
+  BCP_RETURN_IF_ERROR(refuse_in_forked_child("check"));
+  return within_deadline("check", [this, files = std::move(files)] { return check_files_slowly(files); });
 }
 
 Status Commit::check_files_slowly(const std::vector<format::FileEntry>& files) {
@@ -165,14 +172,12 @@ Status Commit::check_files_slowly(const std::vector<format::FileEntry>& files) {
 }
 
 base::Result<CommitReport> Commit::commit(std::string metadata_file, std::vector<format::FileEntry> files) {
-  if (in_forked_child()) {
-    return Status::make(Code::kCancelled, "commit: in a forked child; the save is its parent's", options_.directory);
-  }
+  BCP_RETURN_IF_ERROR(refuse_in_forked_child("commit"));
   base::Result<CommitReport> outcome =
-      patiently("commit", [this, metadata_file = std::move(metadata_file), files = std::move(files)] {
+      within_deadline("commit", [this, metadata_file = std::move(metadata_file), files = std::move(files)] {
         return commit_slowly(metadata_file, files);
       });
-  if (outcome.is_ok() || !patience_->is_exhausted()) return outcome;
+  if (outcome.is_ok() || !deadline_->is_exhausted()) return outcome;
   const Status silent = outcome.status();
   CommitReport report;
   switch (stage_.load()) {
@@ -197,7 +202,7 @@ base::Result<CommitReport> Commit::commit_slowly(std::string_view metadata_file,
   base::MutexLock lock(mutex_);
   BCP_RETURN_IF_ERROR(check_right());
   BCP_RETURN_IF_ERROR(write_metadata(metadata_file));
-  // Again, while nothing has been attempted yet and our files may still be removed by us.
+  // Checks again while no rename was attempted, so that a failure may still delete our files.
   BCP_RETURN_IF_ERROR(check_right());
   Stage open = Stage::kOpen;
   if (!stage_.compare_exchange_strong(open, Stage::kRenaming)) return superseded();
@@ -213,7 +218,7 @@ base::Result<CommitReport> Commit::commit_slowly(std::string_view metadata_file,
   if (durable.is_ok()) {
     directory_synced_ = report.directory_synced;
     stage_ = Stage::kDurable;
-    patience_->answered();
+    deadline_->answered();
   }
   BCP_FAILPOINT(kCommitDirectorySynced);
   if (!durable.is_ok()) {
@@ -248,7 +253,7 @@ Status Commit::write_metadata(std::string_view metadata_file) {
   BCP_FAILPOINT(kCommitMetadataFilled);
   BCP_RETURN_IF_ERROR(tmp_.file().truncate(bytes));
   BCP_FAILPOINT(kCommitMetadataWritten);
-  // Either way nothing that was written is still to fail when the tmp is closed, which is after the commit.
+  // After either call, closing the tmp cannot report a failed write any more. It is closed after the commit.
   BCP_RETURN_IF_ERROR(options_.sync ? tmp_.file().sync() : tmp_.file().flush());
   BCP_FAILPOINT(kCommitMetadataSynced);
   const std::chrono::duration<double> age = std::chrono::steady_clock::now() - begun_;
@@ -268,8 +273,8 @@ Status Commit::rename_over_metadata() {
   const Status renamed = options_.overwrite ? io::rename_over(from, to) : io::rename_new(from, to);
   if (renamed.is_ok()) return renamed;
   const int error = renamed.sys_errno();
-  // For lack of room nothing was renamed, and the name is there to prove it: the files may be removed. They must be, as
-  // who is over a quota may not even begin the save that would sweep them.
+  // ENOSPC and EDQUOT: if the tmp still has its name, nothing was renamed, and the files may be deleted. They must be:
+  // a user who is over a quota may not even be able to begin the save that would sweep them.
   if (error == ENOSPC || error == EDQUOT) {
     const base::Result<io::EntryType> left = io::entry_type(from);
     rename_attempted_ = !left.is_ok() || left.value() != io::EntryType::kRegular;
@@ -282,7 +287,8 @@ Status Commit::rename_over_metadata() {
         options_.directory, EEXIST);
   }
   if (error == ENOENT) {
-    // A retry of the rename by a network file system finds the name gone because the first attempt worked.
+    // A network file system may repeat the rename by itself, and find the name gone because the first attempt
+    // succeeded.
     const auto current = open_checkpoint(options_.directory, {options_.scope});
     if (current.is_ok() && current.value().save_id == options_.save_id) return Status::ok();
     return Status::make(Code::kSuperseded, text("rename(", from, "): a newer save took this one's right to commit"),
@@ -292,7 +298,7 @@ Status Commit::rename_over_metadata() {
 }
 
 void Commit::remove_rank_metadata(CommitReport* report) const {
-  // Commit marks of single ranks are hidden by `.metadata`, and would hold on to their files.
+  // `.metadata` hides the commit marks of single ranks. If they stayed, no sweep could delete the files that they name.
   const auto names = io::list_directory(options_.directory);
   if (!names.is_ok()) return report->warnings.push_back(names.status().message());
   for (const std::string& name : names.value()) {
@@ -305,8 +311,8 @@ void Commit::remove_rank_metadata(CommitReport* report) const {
 
 Status Commit::abort(std::vector<std::string> file_names, bool in_doubt) {
   if (in_forked_child()) return Status::ok();
-  if (in_doubt) patience_->shorten(kTimeoutInDoubtS);
-  return patiently("abort", [this, names = std::move(file_names)] { return abort_slowly(names); });
+  if (in_doubt) deadline_->shorten(kTimeoutInDoubtS);
+  return within_deadline("abort", [this, names = std::move(file_names)] { return abort_slowly(names); });
 }
 
 Status Commit::abort_slowly(const std::vector<std::string>& file_names) {
@@ -316,14 +322,14 @@ Status Commit::abort_slowly(const std::vector<std::string>& file_names) {
     tmp_.release();
     return Status::ok();
   }
-  // The right goes first: a crash in between leaves files that any sweep may take.
+  // The right goes first: a crash in between leaves files that any sweep may delete.
   Status outcome = tmp_.remove();
   BCP_FAILPOINT(kAbortTmpRemoved);
   for (const std::string& name : file_names) {
     if (!format::is_data_file_name(name)) continue;
     Status removed = io::remove_file(path(name));
     if (outcome.is_ok()) outcome = std::move(removed);
-    patience_->answered();
+    deadline_->answered();
     BCP_FAILPOINT(kAbortFileRemoved);
   }
   io::remove_empty_directories(made_);
@@ -332,7 +338,7 @@ Status Commit::abort_slowly(const std::vector<std::string>& file_names) {
 
 void Commit::abandon() {
   if (in_forked_child() || over_) return;
-  (void)patiently("abandon", [this] { return abandon_slowly(); });
+  (void)within_deadline("abandon", [this] { return abandon_slowly(); });
 }
 
 Status Commit::abandon_slowly() {

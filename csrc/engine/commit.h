@@ -18,87 +18,155 @@
 #include "csrc/engine/names.h"
 #include "csrc/format/manifest.h"
 #include "csrc/io/directory.h"
-#include "csrc/io/patience.h"
+#include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::engine {
 
+/// What one save may do in its directory.
 struct CommitOptions {
   std::string directory;
   base::Id save_id{};
-  Scope scope;                // a rank that saves on its own commits `__{rank}.metadata`
-  bool overwrite = true;      // false: an existing checkpoint is kExists
-  bool take_over = false;     // true: removes even the tmp of a live save, which then cannot commit
-  bool sync = true;           // false: atomic against a crash of processes, not against power loss
-  int64_t reserve_bytes = 0;  // space for the metadata, asked for before any data is written
-  double deadline_s = 3600;   // from begin; no rename after it
-  double io_timeout_s = 0;    // of silence, after which the storage is given up; 0: never
+  Scope scope;  // empty: all ranks commit `.metadata` together; a rank: it saves alone, and commits `__{rank}.metadata`
+  bool overwrite = true;      // false: `begin` and `commit` fail with kExists if a checkpoint is there
+  bool take_over = false;     // true: take the right of a live save away instead of failing with kBusy
+  bool sync = true;           // false: no fsync. The commit is then atomic if processes crash, but not if power is lost
+  int64_t reserve_bytes = 0;  // disk space for the metadata file, reserved before any data is written
+  double deadline_s = 3600;   // the save must be renamed within this time after `begin`
+  double io_timeout_s = 0;    // a call fails if the storage has not answered for so long; 0: it waits for ever
 };
 
+/// What `commit` did after the rename.
 struct CommitReport {
   bool directory_synced = false;
   int64_t files_swept = 0;
-  double sweep_s = 0;                 // seconds of removing what the commit has made superfluous
-  std::vector<std::string> warnings;  // of what went wrong after the commit, and did not undo it
+  double sweep_s = 0;                 // time that removing the files of older checkpoints took
+  std::vector<std::string> warnings;  // what failed after the rename; the checkpoint is committed all the same
 };
 
-/// The coordinator's right to commit one save, from `begin` to the rename that makes the checkpoint exist.
+/// The coordinator's part of a save: takes the right to commit, and replaces the old checkpoint by the new one in one
+/// step.
 ///
-/// The right is a locked file, `.metadata.{save id}.tmp`, created once and never again. Whoever removes its name takes
-/// the right away: the rename then finds nothing to rename. Everything that can fail happens before the rename; nothing
-/// that follows can undo it. A checkpoint exists if and only if its `.metadata` does.
+/// A checkpoint exists if and only if its `.metadata` does. `.metadata` changes only in step 10 below, by one rename.
+/// Everything that can fail happens before it, and nothing that happens after it can undo it. A process that dies
+/// before step 10 leaves the old checkpoint as it was; the next save sweeps what it leaves beside it.
 ///
 ///     begin -> (all ranks write and sync their files) -> check_files -> commit
 ///
-/// `abort`, `abandon` and the destructor give the right back; all are safe from any thread, at any time. In a forked
-/// child nothing has any effect: the save is the parent's.
+/// The right to commit is a file, `.metadata.{save id}.tmp`. This save creates it once, locks it (`flock`), and never
+/// creates it again. Whoever removes its name takes the right away, because the rename then finds nothing to rename.
+/// The lock shows that the save lives, since it ends with the process. What the directory holds meanwhile:
 ///
-/// Storage that does not answer makes every call fail in time, and the save with it: from then on it cannot be
-/// committed any more, and gives the right back as soon as the storage answers. The destructor waits for that: see
-/// `io::DeletePatiently`.
+///                       .metadata   .metadata.{save id}.tmp   data files
+///       before begin    old                                   old
+///       from step 3     old         locked, empty             old
+///       from step 7     old         locked, empty             old, new (growing)
+///       from step 9     old         locked, the new metadata  old, new (synced)
+///       from step 10    new                                   old, new
+///       after step 12   new                                   new
+///
+/// Each step names the failpoints in it (`base/failpoint.h`). The crash tests kill a process there. The model of the
+/// protocol, `tests/model/commit.pml`, has labels of the same names; it lets a process die, or the power fail, between
+/// any two of its steps.
+///
+/// 1. `begin` creates missing directories, and syncs each of them and its parent. It fails if `.metadata` is a
+///    directory. [kBeginDirectoryMade, kBeginDirectory]
+/// 2. It fails with kExists if a checkpoint is there that this save may not replace, or that would hide what it
+///    commits.
+/// 3. It creates the tmp (O_EXCL) and locks it. It fails with kBusy if another save took the tmp for that of a dead
+///    save, and locked or removed it in between. [kBeginTmpCreated, kBeginLocked]
+/// 4. It looks for the locked tmps of other saves. If there is one, it fails with kBusy, or removes that tmp if
+///    `take_over` is set. Every save creates its own tmp before it looks for others, so of two that begin at once at
+///    least one sees the other. Then it repeats step 2, since a save that has just ended may have committed.
+///    [kBeginLooked]
+/// 5. It sweeps what dead saves left: their tmps, and data files that no commit mark names. `sweep.h` has the order of
+///    its steps. [kSweepListed, kSweepTmpRemoved, kSweepDirectorySynced, kSweepFileRemoved, kBeginSwept]
+/// 6. It reserves disk space for the metadata in the tmp. [kBeginDone]
+/// 7. Every rank writes new data files, syncs each of them and then the directory (`save_job.h`), and hands its result
+///    to the coordinator. From then on its files belong to the coordinator, or to a sweep: the rank never deletes them.
+///    [kWriteFileCreated, kWriteFileReserved, kWriteData, kWriteRecordsDone, kWriteDataDone, kWriteFileCut,
+///    kWriteFileSynced, kWriteFilesSynced, kWriteDirectorySynced]
+/// 8. `check_files` opens every file of every rank, and compares its size, its trailer and its ids. [kCommitChecked]
+/// 9. `commit` writes the metadata into the tmp and syncs it. It fails with kSuperseded if the deadline has passed, or
+///    if the tmp has lost its name. [kCommitMetadataFilled, kCommitMetadataWritten, kCommitMetadataSynced,
+///    kCommitDecided]
+/// 10. It renames the tmp to `.metadata`: **the commit**. With `overwrite` false the rename fails if `.metadata` is
+///     there. From here on nobody deletes a file of this save, even if the rename failed, unless it is certain that it
+///     had no effect. [kCommitRenamed]
+/// 11. It syncs the directory, so that the rename survives power loss. [kCommitDirectorySynced]
+/// 12. A commit of all ranks removes the commit marks `__{rank}.metadata` of single ranks. Then `commit` sweeps the
+///     files of older checkpoints, and unlocks. [kRankMetadataRemoved, kSweepListed to kSweepFileRemoved, kCommitDone]
+///
+/// A save that fails before step 10 removes its tmp first and its data files afterwards. A crash in between then leaves
+/// only files that any sweep may delete. [kAbortTmpRemoved, kAbortFileRemoved]
+///
+/// Thread safety: any thread may call `abort`, `abandon` and `is_over` at any time. In a forked child no call has an
+/// effect, because the save is the parent's.
+///
+/// If storage does not answer within `io_timeout_s`, the call fails. The save can then no longer be committed, and
+/// gives the right back as soon as the storage answers. The destructor waits for that: an owner that must not wait
+/// deletes this with `io::DeleteInBackground`.
 class Commit {
  public:
-  /// Creates missing directories, takes the right, sweeps what dead saves left, reserves space.
-  /// A save that is not committed removes the directories that it has created, where they are empty.
-  /// \returns kBusy if another save lives at this path, kExists (for one rank also if `.metadata` is there, which would
-  /// hide what it commits), kStorage; then nothing of ours is left.
+  /// Steps 1 to 6. If it fails, nothing of this save is left.
+  ///
+  /// A save that is not committed later removes the directories that this call has created, if they are empty.
+  ///
+  /// \returns kBusy if another save lives at this path. kExists if a checkpoint is there and `overwrite` is false; for
+  /// a save of one rank also if `.metadata` is there, which would hide what it commits. kStorage if the file system
+  /// refuses.
   static base::Result<std::unique_ptr<Commit>> begin(CommitOptions options);
   ~Commit();
 
-  /// Is every file there as its rank left it: size, trailer, ids? In parallel; the trailers only.
-  /// \returns kSuperseded if files are gone because the right is: another save swept them.
+  /// Step 8. Reads the trailers only, of up to 16 files at a time.
+  /// \param files  Of all ranks.
+  /// \returns kCorrupt or kStorage for the first file that is not as its rank left it. kSuperseded instead if another
+  /// save took the right, and swept the files.
   base::Status check_files(std::vector<format::FileEntry> files);
 
-  /// Writes and syncs `metadata_file` into the tmp and renames it over `.metadata`: the commit. Then makes that
-  /// durable and sweeps.
-  /// \returns kSuperseded if the right is gone or the deadline passed; kExists; kStorage; kDurabilityUnknown if the
-  /// checkpoint is committed and the directory could not be synced. Of storage that does not answer to the rename
-  /// itself the message says that it is not known whether the save is committed.
+  /// Steps 9 to 12.
+  /// \param metadata_file  All bytes of the new `.metadata`.
+  /// \param files          The data files that it names: the sweep leaves them alone.
+  /// \returns kSuperseded if another save took the right, this one gave it up, or the deadline passed. kExists if
+  /// `overwrite` is false and a checkpoint appeared. kStorage. kDurabilityUnknown if the checkpoint is committed, but
+  /// the directory could not be synced. If the storage did not answer to the rename itself, the message says that it is
+  /// not known whether the save is committed.
   base::Result<CommitReport> commit(std::string metadata_file, std::vector<format::FileEntry> files);
 
-  /// Ends a failed save: gives the right back, then deletes its files, unless a rename was attempted that may have
-  /// happened: all but one that was refused for lack of room.
-  /// \param in_doubt  The storage has not answered somebody: this call does not wait long, but the rest happens when it
-  /// answers.
+  /// Ends a failed save: removes the tmp, then this save's data files and the directories that it created, if they are
+  /// empty.
+  ///
+  /// Deletes no data file if a rename was attempted that may have happened. Only a rename that failed for lack of room
+  /// (ENOSPC, EDQUOT) and left the tmp in its place has certainly not happened.
+  ///
+  /// \param file_names  Data files of all ranks. Other names are ignored.
+  /// \param in_doubt    The storage has already failed to answer some rank. This call then waits at most 2 s for an
+  /// answer; the rest happens when the storage answers.
   base::Status abort(std::vector<std::string> file_names, bool in_doubt = false);
 
-  /// Gives the right back and leaves the files to a sweep. No effect after commit or abort.
+  /// Removes the tmp and leaves the data files to a sweep. No effect after `commit` or `abort`.
   void abandon();
 
+  /// Whether this object can no longer commit: it has committed or tried to, was aborted or abandoned, or ran out of
+  /// time.
   bool is_over() const;
 
-  /// Which directory it is, whatever its path.
+  /// Identifies the directory: two paths that lead to one directory have the same id.
   const io::FileId& directory_id() const { return directory_id_; }
 
  private:
-  /// What may still become of the save. It leaves kOpen once: to be committed, or never to be.
+  /// How far the save has come. It leaves kOpen once, by an atomic exchange, so it is either renamed or given up.
+  ///
+  ///     kOpen -> kRenaming -> kRenamed -> kDurable
+  ///           -> kGivenUp: the storage did not answer in time
   enum class Stage { kOpen, kGivenUp, kRenaming, kRenamed, kDurable };
 
   explicit Commit(CommitOptions options);
 
-  /// `work` with patience; without any left the save cannot be committed any more, unless it is being renamed.
+  /// Runs `work` under `deadline_`. If the storage does not answer in time, the save can no longer be committed, unless
+  /// its rename has begun.
   template <class Work>
-  auto patiently(std::string_view operation, Work work) -> decltype(work());
-  // What the calls of the same names do, for as long as it takes.
+  auto within_deadline(std::string_view operation, Work work) -> decltype(work());
+  // What the calls without `_slowly` do, without a limit of time.
   base::Status begin_slowly();
   base::Status check_files_slowly(const std::vector<format::FileEntry>& files);
   base::Result<CommitReport> commit_slowly(std::string_view metadata_file, const std::vector<format::FileEntry>& files);
@@ -107,11 +175,13 @@ class Commit {
   base::Status superseded() const;
   base::Status make_directories();
 
-  /// kExists if a checkpoint is there that this one may not replace, or that would hide it.
+  /// Step 2. \returns kExists if a checkpoint is there that this save may not replace, or that would hide what it
+  /// commits.
   base::Status refuse_what_is_there() const;
-  /// kSuperseded if the right was given back or taken away.
+  /// \returns kSuperseded if this save gave its right back, or somebody removed the tmp.
   base::Status check_right() BCP_REQUIRES(mutex_);
   bool in_forked_child() const;
+  base::Status refuse_in_forked_child(std::string_view operation) const;
   base::Status write_metadata(std::string_view metadata_file) BCP_REQUIRES(mutex_);
   base::Status rename_over_metadata() BCP_REQUIRES(mutex_);
   void remove_rank_metadata(CommitReport* report) const;
@@ -122,13 +192,14 @@ class Commit {
   const pid_t owner_;
   base::Mutex mutex_;
   LockFile tmp_ BCP_GUARDED_BY(mutex_);
-  std::vector<std::string> made_ BCP_GUARDED_BY(mutex_);  // directories of this save
-  bool rename_attempted_ BCP_GUARDED_BY(mutex_) = false;  // and it may have happened
+  std::vector<std::string> made_ BCP_GUARDED_BY(mutex_);  // directories that `begin` created
+  bool rename_attempted_ BCP_GUARDED_BY(mutex_) = false;  // and nothing proves that it did not happen
   io::FileId directory_id_;
-  std::atomic<bool> over_{false};  // changed with the mutex held; asked also while storage does not answer
+  std::atomic<bool> over_{
+      false};  // written with the mutex held; read without it, also while the storage does not answer
   std::atomic<bool> directory_synced_{false};
   std::atomic<Stage> stage_{Stage::kOpen};
-  std::optional<io::Patience> patience_;  // last: its thread uses the rest
+  std::optional<io::IoDeadline> deadline_;  // declared last, and so destroyed first: its thread uses all other members
 };
 
 }  // namespace bytecheckpoint::engine

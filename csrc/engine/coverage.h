@@ -13,23 +13,26 @@
 
 namespace bytecheckpoint::engine {
 
-/// What a save makes of a tensor whose chunks leave a gap.
+/// What a save does about a tensor whose chunks leave a gap.
 enum class Gaps : uint8_t {
-  kRefuse,  // it fails
-  kMark,    // partial tensors are meant: the item says so to later readers
-  kIgnore,  // it is the part of one rank of several; the gap is judged when all parts are there
+  kRefuse,  // the save fails
+  kMark,    // partial tensors are intended: the item is marked, for later readers
+  kIgnore,  // one rank saves its part alone: judged when all parts are there
 };
 
-/// Looks at the chunks of one item after the other. Not thread-safe.
+/// Checks whether the chunks of an item tile its tensor, one item after the other. Not thread-safe; O(n log n) in the
+/// chunks of the item, less for shards along one dim.
 class CoverageCheck {
  public:
-  /// Why the chunks of a tensor do not tile it: `'w': rows 128 to 255 of 256 are in no chunk`. Empty if they do, for a
-  /// gap of an item that is partial on purpose, and for what is no tensor. Chunks must lie in their tensor.
+  /// Returns why the chunks of a tensor do not tile it, like `'w': rows 128 to 255 of 256 are in no chunk`. Empty if
+  /// they do, if the item is partial on purpose and leaves only gaps, and if it is no tensor. Chunks must lie inside
+  /// their tensor.
   std::string fault(const format::Item& item);
-  /// Are there elements of a tensor that no chunk has, also on purpose? Overlaps do not count.
+  /// Whether some elements of a tensor are in no chunk, even on purpose. Overlaps do not count.
   bool has_gap(const format::Item& item);
-  /// The same as `fault` for a save, where a gap is what `gaps` says. \returns kInvalidArgument, also for a chunk that
-  /// lies outside its tensor and for a shape that the format does not have.
+  /// Checks the item of a save, and treats a gap as `gaps` says. May set `item->is_partial`.
+  /// \returns kInvalidArgument for an overlap, for a gap that is refused, for a chunk outside its tensor, and for a
+  /// shape that the format does not have.
   base::Status check(Gaps gaps, format::Item* item);
 
  private:
@@ -38,20 +41,22 @@ class CoverageCheck {
   planner::BoxNumbers numbers_;
 };
 
-/// Whether the parts of ranks that saved on their own cover their tensors together.
+/// Checks whether the parts of ranks that saved on their own cover their tensors together.
 ///
-/// What has one name and one shape in several parts is one tensor, of which they have boxes: replicas may share them.
-/// Plain tensors that a part has whole are kept as a name.
+/// Items of the same name and shape in several parts are one tensor, and each part has boxes of it. Replicas may hold
+/// the same boxes. A tensor that one part holds whole costs only its name. Not thread-safe.
 class PartsCoverage {
  public:
+  /// Adds an item of one part.
   void add(const format::Item& item);
-  /// Of each tensor with a gap that is not partial on purpose: its name, and the sentence as above.
+  /// Returns the name of each tensor with a gap that is not partial on purpose, and a sentence like that of
+  /// `CoverageCheck::fault`.
   std::vector<std::pair<std::string, std::string>> faults();
 
  private:
   struct Union {
     planner::BoxNumbers numbers;
-    bool is_covered = false;  // by a part alone
+    bool is_covered = false;  // one part holds all of it
     bool is_partial = false;
   };
 

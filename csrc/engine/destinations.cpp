@@ -15,14 +15,15 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// Seen with its dims in the order in which they are stored, every chunk is row-major.
+/// Puts dims into the order in which they are stored. In that order every chunk is row-major.
 tensor::Dims in_stored_order(const tensor::Dims& dims, const TensorPlace& place) {
   tensor::Dims ordered = dims;
   for (size_t d = 0; d < place.dim_order.size(); ++d) ordered[d] = dims[place.dim_order[d]];
   return ordered;
 }
 
-/// Foreign archives begin anywhere, so a segment may end inside an element: then the bytes of an element are a dim.
+/// Whether a segment may end inside an element, because other writers' archives may begin anywhere. Then the bytes of
+/// an element are treated as one more dim.
 bool cuts_elements(const TensorPlace& place) {
   return place.data_offset % tensor::find_dtype(place.dtype)->itemsize_bytes != 0;
 }
@@ -90,7 +91,7 @@ Status Destinations::scatter(const uint8_t* slot, const planner::ReadSegment& se
                              const SourceFile& file) {
   const int64_t end = segment.offset + bytes;
   for (const uint32_t index : segment.wanted) {
-    // The window in bytes of the chunk; a chunk may begin behind the segment's start or end before its end.
+    // The window counts bytes of the chunk, which may begin behind the segment's start or end before its end.
     const int64_t data_offset = wanted_[index].data_offset;
     const Destination& destination = destinations_[index];
     if (data_offset + destination.runs.end() > file.end_of_records) return file.behind_the_records(data_offset);

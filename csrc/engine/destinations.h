@@ -15,49 +15,58 @@
 
 namespace bytecheckpoint::engine {
 
-/// What is wanted of a chunk, as a planner sees it: every chunk is row-major once its dims are renamed.
+/// Describes a box of a chunk for the planner. Every chunk is row-major for the planner, once its dims are in the order
+/// in which they are stored.
 ///
-/// \param place  Of the chunk, from `locate_tensors`.
-/// \param box    Part of the chunk's own box, offsets counted from the chunk's first element.
+/// \param place  The chunk's, from `locate_tensors`.
+/// \param box    A part of the chunk; its offsets count from the chunk's first element.
 planner::WantedBox wanted_of(const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box);
-/// The whole record.
+/// The same for all bytes of a record.
 planner::WantedBox wanted_of(const format::Record& record);
 
-/// Memory that a load fills, and what of which files it is filled with. Owns none of it. Not thread-safe.
+/// The memory that a load fills, and the bytes of the files that go to each part of it. Owns none of this memory. Not
+/// thread-safe.
 class Destinations {
  public:
-  /// \param manifest  Of the checkpoint in `directory`; outlives this.
-  /// \param verify    Compare checksums: of blocks before a byte of them is used, of archives where they are all there
-  /// is.
+  /// \param manifest  Of the checkpoint in `directory`; must outlive this.
+  /// \param verify    Compare checksums: of a block before a byte of it is used; of an archive at the end, if there are
+  /// no blocks.
   Destinations(std::string directory, const format::Manifest& manifest, bool verify);
 
-  /// \param memory  As large as `box`, of the stored dtype.
+  /// Adds a box of a stored chunk.
+  /// \param box     A part of the chunk; its offsets count from the chunk's first element.
+  /// \param memory  As large as `box`, of the stored dtype. It must live until the run ends or `clear` is called.
+  /// \returns kInvalidArgument, naming `fqn`, if the box is outside the chunk, or the memory has another shape or
+  /// dtype.
   base::Status add_tensor(const std::string& fqn, const format::Chunk& chunk, const TensorPlace& place,
                           const tensor::Box& box, const tensor::StridedView& memory);
-  /// `memory` has record.bytes bytes.
+  /// Adds a whole record. \param memory  Has record.bytes bytes.
   void add_bytes(const format::Record& record, uint8_t* memory);
 
-  /// In the order in which they were added; segments name them by their numbers.
+  /// In the order of the `add_` calls: `ReadSegment::wanted` holds positions in this list.
   const std::vector<planner::WantedBox>& wanted() const { return wanted_; }
 
-  /// Compares bytes [0, bytes) of `segment` with the checksums of their blocks, if they have any.
+  /// Compares bytes [0, bytes) of `segment` with the checksums of their blocks. Does nothing for a file without blocks.
+  /// \returns kCorrupt.
   base::Status check(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
                      const SourceFile& file) const;
-  /// Copies what `segment` has for them, of bytes that were checked.
+  /// Copies bytes of `segment`, which were checked, to all memory that wants some of them. \returns kCorrupt if a
+  /// record ends behind the records of the file.
   base::Status scatter(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes, const SourceFile& file);
-  /// When all is scattered: compares the checksums of foreign archives that are wanted whole.
+  /// Compares the checksums of other writers' archives that were wanted whole. Call it when all is scattered. \returns
+  /// kCorrupt.
   base::Status check_archives();
 
-  /// Later scatters must not write to memory that its owner was told is no longer needed.
+  /// Forgets all memory, so that nothing can write to it after its owner was told that the run has ended.
   void clear();
 
  private:
   struct Destination {
     tensor::BoxRuns runs;
     uint8_t* memory;
-    std::optional<uint32_t> data_crc;  // of the archive, if all of it is wanted
+    std::optional<uint32_t> data_crc;  // the archive's, if all of it is wanted
   };
-  /// Part of the data of one destination, summed as it went by.
+  /// A part of the data of one destination, and the CRC that was taken when it was scattered.
   struct Summed {
     uint32_t destination;
     int64_t begin, end;  // bytes of the chunk

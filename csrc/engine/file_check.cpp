@@ -28,7 +28,7 @@ Status FileCheck::open(const std::string& directory, const format::Manifest& man
   base::MutexLock lock(mutex_);
   const auto opened = SourceFile::open(directory, manifest, entry_);
   if (!opened.is_ok()) {
-    // Its trailer or table is not to be believed, so nothing can be said about its blocks.
+    // Without a sound trailer and table, nothing can be said about the blocks.
     const Status fault = opened.status();
     if (fault.code() != Code::kCorrupt && fault.code() != Code::kVersion && fault.code() != Code::kStorage) {
       return fault;
@@ -155,7 +155,7 @@ FileCheck::Seen FileCheck::see(int64_t offset, int64_t size, const uint8_t* byte
   return seen;
 }
 
-/// Of [from, to) in a segment at `offset` whose blocks are sound.
+/// Returns the CRC of [from, to) in a segment at `offset` whose blocks are sound.
 uint32_t FileCheck::sum_of(int64_t from, int64_t to, int64_t offset, const uint8_t* bytes) const {
   uint32_t crc = 0;
   while (from < to) {
@@ -184,7 +184,7 @@ void FileCheck::check_header(const uint8_t* bytes, int64_t size) {
        id.is_ok() ? "header of another file" : id.status().message()});
 }
 
-/// What stock readers go by: an archive around the elements of each tensor.
+/// Compares the archive around the elements of each tensor, which stock readers use, with what it must be.
 void FileCheck::conclude() {
   std::vector<uint32_t> crcs(records_.size(), 0);
   std::vector<std::string> tails(records_.size());

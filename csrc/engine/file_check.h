@@ -14,75 +14,85 @@
 
 namespace bytecheckpoint::engine {
 
-/// One thing that is not as it was written.
+/// One fault that a verification has found.
 struct Problem {
   std::string file;     // name in the directory
   std::string section;  // "metadata", "file", "header", "records", "block table or trailer"
-  int64_t offset = 0;   // of the first byte in doubt, and how many; -1: not known
+  int64_t offset = 0;   // the first byte in doubt, and how many there are; -1: not known
   int64_t bytes = -1;
-  std::vector<std::string> fqns;  // of the records with bytes there
+  std::vector<std::string> fqns;  // whose records have bytes there
   std::string message;
 };
 
 inline constexpr size_t kMaxProblems = 1000;
 
-/// One data file while it is verified: its segments, looked at once each, by any thread and in any order, and what they
-/// add up to.
+/// Verifies one data file, segment by segment, in any order and from any threads. Each segment is looked at once.
 ///
-/// Each block is summed once: the sums of tensors, which stock readers go by, are joined from those of whole blocks.
-/// What stands around the elements is compared as it goes by, so that no byte is read twice.
+/// The CRC of each block is computed once. The CRC of a tensor, which stock readers use, is combined from those of its
+/// whole blocks, and only the partial blocks at its ends are summed again:
+///
+///     blocks    |   0   |   1   |   2   |   3   |   4   |
+///     record           |head|elements               |tail|
+///     CRC                   |sum|   2   |   3   |sum|         combined, then compared with the CRC in the tail
+///
+/// Head and tail, the archive around the elements, are compared when their segment is looked at, so no byte is read
+/// twice.
 class FileCheck {
  public:
-  /// A record and whose it is.
+  /// A record of the file, and the item that it belongs to.
   struct Record {
     const format::Item* item;
     const format::Chunk* chunk;
   };
 
-  /// \param entry, records  Of a manifest that outlives this.
+  /// \param entry, records  Of a manifest that must outlive this.
   FileCheck(const format::FileEntry& entry, std::vector<Record> records);
 
-  /// Opens the file. A file that cannot be believed is a problem, and has no segments. Before all else, in one thread.
-  /// \returns what is no damage.
+  /// Opens the file. Call it first, and in one thread. If the trailer or the block table is damaged, or the file is
+  /// missing, that is a problem to report, and the file has no segments to read.
+  /// \returns only what is no damage, like kUnsupported. Ok otherwise.
   base::Status open(const std::string& directory, const format::Manifest& manifest, bool direct_io);
 
   const format::FileEntry& entry() const { return entry_; }
-  /// Null if nothing of it is to be read.
+  /// Null if there is nothing to read.
   const std::shared_ptr<io::File>& file() const { return file_; }
   int64_t end_of_records() const { return source_ == nullptr ? 0 : source_->end_of_records; }
 
-  /// `size` bytes at `offset`, a multiple of the block size. The last call also looks at the whole.
+  /// Verifies `size` bytes at `offset`, a multiple of the block size. The call for the last segment also concludes
+  /// about all records. Any thread.
   void look_at(int64_t offset, int64_t size, const uint8_t* bytes);
-  /// A segment that could not be read. Nothing is said about the whole then.
+  /// Notes that a segment could not be read. Nothing is concluded about the records then. Any thread.
   void miss(const base::Status& failure);
+  /// Whether a segment could not be read. Any thread.
   bool has_missed();
 
-  /// By offset; kMaxProblems at most. When all has been looked at.
+  /// Returns the problems by offset, kMaxProblems at most. Call it when all segments were looked at.
   std::vector<Problem> take_problems();
 
  private:
-  /// Of the elements of record number `record`: those at `offset`.
+  /// The CRC of a stretch of the elements of record number `record`.
   struct Sum {
     size_t record;
     int64_t offset;
     int64_t bytes;
     uint32_t crc;
   };
-  /// Of what stands behind its elements.
+  /// A part of what stands behind the elements.
   struct Tail {
     size_t record;
     int64_t offset;
     std::string bytes;
   };
+  /// What one segment has shown, or all of them together.
   struct Seen {
     std::vector<Sum> sums;
     std::vector<Tail> tails;
-    std::vector<size_t> odd;  // records whose head or extent is not what it must be
+    std::vector<size_t> odd;  // records with a wrong head or extent
   };
 
   int64_t begin_of(size_t record) const { return records_[record].chunk->record.offset; }
   int64_t end_of(size_t record) const { return begin_of(record) + records_[record].chunk->record.bytes; }
-  /// The first record that may have bytes at `offset` or behind.
+  /// Returns the first record that may have bytes at or behind `offset`.
   size_t first_record_at(int64_t offset) const;
 
   bool check_blocks(int64_t offset, int64_t size, const uint8_t* bytes);
@@ -95,7 +105,7 @@ class FileCheck {
 
   const format::FileEntry& entry_;
   std::vector<Record> records_;     // by offset
-  std::vector<int64_t> last_ends_;  // the furthest end of a record up to this one: they ascend, whatever records say
+  std::vector<int64_t> last_ends_;  // the furthest end of any record up to this one; ascends even if records overlap
   std::shared_ptr<const SourceFile> source_;
   std::shared_ptr<io::File> file_;
   base::Mutex mutex_;

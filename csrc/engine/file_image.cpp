@@ -13,7 +13,7 @@
 namespace bytecheckpoint::engine {
 namespace {
 
-/// Copied, then summed: small enough for the second pass to find it in the first-level cache.
+/// Copied, then summed, in pieces of this size: the second pass finds a piece in the first-level cache.
 constexpr int64_t kPieceBytes = 32 << 10;
 
 static_assert(staging::kSlotBytes % format::kBlockBytes == 0, "no block may lie in two slots");
@@ -27,7 +27,7 @@ base::Result<std::unique_ptr<FileImage>> FileImage::create(const std::string& di
   image->entry_.id = id;
   image->entry_.name = format::data_file_name(id);
   const std::string path = io::join(directory, image->entry_.name);
-  BCP_ASSIGN_OR_RETURN(image->file_, pipeline.patience->run("open", path, [path, direct_io] {
+  BCP_ASSIGN_OR_RETURN(image->file_, pipeline.deadline->run("open", path, [path, direct_io] {
     return io::File::create(path, direct_io);
   }));
   BCP_FAILPOINT(kWriteFileCreated);
@@ -43,7 +43,8 @@ base::Status FileImage::take_slot() {
   while (pipeline_.writer->is_bounded() && !is_over) {
     slot = pipeline_.free_slots->pop_for(io::PendingCalls::kLook, &is_over);
     if (slot.has_value()) break;
-    // The wait has no limit of its own: slots come late also where writes are paced.
+    // The wait itself has no limit, because slots also come late where writes are paced. The writer knows whether a
+    // call takes too long.
     BCP_RETURN_IF_ERROR(pipeline_.writer->status());
   }
   if (!slot.has_value()) return base::Status::make(base::Code::kCancelled, "save stopped");
@@ -65,7 +66,8 @@ base::Status FileImage::emit(int64_t bytes, uint32_t* crc, Fill&& fill) {
     uint8_t* to = pipeline_.ring->slot(slot_) + (position_ - slot_begin_);
     const int64_t block_end = base::align_down(position_, format::kBlockBytes) + format::kBlockBytes;
     const int64_t part = std::min(bytes - done, block_end - position_);
-    // Who asks for a CRC of its own has it joined to the block's; anything else goes on with the block's.
+    // With a CRC of its own to return, that one is computed, and combined into the block's. Otherwise the block's CRC
+    // is continued.
     uint32_t sum = crc == nullptr ? block_crc_ : 0;
     for (int64_t piece = 0; piece < part; piece += kPieceBytes) {
       const int64_t size = std::min(kPieceBytes, part - piece);
@@ -124,7 +126,7 @@ base::Status FileImage::finish_records() {
 }
 
 base::Status FileImage::settle(bool sync) {
-  // Gives back what was reserved beyond the end.
+  // Gives back the space that was reserved beyond the end.
   BCP_RETURN_IF_ERROR(file_.truncate(entry_.bytes));
   BCP_FAILPOINT(kWriteFileCut);
   if (sync) BCP_RETURN_IF_ERROR(file_.sync());

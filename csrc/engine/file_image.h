@@ -8,26 +8,32 @@
 #include "csrc/base/status.h"
 #include "csrc/format/manifest.h"
 #include "csrc/io/file.h"
-#include "csrc/io/patience.h"
+#include "csrc/io/io_deadline.h"
 #include "csrc/io/writer.h"
 #include "csrc/staging/slot_ring.h"
 #include "csrc/tensor/strided_view.h"
 
 namespace bytecheckpoint::engine {
 
-/// What the data files of one save share: slots to fill, threads that write them, and patience with all other calls.
+/// What all data files of one save share: slots to fill, the threads that write them, and a deadline for all other
+/// calls.
 struct SlotPipeline {
   staging::SlotRing* ring;
   base::BoundedQueue<int>* free_slots;
   io::Writer* writer;
-  io::Patience* patience;
+  io::IoDeadline* deadline;
 };
 
-/// One data file as a stream of bytes: each byte is copied into a slot once, its CRC taken while it is in cache, and
-/// full slots leave for the writer while the next one fills.
+/// One data file, written front to back. Each byte is copied once, into a slot, and its CRC is computed while it is in
+/// the cache. A full slot goes to the writer's threads, and the next free one is filled meanwhile. `save_job.h` has the
+/// picture.
+///
+///     create -> append_* ... -> finish_records -> (the writer finishes) -> settle
+///
+/// Not thread-safe. Calls may wait for a free slot.
 class FileImage {
  public:
-  /// Creates the file and begins it with its header.
+  /// Creates the file and appends its header. \returns kStorage, also if the storage does not answer in time.
   static base::Result<std::unique_ptr<FileImage>> create(const std::string& directory, const format::DataFileId& id,
                                                          bool direct_io, SlotPipeline pipeline);
 
@@ -36,23 +42,29 @@ class FileImage {
   const io::File& file() const { return file_; }
   const format::FileEntry& entry() const { return entry_; }
 
-  /// Asks for disk space, so that a full disk is known before the first byte. Takes what that takes, as `settle`.
+  /// Reserves disk space, so that a full disk is noticed before the first byte is written. Has no deadline of its own,
+  /// like `settle`.
   base::Status reserve(int64_t bytes) { return file_.reserve(bytes); }
+  /// Appends bytes. \returns the first failure of the writer so far, or kCancelled.
   base::Status append(std::string_view bytes);
-  /// Row-major bytes of a tensor. \param crc  Receives their CRC-32.
+  /// Appends the elements of a tensor as row-major bytes. \param crc  Receives their CRC-32.
   base::Status append_elements(const tensor::StridedView& view, int64_t bytes, uint32_t* crc);
+  /// Appends zeros up to a multiple of `alignment`.
   base::Status pad_to(int64_t alignment);
 
-  /// Block table and trailer; hands the last slot to the writer. `entry()` is complete from here on.
+  /// Appends the block table and the trailer, and hands the last slot to the writer. `entry()` is complete afterwards.
   base::Status finish_records();
-  /// After the writer has finished: size, then fsync unless `sync` is false, then close. An error of close is one of
-  /// the save also behind an fsync, where it would be harmless: not every file system keeps to that.
+  /// Sets the final size, syncs unless `sync` is false, and closes the file. Call it when the writer has written all of
+  /// the file. An error of close fails the save even after an fsync, where it should be harmless: not every file system
+  /// keeps to that.
   base::Status settle(bool sync);
 
  private:
   FileImage() = default;
 
-  /// Calls `fill(begin, end, to)` for consecutive pieces of `bytes` bytes that fit slots and blocks.
+  /// Appends `bytes` bytes: calls `fill(begin, end, to)` for consecutive pieces, none of which crosses a slot or a
+  /// block.
+  /// \param crc  If not null, receives the CRC of these bytes; the blocks' CRCs are computed in any case.
   template <class Fill>
   base::Status emit(int64_t bytes, uint32_t* crc, Fill&& fill);
   base::Status take_slot();
@@ -64,7 +76,7 @@ class FileImage {
   int slot_ = -1;
   int64_t slot_begin_ = 0;  // file position of the slot's first byte
   int64_t position_ = 0;
-  uint32_t block_crc_ = 0;  // of the block that position_ is in
+  uint32_t block_crc_ = 0;  // CRC of the block that position_ is in, so far
   std::vector<uint32_t> table_;
   bool records_done_ = false;
 };

@@ -19,8 +19,8 @@ using base::text;
 constexpr int64_t kMaxWholeMetadataBytes = 32 << 20;
 constexpr size_t kMaxJudged = 4096;
 
-/// What was found of the saves that this process judged last. A save id is drawn anew for each save, so that what was
-/// found of it stays true.
+/// What was found about the saves that this process judged last. A save id is drawn anew for each save, so a result
+/// stays true.
 class JudgedSaves {
  public:
   std::optional<std::string> find(const base::Id& save_id) {
@@ -48,7 +48,7 @@ std::string and_more(std::string first, size_t more) {
   return more == 0 ? first : text(first, ", and ", more, more == 1 ? " more tensor" : " more tensors");
 }
 
-base::Result<std::string> fault_of(Mark* mark) {
+base::Result<std::string> fault_of(CommitMark* mark) {
   CoverageCheck check;
   std::string first;
   size_t num_faults = 0;
@@ -61,23 +61,23 @@ base::Result<std::string> fault_of(Mark* mark) {
 
 }  // namespace
 
-base::Result<Mark> Mark::open(const std::string& directory, Scope scope) {
+base::Result<CommitMark> CommitMark::open(const std::string& directory, Scope scope) {
   const base::Result<io::File> mark = io::File::open(directory, mark_name(scope), /*direct=*/false);
   const base::Result<int64_t> size = mark.is_ok() ? mark.value().size() : base::Result<int64_t>(0);
   if (size.is_ok() && size.value() > kMaxWholeMetadataBytes) {
     base::Result<ManifestReader> reader = ManifestReader::open(directory, scope);
     if (reader.is_ok()) {
       BCP_ASSIGN_OR_RETURN(format::Manifest head, reader.value().read_head());
-      return Mark(std::move(head), std::move(reader.value()));
+      return CommitMark(std::move(head), std::move(reader.value()));
     }
-    // Others' metadata can only be read whole.
+    // The metadata of other writers can only be read whole.
     if (reader.status().code() != Code::kUnsupported) return reader.status();
   }
   BCP_ASSIGN_OR_RETURN(format::Manifest manifest, open_checkpoint(directory, {scope}));
-  return Mark(std::move(manifest), std::nullopt);
+  return CommitMark(std::move(manifest), std::nullopt);
 }
 
-Status FolderCoverage::add(Mark* mark) {
+Status FolderCoverage::add(CommitMark* mark) {
   if (of_parts_) return mark->for_each_item([&](const format::Item& item) { parts_.add(item); });
   const bool is_ours = !mark->head().foreign.has_value();
   const std::optional<std::string> known =

@@ -13,16 +13,17 @@
 
 namespace bytecheckpoint::engine {
 
-/// A commit mark that is looked at: read whole, or, of a large one of ours, its head, and the boxes of its items when
-/// they are asked for. A prune looks at many checkpoints after each save.
-class Mark {
+/// A commit mark to look at. It is read whole. Only of a large one of ours (more than 32 MiB), the head is read first,
+/// and the boxes of an item when it is visited: a prune looks at many checkpoints after each save.
+class CommitMark {
  public:
-  /// \returns what open_checkpoint fails with.
-  static base::Result<Mark> open(const std::string& directory, Scope scope);
+  /// \returns the errors of `open_checkpoint`.
+  static base::Result<CommitMark> open(const std::string& directory, Scope scope);
 
-  /// Without items if the mark is large.
+  /// The manifest; without items if the mark is large.
   const format::Manifest& head() const { return manifest_; }
-  /// Calls `visit(item)` for each item; records may be missing.
+  /// Calls `visit(item)` for each item; the chunks may have no records. \returns the error of reading the items of a
+  /// large mark.
   template <class Visit>
   base::Status for_each_item(const Visit& visit) {
     for (const format::Item& item : manifest_.items) visit(item);
@@ -34,24 +35,26 @@ class Mark {
   }
 
  private:
-  Mark(format::Manifest manifest, std::optional<ManifestReader> parts)
+  CommitMark(format::Manifest manifest, std::optional<ManifestReader> parts)
       : manifest_(std::move(manifest)), parts_(std::move(parts)) {}
 
   format::Manifest manifest_;
   std::optional<ManifestReader> parts_;
 };
 
-/// Whether the tensors of one folder have all their elements: those of its commit mark, or those of the parts that
-/// ranks saved on their own, together.
+/// Finds out whether the tensors of one checkpoint have all their elements: those of its commit mark, or those of all
+/// parts together if ranks saved on their own. Not thread-safe.
 class FolderCoverage {
  public:
+  /// \param of_parts  The marks are those of ranks that saved on their own, and are judged together.
   explicit FolderCoverage(bool of_parts) : of_parts_(of_parts) {}
 
-  /// The next commit mark. One of a save of ours that this process has judged before is not read again.
-  /// \returns what reading fails with.
-  base::Status add(Mark* mark);
-  /// The first tensor that does not: `'w': rows 128 to 255 of 256 are in no chunk, and 3 more tensors`. Empty if all
-  /// do.
+  /// Adds the next commit mark. The result for a save of ours is remembered in the process by its save id, so that its
+  /// items are not read again.
+  /// \returns the error of reading.
+  base::Status add(CommitMark* mark);
+  /// Returns the first tensor with a fault: `'w': rows 128 to 255 of 256 are in no chunk, and 3 more tensors`. Empty if
+  /// there is none.
   std::string fault();
 
  private:

@@ -21,7 +21,7 @@ using base::Code;
 using base::Status;
 using base::text;
 
-constexpr int64_t kPieceBytes = 4 << 20;
+constexpr int64_t kReadBytes = 4 << 20;
 
 /// One record, and the first item that names it.
 struct NamedRecord {
@@ -53,7 +53,7 @@ class ForeignChecker {
     records_.erase(std::unique(records_.begin(), records_.end(), same), records_.end());
     check_.num_records = static_cast<int64_t>(records_.size());
     for (const NamedRecord& named : records_) {
-      // No file is so long; what it lacks is a problem.
+      // No file is so long: that its bytes are missing is reported as a problem.
       if (!base::checked_add(bytes_total_, named.record->bytes, &bytes_total_)) bytes_total_ = INT64_MAX;
     }
   }
@@ -95,7 +95,7 @@ class ForeignChecker {
     }
   }
 
-  /// Its length, or -1 if it cannot be opened, which is told once a file.
+  /// Returns the length of the file, or -1 if it cannot be opened, which is reported once for each file.
   int64_t open_file(uint32_t number, io::File* file) {
     const std::string& name = manifest_.files[number].name;
     base::Result<io::File> opened = io::File::open(directory_, name, /*direct=*/false);
@@ -117,7 +117,7 @@ class ForeignChecker {
     return -1;
   }
 
-  /// \returns what is no damage.
+  /// \returns only errors that are no damage.
   Status check(const NamedRecord& named, io::File* file) {
     const format::Record& record = *named.record;
     const format::ReadBytes read = [&](int64_t offset, int64_t size) {
@@ -144,7 +144,7 @@ class ForeignChecker {
   /// \returns kCorrupt for an archive that is damaged as a whole.
   Status check_entries(const NamedRecord& named, const format::ZipDirectory& directory, format::ArchiveReader* archive,
                        io::File* file, int64_t* checked) {
-    // Told to compute no CRCs, torch writes zeros.
+    // With CRCs switched off, torch writes zeros.
     const bool has_crcs = std::any_of(directory.entries.begin(), directory.entries.end(),
                                       [](const format::ZipEntry& entry) { return entry.crc != 0; });
     int64_t left = archive->bytes();
@@ -163,11 +163,11 @@ class ForeignChecker {
     return Status::ok();
   }
 
-  /// Nothing once it is cancelled.
+  /// Returns the CRC of a stretch of the file; nothing if the check was cancelled.
   base::Result<std::optional<uint32_t>> sum(int64_t offset, int64_t bytes, io::File* file) {
     uint32_t crc = 0;
     for (int64_t done = 0; done < bytes;) {
-      const int64_t size = std::min(kPieceBytes, bytes - done);
+      const int64_t size = std::min(kReadBytes, bytes - done);
       BCP_ASSIGN_OR_RETURN(const std::string piece, file->read(offset + done, size));
       crc = base::crc32(crc, piece.data(), piece.size());
       done += size;

@@ -12,24 +12,25 @@
 
 namespace bytecheckpoint::engine {
 
-/// What was found in the files of another writer's checkpoint.
+/// What a check of another writer's checkpoint has found.
 struct ForeignCheck {
   int64_t num_records = 0;
-  int64_t bytes_checked = 0;    // that were compared with a checksum
-  int64_t bytes_unchecked = 0;  // of records, for which there is none
+  int64_t bytes_checked = 0;    // bytes that were compared with a checksum
+  int64_t bytes_unchecked = 0;  // bytes of records that have no checksum
   std::vector<Problem> problems;
 };
 
-/// Reads the records of a checkpoint that another writer made, as far as they have checksums: what `torch.save` writes
-/// is a zip archive, which has the CRC of each entry. Headers and directories of archives, archives that were written
-/// without CRCs, compressed entries, and records that are no archives have none. A record that several chunks name is
-/// read once.
+/// Compares the records of another writer's checkpoint with their checksums, as far as they have any. What `torch.save`
+/// writes is a zip archive with a CRC of each entry. No checksum is there for headers and directories of archives,
+/// archives written without CRCs, compressed entries, and records that are no archives. A record that several chunks
+/// name is read once.
 ///
-/// Several threads read and sum, a record at a time; the calling one among them.
+/// Several threads read and compute CRCs, the calling one among them; each takes one record at a time.
 ///
-/// \param manifest  Foreign.
-/// \param progress  Called by the calling thread with the bytes done and to do; false ends with kCancelled.
-/// \returns what is no damage: kStorage but for files that are missing, kCancelled.
+/// \param manifest  Of another writer's checkpoint.
+/// \param progress  Called by the calling thread with the bytes done and the bytes to do; false ends the check with
+/// kCancelled.
+/// \returns only errors that are no damage: kStorage, except for missing files, and kCancelled. Damage is a `Problem`.
 base::Result<ForeignCheck> check_foreign_records(const std::string& directory, const format::Manifest& manifest,
                                                  int num_threads,
                                                  const std::function<bool(int64_t, int64_t)>& progress);

@@ -16,17 +16,17 @@ using base::Code;
 using base::Status;
 using base::text;
 
-// Commits that may replace the checkpoint while it is looked at, each time anew.
+// Most looks at a checkpoint that commits replace meanwhile.
 constexpr int kMaxLooks = 4;
 
-/// What a commit mark that does not open, or a file that is not as it was, makes of the checkpoint.
+/// Returns the state of a checkpoint whose commit mark does not open, or of which a file is not as it was written.
 FolderState state_of(const Status& failure) {
   if (failure.code() == Code::kCorrupt) return FolderState::kCorrupt;
   const bool is_missing = failure.code() == Code::kStorage && failure.sys_errno() == ENOENT;
   return is_missing ? FolderState::kCorrupt : FolderState::kUnknown;
 }
 
-/// Sorts the names of a directory by what they are.
+/// Sorts the names in a directory by kind.
 Status sort_names(const std::string& directory, const std::string& own_tmp, FolderInspection* found,
                   std::vector<Scope>* live) {
   BCP_ASSIGN_OR_RETURN(std::vector<std::string> names, io::list_directory(directory));
@@ -37,7 +37,7 @@ Status sort_names(const std::string& directory, const std::string& own_tmp, Fold
     if (name == own_tmp) continue;
     if (is_tmp_name(name, &scope)) {
       const base::Result<bool> held = LockFile::is_seen_held(io::join(directory, name));
-      // What may not be looked at may well be held.
+      // A tmp that we may not look at may well be held.
       if (!held.is_ok() || held.value()) live->push_back(scope);
       found->tmps.push_back(std::move(name));
     } else if (name == kMetadataName) {
@@ -52,13 +52,13 @@ Status sort_names(const std::string& directory, const std::string& own_tmp, Fold
     }
   }
   std::sort(found->parts.begin(), found->parts.end());
-  // `.metadata` hides them.
+  // `.metadata` hides the parts.
   if (!found->marks.empty() && found->marks.front() == kMetadataName) found->parts.clear();
   found->is_being_saved = !live->empty();
   return Status::ok();
 }
 
-/// Whose save of its own has left a tmp, but no part? -1 if nobody's.
+/// Returns a rank that saved on its own and left a tmp but no part; -1 if there is none.
 int64_t rank_without_part(const FolderInspection& found) {
   for (const std::string& name : found.tmps) {
     Scope scope;
@@ -68,7 +68,7 @@ int64_t rank_without_part(const FolderInspection& found) {
   return -1;
 }
 
-/// Why the marks that are there are not those of a whole checkpoint; empty if they may be.
+/// Returns why the marks are not those of a whole checkpoint; empty if they may be.
 std::string missing_marks(const FolderInspection& found) {
   if (found.marks.empty()) {
     if (!found.tmps.empty() || !found.data_files.empty()) return "files of a save that was not committed";
@@ -82,7 +82,7 @@ std::string missing_marks(const FolderInspection& found) {
 }
 
 Status open_and_check(const std::string& directory, Scope scope, FolderInspection* found, FolderCoverage* coverage) {
-  BCP_ASSIGN_OR_RETURN(Mark mark, Mark::open(directory, scope));
+  BCP_ASSIGN_OR_RETURN(CommitMark mark, CommitMark::open(directory, scope));
   const format::Manifest& manifest = mark.head();
   found->num_files += static_cast<int64_t>(manifest.files.size());
   if (manifest.foreign.has_value()) {
@@ -116,8 +116,8 @@ base::Result<FolderInspection> look(const std::string& directory, const std::str
   for (const Scope scope : scopes) {
     const Status outcome = open_and_check(directory, scope, &found, &coverage);
     if (outcome.is_ok()) continue;
-    const base::Result<Mark> again = Mark::open(directory, scope);
-    // A newer commit takes the files of the one before, a prune the mark.
+    const base::Result<CommitMark> again = CommitMark::open(directory, scope);
+    // A newer commit deletes the files of the older one, and a prune deletes the mark.
     if (!again.is_ok()) {
       *changed = again.status().code() == Code::kNotFound;
     } else if (!again.value().head().foreign.has_value()) {

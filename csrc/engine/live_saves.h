@@ -8,12 +8,14 @@
 
 namespace bytecheckpoint::engine {
 
-/// Looks for other live saves in `directory` that would get into the way of one of `scope`. For who holds a tmp of its
-/// own there already: create first, look after, and of two that begin at once not both go on.
+/// Fails if another live save in `directory` would conflict with one of `scope`.
+///
+/// The caller must already hold a tmp of its own there. Every save creates first and looks afterwards, so of two that
+/// begin at once not both go on.
 ///
 /// \param own_tmp    Name of the caller's tmp.
-/// \param take_over  Removes their tmps instead; they can then no longer commit.
-/// \returns kBusy, with the name of the first, if there is one.
+/// \param take_over  Instead of failing, remove the tmps of live saves; they can then no longer commit.
+/// \returns kBusy, naming the first tmp of a live save. kStorage.
 base::Status refuse_live_saves(const std::string& directory, const std::string& own_tmp, Scope scope, bool take_over);
 
 }  // namespace bytecheckpoint::engine

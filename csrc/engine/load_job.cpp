@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "csrc/engine/open_checkpoint.h"
-#include "csrc/io/patience.h"
+#include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::engine {
 
@@ -23,7 +23,7 @@ LoadJob::LoadJob(LoadOptions options, const format::Manifest& manifest)
     : LoadJob(std::move(options), std::shared_ptr<const format::Manifest>(std::shared_ptr<void>(), &manifest)) {}
 
 base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
-  struct Forget {  // however it ends
+  struct Forget {  // forgets the destinations, however the run ends
     Destinations* destinations;
     ~Forget() { destinations->clear(); }
   } const forget{&destinations_};
@@ -45,9 +45,9 @@ base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
 Status LoadJob::execute(planner::LoadPlan plan, const std::function<bool()>& cancelled) {
   BCP_ASSIGN_OR_RETURN(staging::BorrowedRing ring, staging::BorrowedRing::borrow(options_.ring_bytes));
   const int num_slots = ring->num_slots();
-  const ReadingHolder reading(
-      new Reading(options_.reading(), manifest_, std::move(ring), std::move(plan.segments), num_slots),
-      io::DeletePatiently{options_.io_timeout_s > 0});
+  const ReadPipelineHolder reading(
+      new ReadPipeline(options_.reading(), manifest_, std::move(ring), std::move(plan.segments), num_slots),
+      io::DeleteInBackground{options_.io_timeout_s > 0});
   int64_t bytes_read = 0;
   while (const auto filled = reading->reader().next()) {
     BCP_RETURN_IF_ERROR(filled->status);
@@ -61,7 +61,7 @@ Status LoadJob::execute(planner::LoadPlan plan, const std::function<bool()>& can
     reading->reader().release(filled->slot);
     if (!options_.progress) continue;
     bytes_read += segment.bytes;
-    // In proportion: what a segment delivers is not counted one by one.
+    // An estimate in proportion to the bytes read: what each segment delivers is not counted.
     const double share = static_cast<double>(bytes_read) / static_cast<double>(plan.bytes_read);
     options_.progress(static_cast<int64_t>(static_cast<double>(plan.bytes_wanted) * share));
   }
@@ -70,11 +70,11 @@ Status LoadJob::execute(planner::LoadPlan plan, const std::function<bool()>& can
 
 Status LoadJob::explain(Status failure) const {
   if (failure.code() != Code::kCorrupt && failure.sys_errno() != ENOENT) return failure;
-  const auto current = io::run_patiently(
+  const auto current = io::run_with_deadline(
       options_.io_timeout_s, "open", options_.directory,
       [directory = options_.directory, scope = options_.scope] { return open_checkpoint(directory, {scope}); });
   if (!current.is_ok() || current.value().save_id == manifest_->save_id) {
-    // Still the same checkpoint: then a file that is gone is damage.
+    // It is still the same checkpoint, so a missing file is damage.
     if (failure.sys_errno() != ENOENT) return failure;
     return Status::make(Code::kCorrupt, text("a data file of the checkpoint is missing: ", failure.message()),
                         failure.path(), ENOENT);

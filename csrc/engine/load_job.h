@@ -9,62 +9,76 @@
 #include "csrc/base/status.h"
 #include "csrc/engine/destinations.h"
 #include "csrc/engine/names.h"
-#include "csrc/engine/reading.h"
+#include "csrc/engine/read_pipeline.h"
 #include "csrc/format/manifest.h"
 #include "csrc/planner/load_plan.h"
 #include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::engine {
 
+/// How one rank reads a checkpoint.
 struct LoadOptions {
   std::string directory;
-  Scope scope;  // whose commit mark the manifest is from
+  Scope scope;  // the commit mark that the manifest was read from
   bool direct_io = true;
-  bool verify = true;  // CRCs of everything read; trailers are always compared with the manifest
+  bool verify = true;  // compare CRCs of all that is read; trailers are compared in any case
   int num_io_threads = 1;
   int64_t ring_bytes = staging::kDefaultRingBytes;
-  /// Told after each segment how many of the bytes that a run wants have arrived; in the calling thread.
+  /// Called in the calling thread after each segment, with an estimate of how many of the wanted bytes have arrived.
   std::function<void(int64_t)> progress;
-  double io_timeout_s = 0;  // of silence, after which the storage is given up; 0: never
+  double io_timeout_s = 0;  // a call fails if the storage has not answered for so long; 0: never
 
-  ReadingOptions reading() const { return {directory, direct_io, num_io_threads, io_timeout_s}; }
+  ReadPipelineOptions reading() const { return {directory, direct_io, num_io_threads, io_timeout_s}; }
 };
 
+/// What one run has read.
 struct LoadStats {
   int64_t num_boxes = 0;
   int64_t num_files = 0;
   int64_t bytes_wanted = 0;
-  int64_t bytes_read = 0;      // whole blocks
-  int64_t bytes_received = 0;  // of other ranks
+  int64_t bytes_read = 0;      // whole blocks, so mostly more than is wanted
+  int64_t bytes_received = 0;  // from other ranks, in a shared run
   double seconds = 0;
 };
 
-/// One rank's part of a load: boxes of stored chunks into strided memory.
+/// Reads boxes of stored chunks into strided memory: one rank's part of a load.
 ///
 ///     destinations().add_* -> run: plan (boxes to block ranges) -> read into slots -> verify block CRCs -> scatter
 ///
-/// Reading runs ahead in its own threads; verifying and scattering happen in the caller's. Nothing is scattered from a
-/// block that failed its check. Foreign files have no blocks: there an element is scattered first, and the archive's
-/// own checksum, where it has one, decides afterwards whether the load has failed. Not thread-safe.
+/// The reader's threads read ahead into slots; the calling thread verifies and scatters. The unit of reading is a
+/// block, since a CRC covers one. Each block that holds a wanted byte is read once, no other is read, and neighbours
+/// are joined to segments of up to a slot:
 ///
-/// `SharedRun` takes the place of `run` where several ranks read together.
+///     file    |block 0 |block 1 |block 2 |block 3 |block 4 |block 5 |
+///     wanted             aa  aa  bbbb                 cc                 boxes a, b, c: runs of elements
+///     read             |    segment 0    |        | seg. 1 |             each into one slot
+///
+/// Nothing is copied from a block whose CRC is wrong. Files of other writers have no blocks: their elements are copied
+/// first, and the checksum of an archive, if it has one, is compared at the end of the run.
+///
+/// `SharedRun` takes the place of `run` where several ranks read together. Not thread-safe.
 class LoadJob {
  public:
-  /// \param manifest  Of the checkpoint in `options.directory`. Threads that the storage does not answer keep it, too.
+  /// \param manifest  Of the checkpoint in `options.directory`. The job shares it with threads that may wait for
+  /// storage longer than the job lives.
   LoadJob(LoadOptions options, std::shared_ptr<const format::Manifest> manifest);
-  /// \param manifest  Outlives the job and its threads: for storage that answers.
+  /// \param manifest  Must outlive the job and its threads, so this is for storage that answers.
   LoadJob(LoadOptions options, const format::Manifest& manifest);
 
   const LoadOptions& options() const { return options_; }
   const std::shared_ptr<const format::Manifest>& manifest() const { return manifest_; }
+  /// What the next run fills.
   Destinations& destinations() { return destinations_; }
 
-  /// Fills all that was added since the last run.
+  /// Fills all destinations that were added since the last run, and forgets them, also if it fails. Blocks for I/O.
   /// \param cancelled  Asked between segments, in the calling thread; true ends the load with kCancelled.
-  /// \returns kCorrupt, kStorage; kChanged if a newer commit replaced the checkpoint meanwhile.
+  /// \returns kCorrupt for a damaged or missing file. kChanged if a newer commit replaced the checkpoint meanwhile.
+  /// kStorage. kCancelled. After a failure the destinations may be filled in part.
   base::Result<LoadStats> run(const std::function<bool()>& cancelled);
 
-  /// Was it a newer commit that made `failure`? kChanged if so, else what it was.
+  /// Finds out whether a newer commit caused `failure`: reads the commit mark again if a file is missing or damaged.
+  /// \returns kChanged if the mark names another save. kCorrupt for a missing file if it names the same save. Else
+  /// `failure`.
   base::Status explain(base::Status failure) const;
 
  private:

@@ -23,8 +23,9 @@ namespace {
 using base::Code;
 using base::Status;
 
-// Descriptors of the locks that live, as fd + 1, so that a forked child can close them. Fixed and lock-free: a fork
-// handler may neither allocate nor wait. A lock beyond the table is only missed by children that outlive us.
+// Descriptors of all locks, as fd + 1, so that a forked child can close them. The table is fixed and lock-free, because
+// a fork handler may neither allocate nor wait. A lock that finds no room in it is not closed in children, which
+// matters only for children that outlive this process.
 constexpr int kMaxTracked = 64;
 std::atomic<int> tracked_fds[kMaxTracked];
 
@@ -38,7 +39,7 @@ bool locks_unsupported(int error) {
   return error == ENOLCK || error == EOPNOTSUPP || error == ENOSYS || error == EINVAL;
 }
 
-/// Does the kernel list a flock of this file? It lists those of all processes that this one can see.
+/// Whether /proc/locks lists a flock of this file. It has those of all processes that this one can see.
 bool is_listed(const struct stat& info) {
   std::ifstream locks("/proc/locks");
   for (std::string line; std::getline(locks, line);) {
@@ -56,8 +57,9 @@ bool is_listed(const struct stat& info) {
   return false;
 }
 
-/// Would a lock on the range of the whole file have to wait? Network file systems make such locks of flock, and their
-/// servers know of all hosts. Local ones keep the two apart, and say no.
+/// Whether a lock on the range of the whole file would have to wait. Network file systems implement flock as such a
+/// lock, and their servers know those of all hosts. Local file systems keep the two kinds apart: there the answer is
+/// no.
 bool is_locked_elsewhere(int fd) {
   struct flock wanted{};
   wanted.l_type = F_WRLCK;
@@ -122,13 +124,13 @@ base::Result<LockFile> LockFile::lock(LockFile lock) {
       return failure;
     }
   }
-  // Removed between creation and lock: a sweep took this save for a dead one. It never gets its name back.
+  // Removed between creation and lock: a sweep took this save for a dead one. The tmp never gets its name back.
   if (!lock.has_name()) return busy();
   return lock;
 }
 
 base::Result<LockFile::Probe> LockFile::probe(const std::string& path, bool remove_if_free) {
-  // Whatever else has such a name is no save's, and is left alone.
+  // Anything but a regular file with such a name is not ours, and is left alone.
   BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(path));
   if (type != io::EntryType::kRegular) return Probe::kGone;
   int fd = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
@@ -142,7 +144,8 @@ base::Result<LockFile::Probe> LockFile::probe(const std::string& path, bool remo
     probe = Probe::kHeld;
   }
   if (outcome.is_ok() && probe == Probe::kFree && remove_if_free) outcome = io::remove_file(path);
-  // A child forked just now shares the lock; closing our descriptor alone would leave it with the child.
+  // Unlocks before the close: a child that was forked just now shares the lock, and would keep it if we only closed our
+  // descriptor.
   if (probe == Probe::kFree) ::flock(fd, LOCK_UN);
   ::close(fd);
   if (!outcome.is_ok()) return outcome;
@@ -183,8 +186,8 @@ void LockFile::release() {
   if (!is_ours()) return;
   if (tracked_ >= 0) tracked_fds[tracked_].store(0);
   tracked_ = -1;
-  (void)::flock(file_.fd(), LOCK_UN);  // also for a child that was forked just now and still shares it
-  (void)file_.close();                 // what is in it was synced or flushed, or is of no use any more
+  (void)::flock(file_.fd(), LOCK_UN);  // a child that was forked just now shares the lock
+  (void)file_.close();                 // its contents were synced or flushed, or nobody needs them
 }
 
 }  // namespace bytecheckpoint::engine

@@ -12,54 +12,60 @@
 
 namespace bytecheckpoint::engine {
 
-/// The tmp of a save that is under way: a file that exists as long as the save may commit, and is locked as long as it
-/// lives. A lock goes with its process, so a dead save's tmp is known by its free lock.
+/// The tmp of a save, created and locked (`flock`). It has its name as long as the save may commit, and is locked as
+/// long as the save lives. The lock ends with the process, so a free lock means that the save is dead.
 ///
-/// A forked child closes its copy of the descriptor: it must not keep the lock of a parent that died. What the child
-/// then does with its copy of this object has no effect: the file is the parent's.
+///     name there, locked    the save lives and may commit
+///     name there, free      the save has died: whoever sweeps removes the name
+///     name gone             the save has committed (the file is `.metadata` now), or can no longer commit
+///
+/// A forked child closes its copy of the descriptor, because it must not keep the lock of a parent that has died. Its
+/// copy of this object has no effect, because the file is the parent's. Not thread-safe.
 class LockFile {
  public:
-  enum class Probe { kGone, kFree, kHeld };
+  enum class Probe { kGone, kFree, kHeld };  // no regular file there; a dead save's; a live save's
 
   LockFile() = default;
   LockFile(LockFile&& other) noexcept { *this = std::move(other); }
   LockFile& operator=(LockFile&& other) noexcept;
   ~LockFile() { release(); }
 
-  /// Creates and locks `path`. Where the file system has no locks it is created only.
-  /// \returns kBusy if somebody removed or locked it in between: another save is looking at this path.
+  /// Creates and locks `path`; only creates it if the file system has no locks.
+  /// \returns kBusy if somebody locked or removed it in between: another save is looking at this path. kStorage.
   static base::Result<LockFile> create(const std::string& path);
-  /// The same in a directory that is open, where it is also removed, wherever its path leads by then.
+  /// The same in an open directory. `remove` then also works in that directory, whatever its path leads to by then.
   static base::Result<LockFile> create(std::shared_ptr<const io::OpenDirectory> in, const std::string& name);
 
-  /// Looks at the tmp of another save (kGone if it is no regular file) and, if it is free, removes it when
-  /// `remove_if_free`: that save can no longer commit. The lock is held while the name is removed.
+  /// Tries to lock the tmp of another save. If it is free and `remove_if_free` is true, removes it: that save can no
+  /// longer commit. The lock is held while the name is removed, and then given back.
+  /// \returns kGone for anything but a regular file. kStorage if the file cannot be opened, locked or removed.
   static base::Result<Probe> probe(const std::string& path, bool remove_if_free);
 
-  /// Is the lock of the tmp of a save seen to be held? Looks only: it takes no lock, not even a shared one for a
-  /// moment, which would make a save that is just beginning kBusy (`create`), or one that looks at this tmp (`probe`).
+  /// Whether the lock of a tmp is seen to be held; false if nothing is there, or no regular file. This takes no lock.
+  /// Even a shared lock that is held for a moment would make a save fail with kBusy if it is just beginning (`create`)
+  /// or looks at this tmp (`probe`).
   ///
-  /// It asks the kernel's list of flocks, and on network file systems the server. So false does not prove that a save
-  /// is dead: not seen is one in another container of this host, or on another host where flock stays on each host.
-  /// Who means to remove anything must `probe`, with a tmp of its own. False for what is gone or no regular file.
+  /// It asks the kernel's list of flocks, and on network file systems the server. False does not prove that a save is
+  /// dead: it may run in another container of this host, or on another host where flock is local to each host. Whoever
+  /// wants to remove anything must create a tmp of its own and call `probe`.
   static base::Result<bool> is_seen_held(const std::string& path);
 
   io::File& file() { return file_; }
-  /// Has nobody removed its name?
+  /// Whether nobody has removed its name.
   bool has_name();
-  /// Removes the name, then lets go of the lock.
+  /// Removes the name, then the lock.
   base::Status remove();
-  /// Lets go of the lock.
+  /// Unlocks and closes the file; the name stays.
   void release();
 
  private:
   static base::Result<LockFile> lock(LockFile lock);
   void track();
-  /// False in a forked child, which thereby lets go of its copy.
+  /// Whether this process has created the file. In a forked child it also drops the child's copy, and returns false.
   bool is_ours();
 
   io::File file_;
-  std::string name_;                                    // in directory_
+  std::string name_;                                    // the name in directory_
   std::shared_ptr<const io::OpenDirectory> directory_;  // null: file_ has a path
   int tracked_ = -1;
   pid_t owner_ = 0;

@@ -8,7 +8,7 @@
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
-#include "csrc/io/patience.h"
+#include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 using base::Code;
 using base::Status;
 
-/// What the file system refused names the file already.
+/// Adds the file's name, unless the status has one: errors of the file system do.
 Status naming(Status status, const std::string& path) {
   return status.path().empty() ? std::move(status).in_file(path) : std::move(status);
 }
@@ -33,12 +33,12 @@ base::Result<ManifestReader> ManifestReader::open(const std::string& directory, 
   const std::string path = io::join(directory, mark_name(scope));
   base::Result<io::File> opened = io::File::open(directory, mark_name(scope), false);
   if (!opened.is_ok()) return mark_failure(opened.status(), path);
-  const io::DeletePatiently end{io_timeout_s > 0};
+  const io::DeleteInBackground end{io_timeout_s > 0};
   const std::shared_ptr<io::File> file(new io::File(std::move(opened.value())), end);
-  const std::shared_ptr<io::Patience> patience(new io::Patience(io_timeout_s), end);
+  const std::shared_ptr<io::IoDeadline> deadline(new io::IoDeadline(io_timeout_s), end);
   BCP_ASSIGN_OR_RETURN(const int64_t file_bytes, file->size());
-  const format::ReadInto read = [file, patience](int64_t offset, int64_t size, char* into) -> Status {
-    BCP_ASSIGN_OR_RETURN(const std::string bytes, patience->run("pread", file->path(), [file, offset, size] {
+  const format::ReadInto read = [file, deadline](int64_t offset, int64_t size, char* into) -> Status {
+    BCP_ASSIGN_OR_RETURN(const std::string bytes, deadline->run("pread", file->path(), [file, offset, size] {
       return file->read(offset, size);
     }));
     std::memcpy(into, bytes.data(), bytes.size());
@@ -98,7 +98,7 @@ base::Result<std::vector<std::string>> ManifestReader::read_names() {
 base::Result<std::vector<format::Chunk>> ManifestReader::read_overlapping(const format::FoundItem& found,
                                                                           const tensor::Box& box) {
   base::Result<std::vector<format::Chunk>> chunks = view_.read_overlapping(found, box);
-  // A box that cannot be is no fault of the file.
+  // A box that is not possible is the caller's error, and not one of the file.
   if (!chunks.is_ok() && chunks.status().code() == Code::kInvalidArgument) return chunks;
   return naming(std::move(chunks), path_);
 }

@@ -12,24 +12,26 @@
 
 namespace bytecheckpoint::engine {
 
-/// The manifest of a checkpoint on disk, of which only what is asked for is read: `open_checkpoint` for a rank that
-/// wants a few of millions of chunks. Failures name the file. Not thread-safe.
+/// Reads parts of the manifest of a checkpoint, for a rank that needs a few of millions of chunks: `open_checkpoint`
+/// would read all of it.
+///
+/// Every call reads only the blocks of the manifest that it needs. Errors name the file. Not thread-safe.
 class ManifestReader {
  public:
-  /// Reads trailer, block table and the first block.
-  /// \returns kNotFound without a commit mark; kUnsupported for one without our trailer, of which `open_checkpoint`
-  /// can tell more; kCorrupt, kVersion, kStorage.
-  /// \param io_timeout_s  Of silence, after which each call gives the storage up; 0: never. This one takes what it
-  /// takes.
+  /// Reads the trailer, the block table and the first block.
+  /// \param io_timeout_s  This and later calls fail if the storage has not answered a read for so long; 0: never.
+  /// Opening the file has no limit.
+  /// \returns kNotFound without a commit mark. kUnsupported for a mark without our trailer: `open_checkpoint` can say
+  /// more about it. kCorrupt. kVersion. kStorage.
   static base::Result<ManifestReader> open(const std::string& directory, Scope scope = {}, double io_timeout_s = 0);
 
-  /// Everything but items and planner data.
+  /// Reads everything but items and planner data.
   base::Result<format::Manifest> read_head();
-  /// An item with those of its chunks that share elements with any of `boxes`, each once, in the order of the manifest;
-  /// of bytes, with its chunk.
+  /// Reads an item with the chunks that overlap any of `boxes`, each chunk once, in the order of the manifest. An item
+  /// of bytes comes with its one chunk.
   base::Result<format::Item> read_part(const format::FoundItem& found, const std::vector<tensor::Box>& boxes);
 
-  // As of ManifestView.
+  // See the functions of the same names of `format::ManifestView`.
   base::Result<format::Item> read_boxes(uint64_t number);
   base::Result<std::optional<format::FoundItem>> find_item(std::string_view fqn);
   base::Result<std::vector<std::string>> read_names();

@@ -9,10 +9,11 @@
 
 namespace bytecheckpoint::engine {
 
-/// Names of all files that a commit mark in `directory` refers to.
+/// Returns the names of all data files that any commit mark in `directory` refers to.
 ///
-/// \param listing  Names in the directory: `.metadata` is looked for in any case, marks of single ranks only here.
-/// \returns what `open_checkpoint` fails with, if a mark is there and cannot be read.
+/// \param listing  Names in the directory. Marks of single ranks are taken from it; `.metadata` is looked for in any
+/// case.
+/// \returns the error of `open_checkpoint` if a mark is there and cannot be read.
 base::Result<std::unordered_set<std::string>> named_files(const std::string& directory,
                                                           const std::vector<std::string>& listing);
 

@@ -15,7 +15,7 @@ bool consume(std::string_view* name, std::string_view prefix) {
   return true;
 }
 
-/// Leaves `name` alone if it does not begin with a rank.
+/// Removes `__{rank}` from the start of `name`. Changes nothing, and returns false, if it does not begin so.
 bool consume_rank(std::string_view* name, uint32_t* rank) {
   std::string_view rest = *name;
   if (!consume(&rest, "__")) return false;

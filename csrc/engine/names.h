@@ -8,33 +8,36 @@
 
 #include "csrc/base/bytes.h"
 
-// Names in a checkpoint directory beside those of data files, which the format knows.
+// The names in a checkpoint directory, except those of data files, which `format/data_file.h` defines. All functions
+// are pure.
 
 namespace bytecheckpoint::engine {
 
-/// For whom a save commits: for all ranks together, or for one rank that saves on its own (`use_collectives=False`).
+/// For whom a save commits: empty for all ranks together; a rank if that rank saves on its own
+/// (`use_collectives=False`).
 using Scope = std::optional<uint32_t>;
 
-/// Do saves of these scopes get into each other's way? Single ranks do not: their files have different names.
+/// Whether saves of these scopes conflict. Those of two single ranks do not, because their files have different names.
 inline bool concerns(Scope a, Scope b) {
   return !a.has_value() || !b.has_value() || *a == *b;
 }
 
 inline constexpr std::string_view kMetadataName = ".metadata";
 
-/// The commit mark: `.metadata`, or `__{rank}.metadata`.
+/// Returns the name of the commit mark: `.metadata`, or `__{rank}.metadata`.
 std::string mark_name(Scope scope);
-/// Is `name` the commit mark of one rank? \param rank  Receives which; may be null.
+/// Whether `name` is the commit mark of one rank. \param rank  Receives that rank; may be null.
 bool is_rank_metadata_name(std::string_view name, uint32_t* rank = nullptr);
 
-/// `.metadata.{32 hex digits}.tmp`, or `__{rank}.metadata.{32 hex digits}.tmp`.
+/// Returns `.metadata.{32 hex digits}.tmp`, or `__{rank}.metadata.{32 hex digits}.tmp`.
 std::string tmp_name(const base::Id& save_id, Scope scope = {});
-/// Is `name` one that `tmp_name` makes? \param scope  Receives whose it is; may be null.
+/// Whether `name` is one that `tmp_name` returns. \param scope  Receives the scope of its save; may be null.
 bool is_tmp_name(std::string_view name, Scope* scope = nullptr);
 
-/// Is `name` a data file of our naming that a save of `scope` may write, and so sweep?
+/// Whether `name` is a data file of ours that a save of `scope` may write, and so may sweep.
 bool is_data_file_of(Scope scope, std::string_view name);
-/// Is `name` a data file of ours, one that stock DCP writes (`__{rank}_{n}.distcp`), or a tmp of a mark of stock DCP?
+/// Whether `name` is a data file of ours, a data file of stock DCP (`__{rank}_{n}.distcp`), or the tmp of stock DCP's
+/// `.metadata`.
 bool is_data_file_of_any_writer(std::string_view name);
 
 }  // namespace bytecheckpoint::engine

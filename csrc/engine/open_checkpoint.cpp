@@ -21,8 +21,8 @@ using base::text;
 constexpr int64_t kLargeMarkBytes = 64 << 20;
 constexpr char kPickleProto = '\x80', kPickleStop = '.';
 
-/// Does the file begin like ours? One that is absent or not to be read tells nothing; storage that fails may hide that
-/// it does.
+/// Whether the file begins like a data file of ours. No for one that is absent or may not be read. If the storage
+/// fails, so does this: the failure may hide a file of ours.
 base::Result<bool> is_our_data(const std::string& directory, const std::string& name) {
   const auto may_be_ours = [](const Status& failure) -> base::Result<bool> {
     constexpr int kTellNothing[] = {ENOENT, ENOTDIR, EISDIR, EINVAL, ENXIO, EACCES, EPERM, ENAMETOOLONG};
@@ -38,7 +38,7 @@ base::Result<bool> is_our_data(const std::string& directory, const std::string& 
   return magic.value() == format::kDataMagic;
 }
 
-/// Does any file in `directory` begin like ours?
+/// Whether any `.distcp` file in `directory` begins like a data file of ours.
 base::Result<bool> has_our_data(const std::string& directory) {
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::list_directory(directory));
   for (const std::string& name : names) {
@@ -60,7 +60,8 @@ bool has_our_save_id(const format::Tree& storage_meta) {
   return false;
 }
 
-/// A metadata file of ours that lost its trailer, rather than another writer's? Our save id or a file of ours tells.
+/// Whether this is a metadata file of ours that lost its trailer, and not that of another writer. Our save id in it
+/// tells, or a data file of ours.
 base::Result<bool> lost_its_trailer(const std::string& directory, const std::string& bytes,
                                     const base::Result<format::Manifest>& foreign) {
   if (!foreign.is_ok()) {
@@ -68,7 +69,7 @@ base::Result<bool> lost_its_trailer(const std::string& directory, const std::str
     return has_our_data(directory);
   }
   if (has_our_save_id(foreign.value().foreign->storage_meta)) return true;
-  // Files that it does not name may be left from a save of ours that stock DCP has saved over.
+  // Only files that it names count: others may be left from a save of ours that stock DCP has replaced.
   for (const format::FileEntry& file : foreign.value().files) {
     BCP_ASSIGN_OR_RETURN(const bool is_ours, is_our_data(directory, file.name));
     if (is_ours) return true;
@@ -97,7 +98,7 @@ base::Result<format::Manifest> open_foreign(const std::string& directory, const 
   return foreign.status().in_file(path);
 }
 
-/// Before all of a large mark is read into memory: a file may claim any length, and have holes.
+/// Checks a large mark before all of it is read into memory, because a file may claim any length, and have holes.
 Status check_large(io::File& file, int64_t size) {
   BCP_ASSIGN_OR_RETURN(const std::string first, file.read(0, 1));
   BCP_ASSIGN_OR_RETURN(const std::string last,

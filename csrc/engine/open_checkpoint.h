@@ -9,26 +9,29 @@
 
 namespace bytecheckpoint::engine {
 
+/// What to read, and how much of it to check.
 struct OpenOptions {
-  Scope scope;                    // whose commit mark to read
-  bool check_pickle = false;      // also the part of ours that only stock readers use
-  bool accept_rewritten = false;  // take the pickle for the truth where our files lost their manifest
+  Scope scope;                    // the commit mark to read
+  bool check_pickle = false;      // also check the pickle in our metadata, which only stock readers use
+  bool accept_rewritten = false;  // if our manifest is gone but our data files are there, trust the pickle
 };
 
-/// The bytes of a commit mark. \returns kNotFound without one; kStorage.
+/// Reads all bytes of a commit mark. \returns kNotFound if there is none. kCorrupt for a large file that is no
+/// metadata. kStorage.
 base::Result<std::string> read_mark(const std::string& directory, Scope scope);
-/// Why the mark at `path` could not be opened: kNotFound where nothing is there, otherwise `status`.
+/// Turns the error of opening the mark at `path` into kNotFound if nothing is there; else returns `status`.
 base::Status mark_failure(base::Status status, const std::string& path);
-/// What `open_checkpoint` makes of them.
+/// Decodes and checks the bytes of a commit mark, as `open_checkpoint` does.
 base::Result<format::Manifest> decode_mark(const std::string& directory, const std::string& bytes,
                                            const OpenOptions& options);
 
-/// Reads and checks the manifest of the checkpoint in `directory`, or what the pickle of another writer says. Nothing
-/// of a pickle is run.
+/// Reads and checks the manifest of the checkpoint in `directory`. For the checkpoint of another writer it makes a
+/// manifest from the pickle, as data: nothing in a pickle is ever run. Reads the commit mark; of the data files it
+/// reads only some first bytes, and those only of checkpoints that are not ours.
 ///
-/// \returns kNotFound without a commit mark; kCorrupt for one that is damaged, also where our own trailer is missing
-/// but our files are there: losing the trailer must not lose the checks; kUnsupported for a foreign one that asks for
-/// more than data; kVersion; kStorage.
+/// \returns kNotFound without a commit mark. kCorrupt for a damaged mark. Also kCorrupt if our trailer is missing but
+/// data files of ours are there: losing the trailer must not switch the checks off (see `accept_rewritten`).
+/// kUnsupported for another writer's mark that needs more than data. kVersion. kStorage.
 base::Result<format::Manifest> open_checkpoint(const std::string& directory, const OpenOptions& options = {});
 
 }  // namespace bytecheckpoint::engine

@@ -9,7 +9,7 @@ namespace bytecheckpoint::engine {
 
 base::Result<base::Id> draw_id() {
   base::Id id;
-  // Up to 256 bytes come whole or not at all.
+  // The kernel returns up to 256 bytes whole or not at all.
   while (::getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) {
     if (errno != EINTR) return base::Status::storage("getrandom", "kernel", "16 bytes", errno);
   }

@@ -6,7 +6,8 @@
 
 namespace bytecheckpoint::engine {
 
-/// 16 bytes from the kernel's generator: ids must differ between machines that start alike.
+/// Returns 16 random bytes from the kernel. A seeded generator would not do: ids must differ between machines that
+/// start alike.
 base::Result<base::Id> draw_id();
 
 }  // namespace bytecheckpoint::engine

@@ -22,11 +22,11 @@ base::Result<std::unique_ptr<Removal>> Removal::begin(std::shared_ptr<const io::
   if (tmp.is_ok()) {
     removal->tmp_ = std::move(tmp.value());
   } else if (error == ENOSPC || error == EDQUOT) {
-    removal->tmp_name_.clear();  // a prune is what frees space
+    removal->tmp_name_.clear();  // goes on without a tmp: removing is what frees space
   } else {
     return tmp.status();
   }
-  // From here on the destructor removes our tmp if anything fails.
+  // The destructor removes our tmp if anything fails from here on.
   BCP_RETURN_IF_ERROR(refuse_live_saves(directory->path(), removal->tmp_name_, {}, /*take_over=*/false));
   return removal;
 }
@@ -51,7 +51,7 @@ base::Result<int64_t> Removal::remove_marks() {
     if (name == kMetadataName) marks.emplace_back(Scope(), name);
     if (is_rank_metadata_name(name, &rank)) marks.emplace_back(rank, name);
   }
-  // By rank, since parts without that of rank 0 do not look whole; `.metadata` last, since it hides parts.
+  // Ascending by rank, since parts without rank 0's do not count as whole. `.metadata` last, since it hides the parts.
   std::sort(marks.begin(), marks.end(), [](const auto& a, const auto& b) {
     return std::make_pair(!a.first.has_value(), a.first) < std::make_pair(!b.first.has_value(), b.first);
   });
@@ -72,8 +72,8 @@ Status Removal::finish() {
   return tmp_name_.empty() ? Status::ok() : tmp_.remove();
 }
 
-base::Result<io::Removed> remove_entry(const io::OpenDirectory& in, const std::string& name, Removal* right,
-                                       const std::function<Status()>& may_go_on, bool dry_run) {
+base::Result<io::RemovalOutcome> remove_entry(const io::OpenDirectory& in, const std::string& name, Removal* right,
+                                              const std::function<Status()>& may_go_on, bool dry_run) {
   io::RemovalRules rules;
   rules.dry_run = dry_run;
   rules.may_go_on = [&] {

@@ -12,34 +12,36 @@
 
 namespace bytecheckpoint::engine {
 
-/// The right to remove what a checkpoint directory holds: the same right that a save takes, so that no save begins
-/// there meanwhile, and none is removed that lives. Not thread-safe.
-///
-/// All of it happens in the directory that was open when it began, whatever its path leads to meanwhile.
+/// The right to remove a checkpoint: the same right that a save takes (`commit.h`). So no save can begin there
+/// meanwhile, and the checkpoint of a live save is never removed. Not thread-safe.
 ///
 ///     begin -> look at what is there -> remove_marks -> (the caller removes everything else) -> finish
 ///
-/// The commit marks go first, and that is on disk before anything else goes: what is half removed does not load, nor
-/// does power loss bring back a mark whose files are gone. From then on the tmp, free once its process has ended, says
-/// of the directory that nobody will finish what is there: a later removal does. Before, the destructor removes it.
+/// Everything happens in the directory that was open at `begin`, whatever its path leads to later.
+///
+/// The commit marks go first, and their removal is synced before anything else goes. A checkpoint that is half removed
+/// thus does not load, and power loss does not bring back a mark whose files are gone. Once a mark is gone, the tmp
+/// stays until `finish`: if the process ends before, the tmp with its free lock says that the rest can be removed,
+/// which a later removal does. If no mark was removed yet, the destructor removes the tmp.
 class Removal {
  public:
-  /// \returns kBusy if a save, or another removal, lives there; kStorage. Then nothing of ours is left.
+  /// Creates and locks a tmp.
+  /// \returns kBusy if a save or another removal lives there. kStorage. After a failure nothing of ours is left.
   static base::Result<std::unique_ptr<Removal>> begin(std::shared_ptr<const io::OpenDirectory> directory);
   ~Removal();
 
-  /// Name of our tmp; empty on a disk too full for one, where no save can begin either.
+  /// Name of our tmp. It is empty if the disk is too full to create one; no save can begin there then.
   const std::string& tmp() const { return tmp_name_; }
 
-  /// Removes `__{rank}.metadata`, the lowest rank first, then `.metadata`, and syncs the directory.
-  /// \returns their bytes; kSuperseded if a save with `take_over` took the right; kStorage: nothing else may then be
-  /// removed.
+  /// Removes every `__{rank}.metadata`, the lowest rank first, then `.metadata`, and syncs the directory.
+  /// \returns the bytes of the removed marks. kSuperseded if a save with `take_over` took the right. kStorage. After a
+  /// failure nothing else may be removed.
   base::Result<int64_t> remove_marks();
 
-  /// kSuperseded if a save with `take_over` took the right: what is there from now on is its.
+  /// \returns kSuperseded if a save with `take_over` took the right: what is there from now on belongs to that save.
   base::Status check_right();
 
-  /// Removes the tmp: everything else is gone, or is to stay.
+  /// Removes the tmp. Call it when everything else is gone, or is to stay.
   base::Status finish();
 
  private:
@@ -49,15 +51,17 @@ class Removal {
   const std::shared_ptr<const io::OpenDirectory> directory_;
   std::string tmp_name_;
   LockFile tmp_;
-  bool is_begun_ = false;  // a mark is gone, or there was none: the tmp has to say so
+  bool is_begun_ = false;  // marks may be gone: from now on only `finish` removes the tmp
 };
 
-/// Removes one entry of a directory that is to go, but no directory that holds a checkpoint, wherever below it.
+/// Removes one entry of a directory, with all that is below it. A directory that holds a checkpoint of its own, at any
+/// depth, is left whole.
 ///
-/// \param right       Checked before each step; null if the caller holds none there.
-/// \param may_go_on   As of `io::RemovalRules`.
-/// \returns kSuperseded, or what `may_go_on` failed with.
-base::Result<io::Removed> remove_entry(const io::OpenDirectory& in, const std::string& name, Removal* right,
-                                       const std::function<base::Status()>& may_go_on, bool dry_run);
+/// \param right  Checked before each step; null if the caller holds none there.
+/// \param may_go_on  See `io::RemovalRules`.
+/// \param dry_run  Only look, and say what would be removed.
+/// \returns kSuperseded if the right is gone, or the error of `may_go_on`.
+base::Result<io::RemovalOutcome> remove_entry(const io::OpenDirectory& in, const std::string& name, Removal* right,
+                                              const std::function<base::Status()>& may_go_on, bool dry_run);
 
 }  // namespace bytecheckpoint::engine

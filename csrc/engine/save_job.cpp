@@ -2,8 +2,11 @@
 #include "csrc/engine/save_job.h"
 
 #include <chrono>
+#include <thread>
 
 #include "csrc/base/failpoint.h"
+#include "csrc/base/named_thread.h"
+#include "csrc/base/niceness.h"
 #include "csrc/engine/random_id.h"
 #include "csrc/format/zip_record.h"
 #include "csrc/io/directory.h"
@@ -13,10 +16,11 @@
 namespace bytecheckpoint::engine {
 namespace {
 
-/// Files that are complete, and still open. A process has few descriptors, and a save of many tensors many files.
+/// Most files that are complete and still open. A process has few descriptors, and a save of many tensors may have many
+/// files.
 constexpr size_t kMaxUnsettled = 64;
 
-/// Adds the time it lives to a counter of seconds.
+/// Adds its lifetime to a counter of seconds.
 class Stopwatch {
  public:
   explicit Stopwatch(double* seconds) : seconds_(seconds), begin_(std::chrono::steady_clock::now()) {}
@@ -38,7 +42,7 @@ SaveJob::SaveJob(SaveOptions options, staging::BorrowedRing ring)
     : options_(std::move(options)),
       ring_(std::move(ring)),
       free_slots_(static_cast<size_t>(ring_->num_slots())),
-      patience_(options_.io_timeout_s) {
+      deadline_(options_.io_timeout_s) {
   for (int slot = 0; slot < ring_->num_slots(); ++slot) free_slots_.push(slot);
   const io::WriterOptions writing{options_.num_io_threads, static_cast<size_t>(ring_->num_slots()), options_.niceness,
                                   options_.bytes_per_s, options_.io_timeout_s};
@@ -54,14 +58,14 @@ base::Result<FileImage*> SaveJob::image_for_record() {
     BCP_ASSIGN_OR_RETURN(id.file_id, draw_id());
     id.rank = options_.rank;
     id.number = static_cast<uint32_t>(images_.size());
-    // Noted first: a file that was created by a call that then failed must be found by the clean-up.
+    // Noted before the call: if it creates the file and then fails, the clean-up must find the file.
     file_names_.push_back(format::data_file_name(id));
     BCP_ASSIGN_OR_RETURN(auto image, FileImage::create(options_.directory, id, options_.direct_io,
-                                                       {&*ring_, &free_slots_, writer_.get(), &patience_}));
+                                                       {&*ring_, &free_slots_, writer_.get(), &deadline_}));
     images_.push_back(std::move(image));
     image_open_ = true;
     if (images_.size() == 1) {
-      BCP_RETURN_IF_ERROR(patience_.run("fallocate", options_.directory, [this, first = images_.back().get()] {
+      BCP_RETURN_IF_ERROR(deadline_.run("fallocate", options_.directory, [this, first = images_.back().get()] {
         return options_.one_file_a_record ? io::check_room(options_.directory, options_.expected_bytes)
                                           : first->reserve(options_.expected_bytes);
       }));
@@ -91,7 +95,8 @@ base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& b
   BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record());
   BCP_ASSIGN_OR_RETURN(const format::ZipRecord zip,
                        format::ZipRecord::layout(view.dtype, view.sizes, image->position()));
-  // A part of what was staged, or what lies there in another order, is checked before it is copied.
+  // A view of a part of a staged tensor, or one in another order, is checked here, before it is copied. A whole staged
+  // tensor has a CRC to compare below.
   const staging::KnownBytes known = staging::find_staged(view);
   BCP_RETURN_IF_ERROR(known.status);
   uint32_t data_crc = 0;
@@ -105,6 +110,23 @@ base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& b
        {format::RecordKind::kTensor, view.dtype, 0, zip.record_offset(), zip.record_bytes(), zip.data_offset(),
         zip.data_bytes()});
   return base::Status::ok();
+}
+
+base::Status SaveJob::append_tensors(const std::vector<TensorToWrite>& tensors) {
+  const auto append_all = [&] {
+    for (const TensorToWrite& each : tensors) {
+      base::Status outcome = append_tensor(*each.fqn, *each.box, each.view);
+      if (!outcome.is_ok()) return std::move(outcome).with_context("while saving '" + *each.fqn + "'");
+    }
+    return base::Status::ok();
+  };
+  if (options_.niceness == 0) return append_all();
+  base::Status outcome;
+  base::named_thread("bcp-append", [&] {
+    base::add_niceness(options_.niceness);
+    outcome = append_all();
+  }).join();
+  return outcome;
 }
 
 base::Status SaveJob::append_bytes(const std::string& fqn, std::string_view bytes) {
@@ -134,7 +156,7 @@ base::Result<format::WriteResult> SaveJob::finish() {
   }
   BCP_FAILPOINT(kWriteDataDone);
   const Stopwatch watch(&stats_.sync_s);
-  BCP_RETURN_IF_ERROR(patience_.run("fsync", options_.directory, [this] { return settle_all(); }));
+  BCP_RETURN_IF_ERROR(deadline_.run("fsync", options_.directory, [this] { return settle_all(); }));
   for (const auto& image : images_) {
     result_.files.push_back(image->entry());
     stats_.bytes_written += image->entry().bytes;
@@ -149,13 +171,13 @@ base::Status SaveJob::settle_if_many() {
     BCP_RETURN_IF_ERROR(writer_->drain());
   }
   const Stopwatch watch(&stats_.sync_s);
-  return patience_.run("fsync", options_.directory, [this] { return settle_finished(); });
+  return deadline_.run("fsync", options_.directory, [this] { return settle_finished(); });
 }
 
 base::Status SaveJob::settle_finished() {
   for (const size_t end = images_.size() - (image_open_ ? 1 : 0); num_settled_ < end; ++num_settled_) {
     BCP_RETURN_IF_ERROR(images_[num_settled_]->settle(options_.sync));
-    patience_.answered();
+    deadline_.answered();
   }
   return base::Status::ok();
 }

@@ -8,63 +8,98 @@
 #include "csrc/base/status.h"
 #include "csrc/engine/file_image.h"
 #include "csrc/format/write_result.h"
-#include "csrc/io/patience.h"
+#include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::engine {
 
+/// How one rank writes its data files.
 struct SaveOptions {
   std::string directory;
   uint32_t rank = 0;
   bool direct_io = true;
-  bool sync = true;                // fsync files and directory before the result is handed in
-  bool one_file_a_record = false;  // else one file a rank
+  bool sync = true;                // fsync files and directory before `finish` returns
+  bool one_file_a_record = false;  // true: a file for each record; false: one file a rank
   int num_io_threads = 1;
-  int64_t ring_bytes = staging::kDefaultRingBytes;  // rounded up to whole slots, at least two
-  int64_t expected_bytes = 0;                       // space to ask for before the first byte
-  int niceness = 0;                                 // added to that of the threads that write
-  int64_t bytes_per_s = 0;                          // most that are written; 0: as fast as the storage takes them
-  double io_timeout_s = 0;                          // of silence, after which the storage is given up; 0: never
+  int64_t ring_bytes = staging::kDefaultRingBytes;  // memory of the ring: whole slots, at least two
+  int64_t expected_bytes = 0;                       // disk space to reserve before the first byte is written
+  int niceness = 0;                                 // added to the niceness of the threads that write
+  int64_t bytes_per_s = 0;                          // limit of the write speed; 0: as fast as the storage takes them
+  double io_timeout_s = 0;  // a call fails if the storage has not answered for so long; 0: never
 };
 
+/// A tensor to write: `box` of the tensor `fqn`, with the elements of `view`. Borrows both names and memory.
+struct TensorToWrite {
+  const std::string* fqn;
+  const tensor::Box* box;
+  tensor::StridedView view;
+};
+
+/// What a SaveJob has done so far, and for how long the calling thread was in each stage.
 struct SaveStats {
   int64_t num_records = 0;
   int64_t bytes_written = 0;
-  double stage_s = 0;  // copying and summing, waiting for slots included
-  double flush_s = 0;  // waiting for the last writes
-  double sync_s = 0;
+  double stage_s = 0;  // copying and computing CRCs, waiting for slots included
+  double flush_s = 0;  // waiting for writes
+  double sync_s = 0;   // making files final: size, fsync, close
 };
 
-/// One rank's part of a save: records in, durable data files out. The coordinator's part is Commit.
+/// Writes the data files of one rank: takes records, and leaves durable files. The coordinator's part is `Commit`.
 ///
-///     append_* : lay out -> stage (merge + CRC into slots) -> write, by the writer's threads, beside the next stage;
-///                of one file a record, those that are complete are synced and closed before too many are open
-///     finish   : trailer -> last writes -> fsync of files and directory -> WriteResult
+///     append_*   lay out the record -> merge it into slots, with CRCs -> hand full slots to the writer's threads
+///     finish     block table and trailer -> wait for the last writes -> fsync of files and directory -> WriteResult
 ///
-/// Tensor records come before all others. After any failure the job only ends; the files it made belong to the
-/// coordinator, which reads their names from `file_names`. Not thread-safe; blocks without needing the GIL.
+/// The calling thread fills slots of the ring while the writer's threads write others. A slot belongs to one side at a
+/// time, and goes round between them through two bounded queues:
 ///
-/// The destructor waits for calls that the storage has not answered, and closes files: see `io::DeletePatiently`.
+///     free slots ---> calling thread: gathers strided memory into the slot, CRC of each block ---> full slots
+///         ^                                                                                            |
+///         +------------ writer's threads: write the slot to its place in the file <--------------------+
+///
+///     file    |head|record 0  |record 1                         |record 2    |table|trailer|
+///     blocks  |    |    |    |    |    |    |    |    |    |    |    |    |  |  256 KiB, one CRC each
+///     slots   |                   |                   |                   |                |  8 MiB: 32 blocks
+///
+/// No block lies in two slots. The memory of a save is the ring, however large the state is. With one file a record,
+/// files that are complete are synced and closed before too many of them are open.
+///
+/// Tensor records come before all others. After a failure the owner only ends the job. Its files belong to the
+/// coordinator, which deletes them by `file_names`.
+///
+/// Thread safety: any thread may call `cancel` and `bytes_done`; one thread at a time calls all else. Calls block for
+/// I/O and need no GIL.
+///
+/// The destructor waits for calls that the storage has not answered, and closes files: an owner that must not wait
+/// deletes the job with `io::DeleteInBackground`.
 class SaveJob {
  public:
+  /// Borrows a ring and starts the writer's threads. Creates no file yet. \returns kStorage if there is no memory for a
+  /// ring.
   static base::Result<std::unique_ptr<SaveJob>> start(SaveOptions options);
   ~SaveJob();
 
-  /// The view's memory may change again when this returns.
+  /// Appends a tensor record: `box` of the tensor `fqn`, with the elements of `view`. When this returns, they are
+  /// copied, but need not be on disk. The memory of the view may change again.
+  /// \returns kCorrupt if the view is staged memory that changed since it was staged. kStorage, also for an earlier
+  /// write that failed. kCancelled.
   base::Status append_tensor(const std::string& fqn, const tensor::Box& box, const tensor::StridedView& view);
-  /// A record of the planner's own bytes.
+  /// Appends all of `tensors`, in their order. With a niceness it does so in a thread that has it, and waits for that:
+  /// the calling thread runs Python, and if it waited for a core, others would wait for its GIL.
+  /// \returns what `append_tensor` returned for the first that failed, with its FQN.
+  base::Status append_tensors(const std::vector<TensorToWrite>& tensors);
+  /// Appends a record of bytes that the planner made.
   base::Status append_bytes(const std::string& fqn, std::string_view bytes);
-  /// A record of what torch.save made of a tensor that is not plain.
+  /// Appends a record of what `torch.save` made of a tensor that is not plain.
   base::Status append_opaque(const std::string& fqn, const tensor::Box& box, std::string_view archive);
-  /// Ends the files and makes them durable.
+  /// Ends the files, waits until all is written, and makes it durable.
+  /// \returns the files and records, for the coordinator. kStorage. kCancelled.
   base::Result<format::WriteResult> finish();
 
-  int niceness() const { return options_.niceness; }
-  /// Of all files created so far, whatever became of them.
+  /// Names of all files that were created so far, whatever became of them.
   const std::vector<std::string>& file_names() const { return file_names_; }
   const SaveStats& stats() const { return stats_; }
-  /// Bytes that have left for the files so far. Any thread, as `cancel`, unlike all else.
+  /// Bytes written to files so far. Any thread.
   int64_t bytes_done() const { return writer_->bytes_written(); }
-  /// The call under way, or the next one, fails with kCancelled.
+  /// Makes the call under way, or the next one, fail with kCancelled. Any thread.
   void cancel() { writer_->cancel(); }
 
  private:
@@ -82,12 +117,12 @@ class SaveJob {
   const SaveOptions options_;
   staging::BorrowedRing ring_;
   base::BoundedQueue<int> free_slots_;
-  // Declared after what its threads use: destroyed, and so joined, first.
+  // Declared after what its threads use: it is destroyed first, which joins them.
   std::vector<std::unique_ptr<FileImage>> images_;
   std::unique_ptr<io::Writer> writer_;
-  io::Patience patience_;
-  bool image_open_ = false;  // the last of images_
-  size_t num_settled_ = 0;   // the first of images_
+  io::IoDeadline deadline_;
+  bool image_open_ = false;  // the last of images_ still takes records
+  size_t num_settled_ = 0;   // how many of images_, from the first, are synced and closed
   std::vector<std::string> file_names_;
   format::WriteResult result_;
   SaveStats stats_;

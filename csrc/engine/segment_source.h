@@ -17,34 +17,38 @@
 
 namespace bytecheckpoint::engine {
 
-/// Data files of a load by number, each looked at when it is first asked for. Safe from any thread.
+/// The data files of a load, by number. Each is opened and checked when it is first asked for. Thread-safe.
 class SourceFiles {
  public:
-  /// \param manifest  Of the checkpoint in `directory`; outlives this.
+  /// \param manifest  Of the checkpoint in `directory`; must outlive this.
   SourceFiles(std::string directory, const format::Manifest& manifest);
 
+  /// Opens and checks a file, once. \returns the errors of `SourceFile::open`.
   base::Result<std::shared_ptr<const SourceFile>> get(uint32_t file);
-  /// Null for one that has not been looked at. Does not wait for a thread that looks at another.
+  /// Returns null for a file that `get` has not opened. Does not wait for a thread that opens another file.
   std::shared_ptr<const SourceFile> find(uint32_t file);
 
  private:
   const std::string directory_;
   const format::Manifest& manifest_;
-  base::Mutex looking_;  // held while a file is looked at, so that each is looked at once; taken before the other
+  base::Mutex looking_;  // held while a file is opened, so that each is opened once; locked before mutex_
   base::Mutex mutex_;
   std::unordered_map<uint32_t, std::shared_ptr<const SourceFile>> files_ BCP_GUARDED_BY(mutex_);
 };
 
-/// Bytes that a file has of a segment: the last block of the records is short.
+/// Returns how many bytes of a segment the file has: the last block of the records is short.
 int64_t bytes_there(const planner::ReadSegment& segment, const SourceFile& file);
 
-/// Hands out segments in order as requests, each file opened when its first segment is due. One thread at a time.
+/// Hands out segments in order, as requests for a `Reader`. Opens each file when its first segment is due. Not
+/// thread-safe.
 class SegmentSource {
  public:
-  /// \param segments  Ascending by file. They and `files` outlive this. A request's tag is the segment's place.
+  /// \param segments  Ascending by file. They and `files` must outlive this. The tag of a request is the segment's
+  /// position.
   SegmentSource(SourceFiles* files, bool direct_io, std::vector<const planner::ReadSegment*> segments);
 
-  /// \returns nothing at the end.
+  /// Returns the next request; nothing at the end. \returns kCorrupt for a segment behind the records, or an error of
+  /// opening.
   base::Result<std::optional<io::ReadRequest>> next();
 
  private:
@@ -52,7 +56,7 @@ class SegmentSource {
   const bool direct_io_;
   const std::vector<const planner::ReadSegment*> segments_;
   size_t next_ = 0;
-  std::shared_ptr<const SourceFile> source_;  // of the segment before
+  std::shared_ptr<const SourceFile> source_;  // the file of the segment before
   std::shared_ptr<io::File> file_;
 };
 

@@ -16,7 +16,7 @@ using base::text;
 
 namespace {
 
-/// Are `segments` exactly the blocks of `ranges`?
+/// Whether `segments` are exactly the blocks of `ranges`.
 bool cover(const std::vector<planner::ReadSegment>& segments, const std::vector<planner::BlockRange>& ranges) {
   size_t s = 0;
   for (const planner::BlockRange& range : ranges) {
@@ -105,9 +105,9 @@ base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const pl
   BCP_ASSIGN_OR_RETURN(staging::BorrowedRing ring, staging::BorrowedRing::borrow(job->options().ring_bytes));
   const int num_slots = ring->num_slots();
   run->num_own_slots_ = to_read.empty() ? 0 : stats.bytes_received == 0 ? num_slots : num_slots - num_slots / 2;
-  run->reading_ = ReadingHolder(
-      new Reading(job->options().reading(), job->manifest(), std::move(ring), std::move(to_read), run->num_own_slots_),
-      io::DeletePatiently{job->options().io_timeout_s > 0});
+  run->reading_ = ReadPipelineHolder(new ReadPipeline(job->options().reading(), job->manifest(), std::move(ring),
+                                                      std::move(to_read), run->num_own_slots_),
+                                     io::DeleteInBackground{job->options().io_timeout_s > 0});
   return run;
 }
 

@@ -9,65 +9,70 @@
 
 #include "csrc/base/status.h"
 #include "csrc/engine/load_job.h"
-#include "csrc/engine/reading.h"
+#include "csrc/engine/read_pipeline.h"
 #include "csrc/planner/share_plan.h"
 #include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::engine {
 
-/// A unit that this rank wants, and what it wants it for.
+/// A segment that this rank wants. One rank, the owner, reads it and sends it to all others that want it.
 struct SharedUnit {
   planner::ReadSegment segment;
   uint32_t owner = 0;
   std::vector<uint32_t> wanted_by;  // ascending, this rank included
 };
 
-/// The units of a plan that `rank` wants, in its order, without what they are wanted for.
+/// Returns the units of a plan that `rank` wants, in the order of the plan. Their `segment.wanted` is empty.
 std::vector<SharedUnit> units_of(const planner::SharePlan& plan, uint32_t rank);
 
-/// One rank's part of a load that several ranks read together, in steps: whoever calls moves the bytes between ranks.
+/// One rank's part of a load in which several ranks read each block once. It goes in steps: the caller moves the bytes
+/// between ranks.
 ///
-///     its own units    next_own -> send slot to all who want it -> scatter -> release, when it has been sent
-///     those of others  receive into a slot -> check -> scatter
+///     own units      next_own -> send the slot to all who want it -> scatter -> release, once it is sent
+///     other units    receive into a slot -> check -> scatter
 ///
-/// Own units are read ahead, in the threads of a Reader, and handed out in order, verified. The ring is divided: slots
-/// below `num_own_slots` are for reading, the others are the caller's to receive into. Takes the destinations of `job`
-/// and forgets them at the end. Not thread-safe.
+///     ring   | slots 0 .. num_own_slots - 1       | num_own_slots .. num_slots - 1          |
+///            | the Reader's threads fill them     | the caller receives into them           |
+///
+/// Own units are read ahead by the threads of a `Reader`, and handed out in order, verified. The run fills the
+/// destinations of `job`, and forgets them at the end. Not thread-safe.
 class SharedRun {
  public:
-  /// A unit of this rank that lies in a slot.
+  /// An own unit that was read into a slot.
   struct Own {
     size_t unit = 0;
     int slot = -1;
     int64_t bytes = 0;
   };
 
-  /// \param job   Outlives the run.
-  /// \param plan  Of all ranks, made of `wanted_blocks(job)` for this one.
-  /// \returns kInvalidArgument for a plan without what the destinations need; kStorage without memory.
+  /// \param job   Must outlive the run.
+  /// \param plan  Of all ranks, made from `wanted_blocks(job)` of each of them.
+  /// \returns kInvalidArgument if the plan lacks blocks that the destinations need. kStorage if there is no memory.
   static base::Result<std::unique_ptr<SharedRun>> start(LoadJob* job, const planner::SharePlan& plan, uint32_t rank);
   ~SharedRun();
   SharedRun(const SharedRun&) = delete;
   SharedRun& operator=(const SharedRun&) = delete;
 
-  /// In the order in which this rank meets them; all ranks that share two units meet them in the same order.
+  /// In the order in which this rank handles them. Any two ranks that share two units handle these in the same order.
   const std::vector<SharedUnit>& units() const { return units_; }
 
+  /// Slots [0, num_own_slots()) are for own units, [num_own_slots(), num_slots()) for received ones.
   int num_own_slots() const { return num_own_slots_; }
   int num_slots() const { return reading_ != nullptr ? reading_->num_slots() : 0; }
   uint8_t* slot(int index) const { return reading_->slot(index); }
 
-  /// The next of this rank's own units, read and verified. After a failure ask no more.
-  /// \param wait  Until it is read; else nothing is returned if it is not.
+  /// Returns the next own unit, read and verified; nothing if there is none left. Do not call it again after a failure.
+  /// \param wait  true: block until it is read. false: return nothing if it is not read yet.
   base::Result<std::optional<Own>> next_own(bool wait);
-  /// Compares a unit that was received with the checksums in its file, as if it had been read here.
-  /// \returns kCorrupt also if its size is not what the file says.
+  /// Compares a received unit with the checksums in its file, as if it had been read here.
+  /// \returns kCorrupt, also if its size is not what the file says.
   base::Status check(size_t unit, const uint8_t* slot, int64_t bytes);
+  /// Copies what this rank wants of a checked unit to its destinations.
   base::Status scatter(size_t unit, const uint8_t* slot, int64_t bytes);
-  /// Hands a slot of an own unit back.
+  /// Gives the slot of an own unit back, to be filled again.
   void release(int slot) { reading_->reader().release(slot); }
 
-  /// When all units are scattered.
+  /// Ends the run; call it when all units are scattered. \returns kCorrupt if the checksum of an archive is wrong.
   base::Result<LoadStats> finish();
 
  private:
@@ -76,19 +81,20 @@ class SharedRun {
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   LoadJob* const job_;
   std::vector<SharedUnit> units_;
-  std::vector<size_t> own_;  // numbers of those that this rank reads
+  std::vector<size_t> own_;  // positions of the own units
   LoadStats stats_;
   int64_t bytes_scattered_ = 0;
   int num_own_slots_ = 0;
-  ReadingHolder reading_;                            // none without units
+  ReadPipelineHolder reading_;                       // null if there are no units
   size_t next_own_ = 0;                              // in own_
-  std::unordered_map<size_t, io::FilledSlot> read_;  // by place in own_; read before their turn
+  std::unordered_map<size_t, io::FilledSlot> read_;  // by position in own_: read before their turn
 };
 
-/// The blocks that the destinations of `job` need.
+/// Returns the blocks that the destinations of `job` need.
 base::Result<planner::WantedBlocks> wanted_blocks(LoadJob* job);
 
-/// What numbers in an exchange refer to: equal on all ranks that look at the same checkpoint.
+/// Returns a digest of the save id and the files of a manifest. Ranks compare it before an exchange, because numbers of
+/// files in the exchange must mean the same on all of them.
 uint32_t digest_of(const format::Manifest& manifest);
 
 }  // namespace bytecheckpoint::engine

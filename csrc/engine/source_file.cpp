@@ -12,7 +12,8 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// Of ours by its beginning and its end: if only one of them is, the other is damaged.
+/// Whether this is a data file of ours, by its first and last 8 bytes. If only one of them says so, the other is
+/// damaged.
 base::Result<bool> is_ours(io::File& file, int64_t size) {
   if (size < 8) return false;
   BCP_ASSIGN_OR_RETURN(const std::string first, file.read(0, 8));

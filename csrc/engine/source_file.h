@@ -12,27 +12,29 @@
 
 namespace bytecheckpoint::engine {
 
-/// What must be known of a data file before a byte of it is believed.
+/// What must be known about a data file before its bytes are used. Immutable once opened, so any thread may use it.
 struct SourceFile {
   std::string directory;
   std::string name;
-  std::string path;  // of both
+  std::string path;  // `directory/name`
   int64_t end_of_records = 0;
-  bool has_checksums = false;  // one of ours; a foreign file has none
+  bool has_checksums = false;  // true for a file of ours; another writer's has none
   std::vector<uint32_t> block_crcs;
 
-  /// Looks at the file of `entry`. One of ours is compared with the manifest, so that a stale, swapped or foreign file
-  /// is seen before its data. In a foreign checkpoint a file of ours answers for itself, any other is only measured.
+  /// Opens and checks the file of `entry`. A file of our checkpoint is compared with the manifest, so that a stale or
+  /// swapped file is noticed before its data are used. In another writer's checkpoint, a file that begins and ends like
+  /// ours is checked by its own trailer, and of any other file only the length is read.
   /// \returns kCorrupt, kVersion, kStorage.
   static base::Result<std::shared_ptr<const SourceFile>> open(const std::string& directory,
                                                               const format::Manifest& manifest,
                                                               const format::FileEntry& entry);
 
-  /// To read from it.
+  /// Opens the file again, for reading.
   base::Result<io::File> reopen(bool direct) const { return io::File::open(directory, name, direct); }
-  /// CRC of whole blocks. \param offset  Of the first byte, a multiple of the block size.
+  /// Compares whole blocks with their CRCs. \param offset  Of the first byte; a multiple of the block size. \returns
+  /// kCorrupt.
   base::Status check_blocks(const uint8_t* bytes, int64_t offset, int64_t size) const;
-  /// The failure of a record that the metadata wants beyond the end.
+  /// Returns the error for a record that the metadata expects behind the end of the records.
   base::Status behind_the_records(int64_t offset) const;
 };
 

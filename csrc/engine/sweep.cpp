@@ -31,7 +31,7 @@ base::Result<SweepReport> sweep(const std::string& directory, const std::string&
   }
   if (candidates.empty()) return report;
 
-  // Looked at again: a save may have begun since.
+  // Lists again: a save may have begun since.
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> after, io::list_directory(directory));
   for (const std::string& name : after) {
     Scope of_tmp;

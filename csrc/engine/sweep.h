@@ -9,24 +9,33 @@
 
 namespace bytecheckpoint::engine {
 
+/// What a sweep removed.
 struct SweepReport {
   int64_t tmps_removed = 0;
   int64_t files_removed = 0;
-  std::string declined;  // why nothing was deleted although there were files to look at; empty if nothing was declined
+  std::string declined;  // why no data file was deleted, although some were candidates; else empty
 };
 
 /// Removes what dead saves left in `directory`: their tmps, and data files that no commit mark names.
 ///
-/// The order is the point, each step closing a hole that a model of two and three savers with crashes and power loss
-/// finds without it: list data files; remove tmps whose lock is free (those saves can no longer commit); only then read
-/// the commit marks; sync the directory (a rename that is not on disk yet must not outlive the files it replaced);
-/// delete what was listed and is not named. Deletes nothing if any commit mark cannot be read, or while another save
-/// lives.
+/// The order is essential. For each step, the model of the protocol (`tests/model/commit.pml`, two and three savers
+/// with crashes and power loss) finds a lost checkpoint if the step is left out or moved:
 ///
-/// \param own_tmp    Name of the caller's tmp; left alone.
+/// 1. List the data files. [kSweepListed]
+/// 2. Remove tmps whose lock is free: those saves can no longer commit. [kSweepTmpRemoved]
+/// 3. List the tmps again. If another save has one, delete nothing: it may have begun since.
+/// 4. Only then read the commit marks. If one cannot be read, delete nothing.
+/// 5. Sync the directory: a rename that is not on disk yet must not outlive the files that it replaced.
+///    [kSweepDirectorySynced]
+/// 6. Delete the files of step 1 that no commit mark names. [kSweepFileRemoved]
+///
+/// Deletes only regular files of our naming, in the directory itself.
+///
+/// \param own_tmp  Name of the caller's tmp; left alone.
 /// \param own_files  Names of the caller's data files; left alone.
-/// \param scope      Of the caller: a rank that saves on its own looks at its own and at global saves, and deletes only
+/// \param scope  The caller's. A rank that saves on its own looks at its own and at global saves, and deletes only
 /// files of its own naming.
+/// \returns kStorage if the file system refuses; some files may then be deleted already.
 base::Result<SweepReport> sweep(const std::string& directory, const std::string& own_tmp,
                                 const std::vector<std::string>& own_files, Scope scope = {});
 

@@ -19,14 +19,15 @@ using base::Status;
 using base::text;
 
 constexpr size_t kThreads = 4;
-/// Archives that one thread takes at a time: neighbours in one file, which it opens once.
+/// Archives that one thread takes at a time. They are neighbours in a file, which it then opens once.
 constexpr size_t kBatch = 64;
 
-/// The order of dims in which a tensor of these strides is row-major; nothing if it has gaps or shares elements.
+/// Returns the order of dims in which a tensor of these strides is row-major; nothing if it has gaps or shares
+/// elements.
 std::optional<std::vector<uint32_t>> dense_order(const tensor::Dims& sizes, const tensor::Dims& strides) {
   std::vector<uint32_t> order(sizes.size());
   std::iota(order.begin(), order.end(), 0u);
-  // Dims of one element may have any stride: they come first, and count nothing below.
+  // Dims of one element may have any stride. They come first, and are skipped below.
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
     return sizes[a] != 1 && sizes[b] != 1 ? strides[a] > strides[b] : sizes[a] == 1 && sizes[b] != 1;
   });
@@ -59,7 +60,7 @@ std::optional<TensorPlace> place_in_archive(const format::ArchivedTensor& stored
   return place;
 }
 
-/// Opens archives of one checkpoint, one thread's part of them.
+/// Opens archives of one checkpoint; one object for each thread.
 class Locator {
  public:
   Locator(const std::string& directory, const format::Manifest& manifest)
@@ -75,7 +76,7 @@ class Locator {
     base::Result<std::optional<format::ArchivedTensor>> stored = format::read_tensor_archive(record.bytes, read);
     if (!stored.is_ok()) {
       const Status fault = stored.status();
-      if (!fault.path().empty()) return fault;  // the file's own
+      if (!fault.path().empty()) return fault;  // the file's own error
       return Status::make(fault.code(), text("read(", file_.path(), ", offset=", record.offset, "): ", fault.message()),
                           file_.path());
     }

@@ -11,28 +11,29 @@
 
 namespace bytecheckpoint::engine {
 
-/// Where the elements of a stored chunk lie, and how.
+/// Where the elements of a stored chunk are in a file, and in which order.
 struct TensorPlace {
   tensor::DType dtype = tensor::DType::kNone;
   int64_t data_offset = 0;           // of the first element, from the start of the file
-  std::vector<uint32_t> dim_order;   // dims from the outermost stored to the innermost; empty: as they come (row-major)
-  std::optional<uint32_t> data_crc;  // of all elements, where only the archive has a checksum
+  std::vector<uint32_t> dim_order;   // dims as stored, outermost first; empty: row-major as they are
+  std::optional<uint32_t> data_crc;  // of all elements, if the archive's is the only checksum
 };
 
-/// The place of one of our own tensor records.
+/// Returns the place of a tensor record of ours.
 TensorPlace place_of(const format::Record& record);
 
-/// Do the files hold what the metadata say? Asked before memory is taken on the word of the metadata.
-/// \returns kCorrupt for a chunk without a record or beyond the end of its file; kStorage.
+/// Checks that the files are long enough for the records that the metadata names. Call it before memory is allocated
+/// for sizes that only the metadata claims.
+/// \returns kCorrupt for a chunk without a record or beyond the end of its file. kStorage.
 base::Status check_extents(const std::string& directory, const format::Manifest& manifest,
                            const std::vector<const format::Chunk*>& chunks);
 
-/// The places of `chunks`, nothing for one that is not plain row-major or permuted elements: that is a job for
-/// torch.load.
+/// Finds the places of `chunks`; nothing for a chunk whose elements are not plain, dense and row-major or permuted:
+/// torch.load must read that one.
 ///
-/// Our own records are in the manifest. Foreign ones are opened: the archive's directory and its pickle are read, in
-/// order of files and offsets, by a few threads.
-/// \returns kCorrupt, kUnsupported, kStorage, naming file and offset.
+/// Places of our own records are in the manifest. Of other writers' records, each archive is opened, and its directory
+/// and its pickle are read, in the order of files and offsets, by up to 4 threads.
+/// \returns kCorrupt, kUnsupported or kStorage, naming file and offset.
 base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::string& directory,
                                                                      const format::Manifest& manifest,
                                                                      const std::vector<const format::Chunk*>& chunks);

@@ -21,13 +21,13 @@ bool is_regular(const std::string& path) {
   return type.is_ok() && type.value() == io::EntryType::kRegular;
 }
 
-/// What may not be looked at may well be held.
+/// What we may not look at may well be held.
 bool may_be_held(const std::string& path) {
   const base::Result<bool> held = LockFile::is_seen_held(path);
   return !held.is_ok() || held.value();
 }
 
-/// Tmps of saves.
+/// Returns a note for each tmp of a save.
 std::vector<std::string> tmps_in(const std::string& directory, std::vector<std::string> listing) {
   std::sort(listing.begin(), listing.end());
   std::vector<std::string> notes;
@@ -42,7 +42,7 @@ std::vector<std::string> tmps_in(const std::string& directory, std::vector<std::
   return notes;
 }
 
-/// Commit marks whose save has not ended.
+/// Returns a note for each commit mark whose save has not ended.
 std::vector<std::string> held_marks_in(const std::string& directory, const std::vector<std::string>& listing) {
   std::vector<std::string> notes;
   for (const std::string& name : listing) {
@@ -57,7 +57,8 @@ std::vector<std::string> held_marks_in(const std::string& directory, const std::
 
 base::Result<Unreferenced> find_unreferenced(const std::string& directory) {
   Unreferenced out;
-  // Data files first: a save makes its tmp before them, and names them before its tmp is gone.
+  // Lists the data files first: a save creates its tmp before them, and commits a mark that names them before its tmp
+  // is gone.
   BCP_ASSIGN_OR_RETURN(std::vector<std::string> candidates, io::list_directory(directory));
   BCP_ASSIGN_OR_RETURN(const std::vector<std::string> listing, io::list_directory(directory));
   std::sort(candidates.begin(), candidates.end());
@@ -74,7 +75,8 @@ base::Result<Unreferenced> find_unreferenced(const std::string& directory) {
   if (candidates.empty()) return out;
   if (out.notes.empty()) out.notes = held_marks_in(directory, listing);
   if (out.notes.empty()) {
-    // Of a save that began since, and committed before the marks were read: it removes files that were listed.
+    // Looks again for a save that began since, and committed before the marks were read: it removes files that were
+    // listed.
     BCP_ASSIGN_OR_RETURN(const std::vector<std::string> after, io::list_directory(directory));
     out.notes = tmps_in(directory, after);
     if (out.notes.empty()) out.notes = held_marks_in(directory, after);

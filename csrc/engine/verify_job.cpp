@@ -26,10 +26,10 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// Hands out the segments of all files, one behind the other. One thread at a time.
+/// Hands out the segments of all files, one after the other. Not thread-safe.
 class Segments {
  public:
-  /// \param open  Is asked to open each file when it is its turn.
+  /// \param open  Called to open each file when its turn comes.
   Segments(const std::vector<std::unique_ptr<FileCheck>>& files, std::function<Status(FileCheck*)> open)
       : files_(files), open_(std::move(open)) {}
 
@@ -71,8 +71,7 @@ class Segments {
 /// Verifies one checkpoint: the metadata of one commit mark and the files that it names.
 class Verifier {
  public:
-  /// \param parts  Of ranks that saved on their own: takes what each of them holds. Null of one checkpoint of all
-  /// ranks.
+  /// \param parts  Collects the items of each part if ranks saved on their own; null for a checkpoint of all ranks.
   Verifier(const VerifyOptions& options, const std::function<bool(int64_t, int64_t)>& progress, PartsCoverage* parts,
            VerifyReport* report)
       : options_(options), progress_(progress), parts_(parts), report_(report) {}
@@ -111,7 +110,7 @@ class Verifier {
     if (!is_full()) report_->problems.push_back(std::move(problem));
   }
 
-  /// Nothing for metadata that are damaged, which is then a problem.
+  /// Returns nothing if the metadata is damaged, which is then reported as a problem.
   base::Result<std::optional<format::Manifest>> read_metadata(Scope scope) {
     BCP_ASSIGN_OR_RETURN(const std::string bytes, read_mark(options_.directory, scope));
     base::Result<format::Manifest> manifest = decode_mark(options_.directory, bytes, {scope, /*check_pickle=*/true});
@@ -158,7 +157,8 @@ class Verifier {
     const auto num_threads =
         static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(options_.num_threads, num_segments)));
     Segments segments(files, [&](FileCheck* file) { return open(manifest, file); });
-    // A failure ends the thread that met it. When all have met one, others begin behind it.
+    // A failure ends the reader thread that met it. When all threads have ended, a new reader goes on behind the
+    // failures.
     while (!segments.is_at_end()) {
       const auto next = [&]() -> base::Result<std::optional<io::ReadRequest>> {
         if (is_cancelled_) segments.stop();
@@ -178,7 +178,8 @@ class Verifier {
     return Status::ok();
   }
 
-  /// Until all is read. \param fault  Receives what is no damage, after which nothing more is looked at.
+  /// Computes CRCs until all is read. \param fault  Receives an error that is no damage; after it nothing more is
+  /// looked at.
   void sum_all(io::Reader* reader, const staging::SlotRing& ring, const std::vector<std::unique_ptr<FileCheck>>& files,
                bool tells, Status* fault) {
     while (const auto filled = reader->next()) {
@@ -203,14 +204,14 @@ class Verifier {
 
   Status open(const format::Manifest& manifest, FileCheck* file) {
     BCP_RETURN_IF_ERROR(file->open(options_.directory, manifest, options_.direct_io));
-    // What stands behind the records is checked by opening; all of it if nothing can be said about a file.
+    // Opening has checked all that is behind the records. If the file could not be opened, all its bytes count as done.
     const int64_t bytes = file->entry().bytes - file->end_of_records();
     bytes_done_ += bytes;
     if (file->file() != nullptr) bytes_checked_ += bytes;
     return Status::ok();
   }
 
-  /// Problems are no problems of the checkpoint if it was replaced while it was read.
+  /// Problems do not count if the checkpoint was replaced while it was read: then returns kChanged.
   Status look_for_a_newer_commit(Scope scope, const base::Id& save_id) const {
     const auto current = open_checkpoint(options_.directory, {scope});
     if (!current.is_ok() || current.value().save_id == save_id) return Status::ok();
@@ -255,7 +256,7 @@ base::Result<VerifyReport> verify_checkpoint(const VerifyOptions& options,
     if (report.problems.size() >= kMaxProblems) break;
     report.problems.push_back({mark_name(scopes.front()), "metadata", -1, -1, {fqn}, std::move(fault)});
   }
-  // At the end, when a save that had just committed at the beginning is over.
+  // Last, when a save that had just committed at the beginning is over.
   BCP_ASSIGN_OR_RETURN(Unreferenced unreferenced, find_unreferenced(options.directory));
   report.unreferenced = std::move(unreferenced.files);
   report.notes = std::move(unreferenced.notes);

@@ -11,39 +11,40 @@
 
 namespace bytecheckpoint::engine {
 
+/// What to verify, and how.
 struct VerifyOptions {
   std::string directory;
   bool direct_io = true;
-  int num_threads = 2;  // that read, and as many that sum
+  int num_threads = 2;  // threads that read, and as many that compute CRCs
   int64_t ring_bytes = staging::kDefaultRingBytes;
 };
 
+/// What a verification has found.
 struct VerifyReport {
-  std::vector<std::string> save_ids;  // one, or one a rank that saved on its own
+  std::vector<std::string> save_ids;  // one; or one for each rank, if ranks saved on their own
   int64_t num_files = 0;
   int64_t num_records = 0;
   int64_t bytes_checked = 0;
-  int64_t bytes_unchecked = 0;            // of another writer's records, that have no checksum
-  std::vector<Problem> problems;          // no more than kMaxProblems
+  int64_t bytes_unchecked = 0;            // of another writer's records that have no checksum
+  std::vector<Problem> problems;          // at most kMaxProblems
   std::vector<std::string> unreferenced;  // data files that no commit mark names; see engine/unreferenced.h
-  std::vector<std::string> notes;         // why some may be none
+  std::vector<std::string> notes;         // why some of these may belong to a save under way
 };
 
-/// Reads every byte of the checkpoint in `options.directory` and compares it with its checksum; compares the two parts
-/// of the metadata with each other, every tensor with the chunks that shall tile it, and every tensor record with the
-/// archive that stock readers expect there. Reads on after a problem, so that one run says all there is to say. Opens
-/// nothing for writing and takes no lock.
+/// Verifies the checkpoint in `options.directory`: compares every byte with its checksum, the manifest with the pickle
+/// in the metadata, every tensor with the chunks that must tile it, and every tensor record with the archive that stock
+/// readers expect. Goes on after a problem, so that one run reports all of them. Opens nothing for writing and takes no
+/// lock.
 ///
-/// Threads read ahead into slots, others sum them, the calling one among them; all segments of all files are one row,
-/// so one large file is as quick as many.
+/// Some threads read ahead into slots; others compute CRCs, the calling one among them. The segments of all files form
+/// one sequence, so one large file is verified as fast as many small ones.
 ///
-/// \param progress  Called between segments, by the calling thread, with the bytes done and to do; false ends with
-/// kCancelled.
-/// Of a checkpoint of another writer the CRCs in its records are compared, as far as there are any; see
-/// foreign_check.h.
+/// In another writer's checkpoint the CRCs in its records are compared, as far as there are any: see `foreign_check.h`.
 ///
-/// \returns kNotFound without a checkpoint; kUnsupported for metadata of another writer that we do not read; kChanged
-/// if a newer commit came in between.
+/// \param progress  Called between segments, by the calling thread, with the bytes done and the bytes to do; false ends
+/// the run with kCancelled.
+/// \returns the report; damage is a `Problem` in it. kNotFound without a checkpoint. kUnsupported for another writer's
+/// metadata that we do not read. kChanged if a newer commit replaced the checkpoint meanwhile. kStorage. kCancelled.
 base::Result<VerifyReport> verify_checkpoint(const VerifyOptions& options,
                                              const std::function<bool(int64_t, int64_t)>& progress);
 

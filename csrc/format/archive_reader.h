@@ -14,26 +14,31 @@ namespace bytecheckpoint::format {
 /// Reads `size` bytes at `offset` of a record.
 using ReadBytes = std::function<base::Result<std::string>(int64_t offset, int64_t size)>;
 
-/// kCorrupt: `archive: message`.
+/// Makes a kCorrupt failure: `archive: message`.
 base::Status corrupt_archive(const std::string& message);
 
-/// Looks at parts of one archive. Of one that has to be read it keeps what it read: its two ends answer nearly every
-/// question.
+/// Gives access to parts of one archive, which is in memory or has to be read.
+///
+/// An archive that has to be read is fetched in pieces, which the reader keeps: the pieces at both ends answer nearly
+/// all requests. Not thread-safe.
 class ArchiveReader {
  public:
-  /// \param bytes  Of the archive, >= 0.
-  /// \param read   Must outlive the reader.
+  /// \param bytes  Length of the archive, >= 0.
+  /// \param read  Must outlive the reader.
   ArchiveReader(int64_t bytes, const ReadBytes& read) : bytes_(bytes), read_(&read) {}
-  /// \param archive  All of it; must outlive the reader.
+  /// \param archive  The whole archive; must outlive the reader.
   explicit ArchiveReader(std::string_view archive)
       : bytes_(static_cast<int64_t>(archive.size())), in_memory_(archive.data()) {}
 
   int64_t bytes() const { return bytes_; }
 
-  /// `size` bytes at `offset`, valid as long as the reader; kCorrupt, naming `what`, if they are not all inside.
-  /// What has to be fetched is fetched with the page around it: headers and small entries stand close together.
+  /// Returns `size` bytes at `offset`, valid as long as the reader. A piece that has to be fetched is fetched with the
+  /// page around it, because headers and small entries stand close together.
+  /// \param what  Name of these bytes in the message of a failure.
+  /// \returns kCorrupt if they do not all lie in the archive; else what `read` fails with.
   base::Result<std::string_view> view(int64_t offset, int64_t size, std::string_view what);
-  /// The last `size` bytes, or all there are. A little more than that and the whole archive is fetched at once.
+  /// Returns the last `size` bytes, or all bytes if there are fewer. Fetches the whole archive at once if it is only a
+  /// little longer.
   base::Result<std::string_view> tail(int64_t size);
 
  private:

@@ -17,7 +17,7 @@ namespace bytecheckpoint::format {
 namespace {
 
 constexpr int64_t kAlignment = 64;  // torch's
-constexpr uint32_t kEncode = 1;     // `_codecs.encode`, the one global that is let in
+constexpr uint32_t kEncode = 1;     // `_codecs.encode`, the only global that is accepted
 
 }  // namespace
 
@@ -56,7 +56,7 @@ base::Result<std::optional<Tree>> decode_builtin_archive(std::string_view archiv
                           },
                           false};
   const base::Result<Pickle> pickle = read_pickle(entry->pickle, rules);
-  // What this reader takes for corrupt torch may read: text with surrogates, for one.
+  // What this reader finds corrupt, torch may still be able to read: text with surrogates, for example.
   if (!pickle.is_ok() || pickle.value().end() != entry->pickle.size()) return other;
   UnfoldBudget budget(pickle.value());
   base::Result<Tree> tree =

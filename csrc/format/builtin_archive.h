@@ -11,30 +11,32 @@
 
 namespace bytecheckpoint::format {
 
-/// Largest pickle that is decoded. Beyond it torch's own cost is nothing beside that of the values.
+/// Largest pickle that is decoded here. Beyond this size torch.load costs little compared with the values themselves.
 inline constexpr int64_t kMaxBuiltinPickleBytes = 1 << 20;
 
-/// The most bytes that a value without its children takes in a pickle of ours.
-/// \param text_bytes  Of a string (UTF-8) or of bytes.
+/// Returns the most bytes that a value without its children takes in a pickle of ours.
+/// \param text_bytes  Length of a string (in UTF-8) or of bytes; 0 for other kinds.
 constexpr int64_t most_pickled_bytes(Tree::Kind kind, int64_t text_bytes = 0) {
-  // Bytes are a call on text, of which every character may take two; an int has opcode, length and 8 bytes.
+  // Bytes are pickled as a call on text, in which each byte may become two. An int has opcode, length and 8 bytes.
   return kind == Tree::Kind::kBytes ? 48 + 2 * text_bytes : 10 + text_bytes;
 }
 
-/// The archive of what `torch.save(value)` would write: `torch.load` reads it, also under `weights_only`.
+/// Returns the archive that holds `tree` as `torch.save(value)` would save it. `torch.load` reads it, with
+/// `weights_only` too.
 ///
-/// Protocol 2 without a memo, since that is what `weights_only` has always read. Entries begin at multiples of 64 as
-/// torch's do. Deterministic: equal trees give equal bytes, for ever.
-/// \param tree  No deeper than kMaxTreeDepth, less than 4 GiB of text.
+/// Uses protocol 2 without a memo, because all versions of `weights_only` read that. As in torch's archives, the
+/// contents of entries begin at multiples of 64. Deterministic: equal trees give equal bytes, in every version of this
+/// code.
+/// \param tree  No deeper than kMaxTreeDepth, with less than 4 GiB of text.
 std::string encode_builtin_archive(const Tree& tree);
 
-/// The value of an archive of torch.save or of `encode_builtin_archive`, if it is made of builtin values alone.
+/// Decodes an archive of torch.save or `encode_builtin_archive`, if its value is made of builtin types alone. Nothing
+/// in the pickle is run. If a dict has equal keys, all are kept, in order.
 ///
-/// \returns nullopt for anything else, which torch.load may know how to read: tensors, objects, sets, ints beyond 64
-///   bits, text with surrogates, more than kMaxTreeDepth deep, larger than kMaxBuiltinPickleBytes, what is no such
-///   archive at all; and for a list or dict that stands in several places, which would come back as several.
-///   kCorrupt for an archive that is damaged, its pickle by CRC.
-/// Of equal keys of a dict all are kept, in order. Runs nothing of the pickle.
+/// \returns nullopt for everything else, which the caller then leaves to torch.load: tensors, objects, sets, ints
+/// beyond 64 bits, text with surrogates, values nested deeper than kMaxTreeDepth, pickles larger than
+/// kMaxBuiltinPickleBytes, other files; and for a value in which one list or dict stands in several places, because
+/// decoding would make several of it. kCorrupt for an archive that is damaged, or whose pickle fails its CRC.
 base::Result<std::optional<Tree>> decode_builtin_archive(std::string_view archive);
 
 }  // namespace bytecheckpoint::format

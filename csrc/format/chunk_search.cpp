@@ -11,7 +11,7 @@ class ChunkSearch {
   ChunkSearch(const tensor::Dims& sizes, const tensor::Box& box, const OffsetOf& offset_of)
       : sizes_(sizes), box_(box), offset_of_(offset_of) {}
 
-  /// Of chunks [first, last), which begin at one place in all dims before `dim`.
+  /// Searches the chunks [first, last), which begin at one place in all dims before `dim`.
   void search(size_t dim, uint32_t first, uint32_t last) {
     if (dim == box_.num_dims()) {
       for (uint32_t chunk = first; chunk < last; ++chunk) found_.push_back(chunk);
@@ -20,7 +20,8 @@ class ChunkSearch {
     const int64_t begin = box_.offsets[dim];
     const double share = static_cast<double>(begin) / static_cast<double>(std::max<int64_t>(sizes_[dim], 1));
     const auto guess = first + static_cast<uint32_t>(share * (last - first));
-    // The box begins in the chunks before this one, which themselves begin at one place.
+    // `behind` is the first chunk that begins behind the begin of the box. The box begins in the chunks before it that
+    // share one offset: the group that is found next.
     const uint32_t behind =
         find_first(first, last, guess, [&](uint32_t chunk) { return offset_of_(chunk, dim) > begin; });
     uint32_t group = first;
@@ -41,8 +42,8 @@ class ChunkSearch {
   std::vector<uint32_t> take() { return std::move(found_); }
 
  private:
-  /// The first chunk of [low, high) that is, as then all behind it are, or `high`. Looks around `guess` in growing
-  /// steps.
+  /// Returns the first chunk of [low, high) for which `is` is true, or `high`. `is` must then be true for all chunks
+  /// behind it. Looks around `guess` first, in growing steps.
   template <class Is>
   static uint32_t find_first(uint32_t low, uint32_t high, uint32_t guess, const Is& is) {
     if (low == high) return high;

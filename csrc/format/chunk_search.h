@@ -9,17 +9,21 @@
 
 namespace bytecheckpoint::format {
 
-/// Offset in dim `dim` of chunk `chunk` of an item.
+/// Returns the offset in dim `dim` of chunk number `chunk` of an item.
 using OffsetOf = std::function<int64_t(uint32_t chunk, size_t dim)>;
 
-/// Numbers of the chunks that overlap `box`, ascending, if chunks stand in ascending order of their offsets and those
-/// that begin at one place in a dim also end at one: shards of any mesh do. For others it is a guess, to be tested.
+/// Finds the chunks of a tensor that overlap `box`, by binary search.
 ///
-/// Asks for few offsets that stand close together, since each may cost a read: at first where the box would be among
-/// shards of equal size.
-/// \param sizes       Of the tensor.
-/// \param box         Inside it, with elements.
-/// \param num_chunks  Of the tensor.
+/// The result is right if the chunks are in ascending order of their offsets, and chunks that begin at the same offset
+/// of a dim also end at the same offset. Shards of any mesh are like that. For other chunks the result is a guess,
+/// which the caller must test.
+///
+/// Calls `offset_of` few times and for neighbouring chunks, because each call may cost a read. The first guess is where
+/// the box would be if all shards had the same size.
+/// \param sizes  Of the tensor.
+/// \param box  Inside the tensor, with elements.
+/// \param num_chunks  Number of all chunks of the tensor.
+/// \returns the numbers of the chunks, ascending.
 std::vector<uint32_t> search_overlapping(const tensor::Dims& sizes, const tensor::Box& box, uint32_t num_chunks,
                                          const OffsetOf& offset_of);
 

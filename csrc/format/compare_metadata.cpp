@@ -8,7 +8,8 @@ namespace {
 
 using base::text;
 
-/// An item as the pickle says it, beside the same in the manifest.
+/// Compares item `a` of the pickle with the same item `b` of the manifest. Returns the first difference, or an empty
+/// text.
 std::string difference_of(const Manifest& theirs, const Item& a, const Manifest& ours, const Item& b) {
   if (a.fqn != b.fqn) return text("key '", a.fqn, "' where the manifest has '", b.fqn, "'");
   const auto differ = [&](const char* what) { return text("'", b.fqn, "': ", what, " differs from the manifest's"); };

@@ -8,8 +8,9 @@
 
 namespace bytecheckpoint::format {
 
-/// Does the pickle of a metadata file, which stock readers go by, say what the manifest says?
-/// \returns the first difference, or an empty text.
+/// Compares the pickle of a metadata file, which stock readers use, with the manifest, which we use.
+/// \returns the first difference, as text for a message; empty if both say the same. A pickle that cannot be read is a
+/// difference.
 std::string compare_metadata(std::string_view pickle, const Manifest& manifest);
 
 }  // namespace bytecheckpoint::format

@@ -130,7 +130,8 @@ base::Result<DataTrailer> decode_data_trailer(std::string_view bytes, int64_t fi
   if (computed != trailer.trailer_crc || flags != 0) {
     return Status::make(Code::kCorrupt, text("trailer: CRC is ", computed, ", stored ", trailer.trailer_crc));
   }
-  // From here on the fields are what a writer wrote; a wrong one is a writer's fault, refused all the same.
+  // The CRC is right, so the fields are those that a writer wrote. Wrong values are the fault of the writer, and are
+  // refused.
   if (block_bytes != kBlockBytes || trailer.end_of_records < kHeaderBytes || trailer.end_of_records > file_bytes ||
       trailer.num_blocks != num_blocks_of(trailer.end_of_records) || trailer.file_bytes() != file_bytes) {
     return Status::make(Code::kCorrupt, text("trailer: end of records ", trailer.end_of_records, " and ",

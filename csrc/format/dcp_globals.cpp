@@ -10,8 +10,7 @@ struct Entry {
   DcpGlobal global;
 };
 
-constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
-constexpr std::string_view kOldestModule = "torch.distributed._shard.checkpoint.metadata";  // of torch 1.13
+constexpr std::string_view kOldestModule = "torch.distributed._shard.checkpoint.metadata";  // in torch 1.13
 constexpr std::string_view kOlderModule = "torch.distributed._shard.sharded_tensor.metadata";
 
 constexpr Entry kEntries[] = {
@@ -30,7 +29,7 @@ constexpr Entry kEntries[] = {
 };
 
 bool is_pathlib(std::string_view module) {
-  return module == "pathlib" || module == "pathlib._local";  // the latter is where Python 3.13 has them
+  return module == "pathlib" || module == "pathlib._local";  // the latter in Python 3.13
 }
 
 }  // namespace

@@ -9,7 +9,9 @@
 
 namespace bytecheckpoint::format {
 
-/// The globals that may stand in metadata of DCP, by what they mean; names that moved between modules are one.
+inline constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
+
+/// The globals that may stand in DCP's metadata, by their meaning: names of one class in several modules are one value.
 enum DcpGlobal : uint32_t {
   kMetadata,
   kTensorStorageMetadata,
@@ -19,18 +21,18 @@ enum DcpGlobal : uint32_t {
   kMemoryFormatEncoding,
   kMetadataIndex,
   kStorageMeta,
-  kStorageInfo,  // of any module: writers beside DCP's have their own, with the same fields
+  kStorageInfo,  // in any module: other writers than DCP's have a class of their own with the same fields
   kTorchSize,
   kGetLayout,
   kPosixPath,
   kWindowsPath,
-  kFirstDType = 256,  // and the code of the dtype
+  kFirstDType = 256,  // kFirstDType + the code of the dtype is that dtype
 };
 
-/// The allow-list.
+/// Returns the value of DcpGlobal for `module.name`, or nothing if metadata may not name it. This is the allow-list.
 std::optional<uint32_t> find_dcp_global(std::string_view module, std::string_view name);
 
-/// The dtype that a global stands for; nullptr if it is another one.
+/// Returns the dtype that a global stands for, or nullptr if it is no dtype.
 const tensor::DTypeInfo* dtype_of_global(uint32_t global);
 
 }  // namespace bytecheckpoint::format

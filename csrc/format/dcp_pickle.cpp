@@ -15,7 +15,7 @@ using Kind = PickleValue::Kind;
 
 constexpr size_t kMaxAttributes = 64;
 
-/// As pathlib joins: an absolute part starts over.
+/// Appends a part of a path as pathlib does: an absolute part replaces everything before it.
 void join(std::string_view part, bool windows, std::string* path) {
   const char separator = windows ? '\\' : '/';
   const bool absolute = !part.empty() && (part[0] == separator || (windows && part.size() > 1 && part[1] == ':'));
@@ -49,7 +49,7 @@ base::Result<Attributes> DcpPickle::instance(const PickleValue& value, DcpGlobal
   const std::optional<PickleObject> object = pickle_.object(value, Kind::kObject, global);
   if (!object.has_value()) return Status::make(Code::kCorrupt, text("not a ", name));
   Attributes attributes;
-  // An instance without attributes has no state, or None.
+  // An instance without attributes has no state, or its state is None.
   if (object->state.is(Kind::kHole) || object->state.is(Kind::kNone)) return attributes;
   attributes.pickle_ = &pickle_;
   attributes.dict_ = pickle_.children(object->state);

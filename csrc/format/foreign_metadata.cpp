@@ -16,14 +16,14 @@ using base::Status;
 using base::text;
 using Kind = PickleValue::Kind;
 
-/// An entry of the state dict's metadata.
-struct Entry {
+/// An entry of `state_dict_metadata`, and its position there.
+struct NamedEntry {
   std::string_view fqn;
   PickleValue value;
   uint32_t ordinal;
 };
 
-Status corrupt(std::string message) {
+Status corrupt_metadata(std::string message) {
   return Status::make(Code::kCorrupt, std::move(message));
 }
 
@@ -47,30 +47,31 @@ class Metadata {
     Tree& version = manifest_.foreign->version;
     BCP_RETURN_IF_ERROR(read_tree(attributes.find("version"), "version", &version));
     const bool sane = version.kind() == Tree::Kind::kNone || version.kind() == Tree::Kind::kString;
-    return sane ? Status::ok() : corrupt("version: neither None nor str");
+    return sane ? Status::ok() : corrupt_metadata("version: neither None nor str");
   }
 
  private:
   Status read_items(const PickleValue& state_dict) {
-    if (!state_dict.is(Kind::kDict)) return corrupt("metadata of the state dict: no dict");
+    if (!state_dict.is(Kind::kDict)) return corrupt_metadata("metadata of the state dict: no dict");
     const PickleSpan children = pickle_.values().children(state_dict);
     const size_t num_items = children.size() / 2;
-    BCP_RETURN_IF_ERROR(pickle_.budget()->take(num_items * (sizeof(Entry) + sizeof(Item))));
-    std::vector<Entry> entries;
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take(num_items * (sizeof(NamedEntry) + sizeof(Item))));
+    std::vector<NamedEntry> entries;
     entries.reserve(num_items);
     for (auto child = children.begin(); child != children.end(); ++child) {
       const auto ordinal = static_cast<uint32_t>(entries.size());
-      if (!(*child).is(Kind::kString)) return corrupt(text("key ", ordinal, " of the state dict: no str"));
+      if (!(*child).is(Kind::kString)) return corrupt_metadata(text("key ", ordinal, " of the state dict: no str"));
       const std::string_view fqn = pickle_.values().text(*child);
       BCP_RETURN_IF_ERROR(pickle_.budget()->take(fqn.size() + 1));
       ++child;
       entries.push_back({fqn, *child, ordinal});
     }
-    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.fqn < b.fqn; });
+    std::sort(entries.begin(), entries.end(), [](const NamedEntry& a, const NamedEntry& b) { return a.fqn < b.fqn; });
     manifest_.items.reserve(entries.size());
-    for (const Entry& entry : entries) {
+    for (const NamedEntry& entry : entries) {
       const std::string_view fqn = entry.fqn;
-      if (!manifest_.items.empty() && manifest_.items.back().fqn == fqn) return corrupt(text("'", fqn, "': twice"));
+      if (!manifest_.items.empty() && manifest_.items.back().fqn == fqn)
+        return corrupt_metadata(text("'", fqn, "': twice"));
       Item& item = manifest_.items.emplace_back();
       item.fqn = std::string(fqn);
       item.ordinal = entry.ordinal;
@@ -95,10 +96,10 @@ class Metadata {
     BCP_RETURN_IF_ERROR(pickle_.read_dims(attributes.find("size"), "shape", &item->tensor.sizes));
     int64_t numel;
     if (!tensor::checked_numel(item->tensor.sizes, &numel)) {
-      return corrupt(text("impossible shape ", tensor::to_text(item->tensor.sizes)));
+      return corrupt_metadata(text("impossible shape ", tensor::to_text(item->tensor.sizes)));
     }
     const PickleValue list = attributes.find("chunks");
-    if (!list.is(Kind::kList) && !list.is(Kind::kTuple)) return corrupt("chunks that are no list");
+    if (!list.is(Kind::kList) && !list.is(Kind::kTuple)) return corrupt_metadata("chunks that are no list");
     const PickleSpan chunks = pickle_.values().children(list);
     BCP_RETURN_IF_ERROR(pickle_.budget()->take(chunks.size() * sizeof(Chunk)));
     item->chunks.reserve(chunks.size());
@@ -115,37 +116,39 @@ class Metadata {
     BCP_RETURN_IF_ERROR(pickle_.read_dims(attributes.find("offsets"), "offsets of a chunk", &box->offsets));
     BCP_RETURN_IF_ERROR(pickle_.read_dims(attributes.find("sizes"), "sizes of a chunk", &box->sizes));
     if (tensor::is_inside(*box, shape)) return Status::ok();
-    return corrupt(text("chunk at ", tensor::to_text(box->offsets), " of ", tensor::to_text(box->sizes),
-                        " outside shape ", tensor::to_text(shape)));
+    return corrupt_metadata(text("chunk at ", tensor::to_text(box->offsets), " of ", tensor::to_text(box->sizes),
+                                 " outside shape ", tensor::to_text(shape)));
   }
 
-  /// The state of a TensorProperties is a tuple: dtype, layout, requires_grad, memory format, pin_memory; torch 2.15
-  /// adds strides, of which nothing depends.
+  /// The state of a TensorProperties is a tuple: dtype, layout, requires_grad, memory format, pin_memory. torch 2.15
+  /// adds strides, on which nothing depends.
   Status read_properties(const PickleValue& value, tensor::TensorInfo* info) {
     const std::optional<PickleObject> properties = pickle_.values().object(value, Kind::kObject, kTensorProperties);
-    if (!properties.has_value()) return corrupt("properties of another type");
+    if (!properties.has_value()) return corrupt_metadata("properties of another type");
     const PickleSpan state = pickle_.values().children(properties->state);
-    if (!properties->state.is(Kind::kTuple) || state.size() < 5) return corrupt("properties of fewer than five values");
+    if (!properties->state.is(Kind::kTuple) || state.size() < 5)
+      return corrupt_metadata("properties of fewer than five values");
     const tensor::DTypeInfo* dtype = state[0].is(Kind::kGlobal) ? dtype_of_global(state[0].global()) : nullptr;
-    if (dtype == nullptr) return corrupt("no dtype");
+    if (dtype == nullptr) return corrupt_metadata("no dtype");
     info->dtype = dtype->dtype;
     const PickleValue layout = argument_of(state[1], kGetLayout);
-    if (!layout.is(Kind::kString)) return corrupt("no layout");
+    if (!layout.is(Kind::kString)) return corrupt_metadata("no layout");
     const std::string_view name = pickle_.values().text(layout);
     if (name != "torch.strided") {
       return Status::make(Code::kUnsupported, text("layout ", name, ", read is torch.strided alone"));
     }
     const PickleValue format = argument_of(state[3], kMemoryFormatEncoding);
     const int64_t code = format.is(Kind::kInt) ? pickle_.values().integer(format) : -1;
-    if (code < 0 || code > 2) return corrupt("no memory format");
+    if (code < 0 || code > 2) return corrupt_metadata("no memory format");
     info->memory_format = static_cast<uint8_t>(code);
-    if (!state[2].is(Kind::kBool) || !state[4].is(Kind::kBool)) return corrupt("properties with flags of another type");
+    if (!state[2].is(Kind::kBool) || !state[4].is(Kind::kBool))
+      return corrupt_metadata("properties with flags of another type");
     info->requires_grad = state[2].is_true();
     info->pin_memory = state[4].is_true();
     return Status::ok();
   }
 
-  /// The argument of a call of `global` with one argument, or a hole.
+  /// Returns the argument if `value` is a call of `global` with one argument, else a hole.
   PickleValue argument_of(const PickleValue& value, DcpGlobal global) const {
     const std::optional<PickleObject> call = pickle_.values().object(value, Kind::kCall, global);
     if (!call.has_value()) return {};
@@ -161,7 +164,7 @@ class Metadata {
     return Status::ok();
   }
 
-  /// A StorageMeta as a dict of its attributes, paths as strings.
+  /// Reads a StorageMeta as a dict of its attributes, with paths as strings.
   Status read_storage_meta(const PickleValue& value) {
     if (value.is(Kind::kHole) || value.is(Kind::kNone)) return Status::ok();
     BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(value, kStorageMeta, "StorageMeta"));
@@ -170,7 +173,7 @@ class Metadata {
     base::ByteWriter out;
     encode_container(Tree::Kind::kDict, dict.size(), &out);
     for (auto at = dict.begin(); at != dict.end(); ++at) {
-      if (!(*at).is(Kind::kString)) return corrupt("attribute whose name is no str");
+      if (!(*at).is(Kind::kString)) return corrupt_metadata("attribute whose name is no str");
       const std::string_view name = pickle_.values().text(*at);
       Tree key, content;
       BCP_RETURN_IF_ERROR(read_tree(*at, "name", &key));

@@ -8,19 +8,19 @@
 
 namespace bytecheckpoint::format {
 
-/// The manifest of a checkpoint that another writer made, from its `.metadata`: DCP's Metadata, pickled.
+/// Makes a manifest from the `.metadata` of another writer's checkpoint, which is DCP's Metadata as a pickle.
 ///
-/// Read from the opcodes; nothing is imported or called. What the pickle says is checked as `decode_manifest` checks
-/// ours: shapes, boxes, ranges, and file names, which stay inside the directory. What only the files can tell (their
-/// sizes, what is in a record) is not known yet.
+/// Interprets the opcodes only; nothing is imported or called. Shapes, boxes, ranges and file names are checked as
+/// strictly as `decode_manifest` checks ours, and file names cannot lead out of the directory. Facts that only the
+/// files can tell (their sizes, the content of a record) stay unknown.
 ///
-/// Attributes that nobody asks for are let be, missing ones count as None: that is how DCP's classes changed over
-/// time. A chunk for which the storage data have no place is kAbsent.
+/// Unknown attributes are ignored, and missing ones count as None, because DCP's classes have changed in this way over
+/// time. A chunk whose place the storage data do not say gets a record of kind kAbsent.
 ///
-/// \param pickle  The whole file; it must end with the pickle's STOP.
-/// \returns kUnsupported for opcodes and globals that DCP does not write, layouts other than strided, records that
-///   went through stream extensions, planner data of other than builtin types; kCorrupt for what no DCP ever wrote.
-/// O(n log n); memory is at most 16 times the pickle and 64 KiB, whatever it holds.
+/// \param pickle  The whole file; it must end with the STOP of the pickle.
+/// \returns kUnsupported for opcodes and globals that DCP does not write, layouts other than strided, records that went
+/// through stream extensions, and planner data of other than builtin types. kCorrupt for what no DCP ever wrote.
+/// O(n log n). Takes at most 16 times the size of the pickle and 64 KiB of memory, whatever it contains.
 base::Result<Manifest> read_foreign_metadata(std::string_view pickle);
 
 }  // namespace bytecheckpoint::format

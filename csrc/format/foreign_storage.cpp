@@ -20,7 +20,7 @@ struct Place {
   size_t item = 0;
   bool has_offset = false;
   tensor::Dims offset;
-  size_t order = 0;  // in the dict
+  size_t order = 0;  // position in the dict
   int64_t index = -1;
   PickleValue info;
 
@@ -31,10 +31,10 @@ struct Place {
 };
 using Places = std::vector<Place>::const_iterator;
 
-/// What a file takes, in a vector that grows and in a map, beside its name.
+/// Memory that a file takes, beside its name: in a vector that grows, and in a map.
 constexpr size_t kFileBytes = kTimesToGrow * sizeof(FileEntry) + 64;
 
-/// Why a file of this name could lie outside the directory, or nullptr.
+/// Says why a file of this name could lie outside the directory; nullptr if it cannot.
 const char* fault_of_name(std::string_view name) {
   if (name.empty()) return "is empty";
   if (name.find('\0') != name.npos) return "holds a NUL";
@@ -60,7 +60,7 @@ class StorageData {
       ++entry;
       BCP_RETURN_IF_ERROR(read_place(key, *entry, order).with_context(text("storage data, entry ", order)));
     }
-    // By item and offset, for the bisection below; equal ones in the order of the dict.
+    // Sorted by item and offset, for the binary search below; equal places in the order of the dict.
     std::sort(places_.begin(), places_.end());
     for (Places first = places_.begin(); first != places_.end();) {
       const Places last = std::find_if(first, places_.cend(), [&](const Place& p) { return p.item != first->item; });
@@ -117,7 +117,8 @@ class StorageData {
     return Status::ok();
   }
 
-  /// ` (a, b)`, for the message: a few of them, as one text may be shared by many.
+  /// Returns ` (a, b)` for the message. Only the first few names, and only the begin of each, because a small pickle
+  /// can share one long text among many places.
   std::string names_of(const PickleValue& transforms) const {
     std::string names;
     if (!is_sequence(transforms)) return names;
@@ -141,7 +142,7 @@ class StorageData {
     BCP_RETURN_IF_ERROR(pickle_.budget()->take(name.size()));
     const char* fault = fault_of_name(name);
     if (fault != nullptr) return Status::make(Code::kCorrupt, text("file name '", name, "' ", fault));
-    // Newer DCP takes an empty sequence for none.
+    // Newer DCP writes an empty sequence where older DCP writes None.
     const bool none = transforms.is(Kind::kHole) || transforms.is(Kind::kNone);
     if (!none && (!is_sequence(transforms) || pickle_.values().children(transforms).size() != 0)) {
       return Status::make(Code::kUnsupported,
@@ -174,7 +175,7 @@ class StorageData {
   DcpPickle& pickle_;
   Manifest& manifest_;
   std::vector<Place> places_;
-  // Ordered: hashing could be made slow by chosen names.
+  // An ordered map, because chosen names could make hashing slow.
   std::map<std::string_view, uint32_t> files_;
 };
 

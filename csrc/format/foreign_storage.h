@@ -7,14 +7,15 @@
 
 namespace bytecheckpoint::format {
 
-/// Says of every chunk of `manifest` where it lies: fills its records and the files.
+/// Sets the place of every chunk of `manifest` from DCP's storage data: fills in the records and the list of files.
 ///
-/// DCP's storage data are a dict from MetadataIndex to _StorageInfo. An entry belongs to the chunk of its name that
-/// begins at its offset; one without offset to the chunk of its index, or to the only one. Of equal entries the last
-/// counts, as in a dict. Entries for names that the manifest does not have are skipped.
+/// DCP's storage data are a dict from MetadataIndex to _StorageInfo. An entry with an offset belongs to the chunk of
+/// its name that begins there. An entry without an offset belongs to the chunk of its index, or to the only chunk. Of
+/// equal entries the last counts, as in a dict. Entries for names that the manifest does not have are skipped.
 ///
-/// \param storage_data  That dict, or None: no chunk has a place.
-/// \param manifest      Items sorted; their chunks have boxes, their records are kAbsent.
+/// \param storage_data  That dict, or None, which leaves every chunk without a place.
+/// \param manifest  Its items are sorted; their chunks have boxes, and records of kind kAbsent.
+/// \returns kUnsupported and kCorrupt as `read_foreign_metadata` does.
 base::Status read_storage_data(const PickleValue& storage_data, DcpPickle* pickle, Manifest* manifest);
 
 }  // namespace bytecheckpoint::format

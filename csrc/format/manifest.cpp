@@ -15,7 +15,7 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// Reads and checks one encoded manifest. The first fault found is kept in `fault`.
+/// Decodes and checks the parts of one manifest. Keeps the first fault that it finds.
 class Decoder {
  public:
   Decoder(uint32_t version, const std::array<std::string_view, kNumSections>& sections, Manifest* out)
@@ -67,7 +67,8 @@ class Decoder {
   bool name(uint64_t offset, uint32_t size, std::string* out, uint64_t* next_name) {
     const std::string_view strings = sections_[kStrings];
     if (offset > strings.size() || size > strings.size() - offset) return fail("name: outside the string table");
-    // Items have the table to themselves, one after the other: shared names could be made to fill the memory.
+    // The names of items fill the table one after the other. If names could be shared, a small manifest could fill our
+    // memory.
     if (next_name != nullptr && std::exchange(*next_name, offset + size) != offset) return fail("name: out of order");
     *out = std::string(strings.substr(offset, size));
     return base::is_utf8(*out) || fail("name: not UTF-8");
@@ -90,7 +91,7 @@ class Decoder {
     }
     if (!dims(row.first_dim, row.num_dims, &item->tensor.sizes)) return false;
     if (!unpack_item(row, version_, item, &fault_)) return fail(where + fault_);
-    // Chunks stand in the order of their items, each belonging to one.
+    // The chunks stand in the order of their items, and each belongs to one item.
     if (row.first_chunk != next_chunk_ || row.num_chunks > num_chunk_rows() - next_chunk_) {
       return fail(where + "chunks outside their section");
     }

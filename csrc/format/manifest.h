@@ -17,46 +17,48 @@
 
 namespace bytecheckpoint::format {
 
-/// Most dims that a tensor can have: their number is one byte on disk.
+/// Largest number of dims of a tensor: the number is one byte on disk.
 inline constexpr size_t kMaxDims = 255;
 
-/// Kinds of records; on disk, never renumber.
+/// Kinds of records. The numbers are on disk: never change one.
 enum class RecordKind : uint8_t {
-  kTensor = 1,  // zip archive made by ZipRecord: data is data_bytes at data_offset
-  kOpaque = 2,  // bytes of torch.save
-  kBytes = 3,   // what the planner produced
-  // Of foreign checkpoints, never on disk:
-  kForeign = 100,  // a torch.save archive of a tensor; what is in it is not known before it is opened
-  kAbsent = 101,   // the metadata names the chunk, but not its place
+  kTensor = 1,  // zip archive made by ZipRecord; its elements are data_bytes bytes at data_offset
+  kOpaque = 2,  // archive that torch.save wrote of a tensor that is not plain
+  kBytes = 3,   // bytes of an object, as the planner produced them
+  // Only in manifests of other writers' checkpoints, never on disk:
+  kForeign = 100,  // torch.save archive of a tensor, whose content is not known before it is opened
+  kAbsent = 101,   // the metadata name the chunk, but not its place
 };
 
-/// Where one record lies. Offsets count from the start of its file.
+/// The place of one record. Offsets count from the start of its file, in bytes.
 struct Record {
   RecordKind kind = RecordKind::kBytes;
-  tensor::DType stored_dtype =
-      tensor::DType::kNone;  // of a tensor record; a planner may store another than it declares
-  uint32_t file = 0;         // index into the files
+  /// Dtype of a tensor record. A planner may store another one than the item declares.
+  tensor::DType stored_dtype = tensor::DType::kNone;
+  uint32_t file = 0;  // index into Manifest::files
   int64_t offset = 0;
   int64_t bytes = 0;
-  int64_t data_offset = 0;  // of a tensor record: its elements, row-major
+  int64_t data_offset = 0;  // of a tensor record: of its elements, which are row-major
   int64_t data_bytes = 0;
 };
 
+/// A box of a tensor, or a bytes object, and the record that holds it.
 struct Chunk {
   tensor::Box box;  // of the item's tensor; no dims for a bytes item
   Record record;
 };
 
-/// One entry of the state dict: a tensor with its chunks in the order of DCP's metadata, or a bytes item with one.
+/// One entry of the state dict: a tensor with its chunks in the order of DCP's metadata, or an object with one chunk.
 struct Item {
   std::string fqn;
   bool is_tensor = false;
-  bool is_partial = false;  // on purpose: its chunks need not cover the tensor
+  bool is_partial = false;  // the save was told that its chunks need not cover the tensor
   uint32_t ordinal = 0;     // position in the state dict that was saved
   tensor::TensorInfo tensor;
   std::vector<Chunk> chunks;
 };
 
+/// One data file of a checkpoint.
 struct FileEntry {
   std::string name;
   DataFileId id;
@@ -64,36 +66,37 @@ struct FileEntry {
   uint32_t trailer_crc = 0;
 };
 
-/// What the metadata of a foreign checkpoint says beside its tensors.
+/// What the metadata of another writer's checkpoint say beside its tensors.
 struct ForeignMeta {
-  Tree storage_meta;  // none, or a dict of the attributes of DCP's StorageMeta, paths as strings
+  Tree storage_meta;  // None, or a dict of the attributes of DCP's StorageMeta, paths as strings
   bool checkpoint_id_is_path = false;
-  Tree version;  // none, or a string
+  Tree version;  // None, or a string
 };
 
 /// What a checkpoint contains, and where.
 ///
-/// Of a foreign checkpoint, one that another writer made, it is only known what DCP's own metadata say: records are
-/// kForeign or kBytes, files have a name and nothing else, there is no save id.
+/// The manifest of another writer's checkpoint ("foreign") knows only what DCP's metadata say: records are kForeign,
+/// kBytes or kAbsent, files have nothing but a name, and there is no save id.
 struct Manifest {
-  std::optional<ForeignMeta> foreign;
+  std::optional<ForeignMeta> foreign;  // set if another writer made the checkpoint
   base::Id save_id{};
-  std::string checkpoint_id;  // path as the writer knew it
+  std::string checkpoint_id;  // the path that was given to the writer
   std::vector<Item> items;    // sorted by the UTF-8 bytes of their FQNs, unique
   std::vector<FileEntry> files;
   Tree planner_data;
   std::string user_metadata;  // JSON, or empty
 
-  /// Binary search; nullptr if absent.
+  /// Finds an item by a binary search. \returns nullptr if there is none of this name.
   const Item* find(std::string_view fqn) const;
 };
 
-/// Serialised manifest; FORMAT.md has the fields. Items must be sorted and unique.
+/// Encodes a manifest as FORMAT.md says. Its items must be sorted and unique.
 std::string encode_manifest(const Manifest& manifest);
 
-/// kCorrupt, kVersion. Everything is checked that later code relies on: every index, box and range is valid, boxes lie
-/// in their tensors, records in their files, file names are ours. Never reads past `bytes`, never allocates more than
-/// 16 times as much and 64 KiB.
+/// Decodes a manifest, which may be damaged or hostile, and checks all that later code relies on: every index, box and
+/// range is valid, boxes lie in their tensors, records lie in their files, and file names are such as we make.
+/// \returns kCorrupt for damage, kVersion for a newer version.
+/// Never reads past `bytes`, and never allocates more than 16 times their size and 64 KiB.
 base::Result<Manifest> decode_manifest(std::string_view bytes);
 
 }  // namespace bytecheckpoint::format

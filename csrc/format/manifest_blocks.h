@@ -12,24 +12,28 @@
 
 namespace bytecheckpoint::format {
 
-/// Reads `size` bytes of a file at `offset`: all, or a failure.
+/// Reads `size` bytes at `offset` of a file: all of them, or a failure.
 using ReadInto = std::function<base::Status(int64_t offset, int64_t size, char* into)>;
 
-/// The manifest of one metadata file, of which only those blocks are read that somebody asks for.
+/// The manifest of one metadata file, of which only those blocks are read that somebody needs.
 ///
-/// Each is checked against the block table before it is used, the table against the trailer; the CRC of the whole
-/// manifest is not looked at. The blocks used last are kept. Not thread-safe; a failure leaves it usable.
+/// Each block is checked against the block table before it is used, and the table against the trailer. The CRC of the
+/// whole manifest is not checked. The 64 blocks that were used last (16 MiB) are kept in memory.
+/// Not thread-safe. After a failure the object can still be used.
 class ManifestBlocks {
  public:
-  /// Reads trailer and table. \returns kNotFound without a trailer of ours; kCorrupt, kVersion; what `read` fails with.
+  /// Reads trailer and block table.
+  /// \param file_bytes  Size of the metadata file.
+  /// \returns kNotFound if the file has no trailer of ours; kCorrupt, kVersion; what `read` fails with.
   static base::Result<ManifestBlocks> open(int64_t file_bytes, ReadInto read);
 
   const MetadataTrailer& trailer() const { return trailer_; }
   uint64_t num_bytes() const { return static_cast<uint64_t>(trailer_.manifest_bytes); }
-  /// Copies [offset, offset + size) of the manifest; kCorrupt if it is not all inside.
+  /// Copies the bytes [offset, offset + size) of the manifest. \returns kCorrupt if they do not all lie in it, or if a
+  /// block fails its CRC.
   base::Status copy(uint64_t offset, uint64_t size, void* into);
 
-  /// How often a block was read, so far.
+  /// Returns how many blocks were read so far; a block that was read twice counts twice.
   int64_t num_blocks_read() const { return num_blocks_read_; }
 
  private:
@@ -42,17 +46,18 @@ class ManifestBlocks {
   };
 
   ManifestBlocks() = default;
-  /// Valid until the next call.
+  /// Returns the bytes of a block, valid until the next call.
   base::Result<std::string_view> block(int64_t number);
   base::Status fill(int64_t number, Slot* slot);
-  /// One that no block is in, the longest unused if need be.
+  /// Returns the number of a slot that holds no block. Evicts the block that was not used for the longest time if need
+  /// be.
   size_t free_slot();
 
   ReadInto read_;
   MetadataTrailer trailer_;
   std::vector<uint32_t> crcs_;
   std::vector<Slot> slots_;
-  std::vector<int32_t> slot_of_block_;  // -1: in none
+  std::vector<int32_t> slot_of_block_;  // -1 if the block is in no slot
   int64_t num_uses_ = 0;
   int64_t num_blocks_read_ = 0;
 };

@@ -8,15 +8,15 @@
 
 namespace bytecheckpoint::format {
 
-/// Serialises one manifest, whose length it knows beforehand: manifests have hundreds of megabytes, and are written
-/// into the one buffer that becomes the file.
+/// Encodes one manifest. It knows the length before it writes, because manifests have up to hundreds of megabytes and
+/// are written right into the buffer that becomes the file.
 class ManifestEncoder {
  public:
-  /// Items must be sorted and unique. The manifest is used until the encoder is gone.
+  /// \param manifest  Its items are sorted and unique. Must outlive the encoder and not change meanwhile.
   explicit ManifestEncoder(const Manifest& manifest);
 
   size_t num_bytes() const { return num_bytes_; }
-  /// Appends exactly num_bytes().
+  /// Appends exactly num_bytes() bytes.
   void append_to(std::string* out) const;
 
  private:
@@ -29,7 +29,7 @@ class ManifestEncoder {
   const Manifest& manifest_;
   ManifestHead head_;
   size_t num_bytes_ = 0;
-  uint64_t names_bytes_ = 0;  // of the items; those of the files follow
+  uint64_t names_bytes_ = 0;  // length of all item names; the file names follow them
 };
 
 }  // namespace bytecheckpoint::format

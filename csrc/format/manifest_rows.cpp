@@ -167,7 +167,7 @@ bool unpack_file(const FileRow& row, FileEntry* file, std::string* fault) {
   file->trailer_crc = row.trailer_crc;
   file->bytes = row.bytes;
   file->id.file_id = row.file_id;
-  // The name is derived, and so can name no file outside the directory.
+  // The name must follow from the id, so it cannot lead out of the directory.
   if (file->name != data_file_name(file->id))
     return fail(text("file '", file->name, "': not the name of its id"), fault);
   if (file->bytes < kHeaderBytes + kDataTrailerBytes)

@@ -12,7 +12,7 @@
 
 namespace bytecheckpoint::format {
 
-/// Sections of a manifest in the order of the directory; on disk, never renumber.
+/// Sections of a manifest, in the order of the directory. The order is on disk: never change it.
 enum Section : size_t {
   kStrings,
   kItems,
@@ -25,7 +25,7 @@ enum Section : size_t {
   kNumSections
 };
 
-/// What a manifest begins with.
+/// The head of a manifest: version, save id, and the directory of its sections.
 struct ManifestHead {
   struct Range {
     uint64_t offset = 0;  // from the start of the manifest
@@ -36,21 +36,25 @@ struct ManifestHead {
   std::array<Range, kNumSections> sections;
 };
 
-/// The last version of manifests; files and trailers around them have versions of their own.
+/// The newest version of manifests. Data files and trailers have version numbers of their own.
 inline constexpr uint32_t kManifestVersion = 2;
-/// The first that knows items that are partial on purpose. Manifests without such items are of version 1.
+/// The first version that knows items that are partial on purpose. A manifest without such items is written as version
+/// 1.
 inline constexpr uint32_t kPartialItemsVersion = 2;
 
 inline constexpr size_t kManifestHeadBytes = 8 + 4 + 4 + 16 + 16 * kNumSections;
 
+/// Returns the kManifestHeadBytes of a head.
 std::string encode_manifest_head(const ManifestHead& head);
-/// \param bytes           The first kManifestHeadBytes of the manifest, or all of it.
-/// \param manifest_bytes  All sections are inside.
-/// \returns kCorrupt, kVersion.
+/// Decodes and checks a head.
+/// \param bytes  The first kManifestHeadBytes of the manifest, or all of it.
+/// \param manifest_bytes  Length of the manifest; all sections must lie in it.
+/// \returns kCorrupt for damage, kVersion for a newer version.
 base::Result<ManifestHead> decode_manifest_head(std::string_view bytes, uint64_t manifest_bytes);
 
-/// Items, chunks and files as they stand in their sections, to the byte: all fields are aligned as in C, and bytes.h
-/// asserts the byte order.
+/// Items, chunks and files exactly as they stand in their sections. All fields are aligned as in C, and bytes.h asserts
+/// the byte order, so a row is copied as it is. `first_dim` is an index into the dims section, `first_chunk` into the
+/// chunks section; name offsets count in the strings section.
 struct ItemRow {
   uint64_t name_offset;
   uint32_t name_bytes;
@@ -93,21 +97,25 @@ inline constexpr size_t kRowBytes = 48;
 static_assert(sizeof(ItemRow) == kRowBytes && sizeof(ChunkRow) == kRowBytes && sizeof(FileRow) == kRowBytes,
               "rows have no padding of the compiler's");
 
-/// \param name_offset, first_dim, first_chunk  Where the other sections go on.
+/// Make the row of an item, a chunk or a file.
+/// \param name_offset  Offset of its name in the strings section.
+/// \param first_dim  Index of its first number in the dims section.
+/// \param first_chunk  Index of its first chunk in the chunks section.
 ItemRow pack_item(const Item& item, uint64_t name_offset, uint64_t first_dim, uint64_t first_chunk);
 ChunkRow pack_chunk(const Chunk& chunk, uint64_t first_dim);
 FileRow pack_file(const FileEntry& file, uint64_t name_offset);
 
-// Below: what can be said of a row by itself. False, and why in `*fault`, if it is not what a manifest may have. What
-// refers to other rows (names, dims, chunks) is the caller's to look up, and to check against its section.
+// The functions below check all that a single row can tell. They return false, and say why in `*fault`, if the row is
+// not valid in a manifest. Names, dims and chunks, to which a row refers, are for the caller to look up and to check
+// against their sections.
 
-/// Everything but chunks; `item` has its name and sizes.
+/// Fills in all of an item but its chunks. `item` must have its name and sizes already.
 /// \param version  Of the manifest.
 bool unpack_item(const ItemRow& row, uint32_t version, Item* item, std::string* fault);
-/// The record; `chunk` has its box, `item` all but chunks. `record.file` is in the list of files, and so `file_bytes`
-/// known.
+/// Fills in the record of a chunk. `chunk` must have its box, and `item` all but its chunks.
+/// \param file_bytes  Size of the file `row.file`, which the caller has found in the list of files.
 bool unpack_chunk(const ChunkRow& row, const Item& item, int64_t file_bytes, Chunk* chunk, std::string* fault);
-/// All; `file` has its name.
+/// Fills in all of a file but its name, which `file` must have already.
 bool unpack_file(const FileRow& row, FileEntry* file, std::string* fault);
 
 }  // namespace bytecheckpoint::format

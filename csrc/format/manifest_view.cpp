@@ -145,7 +145,7 @@ base::Result<Chunk> ManifestView::read_chunk(const FoundItem& found, uint32_t nu
   BCP_ASSIGN_OR_RETURN(tensor::Box box, read_box(found, number));
   const std::string where = text("item '", found.item.fqn, "': ");
   BCP_ASSIGN_OR_RETURN(const ChunkRow row, read_row<ChunkRow>(kChunks, found.first_chunk + number));
-  // Boxes stand without gaps, so their place is known without the row.
+  // The boxes of an item stand without gaps, so their place is known without the row.
   if (row.first_dim != found.first_dim + 2 * box.num_dims() * number) return corrupt(where + "dims out of order");
   if (row.file >= num_files()) return corrupt(where + "record in a file that is not listed");
   BCP_ASSIGN_OR_RETURN(const FileRow file, read_row<FileRow>(kFiles, row.file));
@@ -191,7 +191,8 @@ Status ManifestView::add_if_overlapping(const FoundItem& found, uint32_t number,
     return Status::ok();
   }
   overlap->chunks.push_back(number);
-  // Of chunks that overlap there may be more than can be counted; then it is not the number wanted either.
+  // Chunks that overlap one another may have more elements than int64 can count. The sum is then not the number wanted
+  // either.
   if (!base::checked_add(overlap->num_elements, num_elements, &overlap->num_elements))
     overlap->num_elements = INT64_MAX;
   return Status::ok();

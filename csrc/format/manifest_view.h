@@ -14,22 +14,25 @@
 
 namespace bytecheckpoint::format {
 
-/// An item without its chunks, and where those stand in the manifest.
+/// An item without its chunks, and where these stand in the manifest.
 struct FoundItem {
   Item item;
-  uint64_t first_dim = 0;  // of the first chunk's box
+  uint64_t first_dim = 0;  // index of the first chunk's box in the dims
   uint64_t first_chunk = 0;
   uint32_t num_chunks = 0;
 };
 
-/// Looks up single items, chunks and files of a manifest that is too large to be read by every rank.
+/// Looks up single items, chunks and files of a manifest that is too large for every rank to read.
 ///
-/// What is handed out is as valid as from `decode_manifest`: names, boxes, records and files are checked one by one.
-/// What takes a look at the whole is not checked: that names ascend, that rows share nothing, that positions are a
-/// permutation. Where names do not ascend, some are not found. Not thread-safe; a failure leaves it usable.
+/// What it returns is checked as by `decode_manifest`: names, boxes, records and files, one by one. It does not check
+/// what would need the whole manifest: that names ascend, that rows share nothing, that positions in the state dict are
+/// unique. If names do not ascend, some items are not found.
+/// Not thread-safe. After a failure the object can still be used.
 class ManifestView {
  public:
-  /// \returns kNotFound without a trailer of ours; kCorrupt, kVersion; what `read` fails with.
+  /// Reads the trailer, the block table and the head of the manifest.
+  /// \param file_bytes  Size of the metadata file.
+  /// \returns kNotFound if the file has no trailer of ours; kCorrupt, kVersion; what `read` fails with.
   static base::Result<ManifestView> open(int64_t file_bytes, ReadInto read);
 
   const base::Id& save_id() const { return head_.save_id; }
@@ -38,29 +41,31 @@ class ManifestView {
   int64_t num_blocks() const { return blocks_.trailer().num_blocks; }
   int64_t num_blocks_read() const { return blocks_.num_blocks_read(); }
 
-  /// Binary search; nothing if there is no such item.
+  /// Finds an item by a binary search. \returns nothing if there is none of this name.
   base::Result<std::optional<FoundItem>> find_item(std::string_view fqn);
-  /// Of all items, in their order.
+  /// Reads the names of all items, in the order of the manifest.
   base::Result<std::vector<std::string>> read_names();
 
-  /// An item with the boxes of all its chunks, but without their records.
-  /// \param number  In the order of the manifest, < num_items().
+  /// Reads an item with the boxes of all its chunks, but without their records.
+  /// \param number  Position of the item in the manifest, < num_items().
   base::Result<Item> read_boxes(uint64_t number);
 
-  /// \param number  Of the chunk in its item, < found.num_chunks.
+  /// Reads one chunk of an item.
+  /// \param number  Number of the chunk in its item, < found.num_chunks.
   base::Result<Chunk> read_chunk(const FoundItem& found, uint32_t number);
 
-  /// Numbers of all chunks that share elements with `box`, ascending.
+  /// Returns the numbers of all chunks that share elements with `box`, ascending.
   ///
-  /// Where chunks stand in the order of their offsets, as nearly always, these are found by searching, and that is
-  /// taken if they cover the box, each element once. Otherwise all chunks of the item are looked at. Of chunks that
-  /// overlap each other, which no save writes, some may be left out where the rest covers the box.
+  /// Chunks nearly always stand in the order of their offsets. So a binary search comes first, and its result is used
+  /// if it has each element of the box exactly once. Otherwise all chunks of the item are looked at. If chunks overlap
+  /// one another, which no save writes, the result may lack some of them, but covers the box if they do.
   /// \returns kInvalidArgument for a box outside the tensor.
   base::Result<std::vector<uint32_t>> find_overlapping(const FoundItem& found, const tensor::Box& box);
-  /// These chunks.
+  /// Reads the chunks that `find_overlapping` finds.
   base::Result<std::vector<Chunk>> read_overlapping(const FoundItem& found, const tensor::Box& box);
 
-  /// \param number  As in the records.
+  /// Reads one entry of the list of files.
+  /// \param number  As in `Record::file`.
   base::Result<FileEntry> read_file(uint32_t number);
   base::Result<std::string> read_checkpoint_id() { return read_text(kCheckpointId); }
   base::Result<std::string> read_user_metadata() { return read_text(kUserMetadata); }
@@ -69,7 +74,7 @@ class ManifestView {
   /// Chunks that share elements with one box.
   struct Overlap {
     std::vector<uint32_t> chunks;  // numbers
-    int64_t num_elements = 0;      // of the box that they have, counted once for each
+    int64_t num_elements = 0;      // elements of the box in these chunks; an element in two chunks counts twice
   };
 
   explicit ManifestView(ManifestBlocks blocks) : blocks_(std::move(blocks)) {}

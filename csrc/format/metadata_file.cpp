@@ -26,7 +26,7 @@ std::vector<uint32_t> block_crcs(std::string_view bytes) {
   return crcs;
 }
 
-/// CRC of the whole, from those of its blocks.
+/// Returns the CRC of the whole, computed from the CRCs of its blocks.
 uint32_t joined(const std::vector<uint32_t>& crcs, size_t bytes) {
   uint32_t whole = 0;
   for (size_t b = 0; b < crcs.size(); ++b) {
@@ -65,7 +65,7 @@ base::Result<MetadataTrailer> trailer_of(std::string_view file) {
 std::string encode_metadata_file(const Manifest& manifest) {
   const ManifestEncoder encoder(manifest);
   const size_t table_bytes = 4 * num_blocks_of(static_cast<int64_t>(encoder.num_bytes()));
-  // One buffer for all: these are hundreds of megabytes for thousands of ranks.
+  // One buffer for the whole file, which has hundreds of megabytes for thousands of ranks.
   std::string out = metadata_pickle(manifest, encoder.num_bytes() + table_bytes + kMetadataTrailerBytes);
   MetadataTrailer trailer;
   trailer.save_id = manifest.save_id;

@@ -12,12 +12,16 @@
 
 namespace bytecheckpoint::format {
 
-/// `.metadata`: `[pickle of DCP's Metadata][manifest][block table of the manifest][trailer]`.
+/// The file `.metadata` has no gaps between its parts; FORMAT.md defines the fields. Stock readers unpickle its begin
+/// and ignore the rest. Our loads read the manifest and never the pickle:
+///
+///     | pickle of DCP's Metadata | manifest | block table | trailer 128 |
 inline constexpr int64_t kMetadataTrailerBytes = 128;
 inline constexpr std::string_view kMetadataMagic{"BCPMETA\1", 8};
-/// What our save ids look like in DCP's StorageMeta: this and 32 hex digits.
+/// Our save ids in DCP's StorageMeta begin with this; 32 hex digits follow.
 inline constexpr std::string_view kSaveIdPrefix = "bcp1-";
 
+/// The trailer of `.metadata`, decoded. `num_blocks` counts the blocks of 256 KiB of the manifest.
 struct MetadataTrailer {
   base::Id save_id{};
   int64_t pickle_bytes = 0;
@@ -31,30 +35,33 @@ struct MetadataTrailer {
   int64_t file_bytes() const { return table_offset() + 4 * num_blocks + kMetadataTrailerBytes; }
 };
 
-/// The whole file for `manifest`.
+/// Returns the whole file `.metadata` for a manifest, whose items must be sorted and unique.
 std::string encode_metadata_file(const Manifest& manifest);
 
-/// \param bytes       The last kMetadataTrailerBytes of the file.
-/// \param file_bytes  Its size.
-/// \returns kNotFound if there is no trailer of ours at all; kCorrupt, kVersion.
+/// Decodes and checks a trailer.
+/// \param bytes  The last kMetadataTrailerBytes of the file.
+/// \param file_bytes  Size of the file; the parts that the trailer describes must add up to it.
+/// \returns kNotFound if there is no trailer of ours at all; kCorrupt for damage, kVersion for a newer version.
 base::Result<MetadataTrailer> decode_metadata_trailer(std::string_view bytes, int64_t file_bytes);
 
-/// kCorrupt if `table` is not the one that the trailer was written with.
+/// Checks the block table of the manifest. \returns kCorrupt if it is not the one for which the trailer was written.
 base::Status check_table(const MetadataTrailer& trailer, std::string_view table);
-/// The failure of block `number` of the manifest, whose CRC is not the stored one.
+/// Makes the failure for block `number` of the manifest, whose computed CRC differs from the stored one.
 base::Status wrong_block(const MetadataTrailer& trailer, int64_t number, uint32_t computed, uint32_t stored);
 
-/// Checks table and manifest against the trailer and decodes the manifest. `bytes` is the whole file.
+/// Checks block table and manifest of a whole file against its trailer, and decodes the manifest. Does not check the
+/// pickle. \returns kNotFound, kCorrupt, kVersion as `decode_metadata_trailer` does.
 base::Result<Manifest> decode_metadata_file(std::string_view bytes);
 
-/// The pickle part of a whole file; kCorrupt, kVersion, kNotFound as above.
+/// Returns the pickle in a whole file, unchecked. \returns kNotFound, kCorrupt, kVersion as `decode_metadata_trailer`
+/// does.
 base::Result<std::string_view> pickle_part(std::string_view file_bytes);
 
-/// CRC of the pickle part, which no reader of ours uses but every stock reader does.
+/// Checks the CRC of the pickle in a whole file. None of our readers uses the pickle, but every stock reader does.
 base::Status check_pickle(std::string_view file_bytes);
 
-/// The pickle part: what stock DCP unpickles. Equal, once unpickled, to what DCP writes for the same state.
-/// \param spare_bytes  Capacity to have behind it, for what the caller appends.
+/// Returns the pickle that stock DCP reads. Unpickled, it equals what DCP itself writes for the same state.
+/// \param spare_bytes  Capacity to reserve behind the pickle, for what the caller appends.
 std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes = 0);
 
 }  // namespace bytecheckpoint::format

@@ -3,16 +3,15 @@
 #include <string>
 #include <vector>
 
+#include "csrc/format/dcp_globals.h"
 #include "csrc/format/metadata_file.h"
 #include "csrc/format/pickle_writer.h"
 
-// The objects of torch.distributed.checkpoint.metadata, as its pickles build them: a dataclass is an empty instance
-// (NEWOBJ) and its attributes (BUILD). No object is shared between tensors but immutable ones, because users mutate.
+// Writes the objects of torch.distributed.checkpoint.metadata as Python pickles them: a dataclass is an empty instance
+// (NEWOBJ) and its attributes (BUILD). Tensors share only immutable objects, because users may change the others.
 
 namespace bytecheckpoint::format {
 namespace {
-
-constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
 
 void begin_dataclass(PickleWriter* out, std::string_view module, std::string_view name) {
   out->global(module, name);
@@ -39,7 +38,7 @@ void end_torch_size(PickleWriter* out) {
   out->reduce();
 }
 
-/// `torch.strided`; a singleton once unpickled.
+/// Writes `torch.strided`, which is one object once unpickled.
 void strided_layout(PickleWriter* out) {
   if (out->recall("layout")) return;
   out->global("torch.serialization", "_get_layout");
@@ -71,15 +70,15 @@ void tensor_properties(PickleWriter* out, const tensor::TensorInfo& info) {
   out->build();
 }
 
-/// What stands the same in every chunk, once the first has been written: pickles have millions of them.
-struct Phrases {
+/// Opcodes that are the same in every chunk, kept once the first chunk was written. Pickles have millions of chunks.
+struct CommonOpcodes {
   std::string chunk, chunk_sizes, chunk_end;   // of ChunkStorageMetadata
   std::string index, index_offset, index_end;  // of MetadataIndex
   std::string info, info_offset, info_length;  // of _StorageInfo
-  std::vector<std::string> file_names;         // of each file
+  std::vector<std::string> file_names;         // one of each file
 };
 
-void chunk_entry(PickleWriter* out, const Chunk& chunk, Phrases* phrases) {
+void chunk_entry(PickleWriter* out, const Chunk& chunk, CommonOpcodes* phrases) {
   out->repeat(&phrases->chunk, [&] {
     begin_dataclass(out, kMetadataModule, "ChunkStorageMetadata");
     begin_attributes(out);
@@ -99,7 +98,7 @@ void chunk_entry(PickleWriter* out, const Chunk& chunk, Phrases* phrases) {
   });
 }
 
-void tensor_entry(PickleWriter* out, const Item& item, Phrases* phrases) {
+void tensor_entry(PickleWriter* out, const Item& item, CommonOpcodes* phrases) {
   begin_dataclass(out, kMetadataModule, "TensorStorageMetadata");
   begin_attributes(out);
   out->string("properties");
@@ -116,8 +115,8 @@ void tensor_entry(PickleWriter* out, const Item& item, Phrases* phrases) {
   end_attributes(out);
 }
 
-/// \param fqn  The phrase of the item's name.
-void metadata_index(PickleWriter* out, const Item& item, size_t chunk, std::string* fqn, Phrases* phrases) {
+/// \param fqn  The opcodes of the item's name; see PickleWriter::repeat.
+void metadata_index(PickleWriter* out, const Item& item, size_t chunk, std::string* fqn, CommonOpcodes* phrases) {
   out->repeat(&phrases->index, [&] {
     begin_dataclass(out, kMetadataModule, "MetadataIndex");
     begin_attributes(out);
@@ -144,7 +143,7 @@ void metadata_index(PickleWriter* out, const Item& item, size_t chunk, std::stri
   });
 }
 
-void storage_info(PickleWriter* out, const Manifest& manifest, const Record& record, Phrases* phrases) {
+void storage_info(PickleWriter* out, const Manifest& manifest, const Record& record, CommonOpcodes* phrases) {
   out->repeat(&phrases->info, [&] {
     begin_dataclass(out, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
     begin_attributes(out);
@@ -162,7 +161,7 @@ void storage_meta(PickleWriter* out, const Manifest& manifest) {
   begin_dataclass(out, kMetadataModule, "StorageMeta");
   begin_attributes(out);
   out->string("checkpoint_id");
-  out->global("pathlib", "PosixPath");  // never pathlib._local, which only Python 3.13 has
+  out->global("pathlib", "PosixPath");  // not pathlib._local, which only Python 3.13 has
   out->string(manifest.checkpoint_id);
   out->tuple1();
   out->reduce();
@@ -175,15 +174,16 @@ void storage_meta(PickleWriter* out, const Manifest& manifest) {
   end_attributes(out);
 }
 
-/// At least the bytes of the pickle. Looks at no chunk: those of one item differ by what their integers take.
+/// Returns a number of bytes that the pickle does not exceed. Looks at no chunk: the chunks of one item differ only in
+/// the bytes of their integers.
 size_t most_bytes_of(const Manifest& manifest) {
   constexpr size_t kFixedBytes = 4096, kNameBytes = 16, kItemBytes = 256, kChunkBytes = 160;
-  // Of a value in a tree the pickle has one byte more at most, for the memo or the length of an int.
+  // For each value of a tree the pickle has at most one byte more, for the memo or the length of an int.
   const size_t tree_bytes = manifest.planner_data.bytes().size();
   size_t bytes = kFixedBytes + manifest.checkpoint_id.size() + tree_bytes + tree_bytes / 5;
   for (const FileEntry& file : manifest.files) bytes += kNameBytes + file.name.size();
   for (const Item& item : manifest.items) {
-    // No offset or size of a chunk is larger than the tensor's.
+    // No offset or size of a chunk is larger than the size of the tensor.
     const auto dims_bytes = static_cast<size_t>(PickleWriter::int_tuple_bytes(item.tensor.sizes));
     bytes += kItemBytes + item.fqn.size() + dims_bytes + item.chunks.size() * (kChunkBytes + 3 * dims_bytes);
   }
@@ -193,7 +193,7 @@ size_t most_bytes_of(const Manifest& manifest) {
 }  // namespace
 
 std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes) {
-  // The dicts keep the order of the state dict, as DCP's do; the manifest is sorted by name.
+  // The dicts are in the order of the state dict, like DCP's; the manifest is sorted by name.
   std::vector<const Item*> items;
   items.reserve(manifest.items.size());
   for (const Item& item : manifest.items) items.push_back(&item);
@@ -201,7 +201,7 @@ std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes) {
 
   PickleWriter out(4);
   out.reserve(most_bytes_of(manifest) + spare_bytes);
-  Phrases phrases;
+  CommonOpcodes phrases;
   phrases.file_names.resize(manifest.files.size());
   begin_dataclass(&out, kMetadataModule, "Metadata");
   begin_attributes(&out);

@@ -24,7 +24,7 @@ base::Result<std::string_view> content_of(const ZipEntry& entry, const ZipDirect
 
 base::Result<bool> is_little_endian(const PickleEntry& found, ArchiveReader* archive) {
   BCP_ASSIGN_OR_RETURN(const ZipEntry* entry, found.find("byteorder"));
-  if (entry == nullptr) return true;  // as old as that only little-endian machines wrote it
+  if (entry == nullptr) return true;  // from before torch wrote this entry: always little-endian
   if (!entry->is_plain || entry->bytes > kMaxByteOrderBytes) return false;
   BCP_ASSIGN_OR_RETURN(const std::string_view order, content_of(*entry, found.directory, archive));
   if (order != "little" && order != "big") return corrupt_archive("byteorder is neither little nor big");
@@ -39,7 +39,7 @@ base::Result<std::optional<PickleEntry>> read_pickle_entry(ArchiveReader* archiv
   if (!directory.has_value()) return opaque;
   PickleEntry found;
   found.directory = std::move(*directory);
-  // torch takes the folder of the first entry for that of all.
+  // Like torch, takes the folder of the first entry as that of all entries.
   const std::vector<ZipEntry>& entries = found.directory.entries;
   const std::string_view first = entries.empty() ? std::string_view() : entries[0].name;
   found.folder = first.substr(0, first.find('/'));
@@ -50,7 +50,7 @@ base::Result<std::optional<PickleEntry>> read_pickle_entry(ArchiveReader* archiv
 
   BCP_ASSIGN_OR_RETURN(found.pickle, content_of(*entry, found.directory, archive));
   const uint32_t crc = base::crc32(0, found.pickle.data(), found.pickle.size());
-  // Told to compute no CRCs, torch writes zeros.
+  // If torch is set to compute no CRCs, it writes zeros.
   found.has_crcs = entry->crc != 0 || crc == 0;
   if (found.has_crcs && crc != entry->crc) {
     return corrupt_archive(text("CRC of data.pkl is ", crc, ", stored ", entry->crc));
@@ -60,7 +60,7 @@ base::Result<std::optional<PickleEntry>> read_pickle_entry(ArchiveReader* archiv
 
 base::Result<std::optional<PickleEntry>> read_value_entry(ArchiveReader* archive, int64_t max_pickle_bytes) {
   const std::optional<PickleEntry> other;
-  // What begins otherwise torch.load takes for a bare pickle, whatever stands at its end.
+  // torch.load reads a file with another begin as a bare pickle, whatever stands at its end.
   if (archive->bytes() < kMagicBytes) return other;
   BCP_ASSIGN_OR_RETURN(const std::string_view magic, archive->view(0, kMagicBytes, "first header"));
   if (base::ByteReader(magic).u32() != zip::kLocalHeader) return other;
@@ -68,7 +68,7 @@ base::Result<std::optional<PickleEntry>> read_value_entry(ArchiveReader* archive
   if (!found.is_ok() && found.status().code() == base::Code::kUnsupported) return other;
   BCP_ASSIGN_OR_RETURN(std::optional<PickleEntry> entry, std::move(found));
   if (!entry.has_value()) return other;
-  // By this name torch.load tells a TorchScript archive, which is a program.
+  // torch.load recognises a TorchScript archive, which is a program, by this name.
   BCP_ASSIGN_OR_RETURN(const ZipEntry* constants, entry->find("constants.pkl"));
   if (constants != nullptr) return other;
   return entry;

@@ -11,25 +11,26 @@
 
 namespace bytecheckpoint::format {
 
-/// `data.pkl` of an archive of torch.save. Views point into the reader's pieces.
+/// The entry `data.pkl` of an archive of torch.save. Its views point into memory of the ArchiveReader.
 struct PickleEntry {
   ZipDirectory directory;
-  std::string_view folder;  // of all entries
+  std::string_view folder;  // top folder of all entries
   std::string_view pickle;
-  bool has_crcs = true;  // false if the writer was told to compute none
+  bool has_crcs = true;  // false if the writer was set to compute none
 
-  /// An entry of the same folder; nullptr if there is none, kCorrupt if there are two.
+  /// Finds an entry of the same folder. \returns nullptr if there is none, kCorrupt if there are two.
   base::Result<const ZipEntry*> find(std::string_view name) const { return directory.find(folder, name); }
 };
 
 /// Finds `data.pkl` and checks its CRC.
 ///
-/// \returns nullopt for what is left to `torch.load`: compressed, of the other byte order, larger than
-///   `max_pickle_bytes`. kUnsupported for what is no archive of torch.save; kCorrupt for a damaged one.
+/// \returns nullopt for an archive that is left to `torch.load`: a compressed one, one of the other byte order, or one
+/// with a pickle larger than `max_pickle_bytes`. kUnsupported for what is no archive of torch.save; kCorrupt for a
+/// damaged one.
 base::Result<std::optional<PickleEntry>> read_pickle_entry(ArchiveReader* archive, int64_t max_pickle_bytes);
 
-/// The same of an archive that is all in memory, with nullopt for whatever torch.load would not take for an archive of
-/// torch.save, or for a TorchScript program.
+/// Does the same for an archive that is in memory. Returns nullopt, not kUnsupported, for whatever torch.load would not
+/// take for an archive of torch.save, and for TorchScript programs.
 base::Result<std::optional<PickleEntry>> read_value_entry(ArchiveReader* archive, int64_t max_pickle_bytes);
 
 }  // namespace bytecheckpoint::format

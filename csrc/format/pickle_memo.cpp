@@ -23,7 +23,7 @@ base::Status check_memo(std::string_view bytes, int max_pickles) {
       break;
     }
     if (!in.ok()) break;
-    // One byte cannot make it large.
+    // A number of one byte cannot make the memo large.
     if (entry > UINT8_MAX && entry > at - begin) {
       return base::Status::make(base::Code::kCorrupt,
                                 base::text("pickle: ", opcode_name(opcode), " at byte ", at, ": memo entry ", entry,

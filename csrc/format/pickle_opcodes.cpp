@@ -10,19 +10,19 @@ namespace bytecheckpoint::format {
 namespace {
 
 enum class Operand : uint8_t {
-  kFixed,    // this many bytes
-  kCounted,  // their number in this many bytes, and then they
-  kLines,    // this many, each with its newline
+  kFixed,    // `size` bytes
+  kCounted,  // a count of bytes, in `size` bytes, then the bytes
+  kLines,    // `size` lines, each with its newline
 };
 
-struct Entry {
+struct OpcodeEntry {
   uint8_t opcode;
   const char* name;
   Operand operand = Operand::kFixed;
   uint8_t size = 0;
 };
 
-constexpr Entry kEntries[] = {
+constexpr OpcodeEntry kOpcodes[] = {
     {'(', "MARK"},
     {')', "EMPTY_TUPLE"},
     {'.', "STOP"},
@@ -93,14 +93,15 @@ constexpr Entry kEntries[] = {
     {0x98, "READONLY_BUFFER"},
 };
 
-const Entry* find_entry(Opcode opcode) {
-  for (const Entry& entry : kEntries) {
+const OpcodeEntry* find_entry(Opcode opcode) {
+  for (const OpcodeEntry& entry : kOpcodes) {
     if (entry.opcode == static_cast<uint8_t>(opcode)) return &entry;
   }
   return nullptr;
 }
 
-/// Two's complement, little-endian, sign in the last byte; more than 8 bytes only if they merely repeat the sign.
+/// Decodes two's complement, little-endian. Returns nothing if more than 64 bits are needed; bytes behind the eighth
+/// may only repeat the sign.
 std::optional<int64_t> long_int(std::string_view bytes) {
   const bool negative = !bytes.empty() && (bytes.back() & 0x80) != 0;
   uint64_t bits = negative ? ~uint64_t{0} : 0;
@@ -120,12 +121,12 @@ bool is_opcode(Opcode opcode) {
 std::string opcode_name(Opcode opcode) {
   const auto byte = static_cast<uint8_t>(opcode);
   const std::string digits = base::to_hex(&byte, 1);
-  const Entry* entry = find_entry(opcode);
+  const OpcodeEntry* entry = find_entry(opcode);
   return entry == nullptr ? base::text("byte 0x", digits) : base::text(entry->name, " (0x", digits, ")");
 }
 
 bool skip_operand(Opcode opcode, base::ByteReader* in) {
-  const Entry* entry = find_entry(opcode);
+  const OpcodeEntry* entry = find_entry(opcode);
   if (entry == nullptr) return false;
   switch (entry->operand) {
     case Operand::kFixed:

@@ -10,7 +10,7 @@
 
 namespace bytecheckpoint::format {
 
-/// The opcodes of pickle that are interpreted here. Source: CPython, Lib/pickletools.py.
+/// The opcodes of pickle that we interpret. Source: CPython, Lib/pickletools.py.
 enum class Opcode : uint8_t {
   kMark = '(',
   kEmptyTuple = ')',
@@ -51,25 +51,26 @@ enum class Opcode : uint8_t {
   kStackGlobal = 0x93,
   kMemoize = 0x94,
   kFrame = 0x95,
-  // Only where PickleRules::standard_types lets them in.
+  // Only interpreted if PickleRules::standard_types is set:
   kEmptySet = 0x8F,
   kAddItems = 0x90,
   kFrozenSet = 0x91,
   kByteArray8 = 0x96,
 };
 
-/// Is the byte an opcode of any protocol up to 5, interpreted here or not?
+/// Returns whether the byte is an opcode of any protocol up to 5, interpreted here or not.
 bool is_opcode(Opcode opcode);
 
-/// `EXT1 (0x82)`, or `byte 0xff` if there is no such opcode.
+/// Returns `EXT1 (0x82)`, or `byte 0xff` if there is no such opcode. For messages.
 std::string opcode_name(Opcode opcode);
 
-/// Skips what follows an opcode of any protocol up to 5. False, of a cut off one and of what is no opcode.
+/// Skips the operand of an opcode of any protocol up to 5. \returns false if it is cut off, or if there is no such
+/// opcode.
 bool skip_operand(Opcode opcode, base::ByteReader* in);
 
-/// What follows the opcode of a string, of bytes, or of a LONG1. The reader says whether all of it was there.
+/// Reads the operand of an opcode that makes a string, bytes or a long int. If it is cut off, `in->ok()` becomes false.
 std::string_view read_text_operand(Opcode opcode, base::ByteReader* in);
-/// The same of an int; nothing if it does not fit into 64 bits.
+/// Reads the operand of an opcode that makes an int. \returns nothing if the number does not fit into 64 bits.
 std::optional<int64_t> read_int_operand(Opcode opcode, base::ByteReader* in);
 
 }  // namespace bytecheckpoint::format

@@ -19,14 +19,14 @@ using Kind = PickleValue::Kind;
 
 constexpr uint8_t kLastProtocol = 5;
 
-/// Offsets and numbers of cells then fit into 32 bits, of which there are up to 1.5 a byte. 2 GiB of metadata are some
-/// five million tensors.
+/// With this limit offsets and cell numbers fit into 32 bits; there are up to 1.5 cells per byte. 2 GiB of metadata are
+/// about five million tensors.
 constexpr size_t kMaxPickleBytes = size_t{1} << 31;
 
-/// Memo entries that any pickle may number as it likes.
+/// A pickle may number this many memo entries in any way.
 constexpr uint32_t kFreeMemoEntries = 256;
 
-/// The stack machine of the pickle format. The first fault found is kept; a method that returns false has set it.
+/// The stack machine of the pickle format. A method that returns false has set the fault. The first fault is kept.
 class Machine {
  public:
   Machine(std::string_view bytes, const PickleRules& rules) : bytes_(bytes), in_(bytes), rules_(rules) {}
@@ -54,7 +54,7 @@ class Machine {
 
   Status fault() const {
     const std::string where = text("pickle: ", opcode_name(opcode_), " at byte ", opcode_at_, ": ");
-    // Operands that were cut off read as zeros; that they were cut off is the fault, not what the zeros led to.
+    // An operand that was cut off reads as zeros. Then the fault is that it was cut off, not what the zeros led to.
     if (!in_.ok()) return Status::make(Code::kCorrupt, text(where, "cut off at byte ", bytes_.size()));
     return Status::make(code_, text(where, fault_, "; nothing of the pickle was run"));
   }
@@ -96,7 +96,7 @@ class Machine {
     }
   }
 
-  /// Opcodes that take something from the stack or the memo, and the empty containers.
+  /// Handles opcodes that take something from the stack or the memo, and those of empty containers.
   bool step_on_stack() {
     switch (opcode_) {
       case Opcode::kMemoize:
@@ -187,7 +187,7 @@ class Machine {
     return true;
   }
 
-  /// A frame ends between two opcodes, never within one.
+  /// A frame may end only between two opcodes.
   bool in_frame() {
     return opcode_at_ >= frame_end_ || in_.position() <= frame_end_ || corrupt("reaches beyond its frame");
   }
@@ -199,7 +199,7 @@ class Machine {
     return true;
   }
 
-  /// A value that is its opcode.
+  /// A value that is stored as the position of its opcode.
   PickleValue here(Kind kind) const { return PickleValue(kind, static_cast<uint32_t>(opcode_at_)); }
 
   bool integer() {
@@ -215,7 +215,7 @@ class Machine {
 
   // --- stack, marks, memo ---
 
-  /// Values above the innermost mark, or all of them.
+  /// Number of values above the innermost mark, or of all values if there is no mark.
   size_t available() const { return stack_.size() - (marks_.size() == 0 ? 0 : marks_.back()); }
 
   bool need(size_t count) {
@@ -232,7 +232,7 @@ class Machine {
 
   bool put(uint32_t index) {
     if (!need(1)) return false;
-    // Picklers count their entries from 0, or from 1; a greater number would only make the memo large.
+    // Picklers number their entries from 0 or from 1. A greater number would only make the memo large.
     if (index >= kFreeMemoEntries && index > memo_count_ + 1) {
       return corrupt(text("memo entry ", index, " after ", memo_count_));
     }
@@ -320,7 +320,7 @@ class Machine {
     if (!need(2)) return false;
     const PickleValue args = stack_.back(), callee = stack_[stack_.size() - 2];
     if (!args.is(Kind::kTuple)) return corrupt("arguments that are no tuple");
-    // Calling what a call returned, for one. Data need no such thing.
+    // This would call what another call has returned, for example. Data need nothing of the kind.
     if (!callee.is(Kind::kGlobal)) return fail(Code::kUnsupported, "of something that is no global");
     stack_.truncate(stack_.size() - 2);
     return push(arena_.add_object(kind, callee.global(), args));
@@ -352,7 +352,7 @@ class Machine {
   base::ChunkedArray<uint32_t> marks_;  // stack heights
   base::ChunkedArray<PickleValue> memo_;
   uint32_t memo_count_ = 0;
-  size_t mark_ = 0;  // the one that pop_mark took
+  size_t mark_ = 0;  // the mark that pop_mark removed last
   Opcode opcode_ = Opcode::kStop;
   size_t opcode_at_ = 0;
   size_t frame_end_ = 0;

@@ -11,22 +11,25 @@
 
 namespace bytecheckpoint::format {
 
-/// What a reader of pickles lets in.
+/// What a reader of pickles accepts.
 struct PickleRules {
-  /// The caller's number for a global that may be named, nullopt for one that may not.
+  /// Returns the caller's number for a global that the pickle may name, nullopt for one that it may not.
   std::function<std::optional<uint32_t>(std::string_view module, std::string_view name)> global;
-  bool persistent_ids = false;
-  /// Also sets, frozensets, bytearrays, ints of up to 255 bytes, and objects that are filled as lists or dicts are.
+  bool persistent_ids = false;  // whether BINPERSID is accepted
+  /// Also accept sets, frozensets, bytearrays, ints of up to 255 bytes, and objects that are filled as lists or dicts
+  /// are.
   bool standard_types = false;
 };
 
-/// Interprets the opcodes of a pickle as descriptions of values. Nothing is imported, called or instantiated.
+/// Interprets the opcodes of a pickle and returns a description of its values. Nothing is imported, called or
+/// instantiated.
 ///
-/// Knows what the picklers of DCP and torch.save emit, protocols 2 to 5, and nothing that only other pickles need.
-/// \param bytes  Must outlive what is made of them.
-/// \returns kUnsupported for an opcode outside that, a global that the rules do not let in, or an int beyond 64 bits;
-///   kCorrupt for what no pickler writes. The message names opcode or global and its byte.
-/// Linear in time; takes at most 12 times the bytes and some pages, whatever they are.
+/// Knows the opcodes that the picklers of DCP and torch.save write, protocols 2 to 5, and no others.
+/// \param bytes  At most 2 GiB. Must outlive the result, which refers to them. May go on behind the STOP; see
+/// `Pickle::end`.
+/// \returns kUnsupported for other opcodes, globals that the rules do not accept, and ints beyond 64 bits; kCorrupt for
+/// what no pickler writes. The message names the opcode or global and its byte.
+/// Linear in time. Takes at most 12 times the size of the bytes and some pages of memory, whatever they are.
 base::Result<Pickle> read_pickle(std::string_view bytes, const PickleRules& rules);
 
 }  // namespace bytecheckpoint::format

@@ -16,10 +16,10 @@ using base::text;
 using Kind = PickleValue::Kind;
 
 constexpr size_t kMaxTimes = 15;
-// So that small pickles are not measured too narrowly.
+/// Added to the limit, so that it is not too tight for small pickles.
 constexpr size_t kFreeBytes = 32 << 10;
 
-/// Measures a value first: a buffer that grows takes three times what it holds.
+/// Measures a value before it writes it, because a buffer that grows takes three times what it holds.
 class Unfolding {
  public:
   Unfolding(const Pickle& pickle, UnfoldBudget* budget, const UnfoldRules& rules)
@@ -35,10 +35,10 @@ class Unfolding {
   }
 
  private:
-  /// What holds a value.
+  /// What is known of the containers that hold a value.
   struct Holder {
-    bool is_key = false;    // is the value a key, or within one?
-    bool was_seen = false;  // does it, or what holds it, stand in another place, too?
+    bool is_key = false;    // the value is a key, or inside one
+    bool was_seen = false;  // one of the containers that hold it stands in another place, too
   };
 
   Status measure(const PickleValue& value, Holder holder, int depth) {
@@ -91,13 +91,13 @@ class Unfolding {
   }
 
   bool is_first_visit(const PickleValue& container) {
-    if (container.at == 0) return true;  // empty: shared, if at all, by what holds it
+    if (container.at == 0) return true;  // empty and not shared by itself; its holder may be
     const bool first = !visited_[container.at];
     visited_[container.at] = true;
     return first;
   }
 
-  /// What was measured.
+  /// Writes a value that was measured.
   void write(const PickleValue& value) {
     switch (value.kind) {
       case Kind::kNone:
@@ -132,7 +132,7 @@ class Unfolding {
     for (const PickleValue& child : children) write(child);
   }
 
-  /// Bytes of protocol 2: encode(text, 'latin1').
+  /// Recognises bytes of protocol 2, encode(text, 'latin1'), and decodes them.
   bool is_latin1(const PickleValue& value, std::string* bytes) const {
     if (!rules_.encode.has_value()) return false;
     const std::optional<PickleObject> call = pickle_.object(value, Kind::kCall, *rules_.encode);
@@ -145,7 +145,7 @@ class Unfolding {
   const Pickle& pickle_;
   UnfoldBudget* budget_;
   const UnfoldRules& rules_;
-  std::vector<bool> visited_;  // containers, by their cell
+  std::vector<bool> visited_;  // containers that were visited, by their cell
   size_t num_bytes_ = 0;
   base::ByteWriter out_;
 };

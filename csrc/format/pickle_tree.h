@@ -11,35 +11,37 @@
 
 namespace bytecheckpoint::format {
 
-/// How much memory may be taken for what is made of the values of one pickle.
+/// Limits the memory for everything that is made of the values of one pickle.
 ///
-/// A memo reference of two bytes can stand for a list of a thousand references to a list of a thousand references, or
-/// for a text of a megabyte. With the values themselves, it all takes at most 15 times the pickle and 32 KiB. What a
-/// pickler writes without such sharing always fits as a Tree: whatever value takes the most, it is 14.5 times. DCP's
-/// metadata, whose names are shared, take some 6 times.
+/// This is needed because a memo reference of two bytes can stand for a list of a thousand references to a list of a
+/// thousand references, or for a megabyte of text. The limit, values included, is 15 times the size of the pickle and
+/// 32 KiB. A pickle that shares nothing always fits when it becomes a Tree: the costliest value takes 14.5 times its
+/// size. DCP's metadata, whose names are shared, take about 6 times.
 class UnfoldBudget {
  public:
   explicit UnfoldBudget(const Pickle& pickle);
 
-  /// kCorrupt once more has been taken than there is. Steps that take no memory are bounded by taking what they look
-  /// at.
+  /// Counts `bytes` as used. \returns kCorrupt if that is more than is left. A loop that takes no memory is bounded,
+  /// too: it takes what it looks at.
   base::Status take(size_t bytes);
 
  private:
   size_t left_;
 };
 
+/// How `unfold_tree` treats special values.
 struct UnfoldRules {
-  /// Refuses a list or dict that stands in several places: there would be a copy in each.
+  /// Refuse a list or dict that stands in several places, because the tree would have a copy in each place.
   bool refuse_shared = false;
-  /// The caller's number for `_codecs.encode`, by which protocol 2 writes bytes; without it they are an object.
+  /// The caller's number for `_codecs.encode`, by which protocol 2 writes bytes. Without it such bytes count as an
+  /// object.
   std::optional<uint32_t> encode;
 };
 
-/// Copies a value of builtin types. Of equal keys of a dict all are kept, in order.
+/// Copies a value of builtin types into a Tree. If a dict has equal keys, all are kept, in order.
 ///
-/// \returns kCorrupt beyond a depth of kMaxTreeDepth (so also for what holds itself), beyond the budget, or for a key
-///   that cannot be hashed; kUnsupported for a global or object, or what the rules refuse.
+/// \returns kCorrupt for a value nested deeper than kMaxTreeDepth (so also for one that holds itself), one beyond the
+/// budget, or a key that cannot be hashed; kUnsupported for a global, an object, or what the rules refuse.
 base::Result<Tree> unfold_tree(const Pickle& pickle, const PickleValue& value, UnfoldBudget* budget,
                                const UnfoldRules& rules = {});
 

@@ -10,12 +10,14 @@
 
 namespace bytecheckpoint::format {
 
-/// One value that a pickle builds, in 8 bytes: opcodes of one byte make values, and there may be as many of them as the
-/// pickle has bytes. So numbers and texts stay where they are, in the pickle, and containers and objects are
-/// references. All that takes more to know is asked of the Pickle.
+/// One value that a pickle builds, in 8 bytes.
+///
+/// An opcode of one byte makes a value, so there may be as many values as the pickle has bytes. To keep values small,
+/// numbers and texts stay in the pickle, and containers and objects are references to cells. Everything else about a
+/// value is asked of the Pickle.
 struct PickleValue {
   enum class Kind : uint8_t {
-    kHole,  // no value: an attribute that is not there
+    kHole,  // no value: stands for an attribute that is missing
     kNone,
     kBool,
     kInt,
@@ -25,11 +27,11 @@ struct PickleValue {
     kTuple,
     kList,
     kDict,
-    kGlobal,      // a name; what it names was never looked for
-    kObject,      // what NEWOBJ would have made of a class
-    kCall,        // what REDUCE would have called
-    kPersistent,  // what BINPERSID would have fetched
-    // Only where PickleRules::standard_types lets them in.
+    kGlobal,      // a name; what it names was never looked up
+    kObject,      // what NEWOBJ would make of a class
+    kCall,        // what REDUCE would call
+    kPersistent,  // what BINPERSID would fetch
+    // Only if PickleRules::standard_types is set:
     kLong,  // an int beyond 64 bits
     kByteArray,
     kSet,
@@ -40,33 +42,33 @@ struct PickleValue {
   explicit PickleValue(Kind kind, uint32_t at = 0, uint32_t size = 0) : kind(kind), size(size), at(at) {}
 
   bool is(Kind wanted) const { return kind == wanted; }
-  /// kBool
+  /// Only for kBool.
   bool is_true() const { return at != 0; }
-  /// kGlobal: the caller's number.
+  /// Only for kGlobal: the caller's number.
   uint32_t global() const { return at; }
 
   Kind kind = Kind::kHole;
-  uint32_t size : 24;  // of a tuple: its elements, if they are few
-  uint32_t at = 0;     // kBool, kGlobal: the number; scalars: their opcode in the pickle; others: a cell of the Pickle
+  uint32_t size : 24;  // of a tuple: number of its elements, if they are few
+  uint32_t at = 0;     // kBool, kGlobal: the number; scalars: offset of their opcode in the pickle; others: a cell
 };
 static_assert(sizeof(PickleValue) == 8, "as many are held as a pickle has bytes");
 
-/// The string or bytes whose opcode stands at a byte of a pickle that was read.
+/// Returns the string or bytes whose opcode stands at byte `at` of a pickle that was read.
 std::string_view text_at(std::string_view pickle, uint32_t at);
 
-/// An object as it was pickled, not made.
+/// An object as the pickle describes it. It was not made.
 struct PickleObject {
-  uint32_t global = 0;  // class or function: the caller's number; of a persistent id 0
-  PickleValue args;     // a tuple; of a persistent id: the id
-  PickleValue state;    // of BUILD, or a hole
-  PickleValue items;    // a list or dict of what APPENDS or SETITEMS filled it with, or a hole
+  uint32_t global = 0;  // the caller's number of the class or function; 0 for a persistent id
+  PickleValue args;     // a tuple; the id itself for a persistent id
+  PickleValue state;    // the argument of BUILD, or a hole
+  PickleValue items;    // a list or dict of the values that APPENDS or SETITEMS put into it, or a hole
 };
 
-/// What tuples, lists, sets, dicts and objects hold: 8 bytes an element, one after the other.
+/// One of the 8-byte cells in which tuples, lists, sets, dicts and objects are stored: a value, or a link.
 union PickleCell {
   struct Link {
     uint32_t count;
-    uint32_t other;  // a cell, or 0 for none
+    uint32_t other;  // number of a cell, or 0 for none
   };
 
   PickleCell() : link{0, 0} {}
@@ -78,7 +80,7 @@ union PickleCell {
 };
 using PickleCells = base::ChunkedArray<PickleCell>;
 
-/// Elements of a container, in order.
+/// The elements of a container, in order. Valid as long as the Pickle.
 class PickleSpan {
  public:
   class Iterator {
@@ -96,7 +98,7 @@ class PickleSpan {
       }
       return *this;
     }
-    /// Of iterators of one span.
+    /// Both iterators must be of one span.
     bool operator!=(const Iterator& other) const { return left_ != other.left_; }
 
    private:
@@ -105,14 +107,14 @@ class PickleSpan {
   };
 
   PickleSpan() = default;
-  /// Values from cell `first` on: `run` of them, then those of the runs from `next` on.
+  /// The `run` values from cell `first` on, then those of the runs from cell `next` on; `count` values in all.
   PickleSpan(const PickleCells& cells, uint32_t first, uint32_t run, uint32_t next, uint32_t count)
       : cells_(&cells), first_(first), run_(run), next_(next), count_(count) {}
 
   Iterator begin() const { return {*this, count_}; }
   Iterator end() const { return {*this, 0}; }
   size_t size() const { return count_; }
-  /// At once in a tuple; in a list or dict from run to run.
+  /// O(1) for a tuple. For a list or dict it walks from run to run.
   const PickleValue& operator[](size_t i) const;
 
  private:
@@ -120,42 +122,48 @@ class PickleSpan {
   uint32_t first_ = 0, run_ = 0, next_ = 0, count_ = 0;
 };
 
-/// Containers and objects of a pickle, while they are made and when they are looked at.
+/// The containers and objects of a pickle, while they are made and afterwards.
 ///
-/// A tuple is a run of values. A list or dict grows while other things are made, so it is a ring of runs, each behind a
-/// cell with its length and the next run. A cell of its own has the number of all its values and the last run, whose
-/// next is the first. An empty one has no such cell as long as nothing but the stack refers to it.
+/// A tuple is a run of values. A list or dict may grow while other values are made, so it is a ring of runs:
+///
+///     its own cell   [number of all values | last run]
+///     each run       [number of its values | next run] value value ...       the next of the last run is the first run
+///
+/// An empty list has no own cell while only the stack refers to it.
 class PickleArena {
  public:
   using Stack = base::ChunkedArray<PickleValue>;
 
-  PickleArena() { cells_.push_back(PickleCell()); }  // none is number 0
+  PickleArena() { cells_.push_back(PickleCell()); }  // cell 0 is never used: 0 means none
 
-  /// A tuple of all that stands on the stack from `first` on; it is taken from there.
+  /// Makes a tuple of all values on the stack from number `first` on, and removes them from the stack.
   PickleValue add_tuple(Stack* stack, size_t first);
-  /// The same as a kFrozenSet.
+  /// Does the same for a kFrozenSet.
   PickleValue add_frozen_set(Stack* stack, size_t first);
-  /// Moves all that stands on the stack from `first` on to the end of a list or dict.
-  /// \param list  Gets a cell of its own if it has none. Then, where it stands, it must be replaced.
+  /// Moves all values on the stack from number `first` on to the end of a list, dict or set.
+  /// \param list  If it has no cell yet it gets one; then every copy of this value is outdated and must be replaced.
   void extend(PickleValue* list, Stack* stack, size_t first);
-  /// Before a second place refers to it: a cell for a list or dict that has none. Leaves other values alone.
+  /// Gives a list, dict or set its own cell if it has none. Must be called before a second place refers to it. Leaves
+  /// other values alone.
   void share(PickleValue* value);
+  /// Makes an object without state and items.
   /// \param kind  kObject or kCall.
   PickleValue add_object(PickleValue::Kind kind, uint32_t global, const PickleValue& args);
   PickleValue add_persistent(const PickleValue& id);
   void set_state(const PickleValue& object, const PickleValue& state) { cells_[object.at + 2].value = state; }
-  /// Moves all that stands on the stack from `first` on into an object.
-  /// \param kind  kList or kDict. False if it holds the other.
+  /// Moves all values on the stack from number `first` on into an object.
+  /// \param kind  kList or kDict.
+  /// \returns false if the object was filled as the other kind before.
   bool fill(const PickleValue& object, PickleValue::Kind kind, Stack* stack, size_t first);
 
   PickleSpan children(const PickleValue& value) const;
   std::optional<PickleObject> object(const PickleValue& value) const;
-  /// Cells: more than any value refers to.
+  /// Number of cells; greater than any cell number in a value.
   size_t size() const { return cells_.size(); }
   size_t num_bytes() const { return cells_.num_bytes(); }
 
  private:
-  /// Of a tuple with as many elements or more, a cell before them has their number.
+  /// A tuple with so many elements or more has a cell before them with their number.
   static constexpr uint32_t kManyElements = (1 << 24) - 1;
 
   uint32_t next_cell() const { return static_cast<uint32_t>(cells_.size()); }
@@ -163,34 +171,36 @@ class PickleArena {
   PickleCells cells_;
 };
 
-/// The values of one pickle. Memo references make them a graph, not a tree: a value may stand in any number of places,
-/// and lists, dicts and objects may hold themselves. Whoever walks it bounds depth and steps (pickle_tree.h).
+/// The values of one pickle.
 ///
-/// Refers to the bytes that were read, which must outlive it.
+/// Memo references make the values a graph, not a tree: a value may stand in any number of places, and lists, dicts and
+/// objects may contain themselves. Code that walks the graph must limit depth and steps (pickle_tree.h).
+/// Immutable, so thread-safe. Refers to the bytes that were read, which must outlive it.
 class Pickle {
  public:
   Pickle(std::string_view bytes, PickleArena arena, PickleValue root, size_t end)
       : bytes_(bytes), arena_(std::move(arena)), root_(root), end_(end) {}
 
   const PickleValue& root() const { return root_; }
-  /// Bytes up to and with STOP. Whether something may follow is for the caller to say.
+  /// Number of bytes up to and including STOP. The caller decides whether more bytes may follow.
   size_t end() const { return end_; }
-  /// Of what was read.
+  /// Number of bytes that were read.
   size_t num_bytes() const { return bytes_.size(); }
   const PickleArena& arena() const { return arena_; }
 
-  /// Of a kInt, a kFloat.
+  /// Returns the number of a kInt.
   int64_t integer(const PickleValue& value) const;
+  /// Returns the number of a kFloat.
   double real(const PickleValue& value) const;
-  /// Of a string, bytes or a bytearray, a part of what was read; of a kLong its bytes, little-endian in two's
-  /// complement; empty for anything else.
+  /// Returns a part of the bytes that were read: the text of a string, the content of bytes or of a bytearray, or the
+  /// bytes of a kLong (two's complement, little-endian). Empty for other values.
   std::string_view text(const PickleValue& value) const;
-  /// Elements of a tuple, list or set; of a dict keys and values in turn, as set, so that of equal keys the last
-  /// counts. Empty for anything else.
+  /// Returns the elements of a tuple, list or set; for a dict keys and values in turn, in the order in which they were
+  /// set, so that of equal keys the last counts. Empty for other values.
   PickleSpan children(const PickleValue& value) const { return arena_.children(value); }
-  /// Of kObject, kCall, kPersistent; nothing for anything else.
+  /// Returns the object of a kObject, kCall or kPersistent; nothing for other values.
   std::optional<PickleObject> object(const PickleValue& value) const { return arena_.object(value); }
-  /// The object if `value` is of this kind and this global; else nothing.
+  /// Returns the object if `value` has this kind and this global, else nothing.
   std::optional<PickleObject> object(const PickleValue& value, PickleValue::Kind kind, uint32_t global) const;
 
  private:

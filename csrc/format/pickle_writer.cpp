@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMaxIntegerBytes = 10;
 
-/// Writes the opcode and what follows it. \returns their bytes.
+/// Writes an opcode and its operand. \returns the number of bytes.
 size_t put_integer(int64_t value, char* out) {
   const auto put = [&](char opcode, size_t size) {
     out[0] = opcode;
@@ -109,7 +109,7 @@ void PickleWriter::global(std::string_view module, std::string_view name) {
 void PickleWriter::int_tuple(const tensor::Dims& values) {
   if (values.empty()) return empty_tuple();
   if (values.size() > 3) mark();
-  // Several at a time: a manifest has millions of these.
+  // Appends several ints at a time, because a manifest has millions of tuples.
   char opcodes[4 * kMaxIntegerBytes];
   size_t used = 0;
   for (int64_t value : values) {
@@ -188,7 +188,7 @@ bool PickleWriter::recall(const std::string& key) {
 }
 
 void PickleWriter::memoise(std::string key) {
-  // MEMOIZE stores under the number of entries so far.
+  // MEMOIZE stores under the number of entries that the memo has.
   const auto index = static_cast<uint32_t>(memo_.size());
   memo_.emplace(std::move(key), index);
   out_.u8(0x94);

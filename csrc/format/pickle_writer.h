@@ -12,14 +12,17 @@
 
 namespace bytecheckpoint::format {
 
-/// Emits pickle opcodes, one method an opcode or a common group. It knows no objects; the callers order the calls.
+/// Writes pickle opcodes; each method writes one opcode, or a common group. It does not check that they make sense: the
+/// caller is responsible for their order.
 ///
-/// Protocol 4 strings and globals are memoised by content, which keeps metadata of many records small. Protocol 2
-/// (what `torch.load(weights_only=True)` has always accepted) is written without a memo: records are tiny.
+/// With protocol 4, strings and globals are memoised by content, which keeps metadata of many records small. Protocol
+/// 2, which all versions of `torch.load(weights_only=True)` accept, is written without a memo, because records are
+/// tiny.
 class PickleWriter {
  public:
+  /// \param protocol  2 or 4.
   explicit PickleWriter(int protocol);
-  /// Room for so many bytes in all; what is not needed of it is never touched.
+  /// Reserves memory for `bytes` in all. Memory that is not used is never touched.
   void reserve(size_t bytes) { out_.reserve(bytes); }
 
   void none() { out_.u8('N'); }
@@ -27,7 +30,7 @@ class PickleWriter {
   void integer(int64_t value);
   void real(double value);
   void string(std::string_view value);
-  /// Protocol 2 has none: as Python does, they become a call of `_codecs.encode` on text.
+  /// Protocol 2 has no opcode for bytes. As Python does, it writes them as a call of `_codecs.encode` on text.
   void bytes(std::string_view value);
   void global(std::string_view module, std::string_view name);
 
@@ -44,20 +47,21 @@ class PickleWriter {
   void append_items() { out_.u8('e'); }
   void persistent_id() { out_.u8('Q'); }
 
-  /// Ints as one tuple.
+  /// Writes ints as one tuple.
   void int_tuple(const tensor::Dims& values);
-  /// Bytes that `integer` and `int_tuple` write.
+  /// Return how many bytes `integer` and `int_tuple` write.
   static int64_t integer_bytes(int64_t value);
   static int64_t int_tuple_bytes(const tensor::Dims& values);
-  /// A tree of builtin values.
+  /// Writes a tree of builtin values.
   void tree(const Tree& value);
-  /// Pushes what was memoised under `key`; false if nothing was.
+  /// Pushes the value that was memoised under `key`. \returns false, and writes nothing, if there is none.
   bool recall(const std::string& key);
   /// Memoises the top of the stack under `key`.
   void memoise(std::string key);
 
-  /// Emits what `emit()` does, which must be the same each time: by calling it as long as `*phrase` is empty, by
-  /// copying from there on. The copy recalls all that the first call memoised.
+  /// Writes what `emit()` writes, which must be the same each time. While `*phrase` is empty it calls `emit`, and keeps
+  /// the bytes; afterwards it copies them. The kept bytes are those of a second call, so they recall what the first
+  /// call memoised.
   template <class Emit>
   void repeat(std::string* phrase, Emit&& emit) {
     if (!phrase->empty()) return out_.raw(*phrase);
@@ -68,12 +72,12 @@ class PickleWriter {
     out_.truncate(end);
   }
 
-  /// Ends the pickle with STOP and hands it out.
+  /// Ends the pickle with STOP and returns it. The writer must not be used afterwards.
   std::string finish();
 
  private:
   void write_string(std::string_view value);
-  /// The next value, with its children.
+  /// Writes the next value, with its children.
   void tree_node(TreeReader* in);
 
   const int protocol_;

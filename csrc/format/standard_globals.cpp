@@ -15,7 +15,8 @@ struct Name {
   Global global;
 };
 
-// Protocol 2 writes names of Python 2 where they have changed; pathlib and numpy have moved their classes.
+// Protocol 2 writes the names of Python 2 where Python 3 has others. pathlib and numpy have moved their classes to
+// other modules.
 constexpr Name kNames[] = {
     {"_codecs", "encode", Global::kEncode},
     {"_io", "BytesIO", Global::kBytesIO},
@@ -40,6 +41,10 @@ constexpr Name kNames[] = {
     {"numpy.core.numeric", "_frombuffer", Global::kNumpyFromBuffer},
     {"torch", "Size", Global::kTorchSize},
     {"torch", "device", Global::kTorchDevice},
+    {"torch._utils", "_rebuild_parameter", Global::kRebuildParameter},
+    {"torch._utils", "_rebuild_tensor_v2", Global::kRebuildTensorV2},
+    {"torch._utils", "_rebuild_tensor_v3", Global::kRebuildTensorV3},
+    {"torch.storage", "UntypedStorage", Global::kUntypedStorage},
     {"types", "SimpleNamespace", Global::kSimpleNamespace},
     {"uuid", "UUID", Global::kUuid},
 };
@@ -88,6 +93,10 @@ std::optional<uint32_t> find_standard_global(std::string_view module, std::strin
   if (module == "torch") {
     const tensor::DTypeInfo* dtype = tensor::find_dtype(name);
     if (dtype != nullptr) return static_cast<uint32_t>(Global::kTorchDType) + static_cast<uint32_t>(dtype->dtype);
+    for (uint8_t code = 1; code <= tensor::kLastPlainDType; ++code) {
+      const char* storage = tensor::find_plain_dtype(code)->typed_storage;
+      if (storage != nullptr && name == storage) return static_cast<uint32_t>(Global::kTorchStorage) + code;
+    }
   }
   return find_in(kNames, module, name);
 }

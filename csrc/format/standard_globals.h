@@ -7,10 +7,10 @@
 
 namespace bytecheckpoint::format {
 
-/// The classes and functions that a pickle of standard types may name; all others are refused. Of each the arguments
-/// that its own pickler writes are known, and nothing else is let in: `bytearray(b"x")`, but not `bytearray(1 << 40)`.
+/// The classes and functions that a pickle of standard types may name; all others are refused. For each of them only
+/// those arguments are accepted that its own pickler writes: `bytearray(b"x")`, but not `bytearray(1 << 40)`.
 enum class StandardGlobal : uint32_t {
-  kEncode,  // `_codecs.encode`, by which protocol 2 writes bytes
+  kEncode,  // `_codecs.encode`: protocol 2 writes bytes with it
   kBytes,
   kByteArray,
   kSet,
@@ -43,7 +43,12 @@ enum class StandardGlobal : uint32_t {
   kNumpyScalar,
   kTorchSize,
   kTorchDevice,
-  // Only as what makes the missing values of a defaultdict, as kBytes and others above may do, too.
+  kRebuildTensorV2,  // tensors, as read_pickled_tensor recognises them
+  kRebuildTensorV3,
+  kRebuildParameter,
+  kUntypedStorage,
+  // Only as the factory of a defaultdict, which makes its missing values. kBytes and others above may be factories,
+  // too.
   kInt,
   kFloat,
   kBool,
@@ -52,10 +57,12 @@ enum class StandardGlobal : uint32_t {
   kTuple,
   kDict,
   kObject,
-  kTorchDType,  // + code of the dtype: these are values
+  kTorchDType,                        // + code of the dtype; dtypes are values
+  kTorchStorage = kTorchDType + 256,  // + code of the dtype; typed storages, only in tensors
 };
 
-/// Of `module.name` in any of the spellings by which Python 3 and numpy 1 and 2 pickle it.
+/// Returns the number of `module.name`, in any spelling that Python 3 and numpy 1 and 2 write; nullopt if it is not
+/// accepted.
 std::optional<uint32_t> find_standard_global(std::string_view module, std::string_view name);
 
 }  // namespace bytecheckpoint::format

@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <string>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
+#include "csrc/base/crc32.h"
 #include "csrc/base/utf8.h"
 #include "csrc/format/pickle_entry.h"
 #include "csrc/format/tree.h"
@@ -18,20 +21,27 @@ using base::text;
 using Kind = PickleValue::Kind;
 using Global = StandardGlobal;
 
-/// Steps of hashing for each byte of the pickle, and those that a small one has anyway.
+/// Limit for the steps of hashing: so many for each byte of the pickle, and so many for a small pickle.
 constexpr size_t kMaxHashSteps = 32, kFreeHashSteps = 64 << 10;
 
-/// What stands in a signature, a letter an argument; `|` separates signatures, `*` repeats the letter before it.
+/// The fewest bytes that torch.save writes of a tensor, and of a dim (its size and its stride).
+constexpr size_t kLeastTensorBytes = 32, kLeastDimBytes = 4;
+
+/// The signatures with which the picklers write a global. One letter is one argument, `|` separates signatures, and `*`
+/// repeats the letter before it.
 ///
-/// i int, f float, p bool, s str, b bytes (also as calls that make them), B bytes or bytearray, N None, n None or an
-/// empty dict, t tuple of ints, e empty tuple or list, l list of hashed values, m dict, d timedelta, z timezone, D
-/// dtype of numpy, g numpy.ndarray itself, c what makes the missing values of a defaultdict, o anything.
+///     i int, f float, p bool, s str
+///     b bytes (also as calls that make them), B bytes or bytearray
+///     N None, n None or an empty dict
+///     t tuple of ints, e empty tuple or list, l list of hashed values, m dict
+///     d timedelta, z timezone, D dtype of numpy, g numpy.ndarray itself
+///     c factory of a defaultdict, o anything
 struct Shape {
   Global global;
   const char* args;
-  const char* state = "";    // of a tuple; `m` is a dict; "" is none
-  Kind items = Kind::kHole;  // kList or kDict: what APPENDS or SETITEMS may fill
-  bool is_instance = false;  // by NEWOBJ, not by a call
+  const char* state = "";    // letters of a tuple; "m" is a dict, "" no state
+  Kind items = Kind::kHole;  // kList, kDict: APPENDS, SETITEMS may fill it
+  bool is_instance = false;  // made by NEWOBJ, not by a call
 };
 
 constexpr Shape kShapes[] = {
@@ -76,7 +86,7 @@ const Shape* shape_of(uint32_t global) {
   return nullptr;
 }
 
-/// Classes that may make the missing values of a defaultdict.
+/// Returns whether a class may make the missing values of a defaultdict.
 bool is_factory(Global global) {
   switch (global) {
     case Global::kBytes:
@@ -100,16 +110,21 @@ bool is_plain_typestr(std::string_view typestr) {
          typestr.find_first_not_of("0123456789", 1) == typestr.npos;
 }
 
-/// A walk over all that a pickle says, once each.
+/// Walks over all values of a pickle, each one once.
 class StandardCheck {
  public:
-  explicit StandardCheck(const Pickle& pickle)
+  StandardCheck(const Pickle& pickle, std::unordered_map<uint32_t, PickledTensor>* tensors)
       : pickle_(pickle),
+        tensors_(tensors),
         visited_(pickle.arena().size()),
         taken_(pickle.arena().size()),
         steps_left_(kMaxHashSteps * pickle.num_bytes() + kFreeHashSteps) {}
 
-  Status run() { return check(pickle_.root(), 0); }
+  Status run() {
+    BCP_RETURN_IF_ERROR(check(pickle_.root(), 0));
+    const bool has_tensors = tensors_ != nullptr && !tensors_->empty();
+    return has_tensors && !has_standard_ ? refuse("tensors and builtin values alone") : Status::ok();
+  }
 
  private:
   static Status refuse(std::string why) { return Status::make(Code::kUnsupported, std::move(why)); }
@@ -121,14 +136,19 @@ class StandardCheck {
       case Kind::kPersistent:
         return refuse("neither builtin nor of a standard type");
       case Kind::kGlobal:
-        if (value.global() < static_cast<uint32_t>(Global::kTorchDType)) return refuse("a class or function");
-        return Status::ok();
+        return is_dtype(value) ? Status::ok() : refuse("a class or function");
       case Kind::kTuple:
       case Kind::kList:
       case Kind::kDict:
+        return check_container(value, depth);
       case Kind::kSet:
       case Kind::kFrozenSet:
+        has_standard_ = true;
         return check_container(value, depth);
+      case Kind::kByteArray:
+      case Kind::kLong:
+        has_standard_ = true;
+        return Status::ok();
       case Kind::kObject:
       case Kind::kCall:
         return check_object(value, depth);
@@ -137,7 +157,7 @@ class StandardCheck {
     }
   }
 
-  /// Marks what is not empty; false for what was seen before.
+  /// Marks a value that is not empty. \returns false if it was marked before.
   bool visit(const PickleValue& value) {
     if (value.at == 0) return true;
     const bool is_first = !visited_[value.at];
@@ -151,7 +171,7 @@ class StandardCheck {
                         : Status::ok();
   }
 
-  /// \param are_hashed  All of them; else the keys of a dict.
+  /// \param are_hashed  Whether all children are hashed (a set); otherwise only the keys of a dict are.
   Status check_children(const PickleValue& value, bool are_hashed, int depth) {
     bool is_key = value.is(Kind::kDict);
     for (const PickleValue& child : pickle_.children(value)) {
@@ -162,7 +182,7 @@ class StandardCheck {
     return Status::ok();
   }
 
-  /// Hashing goes through all that a key holds, however often it stands there.
+  /// Counts the steps of hashing a key: Python hashes all that a key holds, as often as it stands there.
   Status measure_hash(const PickleValue& value, bool is_argument, int depth) {
     const size_t steps = 1 + (is_argument ? pickle_.text(value).size() : 0);
     if (steps > steps_left_ || depth > kMaxTreeDepth) return refuse("keys that are larger than their pickle");
@@ -176,10 +196,14 @@ class StandardCheck {
 
   Status check_object(const PickleValue& value, int depth) {
     if (!visit(value)) return Status::ok();
+    if (std::optional<PickledTensor> tensor = read_pickled_tensor(pickle_, value); tensor.has_value()) {
+      return add_tensor(value, std::move(*tensor));
+    }
     const PickleObject object = *pickle_.object(value);
     const Shape* shape = shape_of(object.global);
     if (shape == nullptr || shape->is_instance != value.is(Kind::kObject)) return refuse("no value of a standard type");
     if (!matches(*shape, object)) return refuse("not what the pickler of its type writes");
+    has_standard_ = true;
     for (const PickleValue& part : {object.args, object.state, object.items}) {
       if (part.is(Kind::kHole)) continue;
       BCP_RETURN_IF_ERROR(check_parts(*shape, part, depth));
@@ -187,7 +211,16 @@ class StandardCheck {
     return Status::ok();
   }
 
-  /// Of an object whose signatures match.
+  Status add_tensor(const PickleValue& value, PickledTensor tensor) {
+    if (tensors_ == nullptr) return refuse("a tensor");
+    if (tensor.is_conj || tensor.is_neg) return refuse("conjugates or negatives of what is stored");
+    tensor_bytes_ += kLeastTensorBytes + tensor.sizes.size() * kLeastDimBytes;
+    if (tensor_bytes_ > pickle_.num_bytes()) return refuse("tensors that share what they are made of");
+    tensors_->emplace(value.at, std::move(tensor));
+    return Status::ok();
+  }
+
+  /// Checks the arguments, state or items of an object whose signatures match.
   Status check_parts(const Shape& shape, const PickleValue& parts, int depth) {
     if (parts.is(Kind::kList) || parts.is(Kind::kDict)) return check_taken(parts, false, depth);
     for (const PickleValue& part : pickle_.children(parts)) {
@@ -205,7 +238,8 @@ class StandardCheck {
     return check_taken(part, shape.global != Global::kCounter, depth);
   }
 
-  /// A list or dict whose values go into an object: nobody else has it, so nobody sees that it was never made.
+  /// Checks a list or dict whose values go into an object. It may stand in no other place, because the values that are
+  /// made of the pickle do not contain it.
   Status check_taken(const PickleValue& value, bool are_hashed, int depth) {
     if (!visit(value)) return refuse("a list or dict that is an argument stands in another place, too");
     if (value.at != 0) taken_[value.at] = true;
@@ -234,7 +268,7 @@ class StandardCheck {
     const std::string_view wanted = shape.state;
     if (wanted.empty()) return state.is(Kind::kHole);
     if (wanted != "m") return state.is(Kind::kTuple) && matches_one(wanted, state);
-    // A namespace without attributes has no state; an identifier always has.
+    // A namespace without attributes has no state; a UUID always has one.
     if (state.is(Kind::kHole)) return shape.global == Global::kSimpleNamespace;
     return state.is(Kind::kDict) && are_attributes(shape, state);
   }
@@ -311,8 +345,13 @@ class StandardCheck {
       case 'c':
         return value.is(Kind::kNone) || (value.is(Kind::kGlobal) && is_factory(static_cast<Global>(value.global())));
       default:  // o
-        return !value.is(Kind::kGlobal) || value.global() >= static_cast<uint32_t>(Global::kTorchDType);
+        return !value.is(Kind::kGlobal) || is_dtype(value);
     }
+  }
+
+  static bool is_dtype(const PickleValue& global) {
+    return global.global() >= static_cast<uint32_t>(Global::kTorchDType) &&
+           global.global() < static_cast<uint32_t>(Global::kTorchStorage);
   }
 
   static bool is_int(const PickleValue& value) { return value.is(Kind::kInt) || value.is(Kind::kLong); }
@@ -325,41 +364,63 @@ class StandardCheck {
     return value.is(Kind::kBytes) || is_call(value, Global::kBytes) || is_call(value, Global::kEncode);
   }
 
-  /// (text, 'latin1') of characters that are bytes.
+  /// Returns whether the arguments are (text, 'latin1') and the text has only characters up to U+00FF.
   bool is_latin1(const PickleValue& args) const {
     const PickleSpan values = pickle_.children(args);
     const std::string_view encoding = pickle_.text(values[1]);
     if (encoding != "latin1" && encoding != "latin-1") return false;
-    // In UTF-8 they begin with 0xC2 or 0xC3, or are ASCII.
+    // In UTF-8 such characters begin with 0xC2 or 0xC3, or are ASCII.
     const std::string_view chars = pickle_.text(values[0]);
     return std::all_of(chars.begin(), chars.end(), [](char c) { return static_cast<uint8_t>(c) < 0xC4; });
   }
 
   const Pickle& pickle_;
-  std::vector<bool> visited_;  // containers and objects, by their cell
-  std::vector<bool> taken_;    // lists and dicts that are arguments
-  size_t steps_left_;          // of hashing
+  std::unordered_map<uint32_t, PickledTensor>* const tensors_;
+  std::vector<bool> visited_;  // containers and objects that were visited, by their cell
+  std::vector<bool> taken_;    // lists and dicts that are arguments of objects
+  size_t steps_left_;          // left for hashing
+  size_t tensor_bytes_ = 0;    // the fewest that the tensors take in the pickle
+  bool has_standard_ = false;  // there is a value that torch's own rules may refuse
 };
+
+/// Returns kCorrupt if the bytes of a storage fail their CRC.
+Status check_storage(std::string_view archive, const ArchivedTensor& tensor) {
+  const std::string_view storage =
+      archive.substr(static_cast<size_t>(tensor.storage_offset), static_cast<size_t>(tensor.storage_bytes));
+  if (!tensor.storage_crc.has_value() || base::crc32(0, storage.data(), storage.size()) == *tensor.storage_crc) {
+    return Status::ok();
+  }
+  return corrupt_archive(text("storage at byte ", tensor.storage_offset, " fails its CRC"));
+}
 
 }  // namespace
 
 PickleRules standard_rules() {
-  return {find_standard_global, false, true};
+  return {find_standard_global, true, true};
 }
 
-Status check_standard(const Pickle& pickle) {
-  return StandardCheck(pickle).run();
+Status check_standard(const Pickle& pickle, std::unordered_map<uint32_t, PickledTensor>* tensors) {
+  return StandardCheck(pickle, tensors).run();
 }
 
-base::Result<std::optional<Pickle>> read_standard_archive(std::string_view archive) {
-  std::optional<Pickle> other;
+base::Result<std::optional<StandardArchive>> read_standard_archive(std::string_view archive) {
+  std::optional<StandardArchive> other;
   ArchiveReader reader(archive);
   BCP_ASSIGN_OR_RETURN(const std::optional<PickleEntry> entry, read_value_entry(&reader, archive.size()));
   if (!entry.has_value()) return other;
   base::Result<Pickle> pickle = read_pickle(entry->pickle, standard_rules());
   if (!pickle.is_ok() || pickle.value().end() != entry->pickle.size()) return other;
-  if (!check_standard(pickle.value()).is_ok()) return other;
-  return std::make_optional(std::move(pickle.value()));
+  std::unordered_map<uint32_t, PickledTensor> tensors;
+  if (!check_standard(pickle.value(), &tensors).is_ok()) return other;
+  StandardArchive out{std::move(pickle.value()), {}};
+  std::unordered_set<int64_t> checked;  // offsets of storages, of which each may hold several tensors
+  for (auto& [cell, pickled] : tensors) {
+    BCP_ASSIGN_OR_RETURN(std::optional<ArchivedTensor> archived, locate_tensor(pickled, *entry, &reader));
+    if (!archived.has_value()) return other;
+    if (checked.insert(archived->storage_offset).second) BCP_RETURN_IF_ERROR(check_storage(archive, *archived));
+    out.tensors.emplace(cell, StandardTensor{std::move(pickled), std::move(*archived)});
+  }
+  return std::make_optional(std::move(out));
 }
 
 }  // namespace bytecheckpoint::format

@@ -8,22 +8,20 @@
 namespace bytecheckpoint::format {
 namespace {
 
-using Kind = Tree::Kind;
-
-bool is_container(Kind kind) {
-  return kind >= Kind::kList && kind <= Kind::kDict;
+bool is_container(Tree::Kind kind) {
+  return kind >= Tree::Kind::kList && kind <= Tree::Kind::kDict;
 }
 
-/// Of bytes that were cut off, zeros; the reader says whether any were.
+/// Reads one value. Bytes that are cut off read as zeros; `in->ok()` says whether any were.
 TreeNode read_node(base::ByteReader* in) {
   TreeNode node;
-  node.kind = static_cast<Kind>(in->u8());
-  if (node.kind == Kind::kInt) {
+  node.kind = static_cast<Tree::Kind>(in->u8());
+  if (node.kind == Tree::Kind::kInt) {
     node.integer = in->i64();
-  } else if (node.kind == Kind::kFloat) {
+  } else if (node.kind == Tree::Kind::kFloat) {
     const uint64_t bits = in->u64();
     std::memcpy(&node.real, &bits, sizeof bits);
-  } else if (node.kind == Kind::kString || node.kind == Kind::kBytes) {
+  } else if (node.kind == Tree::Kind::kString || node.kind == Tree::Kind::kBytes) {
     node.text = in->view(in->u32());
   } else if (is_container(node.kind)) {
     node.num_children = in->u32();
@@ -33,41 +31,41 @@ TreeNode read_node(base::ByteReader* in) {
 
 bool check_value(base::ByteReader* in, int depth) {
   const TreeNode node = read_node(in);
-  if (!in->ok() || node.kind > Kind::kDict || depth > kMaxTreeDepth) return false;
-  if (node.kind == Kind::kString && !base::is_utf8(node.text)) return false;
-  if (node.kind == Kind::kDict && node.num_children % 2 != 0) return false;
+  if (!in->ok() || node.kind > Tree::Kind::kDict || depth > kMaxTreeDepth) return false;
+  if (node.kind == Tree::Kind::kString && !base::is_utf8(node.text)) return false;
+  if (node.kind == Tree::Kind::kDict && node.num_children % 2 != 0) return false;
   for (uint32_t i = 0; i < node.num_children; ++i) {
     if (!check_value(in, depth + 1)) return false;
   }
   return true;
 }
 
-void encode_kind(Kind kind, base::ByteWriter* out) {
+void encode_kind(Tree::Kind kind, base::ByteWriter* out) {
   out->u8(static_cast<uint8_t>(kind));
 }
 
 }  // namespace
 
-void encode_constant(Kind kind, base::ByteWriter* out) {
+void encode_constant(Tree::Kind kind, base::ByteWriter* out) {
   encode_kind(kind, out);
 }
 
 void encode_int(int64_t value, base::ByteWriter* out) {
-  encode_kind(Kind::kInt, out);
+  encode_kind(Tree::Kind::kInt, out);
   out->i64(value);
 }
 
 void encode_float(double value, base::ByteWriter* out) {
-  encode_kind(Kind::kFloat, out);
+  encode_kind(Tree::Kind::kFloat, out);
   out->raw(&value, sizeof value);
 }
 
-void encode_text(Kind kind, std::string_view text, base::ByteWriter* out) {
+void encode_text(Tree::Kind kind, std::string_view text, base::ByteWriter* out) {
   encode_kind(kind, out);
   out->string(text);
 }
 
-void encode_container(Kind kind, size_t num_children, base::ByteWriter* out) {
+void encode_container(Tree::Kind kind, size_t num_children, base::ByteWriter* out) {
   encode_kind(kind, out);
   out->u32(static_cast<uint32_t>(num_children));
 }

@@ -24,14 +24,15 @@ constexpr int64_t kTailBytes = 8 << 10;
 
 constexpr uint16_t kFlagEncrypted = 1;
 
-/// Where the directory lies, and how many entries it has.
+/// Place of the directory, and the number of its entries.
 struct Extent {
   int64_t offset = 0;
   int64_t bytes = 0;
   uint64_t entries = 0;
 };
 
-/// Position of the end record in the last bytes of an archive: the last one whose comment ends with the archive.
+/// Returns the position of the end record in the last bytes of an archive: of the last one whose comment ends with the
+/// archive.
 std::optional<size_t> find_end(std::string_view tail) {
   for (size_t at = tail.size() < kEndBytes ? 0 : tail.size() - kEndBytes + 1; at-- > 0;) {
     base::ByteReader in(tail.substr(at));
@@ -52,7 +53,8 @@ Status no_end(ArchiveReader* archive) {
       "not an archive of torch.save; safetensors and what stream extensions transformed cannot be read");
 }
 
-/// \param end  Offset of the end record in the archive, whose fields `in` reads.
+/// \param end  Offset of the end record in the archive.
+/// \param in  Reads the fields of the end record, from its start.
 base::Result<Extent> read_extent(int64_t end, base::ByteReader in, ArchiveReader* archive) {
   Extent extent;
   in.skip(10);
@@ -60,7 +62,7 @@ base::Result<Extent> read_extent(int64_t end, base::ByteReader in, ArchiveReader
   extent.bytes = in.u32();
   extent.offset = in.u32();
   int64_t limit = end;
-  // torch always writes the 64-bit records, whether they are needed or not.
+  // torch always writes the 64-bit records, even if they are not needed.
   if (end >= kZip64LocatorBytes) {
     BCP_ASSIGN_OR_RETURN(const std::string_view bytes,
                          archive->view(end - kZip64LocatorBytes, kZip64LocatorBytes, "zip64 locator"));
@@ -84,7 +86,7 @@ base::Result<Extent> read_extent(int64_t end, base::ByteReader in, ArchiveReader
   return extent;
 }
 
-/// Replaces the fields that were all ones by those of the zip64 extra field, which stand in this order.
+/// Takes the values of fields that are all ones from the zip64 extra field, which has them in this order.
 bool widen(std::string_view extra, int64_t* bytes, int64_t* stored_bytes, int64_t* header_offset) {
   base::ByteReader fields(extra);
   while (fields.ok() && fields.remaining() >= 4) {
@@ -96,7 +98,7 @@ bool widen(std::string_view extra, int64_t* bytes, int64_t* stored_bytes, int64_
     }
     return field.ok() && *bytes >= 0 && *stored_bytes >= 0 && *header_offset >= 0;
   }
-  // Without it all ones are a number like any other; padding that is no field is not ours to judge.
+  // Without that field, all ones are an ordinary number. Padding need not be a valid field; that is not checked here.
   return true;
 }
 

@@ -11,7 +11,7 @@ constexpr uint16_t kDosDate = (0 << 9) | 1 << 5 | 1;  // 1980-01-01
 constexpr uint16_t kExtraPadding = 0x4246;            // "FB", the id that torch pads with
 constexpr int64_t kExtraHeadBytes = 4;
 
-/// The fields that local headers and central entries share, from "version needed" to "name length".
+/// Writes the fields that local headers and central entries have in common, from "version needed" to "name length".
 void shared_fields(const EntryHead& entry, base::ByteWriter* out) {
   out->u16(entry.version);
   out->u16(entry.flags);

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-// Numbers of the zip format that its reader and its writer share.
+// Numbers of the zip format that the reader and the writer share.
 
 namespace bytecheckpoint::format::zip {
 
@@ -17,6 +17,6 @@ inline constexpr uint32_t kEnd = 0x06054B50;
 inline constexpr int64_t kLocalHeaderBytes = 30;  // before name and extra field
 
 inline constexpr uint16_t kExtraZip64 = 1;
-inline constexpr uint32_t kInZip64 = 0xFFFFFFFF;  // in a field: the value stands in the zip64 extra field
+inline constexpr uint32_t kInZip64 = 0xFFFFFFFF;  // in a field of 32 bits: the value is in the zip64 extra field
 
 }  // namespace bytecheckpoint::format::zip

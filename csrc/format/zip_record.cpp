@@ -17,15 +17,15 @@ namespace {
 using namespace zip;  // NOLINT: the numbers of the format
 
 constexpr std::string_view kSmallNames[3] = {"archive/data.pkl", "archive/byteorder", "archive/version"};
-constexpr std::string_view kSmallContents[3] = {{}, "little", "3\n"};  // the first is the tensor's pickle
+constexpr std::string_view kSmallContents[3] = {{}, "little", "3\n"};  // the first depends on the tensor: its pickle
 constexpr std::string_view kDataName = "archive/data/0";
 
 constexpr uint16_t kFlagDescriptor = 1 << 3;
 
-/// So that what is added to it, place and padding, is far from overflow.
+/// A limit that leaves room for offset and padding below the limit of int64.
 constexpr int64_t kMaxDataBytes = int64_t{1} << 62;
 
-/// Sizes that a plain zip field cannot hold. The central directory then starts beyond 4 GiB too.
+/// Returns whether a plain zip field cannot hold this size. The central directory then also starts beyond 4 GiB.
 bool needs_zip64(int64_t data_bytes) {
   return data_bytes >= 0xFFFF0000;
 }
@@ -40,11 +40,11 @@ constexpr int64_t names_bytes() {
   return static_cast<int64_t>(bytes);
 }
 
-/// Of a head without the tensor's pickle and without what fills the last extra field.
+/// Length of a head, without the tensor's pickle and without the filling of the last extra field.
 constexpr int64_t kFixedHeadBytes = 4 * kLocalHeaderBytes + names_bytes() +
                                     static_cast<int64_t>(kSmallContents[1].size() + kSmallContents[2].size()) +
                                     kExtraHeadBytes;
-/// Descriptor, central directory, end records.
+/// Length of a tail: descriptor, central directory, end records.
 constexpr int64_t kPlainTailBytes = 16 + 4 * kCentralEntryBytes + names_bytes() + 22;
 constexpr int64_t kZip64TailBytes = kPlainTailBytes + 8 + kZip64ExtraBytes + 56 + 20;
 
@@ -61,13 +61,14 @@ int64_t storage_elements(const tensor::DTypeInfo& dtype, int64_t data_bytes) {
   return dtype.typed_storage != nullptr ? data_bytes / dtype.itemsize_bytes : data_bytes;
 }
 
-/// Bytes of a tensor's pickle that depend on its shape.
+/// Returns how many bytes of a tensor's pickle depend on its shape.
 int64_t shape_bytes(const tensor::DTypeInfo& dtype, const tensor::Dims& sizes, int64_t data_bytes) {
   return PickleWriter::integer_bytes(storage_elements(dtype, data_bytes)) + PickleWriter::int_tuple_bytes(sizes) +
          PickleWriter::int_tuple_bytes(tensor::row_major_strides(sizes));
 }
 
-/// Of a shape without elements: torch has no tensor whose strides overflow, so no reader would take the record.
+/// Returns whether the strides of a shape without elements fit in int64. torch has no tensor whose strides overflow, so
+/// no reader could load such a record.
 bool has_strides(const tensor::Dims& sizes) {
   int64_t stride = 1;
   for (size_t d = sizes.size(); d-- > 1;) {
@@ -109,7 +110,7 @@ std::string tensor_pickle(const tensor::DTypeInfo& dtype, const tensor::Dims& si
 }
 
 int64_t tensor_pickle_bytes(const tensor::DTypeInfo& dtype, const tensor::Dims& sizes, int64_t data_bytes) {
-  // By dtype, without what depends on the shape.
+  // Length for each dtype, without the bytes that depend on the shape.
   static const std::array<int64_t, tensor::kLastPlainDType + 1> fixed_bytes = [] {
     std::array<int64_t, tensor::kLastPlainDType + 1> bytes{};
     for (uint8_t code = 1; code <= tensor::kLastPlainDType; ++code) {
@@ -164,7 +165,7 @@ base::Result<ZipRecord> ZipRecord::layout(tensor::DType dtype, const tensor::Dim
   const int64_t unpadded = record_offset + record.data_entry_offset_ + kLocalHeaderBytes +
                            static_cast<int64_t>(kDataName.size() + extra.size());
   extra += padding_to(unpadded, record.data_bytes() >= kLargeDataBytes ? kLargeDataAlignment : kRecordAlignment);
-  // CRC and sizes of the data follow it; in a zip64 archive their fields here refer to the extra field.
+  // CRC and sizes of the data follow behind it. In a zip64 archive these fields refer to the extra field.
   write_local_header({kDataName, zip64 ? kVersionZip64 : kVersionPlain, kFlagDescriptor, 0, zip64 ? kInZip64 : 0},
                      extra, &out);
   record.head_ = out.take();
@@ -199,7 +200,7 @@ std::string ZipRecord::tail(uint32_t data_crc) const {
   if (zip64) {
     const uint64_t end_offset = directory_offset + directory_bytes;
     out.u32(kZip64End);
-    out.u64(44);  // of this record, from here on
+    out.u64(44);  // length of the rest of this record
     out.u16(kVersionZip64);
     out.u16(kVersionZip64);
     out.u32(0);

@@ -10,12 +10,13 @@
 
 namespace bytecheckpoint::format {
 
-/// Where a record starts and where its tensor data starts, counted from the start of the file.
+/// Alignment of records, and of the elements in a record, counted from the start of the file. Elements of
+/// kLargeDataBytes or more have kLargeDataAlignment.
 inline constexpr int64_t kRecordAlignment = 64;
 inline constexpr int64_t kLargeDataAlignment = 4096;
 inline constexpr int64_t kLargeDataBytes = 1 << 20;
 
-/// Where a tensor record lies and how long it is.
+/// Where the elements of a tensor record lie, and how long the record is.
 struct RecordExtent {
   int64_t data_offset = 0;  // from the start of the file
   int64_t data_bytes = 0;
@@ -23,23 +24,29 @@ struct RecordExtent {
 };
 
 /// One tensor chunk as a self-contained zip archive, which `torch.load(weights_only=True)` reads at its place in the
-/// file. Its length is known before its data, because the CRC stands behind the data:
+/// file. All offsets and lengths are known before the data is; only the tail depends on the CRC of the data:
 ///
-///     [head: three small entries, local header of data/0 padded to the alignment][data][tail: descriptor, directory]
+///     record_offset()                                              data_offset()
+///     | data.pkl | byteorder | version | header of data/0, padding | data | descriptor, directory |
+///     |-------------------------- head() --------------------------|      |-------- tail() -------|
 ///
-/// Pure; a layout is the same for the same arguments, for ever: it is part of the format.
+/// Pure. The layout depends on the arguments alone and never changes, because it is part of the format. Thread-safe
+/// once made.
 class ZipRecord {
  public:
-  /// \param dtype          In the table of tensor/dtype.h.
-  /// \param sizes          Shape of the chunk, elements.
+  /// Lays out a record.
+  /// \param dtype  A plain dtype of tensor/dtype.h.
+  /// \param sizes  Shape of the chunk, in elements.
   /// \param record_offset  Start of the record in the file, a multiple of kRecordAlignment.
-  /// \returns kInvalidArgument for an unknown dtype or a shape whose bytes (2^62 at most) or strides overflow.
+  /// \returns kInvalidArgument for another dtype, a shape of more than 2^62 bytes, or one whose strides overflow.
   static base::Result<ZipRecord> layout(tensor::DType dtype, const tensor::Dims& sizes, int64_t record_offset);
 
-  /// The numbers of `layout` without its text: tens of nanoseconds instead of microseconds.
+  /// Returns only the numbers of `layout`. Takes tens of nanoseconds instead of microseconds.
   static base::Result<RecordExtent> measure(tensor::DType dtype, const tensor::Dims& sizes, int64_t record_offset);
 
+  /// The bytes before the data.
   const std::string& head() const { return head_; }
+  /// Returns the bytes behind the data.
   /// \param data_crc  CRC-32 of the data.
   std::string tail(uint32_t data_crc) const;
 
@@ -60,9 +67,9 @@ class ZipRecord {
   uint32_t small_bytes_[3] = {0, 0, 0};
 };
 
-/// The pickle that rebuilds a row-major tensor over storage "0": `archive/data.pkl`.
+/// Returns `archive/data.pkl`: the pickle that rebuilds a row-major tensor over the storage "0".
 std::string tensor_pickle(const tensor::DTypeInfo& dtype, const tensor::Dims& sizes, int64_t data_bytes);
-/// Its length.
+/// Returns the length of that pickle, without making it.
 int64_t tensor_pickle_bytes(const tensor::DTypeInfo& dtype, const tensor::Dims& sizes, int64_t data_bytes);
 
 }  // namespace bytecheckpoint::format

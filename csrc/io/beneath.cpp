@@ -13,7 +13,7 @@ namespace bytecheckpoint::io {
 namespace {
 
 constexpr int kAlways = O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
-/// The kernel asks to try again when something is renamed meanwhile.
+/// openat2 fails with EAGAIN if something is renamed meanwhile: then we try again, so many times.
 constexpr int kMaxTries = 100;
 
 int fail(int error) {
@@ -21,12 +21,13 @@ int fail(int error) {
   return -1;
 }
 
-/// A string that ends where C sees its end, and is not empty.
+/// Whether the string is not empty, and has no zero byte, at which C would end it.
 bool is_name(const std::string& name) {
   return !name.empty() && name.find('\0') == std::string::npos;
 }
 
-/// Also where it comes down again: who has no links needs no such names.
+/// Whether `..` is in the name, also where the name would come back into the directory: without links nobody needs such
+/// names.
 bool goes_up(const std::string& name) {
   return ("/" + name + "/").find("/../") != std::string::npos;
 }

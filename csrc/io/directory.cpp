@@ -30,7 +30,7 @@ std::string parent_of(const std::string& path) {
   return end == std::string::npos ? "." : end == 0 ? "/" : path.substr(0, end);
 }
 
-/// Syncs a directory that others made: where we may not look into it, it is theirs to care for.
+/// Syncs a directory that others created. No error if we may not read it: then it is theirs to sync.
 Status sync_entry(const std::string& directory) {
   Status synced = sync_directory(directory);
   const int error = synced.sys_errno();
@@ -57,7 +57,8 @@ base::Result<FileId> file_id(const std::string& path) {
 
 namespace {
 
-/// Of calls that find a directory gone which a save that failed has made, and removed again.
+/// How often the directories are created again if one that was found is gone: a save that failed had created it, and
+/// removed it.
 constexpr int kMaxAttempts = 8;
 
 Status try_make_directories(const std::string& path, bool sync, std::vector<std::string>* made) {
@@ -65,7 +66,7 @@ Status try_make_directories(const std::string& path, bool sync, std::vector<std:
   struct stat info;
   if (::stat(path.c_str(), &info) == 0) {
     if (!S_ISDIR(info.st_mode)) return Status::storage("mkdir", path, "exists and is not a directory", ENOTDIR);
-    // Directories are made and synced one by one, so only the last of them can be missing on the disk.
+    // Directories are created and synced one by one, so only the last of them can be missing on the disk.
     return sync ? sync_entry(parent) : Status::ok();
   }
   if (errno != ENOENT) return Status::storage("stat", path, "", errno);
@@ -94,7 +95,7 @@ Status make_directories(const std::string& path, bool sync, std::vector<std::str
 
 void remove_empty_directories(const std::vector<std::string>& paths) {
   for (auto path = paths.rbegin(); path != paths.rend(); ++path) {
-    if (::rmdir(path->c_str()) != 0) return;  // somebody uses it, or has removed it
+    if (::rmdir(path->c_str()) != 0) return;  // somebody uses it or has removed it
     BCP_JOURNAL(removed(*path));
   }
 }
@@ -156,7 +157,7 @@ Status rename_new(const std::string& from, const std::string& to) {
     BCP_JOURNAL(renamed(from, to));
     return Status::ok();
   }
-  // Where that is not supported, link has the same meaning: it makes the name unless it is there.
+  // Not supported there. link has the same effect: it fails if the name exists.
   if ((errno != EINVAL && errno != ENOSYS) || ::link(from.c_str(), to.c_str()) != 0) {
     return Status::storage("rename", from, base::text("to ", to), errno);
   }

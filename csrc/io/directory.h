@@ -9,46 +9,48 @@
 
 namespace bytecheckpoint::io {
 
-/// `directory/name`.
+/// Returns `directory/name`.
 std::string join(const std::string& directory, const std::string& name);
 
+/// What kind of entry a name is. kOther: a symbolic link, FIFO, socket or device.
 enum class EntryType { kAbsent, kRegular, kDirectory, kOther };
-/// Of the name itself: a symbolic link is kOther.
+/// Returns what has the name itself: a symbolic link is kOther. \returns kStorage if that cannot be found out.
 base::Result<EntryType> entry_type(const std::string& path);
 
-/// Which file or directory a path leads to: the same by all its names.
+/// Identifies a file or directory: all paths that lead to it have the same id.
 struct FileId {
   uint64_t device = 0;
   uint64_t inode = 0;
 };
 base::Result<FileId> file_id(const std::string& path);
 
-/// Creates `path` and its missing parents; every new directory and the one it is entered in are synced, so that the
-/// names survive power loss. An existing directory is fine; the one it is entered in is synced all the same, as a save
-/// that died may have made it.
-/// \param made  Gets the directories that this call has made, also if it fails; parents come first.
+/// Creates `path` and its missing parents. With `sync`, syncs every new directory and its parent, so that the names
+/// survive power loss. An existing directory is fine. Its parent is synced all the same, because a save that died may
+/// have created it without a sync.
+/// \param made  Receives the directories that this call has created, parents first, also if it fails.
+/// \returns kStorage.
 base::Status make_directories(const std::string& path, bool sync, std::vector<std::string>* made = nullptr);
 
-/// Removes the directories that are empty, from the last one on; ends at the first that cannot be removed.
+/// Removes empty directories, from the last one on. Stops at the first that cannot be removed.
 void remove_empty_directories(const std::vector<std::string>& paths);
 
-/// Names in `path` without `.` and `..`, in the order of the file system.
+/// Returns the names in `path` without `.` and `..`, in the order of the file system.
 base::Result<std::vector<std::string>> list_directory(const std::string& path);
-/// The same of a directory that is open. \param fd  Is closed.
+/// The same for an open directory. \param fd  This call closes it.
 base::Result<std::vector<std::string>> names_in(int fd, const std::string& path);
 
-/// fsync of a directory: makes names created, removed and renamed in it survive power loss.
-/// \param supported  Set to false, with ok returned, where the file system cannot (EINVAL, ENOTSUP).
+/// Syncs a directory, so that names created, removed and renamed in it survive power loss.
+/// \param supported  Receives false, and the call succeeds, if the file system cannot do it (EINVAL, ENOTSUP).
 base::Status sync_directory(const std::string& path, bool* supported = nullptr);
-/// The same of a directory that is open.
+/// The same for an open directory.
 base::Status sync_directory(int fd, const std::string& path, bool* supported = nullptr);
 
-/// Gives a file the name `to`, in place of what has that name. \returns kStorage, with ENOENT where `from` is gone.
+/// Renames `from` to `to`, and replaces what has that name. Atomic. \returns kStorage, with ENOENT if `from` is gone.
 base::Status rename_over(const std::string& from, const std::string& to);
-/// The same where nothing has that name. \returns kStorage, with EEXIST if something has.
+/// The same, but fails if something has the name `to`. \returns kStorage, with EEXIST if something has.
 base::Status rename_new(const std::string& from, const std::string& to);
 
-/// Removes a name; one that is already gone is fine.
+/// Removes a name; no error if it is already gone.
 base::Status remove_file(const std::string& path);
 
 }  // namespace bytecheckpoint::io

@@ -100,7 +100,7 @@ base::Result<File> File::create(const OpenDirectory& in, const std::string& name
 }
 
 void File::stop_direct() {
-  // The descriptor first: who finds direct_ false may rely on it.
+  // The descriptor changes first: a thread that reads direct_ as false relies on it.
   const int flags = ::fcntl(fd_, F_GETFL);
   if (flags >= 0) ::fcntl(fd_, F_SETFL, flags & ~O_DIRECT);
   direct_ = false;
@@ -109,7 +109,7 @@ void File::stop_direct() {
 Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
   const auto* from = static_cast<const char*>(bytes);
   while (size > 0) {
-    // A direct file ends with an unaligned tail; the aligned part before it still goes directly.
+    // Such a file ends with an unaligned tail. The aligned part before it still goes directly.
     int64_t part = size;
     const bool direct = direct_;
     if (direct && !is_aligned(from, size, offset)) {
@@ -143,7 +143,8 @@ base::Result<int64_t> File::read_at(void* bytes, int64_t size, int64_t offset, i
   while (done < size) {
     const bool direct = direct_;
     if (direct && !is_aligned(to + done, size - done, offset + done)) {
-      // A direct read that ends unaligned has met the end of the file, unless it was short for another reason.
+      // A direct read that ends unaligned has met the end of the file. If bytes are missing, it may have been short for
+      // another reason: then it goes on through the page cache.
       if (done >= wanted) break;
       stop_direct();
     }
@@ -189,7 +190,7 @@ Status File::reserve(int64_t bytes) {
     BCP_JOURNAL(reserved(fd_, path_, bytes));
     return Status::ok();
   }
-  // Only these two say that the space is not there; everything else says that asking is not supported.
+  // Only these two errors mean that there is no space. All others mean that reserving is not supported.
   if (errno == ENOSPC || errno == EDQUOT) return Status::storage("fallocate", path_, text(bytes, " bytes"), errno);
   return check_room(path_, bytes);
 }
@@ -211,7 +212,8 @@ Status File::sync() {
 }
 
 Status File::flush() {
-  // Every close of a descriptor flushes; locks are the open file's, and stay with the other descriptor.
+  // Closing any descriptor of the file flushes it. Locks (flock) belong to the open file, so they stay with the other
+  // descriptor.
   const int same = ::fcntl(fd_, F_DUPFD_CLOEXEC, 0);
   if (same < 0) return Status::storage("dup", path_, "", errno);
   return ::close(same) == 0 ? Status::ok() : Status::storage("close", path_, "", errno);

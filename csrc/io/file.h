@@ -10,14 +10,16 @@
 
 namespace bytecheckpoint::io {
 
-/// Alignment that O_DIRECT asks of buffers, offsets and lengths on every file system we know.
+/// The alignment of buffers, offsets and lengths that is enough for O_DIRECT on every file system we know.
 inline constexpr int64_t kDirectAlignment = 4096;
 
-/// One open file. The only place that knows EINTR, short transfers, O_DIRECT and fsync.
+/// One open file. The only place that handles EINTR, short transfers, O_DIRECT and fsync.
 ///
-/// With `direct`, O_DIRECT is used where the file system has it and the transfer is aligned; anything else goes through
-/// the page cache, silently: direct I/O is a matter of speed, not of correctness. Offsets are absolute; the file has no
-/// position. `read_at` and `write_at` may be called from any thread, on disjoint ranges.
+/// With `direct`, O_DIRECT is used if the file system has it and the transfer is aligned. Any other transfer goes
+/// through the page cache, without an error: direct I/O changes the speed, not the result.
+///
+/// Offsets are absolute; the file has no position. Any thread may call `read_at` and `write_at`, on disjoint ranges.
+/// Errors name operation, path, offset and sizes.
 class File {
  public:
   File() = default;
@@ -25,35 +27,39 @@ class File {
   File& operator=(File&& other) noexcept;
   ~File();
 
-  /// For reading. What `directory` leads to is the caller's business; `name` is a checkpoint's, and is not followed out
-  /// of it nor through any symbolic link. \returns kCorrupt for such a name; kStorage for anything but a regular file.
+  /// Opens a file for reading. `directory` is the caller's, and links in it are followed. `name` comes from a
+  /// checkpoint: it may not lead out of the directory, nor through any symbolic link.
+  /// \returns kCorrupt for such a name. kStorage, also for anything but a regular file.
   static base::Result<File> open(const std::string& directory, const std::string& name, bool direct);
-  /// New, for writing and reading: O_CREAT | O_EXCL | O_NOFOLLOW. kStorage with EEXIST if anything is there.
+  /// Creates a file for writing and reading (O_CREAT | O_EXCL | O_NOFOLLOW). \returns kStorage, with EEXIST if the name
+  /// exists.
   static base::Result<File> create(const std::string& path, bool direct);
-  /// The same in a directory that is open, without O_DIRECT. \param name  Of one entry, and ours.
+  /// The same in an open directory, without O_DIRECT. \param name  One entry of it; ours, so it is trusted.
   static base::Result<File> create(const OpenDirectory& in, const std::string& name);
 
-  /// Writes all of `size` bytes.
+  /// Writes all `size` bytes. \returns kStorage.
   base::Status write_at(const void* bytes, int64_t size, int64_t offset);
-  /// Reads until `size` bytes or the end of the file. \returns the bytes read; kCorrupt if fewer than `wanted`.
+  /// Reads until `size` bytes or the end of the file. \returns the number of bytes read; kCorrupt if it is less than
+  /// `wanted`; kStorage.
   base::Result<int64_t> read_at(void* bytes, int64_t size, int64_t offset, int64_t wanted);
-  /// `size` bytes at `offset`; kCorrupt if the file ends before.
+  /// Reads `size` bytes at `offset`. \returns kCorrupt if the file ends before. kStorage.
   base::Result<std::string> read(int64_t offset, int64_t size);
 
   base::Result<int64_t> size() const;
-  /// Asks for disk space behind the end without changing the size. File systems that cannot keep it free only say now
-  /// whether they have it.
+  /// Reserves disk space behind the end, without changing the size. File systems that cannot reserve are only asked
+  /// whether they have the space now. \returns kStorage with ENOSPC or EDQUOT if there is none.
   base::Status reserve(int64_t bytes);
+  /// Sets the size, and gives back space that was reserved behind it.
   base::Status truncate(int64_t bytes);
-  /// A failure here is final: a second fsync may succeed without the data being on disk.
+  /// Syncs the file (fsync). A failure is final: a second fsync may succeed although the data are not on disk.
   base::Status sync();
-  /// Hands what was written to the file system, as `close` does, and stays open: one that keeps it back until then, as
-  /// network file systems do, says now that it was too much or is lost. Not durable: that takes `sync`.
+  /// Flushes the file as `close` does, but keeps it open. Network file systems keep writes back until then, and say
+  /// only now that there is no room or the data are lost. Not durable: that takes `sync`.
   base::Status flush();
-  /// The descriptor is gone in any case. A failure may be the only word that what was written is lost, unless it was
-  /// synced or flushed: then it may be ignored.
+  /// Closes the file; the descriptor is gone in any case. A failure may be the only report that written data are lost.
+  /// It may be ignored if the file was synced or flushed.
   base::Status close();
-  /// Forgets the descriptor without closing it: in a forked child, where somebody else has closed it.
+  /// Forgets the descriptor without closing it. For a forked child in which somebody else has closed it.
   void disown() { fd_ = -1; }
 
   int fd() const { return fd_; }
@@ -68,7 +74,7 @@ class File {
   std::atomic<bool> direct_{false};
 };
 
-/// The whole of a small file, through the page cache. kStorage with ENOENT if it is absent.
+/// Reads a whole small file through the page cache. \returns kStorage, with ENOENT if it is absent.
 base::Result<std::string> read_file(const std::string& directory, const std::string& name);
 
 }  // namespace bytecheckpoint::io

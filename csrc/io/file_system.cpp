@@ -25,7 +25,7 @@ base::Status check_room(const std::string& path, int64_t bytes) {
   do {
     outcome = ::statvfs(path.c_str(), &about);
   } while (outcome != 0 && errno == EINTR);
-  // Some network and user-space file systems have no blocks to count.
+  // Some network and user-space file systems report no blocks.
   if (outcome != 0 || about.f_blocks == 0) return base::Status::ok();
   const auto blocks_wanted = (static_cast<uint64_t>(bytes) + about.f_frsize - 1) / about.f_frsize;
   const uint64_t blocks_free = ::geteuid() == 0 ? about.f_bfree : about.f_bavail;

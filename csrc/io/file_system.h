@@ -8,11 +8,11 @@
 
 namespace bytecheckpoint::io {
 
-/// Is `path` on a file system that is memory of this machine (tmpfs, ramfs)? No for what cannot be asked.
+/// Whether `path` is on a file system in the memory of this machine (tmpfs, ramfs). False if that cannot be found out.
 bool is_in_memory(const std::string& path);
 
-/// kStorage with ENOSPC if the file system of `path` says that it has less than `bytes` left for this user. One that
-/// says nothing has room.
+/// \returns kStorage with ENOSPC if the file system of `path` says that it has less than `bytes` left for this user. A
+/// file system that says nothing counts as having room.
 base::Status check_room(const std::string& path, int64_t bytes);
 
 }  // namespace bytecheckpoint::io

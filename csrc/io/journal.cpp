@@ -14,7 +14,7 @@ namespace {
 // No lock: a test build forks servers while other threads write.
 std::atomic<const Journal*> kept{nullptr};
 
-using Kind = Change::Kind;
+using Kind = FileSystemChange::Kind;
 
 void note(Kind kind, const std::string& path, const std::string& to = {}) {
   if (const Journal* journal = kept; journal != nullptr) (*journal)({kind, path, to, 0, 0, {}});

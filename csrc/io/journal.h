@@ -7,8 +7,8 @@
 
 namespace bytecheckpoint::io {
 
-/// One change of the file system that has succeeded, or a wait for earlier ones to be on disk.
-struct Change {
+/// One change of the file system, or one sync, that has succeeded.
+struct FileSystemChange {
   enum class Kind : uint8_t {
     kCreateFile,
     kWrite,
@@ -23,24 +23,25 @@ struct Change {
   };
 
   Kind kind{};
-  std::string path;    // as the caller named it; of an open file, the name that it was created with
-  std::string to;      // kRename, kLink: the other name
-  uint64_t file = 0;   // number of the inode, of an open file; the system may give it again once the file is gone
-  int64_t offset = 0;  // kWrite; kReserve, kTruncate: bytes of the file
+  std::string path;    // as the caller named it; for an open file, the path that it was created with
+  std::string to;      // kRename, kLink: the new name
+  uint64_t file = 0;   // inode number, for an open file; may come again once the file is gone
+  int64_t offset = 0;  // kWrite: the offset; kReserve, kTruncate: bytes of the file
   std::string bytes;   // kWrite
 };
 
 #if defined(BCP_FAILPOINTS)
 
-/// Called for each change of this process that goes through this folder, in the thread that made it, right after it;
-/// from several threads at once.
-using Journal = std::function<void(Change)>;
+/// Called for each change that this folder makes, right after it, in the thread that made it; also from several threads
+/// at once.
+using Journal = std::function<void(FileSystemChange)>;
 
-/// Test builds only, as failpoints are: other builds contain nothing of it.
-/// \param journal  Outlives all changes until the next call; null: none is kept.
+/// Starts to report all changes to `journal`. Only in test builds: other builds contain nothing of it, as of
+/// failpoints.
+/// \param journal  Must outlive all changes until the next call; null: stop reporting.
 void keep_journal(const Journal* journal);
 
-/// Each is to be called as the last thing of what it tells of: it leaves errno in no particular state.
+/// Call each of these last in the function whose change it reports: errno is undefined afterwards.
 namespace journal {
 
 void created(int fd, const std::string& path);

@@ -69,7 +69,7 @@ base::Result<OpenDirectory::Place> OpenDirectory::place() const {
 }
 
 base::Result<std::vector<std::string>> OpenDirectory::list() const {
-  const int fd = ::openat(fd_, ".", kFlags);  // with a position of its own
+  const int fd = ::openat(fd_, ".", kFlags);  // a new descriptor, with a read position of its own
   if (fd < 0) return Status::storage("opendir", path_, "", errno);
   return names_in(fd, path_);
 }

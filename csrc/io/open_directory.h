@@ -10,48 +10,49 @@
 
 namespace bytecheckpoint::io {
 
-/// A directory that stays open: what is done to names in it happens there, wherever its path leads by then. No symbolic
-/// link in it is followed, and a name is one entry of it: one with a slash, `.` and `..` are refused.
+/// An open directory. All functions work in this very directory, wherever its path leads to later. They follow no
+/// symbolic link, and take the name of one entry: a name with a slash, `.` and `..` are refused (EINVAL). Its functions
+/// may be called from any thread.
 class OpenDirectory {
  public:
   OpenDirectory(OpenDirectory&& other) noexcept { *this = std::move(other); }
   OpenDirectory& operator=(OpenDirectory&& other) noexcept;
   ~OpenDirectory();
 
-  /// \param path  The caller's; symbolic links in it are followed.
+  /// Opens a directory. \param path  The caller's; symbolic links in it are followed.
   static base::Result<OpenDirectory> open(const std::string& path);
-  /// A directory in this one. \returns kStorage with ELOOP or ENOTDIR for a link.
+  /// Opens a directory in this one. \returns kStorage, with ELOOP or ENOTDIR for a link.
   base::Result<OpenDirectory> open_below(const std::string& name) const;
-  /// The directory that this one is in now, which need not be the one that it was opened in.
+  /// Opens the directory that this one is in now. If it was moved, that is another one than before.
   base::Result<OpenDirectory> open_parent() const;
 
-  /// The same directory has the same, by whatever path it was opened; a mount of it elsewhere has another `mount`.
+  /// Identifies a directory: it is the same by every path, except that a mount of it elsewhere has another `mount`.
   struct Place {
     uint64_t device = 0;
     uint64_t inode = 0;
-    uint64_t mount = 0;  // 0 where the kernel does not tell
+    uint64_t mount = 0;  // 0 if the kernel does not tell
     bool operator==(const Place& o) const { return device == o.device && inode == o.inode && mount == o.mount; }
   };
   base::Result<Place> place() const;
 
-  /// Names without `.` and `..`, in the order of the file system.
+  /// Returns the names without `.` and `..`, in the order of the file system.
   base::Result<std::vector<std::string>> list() const;
   struct Entry {
     bool is_directory = false;
     int64_t bytes = 0;
   };
-  /// What has the name itself: a link is not followed. \returns kStorage, with ENOENT if nothing has.
+  /// Returns what has the name itself: a link is not followed. \returns kStorage, with ENOENT if nothing has it.
   base::Result<Entry> entry(const std::string& name) const;
 
-  /// Removes the name of anything but a directory; a link is not followed. One that is already gone is fine.
+  /// Removes the name of anything but a directory; a link is not followed. No error if it is already gone.
   base::Status remove_file(const std::string& name) const;
-  /// Removes an empty directory; one that is already gone is fine.
+  /// Removes an empty directory. No error if it is already gone.
   base::Status remove_directory(const std::string& name) const;
-  /// fsync: makes names created and removed in it survive power loss, where the file system can.
+  /// Syncs the directory: names created and removed in it then survive power loss, if the file system can do that.
   base::Status sync() const;
 
   int fd() const { return fd_; }
-  /// As the caller gave it, or below that; for messages.
+  /// The caller's path, or a path below it. For messages only.
   const std::string& path() const { return path_; }
 
  private:

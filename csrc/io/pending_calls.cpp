@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/io/pending_calls.h"
 
-#include "csrc/io/patience.h"
+#include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::io {
 

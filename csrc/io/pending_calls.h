@@ -11,29 +11,31 @@
 
 namespace bytecheckpoint::io {
 
-/// Since when each thread of a pipeline has waited for storage: what `Patience` is to single calls. Any thread.
+/// Notes since when each thread of a pipeline has been in a call to storage: what `IoDeadline` is for single calls.
+/// Whoever waits for the pipeline looks at `status` meanwhile. Thread-safe.
 class PendingCalls {
  public:
-  /// How often whoever waits for the pipeline should look, if he may not wait for ever.
+  /// The interval at which a thread that waits for the pipeline looks at `status`.
   static constexpr std::chrono::milliseconds kLook{100};
 
-  /// \param timeout_s  0: no call takes too long.
+  /// \param timeout_s  How long one call may take; 0: for ever.
   PendingCalls(int num_threads, double timeout_s)
       : timeout_s_(timeout_s), calls_(static_cast<size_t>(timeout_s > 0 ? num_threads : 0)) {}
 
   bool is_bounded() const { return timeout_s_ > 0; }
-  /// \param operation  A literal.
+  /// Notes that a call begins. \param operation  A string literal.
   void begin(int thread, std::string_view operation, const std::string& path) {
     if (!is_bounded()) return;
     base::MutexLock lock(mutex_);
     calls_[static_cast<size_t>(thread)] = {true, std::chrono::steady_clock::now(), operation, path};
   }
+  /// Notes that the call of this thread has ended.
   void end(int thread) {
     if (!is_bounded()) return;
     base::MutexLock lock(mutex_);
     calls_[static_cast<size_t>(thread)].is_pending = false;
   }
-  /// kStorage with ETIMEDOUT while a call takes too long.
+  /// \returns kStorage with ETIMEDOUT while a call is taking too long.
   base::Status status();
 
  private:

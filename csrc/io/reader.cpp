@@ -26,7 +26,7 @@ Reader::Reader(int num_threads, int num_slots, Source source, std::function<uint
     stop();
     throw;
   }
-  if (num_threads == 0) filled_.close();  // as the last thread does
+  if (num_threads == 0) filled_.close();  // the last thread does this otherwise
 }
 
 Reader::~Reader() {
@@ -73,7 +73,7 @@ base::Result<std::optional<ReadRequest>> Reader::pull(int thread) {
 }
 
 void Reader::run(int thread) {
-  // The slot comes first: a request that was pulled is always answered.
+  // Takes the slot before the request, so that every request that was taken is answered.
   while (const auto slot = free_.pop()) {
     base::Result<std::optional<ReadRequest>> request = pull(thread);
     if (!request.is_ok()) {
@@ -82,7 +82,7 @@ void Reader::run(int thread) {
       break;
     }
     if (!request.value().has_value()) {
-      // Others may be waiting for a slot, only to learn that there is nothing left to read.
+      // Other threads may wait for a slot, only to find that nothing is left to read.
       free_.push(*slot);
       break;
     }

@@ -15,47 +15,54 @@
 
 namespace bytecheckpoint::io {
 
-/// A stretch of a file to be read into one slot.
+/// A range of a file to read into one slot.
 struct ReadRequest {
   std::shared_ptr<File> file;
   int64_t offset = 0;
-  int64_t wanted = 0;  // bytes that must be there
-  int64_t size = 0;    // bytes asked of the disk: `wanted`, rounded up for direct I/O
-  size_t tag = 0;      // the owner's
+  int64_t wanted = 0;  // bytes that the file must have there
+  int64_t size = 0;    // bytes to ask for: `wanted`, rounded up for direct I/O
+  size_t tag = 0;      // for the owner's use
 };
 
-/// A slot that was filled, or the failure to fill it.
+/// A filled slot, or the error of filling it.
 struct FilledSlot {
-  int slot = -1;  // none on failure
+  int slot = -1;  // -1 on failure
   ReadRequest request;
   base::Status status;
 };
 
-/// Threads that fill slots ahead of their consumer.
+/// Threads that read files into slots, ahead of their consumer.
+///
+///     source --> threads: pread --> filled slots --> next(): the consumer --> release() --> free slots --> threads
+///
+/// A slot belongs to the threads until `next` returns it, and to the consumer until `release`. So the number of slots
+/// bounds how far reading runs ahead. Slots are filled in the order of the requests, but may be returned in any order.
+///
+/// `next` returns a read that fails as an error. It ends the thread that met it; the other threads go on. After an
+/// error of `source` no thread asks for more. When all threads have ended, `next` returns nothing. Thread-safe.
 class Reader {
  public:
   using Source = std::function<base::Result<std::optional<ReadRequest>>()>;
 
-  /// \param num_threads  0 if there is nothing to read.
-  /// \param source     Next request, nothing at the end; called by one thread at a time.
-  /// \param slot_bytes Memory of slot number i.
-  /// \param io_timeout_s  For which one read, or one call of `source`, may take; 0: for ever.
-  /// \param place      Named in errors of `source` that takes too long.
+  /// \param num_threads   0 if there is nothing to read.
+  /// \param source        Returns the next request; nothing at the end. Called by one thread at a time.
+  /// \param slot_bytes    Returns the memory of slot number i.
+  /// \param io_timeout_s  How long one read, or one call of `source`, may take; 0: for ever.
+  /// \param place         Named in the error if `source` takes too long.
   Reader(int num_threads, int num_slots, Source source, std::function<uint8_t*(int)> slot_bytes,
          double io_timeout_s = 0, std::string place = {});
-  /// Stops as soon as the reads in flight return, also those that take too long.
+  /// Waits for the reads in flight, also for those that take too long, and ends the threads.
   ~Reader();
 
-  /// Next filled slot in any order, nothing when all is read. Blocks, until a read takes too long. Any thread. A
-  /// failure ends the thread it met.
+  /// Returns the next filled slot, in any order; nothing when all is read. Blocks, but not longer than a read may take.
   std::optional<FilledSlot> next();
-  /// The same without blocking: nothing also if none is filled yet.
+  /// The same without blocking: also returns nothing if no slot is filled yet.
   std::optional<FilledSlot> try_next();
-  /// Hands a slot back to be filled again.
+  /// Gives a slot back, to be filled again.
   void release(int slot) { free_.push(slot); }
 
  private:
-  /// Ends all threads, and waits for them.
+  /// Ends all threads and joins them.
   void stop();
   void run(int thread);
   base::Result<std::optional<ReadRequest>> pull(int thread);

@@ -14,14 +14,14 @@ using base::Status;
 
 constexpr size_t kMaxFailures = 5;
 
-/// One way through all that is below an entry, one directory open at a time: it goes up by `..`, and looks where that
-/// led.
-class Walk {
+/// Walks through all that is below an entry, with one directory open at a time: it goes up by `..`, and checks where
+/// that led.
+class RemovalWalk {
  public:
-  Walk(const OpenDirectory& top, const RemovalRules& rules, bool removes)
+  RemovalWalk(const OpenDirectory& top, const RemovalRules& rules, bool removes)
       : top_(top), rules_(rules), removes_(removes) {}
 
-  base::Result<Removed> run(const std::string& name) {
+  base::Result<RemovalOutcome> run(const std::string& name) {
     BCP_RETURN_IF_ERROR(visit(top_, name));
     while (!levels_.empty() && out_.kept.empty()) {
       if (levels_.back().left.empty()) {
@@ -36,7 +36,7 @@ class Walk {
   }
 
  private:
-  /// A directory that the way is in.
+  /// A directory that the walk is in.
   struct Level {
     std::string name;  // in the directory above
     OpenDirectory::Place place;
@@ -93,7 +93,7 @@ class Walk {
     const Status led_up = levels_.empty() ? Status::ok() : go_up();
     if (!led_up.is_ok()) {
       fail(led_up);
-      levels_.clear();  // nothing is known of where this is
+      levels_.clear();  // where this directory is now is not known
       return Status::ok();
     }
     BCP_RETURN_IF_ERROR(rules_.may_go_on());
@@ -117,17 +117,17 @@ class Walk {
   const bool removes_;
   std::optional<OpenDirectory> at_;  // the last of levels_
   std::vector<Level> levels_;
-  Removed out_;
+  RemovalOutcome out_;
 };
 
 }  // namespace
 
-base::Result<Removed> remove_entry(const OpenDirectory& in, const std::string& name, const RemovalRules& rules) {
-  BCP_ASSIGN_OR_RETURN(Removed seen, Walk(in, rules, /*removes=*/false).run(name));
+base::Result<RemovalOutcome> remove_entry(const OpenDirectory& in, const std::string& name, const RemovalRules& rules) {
+  BCP_ASSIGN_OR_RETURN(RemovalOutcome seen, RemovalWalk(in, rules, /*removes=*/false).run(name));
   const bool goes = seen.kept.empty() && seen.failures.empty();
   if (!goes) seen.bytes = 0;
   if (!goes || rules.dry_run) return seen;
-  return Walk(in, rules, /*removes=*/true).run(name);
+  return RemovalWalk(in, rules, /*removes=*/true).run(name);
 }
 
 }  // namespace bytecheckpoint::io

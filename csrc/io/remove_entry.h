@@ -11,30 +11,32 @@
 
 namespace bytecheckpoint::io {
 
+/// What a removal may do.
 struct RemovalRules {
-  /// A directory with a file of such a name, anywhere below it, stays whole.
+  /// Whether a file of this name protects its directory: a directory with such a file at any depth stays whole.
   std::function<bool(const std::string& name)> stays;
-  /// Asked before every entry that is looked at or removed; what fails there ends it.
+  /// Called before each entry is looked at or removed. An error ends the removal.
   std::function<base::Status()> may_go_on;
-  /// Only looks.
+  /// Only look, and report what would be removed.
   bool dry_run = false;
 };
 
-/// What became of an entry that was to go, or of a dry run: what would.
-struct Removed {
-  int64_t bytes = 0;                   // of the files whose names are gone
-  std::vector<base::Status> failures;  // the first few; the rest was removed all the same
-  std::string kept;                    // why a directory was left as it is; empty if it was not
+/// What a removal has done; for a dry run, what it would do.
+struct RemovalOutcome {
+  int64_t bytes = 0;                   // of the files that were removed
+  std::vector<base::Status> failures;  // the first few errors; all else was removed all the same
+  std::string kept;                    // why a directory was left as it is; empty if it was not left
 };
 
-/// Removes one entry of a directory: a file, a link, or a directory with everything below it, which is looked at before
-/// anything goes. What is mounted below it stays, and with it the directory.
+/// Removes one entry of a directory: a file, a link, or a directory with everything below it. It first looks at all
+/// that is below, and removes nothing if some of it must stay. If another file system is mounted below, the whole
+/// directory stays.
 ///
-/// Each step is a call on an open directory that follows no link, so nothing is removed that is not below `in` when its
-/// directory is opened, whoever puts a link in the place of a directory meanwhile: that is a failure, as is a directory
-/// that was moved. Trees may be of any depth: two or three directories are open at a time.
+/// Each step is a call on an open directory and follows no link. So nothing outside `in` is removed, even if somebody
+/// replaces a directory by a link meanwhile: that is an error in `failures`, and so is a directory that was moved.
+/// Trees may have any depth, because only two or three directories are open at a time.
 ///
-/// \returns what `may_go_on` failed with.
-base::Result<Removed> remove_entry(const OpenDirectory& in, const std::string& name, const RemovalRules& rules);
+/// \returns the error of `may_go_on`.
+base::Result<RemovalOutcome> remove_entry(const OpenDirectory& in, const std::string& name, const RemovalRules& rules);
 
 }  // namespace bytecheckpoint::io

@@ -15,7 +15,7 @@
 
 namespace bytecheckpoint::io {
 
-/// Bytes of a slot on their way to a file. The file and the bytes outlive the request.
+/// Bytes of a slot to write to a file. The file and the bytes must outlive the request.
 struct WriteRequest {
   File* file = nullptr;
   const uint8_t* bytes = nullptr;
@@ -24,47 +24,52 @@ struct WriteRequest {
   int slot = -1;
 };
 
+/// How a Writer writes.
 struct WriterOptions {
   int num_threads = 1;
-  size_t capacity = 1;      // requests that wait; one more blocks its submitter
-  int niceness = 0;         // added to that of the threads
-  int64_t bytes_per_s = 0;  // of all threads together; 0: as fast as the storage takes them
-  double io_timeout_s = 0;  // for which one write may take; 0: for ever
+  size_t capacity = 1;      // requests that may wait; `submit` blocks for one more
+  int niceness = 0;         // added to the niceness of the threads
+  int64_t bytes_per_s = 0;  // limit of all threads together; 0: as fast as the storage takes them
+  double io_timeout_s = 0;  // how long one write may take; 0: for ever
 };
 
-/// Threads that write slots while their owner fills others.
+/// Threads that write slots to files while their owner fills others.
 ///
-/// After the first failure nothing more is written, but slots keep being released, so that the filling side can never
-/// wait for ever. A write that takes too long is a failure, too, whose slot is not released before it ends: who waits
-/// for slots looks at `status` meanwhile.
+///     submit(slot) --> queue --> threads: pwrite --> released(slot): the owner may fill it again
+///
+/// After the first failure nothing more is written, but slots are still released, so that the owner never waits for
+/// ever. A write that takes too long is also a failure. Its slot is not released before the write ends, so an owner
+/// that waits for slots must look at `status` meanwhile. Thread-safe, except `finish` and the destructor.
 class Writer {
  public:
-  /// \param released  Called from a writer thread with the slot of each request that is done; must not block.
+  /// \param released  Called from a writer thread with the slot of each request that is done, also after a failure. It
+  /// must not block.
   Writer(const WriterOptions& options, std::function<void(int)> released);
-  /// Waits for what was submitted, also for a write that takes too long.
+  /// Waits for all that was submitted, also for a write that takes too long.
   ~Writer();
 
+  /// Queues a request. Blocks while the queue is full.
   void submit(WriteRequest request);
-  /// Bytes that have been written so far. Any thread.
+  /// Returns the number of bytes written so far.
   int64_t bytes_written();
-  /// Nothing more is written, as after a failure: kCancelled, unless something failed before. Any thread.
+  /// Stops writing, as after a failure. The status becomes kCancelled, unless a write had failed before.
   void cancel();
-  /// First failure so far.
+  /// \returns the first failure so far, which may be a write that is taking too long.
   base::Status status();
   /// Waits until all that was submitted is written, or a write takes too long. \returns the first failure.
   base::Status drain();
-  /// The same, and ends the threads: nothing more may be submitted.
+  /// The same, and ends the threads: nothing may be submitted afterwards.
   base::Status finish();
-  /// May a write take too long?
+  /// Whether writes have a limit of time.
   bool is_bounded() const { return pending_.is_bounded(); }
 
  private:
-  /// Ends all threads, and waits for them.
+  /// Ends all threads and joins them.
   void stop();
   void run(int thread);
   base::Status wait_until_zero(const int64_t& count);
   void fail(base::Status failure) BCP_REQUIRES(mutex_);
-  /// Until so many bytes may be written, or nothing more is to be.
+  /// Waits until the limit of speed allows `bytes` more, or writing has stopped.
   void wait_for_turn(int64_t bytes);
 
   base::BoundedQueue<WriteRequest> queue_;

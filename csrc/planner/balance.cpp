@@ -9,12 +9,9 @@
 namespace bytecheckpoint::planner {
 namespace {
 
-/// A box may lift its writer above its share by this part of it: fewer splits, and still well within 1.02.
+/// A box may lift its writer above its share by 1/256 of the share. This saves splits, and the balance stays well
+/// within 1.02.
 constexpr int64_t kSlackDivisor = 256;
-
-bool is_empty(const int64_t* box, size_t num_dims) {
-  return std::any_of(box + num_dims, box + 2 * num_dims, [](int64_t size) { return size == 0; });
-}
 
 }  // namespace
 
@@ -37,7 +34,7 @@ SavePlan Balance::run() && {
   return std::move(plan_);
 }
 
-/// Gives away what leaves no choice, and collects the rest.
+/// Gives away the boxes that leave no choice, and collects the others in shared_.
 void Balance::give_or_collect(uint32_t entry_number) {
   const Entry& entry = inventory_.entries[entry_number];
   const tensor::DTypeInfo* dtype = entry.is_tensor() ? tensor::find_dtype(entry.dtype) : nullptr;
@@ -64,8 +61,8 @@ void Balance::give_or_collect(uint32_t entry_number) {
   if (entry.kind == EntryKind::kShard && entry.num_boxes > 1) leave_out_hidden(entry);
 }
 
-/// Stock readers find a record by name and offsets alone. Of boxes that begin at one place, which stand next to each
-/// other, only the one that has elements is written, or the first.
+/// Stock readers find a record by the name and offsets alone. So of several boxes that begin at the same place, which
+/// stand next to one another, only one is written: the one that has elements, or the first.
 void Balance::leave_out_hidden(const Entry& entry) {
   const size_t num_dims = entry.num_dims;
   for (uint32_t first = 0; first < entry.num_boxes;) {
@@ -75,7 +72,7 @@ void Balance::leave_out_hidden(const Entry& entry) {
     for (; last < entry.num_boxes; ++last) {
       const int64_t* other = inventory_.box_dims(entry, last);
       if (!std::equal(offsets, offsets + num_dims, other)) break;
-      if (!is_empty(other, num_dims)) kept = last;
+      if (!is_empty_box(other, num_dims)) kept = last;
     }
     for (uint32_t b = first; b < last; ++b) {
       if (b != kept) plan_.writers[entry.boxes_begin + b] = SavePlan::kNobody;
@@ -84,13 +81,13 @@ void Balance::leave_out_hidden(const Entry& entry) {
   }
 }
 
-/// Does a box without elements begin where a part of another could?
+/// Returns whether a box without elements begins where a part of another box could begin.
 bool Balance::splits_may_collide(const Entry& entry) const {
   if (entry.kind != EntryKind::kShard || entry.num_boxes == 1) return false;
   const int64_t* sizes = inventory_.sizes(entry);
   for (uint32_t b = 0; b < entry.num_boxes; ++b) {
     const int64_t* box = inventory_.box_dims(entry, b);
-    if (!is_empty(box, entry.num_dims)) continue;
+    if (!is_empty_box(box, entry.num_dims)) continue;
     bool begins_inside = true;
     for (size_t d = 0; d < entry.num_dims; ++d) begins_inside = begins_inside && box[d] < sizes[d];
     if (begins_inside) return true;
@@ -98,8 +95,9 @@ bool Balance::splits_may_collide(const Entry& entry) const {
   return false;
 }
 
-/// Smallest sets first: who is least free in giving away must not wait. Collected with sets for groups; after this
-/// groups are numbered in their order.
+/// Sorts the boxes by groups, one group per set of holders, smallest sets first: they have the least choice in giving
+/// boxes away and must not wait. Before this call Shared::group is the id of the set; afterwards it is the number of
+/// the group.
 void Balance::group_by_holders() {
   std::vector<RankSets::Id> ids;
   ids.reserve(shared_.size());
@@ -122,7 +120,7 @@ void Balance::balance_group(size_t first, size_t last) {
   const RankSets::Id holders = groups_[shared_[first].group];
   heap_.clear();
   inventory_.rank_sets.for_each(holders, [&](uint32_t rank) { heap_.push_back(Holder{loads_[rank], rank}); });
-  // No rank is asked for less than the mean of all: sets that come later fill up those that have less.
+  // Every rank is asked for at least the mean of all ranks. Sets that come later fill up the ranks that have less.
   const auto num_ranks = static_cast<int64_t>(loads_.size());
   const int64_t target = std::max(share(first, last), (total_load_ + num_ranks - 1) / num_ranks);
   std::make_heap(heap_.begin(), heap_.end(), std::greater<Holder>());
@@ -140,7 +138,7 @@ void Balance::balance_group(size_t first, size_t last) {
   }
 }
 
-/// How high the holders in `heap_` would stand if the boxes were poured over them.
+/// Returns the load that the holders in `heap_` would reach if the bytes of the boxes could be spread over them freely.
 int64_t Balance::share(size_t first, size_t last) const {
   int64_t sum = 0;
   for (size_t i = first; i < last; ++i) sum += shared_[i].bytes + kRecordCostBytes;
@@ -165,7 +163,7 @@ void Balance::split(const Shared& shared, int64_t target) {
   std::vector<Part> parts;
   taken_.clear();
   int64_t rows_left = num_rows;
-  int64_t lacking = 0;  // by those taken so far, in bytes: roundings of one are made up for by the next
+  int64_t lacking = 0;  // bytes that the holders taken so far lack; carries what was rounded off to the next one
   while (rows_left > 0 && !heap_.empty()) {
     Holder holder = take_least();
     lacking += std::max<int64_t>(target - holder.load, 0);
@@ -181,7 +179,7 @@ void Balance::split(const Shared& shared, int64_t target) {
     taken_.push_back(holder);
   }
   for (const Holder& holder : taken_) put(holder);
-  if (rows_left > 0) {  // roundings; one more part, or a longer one
+  if (rows_left > 0) {  // left over from rounding: makes one more part, or one longer
     Holder holder = take_least();
     const auto same = std::find_if(parts.begin(), parts.end(), [&](const Part& p) { return p.rank == holder.rank; });
     if (same != parts.end()) {

@@ -9,24 +9,26 @@
 
 namespace bytecheckpoint::planner {
 
-/// The part of `plan_save` that decides. Made for one plan of a valid inventory of ranks 0 to num_ranks - 1.
+/// The part of `plan_save` that decides who writes what; see there for the rules. An object makes one plan. The
+/// inventory must be valid and of ranks 0 to num_ranks - 1; inventory and options must outlive the object.
 class Balance {
  public:
   Balance(const Inventory& inventory, const SaveOptions& options, uint32_t num_ranks);
 
+  /// Makes the plan. May be called once.
   SavePlan run() &&;
 
  private:
   /// A box that several ranks hold.
   struct Shared {
-    uint32_t group;  // number of its set of holders
+    uint32_t group;  // its set of holders: the id in the inventory, after group_by_holders a number in groups_
     uint32_t box;
     uint32_t entry;
     bool can_split;
-    int64_t grain;  // smallest piece that can be moved
+    int64_t grain;  // bytes of the smallest piece that can be moved to another rank
     int64_t bytes;
   };
-  /// Least loaded first, ties to the lower rank.
+  /// A rank of the current group and its load. Ordered by load, least first; ties go to the lower rank.
   struct Holder {
     int64_t load;
     uint32_t rank;
@@ -47,11 +49,11 @@ class Balance {
   const Inventory& inventory_;
   const SaveOptions& options_;
   SavePlan plan_;
-  std::vector<int64_t> loads_;  // bytes and cost of records
-  int64_t total_load_ = 0;      // of all that is and will be given
+  std::vector<int64_t> loads_;  // of each rank: bytes and costs of records, given so far
+  int64_t total_load_ = 0;      // of all boxes, given or not
   std::vector<Shared> shared_;
   std::vector<RankSets::Id> groups_;
-  std::vector<Holder> heap_;  // holders of the group
+  std::vector<Holder> heap_;  // the holders of the current group, as a min-heap
   std::vector<Holder> taken_;
 };
 

@@ -6,11 +6,13 @@
 
 namespace bytecheckpoint::planner {
 
-// Boxes lie in flat arrays: the offsets of one, then its sizes, 2 * num_dims numbers. Their order is by the row-major
-// position of the first element, then by those numbers: shards of any mesh come almost sorted, and one integer compare
-// tells most of them apart. Positions of boxes that lie outside may wrap around; the order stays a total one.
+// A box in a flat array has 2 * num_dims numbers: its offsets, then its sizes.
+//
+// Boxes of one tensor are ordered by the row-major position of their first element, then by their numbers. Shards of
+// any mesh come almost in this order, and comparing one integer is enough for most pairs. The positions of boxes that
+// lie outside their tensor may wrap around; the order is still a total one.
 
-/// Row-major position of the first element.
+/// Returns the row-major position of the first element of `box` in a tensor of `tensor_sizes`.
 inline uint64_t first_position(const int64_t* tensor_sizes, const int64_t* box, size_t num_dims) {
   uint64_t position = 0;
   for (size_t d = 0; d < num_dims; ++d) {
@@ -19,7 +21,7 @@ inline uint64_t first_position(const int64_t* tensor_sizes, const int64_t* box, 
   return position;
 }
 
-/// Below, at or above 0, for boxes with equal first positions.
+/// Compares two boxes with equal first positions. \returns a number below, at or above 0.
 inline int compare_boxes(const int64_t* a, const int64_t* b, size_t num_dims) {
   for (size_t i = 0; i < 2 * num_dims; ++i) {
     if (a[i] != b[i]) return a[i] < b[i] ? -1 : 1;

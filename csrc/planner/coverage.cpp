@@ -6,6 +6,7 @@
 #include "csrc/base/bytes.h"
 #include "csrc/base/status.h"
 #include "csrc/planner/find_overlap.h"
+#include "csrc/planner/inventory.h"
 
 namespace bytecheckpoint::planner {
 namespace {
@@ -13,18 +14,14 @@ namespace {
 using base::text;
 using tensor::Dims;
 
-bool is_empty(const int64_t* box, size_t num_dims) {
-  return std::any_of(box + num_dims, box + 2 * num_dims, [](int64_t size) { return size == 0; });
-}
-
 int64_t numel_of(const int64_t* sizes, size_t num_dims) {
   int64_t numel = 1;
   for (size_t d = 0; d < num_dims; ++d) numel *= sizes[d];
   return numel;
 }
 
-/// Do the boxes, in the order they stand, follow one another along one dim, and fill the region in all others? That is
-/// how nearly all tensors are sharded. False tells nothing.
+/// Returns true if the boxes, in their order, follow one another along one dim and fill the region in all other dims.
+/// Nearly all tensors are sharded in this way. False says nothing: the boxes may still cover the region.
 bool are_stacked(const Boxes& boxes, const tensor::Box& region) {
   const size_t num_dims = region.num_dims();
   const auto fills = [&](const int64_t* box, size_t d) {
@@ -34,7 +31,7 @@ bool are_stacked(const Boxes& boxes, const tensor::Box& region) {
   bool is_first = true;
   int64_t reached = 0;
   for (const int64_t* box : boxes) {
-    if (is_empty(box, num_dims)) continue;
+    if (is_empty_box(box, num_dims)) continue;
     if (is_first) {
       for (along = 0; along < num_dims && fills(box, along);) ++along;
       if (along < num_dims) reached = region.offsets[along];
@@ -52,7 +49,7 @@ bool are_stacked(const Boxes& boxes, const tensor::Box& region) {
   return along == num_dims || reached == region.offsets[along] + region.sizes[along];
 }
 
-/// Halves the region along edges of boxes until a part is in one box, or meets none.
+/// Halves the region along edges of boxes until a part lies in one box (it is covered) or meets no box (it is a gap).
 class GapSearch {
  public:
   using Numbers = std::vector<size_t>;
@@ -61,7 +58,9 @@ class GapSearch {
   GapSearch(const Boxes& boxes, size_t num_dims, int64_t max_steps)
       : boxes_(boxes), num_dims_(num_dims), steps_left_(max_steps) {}
 
-  /// \param begin, end  Of the part, in each dim; it has elements.
+  /// \param begin  Of the part, in each dim.
+  /// \param end  Of the part, in each dim. The part has elements.
+  /// \param numbers  Boxes that may meet the part.
   Outcome search(const Dims& begin, const Dims& end, const Numbers& numbers) {
     steps_left_ -= static_cast<int64_t>(numbers.size() * (num_dims_ + 1));
     if (steps_left_ < 0) return Outcome::kTooManySteps;
@@ -86,7 +85,7 @@ class GapSearch {
     return search(middle, end, inside);
   }
 
-  /// The gap that was found, as far as it goes in the region, along the last dim first.
+  /// Returns the gap that was found, extended as far as it goes in the region, along the last dim first.
   tensor::Box grown(const tensor::Box& region) {
     for (size_t d = num_dims_; d-- > 0;) {
       int64_t low = region.offsets[d];
@@ -108,7 +107,7 @@ class GapSearch {
   int64_t begin_of(size_t n, size_t d) const { return boxes_[n][d]; }
   int64_t end_of(size_t n, size_t d) const { return boxes_[n][d] + boxes_[n][num_dims_ + d]; }
 
-  /// In all dims but `skipped`. A box without elements meets nothing.
+  /// Returns whether a box meets the part in all dims but `skipped`. A box without elements meets nothing.
   bool meets(size_t n, const Dims& begin, const Dims& end, size_t skipped) const {
     for (size_t d = 0; d < num_dims_; ++d) {
       if (boxes_[n][num_dims_ + d] == 0) return false;
@@ -124,7 +123,8 @@ class GapSearch {
     return true;
   }
 
-  /// The middle one of the edges along the dim that has most of them inside; there is one, as no box has all.
+  /// Returns the dim that has most edges of boxes inside the part, and the middle one of these edges. There is one,
+  /// because no box contains the whole part.
   std::pair<size_t, int64_t> choose_edge(const Numbers& numbers, const Dims& begin, const Dims& end) {
     std::vector<int64_t> most, edges;
     size_t dim = 0;
@@ -146,7 +146,7 @@ class GapSearch {
   const Boxes& boxes_;
   const size_t num_dims_;
   int64_t steps_left_;
-  Dims begin_, end_;  // of the gap
+  Dims begin_, end_;  // the gap that was found
 };
 
 std::string text_of(const tensor::Box& gap, const Dims& sizes) {
@@ -168,7 +168,7 @@ std::optional<TilingFault> find_tiling_fault(const Boxes& boxes, const Dims& siz
   TilingFault fault;
   fault.overlap = find_overlap(boxes, sizes.size());
   if (fault.is_overlap()) return fault;
-  // None overlap and all are inside, so that the sum stays below the tensor's number.
+  // No boxes overlap and all lie inside, so the sum cannot exceed the tensor's number of elements.
   int64_t missing = numel_of(sizes.data(), sizes.size());
   for (const int64_t* box : boxes) missing -= numel_of(box + sizes.size(), sizes.size());
   if (missing == 0) return std::nullopt;

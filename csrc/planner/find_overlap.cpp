@@ -10,16 +10,18 @@ namespace {
 
 constexpr std::pair<size_t, size_t> kNoOverlap{0, 0};
 
-/// Looks for an overlap dim by dim. Shards of a mesh form layers along each dim they are cut in: groups that agree on
-/// their interval, one group behind the other. Boxes of different layers cannot meet, those of one layer meet if they
-/// do in the remaining dims. What is not layered is swept.
+/// Looks for an overlap dim by dim.
+///
+/// Shards of a mesh form layers along each dim in which they are cut: groups of boxes that have the same interval, one
+/// group behind the other. Boxes of different layers cannot meet. Boxes of one layer meet if they meet in the remaining
+/// dims. Boxes that are not layered are swept.
 class OverlapSearch {
  public:
   using Numbers = std::vector<size_t>;
 
   OverlapSearch(const std::vector<const int64_t*>& boxes, size_t num_dims) : boxes_(boxes), num_dims_(num_dims) {}
 
-  /// \param dims  Those in which the boxes may be apart; in all others they have one interval.
+  /// \param dims  The dims in which the boxes may differ; in all others they have the same interval.
   std::pair<size_t, size_t> search(Numbers numbers, std::vector<size_t> dims) const {
     if (numbers.size() < 2) return kNoOverlap;
     dims.erase(std::remove_if(dims.begin(), dims.end(), [&](size_t d) { return has_one_interval(numbers, d); }),
@@ -72,7 +74,7 @@ class OverlapSearch {
              end(sorted[last], dim) == end(sorted[first], dim)) {
         ++last;
       }
-      // Only with one dim left may layers reach into one another.
+      // Layers can reach into one another only if this is the last dim: `search` asked is_layered for all others.
       if (last < sorted.size() && begin(sorted[last], dim) < end(sorted[first], dim)) {
         return {sorted[first], sorted[last]};
       }
@@ -86,8 +88,8 @@ class OverlapSearch {
     return kNoOverlap;
   }
 
-  /// Sweeps along dim `a`. As long as none overlap, those under the line are disjoint intervals of dim `b`, so that a
-  /// new one need only be compared with its neighbours.
+  /// Sweeps along dim `a`. As long as no boxes overlap, those under the line are disjoint intervals of dim `b`, so a
+  /// new one has to be compared only with its neighbours.
   std::pair<size_t, size_t> sweep_intervals(Numbers numbers, size_t a, size_t b) const {
     sort_along(a, &numbers);
     Numbers by_end = numbers;
@@ -107,7 +109,8 @@ class OverlapSearch {
     return kNoOverlap;
   }
 
-  /// The same for more dims, comparing with all under the line: no mesh makes such boxes.
+  /// Sweeps along `dim` in more dims, and compares each box with all under the line. Slow, but no mesh makes such
+  /// boxes.
   std::pair<size_t, size_t> sweep(Numbers numbers, size_t dim) const {
     sort_along(dim, &numbers);
     Numbers under_line;

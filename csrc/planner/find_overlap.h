@@ -8,12 +8,15 @@
 
 namespace bytecheckpoint::planner {
 
-/// Two of the boxes that have a common element; equal numbers if there are none. All must lie in one tensor.
+/// Finds two boxes that have an element in common.
 ///
-/// Shards of a mesh form layers along each dim they are cut in, and are told apart layer by layer; whatever else there
-/// is gets swept. O(n log n), but where boxes that no mesh has made differ in three dims and more.
+/// Shards of a mesh form layers along each dim in which they are cut: groups of boxes with the same interval, one group
+/// behind the other. The search compares only boxes of the same layer. Boxes that are not layered are swept along one
+/// dim.
 ///
-/// \param boxes  Offsets, then sizes, of each: 2 * num_dims numbers, wherever they lie.
+/// \param boxes  All inside one tensor; offsets, then sizes, of each: 2 * num_dims numbers.
+/// \returns the numbers of two such boxes, or two equal numbers if no boxes overlap.
+/// Pure. O(n log n), except for boxes of no mesh that differ in three or more dims.
 std::pair<size_t, size_t> find_overlap(const std::vector<const int64_t*>& boxes, size_t num_dims);
 
 }  // namespace bytecheckpoint::planner

@@ -62,6 +62,10 @@ std::string to_text(const Inventory& inventory, const Entry& entry) {
               tensor::find_dtype(entry.dtype)->name, " ", tensor::to_text(inventory.info(entry).sizes));
 }
 
+bool is_empty_box(const int64_t* box, size_t num_dims) {
+  return std::any_of(box + num_dims, box + 2 * num_dims, [](int64_t size) { return size == 0; });
+}
+
 std::string box_to_text(const int64_t* box, size_t num_dims) {
   return text("box at ", tensor::to_text(Dims(box, box + num_dims)), " of ",
               tensor::to_text(Dims(box + num_dims, box + 2 * num_dims)));

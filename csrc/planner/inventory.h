@@ -14,51 +14,58 @@
 
 namespace bytecheckpoint::planner {
 
-/// What DCP's write items call an entry of the state dict; travels, never renumber.
+/// Kind of an entry of the state dict; the names of DCP's WriteItemType are in capitals. Ranks send these numbers to
+/// one another: never change one.
 enum class EntryKind : uint8_t {
-  kBytes = 0,   // BYTE_IO: an object
-  kTensor = 1,  // TENSOR: a plain tensor, held whole
-  kShard = 2,   // SHARD: of a DTensor or ShardedTensor; ranks hold boxes of it
+  kBytes = 0,   // BYTE_IO: an object, written as bytes
+  kTensor = 1,  // TENSOR: a plain tensor, which a rank holds whole
+  kShard = 2,   // SHARD: a DTensor or ShardedTensor, of which ranks hold boxes
 };
 
-/// Most dims that a tensor can have.
+/// Largest number of dims of a tensor.
 inline constexpr size_t kMaxDims = 255;
 
-/// One entry of the flattened state dict. Names, dims and holders lie in the pools of the inventory.
+/// One entry of the flattened state dict. Its name, dims and holders are stored in arrays of the Inventory; the fields
+/// `..._begin` and `..._size` say where.
 struct Entry {
   EntryKind kind = EntryKind::kBytes;
-  bool can_split = false;  // may several ranks write parts of one box?
+  bool can_split = false;  // several ranks may write parts of one box
   tensor::DType dtype = tensor::DType::kNone;
   bool requires_grad = false;
   bool pin_memory = false;
   uint8_t memory_format = 0;
   uint8_t num_dims = 0;
-  uint32_t first_rank = 0;  // the lowest that has the entry: its properties, path and position count
-  uint32_t ordinal = 0;     // position in that rank's state dict
-  uint32_t num_boxes = 0;   // of a kTensor or kBytes one
+  uint32_t first_rank = 0;  // the lowest rank that has the entry; properties, path and ordinal are its own
+  uint32_t ordinal = 0;     // position in the state dict of first_rank
+  uint32_t num_boxes = 0;   // 1 for kTensor and kBytes
   uint32_t fqn_size = 0;
   uint32_t path_size = 0;
   uint64_t fqn_begin = 0;
   uint64_t path_begin = 0;
-  uint64_t dims_begin = 0;   // num_dims sizes of the tensor, then its boxes
-  uint32_t boxes_begin = 0;  // boxes of one entry are numbered without gaps
+  uint64_t dims_begin = 0;   // in `dims`: num_dims sizes of the tensor, then its boxes
+  uint32_t boxes_begin = 0;  // in `holders`: the entry's boxes are neighbours there
 
   bool is_tensor() const { return kind != EntryKind::kBytes; }
 };
 
-/// What a set of ranks holds: of one rank its local plan, of several the union, in which what replicas share stands
+/// What one rank holds (its local plan), or the union of what several ranks hold; there each replicated box stands
 /// once.
 ///
-/// Entries stand in the order of the lowest rank's state dict; those that only later ranks have follow in their order,
-/// as DCP orders its metadata. Boxes of an entry are distinct and stand in the order of box_order.h. Everything is in
-/// flat arrays: two million boxes are the size to handle.
+/// Entries are in the order of the lowest rank's state dict. Entries that only higher ranks have follow, in the order
+/// of those ranks. DCP orders its metadata in the same way. The boxes of an entry are distinct and in the order of
+/// box_order.h.
+/// All numbers are in flat arrays, because an inventory may have two million boxes. For an entry with 2 dims and 2
+/// boxes:
+///
+///     dims      ... | size size | off off size size | off off size size | ...      from dims_begin on
+///     holders                     ... | set of box 0 | set of box 1 | ...          from boxes_begin on
 struct Inventory {
   std::vector<Entry> entries;
   std::string text;
   std::vector<int64_t> dims;
-  std::vector<RankSets::Id> holders;  // of each box
+  std::vector<RankSets::Id> holders;  // of each box: the ranks that hold it
   RankSets rank_sets;
-  RankSets::Id ranks = 0;  // whose inventory this is
+  RankSets::Id ranks = 0;  // the ranks whose inventory this is
 
   size_t num_boxes() const { return holders.size(); }
   std::string_view fqn(const Entry& entry) const {
@@ -68,37 +75,41 @@ struct Inventory {
     return std::string_view(text).substr(entry.path_begin, entry.path_size);
   }
   const int64_t* sizes(const Entry& entry) const { return dims.data() + entry.dims_begin; }
-  /// Offsets, then sizes, of the entry's box `number`, counted from 0.
+  /// Returns the offsets, then the sizes, of box `number` of the entry, counted from 0.
   const int64_t* box_dims(const Entry& entry, size_t number) const {
     return sizes(entry) + entry.num_dims * (2 * number + 1);
   }
   RankSets::Id box_holders(const Entry& entry, size_t number) const { return holders[entry.boxes_begin + number]; }
   tensor::TensorInfo info(const Entry& entry) const;
   tensor::Box box(const Entry& entry, size_t number) const;
-  /// Bytes of the elements of a box that lies in its tensor. An element of an opaque dtype counts as one byte: how long
-  /// it gets is not known before it is pickled. Bytes objects count as nothing.
+  /// Returns the bytes of the elements of a box that lies in its tensor. An element of an opaque dtype counts as one
+  /// byte, because its size is not known before it is pickled. An object counts as 0 bytes.
   int64_t box_bytes(const Entry& entry, size_t number) const;
 
-  /// Entry numbers sorted by the bytes of their names: the one order that a rank and the planner both know.
+  /// Returns the numbers of all entries, sorted by the bytes of their names. This is the one order that a rank and the
+  /// planner both know.
   std::vector<uint32_t> by_name() const;
 };
 
-/// Makes the inventory of one rank.
+/// Makes the inventory of one rank. Not thread-safe.
 class InventoryBuilder {
  public:
   explicit InventoryBuilder(uint32_t rank) : rank_(rank) { inventory_.ranks = RankSets::single(rank); }
 
-  /// The next entry of the flattened state dict. An entry of which the rank holds nothing is not one: leave it out.
+  /// Adds the next entry of the flattened state dict. Leave out entries of which the rank holds nothing.
   ///
-  /// \param path   Way through the nested dicts, opaque here; empty for the trivial one.
-  /// \param info   Of a tensor; ignored for kBytes.
-  /// \param boxes  Of a kShard what the rank holds, one at least, in any order; ignored for others.
-  /// \returns kInvalidArgument for a name or a box given twice, an unknown dtype, negative or overflowing dims, more
-  /// than kMaxDims of them. Whether boxes lie in their tensor is asked later, of all ranks.
+  /// \param path  Path through the nested dicts, as bytes that are only passed on; empty for an entry at the top.
+  /// \param info  Properties of the tensor; ignored for kBytes.
+  /// \param can_split  Whether several ranks may write parts of one box.
+  /// \param boxes  For kShard, the boxes that the rank holds, at least one, in any order. Ignored for other kinds.
+  /// \returns kInvalidArgument if the name or a box was given before, the dtype is unknown, dims are negative, overflow
+  /// or are more than kMaxDims. After a failure the builder is as before the call. That boxes lie in their tensor is
+  /// not checked here but in validate_inventory, for all ranks.
   base::Status add(std::string_view fqn, EntryKind kind, std::string_view path, const tensor::TensorInfo& info,
                    bool can_split, const std::vector<tensor::Box>& boxes);
 
-  /// The inventory; the builder is spent. kInvalidArgument for a rank of kMaxRanks or above.
+  /// Returns the inventory; the builder must not be used afterwards. \returns kInvalidArgument if the rank is kMaxRanks
+  /// or above.
   base::Result<Inventory> finish();
 
  private:
@@ -109,12 +120,16 @@ class InventoryBuilder {
   base::IndexTable names_;
 };
 
-/// Can a tensor be of this dtype and these sizes: known, nothing negative, bytes that fit in int64?
+/// Returns whether a tensor can have this dtype and these sizes: the dtype is known, no size is negative, there are at
+/// most kMaxDims, and the bytes fit in int64.
 bool is_possible(tensor::DType dtype, const int64_t* sizes, size_t num_dims);
 
-/// `float32 [2, 3]`, for messages.
+/// Returns whether a box, its offsets and then its sizes, has no elements.
+bool is_empty_box(const int64_t* box, size_t num_dims);
+
+/// Describes an entry for messages: `a plain tensor, float32 [2, 3]`.
 std::string to_text(const Inventory& inventory, const Entry& entry);
-/// `box at [0, 0] of [2, 3]`
+/// Describes a box for messages: `box at [0, 0] of [2, 3]`.
 std::string box_to_text(const int64_t* box, size_t num_dims);
 
 }  // namespace bytecheckpoint::planner

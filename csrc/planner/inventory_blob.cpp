@@ -9,21 +9,24 @@ namespace bytecheckpoint::planner {
 namespace {
 
 // blob    = version, sets, entries
-// sets    = count, then for each: count of runs, each first (from behind the run before), count, step if count > 1.
-//           Set 0 is whose inventory this is; the others follow as boxes need them.
-// entries = count, then for each: flags, [first rank, ordinal], name, path, [dtype, dims, sizes], holders
-//           names and paths: bytes shared with the one before (kMaxShared at most), count of others, those
-//           holders of a shard: count of boxes, each offsets, sizes, set; of others: set
-constexpr uint8_t kVersion = 1;
+// sets    = count, then for each set: number of runs, then for each run: first (counted from behind the run before),
+//           count, and step if count > 1. Set 0 is the ranks whose inventory this is; the others follow in the order of
+//           their first use.
+// entries = count, then for each entry: flags, [first rank, ordinal], name, path, [dtype, dims, sizes], holders
+//           name, path: number of bytes shared with the entry before (at most kMaxShared), then number of further
+//           bytes, then those bytes
+//           holders of a shard: number of boxes, then for each box offsets, sizes, set
+//           holders of any other entry: set
+constexpr uint8_t kInventoryVersion = 1;
 
 constexpr uint8_t kKindMask = 3;
 constexpr uint8_t kRequiresGrad = 1 << 2;
 constexpr uint8_t kPinMemory = 1 << 3;
 constexpr uint8_t kCanSplit = 1 << 4;
 constexpr int kMemoryFormatShift = 5;
-constexpr uint8_t kFollows = 1 << 7;  // the next entry of the same state dict
+constexpr uint8_t kFollows = 1 << 7;  // this entry follows the one before in the same state dict
 
-// A few bytes must not be able to stand for many long names.
+/// Limits how much a hostile blob can gain by sharing: a few bytes must not stand for many long names.
 constexpr size_t kMaxShared = 255;
 
 constexpr size_t kLeastSetBytes = 3;
@@ -52,7 +55,7 @@ void write_shared(std::string_view before, std::string_view name, base::VarintWr
   out->raw(name.substr(shared));
 }
 
-/// Numbers sets in the order in which boxes need them.
+/// Numbers sets in the order in which boxes use them first.
 class SetNumbers {
  public:
   explicit SetNumbers(RankSets::Id first) { (void)number(first); }
@@ -118,7 +121,7 @@ std::string encode_inventory(const Inventory& inventory) {
   entries.number(inventory.entries.size());
   for (size_t i = 0; i < inventory.entries.size(); ++i) write_entry(inventory, i, &sets, &entries);
   base::VarintWriter out;
-  out.u8(kVersion);
+  out.u8(kInventoryVersion);
   out.number(sets.ids().size());
   for (const RankSets::Id id : sets.ids()) write_set(inventory.rank_sets, id, &out);
   out.raw(entries.take());
@@ -126,7 +129,7 @@ std::string encode_inventory(const Inventory& inventory) {
 }
 
 base::Status InventoryReader::begin() {
-  if (reader_.u8() == kVersion && read_sets()) {
+  if (reader_.u8() == kInventoryVersion && read_sets()) {
     num_entries_ = entries_left_ = reader_.count(kLeastEntryBytes);
   } else {
     reader_.fail();

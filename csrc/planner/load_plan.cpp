@@ -29,7 +29,7 @@ base::Result<LoadPlan> plan_load(const std::vector<WantedBox>& wanted, int64_t b
 }
 
 void note_wanted(const WantedBlocks& blocks, std::vector<ReadSegment>* segments) {
-  // Ranges ascend by their begin, so the first segment of each is never before that of the last one.
+  // Ranges ascend by their begin, so the first segment of a range never stands before that of the range before it.
   auto first = segments->begin();
   for (const WantedBlocks::OfBox& of_box : blocks.ranges) {
     const BlockRange& range = of_box.range;

@@ -18,13 +18,14 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// A box as one blob has it; its dims lie in the order of the records.
+/// A box as one blob has it. The dims of all records are in record_dims_, in the order of the records.
 struct Record {
   uint32_t entry;
   RankSets::Id holders;
 };
 
-/// Cuts the end off; also off the memory, if most was joined: whoever keeps an inventory keeps its memory.
+/// Cuts off the end. Also gives back the memory if less than half is left, because an inventory that is kept keeps its
+/// memory.
 template <class T>
 void shrink(std::vector<T>* numbers, size_t size) {
   const bool is_much = size < numbers->size() / 2;
@@ -32,11 +33,11 @@ void shrink(std::vector<T>* numbers, size_t size) {
   if (is_much) numbers->shrink_to_fit();
 }
 
-/// Reads all blobs one after the other, then moves what was read to where it stays, entry by entry: at both ends memory
-/// is met in order, however much of it there is.
+/// Reads all blobs, one after the other, then moves what was read to its final place, entry by entry. Both steps walk
+/// through memory in order, which matters when there is much of it.
 class Merger {
  public:
-  /// \param num_bytes  Of all blobs to come.
+  /// \param num_bytes  Bytes of all blobs that will be added.
   explicit Merger(size_t num_bytes) : num_bytes_(num_bytes) {}
 
   Status add(std::string_view blob, std::optional<uint32_t> as_rank = std::nullopt);
@@ -57,7 +58,8 @@ class Merger {
   static size_t box_numbers(const Entry& entry) {
     return entry.kind == EntryKind::kShard ? 2 * size_t{entry.num_dims} : 0;
   }
-  /// Numbers of all that is known of an entry: its sizes, then its boxes, of which a plain tensor has one.
+  /// Returns how many numbers an entry takes in `dims`: its sizes, then its boxes. A plain tensor has one box, which
+  /// its records leave out.
   static size_t room_of(const Entry& entry) {
     if (entry.kind == EntryKind::kTensor) return 3 * size_t{entry.num_dims};
     return entry.num_dims + entry.num_boxes * box_numbers(entry);
@@ -65,25 +67,27 @@ class Merger {
   int64_t* boxes_of(const Entry& entry) { return dims_.data() + entry.dims_begin + entry.num_dims; }
 
   size_t num_bytes_;
-  // Entries in the order in which they were found, with the number of their boxes. What they say of places is of
-  // found_.dims until `lay_out`, and then of what follows below.
+  // Entries in the order in which they were found, each with the number of its records. Their positions refer to
+  // found_.dims until `lay_out` runs, and from then on to dims_ and holders_ below.
   Inventory found_;
   base::IndexTable names_;
-  std::vector<uint32_t> blob_of_entry_;  // the last that had it
+  std::vector<uint32_t> blob_of_entry_;  // number of the last blob that had the entry
   uint32_t num_blobs_ = 0;
-  uint32_t expected_ = 0;  // ranks have much the same entries in much the same order
+  uint32_t expected_ = 0;  // guess for the next entry: ranks have much the same entries in the same order
   std::vector<RankSets::Id> ranks_;
 
   std::vector<Record> records_;
   std::vector<int64_t> record_dims_;
 
-  // Of the inventory that is made. An entry has room for all its records; joining moves everything to the left.
+  // The inventory that is made. `lay_out` gives each entry room for all its records; joining replicas then moves
+  // everything to the left.
   std::vector<int64_t> dims_;
   std::vector<RankSets::Id> holders_;
   size_t dims_end_ = 0, holders_end_ = 0;
 
   std::vector<uint32_t> scratch_;
-  std::vector<RankSets::Id> last_joined_;  // and what came of it: replicas of one entry are those of the next
+  // The holders of the replicas that were joined last, and their union: the next replicas often have the same ones.
+  std::vector<RankSets::Id> last_joined_;
   RankSets::Id last_union_ = 0;
   std::vector<std::pair<uint64_t, uint32_t>> order_;
   std::vector<int64_t> unsorted_dims_;
@@ -113,8 +117,8 @@ Status Merger::add(std::string_view blob, std::optional<uint32_t> as_rank) {
   }
   BCP_RETURN_IF_ERROR(reader.end());
   if (is_first && blob.size() < num_bytes_) {
-    // Blobs are much alike. What is reserved in vain is never touched; what grows is copied, to memory that is cleared
-    // first.
+    // Blobs are much alike, so the first one tells how much memory all will take. Memory that is reserved in vain is
+    // never touched; an array that grows would be copied to memory that is cleared first.
     const double times = 1.1 * static_cast<double>(num_bytes_) / static_cast<double>(blob.size());
     records_.reserve(static_cast<size_t>(times * static_cast<double>(records_.size())));
     record_dims_.reserve(static_cast<size_t>(times * static_cast<double>(record_dims_.size())));
@@ -136,7 +140,7 @@ Status Merger::add_entry(const InventoryReader& reader, uint32_t* number) {
       entry.fqn_begin = found_.text.size();
       entry.path_begin = entry.fqn_begin + entry.fqn_size;
       entry.dims_begin = found_.dims.size();
-      entry.num_boxes = 0;  // are counted as they come
+      entry.num_boxes = 0;  // boxes are counted as they come
       found_.text.append(reader.fqn()).append(reader.path());
       found_.dims.insert(found_.dims.end(), reader.sizes(), reader.sizes() + entry.num_dims);
       found_.entries.push_back(entry);
@@ -155,7 +159,7 @@ Status Merger::join_properties(const InventoryReader& reader, Entry* entry) {
   const Entry& other = reader.entry();
   if (other.kind != entry->kind || other.dtype != entry->dtype || other.num_dims != entry->num_dims ||
       !std::equal(reader.sizes(), reader.sizes() + other.num_dims, found_.sizes(*entry))) {
-    Inventory one;  // the other's entry alone, to be put into words
+    Inventory one;  // holds only the other rank's entry, for the message
     one.dims.assign(reader.sizes(), reader.sizes() + other.num_dims);
     std::string wanted = text("rank ", entry->first_rank, " has ", to_text(found_, *entry));
     std::string got = text("rank ", other.first_rank, " has ", to_text(one, other));
@@ -225,7 +229,7 @@ std::vector<uint32_t> Merger::order_of_entries() const {
   return order;
 }
 
-/// Gives each entry room for its sizes and all its records, and puts the sizes there.
+/// Gives each entry room for its sizes and all its records, and copies the sizes there.
 void Merger::lay_out(const std::vector<uint32_t>& order) {
   size_t num_numbers = 0;
   for (const Entry& entry : found_.entries) num_numbers += room_of(entry);
@@ -243,7 +247,7 @@ void Merger::lay_out(const std::vector<uint32_t>& order) {
   }
 }
 
-/// Counting sort by entry. Within one, records stay in the order of the blobs.
+/// A counting sort of the records by entry. Records of one entry stay in the order of the blobs.
 void Merger::group_records() {
   std::vector<uint32_t> num_grouped(found_.entries.size(), 0);
   const int64_t* from = record_dims_.data();
@@ -259,7 +263,7 @@ void Merger::group_records() {
   std::vector<int64_t>().swap(record_dims_);
 }
 
-/// Replicas become one box, and the entry moves to where the entry before it ends.
+/// Joins replicas to one box, and moves the entry to the end of the entry before it.
 Status Merger::join_boxes(Entry* entry) {
   sort_boxes(*entry);
   const size_t num_numbers = box_numbers(*entry);
@@ -292,7 +296,8 @@ Status Merger::join_boxes(Entry* entry) {
   return Status::ok();
 }
 
-/// Into the order of box_order.h; replicas in that of the blobs. Shards of ranks that come in order mostly are.
+/// Sorts the boxes into the order of box_order.h; replicas stay in the order of the blobs. If the blobs come in rank
+/// order, most boxes are sorted already.
 void Merger::sort_boxes(const Entry& entry) {
   if (entry.kind != EntryKind::kShard) return;
   const size_t num_numbers = box_numbers(entry);
@@ -314,7 +319,7 @@ void Merger::sort_boxes(const Entry& entry) {
   order_.clear();
   for (uint32_t i = 0; i < entry.num_boxes; ++i) order_.emplace_back(position(i), i);
   std::sort(order_.begin(), order_.end());
-  // Boxes that differ and begin at one place are rare: those without elements, and overlaps.
+  // Different boxes that begin at the same place are rare: boxes without elements, and overlaps.
   const auto is_before = [&](const auto& a, const auto& b) {
     const int order = compare(a.second, b.second);
     return order != 0 ? order < 0 : a.second < b.second;
@@ -334,7 +339,8 @@ void Merger::sort_boxes(const Entry& entry) {
   }
 }
 
-/// Appends ranks to scratch_. More than there can be are not looked at: among those there one is there twice.
+/// Appends the ranks of a set to scratch_. Does nothing once scratch_ has more ranks than there can be: one of them
+/// must then be there twice, which the caller finds.
 void Merger::unroll(RankSets::Id ranks) {
   if (scratch_.size() > kMaxRanks) return;
   found_.rank_sets.for_each(ranks, [&](uint32_t rank) { scratch_.push_back(rank); });

@@ -10,12 +10,13 @@
 namespace bytecheckpoint::planner {
 namespace {
 
-// Of shared bytes each rank reads about so many units, if they are large enough: balance, and all begin at once.
+/// If enough is shared, each rank reads about so many units. This balances the ranks and lets all of them begin at
+/// once.
 constexpr int64_t kUnitsPerRank = 8;
-// Unless blocks are cut off by neighbours that others want, a message is no smaller than this many blocks.
+/// A message has at least this many blocks, unless the same ranks want fewer neighbouring blocks.
 constexpr int64_t kLeastBlocks = 4;
 
-/// Where a rank begins or ceases to want blocks.
+/// A position at which a rank begins or ceases to want blocks.
 struct Edge {
   uint32_t file;
   int64_t position;
@@ -23,7 +24,7 @@ struct Edge {
   bool begins;
 };
 
-/// Stretches that the same ranks want, as units of no owner and any size.
+/// Returns the stretches that the same ranks want, as units of any size without an owner.
 std::vector<ShareUnit> find_stretches(const std::vector<std::vector<BlockRange>>& wanted_by_rank, RankSets* sets) {
   std::vector<Edge> edges;
   for (uint32_t rank = 0; rank < wanted_by_rank.size(); ++rank) {
@@ -71,7 +72,8 @@ std::vector<ShareUnit> cut(const std::vector<ShareUnit>& stretches, const RankSe
 void choose_owners(SharePlan* plan) {
   std::vector<size_t> order(plan->units.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  // Stable: in each size of set units keep the order of the files, so neighbours go to different ranks.
+  // A stable sort: among units that equally many ranks want, the order of the files stays, so that neighbours go to
+  // different ranks.
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     return plan->sets.size(plan->units[a].wanted_by) < plan->sets.size(plan->units[b].wanted_by);
   });

@@ -13,7 +13,7 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// Sums of sums of bytes stay far from the end of int64.
+/// A limit far below that of int64, so that sums of such sums cannot overflow.
 constexpr int64_t kMaxBytes = int64_t{1} << 60;
 
 class Validation {

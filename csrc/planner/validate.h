@@ -6,13 +6,14 @@
 
 namespace bytecheckpoint::planner {
 
-/// Do the boxes of every tensor lie in it, overlap nowhere, and cover it? The first fault found, kInvalidArgument, with
-/// key, boxes and ranks.
+/// Checks that the boxes of every tensor lie in it, do not overlap, and cover it.
 ///
-/// As in stock DCP, boxes without elements are no fault anywhere inside the bounds. Stricter: the plan of a single rank
-/// must cover its tensors, too, and the same first element with other sizes is an overlap, where DCP writes one.
-/// \param allow_gaps  Boxes need not cover their tensor.
-/// Pure; O(n log n) in boxes where a mesh has made them, or where they differ in two dims.
+/// As in stock DCP, boxes without elements are allowed anywhere within the bounds. Two rules are stricter: the plan of
+/// a single rank must cover its tensors, too; and two boxes that begin at the same element with different sizes are an
+/// overlap, where DCP writes only one of them.
+/// \param allow_gaps  If true, boxes need not cover their tensor.
+/// \returns kInvalidArgument for the first fault found; the message names key, boxes and ranks.
+/// Pure; O(n log n) in boxes of a mesh, and in boxes that differ in two dims at most.
 base::Status validate_inventory(const Inventory& inventory, bool allow_gaps = false);
 
 }  // namespace bytecheckpoint::planner

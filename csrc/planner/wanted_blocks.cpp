@@ -14,11 +14,12 @@ using base::Code;
 using base::Status;
 using base::text;
 
-// ranges = number of ranges, then for each: files passed over since the one before, blocks passed over since its end
-//          (since the start, in another file), number of blocks
+// ranges = number of ranges, then for each range: files skipped since the range before, blocks skipped since its end
+//          (since the start of the file, if it is another one), number of blocks
 constexpr size_t kLeastRangeBytes = 3;
 
-/// Skips from block to block, not from run to run: a narrow column of a long tensor costs one step a block.
+/// Appends the block ranges of one box. Steps from block to block, not from run to run: a narrow column of a long
+/// tensor costs one step per block.
 void append_ranges(const WantedBox& wanted, uint32_t index, int64_t block_bytes,
                    std::vector<WantedBlocks::OfBox>* out) {
   const tensor::Dims strides = tensor::row_major_strides(wanted.chunk_sizes);

@@ -11,7 +11,8 @@
 
 namespace bytecheckpoint::planner {
 
-/// One box wanted of one stored chunk. A record that is wanted whole (bytes) is a chunk of one dim of bytes.
+/// A box that a load wants of one stored chunk. A record that is wanted whole, as bytes, is a chunk of one dim whose
+/// elements are bytes.
 struct WantedBox {
   uint32_t file = 0;
   int64_t data_offset = 0;  // of the chunk's first element in its file
@@ -20,7 +21,7 @@ struct WantedBox {
   int64_t itemsize_bytes = 1;
 };
 
-/// Whole blocks of one file, in bytes: both ends are multiples of the block size.
+/// A range of whole blocks of one file, in bytes: `begin` and `end` are multiples of the block size.
 struct BlockRange {
   uint32_t file = 0;
   int64_t begin = 0;
@@ -31,28 +32,31 @@ struct BlockRange {
   }
 };
 
-/// The blocks that hold bytes of boxes, and of which boxes.
+/// The blocks that hold bytes of wanted boxes, and of which boxes.
 struct WantedBlocks {
   struct OfBox {
     BlockRange range;
-    uint32_t box;  // index into the boxes
+    uint32_t box;  // index into the wanted boxes
   };
-  std::vector<OfBox> ranges;  // ascending by file and begin; those of different boxes overlap
-  int64_t bytes_wanted = 0;   // of the boxes themselves
+  std::vector<OfBox> ranges;  // ascending by file and begin; ranges of different boxes may overlap
+  int64_t bytes_wanted = 0;   // of the elements of the boxes
 
-  /// The same blocks, each once: ascending, disjoint, neighbours joined.
+  /// Returns the same blocks, each once: ascending ranges that neither overlap nor touch.
   std::vector<BlockRange> merged() const;
 };
 
-/// \param block_bytes  What a CRC covers; a power of two.
+/// Finds all blocks that hold bytes of the boxes.
+///
+/// \param block_bytes  Size of the blocks that have a CRC each; a power of two.
 /// \returns kInvalidArgument for a box outside its chunk.
 /// Pure; O(n log n) in blocks and boxes.
 base::Result<WantedBlocks> find_wanted_blocks(const std::vector<WantedBox>& wanted, int64_t block_bytes);
 
-/// Merged ranges as a few bytes each, for other ranks.
+/// Encodes merged ranges in a few bytes each, to be sent to other ranks.
 std::string encode_ranges(const std::vector<BlockRange>& merged, int64_t block_bytes);
 
-/// The ranges again; none of no bytes. \returns kCorrupt for what `encode_ranges` does not make of merged ranges.
+/// Decodes the bytes of `encode_ranges`; no bytes are no ranges. \returns kCorrupt for bytes that `encode_ranges` does
+/// not make of merged ranges.
 base::Result<std::vector<BlockRange>> decode_ranges(std::string_view bytes, int64_t block_bytes);
 
 }  // namespace bytecheckpoint::planner

@@ -15,7 +15,7 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// Room to grow: states of one job differ by little, and address space that nobody touches costs nothing.
+/// Adds room to grow: the states of a job differ by little, and address space that nobody touches costs nothing.
 int64_t with_room_to_grow(int64_t bytes) {
   return base::align_up(bytes + bytes / 8, kHugePageBytes);
 }
@@ -23,7 +23,7 @@ int64_t with_room_to_grow(int64_t bytes) {
 }  // namespace
 
 Arena& Arena::of_process() {
-  static auto* const kArena = new Arena();  // never freed: leases may end while the process does
+  static auto* const kArena = new Arena();  // never destroyed: leases may end while the process does
   return *kArena;
 }
 
@@ -51,7 +51,7 @@ base::Result<std::shared_ptr<Lease>> Arena::try_lease(int64_t bytes, const Arena
     return std::shared_ptr<Lease>(new Lease(this, r, regions_[r].pages));
   }
   if (terms.limit_bytes != 0 && bytes > terms.limit_bytes) {
-    // To wait would not help.
+    // Too large in any case, so waiting would not help: returns kStagingFull.
     Region none;
     BCP_RETURN_IF_ERROR(fit(bytes, terms, &none));
   }
@@ -66,7 +66,7 @@ Status Arena::fit(int64_t bytes, const ArenaTerms& terms, Region* region) {
   }
   const bool is_of_kind = region->pages != nullptr && (!terms.is_shareable || region->pages->fd() >= 0);
   if (is_of_kind && region->pages->bytes() >= bytes) return Status::ok();
-  // Freed first: two of them might not fit. Who still looks at what was saved keeps it.
+  // Freed before the new mapping, since both might not fit. Whoever still reads the old state keeps its pages.
   const int64_t given_back = region->pages == nullptr ? 0 : region->pages->bytes();
   region->pages.reset();
   const int64_t available = available_memory_bytes();

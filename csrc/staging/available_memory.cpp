@@ -11,21 +11,22 @@ namespace {
 
 constexpr int64_t kUnknown = -1;
 
-/// The number behind `key` in lines of `key number`; the first number of the file if `key` is empty.
+/// Returns the number after `key` in lines of `key number`; the first number in the file if `key` is empty.
 int64_t number_in(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   std::string word;
   while (file >> word) {
     if (!key.empty() && word != key) continue;
     if (!key.empty() && !(file >> word)) break;
-    // "max", and what no process has: no limit.
+    // "max", or a number that no process reaches: there is no limit.
     if (word.empty() || word.size() > 18 || word.find_first_not_of("0123456789") != std::string::npos) break;
     return std::stoll(word);
   }
   return kUnknown;
 }
 
-/// Of the group as it sees itself: containers mount their own at the root. Its cache of files can be given up.
+/// Returns what the control group has left, as the process sees it: containers mount their own at the root. The group's
+/// file cache counts as free.
 int64_t left_by(const std::string& limit_path, const std::string& used_path, const std::string& stat_path,
                 const std::string& cache_key) {
   const int64_t limit = number_in(limit_path, ""), used = number_in(used_path, "");
@@ -33,8 +34,8 @@ int64_t left_by(const std::string& limit_path, const std::string& used_path, con
   return std::max<int64_t>(0, limit - used + std::max<int64_t>(0, number_in(stat_path, cache_key)));
 }
 
-/// What may still be promised where the kernel promises no more than it has. There a page of a memfd that is one too
-/// many is no error: whoever touches it dies of SIGBUS.
+/// Returns what the kernel may still promise if it never overcommits. There, touching one page of a memfd too many is
+/// no error that we could handle: the process dies of SIGBUS.
 int64_t left_to_commit(const std::string& root, const std::string& meminfo) {
   constexpr int64_t kNeverOvercommit = 2;
   if (number_in(root + "/proc/sys/vm/overcommit_memory", "") != kNeverOvercommit) return kUnknown;

@@ -6,11 +6,11 @@
 
 namespace bytecheckpoint::staging {
 
-/// Bytes that this process can still take without others being killed or swapped out for it: what the kernel estimates,
-/// what the control group of the process leaves, and, where the kernel never overcommits, what it has not promised yet.
-/// -1 where none is known.
+/// Returns how many bytes this process can still allocate before processes are killed or swapped out: the least of what
+/// the kernel estimates, what the control group of the process has left, and, if the kernel never overcommits, what it
+/// has not promised yet. -1 if none of these is known. Reads some files in /proc and /sys.
 ///
-/// \param root  That /proc and /sys are in, for tests.
+/// \param root  Directory that holds /proc and /sys; for tests.
 int64_t available_memory_bytes(const std::string& root = {});
 
 }  // namespace bytecheckpoint::staging

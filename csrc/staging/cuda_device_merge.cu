@@ -23,11 +23,11 @@ using base::Status;
 using base::text;
 
 constexpr int kThreads = 256;
-// Below this a half of scratch is not worth its kernel.
+// A smaller half of scratch is not worth a kernel.
 constexpr int64_t kMinHalfBytes = 1 << 20;
 
-/// One block a tile. A kernel need only be faster than the link, by a factor that hides it: several times that is
-/// reached with units of two bytes, so nothing here is staged through shared memory.
+/// Moves one tile with each block of threads. A kernel only has to be so much faster than the link that the link hides
+/// it. It is several times faster even with units of two bytes, so nothing is staged through shared memory.
 template <bool kGather>
 __global__ void __launch_bounds__(kThreads) move_tiles(const PackedPiece* pieces, const Tile* tiles, uint8_t* scratch) {
   const Tile tile = tiles[blockIdx.x];
@@ -47,13 +47,13 @@ class DeviceMerge::Impl {
   explicit Impl(int device) : device_(device) {}
 
   Status open(int64_t scratch_bytes);
-  /// Waits for the streams. The device is current.
+  /// Waits for both streams. The device must be current.
   void close() {
     static_cast<void>(cudaStreamSynchronize(kernels_.get()));
     static_cast<void>(cudaStreamSynchronize(copies_.get()));
   }
 
-  /// Exactly one of `to_host` and `from_host` is the buffer.
+  /// Begins a transfer. Exactly one of `to_host` and `from_host` is not null: the host buffer.
   Result<int64_t> begin(const std::vector<DevicePiece>& pieces, uint8_t* to_host, const uint8_t* from_host,
                         uintptr_t caller_stream);
   Status make_stream_wait(cudaStream_t stream);
@@ -68,7 +68,7 @@ class DeviceMerge::Impl {
   struct Transfer {
     int64_t number = 0;
     Event done;
-    std::vector<PinnedMemory> tables;  // of its batches; read by DMA until it is done
+    std::vector<PinnedMemory> tables;  // one for each batch; DMA reads them until the transfer is done
   };
 
   Status take_scratch(int64_t scratch_bytes);
@@ -91,18 +91,18 @@ class DeviceMerge::Impl {
   const int device_;
   const pid_t owner_ = getpid();
   int64_t max_pitch_bytes_ = 0;
-  PackLimits limits_;  // its scratch is one half
+  PackLimits limits_;  // scratch_bytes is that of one half
 
   Stream kernels_, copies_;
-  Event begun_;      // of the caller's stream
-  Event joined_;     // between the two streams at the end of a scatter
-  Event filled_[2];  // of a half: whoever empties it waits for this
-  Event free_[2];    // of a half: whoever fills it waits for this
-  // Both halves and one table. The table is written and read on the stream of kernels alone, so in turn.
+  Event begun_;      // recorded on the caller's stream
+  Event joined_;     // joins the two streams at the end of a scatter
+  Event filled_[2];  // of each half: whoever empties it waits for this
+  Event free_[2];    // of each half: whoever fills it waits for this
+  // Both halves and one table. Only the kernels stream writes and reads the table, so in turn.
   DeviceMemory scratch_;
-  int half_ = 0;  // that the next batch uses
+  int half_ = 0;  // the half that the next batch uses
 
-  PackBatch batch_;  // at hand
+  PackBatch batch_;  // the current batch
   std::deque<Transfer> under_way_;
   int64_t last_number_ = 0;
   std::vector<Event> spare_events_;
@@ -114,7 +114,7 @@ Status DeviceMerge::Impl::open(int64_t scratch_bytes) {
   BCP_RETURN_IF_ERROR(
       check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&max_pitch_bytes, cudaDevAttrMaxPitch, device_)));
   max_pitch_bytes_ = max_pitch_bytes;
-  // Finds out now whether there is code for this device.
+  // Fails now if there is no code for this device.
   cudaFuncAttributes attributes;
   BCP_RETURN_IF_ERROR(check_cuda(text("device code (", architectures(), ") for device ", device_),
                                  cudaFuncGetAttributes(&attributes, move_tiles<true>)));
@@ -141,7 +141,7 @@ Status DeviceMerge::Impl::take_scratch(int64_t scratch_bytes) {
       scratch_.reset(memory);
       return Status::ok();
     }
-    // Training may hold all of the device but a few MiB. That must not cost it its checkpoint.
+    // Training may hold all but a few MiB of the device. That must not cost it its checkpoint.
     const Status status = check_cuda(text("cudaMalloc(", 2 * half_bytes + table_bytes(), " bytes)"), error);
     if (error != cudaErrorMemoryAllocation) return status;
   }
@@ -155,12 +155,12 @@ Result<int64_t> DeviceMerge::Impl::begin(const std::vector<DevicePiece>& pieces,
   if (to_host == nullptr && from_host == nullptr) {
     return Status::make(Code::kInvalidArgument, "a device transfer without a host buffer");
   }
-  BCP_RETURN_IF_ERROR(is_done(last_number_).status());  // also takes back what has ended
+  BCP_RETURN_IF_ERROR(is_done(last_number_).status());  // also takes back events and tables of ended transfers
   Transfer transfer;
   transfer.number = last_number_ + 1;
   const Status status = enqueue(pieces, to_host, from_host, reinterpret_cast<cudaStream_t>(caller_stream), &transfer);
   if (!status.is_ok()) {
-    close();  // of what was enqueued nothing may run on in memory that the caller takes back
+    close();  // what was enqueued may not go on in memory that the caller takes back
     return status;
   }
   under_way_.push_back(std::move(transfer));
@@ -181,11 +181,11 @@ Status DeviceMerge::Impl::enqueue(const std::vector<DevicePiece>& pieces, uint8_
   PackPlan plan(pieces, limits_);
   if (to_host != nullptr) {
     while (plan.next(&batch_)) BCP_RETURN_IF_ERROR(gather_batch(pieces, to_host, transfer));
-    return record(transfer->done, copies_.get());  // which has waited for every kernel
+    return record(transfer->done, copies_.get());  // this stream has waited for every kernel
   }
   while (plan.next(&batch_)) BCP_RETURN_IF_ERROR(scatter_batch(pieces, from_host, transfer));
-  // Kernels end last, but copies that went past them may still run. The other way round, the copies of the next
-  // transfer would wait for the last kernel of this one.
+  // Kernels end last, but copies of large pieces may still run. So the kernels stream waits for the copies stream. The
+  // other way round, the copies of the next transfer would wait for the last kernel of this one.
   BCP_RETURN_IF_ERROR(record(joined_, copies_.get()));
   BCP_RETURN_IF_ERROR(wait_for(joined_, kernels_.get()));
   return record(transfer->done, kernels_.get());
@@ -196,7 +196,7 @@ Status DeviceMerge::Impl::gather_batch(const std::vector<DevicePiece>& pieces, u
   if (has_kernel) {
     BCP_RETURN_IF_ERROR(upload_tables(transfer));
     BCP_RETURN_IF_ERROR(wait_for(free_[half_], kernels_.get()));
-    // Else what an earlier batch left there would get into the checkpoint.
+    // Otherwise bytes of an earlier batch would get into the checkpoint.
     if (batch_.has_gaps) {
       BCP_RETURN_IF_ERROR(
           check_cuda("cudaMemsetAsync",
@@ -205,7 +205,7 @@ Status DeviceMerge::Impl::gather_batch(const std::vector<DevicePiece>& pieces, u
     BCP_RETURN_IF_ERROR(launch<true>());
     BCP_RETURN_IF_ERROR(record(filled_[half_], kernels_.get()));
   }
-  // Before the copies that wait for the kernel: the link has something to do meanwhile.
+  // Before the copies that wait for the kernel, so that the link has work meanwhile.
   for (const size_t piece : batch_.direct) BCP_RETURN_IF_ERROR(copy_directly(pieces[piece], host, nullptr));
   if (!has_kernel) return Status::ok();
   BCP_RETURN_IF_ERROR(wait_for(filled_[half_], copies_.get()));
@@ -313,7 +313,7 @@ Result<bool> DeviceMerge::Impl::is_done(int64_t transfer) {
   while (!under_way_.empty() && under_way_.front().number <= transfer) {
     const cudaError_t error = cudaEventQuery(under_way_.front().done.get());
     if (error == cudaErrorNotReady) {
-      cudaGetLastError();  // it is no error, but would be found by the next check of a launch
+      cudaGetLastError();  // no error, but the next check of a launch would find it
       return false;
     }
     BCP_RETURN_IF_ERROR(check_cuda(text("device transfer ", under_way_.front().number), error));
@@ -362,7 +362,7 @@ DeviceMerge::DeviceMerge(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 DeviceMerge::~DeviceMerge() {
   if (!impl_->is_of_this_process()) {
-    static_cast<void>(impl_.release());  // CUDA does not work in a forked child, and its handles are the parent's
+    static_cast<void>(impl_.release());  // CUDA does not work in a forked child; the handles are the parent's
     return;
   }
   const DeviceScope scope(impl_->device());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda.h>  // types alone: its functions are looked up at run time, so that nothing links the driver
+#include <cuda.h>  // only its types: functions are looked up at run time, so that nothing links the driver
 #include <cuda_runtime.h>
 
 #include <type_traits>
@@ -10,13 +10,14 @@
 
 namespace bytecheckpoint::staging {
 
-/// The driver's functions for the context of a thread.
+/// The functions of the CUDA driver that read and set the context of a thread.
 struct ContextFunctions {
   CUresult (*get)(CUcontext*) = nullptr;
   CUresult (*set)(CUcontext) = nullptr;
   cudaError_t error = cudaSuccess;  // why they are null
 
-  /// Looked up once: a process that has no driver gets none. Has no destructor, as it is used until the process ends.
+  /// Looked up once, at the first use; without a driver the functions stay null. It has no destructor, because it is
+  /// used until the process ends.
   static const ContextFunctions& of_process() {
     static const ContextFunctions functions = find();
     return functions;
@@ -45,10 +46,10 @@ struct ContextFunctions {
 };
 static_assert(std::is_trivially_destructible_v<ContextFunctions>);
 
-/// Makes a device current in the calling thread, and at its end what was current before.
+/// Makes a device current in the calling thread. The destructor makes current again what was current before.
 ///
-/// That is given back as a context, through the driver: a thread that never used CUDA has none, and setting its device
-/// back by number would make one on device 0, where every rank of a machine would then hold hundreds of MiB.
+/// It restores the context through the driver. A thread that never used CUDA has no context. Setting its device back by
+/// number would create one on device 0, where every rank of a machine would then hold hundreds of MiB.
 class DeviceScope {
  public:
   explicit DeviceScope(int device)
@@ -63,7 +64,7 @@ class DeviceScope {
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
 
-  /// Why the device is not current.
+  /// The error if the device could not be made current.
   const base::Status& status() const { return status_; }
 
  private:

@@ -9,13 +9,14 @@
 
 #include "csrc/base/status.h"
 
-// Errors and handles of the CUDA runtime as Status and owners.
+// Errors of the CUDA runtime as Status, and owners of its handles.
 namespace bytecheckpoint::staging {
 
-/// `operation: what CUDA says (its name)`, or ok.
+/// Turns a CUDA error into a Status, with the message `operation: CUDA's text (CUDA's name)`. \returns kUnsupported if
+/// there is no device, driver or code for the device; else kDevice.
 inline base::Status check_cuda(std::string_view operation, cudaError_t error) {
   if (error == cudaSuccess) return base::Status::ok();
-  cudaGetLastError();  // forgotten, or the next check of a launch would find it
+  cudaGetLastError();  // clears it, or the next check of a launch would find it
   const bool absent = error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
                       error == cudaErrorInvalidDevice || error == cudaErrorNoKernelImageForDevice ||
                       error == cudaErrorInvalidDeviceFunction || error == cudaErrorStubLibrary;
@@ -23,8 +24,8 @@ inline base::Status check_cuda(std::string_view operation, cudaError_t error) {
                             base::text(operation, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
 }
 
-// Destroying fails only where there is nothing left to destroy: after a fault of the device, or at the end of the
-// process, when the driver is gone.
+// Errors of destroying are ignored: they only happen after a fault of the device, or at the end of the process, when
+// the driver is gone.
 struct DestroyStream {
   void operator()(cudaStream_t stream) const { static_cast<void>(cudaStreamDestroy(stream)); }
 };
@@ -42,7 +43,7 @@ using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, DestroyEvent>;
 using DeviceMemory = std::unique_ptr<uint8_t, FreeOnDevice>;
 using PinnedMemory = std::unique_ptr<uint8_t, FreePinned>;
 
-/// Waits for nothing that other streams do, the legacy default stream included.
+/// Makes a stream that does not wait for other streams, not even for the legacy default stream.
 inline base::Status make_stream(Stream* stream) {
   cudaStream_t made = nullptr;
   const cudaError_t error = cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking);
@@ -50,7 +51,8 @@ inline base::Status make_stream(Stream* stream) {
   return check_cuda("cudaStreamCreateWithFlags", error);
 }
 
-/// Whoever waits for it on the host sleeps, instead of taking a processor from the input pipeline.
+/// Makes an event. A host thread that waits for it sleeps, so that it does not take a processor from the input
+/// pipeline.
 inline base::Status make_event(Event* event) {
   cudaEvent_t made = nullptr;
   const cudaError_t error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventBlockingSync);
@@ -62,7 +64,7 @@ inline base::Status record(const Event& event, cudaStream_t stream) {
   return check_cuda("cudaEventRecord", cudaEventRecord(event.get(), stream));
 }
 
-/// What is enqueued on `stream` from now on waits for what `event` was last recorded behind.
+/// Makes all work that is enqueued on `stream` from now on wait for the last `record` of `event`.
 inline base::Status wait_for(const Event& event, cudaStream_t stream) {
   return check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, event.get(), 0));
 }

@@ -11,8 +11,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-/// Between two looks: a small part of what has been waited, so that looking delays nothing by more than that. Waiting
-/// for an event instead would keep all others from beginning a transfer meanwhile.
+/// Returns the pause between two looks: a small part of the time waited so far, so that it adds little delay. Waiting
+/// for an event instead would block all other threads from beginning a transfer meanwhile.
 Clock::duration nap_after(Clock::duration waited) {
   return std::clamp<Clock::duration>(waited / 64, microseconds(20), microseconds(1000));
 }

@@ -11,9 +11,9 @@
 
 namespace bytecheckpoint::staging {
 
-/// Tensors of one state, of any number of devices, on their way to a host buffer. One thread at a time.
+/// Copies the tensors of one state, from any number of devices, to a host buffer. Not thread-safe.
 ///
-/// As long as something is under way the buffer must not be touched, nor the tensors be written or freed.
+/// As long as a copy is under way, the buffer must not be touched, and the tensors must not be written or freed.
 class DeviceGather {
  public:
   DeviceGather() = default;
@@ -21,14 +21,16 @@ class DeviceGather {
   DeviceGather(const DeviceGather&) = delete;
   DeviceGather& operator=(const DeviceGather&) = delete;
 
-  /// As `DeviceMerge::begin_gather`. After an error nothing is under way, also of other devices.
+  /// Begins to copy the tensors of one device. See `DeviceMerge::begin_gather`. After an error nothing is under way,
+  /// also from other devices.
   base::Status begin(std::shared_ptr<SharedDeviceMerge> merge, const std::vector<DevicePiece>& pieces, uint8_t* host,
                      uintptr_t caller_stream);
 
-  /// Is everything there? Waits for that, at most for `timeout`. After an error nothing is under way.
+  /// Waits until all is copied, at most for `timeout`. \returns whether all is copied. After an error nothing is under
+  /// way.
   base::Result<bool> wait_for(std::chrono::milliseconds timeout);
 
-  /// Waits until nothing is under way, whatever becomes of it.
+  /// Waits until nothing is under way. Ignores errors.
   void end();
   bool is_under_way() const { return !parts_.empty(); }
 

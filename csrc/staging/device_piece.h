@@ -7,9 +7,9 @@
 
 namespace bytecheckpoint::staging {
 
-/// A tensor on a device, or a part of one, and where its row-major bytes stand in a host buffer.
+/// A tensor on a device, or a part of one, and where its row-major bytes are in a host buffer.
 struct DevicePiece {
-  tensor::StridedView view;  // of a plain dtype; `data` is device memory
+  tensor::StridedView view;  // has a plain dtype; `data` is device memory
   int64_t host_offset = 0;   // of its first byte
 };
 

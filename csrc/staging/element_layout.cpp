@@ -17,11 +17,11 @@ std::optional<ElementLayout> layout_of(const tensor::StridedView& view) {
   layout.unit_bytes = 1;
   if (joined.run_bytes == 0) return layout;
 
-  // The widest unit that every address is a multiple of. `&` with a power of two less one is the remainder of negative
-  // strides, too.
+  // Finds the widest unit that divides every address. `&` with a power of two less one is also the remainder of
+  // negative strides.
   uint64_t steps = reinterpret_cast<uintptr_t>(view.data);
   for (const int64_t stride : joined.strides_bytes) steps |= static_cast<uint64_t>(stride);
-  // A contiguous tensor has a tail for what is left over; of a strided one units fill every run.
+  // A contiguous tensor has a tail for the bytes left over. In a strided one, units must fill every run.
   if (!joined.sizes.empty()) steps |= static_cast<uint64_t>(joined.run_bytes);
   int64_t unit_bytes = 16;
   while ((steps & static_cast<uint64_t>(unit_bytes - 1)) != 0 || unit_bytes > joined.run_bytes) unit_bytes /= 2;

@@ -21,7 +21,7 @@ JoinedDims join_dims(const tensor::StridedView& view) {
     if (view.sizes[d] == 0) return {};
     push(view.sizes[d], view.strides_bytes[d]);
   }
-  push(tensor::find_plain_dtype(view.dtype)->itemsize_bytes, 1);  // the bytes of an element are its innermost dim
+  push(tensor::find_plain_dtype(view.dtype)->itemsize_bytes, 1);  // treats the bytes of an element as the innermost dim
 
   joined.run_bytes = 1;
   if (!joined.sizes.empty() && joined.strides_bytes.back() == 1) {

@@ -7,16 +7,17 @@
 
 namespace bytecheckpoint::staging {
 
-/// A strided tensor as runs of bytes that are contiguous in memory, in row-major order.
+/// A strided tensor as runs of contiguous bytes, in row-major order.
 ///
-/// Dims of size 1 are gone, and dims that continue one another are one, so that a contiguous tensor is one run.
+/// Dims of size 1 are dropped, and neighbours that continue one another are joined, so that a contiguous tensor is one
+/// run.
 struct JoinedDims {
-  tensor::Dims sizes;          // of what is around a run, outermost first
+  tensor::Dims sizes;          // the dims around a run, outermost first
   tensor::Dims strides_bytes;  // 0 where expanded; may be negative
   int64_t run_bytes = 0;       // 0 only if there are no elements
 };
 
-/// \param view  Of a plain dtype. Its byte size fits in int64.
+/// \param view  Has a plain dtype. Its size in bytes fits in int64. Pure.
 JoinedDims join_dims(const tensor::StridedView& view);
 
 }  // namespace bytecheckpoint::staging

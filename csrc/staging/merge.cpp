@@ -7,7 +7,8 @@
 namespace bytecheckpoint::staging {
 namespace {
 
-/// `count` elements of kBytes each, from one even stride to another. memcpy of a constant size is a plain move.
+/// Copies `count` elements of kBytes each, from one even stride to another. memcpy of a constant size becomes a plain
+/// move.
 template <int64_t kBytes>
 void copy_elements(const uint8_t* from, int64_t from_step, uint8_t* to, int64_t to_step, int64_t count) {
   for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, kBytes);

@@ -14,19 +14,19 @@
 namespace bytecheckpoint::staging {
 namespace {
 
-/// Summed, then copied: small enough for the second pass to find it in the first-level cache.
+/// Summed, then copied, in pieces of this size: the second pass finds a piece in the first-level cache.
 constexpr int64_t kCachedBytes = 32 << 10;
-/// What a thread takes at a time; a thread more for less than that is not worth its start.
+/// What a thread takes at a time. For less, another thread is not worth its start.
 constexpr int64_t kGrainBytes = 1 << 20;
 
-/// A stretch of one piece, with a CRC of its own.
+/// A stretch of one piece that has a CRC of its own.
 struct Stretch {
   uint32_t piece;
   int64_t begin;  // bytes of the piece
   int64_t end;
 };
 
-/// All stretches of all pieces, and where each thread's next portion of them begins.
+/// All stretches of all pieces, and where the next portion of them for a thread begins.
 struct Work {
   explicit Work(const std::vector<Piece>& pieces, PieceSums* sums) {
     int64_t grain = 0;

@@ -8,37 +8,42 @@
 
 namespace bytecheckpoint::staging {
 
-/// A tensor, or a box of one, and where its row-major bytes lie in merged memory.
+/// A tensor, or a box of one, and where its row-major bytes are in merged memory.
 struct Piece {
   tensor::StridedView view;
-  int64_t offset = 0;  // of its first byte in merged memory
+  int64_t offset = 0;  // position of its first byte in merged memory
   int64_t bytes = 0;
 };
 
-/// One CRC-32 is taken of each stretch of so many bytes of a piece, and one of what is left.
+/// Bytes of a piece that have one CRC-32. The rest at its end has one, too.
 inline constexpr int64_t kSummedBytes = 1 << 20;
 
-/// CRCs of merged pieces: of piece p those from `first[p]` up to `first[p + 1]`.
+/// The CRCs of merged pieces. Those of piece p are `crcs[first[p]]` up to, but not including, `crcs[first[p + 1]]`.
+///
+///     merged   |piece 0     |pad|piece 1                              |pad|piece 2|
+///     CRCs     | crc 0      |   | crc 1: 1 MiB | crc 2: 1 MiB | crc 3 |   | crc 4 |      first = {0, 1, 4, 5}
 struct PieceSums {
   std::vector<uint32_t> crcs;
   std::vector<size_t> first;
 };
 
-/// Puts `views` one behind the other into merged memory, behind what is there, each at a multiple of `alignment_bytes`.
+/// Lays out `views` in merged memory, behind what is already there, each at a multiple of `alignment_bytes`.
+/// \param pieces       Receives one piece for each view.
 /// \param total_bytes  Bytes of merged memory, before and after.
-/// \returns false if they are more than an int64_t counts.
+/// \returns false if that is more than an int64_t can count.
 bool lay_out(std::vector<tensor::StridedView> views, int64_t alignment_bytes, std::vector<Piece>* pieces,
              int64_t* total_bytes);
 
-/// Copies all pieces to `merged`; bytes between pieces are left alone. By `num_threads` threads, the caller among them,
-/// or fewer where the system gives none.
-/// \param sums  Receives CRCs, taken in the same pass, unless null.
+/// Copies all pieces to `merged`. Bytes between pieces are not changed. Works in `num_threads` threads, the caller's
+/// among them, or fewer if the system has none.
+/// \param sums  Receives the CRCs, computed in the same pass, unless null.
 void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_threads, PieceSums* sums);
 
-/// CRCs of pieces that are merged already, as `merge_pieces` takes them; where the pieces came from is not looked at.
+/// Computes the CRCs of pieces that are already in `merged`, as `merge_pieces` does. Does not read where the pieces
+/// came from.
 void sum_pieces(const std::vector<Piece>& pieces, const uint8_t* merged, int num_threads, PieceSums* sums);
 
-/// The reverse. No memory may be in two pieces, nor in `merged`.
+/// The reverse: copies from `merged` to all pieces. No memory may be in two pieces, nor in `merged`.
 void scatter_pieces(const std::vector<Piece>& pieces, const uint8_t* merged, int num_threads);
 
 }  // namespace bytecheckpoint::staging

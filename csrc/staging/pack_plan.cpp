@@ -15,7 +15,7 @@ using base::Code;
 using base::Status;
 using base::text;
 
-// Scratch and host addresses are alike in their last bits: what is aligned on one side is on the other.
+// Scratch and host addresses have the same last bits, so that what is aligned on one side is aligned on the other.
 constexpr int64_t kScratchAlignment = 256;
 
 Status refuse(size_t piece, std::string_view why) {
@@ -65,7 +65,7 @@ bool PackPlan::take_units(PackBatch* batch, bool may_join) {
   const int64_t room = std::max<int64_t>(limits_.scratch_bytes - begin, 0);
   const int64_t units_left = layout_.num_units - next_unit_;
   int64_t num_units = std::min(units_left, room / layout_.unit_bytes);
-  // The tail goes with the last unit.
+  // The tail needs room, too, with the last unit.
   if (num_units == units_left && num_units * layout_.unit_bytes + layout_.tail_bytes > room) --num_units;
   if (num_units <= 0) return false;
 
@@ -94,7 +94,7 @@ bool PackPlan::next(PackBatch* batch) {
   batch->direct.clear();
   batch->has_gaps = false;
   batch->scratch_bytes = 0;
-  // What goes directly lies between the pieces around it, so they are not one range: that would write over it.
+  // A range may not continue across a piece that is copied directly: it would write over that piece.
   bool may_join = false;
   while (next_piece_ < pieces_.size()) {
     if (next_unit_ == 0) {

@@ -17,7 +17,7 @@ namespace bytecheckpoint::staging {
 namespace {
 
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers do not have
-/// Touched by one call: some milliseconds, after which the thread looks whether it is to stop.
+/// Bytes that one call touches. That takes some milliseconds; then the thread looks whether it must stop.
 constexpr int64_t kPopulateBytes = 8 << 20;
 
 }  // namespace
@@ -30,7 +30,7 @@ base::Result<std::unique_ptr<Pages>> Pages::map(int64_t bytes, std::string_view 
 
 base::Result<std::unique_ptr<Pages>> Pages::map_shareable(int64_t bytes, std::string_view what) {
   std::unique_ptr<Pages> pages(new Pages(bytes));
-  // Without a name, and so without the limit that /dev/shm has in containers.
+  // A memfd has no name, and so not the limit that /dev/shm has in containers.
   pages->fd_ = ::memfd_create("bytecheckpoint", MFD_CLOEXEC);
   if (pages->fd_ < 0) return base::Status::storage("memfd_create", std::string(what), "", errno);
   if (::ftruncate(pages->fd_, bytes) != 0) {
@@ -69,7 +69,7 @@ base::Status Pages::map_at_huge_page(std::string_view what, InFork in_fork) {
       ::mmap(first_, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, 0) == MAP_FAILED) {
     return refused();
   }
-  // Advice: without huge pages everything works, at about half the speed.
+  // Only advice: without huge pages everything works, at about half the speed.
   (void)::madvise(first_, bytes, MADV_HUGEPAGE);
   in_fork_ = in_fork;
   if (in_fork == InFork::kAbsent && ::madvise(mapping_, mapping_bytes_, MADV_DONTFORK) != 0) {
@@ -89,7 +89,7 @@ void Pages::populate(int64_t bytes) {
   populated_bytes_ = end;
   populating_ = base::named_thread("bcp-populate", [this, begin, end] {
     for (int64_t at = begin; at < end && !stop_; at += kPopulateBytes) {
-      // Advice: where the kernel does not know it, pages are touched when they are used.
+      // Only advice: a kernel that does not know it touches pages when they are used.
       (void)::madvise(first_ + at, static_cast<size_t>(std::min(kPopulateBytes, end - at)), kPopulateWrite);
     }
   });
@@ -98,7 +98,8 @@ void Pages::populate(int64_t bytes) {
 void Pages::stop_populating() {
   if (!populating_.joinable()) return;
   if (::getpid() != owner_) {
-    // A forked child has no such thread, and another may have its handle: it can be neither joined nor detached.
+    // A forked child has no such thread, and another thread may have got its handle, so it can be neither joined nor
+    // detached. Leaks the handle.
     new std::thread(std::move(populating_));
     return;
   }
@@ -110,7 +111,7 @@ Pages::~Pages() {
   stop_populating();
   held_.reset();
   if (fd_ >= 0) ::close(fd_);
-  // Where it is absent, something else may be at its address by now.
+  // If the memory is absent in this child, something else may be at its address.
   const bool is_here = in_fork_ == InFork::kCopied || ::getpid() == owner_;
   if (mapping_ != nullptr && is_here) ::munmap(mapping_, mapping_bytes_);
 }

@@ -16,39 +16,47 @@ namespace bytecheckpoint::staging {
 
 inline constexpr int64_t kHugePageBytes = 2 << 20;
 
-/// Host memory in pages of 2 MiB, where the system gives them. A page is touched when it is first used, or ahead of
-/// that by `populate`.
+/// Host memory, in pages of 2 MiB if the system has them. A page is touched when it is first used, or ahead of that by
+/// `populate`.
+///
+///     mapping   |.....|first: a multiple of 2 MiB    bytes      |.......|
+///                     |== populated ==>             |
+///                     |== page-locked (hold) ==|
+///
+/// Not thread-safe, except that the memory may be used while `populate` goes on.
 class Pages {
  public:
   enum class InFork {
-    kCopied,  // a forked child has the memory, too, as it was
-    kAbsent,  // it has not, so that writing on in the parent copies nothing
+    kCopied,  // a forked child gets a copy of the memory
+    kAbsent,  // a forked child does not have it, so that later writes of the parent copy nothing
   };
-  /// Zeroed memory that begins at a multiple of kHugePageBytes. \param what  Names it in errors.
+  /// Maps zeroed memory that begins at a multiple of kHugePageBytes. \param what  Names it in errors. \returns
+  /// kStorage.
   static base::Result<std::unique_ptr<Pages>> map(int64_t bytes, std::string_view what, InFork in_fork);
-  /// The same that another process can map, by `fd`; absent in forked children.
+  /// The same, for memory that another process can map by `fd`. Absent in forked children.
   static base::Result<std::unique_ptr<Pages>> map_shareable(int64_t bytes, std::string_view what);
-  /// What another process shares. \param fd  Stays the caller's.
+  /// Maps memory that another process shares. \param fd  Stays the caller's. \returns kInvalidArgument if it has fewer
+  /// than `bytes` bytes.
   static base::Result<std::unique_ptr<Pages>> map_shared(int fd, int64_t bytes, std::string_view what);
   ~Pages();
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
 
-  /// Begins to touch the first `bytes` bytes, in a thread of its own, and returns. The memory may be used meanwhile.
-  /// One thread at a time calls this.
+  /// Begins to touch the first `bytes` bytes in a thread of its own, and returns. The memory may be used meanwhile.
   void populate(int64_t bytes);
 
-  /// Keeps something that has to end before the memory is unmapped, as page-locking of its first `held_bytes`, in the
-  /// place of what was kept. One thread at a time.
+  /// Keeps an object that must be destroyed before the memory is unmapped, like the page-locking of its first
+  /// `held_bytes`. Replaces what was kept before.
   void hold(std::shared_ptr<void> held, int64_t held_bytes) {
     held_ = std::move(held);
     held_bytes_ = held_bytes;
   }
   int64_t held_bytes() const { return held_bytes_; }
 
+  /// The memory: `bytes()` bytes from `first()` on.
   uint8_t* first() const { return first_; }
   int64_t bytes() const { return bytes_; }
-  /// Of the memory, if another process can map it; else -1.
+  /// Descriptor of the memory if another process can map it; else -1.
   int fd() const { return fd_; }
 
  private:
@@ -65,7 +73,7 @@ class Pages {
   const pid_t owner_;
   std::shared_ptr<void> held_;
   int64_t held_bytes_ = 0;
-  int64_t populated_bytes_ = 0;  // that were asked for
+  int64_t populated_bytes_ = 0;  // how many bytes, from the first, `populate` was asked for
   std::atomic<bool> stop_{false};
   std::thread populating_;
 };

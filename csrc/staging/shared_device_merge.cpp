@@ -17,7 +17,7 @@ using base::Status;
 
 using Found = Result<std::shared_ptr<SharedDeviceMerge>>;
 
-/// Of the process. Never freed: at its end the driver may be gone before it.
+/// The registry of the process. Never destroyed, because at the end of the process the driver may be gone before it.
 struct Registry {
   const pid_t owner = ::getpid();
   base::Mutex mutex;
@@ -29,7 +29,7 @@ Registry& registry() {
   return *kRegistry;
 }
 
-/// Asked before any lock, which a thread of the parent may have held when it forked.
+/// Called before any lock is taken: a thread of the parent may have held it when it forked.
 Status check_process() {
   if (::getpid() == registry().owner) return Status::ok();
   return Status::make(Code::kUnsupported, "CUDA in a forked child");
@@ -39,7 +39,7 @@ Status check_process() {
 class Pin {
  public:
   Pin(int device, void* first) : device_(device), first_(first) {}
-  // An error means that CUDA has gone before the pages.
+  // An error means that CUDA was shut down before the pages were unmapped.
   ~Pin() {
     if (check_process().is_ok()) static_cast<void>(DeviceMerge::unpin_pages(device_, first_));
   }
@@ -61,7 +61,7 @@ Result<std::shared_ptr<SharedDeviceMerge>> SharedDeviceMerge::find(int device) {
   if (known != all.found.end()) return known->second;
   auto made = DeviceMerge::create(device);
   if (!made.is_ok()) {
-    // It stays so, and is asked for every tensor. Other errors may be of the moment.
+    // This does not change, and `find` is called for every tensor, so it is remembered. Other errors may be temporary.
     if (made.status().code() == Code::kUnsupported) all.found.emplace(device, made.status());
     return made.status();
   }
@@ -72,7 +72,7 @@ Result<std::shared_ptr<SharedDeviceMerge>> SharedDeviceMerge::find(int device) {
 
 void SharedDeviceMerge::drop_all() {
   if (!check_process().is_ok()) return;
-  std::map<int, Found> dropped;  // without the lock: their destructors wait for the device
+  std::map<int, Found> dropped;  // destroyed without the lock: their destructors wait for the device
   {
     Registry& all = registry();
     const base::MutexLock lock(all.mutex);
@@ -96,8 +96,8 @@ Result<bool> SharedDeviceMerge::is_done(int64_t transfer) {
 Status pin_pages(int device, int64_t bytes, Pages* pages) {
   if (bytes <= pages->held_bytes()) return Status::ok();
   BCP_RETURN_IF_ERROR(check_process());
-  // Whole pages, and not the room that only a larger state would touch. Memory can be locked in one piece alone: a copy
-  // must not cross from one into another.
+  // Locks whole pages, but not the room that only a larger state would touch. It is locked in one piece, because a copy
+  // must not cross from one locked piece into another.
   const int64_t pinned = std::min(base::align_up(bytes, kHugePageBytes), pages->bytes());
   pages->hold(nullptr, 0);
   const Status status = DeviceMerge::pin_pages(device, pages->first(), pinned);

@@ -15,17 +15,17 @@
 
 namespace bytecheckpoint::staging {
 
-/// The DeviceMerge of one device, for all that a process stages from it. Any thread. In a forked child everything is
+/// The one DeviceMerge of a device that all of a process shares. Thread-safe. In a forked child every call returns
 /// kUnsupported.
 class SharedDeviceMerge {
  public:
-  /// That of `device`: made by the first call, which may take a moment, and kept until `drop_all`.
-  /// \returns kUnsupported, also from then on, without device code, driver or device; kDevice.
+  /// Returns that of `device`. The first call makes it, which may take a moment; it is kept until `drop_all`.
+  /// \returns kUnsupported without device code, driver or device; later calls then return it at once. kDevice.
   static base::Result<std::shared_ptr<SharedDeviceMerge>> find(int device);
-  /// Gives back what the devices hold, of those that are in use when their last user is gone.
+  /// Gives the memory of all devices back. What is in use is given back when its last user is gone.
   static void drop_all();
 
-  /// As of DeviceMerge.
+  /// See the functions of the same names of DeviceMerge.
   base::Result<int64_t> begin_gather(const std::vector<DevicePiece>& pieces, uint8_t* host, uintptr_t caller_stream);
   base::Result<bool> is_done(int64_t transfer);
 
@@ -36,10 +36,11 @@ class SharedDeviceMerge {
   std::unique_ptr<DeviceMerge> merge_ BCP_GUARDED_BY(mutex_);
 };
 
-/// Page-locks the first `bytes` of `pages`, or more, until they are unmapped. No effect if an earlier call has locked
-/// as many, or has failed to: then copies block whoever begins them, and are slower. While nothing is copied to them.
+/// Page-locks at least the first `bytes` of `pages` until they are unmapped. Nothing may be copied to them meanwhile.
+/// No effect if an earlier call has locked as many, or tried and failed: copies are then slower, and block the thread
+/// that begins them.
 ///
-/// \param device  Any that is in use: pages are locked for all.
+/// \param device  Any device in use: pages are locked for all devices.
 base::Status pin_pages(int device, int64_t bytes, Pages* pages);
 
 }  // namespace bytecheckpoint::staging

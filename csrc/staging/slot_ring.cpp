@@ -7,8 +7,8 @@
 namespace bytecheckpoint::staging {
 namespace {
 
-// The one ring that waits for its next borrower. Lock-free, so that a fork in another thread cannot leave a lock held
-// in the child; the child simply finds the ring there or not, and its pages are its own copies.
+// The one ring that waits for its next borrower. It is lock-free, so that a fork in another thread cannot leave a lock
+// held in the child. The child finds the ring there or not; its pages are copies of its own.
 std::atomic<SlotRing*> idle_ring{nullptr};
 
 int slots_for(int64_t bytes) {

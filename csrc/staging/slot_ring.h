@@ -9,20 +9,25 @@
 
 namespace bytecheckpoint::staging {
 
-inline constexpr int64_t kSlotBytes = 8 << 20;
-/// Enough slots to write one while another is filled. More take a cache's worth of memory from everybody else: beside
-/// 64 MiB a training loop lost twice as much as beside 24, for a save that took longer.
+inline constexpr int64_t kSlotBytes = 8 << 20;  // one write or read of the pipelines
+/// Enough slots to write one while another is filled. More of them take cache from everybody else: beside a ring of 64
+/// MiB a training loop lost twice as much speed as beside 24 MiB, and the save took longer.
 inline constexpr int64_t kDefaultRingBytes = 3 * kSlotBytes;
-/// Most that a ring may take: the memory that a save or a load adds to the process.
+/// The most that a ring may take, which is the memory that a save or a load adds to the process.
 inline constexpr int64_t kMaxRingBytes = 256 << 20;
 
-/// Host memory of `num_slots` slots of kSlotBytes.
+/// Host memory, divided into slots:
+///
+///     |     slot 0      |     slot 1      |     slot 2      |     8 MiB each, 24 MiB by default
+///
+/// Who may use which slot is the owner's business: `SaveJob` and `ReadPipeline` hand slot numbers through queues.
 class SlotRing {
  public:
+  /// \returns kStorage if the memory cannot be mapped.
   static base::Result<std::unique_ptr<SlotRing>> map(int num_slots);
 
-  /// Begins to touch the pages of the first `num_slots` slots, and returns. The slots may be used meanwhile. One thread
-  /// at a time calls this.
+  /// Begins to touch the pages of the first `num_slots` slots in the background, and returns. The slots may be used
+  /// meanwhile. Not thread-safe.
   void populate(int num_slots) { pages_->populate(num_slots * kSlotBytes); }
 
   uint8_t* slot(int index) const { return pages_->first() + index * kSlotBytes; }
@@ -33,17 +38,19 @@ class SlotRing {
   std::unique_ptr<Pages> pages_;
 };
 
-/// A ring borrowed from the process: touching fresh memory costs more than copying through warm memory, so one ring
-/// stays mapped between saves. A second borrower at the same time gets a ring of its own.
+/// A ring that is borrowed from the process, and goes back when this is destroyed. One ring stays mapped between saves,
+/// because touching fresh memory costs more than copying through warm memory. A second borrower at the same time gets a
+/// ring of its own. `borrow` is thread-safe.
 class BorrowedRing {
  public:
-  /// \param ring_bytes  Rounded up to whole slots; at least two slots, at most kMaxRingBytes.
+  /// \param ring_bytes  Rounded up to whole slots; at least two slots, at most kMaxRingBytes. \returns kStorage.
   static base::Result<BorrowedRing> borrow(int64_t ring_bytes);
   BorrowedRing(BorrowedRing&&) = default;
   BorrowedRing& operator=(BorrowedRing&&) = default;
   ~BorrowedRing();
 
-  /// Has a ring of `ring_bytes` touched for a transfer of `expected_bytes` that will soon borrow it. Returns at once.
+  /// Begins to touch a ring of `ring_bytes` for a transfer of `expected_bytes` that will borrow it soon. Returns at
+  /// once.
   static base::Status prepare(int64_t ring_bytes, int64_t expected_bytes);
 
   SlotRing& operator*() const { return *ring_; }

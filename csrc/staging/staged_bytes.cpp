@@ -12,17 +12,17 @@
 namespace bytecheckpoint::staging {
 namespace {
 
-/// All that is listed in this process.
-struct Registry {
+/// All StagedBytes that are listed in this process.
+struct ListedStates {
   base::Mutex mutex;
   std::vector<std::weak_ptr<const StagedBytes>> listed BCP_GUARDED_BY(mutex);
-  std::atomic<size_t> count{0};  // so that processes that stage nothing take no lock
+  std::atomic<size_t> count{0};  // processes that stage nothing then need no lock
 };
 
-/// The piece that holds `at`, counted from the first byte; nothing if there is none.
+/// Returns the piece that holds byte `at` of the memory; nothing if none does.
 std::optional<size_t> piece_at(const StagedBytes& staged, int64_t at) {
   const auto behind = std::upper_bound(staged.offsets.begin(), staged.offsets.end(), at);
-  // Behind a piece may stand empty ones with its offset, and it is the one that has bytes there.
+  // Empty pieces may have the same offset as the one that has bytes there, which is the wanted one.
   for (auto p = static_cast<size_t>(behind - staged.offsets.begin()); p-- > 0;) {
     if (at < staged.offsets[p] + staged.bytes[p]) return p;
     if (staged.bytes[p] != 0) break;
@@ -40,7 +40,7 @@ uint32_t crc_of_piece(const StagedBytes& staged, size_t piece) {
   return crc;
 }
 
-/// Sums every stretch of the piece that has bytes in [begin, end) of it.
+/// Compares the CRC of every stretch of the piece that has bytes in [begin, end) of it.
 base::Status check_stretches(const StagedBytes& staged, size_t piece, int64_t begin, int64_t end) {
   for (int64_t s = begin / kSummedBytes; s * kSummedBytes < end; ++s) {
     const int64_t from = s * kSummedBytes;
@@ -76,7 +76,7 @@ void StagedBytes::add(const std::vector<Piece>& pieces, const PieceSums& more) {
     bytes.push_back(piece.bytes);
   }
   const size_t before = sums.crcs.size();
-  if (!sums.first.empty()) sums.first.pop_back();  // the end of the last piece is where the next one begins
+  if (!sums.first.empty()) sums.first.pop_back();  // the end of the last piece is the begin of the next one
   for (const size_t first : more.first) sums.first.push_back(before + first);
   sums.crcs.insert(sums.crcs.end(), more.crcs.begin(), more.crcs.end());
 }
@@ -116,7 +116,7 @@ base::Result<StagedBytes> decode_staged(std::string_view bytes, const uint8_t* m
 }
 
 void list_staged(const std::shared_ptr<const StagedBytes>& staged) {
-  Registry& all = base::of_process<Registry>();
+  ListedStates& all = base::of_process<ListedStates>();
   const base::MutexLock lock(all.mutex);
   auto& listed = all.listed;
   listed.erase(std::remove_if(listed.begin(), listed.end(), [](const auto& other) { return other.expired(); }),
@@ -126,7 +126,7 @@ void list_staged(const std::shared_ptr<const StagedBytes>& staged) {
 }
 
 KnownBytes find_staged(const tensor::StridedView& view) {
-  Registry& all = base::of_process<Registry>();
+  ListedStates& all = base::of_process<ListedStates>();
   if (all.count == 0) return {};
   const int64_t bytes = tensor::span_bytes(view);
   if (bytes == 0) return {};

@@ -13,36 +13,40 @@
 
 namespace bytecheckpoint::staging {
 
-/// Where pieces were merged to, and their CRCs: whoever copies them on sees whether memory has changed meanwhile.
+/// Where the pieces of a state were merged to, and their CRCs. Whoever copies them further can tell whether the memory
+/// has changed since.
 struct StagedBytes {
   const uint8_t* first = nullptr;
-  std::vector<int64_t> offsets;  // of the pieces, ascending
+  std::vector<int64_t> offsets;  // of the pieces, from `first`; ascending
   std::vector<int64_t> bytes;    // of the pieces
   PieceSums sums;
 
+  /// Describes `pieces` that were merged to `merged`, with CRCs from `merge_pieces` or `sum_pieces`.
   static StagedBytes of(const uint8_t* merged, const std::vector<Piece>& pieces, const PieceSums& sums);
-  /// More pieces, behind those that are there.
+  /// Adds more pieces, which must be behind those that are there.
   void add(const std::vector<Piece>& pieces, const PieceSums& more);
 };
 
-/// For another process that maps the same memory.
+/// Encodes offsets, sizes and CRCs for another process that maps the same memory.
 std::string encode_staged(const StagedBytes& staged);
-/// \param merged, num_bytes  Where the memory is mapped here; a piece beyond it is kInvalidArgument.
+/// \param merged, num_bytes  Where the memory is mapped in this process.
+/// \returns kInvalidArgument for a damaged table, or a piece outside the memory.
 base::Result<StagedBytes> decode_staged(std::string_view bytes, const uint8_t* merged, int64_t num_bytes);
 
-/// Lets `find_staged` know of `staged` as long as the caller keeps it.
+/// Makes `staged` known to `find_staged` for as long as the caller keeps it. Thread-safe.
 void list_staged(const std::shared_ptr<const StagedBytes>& staged);
 
-/// What is known of the memory of a tensor.
+/// What is known about the memory of a tensor.
 struct KnownBytes {
-  std::optional<uint32_t> crc;  // of its elements, row-major, if it is one whole piece: the caller compares
-  base::Status status;          // of anything else: kCorrupt if a stretch that it has bytes in has changed
+  std::optional<uint32_t> crc;  // of its row-major elements, if it is one whole piece: the caller compares
+  base::Status status;          // otherwise: kCorrupt if one of its stretches has changed
 };
 
-/// Of a view without negative strides; ok and no CRC for memory that nobody has listed.
+/// Returns what is known about the memory of a view without negative strides: ok and no CRC if nobody has listed it.
+/// For a part of a piece it computes the CRCs of the stretches that the part touches. Thread-safe.
 KnownBytes find_staged(const tensor::StridedView& view);
 
-/// What has happened to memory of which a CRC is not what it was.
+/// Returns the error for memory whose CRC has changed: kCorrupt.
 base::Status changed_since_staged(uint32_t expected_crc, uint32_t crc);
 
 }  // namespace bytecheckpoint::staging

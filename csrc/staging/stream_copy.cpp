@@ -20,7 +20,7 @@ constexpr int64_t kLineBytes = 64;
 }  // namespace
 
 void stream_copy(uint8_t* to, const uint8_t* from, int64_t bytes) {
-  // Whole lines only: a line that is written in parts would be read after all.
+  // Streams whole lines only: a line that is written in parts would have to be read after all.
   const int64_t head = std::min(bytes, static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % kLineBytes));
   std::memcpy(to, from, static_cast<size_t>(head));
   int64_t at = head;

@@ -45,7 +45,7 @@ bool intersect(const Box& a, const Box& b, Box* common) {
 
 Dims row_major_strides(const Dims& sizes) {
   Dims strides(sizes.size());
-  // Unsigned: without elements the strides of a hostile shape may wrap around, and nobody uses them.
+  // Unsigned, because the strides of a hostile shape without elements may wrap around. Nobody uses them then.
   uint64_t stride = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
     strides[d] = static_cast<int64_t>(stride);

@@ -8,7 +8,8 @@
 
 namespace bytecheckpoint::tensor {
 
-/// A box of a tensor: `sizes[d]` elements from `offsets[d]` on, in every dim. A scalar has no dims and one element.
+/// A box of a tensor: in every dim `d`, the `sizes[d]` elements from `offsets[d]` on. `offsets` and `sizes` have one
+/// number per dim of the tensor. A scalar has no dims and one element.
 struct Box {
   Dims offsets;
   Dims sizes;
@@ -17,22 +18,25 @@ struct Box {
   bool operator==(const Box& other) const { return offsets == other.offsets && sizes == other.sizes; }
 };
 
-/// Elements of `sizes`; false on a negative size or overflow of int64.
+/// Computes the number of elements of a tensor of `sizes`. \returns false, and leaves `*numel` alone, if a size is
+/// negative or the number exceeds int64.
 bool checked_numel(const Dims& sizes, int64_t* numel);
 
-/// The whole of a tensor of `sizes`.
+/// Returns the box that is the whole tensor of `sizes`.
 Box whole(const Dims& sizes);
 
-/// Is `box` well-formed (equal ranks, nothing negative, no overflow) and inside a tensor of `sizes`?
+/// Returns whether `box` lies inside a tensor of `sizes`, with as many dims, no negative number and no overflow. Code
+/// that gets boxes from files or other ranks must check this first: all other functions rely on it.
 bool is_inside(const Box& box, const Dims& sizes);
 
-/// Common part of two boxes of one tensor; false if there is none (an empty box overlaps nothing).
+/// Computes the common part of two boxes of one tensor. \returns false, and leaves `*common` alone, if there is none. A
+/// box without elements has no common part with any other.
 bool intersect(const Box& a, const Box& b, Box* common);
 
-/// Strides of a row-major tensor in elements, as torch gives them: a size of 0 counts as 1.
+/// Returns the strides of a row-major tensor, in elements. As in torch, a size of 0 counts as 1.
 Dims row_major_strides(const Dims& sizes);
 
-/// `[2, 3]`, for messages.
+/// Returns `[2, 3]`, for messages.
 std::string to_text(const Dims& dims);
 
 }  // namespace bytecheckpoint::tensor

@@ -12,11 +12,13 @@
 
 namespace bytecheckpoint::tensor {
 
-/// One number per dim of a tensor. Up to four stand in the object itself: plans and manifests hold millions of these,
-/// and nearly all tensors have no more.
+/// One number per dim of a tensor: sizes, offsets or strides.
 ///
-/// What std::vector<int64_t> does, as far as it is used here; as there, growing moves the numbers, and a value that was
-/// moved from is empty.
+/// Up to four numbers are stored in the object itself, more on the heap. Plans and manifests hold millions of these
+/// objects, and nearly all tensors have at most four dims.
+///
+/// Has the methods of std::vector<int64_t> that are used here, with the same rules: growing invalidates pointers to the
+/// numbers, and an object that was moved from is empty.
 class Dims {
  public:
   using value_type = int64_t;
@@ -85,7 +87,7 @@ class Dims {
 
   friend bool operator==(const Dims& a, const Dims& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
   friend bool operator!=(const Dims& a, const Dims& b) { return !(a == b); }
-  /// Lexicographic.
+  /// Lexicographic order.
   friend bool operator<(const Dims& a, const Dims& b) {
     return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
   }
@@ -96,7 +98,7 @@ class Dims {
   void release() {
     if (!is_inline()) std::allocator<int64_t>().deallocate(place_.heap, capacity_);
   }
-  /// Where `count` numbers can be put, the old ones given up.
+  /// Drops the numbers and returns memory for `count` new ones.
   int64_t* make_room(size_t count) {
     clear();
     reserve(count);

@@ -7,7 +7,7 @@
 
 namespace bytecheckpoint::tensor {
 
-/// Element types of the format. The codes are on disk: never renumber, only append.
+/// Element types of the format. Their codes are on disk: never change one, only append.
 enum class DType : uint8_t {
   kNone = 0,  // not a tensor record
   kFloat64 = 1,
@@ -32,7 +32,8 @@ enum class DType : uint8_t {
   kFloat8E5M2FNUZ = 20,
   kFloat8E8M0FNU = 21,
   kFloat4E2M1FNX2 = 22,
-  // Only in opaque records: elements that are not their own bytes, or that torch has no arithmetic for.
+  // Only in opaque records: types whose elements are not whole bytes of their own, or for which torch has no
+  // arithmetic.
   kQInt8 = 23,
   kQUInt8 = 24,
   kQInt32 = 25,
@@ -59,19 +60,21 @@ enum class DType : uint8_t {
   kInt7 = 46,
 };
 
+/// What the format knows of one dtype.
 struct DTypeInfo {
   DType dtype;
   const char* name;           // as in `torch.<name>`
-  int64_t itemsize_bytes;     // of one element as torch counts them (float4_e2m1fn_x2: one byte, two values); 0: opaque
+  int64_t itemsize_bytes;     // of one torch element (one of float4_e2m1fn_x2 is a byte with two values); 0: opaque
   const char* typed_storage;  // `torch.<class>` in a record's pickle; nullptr: UntypedStorage and a trailing dtype
 
-  /// May stand in a tensor record, as plain row-major elements.
+  /// Returns whether tensor records can store this dtype, as plain row-major elements.
   bool is_plain() const { return itemsize_bytes != 0; }
 };
 
-/// Facts about a code, or nullptr if it is not in the table. Codes come from disk: always ask.
+/// Returns the facts about a code, or nullptr if no dtype has it. Codes come from disk, so callers must handle nullptr.
+/// O(1).
 const DTypeInfo* find_dtype(uint8_t code);
-/// The same, nullptr also for a dtype that is not plain.
+/// Does the same, but also returns nullptr for a dtype that is not plain.
 const DTypeInfo* find_plain_dtype(uint8_t code);
 inline const DTypeInfo* find_plain_dtype(DType dtype) {
   return find_plain_dtype(static_cast<uint8_t>(dtype));
@@ -79,10 +82,10 @@ inline const DTypeInfo* find_plain_dtype(DType dtype) {
 inline const DTypeInfo* find_dtype(DType dtype) {
   return find_dtype(static_cast<uint8_t>(dtype));
 }
-/// By torch's name without the `torch.` prefix.
+/// Finds a dtype by torch's name without the `torch.` prefix, as in `float32`. \returns nullptr if there is none.
 const DTypeInfo* find_dtype(std::string_view name);
 
-/// Largest code in the table; codes 1..kLastDType are all valid, those up to kLastPlainDType are plain.
+/// The largest code. All codes from 1 to kLastDType are valid; those up to kLastPlainDType are plain.
 inline constexpr uint8_t kLastDType = 46;
 inline constexpr uint8_t kLastPlainDType = 22;
 

@@ -6,7 +6,7 @@
 namespace bytecheckpoint::tensor {
 namespace {
 
-/// Elements [begin, end) of the subtensor at `prefix`, which gives an index in each of its dims.
+/// Adds the boxes of elements [begin, end) of the subtensor at `prefix`, a box of size 1 in each of its dims.
 void add_boxes(const Dims& sizes, const Dims& strides, int64_t begin, int64_t end, Box prefix,
                std::vector<Box>* boxes) {
   if (begin == end) return;

@@ -8,7 +8,7 @@
 
 namespace bytecheckpoint::tensor {
 
-/// Tensor properties as DCP keeps them, and the sizes of the whole tensor.
+/// The properties of a tensor that DCP's metadata keep (TensorProperties), and the sizes of the whole tensor.
 struct TensorInfo {
   DType dtype = DType::kNone;
   bool requires_grad = false;

@@ -25,10 +25,14 @@ CPPFLAGS_ALL := -I. -D_GNU_SOURCE -DBCP_FAILPOINTS -DBCP_TEST_DATA='"$(CURDIR)/t
   -DBCP_FUZZ_DATA='"$(CURDIR)/tests/fuzz"' -MMD -MP
 CXXFLAGS_ALL := -std=c++17 -g -fno-var-tracking -Wall -Wextra -Werror -pthread $(FLAGS_$(VARIANT)) $(CXXFLAGS)
 
-SOURCES := $(sort $(foreach layer,base tensor format planner io staging engine,$(wildcard csrc/$(layer)/*.cpp)))
+LAYERS := base tensor format planner io staging engine
+SOURCES := $(sort $(foreach layer,$(LAYERS),$(wildcard csrc/$(layer)/*.cpp)))
+# One source a layer that includes all of it takes a quarter of the time, and hides an include that is missing: the other
+# variants compile each by itself.
+UNITS_tsan := $(LAYERS:%=$(OUT)/units/%.cpp)
 # The properties that fuzzing tries are replayed here; driver.cpp is libFuzzer's.
 TESTS := $(sort $(wildcard tests/cpp/*.cpp) $(filter-out tests/fuzz/driver.cpp,$(wildcard tests/fuzz/*.cpp)))
-OBJECTS := $(patsubst %.cpp,$(OUT)/%.o,$(SOURCES) $(TESTS))
+OBJECTS := $(patsubst %.cpp,$(OUT)/%.o,$(or $(UNITS_$(VARIANT):$(OUT)/%=%),$(SOURCES)) $(TESTS))
 
 # Where address space is randomised more widely than TSan's shadow allows, it refuses to start.
 RUN_tsan := $(shell command -v setarch >/dev/null 2>&1 && setarch -R true 2>/dev/null && echo setarch -R)
@@ -53,6 +57,13 @@ doctest_is_there:
 
 $(OUT)/run_tests: $(OBJECTS)
 	$(CXX) $(CXXFLAGS_ALL) $(LINK_$(VARIANT)) $(OBJECTS) -o $@
+
+$(UNITS_$(VARIANT)): $(OUT)/units/%.cpp: tests/cpp/build.mk
+	@mkdir -p $(@D)
+	printf '#include "%s"\n' $(sort $(wildcard csrc/$*/*.cpp)) > $@
+
+$(UNITS_$(VARIANT):.cpp=.o): %.o: %.cpp | doctest_is_there
+	$(CXX) $(CPPFLAGS_ALL) $(CXXFLAGS_ALL) $(OPTIMIZE_$(VARIANT)) -c $< -o $@
 
 $(OUT)/%.o: %.cpp tests/cpp/build.mk | doctest_is_there
 	@mkdir -p $(@D)

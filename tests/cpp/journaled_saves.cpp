@@ -14,7 +14,7 @@
 namespace bytecheckpoint::test {
 namespace {
 
-using Kind = io::Change::Kind;
+using Kind = io::FileSystemChange::Kind;
 
 constexpr int64_t kRows = 32, kColumns = 64;  // 8 KiB: enough sectors to be torn in many ways
 constexpr int64_t kElementBytes = 4;
@@ -141,7 +141,7 @@ void JournaledSaves::record(const NumberedSave& wish, bool commits, Run&& run) {
   struct EndJournal {
     ~EndJournal() { io::keep_journal(nullptr); }
   };
-  const io::Journal note = [this](io::Change change) {
+  const io::Journal note = [this](io::FileSystemChange change) {
     const std::lock_guard<std::mutex> lock(mutex_);
     journal_.push_back(std::move(change));
   };
@@ -159,7 +159,7 @@ void JournaledSaves::record(const NumberedSave& wish, bool commits, Run&& run) {
 std::optional<size_t> JournaledSaves::renamed(const Span& span) const {
   const std::string tmp = "/" + engine::tmp_name(save_id_of(span.wish.number), span.wish.scope);
   for (size_t i = span.begun; i < journal_.size(); ++i) {
-    const io::Change& change = journal_[i];
+    const io::FileSystemChange& change = journal_[i];
     if (change.kind != Kind::kRename && change.kind != Kind::kLink) continue;
     if (change.path == io::join(root_.path(), directory_) + tmp) return i + 1;
   }

@@ -47,9 +47,9 @@ class JournaledSaves {
   /// The power fails. \param left  What the disk holds then. \param number  What that loads as.
   void lose_power(const DiskTree& left, int number);
 
-  const std::vector<io::Change>& journal() const { return journal_; }
+  const std::vector<io::FileSystemChange>& journal() const { return journal_; }
   /// For a disk that lies, and tests that look whether that is seen.
-  std::vector<io::Change>* journal_to_change() { return &journal_; }
+  std::vector<io::FileSystemChange>* journal_to_change() { return &journal_; }
   /// A disk that takes no notice of this change.
   void ignore(size_t change) { ignored_.insert(change); }
 
@@ -79,7 +79,7 @@ class JournaledSaves {
   DiskTree base_;
   int base_number_ = 0;
   std::mutex mutex_;
-  std::vector<io::Change> journal_;
+  std::vector<io::FileSystemChange> journal_;
   std::set<size_t> ignored_;
   std::vector<Span> spans_;
 };

@@ -9,7 +9,7 @@
 namespace bytecheckpoint::test {
 namespace {
 
-using Kind = io::Change::Kind;
+using Kind = io::FileSystemChange::Kind;
 
 constexpr size_t kSectorBytes = 512;
 constexpr size_t kPageBytes = 4096;
@@ -89,7 +89,7 @@ void SimulatedDisk::change_file(uint64_t inode, std::string bytes) {
   nodes_[static_cast<size_t>(node_of_inode_.at(inode))].versions.push_back(content_of(std::move(bytes)));
 }
 
-void SimulatedDisk::apply(const io::Change& change) {
+void SimulatedDisk::apply(const io::FileSystemChange& change) {
   ++time_;
   switch (change.kind) {
     case Kind::kCreateFile:

@@ -57,7 +57,7 @@ class SimulatedDisk {
   /// \param durable  What is on the disk, and was synced.
   explicit SimulatedDisk(std::string root, const DiskTree& durable = {});
 
-  void apply(const io::Change& change);
+  void apply(const io::FileSystemChange& change);
 
   /// What a process sees.
   DiskTree latest() const;

@@ -291,10 +291,13 @@ TEST_CASE("commit: a forked child that drops its copy leaves the right with its 
   PendingSave save = begin_save(commit_options(dir.path(), 1), "one");
   const pid_t child = ::fork();
   if (child == 0) {
+    const bool is_refused = save.commit->check_files(save.manifest.files).code() == base::Code::kCancelled;
     save.commit.reset();
-    ::_exit(0);
+    ::_exit(is_refused ? 0 : 1);
   }
-  REQUIRE(::waitpid(child, nullptr, 0) == child);
+  int outcome = -1;
+  REQUIRE(::waitpid(child, &outcome, 0) == child);
+  CHECK(outcome == 0);
   CHECK(dir.has(tmp_name(save_id_of(1))));
   EXPECT_OK(save.finish());
 }

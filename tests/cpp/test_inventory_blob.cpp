@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "csrc/planner/merge_inventories.h"
-#include "csrc/planner/save_answer.h"
+#include "csrc/planner/rank_assignment.h"
 #include "csrc/planner/save_plan.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/mutate.h"
@@ -97,7 +97,7 @@ TEST_CASE("inventory_blob: damaged bytes are refused or read as something valid"
     const auto plan = plan_save(inventory, {});
     if (!plan.is_ok()) continue;
     ++num_planned;
-    REQUIRE(encode_answers(inventory, plan.value()).size() == inventory.rank_sets.size(inventory.ranks));
+    REQUIRE(encode_assignments(inventory, plan.value()).size() == inventory.rank_sets.size(inventory.ranks));
   }
   CHECK(num_planned > 100);
   CHECK(num_read > 100);

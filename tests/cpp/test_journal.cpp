@@ -16,30 +16,30 @@
 namespace bytecheckpoint::io {
 namespace {
 
-using Kind = Change::Kind;
+using Kind = FileSystemChange::Kind;
 using test::TempDir;
 
 /// What `run` changes.
 template <class Run>
-std::vector<Change> journal_of(Run&& run) {
-  std::vector<Change> changes;
-  const Journal note = [&](Change change) { changes.push_back(std::move(change)); };
+std::vector<FileSystemChange> journal_of(Run&& run) {
+  std::vector<FileSystemChange> changes;
+  const Journal note = [&](FileSystemChange change) { changes.push_back(std::move(change)); };
   keep_journal(&note);
   run();
   keep_journal(nullptr);
   return changes;
 }
 
-std::vector<Kind> kinds_of(const std::vector<Change>& changes) {
+std::vector<Kind> kinds_of(const std::vector<FileSystemChange>& changes) {
   std::vector<Kind> kinds;
-  for (const Change& change : changes) kinds.push_back(change.kind);
+  for (const FileSystemChange& change : changes) kinds.push_back(change.kind);
   return kinds;
 }
 
 TEST_CASE("journal: has all that is done to a file, in order, with its bytes") {
   const TempDir dir;
   struct stat info{};
-  const std::vector<Change> changes = journal_of([&] {
+  const std::vector<FileSystemChange> changes = journal_of([&] {
     File file = test::value_of(File::create(dir / "a", /*direct=*/false));
     REQUIRE(::fstat(file.fd(), &info) == 0);
     EXPECT_OK(file.reserve(8192));
@@ -49,7 +49,7 @@ TEST_CASE("journal: has all that is done to a file, in order, with its bytes") {
   });
   CHECK(kinds_of(changes) ==
         std::vector<Kind>{Kind::kCreateFile, Kind::kReserve, Kind::kWrite, Kind::kTruncate, Kind::kSyncFile});
-  for (const Change& change : changes) {
+  for (const FileSystemChange& change : changes) {
     CHECK(change.path == dir / "a");
     CHECK(change.file == info.st_ino);
   }
@@ -63,7 +63,7 @@ TEST_CASE("journal: has all that is done to names") {
   const TempDir dir;
   test::write_all(dir / "a", "");
   test::write_all(dir / "c", "");
-  const std::vector<Change> changes = journal_of([&] {
+  const std::vector<FileSystemChange> changes = journal_of([&] {
     EXPECT_OK(make_directories(dir / "sub", /*sync=*/false));
     EXPECT_OK(rename_new(dir / "a", dir / "b"));
     EXPECT_OK(rename_over(dir / "b", dir / "c"));
@@ -82,7 +82,7 @@ TEST_CASE("journal: has nothing of what failed, of what changed nothing, and of 
   const TempDir dir;
   test::write_all(dir / "a", "");
   test::write_all(dir / "b", "");
-  const std::vector<Change> changes = journal_of([&] {
+  const std::vector<FileSystemChange> changes = journal_of([&] {
     CHECK_FALSE(File::create(dir / "a", false).is_ok());
     CHECK(rename_new(dir / "a", dir / "b").sys_errno() == EEXIST);
     CHECK_FALSE(rename_over(dir / "absent", dir / "b").is_ok());

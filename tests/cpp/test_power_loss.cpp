@@ -17,7 +17,7 @@
 namespace bytecheckpoint::test {
 namespace {
 
-using Kind = io::Change::Kind;
+using Kind = io::FileSystemChange::Kind;
 
 constexpr int kStates = 460;  // of each of eleven scenarios
 constexpr int kLongStates = 91000;
@@ -274,7 +274,7 @@ TEST_CASE("power_loss: a rename before the metadata are synced is seen") {
 
 TEST_CASE("power_loss: a removal of old files before the commit is synced is seen") {
   TwoSaves saves;
-  std::vector<io::Change>& journal = *saves.journal_to_change();
+  std::vector<io::FileSystemChange>& journal = *saves.journal_to_change();
   const size_t removal = changes(saves, Kind::kRemoveFile, ".distcp", last_rename(saves)).at(0);
   std::rotate(journal.begin() + static_cast<std::ptrdiff_t>(last_rename(saves)) + 1,
               journal.begin() + static_cast<std::ptrdiff_t>(removal),

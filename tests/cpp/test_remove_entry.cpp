@@ -39,7 +39,7 @@ std::set<std::string> all_below(const std::string& path) {
   return out;
 }
 
-Removed remove_at(const TempDir& dir, const std::string& name, const RemovalRules& with = rules()) {
+RemovalOutcome remove_at(const TempDir& dir, const std::string& name, const RemovalRules& with = rules()) {
   return test::value_of(remove_entry(test::value_of(OpenDirectory::open(dir.path())), name, with));
 }
 
@@ -54,7 +54,7 @@ TEST_CASE("remove_entry: files, links and whole trees; links are not followed") 
   const auto before = all_below(dir.path());
   const int64_t bytes = remove_at(dir, "tree", only_looks).bytes;
   CHECK(all_below(dir.path()) == before);
-  const Removed removed = remove_at(dir, "tree");
+  const RemovalOutcome removed = remove_at(dir, "tree");
   CHECK(removed.bytes == bytes);
   CHECK(removed.bytes == 40 + static_cast<int64_t>((dir / "outside").size() + std::string("nowhere").size()));
   CHECK(removed.failures.empty());
@@ -87,7 +87,7 @@ TEST_CASE("remove_entry: a mark deep down keeps the whole tree, a directory of t
   fs::create_directory(dir / "tree/mark");
   test::write_all(dir / "tree/mid/low/mark", "x");
   const auto before = all_below(dir.path());
-  const Removed kept = remove_at(dir, "tree");
+  const RemovalOutcome kept = remove_at(dir, "tree");
   CHECK(kept.kept == "a checkpoint of its own");
   CHECK(kept.bytes == 0);
   CHECK(all_below(dir.path()) == before);
@@ -173,7 +173,7 @@ TEST_CASE("remove_entry: a directory that was moved while it is emptied is a fai
     }
     return Status::ok();
   };
-  const Removed removed = remove_at(dir, "tree", moving);
+  const RemovalOutcome removed = remove_at(dir, "tree", moving);
   REQUIRE(removed.failures.size() == 1);
   CHECK(test::contains(removed.failures[0].message(), "was moved meanwhile"));
   CHECK(fs::exists(dir / "elsewhere/precious"));

@@ -373,6 +373,23 @@ TEST_CASE("save_load_job: a save that fails says why, ends, and names the files 
   CHECK(job->file_names() == dir.names());
 }
 
+TEST_CASE("save_load_job: many tensors are appended with a niceness that the calling thread does not take on") {
+  const TempDir dir;
+  SaveOptions options = test::save_options(dir.path());
+  options.niceness = 3;
+  const auto job = test::value_of(SaveJob::start(std::move(options)));
+  uint8_t memory[4] = {1, 2, 3, 4};
+  const std::string first = "first", second = "second";
+  const Box box = tensor::whole({4});
+  const int before = ::getpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()));
+  EXPECT_OK(job->append_tensors({{&first, &box, {memory, DType::kUInt8, {4}, {1}}}}));
+  CHECK(job->stats().num_records == 1);
+  EXPECT_FAILURE(kInvalidArgument, "while saving 'second'",
+                 job->append_tensors({{&first, &box, {memory, DType::kUInt8, {4}, {1}}},
+                                      {&second, &box, {memory, DType::kNone, {4}, {1}}}}));
+  CHECK(::getpriority(PRIO_PROCESS, static_cast<id_t>(::gettid())) == before);
+}
+
 TEST_CASE("save_load_job: a disk that takes no more ends the save with its reason, whatever is still to come") {
   const TempDir dir;
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);

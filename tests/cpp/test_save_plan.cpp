@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "csrc/planner/inventory_blob.h"
-#include "csrc/planner/save_answer.h"
+#include "csrc/planner/rank_assignment.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/random_world.h"
 #include "tests/cpp/rounds.h"
@@ -34,7 +34,7 @@ std::map<std::pair<std::string, Dims>, std::vector<uint32_t>> written(const test
   std::map<std::pair<std::string, Dims>, std::vector<uint32_t>> writers;
   for (uint32_t rank = 0; rank < world.size(); ++rank) {
     const Inventory local = test::value_of(decode_inventory(test::blob_of(rank, world[rank])));
-    for (const PlannedWrite& write : test::value_of(apply_answer(local, answers[rank]))) {
+    for (const PlannedWrite& write : test::value_of(apply_assignment(local, answers[rank]))) {
       const test::HeldEntry& held = world[rank].at(write.entry);
       const Box box = held.boxes.empty() ? tensor::whole(held.info.sizes) : held.boxes.at(0);
       REQUIRE((write.is_whole ? write.box == box : !(write.box == box)));
@@ -55,7 +55,7 @@ std::map<std::pair<std::string, Dims>, std::vector<uint32_t>> written(const test
 void check_plan(const test::World& world, const SaveOptions& options) {
   const Inventory inventory = test::merged(test::blobs_of(world));
   const SavePlan plan = test::value_of(plan_save(inventory, options));
-  const std::vector<std::string> answers = encode_answers(inventory, plan);
+  const std::vector<std::string> answers = encode_assignments(inventory, plan);
   REQUIRE(answers.size() == world.size());
   auto writers = written(world, answers);
   for (const auto& [element, ranks] : writers) REQUIRE(ranks.size() == 1);
@@ -142,12 +142,12 @@ TEST_CASE("save_plan: the same whatever the order and the tree of merging") {
     SaveOptions options;
     options.min_part_bytes = 16;
     const Inventory at_once = test::merged(blobs);
-    const auto answers = encode_answers(at_once, test::value_of(plan_save(at_once, options)));
+    const auto answers = encode_assignments(at_once, test::value_of(plan_save(at_once, options)));
     std::shuffle(blobs.begin(), blobs.end(), random);
     const auto half = blobs.begin() + static_cast<std::ptrdiff_t>(blobs.size() / 2);
     const Inventory by_tree = test::merged(
         {encode_inventory(test::merged({half, blobs.end()})), encode_inventory(test::merged({blobs.begin(), half}))});
-    REQUIRE(encode_answers(by_tree, test::value_of(plan_save(by_tree, options))) == answers);
+    REQUIRE(encode_assignments(by_tree, test::value_of(plan_save(by_tree, options))) == answers);
   }
 }
 

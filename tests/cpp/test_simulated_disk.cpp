@@ -15,7 +15,7 @@
 namespace bytecheckpoint::test {
 namespace {
 
-using Kind = io::Change::Kind;
+using Kind = io::FileSystemChange::Kind;
 
 /// A disk with short words for changes.
 struct Disk : SimulatedDisk {

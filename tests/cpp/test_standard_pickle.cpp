@@ -2,6 +2,7 @@
 #include "csrc/format/standard_pickle.h"
 
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tests/cpp/expect.h"
@@ -157,6 +158,62 @@ TEST_CASE("standard_pickle: depth, and the steps of hashing, are bounded") {
   const std::string number = made(global("decimal", "Decimal"), {text(std::string(10000, '1'))}) + put(0);
   CHECK(lets_in("}" + number + "Ns"));
   CHECK_FALSE(lets_in("}(" + number + "N" + repeated(get(0) + "N", 1000) + "u"));
+}
+
+/// What torch.save writes of a tensor of uint8 over a storage of 8 bytes.
+std::string tensor_of(const std::string& sizes, const std::string& strides,
+                      const std::string& storage = "ByteStorage") {
+  const std::string id = tuple({text("storage"), global("torch", storage), text("0"), text("cpu"), "K\x08"});
+  return made(global("torch._utils", "_rebuild_tensor_v2"),
+              {id + "Q", "K\1", sizes, strides, "\x89", made(global("collections", "OrderedDict"), {})});
+}
+
+TEST_CASE("standard_pickle: plain tensors beside standard types") {
+  const auto holds = [](const std::string& value) {
+    const std::string bytes = whole(value);
+    const auto pickle = read_pickle(bytes, standard_rules());
+    std::unordered_map<uint32_t, PickledTensor> tensors;
+    return pickle.is_ok() && check_standard(pickle.value(), &tensors).is_ok() ? tensors.size() : 0;
+  };
+  const std::string tensor = tensor_of(tuple({"K\4"}), tuple({"K\1"})), set = made(builtin("set"), {kList});
+  const std::string hooks = made(global("collections", "OrderedDict"), {});
+  CHECK(holds(tuple({set, tensor, tensor})) == 2);
+  CHECK(holds(tuple({set, tensor + put(7), get(7)})) == 1);
+  CHECK(holds(tuple({set, made(global("torch._utils", "_rebuild_parameter"), {tensor, "\x88", hooks})})) == 1);
+  // Torch's own rules let in what has no standard types. Without a place for them tensors are refused.
+  CHECK(holds(list({tensor})) == 0);
+  CHECK_FALSE(lets_in(tuple({set, tensor})));
+  // Hooks, a storage alone, a storage of another kind, a tensor with a state.
+  CHECK(holds(tuple({set, made(global("torch._utils", "_rebuild_parameter"), {tensor, "\x88", hooks + "K\1Ns"})})) ==
+        0);
+  CHECK(holds(tuple({set, tensor, text("storage") + "Q"})) == 0);
+  CHECK(holds(tuple({set, tensor, global("torch", "ByteStorage")})) == 0);
+  CHECK(holds(tuple({set, tensor_of("K\4", "K\1")})) == 0);
+  CHECK(holds(tuple({set, tensor_of(tuple({"K\4"}), tuple({"K\1"}), "QInt8Storage")})) == 0);
+  CHECK(holds(tuple({set, tensor + "}b"})) == 0);
+  // Arguments that stand in many places: a few bytes for each tensor.
+  const std::string rebuild = global("torch._utils", "_rebuild_tensor_v2");
+  const std::string args = tensor.substr(rebuild.size(), tensor.size() - rebuild.size() - 1);
+  const std::string many = "](" + set + rebuild + put(1) + args + put(2) + "R";
+  CHECK(holds(many + get(1) + get(2) + "Re") == 2);
+  CHECK(holds(many + repeated(get(1) + get(2) + "R", 100) + "e") == 0);
+}
+
+TEST_CASE("standard_pickle: tensors lie in their storages, which are as they were written") {
+  const std::string set = made(builtin("set"), {kList});
+  const auto archive_of = [&](const std::string& size, const std::string& storage) {
+    const std::string tensor = tensor_of(tuple({size}), tuple({"K\2"}));
+    return test::zip_of(
+        {{"archive/data.pkl", whole(tuple({set, tensor}))}, {"archive/data/0", storage}, {"archive/version", "3\n"}});
+  };
+  const std::string archive = archive_of("K\4", "01234567");  // which what is found refers to
+  const auto found = test::value_of(read_standard_archive(archive));
+  REQUIRE(found.has_value());
+  REQUIRE(found->tensors.size() == 1);
+  CHECK(found->tensors.begin()->second.pickled.location == "cpu");
+  CHECK(found->tensors.begin()->second.archived.storage_bytes == 8);
+  EXPECT_CODE(kCorrupt, read_standard_archive(archive_of("K\5", "01234567")).status());
+  EXPECT_CODE(kCorrupt, read_standard_archive(archive_of("K\4", "0123456")).status());
 }
 
 TEST_CASE("standard_pickle: archives") {

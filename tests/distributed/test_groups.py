@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
 
 from bytecheckpoint import async_save_state_dict, load_state_dict, new_group, save_state_dict
-from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._groups import destroy_own_groups, watch_of
+from bytecheckpoint.dcp import _group_flow
+from bytecheckpoint.distributed.groups import destroy_own_groups, monitor_of
 from bytecheckpoint.errors import ConfigError, RankLostError
 from distributed.ranks import run_ranks
 from distributed.states import check
@@ -40,7 +42,7 @@ def make_and_destroy(path: Path) -> None:
         save_state_dict(path, {"number": 1}, process_group=group)
         threads = watching()
         assert len(threads) == 1, "our entry points use a group that is watched already"
-        of_watch = [link.socket.fileno() for link in watch_of(group)._links.values()]  # type: ignore[union-attr]
+        of_watch = [link.socket.fileno() for link in monitor_of(group)._links.values()]  # type: ignore[union-attr]
         child = os.fork()
         if child == 0:
             open_still = [fd for fd in of_watch if Path(f"/proc/self/fd/{fd}").exists()]
@@ -65,7 +67,7 @@ def test_a_group_leaves_nothing_behind(tmp_path: Path) -> None:
 def give_up_once(path: Path) -> None:
     """What is raised on one rank between what DCP hands to all: the others hear of it, and all go on together."""
     save_state_dict(path, {"number": 1})
-    wrapper: Any = _compat._GroupWrapper
+    wrapper: Any = _group_flow._GroupWrapper
     scatter = wrapper.scatter_object
 
     def interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,3 +110,42 @@ def destroy_again_and_again(path: Path) -> None:
 
 def test_groups_that_we_made_can_be_destroyed_and_made_anew(tmp_path: Path) -> None:
     run_ranks(3, destroy_again_and_again, tmp_path / "ckpt")
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def make_in_two_threads(path: Path) -> None:
+    rank, c10d = dist.get_rank(), cast("Any", dist.distributed_c10d)
+    if rank > 0:
+        wait_for(path / f"go{rank}")
+        new_group([0, rank])
+    else:
+        theirs, new_group_of_torch = c10d._process_group_name, dist.new_group
+
+        def entered(ranks: list[int], **options: Any) -> Any:
+            is_in[ranks[1] - 1].set()
+            return new_group_of_torch(ranks, **options)
+
+        dist.new_group = entered
+        is_in = [threading.Event(), threading.Event()]
+        with ThreadPoolExecutor(2) as threads:
+            made = []
+            for peer in (1, 2):  # both are under way
+                made.append(threads.submit(new_group, [0, peer]))
+                assert is_in[peer - 1].wait(LIMIT_S)
+            for peer in (1, 2):  # the first one ends first
+                (path / f"go{peer}").touch()
+                assert made[peer - 1].result(LIMIT_S).size() == 2
+        dist.new_group = new_group_of_torch
+        assert c10d._process_group_name is theirs
+        assert len({group.result().group_name for group in made}) == 2
+    dist.barrier()
+
+
+def test_groups_that_are_made_in_two_threads_at_once(tmp_path: Path) -> None:
+    run_ranks(3, make_in_two_threads, tmp_path, limit_s=100)

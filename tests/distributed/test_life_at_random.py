@@ -18,7 +18,7 @@ import torch
 from faults.campaign import Campaign
 
 from bytecheckpoint import StepFolder, load_state_dict, scan_steps, verify
-from bytecheckpoint.frameworks.stored import Stored
+from bytecheckpoint.training_state.stored import Stored
 from distributed.ending import EndingRanks
 from distributed.training_life import COMMITTED, live
 from distributed.worlds import full

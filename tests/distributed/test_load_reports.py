@@ -22,16 +22,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from bytecheckpoint import (
-    BcpLoadPlanner,
-    BcpReader,
-    BcpWriter,
-    Config,
-    LoadReport,
-    RankLoadReport,
-    save_state_dict,
-)
-from bytecheckpoint.dcp import _gather, _peers
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config, LoadReport, RankLoadReport, save_state_dict
+from bytecheckpoint.distributed import channel as _peers
+from bytecheckpoint.sharing import report_gather as _gather
 from distributed.failing import Reason
 from distributed.ranks import RanksFailed, failures, run_ranks
 from distributed.states import check
@@ -194,19 +187,19 @@ def stop(number: int, frame: Any) -> None:
 def interrupted_while_waiting(path: str, number: int, interrupted: list[int]) -> None:
     """Rank 3 is slow."""
     signal.signal(number, stop)
-    come = _gather.Gather._come
+    come = _gather.ReportGather._come
     if dist.get_rank() in interrupted:
 
         def press_and_come(gather: Any, numbers: Any) -> Any:
             threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
             return come(gather, numbers)
 
-        _gather.Gather._come = press_and_come  # type: ignore[method-assign]
+        _gather.ReportGather._come = press_and_come  # type: ignore[method-assign]
     reader, planner = BcpReader(path), Slow() if dist.get_rank() == 3 else None
     if interrupted == [0]:
         found = failures(partial(dcp.load, empty(), storage_reader=reader, planner=planner))
         assert {rank: type(error) for rank, error in found.items()} == {0: Stopped}
-        _gather.Gather._come = come  # type: ignore[method-assign]
+        _gather.ReportGather._come = come  # type: ignore[method-assign]
         load(BcpReader(path))
         return
     try:
@@ -266,7 +259,7 @@ def test_an_interrupt_right_before_or_after_coming(path: str) -> None:
 
 def lose_a_rank(path: str) -> None:
     if dist.get_rank() == 1:
-        _gather.Gather.bring = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        _gather.ReportGather.bring = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     try:
         load(BcpReader(path))
     except BaseException as error:

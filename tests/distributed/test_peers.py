@@ -17,8 +17,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from bytecheckpoint import BcpReader, BcpWriter
-from bytecheckpoint.dcp import _peers
-from bytecheckpoint.dcp._peers import Peers, peers_of_call
+from bytecheckpoint.dcp._call_context import CallContext
+from bytecheckpoint.distributed import channel as _peers
+from bytecheckpoint.distributed.channel import Peers
 from distributed.ranks import run_ranks
 
 SEEN: list[Peers | None] = []
@@ -26,21 +27,21 @@ SEEN: list[Peers | None] = []
 
 class LookingWriter(BcpWriter):
     def prepare_local_plan(self, plan: Any) -> Any:
-        SEEN.append(peers_of_call())
+        SEEN.append(self._session.context.peers)
         return super().prepare_local_plan(plan)
 
     def write_data(self, plan: Any, planner: Any) -> Any:
-        SEEN.append(peers_of_call())
+        SEEN.append(self._session.context.peers)
         return super().write_data(plan, planner)
 
 
 class LookingReader(BcpReader):
     def prepare_local_plan(self, plan: Any) -> Any:
-        SEEN.append(peers_of_call())
+        SEEN.append(self._call.peers)
         return super().prepare_local_plan(plan)
 
     def read_data(self, plan: Any, planner: Any) -> Any:
-        SEEN.append(peers_of_call())
+        SEEN.append(self._call.peers)
         return super().read_data(plan, planner)
 
 
@@ -71,7 +72,7 @@ def alone(path: str) -> None:
 
 
 def by_hand() -> None:
-    assert peers_of_call() is None
+    assert CallContext.of_save(BcpWriter("nowhere")).peers is None
 
 
 def test_every_hook_knows_whom_the_call_is_with(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config
-from bytecheckpoint.dcp import _plan_tree
-from bytecheckpoint.dcp._plan_cache import plan_cache
+from bytecheckpoint.planning import plan_tree as _plan_tree
+from bytecheckpoint.planning.plan_cache import plan_cache
 from bytecheckpoint.report import PlanReport
 from distributed.ranks import run_ranks
 
@@ -308,6 +309,9 @@ def save_as_another_rank(path: str, config: Config) -> list[str]:
     return caches
 
 
+@pytest.mark.skipif(
+    "sort_ranks" not in inspect.signature(dist.new_group).parameters, reason="this torch sorts the ranks of a group"
+)
 @pytest.mark.parametrize("config", [GATHER, TREE])
 def test_a_process_may_be_another_rank_of_the_same_plan(config: Config, tmp_path: Path) -> None:
     # Each group has a coordinator of its own.

@@ -16,9 +16,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from bytecheckpoint import BcpSavePlanner, BcpWriter, Config
-from bytecheckpoint.dcp import _plan_tree, save_planner
-from bytecheckpoint.dcp._plan_cache import plan_cache
+from bytecheckpoint.dcp import save_planner
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.planning import plan_tree as _plan_tree
+from bytecheckpoint.planning.plan_cache import plan_cache
 from distributed.ranks import RanksFailed, failures, run_ranks
 from distributed.test_plan_exchange import GATHER, TREE, assert_loads, model, numbers, save
 

@@ -18,8 +18,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config
-from bytecheckpoint.dcp import _exchange, _load, _relay
+from bytecheckpoint.dcp import _load
 from bytecheckpoint.errors import CorruptCheckpointError, InvalidPlanError, RankError, StorageError
+from bytecheckpoint.sharing import exchange as _exchange
+from bytecheckpoint.sharing import relay as _relay
 from distributed.failing import FailingBcpLoadPlanner, FailingLoadPlanner, Reason, Unreadable
 from distributed.ranks import RanksFailed, failures, run_ranks
 from distributed.states import check

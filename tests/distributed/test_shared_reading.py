@@ -16,9 +16,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpWriter, Config
-from bytecheckpoint.dcp import _intent, _load, _peers
+from bytecheckpoint.dcp import _load
 from bytecheckpoint.dcp import reader as reader_module
+from bytecheckpoint.distributed import channel as _peers
 from bytecheckpoint.report import LoadReport
+from bytecheckpoint.sharing import choice as _intent
 from distributed.ranks import run_ranks
 from distributed.states import check, state
 

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-from bytecheckpoint import Config, async_save_state_dict, load_state_dict, save_state_dict, shutdown
+from bytecheckpoint import BcpSavePlanner, Config, async_save_state_dict, load_state_dict, save_state_dict, shutdown
 from bytecheckpoint.errors import CheckpointError, SaveCancelledError, StagingFullError
 from distributed.pausing import PausingPlanner
 from distributed.ranks import run_ranks
@@ -113,9 +115,24 @@ def test_a_save_that_one_rank_cancels_is_cancelled_on_all(tmp_path: Path) -> Non
     run_ranks(3, cancel_on_one_rank, tmp_path)
 
 
+class WaitingPlanner(BcpSavePlanner):
+    """Plans when the test lets it: until then its save fails on no rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def create_local_plan(self) -> SavePlan:
+        assert self.go_on.wait(LIMIT_S)
+        return super().create_local_plan()
+
+
 def fail_unseen(path: Path) -> None:
-    async_save_state_dict("/proc/nowhere", state_of(1.0))
-    async_save_state_dict(path, state_of(2.0), config=Config(on_staging_busy="double_buffer")).committed.result(LIMIT_S)
+    planner = WaitingPlanner()
+    async_save_state_dict("/proc/nowhere", state_of(1.0), planner=planner)
+    second = async_save_state_dict(path, state_of(2.0), config=Config(on_staging_busy="double_buffer"))
+    planner.go_on.set()  # and the first fails, on all ranks
+    second.committed.result(LIMIT_S)
     with pytest.raises(CheckpointError, match="nobody looked"):
         save_state_dict(path, state_of(3.0))
     save_state_dict(path, state_of(4.0))

@@ -31,7 +31,8 @@ def _lose(feature: Feature) -> str:
 def _save_and_load(folder: str, feature: Feature) -> tuple[bool, bool]:
     _lose(feature)
     import bytecheckpoint
-    from bytecheckpoint.dcp import _exchange, _peers
+    from bytecheckpoint.distributed import channel as _peers
+    from bytecheckpoint.sharing import exchange as _exchange
 
     channels: list[Any] = []
     connect = _peers.Peers.connect

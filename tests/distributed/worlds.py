@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import bytecheckpoint
 from bytecheckpoint import async_save_state_dict, load_state_dict, verify
-from bytecheckpoint.dcp import _compat
+from bytecheckpoint.dcp import _group_flow
 
 __all__ = [
     "EXCHANGES",
@@ -53,7 +53,7 @@ class Hold:
         self.arrived.set()
         assert self.go_on.wait(LIMIT_S)
 
-    def patch(self, of: type = _compat._GroupWrapper) -> Callable[[], None]:
+    def patch(self, of: type = _group_flow._GroupWrapper) -> Callable[[], None]:
         """From now on exchanges of this process pass here; what is returned ends that."""
         theirs = {name: getattr(of, name) for name in set(EXCHANGES)}
 
@@ -79,7 +79,7 @@ class Hold:
         return unpatch
 
     @contextmanager
-    def patched(self, of: type = _compat._GroupWrapper) -> Iterator[Hold]:
+    def patched(self, of: type = _group_flow._GroupWrapper) -> Iterator[Hold]:
         unpatch = self.patch(of)
         try:
             yield self

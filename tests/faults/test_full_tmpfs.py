@@ -23,6 +23,7 @@ import torch
 
 import bytecheckpoint
 from bytecheckpoint import find_latest_ckpt_path, scan_steps
+from bytecheckpoint.checkpoint.parts import PARTS
 from bytecheckpoint.errors import (
     CheckpointChangedError,
     CheckpointError,
@@ -30,8 +31,7 @@ from bytecheckpoint.errors import (
     SaveFailedError,
     StorageError,
 )
-from bytecheckpoint.frameworks.tracker import TRACKER, write_tracker
-from bytecheckpoint.parts import PARTS
+from bytecheckpoint.training_state.tracker import TRACKER, write_tracker
 from faults.campaign import IS_LONG, Campaign
 from faults.fork_server import ForkServer, Meeting, meet
 from faults.mounts import mounted

@@ -24,12 +24,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from bytecheckpoint import BcpReader, BcpWriter, verify
-from bytecheckpoint.errors import (
-    CheckpointError,
-    CorruptCheckpointError,
-    UnsafeObjectError,
-    UnsupportedError,
-)
+from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, UnsafeObjectError, UnsupportedError
 from faults.crafting import (
     CHECKPOINT_ID,
     DATA_TRAILER,

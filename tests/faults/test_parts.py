@@ -19,7 +19,8 @@ import pytest
 import torch
 
 import bytecheckpoint
-from bytecheckpoint import _removal, find_latest_ckpt_path, load, prune, scan_steps
+from bytecheckpoint import find_latest_ckpt_path, load, prune, scan_steps
+from bytecheckpoint.checkpoint import removal as _removal
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
 from faults.fork_server import ForkServer
 

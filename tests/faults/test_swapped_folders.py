@@ -21,7 +21,7 @@ import torch
 
 import bytecheckpoint
 from bytecheckpoint.errors import CheckpointError
-from bytecheckpoint.frameworks.tracker import TRACKER, write_tracker
+from bytecheckpoint.training_state.tracker import TRACKER, write_tracker
 from faults.campaign import IS_LONG
 from faults.fork_server import ForkServer, Meeting, meet
 from faults.rehearsal import for_each, spread

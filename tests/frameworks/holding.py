@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bytecheckpoint import BcpWriter
-from bytecheckpoint.frameworks import saving
+from bytecheckpoint.training_state import saving
 
 __all__ = ["Gate"]
 

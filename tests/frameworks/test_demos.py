@@ -24,7 +24,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("demo", "num_resumed"),
     [
         pytest.param("ddp", 1, marks=pytest.mark.long),
-        ("fsdp1", 2),
+        pytest.param("fsdp1", 2, marks=pytest.mark.long),
         pytest.param("fsdp2", 2, marks=pytest.mark.long),
         pytest.param("hsdp", 1, marks=pytest.mark.long),
         ("tp", 1),

@@ -22,8 +22,8 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from bytecheckpoint import bytecheckpoint_ckpt_to_pytorch_ckpt, get_rng_state, load, save, set_rng_state
-from bytecheckpoint.equality import are_equal
 from bytecheckpoint.errors import ConfigError, InvalidPlanError, KeyMismatchError, UnsupportedError
+from bytecheckpoint.tensors.equality import are_equal
 
 POLICY = {"step": "replicated", "table": "replicated", "late": "replicated", "queue": "sharded", "rows": "sharded"}
 QUEUE = [f"document {number}" for number in range(11)]

@@ -20,9 +20,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import bytecheckpoint
 from bytecheckpoint.errors import CheckpointExistsError, KeyMismatchError, UnsupportedError
-from bytecheckpoint.frameworks.flat_parameters import flat_units
-from bytecheckpoint.frameworks.module_state import ModuleState
-from bytecheckpoint.frameworks.stored import Stored
+from bytecheckpoint.training_state.flat_parameters import flat_units
+from bytecheckpoint.training_state.module_state import ModuleState
+from bytecheckpoint.training_state.stored import Stored
 from frameworks.wrapped import VOCABULARY, WRAPPINGS, Net, differences, full_state, optimizer_of, train, wrap
 from frameworks.zoo import KINDS, make
 

@@ -80,7 +80,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("num_ranks", "every"),
     [
-        (2, 1),
+        pytest.param(2, 1, marks=pytest.mark.long),
+        (2, 4),
         (4, 4),
         (3, 8),  # an odd number, for which each unit is padded otherwise
         pytest.param(4, 1, marks=pytest.mark.long),
@@ -88,5 +89,5 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_every_wrapping_loads_every_other(saved: Path, num_ranks: int, every: int) -> None:
-    """16 x 16 on half as many ranks, some on as many, from where training goes on alike, and on 3."""
+    """16 x 16 in `make torture`, some here: on half as many ranks, on as many, where training goes on, and on 3."""
     assert run_ranks(num_ranks, load_all, str(saved), every, limit_s=300)[0] == []

@@ -124,7 +124,7 @@ def all_through(folder: str) -> list[str]:
     return [text for name, kind in KINDS.items() for text in through(folder, name, kind)]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3, 5])
+@pytest.mark.parametrize("num_ranks", [1, 3, pytest.param(5, marks=pytest.mark.long)])
 def test_odd_parts(tmp_path: Path, num_ranks: int) -> None:
     """Each is saved and loaded, strictly, and every bit is where it was."""
     assert [text for of_rank in run_ranks(num_ranks, all_through, str(tmp_path), limit_s=200) for text in of_rank] == []

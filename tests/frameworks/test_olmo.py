@@ -317,7 +317,7 @@ def test_objects_of_classes(tmp_path: Path) -> None:
 
 
 def test_a_save_that_failed_can_be_repeated(installed: None, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointException, match="pickle"):
+    with pytest.raises(CheckpointException, match=r"local object .*<lambda>"):
         olmo_checkpoint.save_state_dict(tmp_path / "c", {"a": torch.ones(3), "bad": lambda: None})
 
     olmo_checkpoint.save_state_dict(tmp_path / "c", {"a": torch.ones(3)})

@@ -26,8 +26,8 @@ from bytecheckpoint.errors import (
     RankLostError,
     StorageError,
 )
-from bytecheckpoint.frameworks import saving
-from bytecheckpoint.frameworks.tracker import TRACKER
+from bytecheckpoint.training_state import saving
+from bytecheckpoint.training_state.tracker import TRACKER
 from frameworks.holding import Gate
 from frameworks.test_save_load import assert_equal, fingerprint
 from frameworks.wrapped import FRAMEWORK_OF, optimizer_of, train, wrap

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of the README for Hugging Face and Lightning, as a user starts them."""
+"""The recipes of docs/integrations.md for Hugging Face and Lightning, as a user starts them."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from bytecheckpoint import (
     scan_steps,
     shutdown,
 )
+from bytecheckpoint.checkpoint.roles import check_role, known_roles
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError, StorageError
-from bytecheckpoint.frameworks.roles import check_role, known_roles
-from bytecheckpoint.frameworks.tracker import TRACKER, write_tracker
+from bytecheckpoint.training_state.tracker import TRACKER, write_tracker
 from frameworks.holding import Gate
 
 LIMIT_S = 60.0
@@ -102,7 +102,7 @@ def save_two_roles_at_once(path: Path) -> None:
 
     monkeypatch = pytest.MonkeyPatch()
     with monkeypatch.context() as patch:
-        from bytecheckpoint.frameworks import saving
+        from bytecheckpoint.training_state import saving
 
         class Met(saving.BcpWriter):
             def prepare_local_plan(self, plan: Any) -> Any:
@@ -312,7 +312,7 @@ def test_retention_leaves_alone_what_is_saved_or_loaded(tmp_path: Path, monkeypa
     handle = save(tmp_path, state_of(4), "ddp", True, 2)
     assert gate.arrived.wait(LIMIT_S)
 
-    from bytecheckpoint.frameworks import loading
+    from bytecheckpoint.training_state import loading
 
     pruned = []
 

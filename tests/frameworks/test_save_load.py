@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import bytecheckpoint
-from bytecheckpoint import Config, DDPCheckpointer, _background, find_latest_ckpt_path, load, save, shutdown
+from bytecheckpoint import Config, DDPCheckpointer, find_latest_ckpt_path, load, save, shutdown
 from bytecheckpoint.errors import (
     CheckpointChangedError,
     CheckpointError,
@@ -38,7 +38,8 @@ from bytecheckpoint.errors import (
     StorageError,
     UnsupportedError,
 )
-from bytecheckpoint.frameworks import tracker
+from bytecheckpoint.staging import background as _background
+from bytecheckpoint.training_state import tracker
 from frameworks.holding import Gate
 from frameworks.wrapped import Net, optimizer_of, train
 
@@ -206,12 +207,11 @@ def test_an_existing_part_is_seen_before_another_is_written(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    section = readme.partition("### ByteCheckpoint's own API")[2]
-    code = section.partition("```python\n")[2].partition("```")[0]
+def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs/training_state.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
-    names = {**trained(), "step": 100, "queue": ["a", "b"]}
+    names: dict[str, Any] = {}
     exec(code, names)
     assert names["latest"] == str(tmp_path / "run" / "global_step_100")
     assert names["state"]["extra_state"]["queue"] == ["a", "b"]
@@ -254,7 +254,7 @@ def test_steps_are_committed_in_the_order_of_the_calls(tmp_path: Path, monkeypat
     written: list[int] = []
     write = tracker.write_tracker
     monkeypatch.setattr(
-        "bytecheckpoint.frameworks.saving.write_tracker",
+        "bytecheckpoint.training_state.saving.write_tracker",
         lambda root, step: (written.append(step), write(root, step))[1],
     )
     background = save(tmp_path, state, "ddp", fast_saving=True, global_steps=100)
@@ -769,7 +769,7 @@ def test_a_save_over_another_that_fails_between_parts_is_seen(tmp_path: Path, mo
 def test_a_save_that_is_committed_during_a_load_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = trained()
     save(tmp_path, state, "ddp")
-    from bytecheckpoint.frameworks import loading
+    from bytecheckpoint.training_state import loading
 
     class Late(loading.BcpReader):
         def __init__(self, path: Any, **kwargs: Any) -> None:

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter
-from bytecheckpoint.frameworks.names import original_name
+from bytecheckpoint.training_state.names import original_name
 from frameworks.wrapped import differences, full_state, optimizer_of, train, wrap
 
 FROZEN = "model.frozen.weight"

@@ -15,8 +15,10 @@ from distributed.ranks import run_ranks
 import bytecheckpoint
 from bytecheckpoint.errors import CheckpointNotFoundError, InvalidPlanError, KeyMismatchError
 from frameworks.titan import Job, Layout, same
+from frameworks.titan_marks import needs_trainer
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")
+pytestmark = needs_trainer
 
 
 class Said(logging.Handler):

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchtitan before 0.3, from folders that BCP_OLDER_TORCHTITAN names, with a colon between them. To make one:
+"""torchtitan before 0.3, each release from a folder beside the packages of the environment, where make puts it:
 
-``pip install --no-deps --target FOLDER torchtitan==0.2.2``, and the same with 0.1.0.
+``pip install --no-deps --target .venv/torchtitan-0.2.2 torchtitan==0.2.2``, and the same with 0.1.0.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -17,20 +16,15 @@ from bytecheckpoint.errors import UnsupportedError
 from frameworks.titan import run_processes
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = [folder for folder in os.environ.get("BCP_OLDER_TORCHTITAN", "").split(":") if folder]
-
-
-def _folder_of(release: str) -> str:
-    for folder in FOLDERS:
-        if any(Path(folder).glob(f"torchtitan-{release}*.dist-info")):
-            return folder
-    pytest.skip(f"BCP_OLDER_TORCHTITAN names no torchtitan {release}: ITS custom_import IS NOT TESTED")
 
 
 @pytest.mark.parametrize("release", ["0.2.2", "0.1.0"])
 def test_an_older_manager_saves_and_resumes_through_ours(tmp_path: Path, release: str) -> None:
     pytest.importorskip("torchdata", reason="torchdata is not installed: OLDER RELEASES OF TORCHTITAN ARE NOT TESTED")
-    path = f"{_folder_of(release)}:{ROOT}:{ROOT / 'tests'}"
+    folder = Path(sys.prefix, f"torchtitan-{release}")
+    if not folder.exists():
+        pytest.skip(f"there is no {folder}: custom_import OF TORCHTITAN {release} IS NOT TESTED")
+    path = f"{folder}:{ROOT}:{ROOT / 'tests'}"
     script = Path(__file__).with_name("titan_older.py")
     run_processes(2, [sys.executable, str(script), str(tmp_path)], PYTHONPATH=path)
 

@@ -17,6 +17,7 @@ from distributed.ranks import run_ranks
 import bytecheckpoint
 from bytecheckpoint.errors import ConfigError, UnsupportedError
 from frameworks.titan import Job, on_cpu, same
+from frameworks.titan_marks import needs_trainer
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")
 
@@ -116,6 +117,7 @@ def _settings() -> None:
     _command_line()
 
 
+@needs_trainer
 def test_the_flag_and_the_recipe_keep_every_setting() -> None:
     run_ranks(1, _settings, limit_s=60)
 
@@ -169,6 +171,7 @@ def _torchft(folder: str) -> None:
     assert loaded["dataloader"] == newest["dataloader"], "the replica's own, of the last step"
 
 
+@needs_trainer
 def test_checkpoints_of_replicas_go_through_ours(tmp_path: Path) -> None:
     """With the TorchFT manager of torchtitan itself; what torchft would tell it comes from here."""
     run_ranks(2, _torchft, str(tmp_path), limit_s=100)
@@ -177,15 +180,16 @@ def test_checkpoints_of_replicas_go_through_ours(tmp_path: Path) -> None:
 # Runs in a new process, on whatever torch is there.
 _ANOTHER_TORCHTITAN = """
 import sys, warnings
-import torch, torchtitan.components.checkpointer as theirs
+import torch.distributed.fsdp, torchtitan.components.checkpointer as theirs
 from importlib import metadata
 change, version = sys.argv[1:]
 installed = metadata.version
 metadata.version = lambda name: version if name == "torchtitan" else installed(name)
-if change == "without set_timeout":
-    vars(torch.distributed).pop("set_timeout", None)
-else:
-    torch.distributed.set_timeout = lambda *_: None
+for module, name in ((torch.distributed, "set_timeout"), (torch.distributed.fsdp, "DataParallelMeshDims")):
+    if change == f"without {name}":
+        vars(module).pop(name, None)
+    else:
+        vars(module).setdefault(name, None)
 if change == "other arguments":
     theirs.CheckpointManager.dcp_save = lambda self, state: None
 with warnings.catch_warnings(record=True) as warned:
@@ -212,13 +216,15 @@ def test_a_torchtitan_that_is_built_otherwise_is_refused_by_the_name_of_the_prob
     assert "torchtitan.components.checkpointer:CheckpointManager.dcp_save: it takes self, state instead of" in last
 
 
-def test_a_torch_without_set_timeout_is_one_warning() -> None:
-    done = _with_another_torchtitan("without set_timeout")
+@pytest.mark.parametrize("probe", ["torch.distributed:set_timeout", "torch.distributed.fsdp:DataParallelMeshDims"])
+def test_a_torch_without_what_the_trainer_needs_is_one_warning(probe: str) -> None:
+    name = probe.partition(":")[2]
+    done = _with_another_torchtitan(f"without {name}")
     assert done.returncode == 0, done.stderr
     made, *warned = done.stdout.splitlines()
     assert made == "BcpCheckpointManager.Config"
     assert len(warned) == 1
-    assert "probe torch.distributed:set_timeout: there is no set_timeout" in warned[0]
+    assert f"probe {probe}: there is no {name}" in warned[0]
 
 
 def test_a_newer_torchtitan_in_which_all_holds_is_one_warning() -> None:

@@ -15,8 +15,10 @@ from distributed.ranks import run_ranks
 
 import bytecheckpoint
 from frameworks.titan import Job, same
+from frameworks.titan_marks import needs_trainer
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")
+pytestmark = needs_trainer
 
 
 def _ours(**fields: Any) -> Any:

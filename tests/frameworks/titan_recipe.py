@@ -2,7 +2,7 @@
 """A recipe for torchtitan's own trainer: its debug model, made small, and data that need no download.
 
 ``python titan_recipe.py --module frameworks.titan_recipe --config debug ...`` is torchtitan's trainer, on the CPU where
-there is no GPU. Losses go, exactly, to the file that TITAN_LOSSES names.
+there is no GPU. Losses go, exactly, to the file that TITAN_LOSSES names: rank, step and loss a line.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def main() -> None:
 
         def log(self: Any, step: int, loss: float, *args: Any, **kwargs: Any) -> None:
             with Path(path).open("a") as file:
-                file.write(json.dumps([step, loss]) + "\n")
+                file.write(json.dumps([int(os.environ["RANK"]), step, loss]) + "\n")
             theirs(self, step, loss, *args, **kwargs)
 
         MetricsProcessor.log = log

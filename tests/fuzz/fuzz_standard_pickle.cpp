@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/format/standard_pickle.h"
 
+#include <unordered_map>
+
 #include "csrc/format/pickle_tree.h"
 #include "tests/fuzz/peak_memory.h"
 #include "tests/fuzz/targets.h"
@@ -31,7 +33,8 @@ std::string standard_pickle(std::string_view bytes) {
   bool is_standard = false;
   {
     const auto pickle = read_pickle(bytes, standard_rules());
-    is_standard = pickle.is_ok() && check_standard(pickle.value()).is_ok();
+    std::unordered_map<uint32_t, PickledTensor> tensors;
+    is_standard = pickle.is_ok() && check_standard(pickle.value(), &tensors).is_ok();
   }
   BCP_ALL_HOLD(memory.stop());
   BCP_HOLDS(is_standard || !is_builtin(bytes));

@@ -252,7 +252,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
             varints(1, boxes, 1, 0, 2, 3),
             varints(1, boxes, 2, 0, 0, 1, 0),
         ]
-        by_target.setdefault("save_answer", []).extend(struct.pack("<I", len(blob)) + blob + part for part in parts)
+        by_target.setdefault("rank_assignment", []).extend(struct.pack("<I", len(blob)) + blob + part for part in parts)
     for target, contents in by_target.items():
         yield from ((target, content) for content in contents)
 

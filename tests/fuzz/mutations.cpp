@@ -178,7 +178,7 @@ std::string mutate_pickle(std::string_view bytes, size_t max_bytes, Change* chan
   return std::string(bytes.substr(0, 2)) + body + ".";
 }
 
-std::string mutate_answer(std::string_view bytes, size_t max_bytes, Change* change) {
+std::string mutate_assignment(std::string_view bytes, size_t max_bytes, Change* change) {
   auto [first, second] = TwoParts::of(bytes);
   const size_t room = max_bytes > bytes.size() ? max_bytes - bytes.size() : 0;
   std::string one(first), other(second);

@@ -19,6 +19,6 @@ std::string mutate_archive(std::string_view bytes, size_t max_bytes, Change* cha
 /// What stands between the protocol and STOP; frames are taken away.
 std::string mutate_pickle(std::string_view bytes, size_t max_bytes, Change* change);
 /// Either part of what fuzz_save_answer.cpp takes apart.
-std::string mutate_answer(std::string_view bytes, size_t max_bytes, Change* change);
+std::string mutate_assignment(std::string_view bytes, size_t max_bytes, Change* change);
 
 }  // namespace bytecheckpoint::fuzz

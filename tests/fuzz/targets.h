@@ -17,7 +17,7 @@ std::string manifest_view(std::string_view bytes);
 std::string metadata_file(std::string_view bytes);
 std::string pickle_reader(std::string_view bytes);
 std::string pickle_tree(std::string_view bytes);
-std::string save_answer(std::string_view bytes);
+std::string rank_assignment(std::string_view bytes);
 std::string standard_pickle(std::string_view bytes);
 std::string torch_archive(std::string_view bytes);
 std::string tree(std::string_view bytes);
@@ -41,7 +41,7 @@ inline constexpr Target kTargets[] = {
     {"metadata_file", metadata_file, mutate_metadata_file},
     {"pickle_reader", pickle_reader, mutate_pickle},
     {"pickle_tree", pickle_tree, mutate_pickle},
-    {"save_answer", save_answer, mutate_answer},
+    {"rank_assignment", rank_assignment, mutate_assignment},
     {"standard_pickle", standard_pickle, mutate_pickle},
     {"torch_archive", torch_archive, mutate_archive},
     {"tree", tree},

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import bytecheckpoint
 from bytecheckpoint import _C, BcpReader, BcpStager, BcpWriter, Config, async_save_state_dict
-from bytecheckpoint.dcp import _compat
-from bytecheckpoint.dcp._compat import PLAIN_DTYPES
+from bytecheckpoint.compat import private_names as _compat
+from bytecheckpoint.compat.private_names import PLAIN_DTYPES
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:ComplexHalf")]
 

@@ -24,7 +24,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from bytecheckpoint import BcpReader, BcpWriter, Config, VerifyReport, verify
-from bytecheckpoint.dcp.chunks import LocalChunks
 from bytecheckpoint.errors import (
     CheckpointChangedError,
     CorruptCheckpointError,
@@ -32,6 +31,7 @@ from bytecheckpoint.errors import (
     UnsafeObjectError,
     UnsupportedError,
 )
+from bytecheckpoint.tensors.chunks import LocalChunks
 from interop.exact import without_strides
 
 

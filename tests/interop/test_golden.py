@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ def test_what_we_write_under_any_version_of_torch_loads_under_this_one(golden: P
     dcp.load(got, storage_reader=reader(golden))
     assert_equal(got, golden_state(filled=True))
     assert verify(golden).is_whole
+
+
+def test_each_version_of_torch_that_make_compat_tries_wrote_all() -> None:
+    """Ours, and, beside it, stock's own; the table of pairs in docs/compatibility.md has a row for each."""
+    (found,) = re.findall(r"^VERSIONS := (.*)$", (Path(__file__).parents[1] / "compat.mk").read_text(), re.MULTILINE)
+    versions = {version.partition("-")[0] for version in found.split()}
+    assert {golden.name for golden in OF_TORCH} == versions
+    stock = {folder.name for folder in GOLDEN.with_name("stock").iterdir()}
+    assert {f"{version}-{kind}" for version in versions for kind in ("plain", "sharded")} <= stock
 
 
 def test_it_has_every_dtype() -> None:

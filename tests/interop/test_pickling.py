@@ -23,7 +23,8 @@ MIB = 1 << 20
 
 def realistic() -> list[errors.CheckpointError]:
     """One of each class, as the code makes them."""
-    kinds = [getattr(errors, name) for name in errors.__all__ if name not in ("RankLostError", "SaveFailedError")]
+    odd = ("OutOfStepError", "RankLostError", "SaveFailedError")
+    kinds = [getattr(errors, name) for name in errors.__all__ if name not in odd]
     plain = [kind(f"save(/ckpt): {kind.__name__} happened", "/ckpt/7/.metadata") for kind in kinds]
     failed = errors.SaveFailedError(
         "save(/ckpt) failed and was undone: rank 1: StorageError: full",
@@ -35,6 +36,7 @@ def realistic() -> list[errors.CheckpointError]:
         errors.CheckpointNotFoundError("open(/ckpt): none", "/ckpt", errno.ENOENT),
         errors.KeyMismatchError("'a': wanted, but the checkpoint has no such key"),
         failed,
+        errors.OutOfStepError("save(/ckpt): rank 1 comes with another call", {0: 3, 1: 2}, "/ckpt"),
         errors.RankLostError("save(/ckpt): rank 2 died", {2: "died"}, "/ckpt"),
     ]
 
@@ -49,7 +51,8 @@ def test_errors(error: errors.CheckpointError, protocol: int) -> None:
         assert str(got) == str(error)
         assert got.args == error.args
         assert (got.path, got.errno) == (error.path, error.errno)
-        assert getattr(got, "ranks", None) == getattr(error, "ranks", None)
+        for name in ("ranks", "calls"):
+            assert getattr(got, name, None) == getattr(error, name, None)
         if isinstance(error, errors.SaveFailedError):
             assert {r: (type(e), str(e)) for r, e in got.reasons.items()} == {
                 r: (type(e), str(e)) for r, e in error.reasons.items()

@@ -23,7 +23,9 @@ MAY_INCLUDE = {
     "staging": {"base", "tensor"},
     "io": {"base"},
     "engine": {"base", "tensor", "format", "planner", "staging", "io"},
-    "bindings": {"base", "tensor", "format", "planner", "staging", "io", "engine"},
+    "bridge": {"base", "tensor", "format", "planner", "staging", "io", "engine"},
+    "bindings": {"base", "tensor", "format", "planner", "staging", "io", "engine", "bridge"},
+    "testing": {"base", "tensor", "format", "planner", "staging", "io", "engine", "bridge"},
 }
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)[ \t]*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
 ANY_INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)\b", re.MULTILINE)
@@ -60,8 +62,8 @@ def faults_of_source(path: str, content: str) -> list[str]:
                 faults.append(f'{path}: {layer} may not include "{header}"')
         elif quote == '"':
             faults.append(f'{path}: "{header}" does not start with csrc/')
-        if PYTHON_OR_TORCH.match(header) and layer != "bindings":
-            faults.append(f"{path}: only bindings may include <{header}>")
+        if PYTHON_OR_TORCH.match(header) and layer not in ("bridge", "bindings", "testing"):
+            faults.append(f"{path}: only what Python calls may include <{header}>")
         own_cuda = header.startswith("csrc/") and header.split("/")[-1].startswith("cuda_")
         if (CUDA.match(header.split("/")[0]) or own_cuda) and not sees_gpu:
             faults.append(f"{path}: only *.cu and cuda_* may include <{header}>")
@@ -69,8 +71,8 @@ def faults_of_source(path: str, content: str) -> list[str]:
         faults.append(f"{path}: only io changes files")
     if path != "csrc/base/named_thread.h" and BEGINS_THREAD.search(content):
         faults.append(f"{path}: a thread without a name; base/named_thread.h gives it one")
-    if path != "csrc/bindings/gil.h" and MOVES_GIL.search(content):
-        faults.append(f"{path}: the GIL is let go of and taken by the guards of bindings/gil.h")
+    if path != "csrc/bridge/gil.h" and MOVES_GIL.search(content):
+        faults.append(f"{path}: the GIL is let go of and taken by the guards of bridge/gil.h")
     if path.endswith((".h", ".cuh")) and "#pragma once" not in content.splitlines():
         faults.append(f"{path}: no #pragma once")
     return faults
@@ -123,7 +125,7 @@ def test_every_source_file_begins_with_its_licence() -> None:
         ("csrc/staging/a.cpp", '#include "csrc/io/file.h"'),
         ("csrc/io/a.cpp", '#include "csrc/tensor/box.h"'),
         ("csrc/io/a.cpp", '#  include "csrc/engine/commit.h"'),
-        ("csrc/engine/a.cpp", '#include "csrc/bindings/errors.h"'),
+        ("csrc/engine/a.cpp", '#include "csrc/bridge/errors.h"'),
         ("csrc/engine/a.cpp", "#include <torch/extension.h>"),
         ("csrc/engine/a.cpp", "#include <pybind11/pybind11.h>"),
         ("csrc/engine/a.cpp", "#include <ATen/ATen.h>"),

@@ -37,7 +37,7 @@ def names_in_module(module: ModuleType) -> dict[str, set[str]]:
     return names
 
 
-@pytest.mark.parametrize("name", ["_core", "_C"])
+@pytest.mark.parametrize("name", ["_core", "_C", "_testing"])
 def test_stub_matches_module(name: str) -> None:
     module = import_module(f"bytecheckpoint.{name}")
     assert names_in_stub(PACKAGE / f"{name}.pyi") == names_in_module(module)

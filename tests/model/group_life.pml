@@ -9,7 +9,7 @@
  *            replicated, but for one object of each rank, which no check can miss
  *   ASTRAY   1: the last rank calls as if it were alone (no_dist, or a group of itself)
  *   TOGETHER 1: messages of a save end with the registry of groups: a destroyed group loses its ranks (a group of
- *            torch that is used by its functions); 0: they go over the group itself (dcp/_collectives.py)
+ *            torch that is used by its functions); 0: they go over the group itself (distributed/collectives.py)
  *   M_ASK_LATE     a mutation: the thread of the save asks which ranks there are when it begins
  *   M_NO_COVERAGE  a mutation: nobody looks whether the chunks of a tensor tile it
  *   M_NOT_ALL      a mutation: the coordinator commits what has come when a rank is lost

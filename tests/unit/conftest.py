@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from unit.run_folder import RunFolder, save_at
 
-from bytecheckpoint.dcp import _stays
+from bytecheckpoint.staging import leases as _stays
 
 
 @pytest.fixture(scope="module")
@@ -33,4 +33,4 @@ def no_state_is_left() -> Iterator[None]:
     yield
     gc.collect()
     for use in _stays._uses:
-        use.loan.lease.release()
+        use.lease.arena_lease.release()

@@ -24,8 +24,8 @@ from public_calls import CALLS, LIMIT_S, Place
 from torch.distributed.checkpoint.api import CheckpointException
 
 import bytecheckpoint as bcp
-from bytecheckpoint._fork_locks import _all as all_locks
-from bytecheckpoint.dcp import _stays
+from bytecheckpoint.runtime.fork_locks import _all as all_locks
+from bytecheckpoint.staging import leases as _stays
 
 
 def say(text: str) -> None:

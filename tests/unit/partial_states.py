@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from bytecheckpoint import BcpWriter, Config
-from bytecheckpoint.dcp.chunks import LocalChunks
+from bytecheckpoint.tensors.chunks import LocalChunks
 
 __all__ = ["PARTIAL", "UncheckedWriter", "gap_of", "rows", "save_incomplete"]
 

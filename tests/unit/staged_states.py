@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from bytecheckpoint import BcpReader, BcpStager, BcpWriter, Config, registered
-from bytecheckpoint.dcp import _staged
-from bytecheckpoint.dcp._compat import PLAIN_DTYPES, quantization
+from bytecheckpoint.compat.private_names import PLAIN_DTYPES, quantization
+from bytecheckpoint.staging import staged_state as _staged
 
 # A test that leaks memory fails by this, instead of waiting.
 RAISES = Config(on_staging_busy="raise")

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, LoadReport, load_state_dict, save_state_dict
 from bytecheckpoint.dcp import reader as reader_module
-from bytecheckpoint.dcp._asked import Asked, compare
+from bytecheckpoint.sharing.asked_keys import RequestedKeys, compare
 
 MOMENTS = tuple(f"optimizer.state.{n}.{name}" for n in (0, 1) for name in ("exp_avg", "exp_avg_sq", "step"))
 
@@ -150,7 +150,7 @@ def test_what_any_rank_asks_for_is_asked_for() -> None:
     stored = ["a.x", "a.y", "b.x", "b.y", "c.x"]
 
     def unfilled(*ranks: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        found = compare(lambda: stored, [Asked.of(stored, dict.fromkeys(keys)) for keys in ranks])
+        found = compare(lambda: stored, [RequestedKeys.of(stored, dict.fromkeys(keys)) for keys in ranks])
         return found.missing_keys, found.unexpected_keys
 
     assert unfilled(stored) == ((), ())

@@ -16,8 +16,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from bytecheckpoint import BcpWriter, registered
-from bytecheckpoint._background import raise_unseen, submit, wait_for_queue
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.staging.background import raise_unseen, submit, wait_for_queue
+from bytecheckpoint.staging.save_executor import SaveExecutor
 
 LIMIT_S = 20.0
 
@@ -52,6 +53,29 @@ def test_a_failure_that_somebody_looked_at_is_not_told_again() -> None:
 
     assert isinstance(submit("/there", fail, "of this test").exception(LIMIT_S), CheckpointError)
     raise_unseen()
+
+
+def test_what_was_saved_is_destroyed_when_the_future_is_done() -> None:
+    """Each tensor lets go of the GIL: beside a busy loop 20,000 of them took a second, for which all would wait."""
+
+    class State:
+        pass
+
+    state, was_done, is_destroyed = State(), [], threading.Event()
+
+    def note() -> None:
+        was_done.append(future.done())
+        is_destroyed.set()
+
+    weakref.finalize(state, note)
+    executor = SaveExecutor("/there", state, lambda: None, LIMIT_S)
+    submitted = threading.Event()
+    future = executor.submit(lambda kept: submitted.wait(LIMIT_S), state)
+    del state
+    submitted.set()
+    assert future.result(LIMIT_S)
+    assert is_destroyed.wait(LIMIT_S)
+    assert was_done == [True]
 
 
 def test_ctrl_c_in_a_save_without_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

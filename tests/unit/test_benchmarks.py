@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark scripts, on states so small that their figures mean nothing: they run, and fit together."""
+"""The benchmark scripts, on states so small that their figures mean nothing: they run, and fit together.
+
+`make test` runs those whose figures others read, `make torture` all.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +96,7 @@ def test_disk(tmp_path: Path) -> None:
     assert all(all_s[0] > 0.0 for by_action in seconds.values() for all_s in by_action.values())
 
 
+@pytest.mark.long
 def test_memory(tmp_path: Path) -> None:
     file = tmp_path / "memory.json"
     run("memory.py", *TINY, "--only", "bytecheckpoint", "--dir", str(tmp_path), "--json", str(file))
@@ -102,12 +106,14 @@ def test_memory(tmp_path: Path) -> None:
         assert of_action["before_bytes"] > of_action["state_bytes"]
 
 
+@pytest.mark.long
 def test_checks(tmp_path: Path) -> None:
     file = tmp_path / "checks.json"
     run("checks.py", *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
     assert json.loads(file.read_text())["seconds"].keys() == {"save", "load", "load without"}
 
 
+@pytest.mark.long
 def test_verify(tmp_path: Path) -> None:
     skip_without_direct_io(tmp_path)
     file = tmp_path / "verify.json"
@@ -115,6 +121,7 @@ def test_verify(tmp_path: Path) -> None:
     assert {"disk, 1 threads", "verify, 4 threads", "bcp verify"} <= json.loads(file.read_text())["seconds"].keys()
 
 
+@pytest.mark.long
 def test_objects(tmp_path: Path) -> None:
     file = tmp_path / "objects.json"
     run("objects.py", "--repetitions", "2", "--turn-ms", "1", "--idle-limit-s", "0", "--json", str(file))
@@ -122,6 +129,7 @@ def test_objects(tmp_path: Path) -> None:
         assert {len(turns) for turns in by_contender.values()} == {2}
 
 
+@pytest.mark.long
 def test_sharing(tmp_path: Path) -> None:
     file = tmp_path / "sharing.json"
     sizes = ("--ranks", "2", "--gigabytes", "0.05", "--repetitions", "1", "--idle-limit-s", "0")
@@ -137,6 +145,7 @@ def test_sharing(tmp_path: Path) -> None:
         assert all(len(mode["seconds"]) == 1 for mode in modes.values())
 
 
+@pytest.mark.long
 def test_ranks(tmp_path: Path) -> None:
     file = tmp_path / "ranks.json"
     run("ranks.py", "--ranks", "2", "--tensors", "20", *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
@@ -145,6 +154,7 @@ def test_ranks(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.long
 def test_fsdp1(tmp_path: Path) -> None:
     file = tmp_path / "fsdp1.json"
     tiny = ("embedding", "--ranks", "2", "--gigabytes", "0.001", "--only", "decompose; merge")
@@ -171,7 +181,7 @@ def test_planning(tmp_path: Path) -> None:
         assert ours["chunks"] >= stock["chunks"]  # splits
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_phases(tmp_path: Path, ranks: int) -> None:
     file = tmp_path / "phases.json"
     out = run("phases.py", *TINY, *AT_ONCE, "--ranks", str(ranks), "--dir", str(tmp_path), "--json", str(file))
@@ -181,6 +191,7 @@ def test_phases(tmp_path: Path, ranks: int) -> None:
     assert str(tmp_path) not in file.read_text()
 
 
+@pytest.mark.long
 def test_stall(tmp_path: Path) -> None:
     file = tmp_path / "stall.json"
     tiny = ("small", "--gigabytes", "0.001", "--window-s", "0.05", "--only", "dcp-thread,bytecheckpoint,no save")
@@ -191,6 +202,7 @@ def test_stall(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.long
 def test_the_demo_of_asynchronous_saves(tmp_path: Path) -> None:
     png = tmp_path / "steps.png"
     tiny = ("--steps", "4", "--every", "2", "--dim", "64", "--layers", "1", "--batch", "1")

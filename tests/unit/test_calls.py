@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bytecheckpoint.dcp._calls import Call, call_in
+from bytecheckpoint.compat.frames import Call, find_call
 
 
 def numbers() -> Iterator[int]:
@@ -26,7 +26,7 @@ class Caller(threading.Thread):
         self.began, self.ends, self.left, self.may_exit = (threading.Event() for _ in range(4))
 
     def stay(self) -> None:
-        self.call = call_in(__name__, "stay")
+        self.call, _ = find_call(__name__, "stay")
         self.began.set()
         while not self.ends.is_set():
             sum(numbers())
@@ -64,4 +64,4 @@ def test_a_call_is_seen_to_run_until_it_has_returned() -> None:
 
 
 def test_a_function_that_the_thread_is_not_in_is_no_call() -> None:
-    assert call_in(__name__, "stay") is None
+    assert find_call(__name__, "stay") == (None, {})

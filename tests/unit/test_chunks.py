@@ -15,8 +15,8 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 
 import bytecheckpoint
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, _core
-from bytecheckpoint.dcp.chunks import LocalChunks, Spread
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.tensors.chunks import LocalChunks, Spread
 
 WHOLE = torch.arange(60.0).view(3, 4, 5)
 # Elements [7, 52) of it, flat, and then the rest.

@@ -48,12 +48,12 @@ def test_a_refused_feature_is_broken_and_a_fallback_is_not(monkeypatch: pytest.M
     lost = ""
     fault = Probe.fault
     monkeypatch.setattr(Probe, "fault", lambda self: "it is gone" if self.path == lost else fault(self))
-    lost = "torch.distributed.checkpoint.utils:_DistWrapper.all_reduce"
+    lost = of_torch.NAMES_OF_2_3.probes[0].path
     result = run("doctor")
     assert result.exit_code == 0
     (line,) = [line.strip() for line in result.output.splitlines() if lost in line]
-    assert line.startswith(f"{lost}: it is gone (DCP runs hooks in it")
-    assert line.endswith(of_torch.EXCHANGE.probes[0].fallback)
+    assert line.startswith(f"{lost}: it is gone (It flattens as torch 2.3 did")
+    assert line.endswith(of_torch.NAMES_OF_2_3.probes[0].fallback)
     lost = "torch.distributed.checkpoint.state_dict_saver:_storage_setup"
     said = as_json("doctor", code=1)
     (broken,) = [item for item in said["features"] if item["state"] == "broken"]
@@ -132,3 +132,8 @@ def test_device_and_device_code(capability: tuple[int, int], state: str, text: s
     found = machine.gpu_finding(True, "13.0", (13, 0), architectures, capability)
     assert found.state == state
     assert text in found.text
+
+
+@pytest.mark.parametrize(("architectures", "state"), [(["sm_80"], "slow"), (["compute_80"], "ok")])
+def test_a_newer_device_needs_ptx(architectures: list[str], state: str) -> None:
+    assert machine.gpu_finding(True, "13.0", (13, 0), architectures, (9, 0)).state == state

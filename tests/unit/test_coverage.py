@@ -123,7 +123,7 @@ def test_what_was_planned_is_judged_by_its_metadata(tmp_path: Path) -> None:
 
 
 def test_a_gap_that_is_not_of_whole_rows_is_told_as_a_box(tmp_path: Path) -> None:
-    from bytecheckpoint.dcp.chunks import LocalChunks
+    from bytecheckpoint.tensors.chunks import LocalChunks
 
     left = LocalChunks((8, 2), [(0, 0)], [torch.ones(8, 1)], torch.float32)
     error = refusal(lambda: save(tmp_path, {"w": left}, planner=BcpSavePlanner()))
@@ -154,7 +154,7 @@ def test_the_planner_that_was_told_is_enough(tmp_path: Path) -> None:
 
 
 def test_overlaps_are_never_allowed(tmp_path: Path) -> None:
-    from bytecheckpoint.dcp.chunks import LocalChunks
+    from bytecheckpoint.tensors.chunks import LocalChunks
 
     twice = LocalChunks((8, 2), [(0, 0), (2, 0)], [torch.ones(4, 2), torch.ones(4, 2)], torch.float32)
     error = refusal(lambda: save(tmp_path, {"w": twice}, planner=BcpSavePlanner(config=PARTIAL), config=PARTIAL))
@@ -320,7 +320,7 @@ def test_chunks_that_overlap_do_not_hide_a_gap(tmp_path: Path) -> None:
             self.global_plan, self.metadata = create_default_global_save_plan(all_plans)
             return self.global_plan, self.metadata
 
-    from bytecheckpoint.dcp.chunks import LocalChunks
+    from bytecheckpoint.tensors.chunks import LocalChunks
 
     overlapping = LocalChunks((4,), [(0,), (1,)], [torch.ones(2), torch.ones(2)], torch.float32)
     dcp.save({"w": overlapping}, storage_writer=FileSystemWriter(tmp_path), planner=Doubles(), no_dist=True)

@@ -18,9 +18,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
-from bytecheckpoint import _C, BcpReader, BcpStager, BcpWriter, Config, _background, async_save_state_dict
-from bytecheckpoint.dcp import _compat, _staged
+from bytecheckpoint import _C, BcpReader, BcpStager, BcpWriter, Config, async_save_state_dict
+from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.errors import CheckpointError, DeviceError
+from bytecheckpoint.staging import background as _background
+from bytecheckpoint.staging import staged_state as _staged
 
 LIMIT_S = 30.0
 RAISES = Config(on_staging_busy="raise")

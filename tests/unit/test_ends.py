@@ -22,7 +22,7 @@ import logging, os, signal, sys, threading, time
 import torch
 import torch.distributed.checkpoint as dcp
 import bytecheckpoint as bcp
-from bytecheckpoint import _background
+from bytecheckpoint.staging import background as _background
 
 logging.basicConfig(format="%(message)s")
 path = sys.argv[1]
@@ -151,10 +151,11 @@ for _ in range(2):
 )
 # Ctrl-C once in each call in which a save is begun; all exceptions are kept, each next save commits, and the end comes.
 INTERRUPTED_AND_KEPT = """
-from bytecheckpoint.dcp import _stays
+from bytecheckpoint.staging import leases as _stays
 _stays._UNUSED_WAIT_S, _stays._BEGIN_WITHIN_S = 1.0, 0.05
 MODULES = ["bytecheckpoint." + name for name in (
-    "_background", "_save_queue", "dcp._staged", "dcp._stays", "dcp.stager", "registration", "save_handle")]
+    "staging.background", "staging.save_queue", "staging.staged_state", "staging.leases", "dcp.stager", "registration",
+    "staging.save_handle")]
 kept = []
 
 def save():

@@ -8,6 +8,7 @@ import importlib
 import os
 import pkgutil
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +18,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
-from bytecheckpoint import (
-    BcpWriter,
-)
-from bytecheckpoint._fork_locks import ForkSafeLock, _all
+from bytecheckpoint import BcpWriter
+from bytecheckpoint.runtime.fork_locks import ForkSafeLock, _all
+from bytecheckpoint.runtime.gil_interval import quick_switches
 
 LIMIT_S = 20
 
@@ -58,6 +58,21 @@ def test_a_child_takes_over_a_writer(tmp_path: Path) -> None:
     dcp.save({"weight": torch.ones(3)}, storage_writer=writer, no_dist=True)
     run_in_child(lambda: dcp.save({"weight": torch.ones(3)}, storage_writer=writer, no_dist=True))
     run_in_child(writer.cancel)
+
+
+def test_a_child_takes_no_quick_turns_because_its_parent_does() -> None:
+    before = sys.getswitchinterval()
+
+    def look_in_child() -> None:
+        assert sys.getswitchinterval() == before
+        with quick_switches():
+            assert sys.getswitchinterval() < before
+        assert sys.getswitchinterval() == before
+
+    with quick_switches():
+        run_in_child(look_in_child)
+        assert sys.getswitchinterval() < before
+    assert sys.getswitchinterval() == before
 
 
 def modules() -> list[ModuleType]:

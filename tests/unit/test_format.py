@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bytecheckpoint import _core
+from bytecheckpoint import _core, _testing
 from bytecheckpoint.errors import InvalidPlanError
 
 ENTRIES = ["archive/data.pkl", "archive/byteorder", "archive/version", "archive/data/0"]
@@ -35,20 +35,20 @@ record_offsets = st.integers(0, 2**20).map(lambda n: 64 * n)
 
 @given(data=st.binary(max_size=300), begin=st.integers(0, 40), crc=st.integers(0, 2**32 - 1))
 def test_crc32_is_that_of_zlib(data: bytes, begin: int, crc: int) -> None:
-    assert _core.crc32(data[begin:], crc) == zlib.crc32(data[begin:], crc)
-    assert _core.crc32(data) == zlib.crc32(data)
+    assert _testing.crc32(data[begin:], crc) == zlib.crc32(data[begin:], crc)
+    assert _testing.crc32(data) == zlib.crc32(data)
 
 
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(0, 3 * MIB))
 @settings(max_examples=30)
 def test_crc32_of_long_data(seed: int, size: int) -> None:
     data = (seed.to_bytes(4, "little") * (size // 4 + 1))[:size]
-    assert _core.crc32(data) == zlib.crc32(data)
+    assert _testing.crc32(data) == zlib.crc32(data)
 
 
 @given(a=st.binary(max_size=2000), b=st.binary(max_size=2000))
 def test_crc32_combine_joins(a: bytes, b: bytes) -> None:
-    assert _core.crc32_combine(zlib.crc32(a), zlib.crc32(b), len(b)) == zlib.crc32(a + b)
+    assert _testing.crc32_combine(zlib.crc32(a), zlib.crc32(b), len(b)) == zlib.crc32(a + b)
 
 
 def crc32_of_zeros(size: int) -> int:
@@ -56,8 +56,8 @@ def crc32_of_zeros(size: int) -> int:
     crc, power, crc_of_power = 0, 1, zlib.crc32(b"\0")
     while size:
         if size & 1:
-            crc = _core.crc32_combine(crc, crc_of_power, power)
-        crc_of_power = _core.crc32_combine(crc_of_power, crc_of_power, power)
+            crc = _testing.crc32_combine(crc, crc_of_power, power)
+        crc_of_power = _testing.crc32_combine(crc_of_power, crc_of_power, power)
         power, size = 2 * power, size >> 1
     return crc
 
@@ -78,7 +78,7 @@ def tensor_bytes(dtype: str, shape: list[int], seed: int) -> bytes:
 
 
 def record_of(dtype: str, shape: list[int], offset: int, data: bytes) -> tuple[bytes, int]:
-    head, data_offset, data_bytes, tail = _core.zip_record(dtype, shape, offset, zlib.crc32(data))
+    head, data_offset, data_bytes, tail = _testing.zip_record(dtype, shape, offset, zlib.crc32(data))
     assert data_bytes == len(data)
     assert data_offset == offset + len(head)
     return head + data + tail, data_offset
@@ -156,7 +156,7 @@ def test_every_dtype_of_the_table_is_torchs() -> None:
 )
 def test_what_cannot_be_stored_is_refused(dtype: str, shape: list[int]) -> None:
     with pytest.raises(InvalidPlanError, match="cannot be stored"):
-        _core.zip_record(dtype, shape, 0, 0)
+        _testing.zip_record(dtype, shape, 0, 0)
 
 
 @pytest.mark.long
@@ -165,9 +165,9 @@ def test_what_cannot_be_stored_is_refused(dtype: str, shape: list[int]) -> None:
 def test_a_record_beyond_4_gib(tmp_path: Path, dtype: str, size: int) -> None:
     """Sparse on disk; what is read of it is zeros, but for a mark at the end."""
     mark = b"\x01\x02\x03\x04"
-    crc = _core.crc32_combine(crc32_of_zeros(size - 4), zlib.crc32(mark), 4)
+    crc = _testing.crc32_combine(crc32_of_zeros(size - 4), zlib.crc32(mark), 4)
     shape = [size // torch.empty(0, dtype=getattr(torch, dtype)).element_size()]
-    head, _, data_bytes, tail = _core.zip_record(dtype, shape, 0, crc)
+    head, _, data_bytes, tail = _testing.zip_record(dtype, shape, 0, crc)
     assert data_bytes == size
     path = tmp_path / "record"
     with path.open("wb") as out:
@@ -218,24 +218,24 @@ def same(a: Any, b: Any) -> bool:
 
 @given(tree=trees)
 def test_pickle_tree_unpickles_equal(tree: Any) -> None:
-    assert same(pickle.loads(_core.pickle_tree(tree)), tree)
+    assert same(pickle.loads(_testing.pickle_tree(tree)), tree)
 
 
 @given(tree=trees)
 def test_tree_round_trip(tree: Any) -> None:
-    assert same(_core.tree_round_trip(tree), tree)
+    assert same(_testing.tree_round_trip(tree), tree)
 
 
 @pytest.mark.parametrize("number", [0, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32, 2**63 - 1])
 def test_ints_at_the_borders_of_their_opcodes(number: int) -> None:
     for value in (number, -number, -number - 1):
-        assert same(pickle.loads(_core.pickle_tree(value)), value)
-        assert same(_core.tree_round_trip(value), value)
+        assert same(pickle.loads(_testing.pickle_tree(value)), value)
+        assert same(_testing.tree_round_trip(value), value)
 
 
 def test_a_tree_with_many_strings_uses_the_long_memo() -> None:
     tree = [[f"layers.{i}", ("layers", i), "x" * 300] for i in range(1000)]
-    assert same(pickle.loads(_core.pickle_tree(tree)), tree)
+    assert same(pickle.loads(_testing.pickle_tree(tree)), tree)
 
 
 def nested(depth: int) -> list[Any]:
@@ -245,7 +245,7 @@ def nested(depth: int) -> list[Any]:
     return tree
 
 
-@pytest.mark.parametrize("call", [_core.pickle_tree, _core.tree_round_trip])
+@pytest.mark.parametrize("call", [_testing.pickle_tree, _testing.tree_round_trip])
 def test_what_is_no_tree_is_refused_with_its_place(call: Any) -> None:
     with pytest.raises(TypeError, match=r"planner_data\['a'\]\[1\].*set"):
         call({"a": [0, {1}]})
@@ -288,7 +288,7 @@ def test_plan_load_reads_the_wanted_blocks_once_and_no_other(boxes: list[Any], l
     block_bytes = 1 << log_block
     limit = blocks * block_bytes
     wanted = [blocks_of(box, block_bytes) for box in boxes]
-    plan = _core.plan_load(boxes, block_bytes, limit)
+    plan = _testing.plan_load(boxes, block_bytes, limit)
     assert [file for file, _ in plan] == sorted({file for box in wanted for file, _ in box})
     read: list[tuple[int, int]] = []
     for file, segments in plan:
@@ -307,4 +307,4 @@ def test_plan_load_reads_the_wanted_blocks_once_and_no_other(boxes: list[Any], l
 
 def test_plan_load_refuses_a_box_outside_its_chunk() -> None:
     with pytest.raises(InvalidPlanError, match="not inside a chunk"):
-        _core.plan_load([(0, 0, [4], [2], [3], 1)], 4096, 4096)
+        _testing.plan_load([(0, 0, [4], [2], [3], 1)], 4096, 4096)

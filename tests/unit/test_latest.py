@@ -20,13 +20,7 @@ from unit.run_folder import RunFolder, save_at, small_state
 
 import bytecheckpoint
 from bytecheckpoint import BcpReader, find_latest_ckpt_path, latest, load_state_dict, scan_steps, verify
-from bytecheckpoint.errors import (
-    CheckpointError,
-    CheckpointNotFoundError,
-    ConfigError,
-    StorageError,
-    UnsupportedError,
-)
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError, StorageError, UnsupportedError
 
 
 def passing_over(run: Path, **arguments: Any) -> tuple[str | None, list[str]]:

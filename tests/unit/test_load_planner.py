@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import io
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from unit.planned_states import assert_equal, blank, state
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config
-from bytecheckpoint.dcp._plan_items import PlanItems, source_of
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, ShapeMismatchError
+from bytecheckpoint.planning.plan_items import PlanItems, source_of
 
 READERS = [BcpReader, dcp.FileSystemReader]
 
@@ -151,6 +152,16 @@ def test_all_shapes_that_do_not_match_are_named_at_once(path: Path) -> None:
     assert isinstance(error, ShapeMismatchError)
     for part in ("'model.w'", "[7, 5]", "[7, 6]", "'model.b'", "[4]"):
         assert part in str(error)
+
+
+@pytest.mark.parametrize("planner", [BcpLoadPlanner, DefaultLoadPlanner])
+def test_what_does_not_match_is_told_in_the_words_of_dcps_planner(path: Path, planner: Any) -> None:
+    """Callers and their tests look for them."""
+    with pytest.raises(CheckpointException, match=r"Missing key in checkpoint state_dict: model\.nope\."):
+        load({"model": {"nope": torch.zeros(1)}}, BcpReader(path), planner())
+    sentence = "Size mismatch between saved torch.Size([7, 5]) and current: torch.Size([7, 6]) for model.w"
+    with pytest.raises(CheckpointException, match=re.escape(sentence)):
+        load({"model": {"w": torch.zeros(7, 6)}}, BcpReader(path), planner())
 
 
 def test_a_tensor_into_something_else_is_refused(path: Path) -> None:

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interop.exact import raw
 
-from bytecheckpoint import _C, merge, scatter
-from bytecheckpoint.dcp._compat import PLAIN_DTYPES
+from bytecheckpoint import _testing, merge, scatter
+from bytecheckpoint.compat.private_names import PLAIN_DTYPES
 from bytecheckpoint.errors import InvalidPlanError
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:Sparse CSR", "ignore:torch.quantize_per_tensor")
@@ -98,6 +98,10 @@ def merged_by_hand(parts: Sequence[Laid], alignment: int, background: bytes) -> 
     return bytes(out)
 
 
+def in_memory(tensor: torch.Tensor) -> _testing.TensorInMemory:
+    return tensor.data_ptr(), str(tensor.dtype).removeprefix("torch."), tensor.shape, tensor.stride()
+
+
 def as_bytes(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.tolist())
 
@@ -121,7 +125,9 @@ def test_a_kernel_gathers_as_by_hand(parts: list[Laid], alignment: int, units_a_
     tensors = [part.tensor for part in parts]
     out = torch.full((offsets(tensors, alignment)[1] + 1,), 0xA5, dtype=torch.uint8)
     wanted = merged_by_hand(parts, alignment, as_bytes(out))
-    _C.merge_by_tiles(tensors, out, alignment, units_a_tile, num_threads)
+    _testing.merge_by_tiles(
+        [in_memory(tensor) for tensor in tensors], out.data_ptr(), alignment, units_a_tile, num_threads
+    )
     assert as_bytes(out) == wanted
 
 
@@ -322,5 +328,7 @@ def test_a_kernel_scatters_as_by_hand(
     for part, begin in zip(wanted, begins, strict=True):
         part.fill(bytes(source[begin:]))
     merged = torch.tensor(list(source), dtype=torch.uint8)
-    _C.scatter_by_tiles(tensors, merged, alignment, units_a_tile, num_threads)
+    _testing.scatter_by_tiles(
+        [in_memory(tensor) for tensor in tensors], merged.data_ptr(), alignment, units_a_tile, num_threads
+    )
     assert [part.buffer for part in parts] == [part.buffer for part in wanted]

@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bytecheckpoint._core import read_pickle
+from bytecheckpoint._testing import read_pickle
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, UnsupportedError
 
 TESTS = Path(__file__).parents[1]

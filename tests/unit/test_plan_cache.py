@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from bytecheckpoint import _C, BcpSavePlanner
-from bytecheckpoint.dcp._held import Held
-from bytecheckpoint.dcp._plan_cache import Answer, PlanCache, Planned, digest_of
-from bytecheckpoint.dcp._plan_items import source_of
+from bytecheckpoint.planning.inventory import LocalInventory
+from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, PlanCache, digest_of
+from bytecheckpoint.planning.plan_items import source_of
 
 
-def planned(num_items: int = 1, blobs: dict[bytes, bytes] | None = None) -> Planned:
-    return Planned([Answer(b"", num_items)], _C.without_records({}), blobs or {})
+def planned(num_items: int = 1, blobs: dict[bytes, bytes] | None = None) -> CachedPlan:
+    return CachedPlan([EncodedAssignment(b"", num_items)], _C.without_records({}), blobs or {})
 
 
 def test_plans_that_were_used_last_are_kept() -> None:
@@ -43,17 +43,17 @@ def test_large_plans_are_not_all_kept() -> None:
 
 def test_answers_are_those_to_the_same_inventory() -> None:
     cache = PlanCache()
-    mine = {b"plan 1": Answer(b"1", 1), b"plan 2": Answer(b"2", 2)}
-    cache.keep_answers(b"mine", mine, 2)
-    assert cache.take_answers(b"mine") == mine
-    assert cache.take_answers(b"mine") == {}, "until they are kept again"
-    cache.keep_answers(b"mine", mine, 2)
-    cache.keep_answers(b"other", {b"plan 1": Answer(b"3", 3)}, 2)
-    assert cache.take_answers(b"mine") == {b"plan 2": Answer(b"2", 2)}
-    assert cache.take_answers(b"other") == {b"plan 1": Answer(b"3", 3)}
-    cache.keep_answers(b"other", mine, 2)
+    mine = {b"plan 1": EncodedAssignment(b"1", 1), b"plan 2": EncodedAssignment(b"2", 2)}
+    cache.keep_assignments(b"mine", mine, 2)
+    assert cache.take_assignments(b"mine") == mine
+    assert cache.take_assignments(b"mine") == {}, "until they are kept again"
+    cache.keep_assignments(b"mine", mine, 2)
+    cache.keep_assignments(b"other", {b"plan 1": EncodedAssignment(b"3", 3)}, 2)
+    assert cache.take_assignments(b"mine") == {b"plan 2": EncodedAssignment(b"2", 2)}
+    assert cache.take_assignments(b"other") == {b"plan 1": EncodedAssignment(b"3", 3)}
+    cache.keep_assignments(b"other", mine, 2)
     cache.clear()
-    assert cache.take_answers(b"other") == {}
+    assert cache.take_assignments(b"other") == {}
 
 
 def test_a_digest_knows_where_its_parts_end() -> None:
@@ -61,11 +61,11 @@ def test_a_digest_knows_where_its_parts_end() -> None:
     assert digest_of([b"ab", b"c"]) == digest_of(iter([b"ab", b"c"]))
 
 
-def held_of(state: dict[str, Any], **settings: Any) -> Held:
+def held_of(state: dict[str, Any], **settings: Any) -> LocalInventory:
     planner = BcpSavePlanner(**settings)
     planner.set_up_planner(state)
     held = source_of(planner.create_local_plan().items)
-    assert isinstance(held, Held)
+    assert isinstance(held, LocalInventory)
     return held
 
 

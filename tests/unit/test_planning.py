@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bytecheckpoint import _core
+from bytecheckpoint import _testing
 from bytecheckpoint.errors import CheckpointError
 
 
@@ -26,10 +26,10 @@ def entry(fqn: str, kind: str, sizes: list[int], *boxes: tuple[list[int], list[i
     )
 
 
-def inventories() -> list[_core.Inventory]:
+def inventories() -> list[_testing.Inventory]:
     """Two ranks: a plain tensor, shards, an object that only the second has."""
     return [
-        _core.Inventory.of_rank(
+        _testing.Inventory.of_rank(
             rank,
             [
                 entry("plain", "tensor", [1024, 256]),
@@ -44,11 +44,11 @@ def inventories() -> list[_core.Inventory]:
 def test_a_save_is_planned_from_bytes_to_bytes() -> None:
     ranks = inventories()
     blobs = [inventory.encode() for inventory in ranks]
-    merged = _core.Inventory.merge(blobs)
+    merged = _testing.Inventory.merge(blobs)
     assert (merged.num_ranks, merged.num_entries, merged.num_boxes) == (2, 3, 4)
-    assert _core.Inventory.merge([merged.encode()]).encode() == merged.encode()
+    assert _testing.Inventory.merge([merged.encode()]).encode() == merged.encode()
     merged.validate()
-    plan = _core.plan_save(merged)
+    plan = _testing.plan_save(merged)
     assert plan.summary() == {
         "num_ranks": 2,
         "num_chunks": 5,
@@ -60,19 +60,21 @@ def test_a_save_is_planned_from_bytes_to_bytes() -> None:
     assert list(chunks) == ["plain", "shards", "object"]
     assert chunks["shards"] == [(0, [0, 0], [2, 2]), (1, [2, 0], [2, 2])]
     assert chunks["object"] == [(1, [], [])]
-    written = [_core.apply_answer(_core.Inventory.merge([blobs[rank]]), plan.answer(rank)) for rank in (0, 1)]
+    written = [
+        _testing.apply_assignment(_testing.Inventory.merge([blobs[rank]]), plan.assignment(rank)) for rank in (0, 1)
+    ]
     assert written[0] == [
         ("plain", [0, 0], chunks["plain"][0][2], False),
         ("shards", [0, 0], [2, 2], True),
     ]
     assert [fqn for fqn, *_ in written[1]] == ["plain", "shards", "object"]
     with pytest.raises(IndexError):
-        plan.answer(2)
+        plan.assignment(2)
 
 
 def test_everything_on_the_lowest_rank_if_asked() -> None:
-    plan = _core.plan_save(
-        _core.Inventory.merge(inventory.encode() for inventory in inventories()), dedup_to_lowest_rank=True
+    plan = _testing.plan_save(
+        _testing.Inventory.merge(inventory.encode() for inventory in inventories()), dedup_to_lowest_rank=True
     )
     assert plan.rank_bytes == [(1 << 20) + 16, 16]
     assert plan.summary()["num_splits"] == 0
@@ -81,15 +83,15 @@ def test_everything_on_the_lowest_rank_if_asked() -> None:
 def test_refusals_are_typed_errors() -> None:
     first, second = (inventory.encode() for inventory in inventories())
     with pytest.raises(CheckpointError, match="rank 1 is in two inventories"):
-        _core.Inventory.merge([second, second])
+        _testing.Inventory.merge([second, second])
     with pytest.raises(CheckpointError, match="damaged at byte"):
-        _core.Inventory.merge([first[:-1]])
+        _testing.Inventory.merge([first[:-1]])
     with pytest.raises(CheckpointError, match="rank 0 is missing"):
-        _core.plan_save(_core.Inventory.merge([second]))
+        _testing.plan_save(_testing.Inventory.merge([second]))
     with pytest.raises(CheckpointError, match="no tensor has dtype"):
-        _core.Inventory.of_rank(0, [entry("w", "tensor", [1], dtype="float33")])
+        _testing.Inventory.of_rank(0, [entry("w", "tensor", [1], dtype="float33")])
     with pytest.raises(ValueError, match="kind 'file'"):
-        _core.Inventory.of_rank(0, [entry("w", "file", [1])])
-    overlapping = _core.Inventory.of_rank(0, [entry("w", "shard", [4], ([0], [3]), ([2], [2]))])
+        _testing.Inventory.of_rank(0, [entry("w", "file", [1])])
+    overlapping = _testing.Inventory.of_rank(0, [entry("w", "shard", [4], ([0], [3]), ([2], [2]))])
     with pytest.raises(CheckpointError, match=r"'w'.* overlap"):
         overlapping.validate()

@@ -24,7 +24,7 @@ from unit.dcp_by_hand import PlannedSave, load_by_hand, plan_by_hand, save_by_ha
 from unit.simulated_ranks import Box, Layout, Spec, World, full, state_of, worlds
 
 from bytecheckpoint import _C, BcpLoadPlanner
-from bytecheckpoint.dcp import _compat
+from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp.metadata import checkpoint_of
 
 NOBODY = -1
@@ -64,7 +64,7 @@ def writers_of(world: World, planned: PlannedSave) -> tuple[dict[str, Any], dict
     return elements, objects
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(worlds())
 def test_every_element_is_written_once_by_a_rank_that_holds_it(world: World) -> None:
     planned = plan_by_hand(states_of(world))
@@ -84,7 +84,7 @@ def test_every_element_is_written_once_by_a_rank_that_holds_it(world: World) -> 
         assert len({box.offsets for box in boxes[fqn]}) == len(boxes[fqn])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(worlds())
 def test_the_lowest_holder_writes_all_if_asked(world: World) -> None:
     elements, objects = writers_of(world, plan_by_hand(states_of(world), dedup_save_to_lowest_rank=True))
@@ -122,7 +122,7 @@ def pairs_of_worlds(draw: st.DrawFn) -> tuple[World, World]:
     return saved, draw(worlds(saved.specs))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pairs_of_worlds())
 def test_what_one_world_saves_another_loads(pair: tuple[World, World]) -> None:
     saved, loaded = pair
@@ -176,7 +176,7 @@ def heavy_worlds(draw: st.DrawFn) -> World:
     return World(num_ranks, specs, layouts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(heavy_worlds())
 def test_replicas_are_written_in_equal_parts(world: World) -> None:
     num_bytes = bytes_by_rank(world, plan_by_hand(states_of(world)))
@@ -209,7 +209,7 @@ def shuffled(world: World, rank: int, state: dict[str, Any], random: Random) -> 
     return {fqn: flat[fqn] for fqn in keys}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(worlds(), st.randoms(use_true_random=False))
 def test_plans_depend_on_what_ranks_hold_and_not_on_its_order(world: World, random: Random) -> None:
     plans = [plan_by_hand(states_of(world)) for _ in range(2)]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
-from bytecheckpoint.dcp._progress import progress_bar
+from bytecheckpoint.runtime.progress import progress_bar
 
 SHOWN = Config(progress=True, ring_bytes=16 << 20)
 

@@ -43,7 +43,8 @@ def test_public_modules_are_attributes_and_torch_is_not_imported_for_them() -> N
 import sys, bytecheckpoint
 assert bytecheckpoint.errors.CheckpointError is bytecheckpoint.CheckpointError
 assert bytecheckpoint.report.LoadReport is bytecheckpoint.LoadReport
-bytecheckpoint.config, bytecheckpoint.retention, bytecheckpoint.steps, bytecheckpoint.verification
+bytecheckpoint.config
+from bytecheckpoint.checkpoint import retention, steps, verification
 assert "torch" not in sys.modules
 assert {"errors", "config", "save"} <= set(dir(bytecheckpoint))
 for name in dir(bytecheckpoint):
@@ -54,6 +55,27 @@ except AttributeError as error:
     assert "nothing" in str(error)
 else:
     raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT_S)
+
+
+def test_modules_that_have_moved_are_found_and_warn() -> None:
+    program = """
+import warnings, bytecheckpoint
+from bytecheckpoint._moved import MOVED
+from importlib import import_module
+for old, new in MOVED.items():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module = import_module(old)
+    assert [str(warning.message) for warning in caught if old in str(warning.message)] == [f"{old} is {new} now"], old
+    for name in getattr(import_module(new), "__all__", ()):
+        assert getattr(module, name) is getattr(import_module(new), name)
+warnings.simplefilter("ignore")
+from bytecheckpoint.frameworks.saving import save
+assert save is bytecheckpoint.save
+assert bytecheckpoint.retention.prune is bytecheckpoint.prune
+assert import_module("bytecheckpoint.checkpoint.retention").__spec__.name == "bytecheckpoint.checkpoint.retention"
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT_S)
 

@@ -15,7 +15,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from unit.run_folder import DEAD_TMP, RunFolder, save_at, small_state
 
-from bytecheckpoint import BcpReader, Retention, StepFolder, _core, load_state_dict, prune, retention, scan_steps
+from bytecheckpoint import BcpReader, Retention, StepFolder, _core, load_state_dict, prune, scan_steps
+from bytecheckpoint.checkpoint import retention
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError
 from bytecheckpoint.report import size_text
 

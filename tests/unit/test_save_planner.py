@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from unit.planned_states import assert_equal, blank, more, state
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter
-from bytecheckpoint.dcp._plan_items import source_of
 from bytecheckpoint.dcp.save_planner import WritePart
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.planning.plan_items import source_of
 
 WRITERS = [BcpWriter, dcp.FileSystemWriter]
 
@@ -43,9 +43,11 @@ def test_it_saves_what_the_stock_planner_saves(tmp_path: Path, writer: Any) -> N
     assert metadata[0].planner_data == metadata[1].planner_data
     ours, theirs = without_strides(metadata)
     assert list(ours.state_dict_metadata.items()) == list(theirs.state_dict_metadata.items())
-    assert metadata[0].storage_data is not None
-    assert metadata[1].storage_data is not None
-    assert metadata[0].storage_data.keys() == metadata[1].storage_data.keys()
+    # From the disk: what dcp.save of torch 2.10 returns does not have them.
+    places: list[Any] = [
+        dcp.FileSystemReader(tmp_path / name).read_metadata().storage_data for name in ("ours", "theirs")
+    ]
+    assert places[0].keys() == places[1].keys()
     loaded = []
     for name in ("ours", "theirs"):
         for reader in (BcpReader(tmp_path / name), dcp.FileSystemReader(tmp_path / name)):

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.small_files import made_folder, read_small_file, refuse_irregular, replacing
 from bytecheckpoint.errors import StorageError
-from bytecheckpoint.frameworks.tracker import TRACKER
-from bytecheckpoint.small_files import made_folder, read_small_file, refuse_irregular, replacing
+from bytecheckpoint.training_state.tracker import TRACKER
 
 TMP = ".name.tmp"
 LIMIT_S = 120

@@ -37,10 +37,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultSta
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from bytecheckpoint import BcpSavePlanner, BcpStager, BcpWriter
-from bytecheckpoint.errors import (
-    CorruptCheckpointError,
-    SaveFailedError,
-)
+from bytecheckpoint.errors import CorruptCheckpointError, SaveFailedError
 
 pytestmark = MARKS
 

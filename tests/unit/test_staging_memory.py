@@ -33,22 +33,9 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from bytecheckpoint import (
-    _C,
-    BcpSavePlanner,
-    BcpStager,
-    BcpWriter,
-    Config,
-    async_save_state_dict,
-    registered,
-    shutdown,
-)
-from bytecheckpoint.dcp import _stays
-from bytecheckpoint.errors import (
-    CheckpointError,
-    StagingBusyError,
-    StagingFullError,
-)
+from bytecheckpoint import _C, BcpSavePlanner, BcpStager, BcpWriter, Config, async_save_state_dict, registered, shutdown
+from bytecheckpoint.errors import CheckpointError, StagingBusyError, StagingFullError
+from bytecheckpoint.staging import leases as _stays
 
 pytestmark = MARKS
 

@@ -23,7 +23,6 @@ from bytecheckpoint import (
     BcpReader,
     CheckpointError,
     Config,
-    _background,
     async_save_state_dict,
     load_state_dict,
     save_state_dict,
@@ -37,6 +36,7 @@ from bytecheckpoint.errors import (
     StagingFullError,
     StorageError,
 )
+from bytecheckpoint.staging import background as _background
 
 LIMIT_S = 60.0
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-from bytecheckpoint import _core
+from bytecheckpoint import _core, _testing
 
 
 @pytest.mark.parametrize(("kind", "num_tensors"), [("fsdp", 5), ("3d", 10)])
 def test_every_rank_finds_its_chunks(tmp_path: Path, kind: str, num_tensors: int) -> None:
-    made = _core.SyntheticMetadata(kind, 160, 5)
+    made = _testing.SyntheticMetadata(kind, 160, 5)
     boxes = [made.boxes_of(rank) for rank in range(160)]
     assert made.lay_out() > 0
     made.assemble()
@@ -26,7 +26,7 @@ def test_every_rank_finds_its_chunks(tmp_path: Path, kind: str, num_tensors: int
     assert path.stat().st_size == num_bytes
 
     for wanted in boxes:
-        chunks, blocks_read, blocks = _core.find_chunks(str(tmp_path), wanted)
+        chunks, blocks_read, blocks = _testing.find_chunks(str(tmp_path), wanted)
         assert chunks == 5
         assert 0 < blocks_read <= blocks
     with path.open("rb") as file:
@@ -41,8 +41,8 @@ def test_every_rank_finds_its_chunks(tmp_path: Path, kind: str, num_tensors: int
 
 def test_numbers_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="'4d'"):
-        _core.SyntheticMetadata("4d", 8, 1)
+        _testing.SyntheticMetadata("4d", 8, 1)
     with pytest.raises(ValueError, match="7 ranks"):
-        _core.SyntheticMetadata("3d", 7, 1)
+        _testing.SyntheticMetadata("3d", 7, 1)
     with pytest.raises(ValueError, match="at least one"):
-        _core.SyntheticMetadata("fsdp", 0, 1)
+        _testing.SyntheticMetadata("fsdp", 0, 1)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths of checkpoints: directories of this machine, not URLs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import unquote_to_bytes
+
+from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError
+
+__all__ = ["is_local", "is_url", "local_path", "path_to_read", "working_directory"]
+
+_FILE_URL = "file://"
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is a URL of any scheme, ``file`` included."""
+    return not isinstance(path, os.PathLike) and "://" in str(path)
+
+
+def is_local(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` names a directory of this machine: a path, or a ``file`` URL."""
+    return not is_url(path) or str(path)[: len(_FILE_URL)].lower() == _FILE_URL
+
+
+def working_directory() -> Path | None:
+    """Returns the working directory of the process; None if it was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
+def local_path(path: str | os.PathLike[str], directory: Path | None = None) -> Path:
+    """Returns the directory that ``path`` names, as an absolute path.
+
+    The path must be absolute because the process may change its working directory before the path is used. Symbolic
+    links and ``..`` stay in it. ``~`` and ``~user`` at its beginning are expanded, and ``file:///run`` and
+    ``file://localhost/run`` are ``/run``. Any other URL is refused: as a path it would silently become a directory of
+    that name.
+
+    Args:
+        path: A path or a ``file`` URL.
+        directory: Directory to which a relative path is relative; None takes the working directory.
+
+    Raises:
+        StorageError: The path is relative, and the working directory was removed.
+        ConfigError: It does not name a directory of this machine. For a URL the message says only the scheme, because
+            the rest may contain secrets.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"{path!r}: the path of a directory is wanted, got a {type(path).__name__}")
+    if not is_local(path):
+        scheme = str(path).partition("://")[0]
+        raise ConfigError(
+            f"{scheme}://...: a directory is wanted, not a URL; give the path where it is mounted, or leave the URL to "
+            "DCP's own FsspecWriter and FsspecReader"
+        )
+    text = _path_of_url(str(path)) if is_url(path) else os.fspath(path)
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"{text!r}: the path of a directory is wanted; '.' is the working directory")
+    if "\0" in text or not _is_utf8(text):
+        raise ConfigError(f"{text!r}: a path of UTF-8 text without zero bytes is wanted")
+    try:
+        named = Path(text).expanduser() if text.startswith("~") and not is_url(path) else Path(text)
+    except RuntimeError as error:
+        raise ConfigError(f"{text!r}: {error}; a directory of that very name is './{text}'") from error
+    if named.is_absolute():
+        return named
+    directory = directory or working_directory()
+    if directory is None:
+        raise StorageError(f"{text!r}: a relative path, and the working directory was removed", text)
+    return directory / named
+
+
+def path_to_read(path: str | os.PathLike[str] | None) -> Path:
+    """Does what ``local_path`` does, for a checkpoint to read. None means that a run has no checkpoint.
+
+    Raises:
+        CheckpointNotFoundError: ``path`` is None.
+        ConfigError: See ``local_path``.
+        StorageError: See ``local_path``.
+    """
+    if path is None:
+        raise CheckpointNotFoundError(
+            "load(None): there is no checkpoint; latest and find_latest_ckpt_path give None where a run has none yet, "
+            "which means: begin without one"
+        )
+    return local_path(path)
+
+
+def _path_of_url(url: str) -> str:
+    host, slash, rest = url[len(_FILE_URL) :].partition("/")
+    if host.lower() not in ("", "localhost") or not slash or "?" in rest or "#" in rest:
+        raise ConfigError(
+            "file://...: wanted is file:///absolute/path, without a host, and with '?' and '#' of names as %3F and %23"
+        )
+    try:
+        return "/" + unquote_to_bytes(rest).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"file://...: a path of UTF-8 text is wanted: {error}") from error
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the newest whole checkpoint of a run, to resume from. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from bytecheckpoint.checkpoint.local_path import local_path
+from bytecheckpoint.checkpoint.parts import PARTS, REFERENCE
+from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
+from bytecheckpoint.checkpoint.step_names import step_paths
+from bytecheckpoint.checkpoint.steps import StepFolder, look_at_step
+from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
+
+__all__ = ["latest", "newest_whole"]
+
+_MOST_NAMED = 5
+
+
+def latest(run: str | os.PathLike[str], role: str = "") -> str | None:
+    """Returns the folder of the newest whole checkpoint of a run; None if the run has none yet.
+
+    Pass it to ``load_state_dict`` or ``BcpReader``, or to ``bytecheckpoint.load`` if ``bytecheckpoint.save`` saved it::
+
+        path = bytecheckpoint.latest("run")
+        if path is not None:
+            bytecheckpoint.load_state_dict(path, state)
+
+    Local: it looks at what is on disk now, and changes nothing. If ranks may see different things, call it on one rank
+    and broadcast the result. The newest checkpoint is the one of the highest step, as for ``Retention``. The tracker of
+    ``bytecheckpoint.save`` is not read; ``find_latest_ckpt_path`` does that. Step folders are those with names that
+    ``scan_steps`` knows, whoever wrote them, and symbolic links with such names. For each newer one that is passed
+    over, a ``RuntimeWarning`` says why.
+
+    None means that training may begin at step 0: there is no such folder, it has no step folders, or no checkpoint was
+    ever committed in them (they are empty, hold other things, or hold what dead first saves left). It is an error if no
+    checkpoint is whole, but one was committed or cannot be looked at: training from step 0 would in the end replace
+    data that may still be rescued.
+
+    Args:
+        run: Folder of the run.
+        role: The role that ``bytecheckpoint.save`` saved the checkpoint with.
+
+    Raises:
+        UnsupportedError: ByteCheckpoint 0.0.2 or 0.0.3 wrote the steps.
+        CheckpointError: There were checkpoints, and none is whole. The message says what they are, newest first.
+        ConfigError: ``run`` is a URL, or is a checkpoint itself and not a folder of step folders; or ``role`` is
+            unknown.
+        StorageError: The folder cannot be listed.
+    """
+    return newest_whole(folder_of_role(local_path(run), check_role(role)), None, "latest")
+
+
+def newest_whole(run: Path, pattern: str | None, asked: str) -> str | None:
+    """Does what ``latest`` does, for step folders of any names.
+
+    Args:
+        run: Folder of the step folders.
+        pattern: Pattern of their names; see ``scan_steps``.
+        asked: Name of the function that the user called, for messages.
+    """
+    try:
+        run.lstat()  # not stat: a link to a disk that is not mounted leads nowhere, and the run is not new
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"{asked}({run}): {error.strerror}", str(run), error.errno or 0) from error
+    paths = step_paths(run, pattern, follow_links=True)
+    if not paths:
+        _refuse_a_checkpoint(run, asked)
+    passed: list[StepFolder] = []
+    found: StepFolder | None = None
+    for step, path in reversed(paths):
+        folder = look_at_step(step, path)
+        if folder is None and Path(path).is_symlink():
+            folder = StepFolder(step=step, path=path, state="unknown", reason="a symbolic link that leads to no folder")
+        if folder is not None and folder.is_complete:
+            found = folder
+            break
+        if folder is not None:
+            passed.append(folder)
+    if found is None:
+        _refuse_loss(run, passed, asked)
+    for folder in passed:
+        if found is None or folder.step > found.step:
+            instead = "no other is whole" if found is None else f"taking {found.path}"
+            warnings.warn(
+                f"{asked}({run}): passing over {folder.path}, which is {_why_not(folder)}; {instead}",
+                RuntimeWarning,
+                stacklevel=3,  # the caller of the function `asked`
+            )
+    return None if found is None else found.path
+
+
+def _why_not(folder: StepFolder) -> str:
+    return f"{folder.state}: {folder.reason}" if folder.reason else folder.state
+
+
+def _was_committed(folder: StepFolder) -> bool:
+    """Whether a checkpoint was, or may have been, in this folder at some time."""
+    if folder.state in ("half", "saving"):
+        # The model is committed last, so without its mark nothing was ever whole. Without components, a mark may be
+        # that of one rank that saved on its own and was faster than the others.
+        return bool(folder.components) and folder.has_mark
+    return folder.has_mark
+
+
+def _refuse_loss(run: Path, folders: Sequence[StepFolder], asked: str) -> None:
+    lost = [folder for folder in folders if _was_committed(folder)]
+    if not lost:
+        return
+    if any(folder.reason == REFERENCE for folder in lost):
+        raise UnsupportedError(f"{asked}({run}): {lost[0].path}: {REFERENCE}", str(run))
+    named = [f"{folder.name} is {_why_not(folder)}" for folder in lost[:_MOST_NAMED]]
+    if len(lost) > _MOST_NAMED:
+        named.append(f"and {len(lost) - _MOST_NAMED} more")
+    raise CheckpointError(
+        f"{asked}({run}): there are checkpoints, and none is whole: {'; '.join(named)}. To begin at step 0, use "
+        "another folder, or move these away",
+        str(run),
+    )
+
+
+def _refuse_a_checkpoint(run: Path, asked: str) -> None:
+    if any(os.path.lexists(run / name / ".metadata") for name in ("", *PARTS)):
+        raise ConfigError(
+            f"{asked}({run}): this folder is a checkpoint itself, and has no step folders: pass its path to the load, "
+            "or the folder of the run",
+            str(run),
+        )

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a checkpoint of ``bytecheckpoint.save``, each of which is a checkpoint of its own. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import reprlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bytecheckpoint import _core
+from bytecheckpoint.errors import CorruptCheckpointError, StorageError, UnsupportedError
+
+__all__ = [
+    "PARTS",
+    "REFERENCE",
+    "description_in",
+    "description_of",
+    "different_saves",
+    "inspect_step",
+    "is_of_reference",
+    "parsed_user_metadata",
+    "parts_in",
+]
+
+# In the order in which they are committed: if the model of a new folder is there, all of it is.
+PARTS = ("extra_state", "optimizer", "model")
+
+REFERENCE = (
+    "ByteCheckpoint 0.0.2 or 0.0.3 wrote it, in a format of its own that this package does not read: merge it there "
+    "(bytecheckpoint_ckpt_to_pytorch_ckpt of that version), load the result into the model, and save it to a new folder"
+)
+
+_KEY = "bytecheckpoint"
+_MOST_SHOWN = 80
+# The engine refuses metadata of ByteCheckpoint with a message that contains this name.
+_OF_REFERENCE = "global 'bytecheckpoint.checkpointer."
+
+
+# If parts are not complete, the first of their states in this order is the state of the whole.
+_WORST_FIRST = ("corrupt", "incomplete", "unknown", "saving", "half")
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, kind) for each in value)
+
+
+# Checks of the fields of a description that something depends on. They are needed because checksums are not signatures:
+# anybody may have written the description.
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "save": lambda value: isinstance(value, str),
+    "parts": lambda value: _is_list_of(str, value),
+    "global_step": lambda value: value is None or isinstance(value, int),
+    "world_size": lambda value: isinstance(value, int) and value > 0,
+    "extra_state_policy": lambda value: isinstance(value, str | dict),
+    "tied": lambda value: _is_list_of(list, value) and all(_is_list_of(str, names) for names in value),
+}
+
+
+def parts_in(folder: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Returns which of ``PARTS`` are folders in ``folder``, whatever they contain. Symbolic links are left out.
+
+    Raises:
+        StorageError: The file system refused to look into ``folder``.
+    """
+    paths = {part: Path(folder, part) for part in PARTS}
+    try:
+        return tuple(part for part, path in paths.items() if path.is_dir() and not path.is_symlink())
+    except OSError as error:
+        raise StorageError(f"stat({error.filename}): {error.strerror}", error.filename, error.errno or 0) from error
+
+
+def parsed_user_metadata(text: str, path: str | os.PathLike[str]) -> Any:
+    """Returns what was passed to ``BcpWriter(user_metadata=...)``, or None.
+
+    Args:
+        text: The user metadata of a checkpoint; "" if it has none.
+        path: Path of the checkpoint, for messages.
+
+    Raises:
+        CorruptCheckpointError: The text is not JSON.
+        UnsupportedError: Python cannot read this JSON: it has a number of thousands of digits, or thousands of nested
+            brackets.
+    """
+    try:
+        return json.loads(text) if text else None
+    except json.JSONDecodeError as error:
+        raise CorruptCheckpointError(f"open({path}): user_metadata is no JSON: {error}", os.fspath(path)) from error
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedError(f"open({path}): user_metadata cannot be read: {error}", os.fspath(path)) from error
+
+
+def description_in(user_metadata: Any, path: str | os.PathLike[str] = "") -> dict[str, Any]:
+    """Returns the description of the save that ``bytecheckpoint.save`` stores in each part.
+
+    It is empty if another writer made the part.
+
+    Args:
+        user_metadata: User metadata of the part.
+        path: Path of the part, for messages.
+
+    Raises:
+        CorruptCheckpointError: The description is not one that ``bytecheckpoint.save`` writes.
+    """
+    found = user_metadata.get(_KEY) if isinstance(user_metadata, Mapping) else None
+    if not isinstance(found, dict):
+        return {}
+    for name, value in found.items():
+        if name in _FIELDS and not _FIELDS[name](value):
+            where = f"open({path}): " if path else ""
+            raise CorruptCheckpointError(
+                f"{where}the description of the save has {name}={reprlib.repr(value)}, which no save writes",
+                os.fspath(path),
+            )
+    return found
+
+
+def description_of(part: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the description of the save that the part in the folder ``part`` has; see ``description_in``.
+
+    Raises:
+        CheckpointError: The folder holds no checkpoint that can be opened, or its description is not valid.
+    """
+    return description_in(parsed_user_metadata(_core.Checkpoint.open(os.fspath(part)).user_metadata, part), part)
+
+
+def different_saves(descriptions: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns a text that names the saves of the parts of one folder if they are of different saves; otherwise "".
+
+    Args:
+        descriptions: Descriptions by part. Parts of another writer fit every save. So do parts that an older save left
+            and that the newer save does not have.
+    """
+    listed = descriptions.get("model", {}).get("parts", PARTS)
+    ours = {part: of_part for part, of_part in descriptions.items() if "save" in of_part and part in listed}
+    if len({of_part["save"] for of_part in ours.values()}) <= 1:
+        return ""
+    return ", ".join(
+        f"{part} of a save of step {_shown(of_part.get('global_step'))} ({_shown(of_part['save'], 8)})"
+        for part, of_part in ours.items()
+    )
+
+
+def is_of_reference(reason: str) -> bool:
+    """Whether ``reason`` is the engine's refusal of metadata of ByteCheckpoint 0.0.2 or 0.0.3."""
+    return _OF_REFERENCE in reason
+
+
+def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Returns what ``_core.inspect_folder`` finds in a step folder or, if that holds parts, in all of its parts.
+
+    Args:
+        folder: A step folder.
+        tmps: Names of this process's own tmps, by part; under the key "" for a folder without parts.
+
+    Returns:
+        The keys of ``_core.inspect_folder``, and two more. ``components``: what was found in each part, empty if there
+        are no parts. ``has_mark``: whether there is a commit mark, in the folder itself, in the model if there are
+        parts, or in a folder of another name.
+    """
+    tmps = tmps or {}
+    found = _core.inspect_folder(os.fspath(folder), tmps.get("", ""))
+    found.update(components={}, has_mark=bool(found["marks"]))
+    if is_of_reference(found["reason"]):
+        found["reason"] = REFERENCE
+    if found["state"] != "unknown" or found["marks"] or found["data_files"]:
+        return found
+    there = parts_in(folder)
+    components = {part: _core.inspect_folder(os.path.join(folder, part), tmps.get(part, "")) for part in there}  # noqa: PTH118
+    of_ours = ("marks", "tmps", "data_files")
+    if not any(of_part[kind] for of_part in components.values() for kind in of_ours):  # others have a `model`, too
+        within = [name for name in found["others"] if os.path.lexists(os.path.join(folder, name, ".metadata"))]  # noqa: PTH118
+        if within:
+            found.update(has_mark=True, reason=f"checkpoints of a layout that is not known are in it: {_names(within)}")
+        return found
+    state, reason = _state_of(folder, components)
+    found.update(state=state, reason=reason, others=[name for name in found["others"] if name not in components])
+    for kind in ("is_being_saved", "is_foreign"):
+        found[kind] = any(of_part[kind] for of_part in components.values())
+    for kind in ("num_files", "num_bytes"):
+        found[kind] = sum(of_part[kind] for of_part in components.values())
+    found["save_ids"] = [save_id for of_part in components.values() for save_id in of_part["save_ids"]]
+    found.update(components=components, has_mark=bool(components.get("model", {}).get("marks")))
+    return found
+
+
+def _state_of(folder: str | os.PathLike[str], components: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    """Returns state and reason of all parts together.
+
+    The state is the worst of any part. It is ``half``, or ``saving``, if all parts are complete but do not belong
+    together.
+    """
+    states = {of_part["state"] for of_part in components.values()} - {"complete"}
+    for state in sorted(states, key=lambda state: (*_WORST_FIRST, state).index(state)):
+        reasons = [f"{part}: {of['reason'] or state}" for part, of in components.items() if of["state"] == state]
+        return state, REFERENCE if any(map(is_of_reference, reasons)) else "; ".join(reasons)
+    is_being_saved = any(of_part["is_being_saved"] for of_part in components.values())
+    if "model" not in components:
+        return "saving" if is_being_saved else "half", "there is no model"
+    descriptions = {part: description_of(Path(folder, part)) for part in components}
+    missing = [part for part in descriptions["model"].get("parts", ()) if part not in components]
+    mixed = different_saves(descriptions)
+    if missing or mixed:
+        reason = f"there is no {_shown(missing[0])}" if missing else f"parts of different saves: {mixed}"
+        return "saving" if is_being_saved else "half", reason
+    return "complete", ""
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(map(_shown, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _shown(value: object, most: int = _MOST_SHOWN) -> str:
+    """Returns a name or number as UTF-8 text of limited length. Anybody may have written it."""
+    return str(value)[:most].encode(errors="backslashreplace").decode()

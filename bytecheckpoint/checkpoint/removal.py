@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Removes one step folder. Needs no torch.
+
+Everything is removed through open directories, and no symbolic link is followed (``csrc/io/remove_entry.h``). So if
+somebody replaces a folder by a link during the removal, nothing outside is reached.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.in_use import unheld
+from bytecheckpoint.checkpoint.parts import inspect_step
+from bytecheckpoint.checkpoint.steps import StepFolder, folder_of
+from bytecheckpoint.errors import CheckpointBusyError, CheckpointError
+
+__all__ = ["Outcome", "bytes_to_remove", "remove_folder"]
+
+_MAX_FAILURES = 5
+_IS_READ = "a load of this process reads it"
+
+
+@dataclass
+class Outcome:
+    """What happened to a folder that was to be removed.
+
+    Attributes:
+        is_loadable: Whether its commit mark is still there.
+        bytes_freed: Bytes of the files whose names were removed.
+        skipped: Why the folder was left alone; "" if it was not.
+        failures: The first few deletes that failed.
+        stays: What was left in the folder on purpose.
+    """
+
+    is_loadable: bool = True
+    bytes_freed: int = 0
+    skipped: str = ""
+    failures: list[str] = field(default_factory=list)
+    stays: list[str] = field(default_factory=list)
+
+    def fail(self, *failures: str) -> None:
+        self.failures += failures[: _MAX_FAILURES - len(self.failures)]
+
+
+def remove_folder(folder: StepFolder, root: _core.Directory, *, remove_others: bool) -> Outcome:
+    """Removes a step folder that holds a checkpoint, or what is left of one, if it is unchanged since it was looked at.
+
+    The order matters. First it takes the right to commit there, so that no save is under way and none begins. Then it
+    removes the commit marks and syncs that, then everything else, and last the tmp that is the right to commit. If the
+    process dies in between, it leaves a folder without a mark and with a free tmp: a ``half`` checkpoint, which a later
+    call removes.
+
+    Args:
+        folder: The folder, as it was when it was looked at.
+        root: Directory that the folder is in.
+        remove_others: Whether to remove files that are not of a checkpoint, too.
+    """
+    outcome = Outcome()
+    if folder.state != "complete" and not os.listdir(folder.path):  # noqa: PTH208
+        # An empty folder is removed without a tmp of ours in it, even for a moment: a save that has just made the
+        # folder may be about to begin.
+        _remove_empty(root, folder.name, outcome)
+        return outcome
+    step = root.below(folder.name)
+    # Remove components in the reverse of the order in which a save commits them: the model first.
+    names = folder.components[::-1] or ("",)
+    directories = {name: step.below(name) if name else step for name in names}
+    try:
+        rights = {name: _core.Removal(directory) for name, directory in directories.items()}
+    except CheckpointBusyError:
+        outcome.skipped = "a save, or another prune, is at it"
+        return outcome
+    found = inspect_step(folder.path, {name: right.tmp for name, right in rights.items()})
+    now = folder_of(folder.step, folder.path, found)
+    if _identity(now) != _identity(folder):
+        outcome.skipped = f"it has changed since it was looked at, and is {now.state} now"
+        return outcome
+    if _core.Directory(folder.path).id != step.id:
+        outcome.skipped = "another folder has taken its place since it was looked at"
+        return outcome
+    found_in = found["components"] or {"": found}
+    if not all(_is_free(directory) for directory in directories.values()):
+        outcome.skipped = _IS_READ
+        return outcome
+    for name, directory in directories.items():
+        with unheld(directory.id) as is_free:
+            if not is_free:
+                if outcome.is_loadable:
+                    outcome.skipped = _IS_READ
+                else:
+                    outcome.failures.append(f"{name}: {_IS_READ}")
+                return outcome
+            marks_bytes = rights[name].remove_marks()
+        outcome.is_loadable = False
+        outcome.bytes_freed += marks_bytes
+    try:
+        if folder.components:
+            _remove_others(step, found["others"], None, outcome, remove_others)
+        for name, directory in directories.items():
+            stays = len(outcome.stays)
+            _remove_contents(directory, found_in[name], rights[name], outcome, remove_others)
+            if outcome.failures:  # the tmps stay, unlocked: a later prune sees that it may go on here
+                break
+            rights[name].finish()
+            if name and len(outcome.stays) == stays:
+                _remove_empty(step, name, outcome)
+    except CheckpointError as error:
+        outcome.fail(str(error))
+    if not outcome.failures and not outcome.stays:
+        _remove_empty(root, folder.name, outcome)
+    return outcome
+
+
+def bytes_to_remove(folder: StepFolder, *, remove_others: bool) -> int:
+    """Returns what ``remove_folder`` would report as ``bytes_freed``. What cannot be looked at does not count."""
+    try:
+        found = inspect_step(folder.path)
+        step = _core.Directory(folder.path)
+        size = 0
+        for part, of_part in (("", found), *found["components"].items()):
+            directory = step.below(part) if part else step
+            names = [*of_part["marks"], *of_part["data_files"], *of_part["tmps"]]
+            names += of_part["others"] if remove_others else []
+            size += sum(directory.remove(name, dry_run=True)[0] for name in names)
+        return size
+    except CheckpointError:
+        return 0
+
+
+def _identity(folder: StepFolder) -> tuple[object, ...]:
+    return folder.state, folder.save_ids, folder.parts, folder.components
+
+
+def _is_free(directory: _core.Directory) -> bool:
+    with unheld(directory.id) as is_free:
+        return is_free
+
+
+def _remove_contents(
+    directory: _core.Directory, found: dict[str, Any], right: _core.Removal, outcome: Outcome, remove_others: bool
+) -> None:
+    """Removes other files first: as long as data files remain, the folder is recognized as an unfinished removal."""
+    _remove_others(directory, found["others"], right, outcome, remove_others)
+    _remove(directory, (*found["data_files"], *found["tmps"]), right, outcome)
+
+
+def _remove_others(
+    directory: _core.Directory, names: list[str], right: _core.Removal | None, outcome: Outcome, remove_others: bool
+) -> None:
+    if remove_others:
+        _remove(directory, names, right, outcome)
+    else:
+        outcome.stays += [f"{name}: not of a checkpoint" for name in names]
+
+
+def _remove(directory: _core.Directory, names: Iterable[str], right: _core.Removal | None, outcome: Outcome) -> None:
+    """Removes files, symbolic links, and folders that hold no checkpoint of their own."""
+    for name in names:
+        bytes_freed, failures, kept = directory.remove(name, right)
+        outcome.bytes_freed += bytes_freed
+        outcome.fail(*failures)
+        if kept:
+            outcome.stays.append(f"{name}: {kept}")
+
+
+def _remove_empty(directory: _core.Directory, name: str, outcome: Outcome) -> None:
+    try:
+        directory.remove_empty(name)
+        outcome.is_loadable = False
+    except CheckpointError as error:
+        outcome.fail(str(error))

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides which checkpoints of a run are kept, and removes the others. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.local_path import local_path
+from bytecheckpoint.checkpoint.parts import inspect_step
+from bytecheckpoint.checkpoint.removal import Outcome, bytes_to_remove, remove_folder
+from bytecheckpoint.checkpoint.step_names import compile_pattern
+from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import CheckpointError, ConfigError
+from bytecheckpoint.report import size_text
+
+__all__ = ["Retention", "RetentionReport", "prune"]
+
+# States of a checkpoint that is not all there. It may hold the only copy of something.
+_FAULTY = ("corrupt", "incomplete")
+
+_logger = logging.getLogger("bytecheckpoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionReport:
+    """What one prune did, or would do.
+
+    Attributes:
+        root: Folder of the run.
+        dry_run: Whether nothing was removed. ``removed`` and ``swept`` are then what would have been tried.
+        kept: Steps of the complete checkpoints that the rules keep.
+        removed: Paths of complete checkpoints that are gone.
+        swept: Paths of other folders that are gone: half, corrupt or incomplete.
+        skipped: For each folder that was left alone although the rules do not keep it, the reason, by path.
+        warnings: What failed, or was left behind. The next prune tries again.
+        bytes_freed: Bytes of the files that were removed; for a dry run, of those that would be.
+        total_s: Seconds that the prune took.
+    """
+
+    root: str
+    dry_run: bool = False
+    kept: list[int] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    swept: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    bytes_freed: int = 0
+    total_s: float = 0.0
+
+    def summary(self) -> str:
+        """One line for people."""
+        would = "would have " if self.dry_run else ""
+        notes = [f"{would}removed {len(self.removed)}", f"kept {len(self.kept)}"]
+        if self.swept:
+            notes.append(f"{would}swept {len(self.swept)} that {'is' if len(self.swept) == 1 else 'are'} none")
+        if self.skipped:
+            notes.append(f"left {len(self.skipped)} alone")
+        if self.warnings:
+            notes.append(f"{len(self.warnings)} warnings")
+        return f"pruned {self.root}: {', '.join(notes)}; {would}freed {size_text(self.bytes_freed)}"
+
+    def to_json(self) -> str:
+        """Returns all fields, by name, as a JSON object."""
+        return json.dumps(dataclasses.asdict(self), allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Keeps the newest checkpoints of a run, and every n-th step, and removes the others.
+
+    Only complete checkpoints count (see ``scan_steps``): with ``keep_latest=3`` there are three that load, whatever
+    else is in the folder. "Newest" is the highest step, not the youngest file. So if you go back to an earlier step and
+    save from there, remove the later steps first.
+
+    The order of the removal never leaves half a checkpoint that loads. First the checkpoints that stay are made
+    durable. Then, for each one that goes, the commit mark is removed and that is synced, then the files, then the
+    folder. After a crash at any point, the next call finishes the work. During the removal it holds the right to
+    commit, as a save would: a save that begins at the same step at that moment raises a ``CheckpointBusyError``. A
+    checkpoint stays until the next call if a save is replacing it, another prune removes it, or a load of this process
+    reads it. Loads of other processes are not seen, and fail as with any checkpoint that is deleted.
+
+    The whole folder is removed, as users of ``shutil.rmtree`` expect, with everything else in it. What stays: what a
+    symbolic link leads to (also a link that replaces a folder during the removal), a folder inside that holds a
+    checkpoint of its own, and what is mounted there. Step folders that are symbolic links, and those with nothing of a
+    checkpoint in them, are never touched.
+
+    What a dead save left (``half``) is removed once a newer step is complete, if its tmp shows that the save is dead.
+    Otherwise (no tmp, or no newer step is complete: a host whose locks are not seen here may be writing it), it is
+    removed only if nothing in it has changed for ``grace_s``. Damaged checkpoints (``corrupt``), and those whose
+    tensors lack elements (``incomplete``), stay, because they may hold the only copy of something. They do not count,
+    so nothing is removed because they are there.
+
+    Args:
+        root: Folder of the run, with one folder for each step.
+        keep_latest: Number of the newest checkpoints to keep, 1 or more.
+        keep_every: Also keep the steps that this number divides; None keeps no others.
+        pattern: Pattern of the names of step folders; see ``scan_steps``.
+        remove_corrupt: Whether to also remove damaged and incomplete checkpoints, if a newer step is complete.
+        remove_others: If False, only files of a checkpoint are removed. A folder with other files then stays, without a
+            checkpoint.
+        grace_s: Seconds; see above. The default is the time after which a save has lost its right to commit.
+        all_ranks: Whether ``after_save`` acts on every rank, for roots that are local to each rank; otherwise it acts
+            on rank 0 only.
+
+    Raises:
+        ConfigError: An argument is out of range, or ``root`` is a URL.
+    """
+
+    root: str | os.PathLike[str]
+    _: KW_ONLY
+    keep_latest: int
+    keep_every: int | None = None
+    pattern: str | None = None
+    remove_corrupt: bool = False
+    remove_others: bool = True
+    grace_s: float = Config.commit_deadline_s
+    all_ranks: bool = False
+
+    def __post_init__(self) -> None:
+        _check_count("keep_latest", self.keep_latest)
+        if self.keep_every is not None:
+            _check_count("keep_every", self.keep_every)
+        if isinstance(self.grace_s, bool) or not isinstance(self.grace_s, int | float) or not self.grace_s >= 0:
+            raise ConfigError(f"grace_s={self.grace_s!r}: seconds, 0 or more, wanted")
+        object.__setattr__(self, "root", str(local_path(self.root)))
+        compile_pattern(self.pattern)
+
+    def after_save(self, step: int | None = None, *, rank: int | None = None) -> RetentionReport | None:
+        """Prunes on rank 0, and does nothing on other ranks. For a training loop, after a save is committed.
+
+        Local: no rank waits for it. It is also safe before the commit, for example right after ``async_save``, because
+        the new checkpoint does not count yet. Deletes that fail are warnings, in the log and in the report; the next
+        call tries again.
+
+        Args:
+            step: A step that this call never removes, whatever the rules say.
+            rank: Rank of this process; None asks ``torch.distributed``, if that is in use.
+
+        Returns:
+            A report; None on ranks that do nothing.
+        """
+        if not self.all_ranks and (_rank() if rank is None else rank) != 0:
+            return None
+        return self.prune(protect=() if step is None else (step,))
+
+    def prune(self, *, dry_run: bool = False, protect: Iterable[int] = ()) -> RetentionReport:
+        """Removes what the rules do not keep. Local; it may take as long as the file system takes to free files.
+
+        Ctrl-C ends it between two files, and the next call goes on.
+
+        Args:
+            dry_run: Whether to remove nothing, and to report what would be removed and how many bytes that would free.
+            protect: Additional steps to keep.
+
+        Returns:
+            A report of what was done. Failures are warnings in it.
+        """
+        begin = time.perf_counter()
+        report = RetentionReport(root=os.fspath(self.root), dry_run=dry_run)
+        freed = 0
+        try:
+            folders = scan_steps(self.root, pattern=self.pattern)
+            freed = self._prune(folders, frozenset(protect), report)
+        except CheckpointError as error:
+            report.warnings.append(str(error))
+        report = dataclasses.replace(report, bytes_freed=freed, total_s=time.perf_counter() - begin)
+        for warning in report.warnings:
+            _logger.warning("prune(%s): %s", report.root, warning)
+        if report.removed or report.swept:
+            _logger.info("%s", report.summary())
+        return report
+
+    def _prune(self, folders: list[StepFolder], protect: frozenset[int], report: RetentionReport) -> int:
+        root = _core.Directory(str(self.root))  # open, so that removals stay in it, wherever its path leads later
+        complete = [folder for folder in folders if folder.is_complete]
+        kept = [folder for at, folder in enumerate(complete) if self._keeps(folder, len(complete) - at, protect)]
+        report.kept.extend(folder.step for folder in kept)
+        if not kept:
+            return 0  # half or damaged checkpoints may be all that there is
+        newest = kept[-1].step
+        going = [folder for folder in folders if folder not in kept and folder.step not in protect]
+        going = [folder for folder in going if self._may_go(folder, newest, report)]
+        if going and not report.dry_run:
+            # Sync the checkpoints that stay. Otherwise a crash could lose a newer one, whose rename is not on disk yet,
+            # after the older one was removed because of it.
+            marked = [Path(folder.path, name) for folder in kept for name in folder.components or (".",)]
+            of_parts = [Path(folder.path) for folder in kept if folder.components]
+            for directory in (Path(self.root), *of_parts, *marked):
+                _core.sync_directory(str(directory))
+        return sum(self._remove(folder, root, report) for folder in going)
+
+    def _keeps(self, folder: StepFolder, place: int, protect: frozenset[int]) -> bool:
+        """Whether the rules keep ``folder``. ``place`` counts complete checkpoints from the newest one, which is 1."""
+        is_nth = self.keep_every is not None and folder.step % self.keep_every == 0
+        return place <= self.keep_latest or is_nth or folder.step in protect
+
+    def _may_go(self, folder: StepFolder, newest: int, report: RetentionReport) -> bool:
+        if folder.state == "unknown":
+            return False
+        if folder.is_being_saved:
+            why = "a save is under way"
+        elif folder.state not in ("complete", "half") and not self.remove_corrupt:
+            why = f"{folder.state}: {folder.reason}"
+        elif folder.state not in ("complete", "half") and folder.step > newest:
+            why = f"{folder.state}, but no newer one is complete: {folder.reason}"
+        elif folder.state == "half" and not self._is_dead(folder, newest):
+            why = f"half, and perhaps a save that this host does not see: {folder.reason}"
+        else:
+            return True
+        report.skipped[folder.path] = why
+        return False
+
+    def _is_dead(self, folder: StepFolder, newest: int) -> bool:
+        """Whether nobody will finish this save.
+
+        An unlocked tmp shows that. An empty folder counts too, because a save that is about to fill it loses nothing.
+        """
+        try:
+            found = inspect_step(folder.path)
+            every = [found, *found["components"].values()]
+            is_empty = not any(of[kind] for of in every for kind in ("marks", "tmps", "data_files", "others"))
+            says_so = is_empty or any(of["tmps"] for of in every)
+            return (says_so and folder.step < newest) or _unchanged_s(folder.path) >= self.grace_s
+        except (CheckpointError, OSError):
+            return False  # it is changing right now
+
+    def _remove(self, folder: StepFolder, root: _core.Directory, report: RetentionReport) -> int:
+        gone = report.removed if folder.is_complete else report.swept
+        if report.dry_run:
+            gone.append(folder.path)
+            return bytes_to_remove(folder, remove_others=self.remove_others)
+        try:
+            outcome = remove_folder(folder, root, remove_others=self.remove_others)
+        except (CheckpointError, OSError) as error:
+            is_there = Path(folder.path).exists()
+            outcome = Outcome(failures=[str(error)]) if is_there else Outcome(skipped="another prune was faster")
+        if outcome.skipped:
+            report.skipped[folder.path] = outcome.skipped
+        elif not outcome.is_loadable:
+            gone.append(folder.path)
+        report.warnings.extend(f"{folder.name}: {failure}" for failure in outcome.failures)
+        report.warnings.extend(f"{folder.name} stays, without a checkpoint: {left}" for left in outcome.stays)
+        return outcome.bytes_freed
+
+
+def prune(
+    root: str | os.PathLike[str],
+    *,
+    keep_latest: int,
+    keep_every: int | None = None,
+    pattern: str | None = None,
+    remove_corrupt: bool = False,
+    remove_others: bool = True,
+    grace_s: float = Config.commit_deadline_s,
+    dry_run: bool = False,
+) -> RetentionReport:
+    """Removes all checkpoints of a run except the newest ``keep_latest`` and every ``keep_every``-th step.
+
+    Local: call it on one rank. ``Retention`` describes what is kept, what is removed in which order, and what is left
+    alone.
+
+    Args:
+        root: See ``Retention``.
+        keep_latest: See ``Retention``.
+        keep_every: See ``Retention``.
+        pattern: See ``Retention``.
+        remove_corrupt: See ``Retention``.
+        remove_others: See ``Retention``.
+        grace_s: See ``Retention``.
+        dry_run: Whether to remove nothing, and to report what would be removed and how many bytes that would free.
+
+    Returns:
+        A report. A delete that failed, or a root that cannot be listed, is a warning in it.
+
+    Raises:
+        ConfigError: An argument is out of range.
+    """
+    retention = Retention(
+        root,
+        keep_latest=keep_latest,
+        keep_every=keep_every,
+        pattern=pattern,
+        remove_corrupt=remove_corrupt,
+        remove_others=remove_others,
+        grace_s=grace_s,
+    )
+    return retention.prune(dry_run=dry_run)
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r}: a number from 1 on wanted")
+
+
+def _rank() -> int:
+    """Returns the rank of this process if torch.distributed is in use; otherwise 0."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    return int(distributed.get_rank())
+
+
+def _unchanged_s(path: str) -> float:
+    """Returns the seconds since anything in a folder changed, by its modification times."""
+    newest = max(Path(parent, name).lstat().st_mtime for parent, _, names in os.walk(path) for name in (".", *names))
+    return time.time() - newest

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files that Python writes and reads: whole or not at all, and never through a link. Needs no torch.
+
+In the place of such a file there may be anything that another user or program has put there. Only regular files are
+read, replaced or removed. A FIFO is not waited for, and what a symbolic link leads to stays as it is.
+
+Links in the path of a folder that the caller passes are followed once, when the folder is opened. What is made or
+looked up in it is an entry of the open folder. It is never reached through a link, not even one that replaces the entry
+later.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from bytecheckpoint import _core
+from bytecheckpoint.errors import StorageError
+
+__all__ = ["made_folder", "read_small_file", "refuse_irregular", "replacing", "storage_errors"]
+
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def read_small_file(path: Path, max_bytes: int) -> bytes | None:
+    """Returns the content of a file; None if there is no file.
+
+    Raises:
+        StorageError: It is not a regular file, is larger than ``max_bytes``, or cannot be read.
+    """
+    with storage_errors("read", path):
+        try:
+            _check_regular("read", path, path.lstat().st_mode)
+            # Something else may have replaced the file since lstat. With these flags a FIFO opens without waiting, and
+            # a link is refused with ELOOP.
+            descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            _check_regular("read", path, os.fstat(descriptor).st_mode)
+            content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise StorageError(f"read({path}): {max_bytes} bytes at most wanted, it has more", str(path))
+    return content
+
+
+def made_folder(path: Path) -> _core.Directory:
+    """Opens the folder at ``path``, and makes it and its parents if they are absent.
+
+    Raises:
+        StorageError: The file system refused, or a link has replaced a folder that was just made.
+    """
+    with storage_errors("mkdir", path):
+        at = Path(os.path.realpath(path))
+        missing = []
+        while not at.exists():
+            missing.append(at.name)
+            at = at.parent
+        directory = _core.Directory(str(at))
+        for name in reversed(missing):
+            with suppress(FileExistsError):  # another process made it first
+                os.mkdir(name, dir_fd=directory.fileno())
+            directory = directory.below(name)
+    return directory
+
+
+@contextmanager
+def replacing(directory: _core.Directory, name: str, tmp_name: str) -> Iterator[IO[bytes]]:
+    """Opens a new file to write. At the end of the ``with`` block the file is synced, and atomically replaces ``name``.
+
+    If the block raises, ``name`` is as it was. The caller must sync the directory.
+
+    Args:
+        directory: Directory of both names.
+        name: Name of the file to replace.
+        tmp_name: Name of the new file until then. A file of this name that a killed process left is removed.
+
+    Raises:
+        StorageError: The file system refused, or something other than a regular file has one of the names.
+    """
+    at = directory.fileno()
+    with storage_errors("write", directory.path / name):
+        refuse_irregular(directory, name)
+        if refuse_irregular(directory, tmp_name):
+            os.unlink(tmp_name, dir_fd=at)
+        descriptor = os.open(tmp_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666, dir_fd=at)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(descriptor)
+            os.rename(tmp_name, name, src_dir_fd=at, dst_dir_fd=at)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(tmp_name, dir_fd=at)
+            raise
+
+
+def refuse_irregular(directory: _core.Directory, name: str) -> bool:
+    """Returns whether there is a file of this name, which is to be replaced or removed.
+
+    Raises:
+        StorageError: Something other than a regular file has the name.
+    """
+    path = directory.path / name
+    with storage_errors("write", path):
+        try:
+            mode = os.stat(name, dir_fd=directory.fileno(), follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            return False
+    _check_regular("write", path, mode)
+    return True
+
+
+@contextmanager
+def storage_errors(operation: str, path: Path) -> Iterator[None]:
+    """Converts an ``OSError`` of the ``with`` block to a ``StorageError`` that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        text = f"{operation}({path}): {error.strerror or error}"
+        raise StorageError(text, str(path), error.errno or 0) from error
+
+
+def _check_regular(operation: str, path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind, code = _KINDS.get(stat.S_IFMT(mode), ("a device", errno.EINVAL))
+        raise StorageError(f"{operation}({path}): a regular file wanted, it is {kind}", str(path), code)
+
+
+_KINDS = {
+    stat.S_IFLNK: ("a symbolic link", errno.ELOOP),
+    stat.S_IFDIR: ("a directory", errno.EISDIR),
+    stat.S_IFIFO: ("a FIFO", errno.EINVAL),
+    stat.S_IFSOCK: ("a socket", errno.EINVAL),
+}

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of step folders, and the step folders that a run folder has. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from bytecheckpoint.checkpoint.local_path import local_path
+from bytecheckpoint.errors import ConfigError, StorageError
+
+__all__ = ["DEFAULT_PATTERN", "MOST_DIGITS", "compile_pattern", "step_number", "step_paths"]
+
+MOST_DIGITS = 18  # of a step, so that it fits into an int64
+DEFAULT_PATTERN = r"(?:(?:global_)?step[-_]?|checkpoint[-_]?)?(\d+)"
+
+
+def step_paths(
+    root: str | os.PathLike[str], pattern: str | None = None, *, follow_links: bool = False
+) -> list[tuple[int, str]]:
+    """Returns step and path of all step folders of a run folder, sorted by step, then by name. It does not look inside.
+
+    Args:
+        root: Folder of a run.
+        pattern: See ``scan_steps``.
+        follow_links: Whether to return symbolic links, too, wherever they lead.
+
+    Raises:
+        ConfigError: See ``scan_steps``.
+        StorageError: See ``scan_steps``.
+    """
+    expression = compile_pattern(pattern)
+    folder = local_path(root)
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if e.is_dir(follow_symlinks=False) or (follow_links and e.is_symlink())]
+    except OSError as error:
+        raise StorageError(f"scan_steps({folder}): {error.strerror}", str(folder), error.errno or 0) from error
+    numbers = [(step_number(match[1] or ""), name) for name in names if (match := expression.fullmatch(name))]
+    return [(step, str(folder / name)) for step, name in sorted((n, name) for n, name in numbers if n is not None)]
+
+
+def step_number(text: str) -> int | None:
+    """Returns the number of a step; None if ``text`` is not a number, or has more than ``MOST_DIGITS`` digits."""
+    return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None
+
+
+def compile_pattern(pattern: str | None) -> re.Pattern[str]:
+    """Compiles the regular expression for names of step folders; None takes ``DEFAULT_PATTERN``.
+
+    Raises:
+        ConfigError: ``pattern`` is not a regular expression, or has no group.
+    """
+    try:
+        expression = re.compile(DEFAULT_PATTERN if pattern is None else pattern)
+    except re.error as error:
+        raise ConfigError(f"pattern={pattern!r}: {error}") from error
+    if expression.groups < 1:
+        raise ConfigError(f"pattern={pattern!r}: a group around the number of the step wanted")
+    return expression

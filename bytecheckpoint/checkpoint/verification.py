@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verifies a whole checkpoint. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.in_use import reading
+from bytecheckpoint.checkpoint.local_path import path_to_read
+from bytecheckpoint.checkpoint.wrong_path import explaining
+from bytecheckpoint.config import Config
+from bytecheckpoint.report import Problem, VerifyReport
+
+__all__ = ["verify"]
+
+
+def verify(
+    path: str | os.PathLike[str] | None,
+    *,
+    config: Config | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> VerifyReport:
+    """Reads every byte of a checkpoint and compares it with its checksum.
+
+    It also proves that the two parts of ``.metadata`` say the same, that the archives around the elements of each
+    tensor, which stock readers read, are what they must be, and that every element of every tensor is in exactly one
+    chunk. It looks for data files that nothing refers to. For a checkpoint of stock DCP, it compares the CRCs in its
+    records, and the report says how many bytes have none.
+
+    Local. It opens nothing for writing and takes no lock, so it does not disturb a save. It goes on after a problem, so
+    that one run finds all problems.
+
+    Args:
+        path: Directory of a checkpoint.
+        config: Settings, of which ``direct_io``, ``ring_bytes`` and ``io_threads`` are used: so many threads read, and
+            as many compute checksums. None reads ``BYTECHECKPOINT_*`` variables now.
+        progress: Function that is called at least a few times a second with the bytes done and the bytes to do.
+
+    Returns:
+        What was checked, and ``problems``, which is empty if the checkpoint is whole. Its ``raise_if_damaged()`` raises
+        if there are problems.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint.
+        UnsupportedError: The metadata are those of another tool, and we do not read them.
+        CheckpointChangedError: A newer commit replaced the checkpoint during the check.
+        StorageError: The directory or ``.metadata`` cannot be read.
+    """
+    config = config or Config.from_env()
+    directory = str(path_to_read(path))
+    with explaining(directory), reading(directory):
+        found = _core.verify(
+            directory,
+            direct_io=config.direct_io,
+            num_threads=config.io_threads,
+            ring_bytes=config.ring_bytes,
+            progress=progress,
+        )
+    problems = [
+        Problem(
+            file=file,
+            section=section,
+            offset=None if offset < 0 else offset,
+            num_bytes=None if num_bytes < 0 else num_bytes,
+            fqns=fqns,
+            message=message,
+        )
+        for file, section, offset, num_bytes, fqns, message in found.pop("problems")
+    ]
+    return VerifyReport(path=directory, problems=problems, **found)

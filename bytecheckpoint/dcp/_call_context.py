@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The context of one call of DCP: its ranks, its planner, and whether it still runs.
+
+DCP tells its hooks next to nothing about the call that they run in. Our own entry points and ``register()`` know the
+call, and state it with ``saying`` for as long as it runs. In a bare ``dcp.save`` or ``dcp.load`` the first hook finds
+the call among the local variables of DCP's own function, and hands it on. If neither works (hooks are called by hand,
+or the probes fail with this torch), nothing is known, and only DCP itself sends anything between ranks: the default
+group is no substitute, because the call may use another group.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata
+
+from bytecheckpoint.compat import private_names as _compat
+from bytecheckpoint.compat.frames import ExplicitCall, Running, find_call, is_in_greenlet
+from bytecheckpoint.distributed.channel import Peers
+from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
+from bytecheckpoint.probes.probe import holds
+
+__all__ = ["CallContext", "saying"]
+
+# The functions in which DCP runs the hooks: module and name.
+_SAVE_FLOW = ("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict")
+_LOAD_FLOW = ("torch.distributed.checkpoint.state_dict_loader", "_load_state_dict")
+# DCP's own method, as it was when this module was imported. It cannot fail.
+_FINISH_PLAN = DefaultLoadPlanner.finish_plan
+
+
+class CallContext:
+    """What one rank knows about the DCP call, a save or a load, in which its hooks run.
+
+    It refers to the group and the planner weakly, so it does not keep them alive.
+
+    Attributes:
+        call: The call, which tells when it has ended; None if the call is not known.
+        in_greenlet: True if a greenlet runs the call and nobody says when it ends. Its frames do not tell that: while
+            the greenlet has yielded, no thread is in the call.
+        size: Number of ranks; 0 if it is not known.
+        use_collectives: Whether the ranks of a save commit together; None in a load, and if it is not known.
+    """
+
+    def __init__(self, call: Running | None = None, *, in_greenlet: bool = False) -> None:
+        self.call = call
+        self.in_greenlet = in_greenlet
+        self.size = 0
+        self.use_collectives: bool | None = None
+        self._rank = self._coordinator = 0
+        self._group: Callable[[], dist.ProcessGroup | None] = _nothing
+        self._is_default_group = False
+        self._planner: Callable[[], Any] = _nothing
+        self._storage: Callable[[], Any] = _nothing
+        self._is_taken = False
+
+    @classmethod
+    def of_save(cls, asking: object) -> CallContext:
+        """Returns the context of the save in which a hook of ``asking`` runs.
+
+        Args:
+            asking: Writer or planner of the save. A writer must ask only once in a save.
+        """
+        return cls._of_hook(asking, _SAVE_FLOW, "storage_writer")
+
+    @classmethod
+    def of_load(cls, asking: object) -> CallContext:
+        """Returns the context of the load in which a hook of ``asking`` runs.
+
+        Args:
+            asking: Reader of the load. It must ask only once in a load.
+        """
+        return cls._of_hook(asking, _LOAD_FLOW, "storage_reader")
+
+    @classmethod
+    def _of_hook(cls, asking: object, flow: tuple[str, str], storage: str) -> CallContext:
+        said = _said.get()
+        if said is not None and said._is_of(asking):
+            return said
+        call, variables = find_call(*flow)
+        if call is None:
+            return cls()
+        context = cls(call, in_greenlet=is_in_greenlet())
+        context._fill(variables.get(storage), variables, knows_ranks=holds(EXCHANGE))
+        return context
+
+    def _fill(self, storage: object, arguments: Mapping[str, Any], *, knows_ranks: bool) -> None:
+        self._storage, self._planner = _weakly(storage), _weakly(arguments.get("planner"))
+        self.use_collectives = arguments.get("use_collectives")
+        if not knows_ranks or not holds(GROUPS):
+            return
+        given: dist.ProcessGroup | None = arguments.get("process_group")
+        group = None if arguments.get("no_dist") or not dist.is_available() else given or dist.group.WORLD
+        if group is None:
+            self.size = 1
+        elif not _compat.is_fake(group):
+            self.size, self._rank = group.size(), group.rank()
+            self._coordinator = arguments.get("coordinator_rank", 0)
+            self._group, self._is_default_group = weakref.ref(group), given is None
+
+    def _is_of(self, asking: object) -> bool:
+        """Returns whether a hook of ``asking`` runs in this call.
+
+        A writer or reader gets True only once: if it asks again, it runs in another call, for example in a bare
+        ``dcp.save`` that a hook of the first save makes.
+        """
+        if self.call is None or not self.call.is_of_this_thread():
+            return False
+        if self._planner() is asking:
+            return True
+        is_first = self._storage() is asking and not self._is_taken
+        self._is_taken = self._is_taken or is_first
+        return is_first
+
+    @property
+    def is_said(self) -> bool:
+        """Whether ``saying`` stated the call, rather than that it was found in a frame."""
+        return isinstance(self.call, ExplicitCall)
+
+    def is_with(self, storage: object) -> bool:
+        """Returns whether ``storage`` is the very writer or reader that was passed to DCP."""
+        return self._storage() is storage
+
+    @property
+    def planner(self) -> Any:
+        """The planner of the call; None if it is not known, or no longer exists."""
+        return self._planner()
+
+    @property
+    def peers(self) -> Peers | None:
+        """The ranks of the call, which can exchange messages.
+
+        None if they are not known, if there is only one, or if each rank saves on its own.
+        """
+        group = self._group()
+        if self.size < 2 or self.use_collectives is False or group is None:
+            return None
+        return Peers(None if self._is_default_group else group, self._rank, self.size, self._coordinator)
+
+    def rank_or(self, said: Mapping[str, Any]) -> int:
+        """Returns the number of this rank in the call.
+
+        Args:
+            said: Keyword arguments of a hook; their ``rank`` is used where ``peers`` is None, else 0. Older versions
+                of DCP do not pass it, nor does an override of the hook that takes no keyword arguments.
+        """
+        return said.get("rank", 0) if self.peers is None else self._rank
+
+    def is_over_its_group(self) -> bool:
+        """Returns whether the call still uses the group with which it began; True if the group is not known.
+
+        A call without a group of its own uses whatever is the default group at each moment.
+        """
+        if self._group is _nothing:
+            return True
+        group = self._group()
+        return group is not None and (not self._is_default_group or group is dist.group.WORLD)
+
+    def all_come(self, reader: object) -> bool:
+        """Returns whether it is certain that all ranks reach ``reader.read_data`` if this one does.
+
+        Between DCP's planning and ``read_data`` only ``finish_plan`` of the planner runs, and whatever wraps the
+        reader. If either raised on one rank, the others would wait for that rank in vain. So ``finish_plan`` must be
+        DCP's own, and nothing may wrap the reader.
+        """
+        finish = getattr(getattr(self.planner, "finish_plan", None), "__func__", None)
+        is_own = finish is _FINISH_PLAN and self.is_with(reader)
+        return is_own and self.peers is not None and holds(READING_TOGETHER)
+
+    @staticmethod
+    def planned_metadata() -> Metadata | None:
+        """Returns the metadata that the planner made for all ranks in this thread's save; None if not found."""
+        _, variables = find_call(*_SAVE_FLOW)
+        planned = variables.get("global_metadata")
+        return planned if isinstance(planned, Metadata) else None
+
+
+def _nothing() -> None:
+    """A weak reference to nothing: stands for what is not known."""
+
+
+def _weakly(value: Any) -> Callable[[], Any]:
+    try:
+        return _nothing if value is None else weakref.ref(value)
+    except TypeError:  # a class whose `__slots__` allow no weak references
+        return lambda: value
+
+
+_said: ContextVar[CallContext | None] = ContextVar("bytecheckpoint_call", default=None)
+
+
+@contextmanager
+def saying(storage: object, **arguments: Any) -> Iterator[None]:
+    """States the context of a ``with`` block that runs DCP's flow of hooks. The call ends with the block.
+
+    Args:
+        storage: Writer or reader of the call.
+        arguments: Arguments of DCP's flow. Those that are left out have the defaults of the flow.
+    """
+    call = ExplicitCall()
+    context = CallContext(call)
+    context._fill(storage, {"use_collectives": True, **arguments}, knows_ranks=True)
+    token = _said.set(context)
+    try:
+        yield
+    finally:
+        _said.reset(token)
+        call.end()

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Process groups with a liveness monitor, and calls over them."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from bytecheckpoint.compat import private_names as _compat
+from bytecheckpoint.config import Config
+from bytecheckpoint.distributed.channel import unused_name
+from bytecheckpoint.distributed.links import connect_star
+from bytecheckpoint.distributed.liveness import LivenessMonitor
+from bytecheckpoint.errors import CheckpointError, ConfigError
+from bytecheckpoint.probes.of_torch import GROUPS
+from bytecheckpoint.probes.probe import require
+from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+
+__all__ = [
+    "between_ranks",
+    "calling",
+    "destroy_own_groups",
+    "group_of_save",
+    "keep_watching",
+    "monitor_of",
+    "own_group",
+    "ranks_of",
+    "watched_group",
+]
+
+# How long a failed call waits for the liveness monitor, which hears of a loss from other ranks, and maybe after gloo.
+_TOLD_WITHIN_S = 5.0
+_LOOK_S = 0.1
+_FAREWELL_S = 5.0
+# Functions in which ranks wait for one another. An error in them that DCP does not hand to all ranks leaves the others
+# waiting.
+_EXCHANGES = ("_save_state_dict", "_load_state_dict", "between_ranks")
+
+T = TypeVar("T")
+
+_lock = ForkSafeLock()
+_monitors: weakref.WeakKeyDictionary[dist.ProcessGroup, LivenessMonitor] = weakref.WeakKeyDictionary()
+_own: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
+# Global ranks of the groups that are made here, because torch does not know these groups.
+_ranks: weakref.WeakKeyDictionary[dist.ProcessGroup, tuple[int, ...]] = weakref.WeakKeyDictionary()
+
+
+def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float) -> dist.ProcessGroup:
+    """Makes a gloo group of ``ranks`` with a liveness monitor. Collective over these ranks alone.
+
+    Args:
+        ranks: Global ranks; None for all.
+        stall_timeout_s: See ``Config.stall_timeout_s``.
+
+    Raises:
+        CheckpointError: Ranks cannot connect; raised on all of them.
+        UnsupportedError: This torch lacks something that groups rely on.
+    """
+    require(GROUPS)
+    made: Any
+    if ranks is None:
+        made = dist.new_group(backend="gloo")
+    else:
+        world = dist.group.WORLD
+        assert world is not None
+        made = _compat.new_gloo_group(ranks, unused_name(world, f"of {sorted(ranks)}"))
+    group: dist.ProcessGroup = made
+    _begin_monitor(group, group, stall_timeout_s)
+    return group
+
+
+def _begin_monitor(group: dist.ProcessGroup, parent: dist.ProcessGroup, stall_timeout_s: float) -> None:
+    """Starts the liveness monitor of ``group``, which ends with ``parent``. Raises what ``watched_group`` does."""
+    if group.size() > 1:
+        monitor = LivenessMonitor(group, parent, connect_star(group), stall_timeout_s)
+        with _lock:
+            _monitors[group] = monitor
+
+
+def _group_within(parent: dist.ProcessGroup, use: str, stall_timeout_s: float) -> dist.ProcessGroup:
+    """Makes a group of the ranks of ``parent``. It has a liveness monitor if they can connect; else it warns."""
+    group = _compat.gloo_between(parent, unused_name(parent, use))
+    with _lock:
+        _ranks[group] = tuple(dist.get_process_group_ranks(parent))
+    try:
+        _begin_monitor(group, parent, stall_timeout_s)
+    except CheckpointError as error:  # on all ranks
+        warnings.warn(
+            f"bytecheckpoint: {error}; the loss of a rank will be noticed at the timeout of the process group",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return group
+
+
+def monitor_of(group: dist.ProcessGroup | None) -> LivenessMonitor | None:
+    """Returns the liveness monitor of ``group``; None if it has none."""
+    if group is None:
+        return None
+    with _lock:
+        return _monitors.get(group)
+
+
+def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
+    """Returns the global ranks of ``group``, by their numbers in it."""
+    with _lock:
+        known = _ranks.get(group)
+    return tuple(dist.get_process_group_ranks(group)) if known is None else known
+
+
+def keep_watching(group: dist.ProcessGroup | None, save: Future[Any]) -> None:
+    """Keeps the liveness monitor of ``group`` until the background ``save`` ends, even if the group is destroyed."""
+    monitor = monitor_of(group)
+    if monitor is not None:
+        monitor.keep()
+        save.add_done_callback(lambda _: monitor.let_go())
+
+
+def own_group(
+    group: dist.ProcessGroup | None, no_dist: bool, use: str, stall_timeout_s: float, call: tuple[str, str]
+) -> dist.ProcessGroup | None:
+    """Returns a group of the ranks of ``group`` for one ``use`` alone, with which messages of other uses cannot mix.
+
+    It has a liveness monitor. Collective the first time for each group and use, and again after a call that lost a
+    rank. No monitor watches the ranks while they make their very first group: a rank that does not come is waited for
+    as long as torch waits.
+
+    Args:
+        group: None for the default group.
+        no_dist: Whether this rank calls alone.
+        use: Names what the group is for.
+        stall_timeout_s: See ``Config.stall_timeout_s``.
+        call: What is being done, and its path, for errors.
+
+    Returns:
+        The group; None if this rank calls alone, or if there is no process group.
+
+    Raises:
+        RankLostError: A rank was lost while ranks made the group; the monitor of an existing group told so.
+        ConfigError: ``group`` was destroyed.
+        UnsupportedError: This torch lacks something that groups rely on.
+    """
+    if no_dist:
+        return None
+    has_groups = dist.is_available() and dist.is_initialized()
+    if has_groups:
+        require(GROUPS)
+    if group is not None and not _compat.is_registered(group):
+        raise ConfigError(f"{call[0]}({call[1]}): process_group was destroyed before the call")
+    if not has_groups:
+        return None
+    parent = group or dist.group.WORLD
+    assert parent is not None
+    if _compat.is_fake(parent):
+        return parent
+    given = monitor_of(parent)
+    if given is not None:
+        if use == "calls":
+            return parent
+        stall_timeout_s = given.stall_timeout_s
+    with _lock:
+        others = dict(_own.get(parent, {}))
+    own = others.pop(use, None)
+    monitor = monitor_of(own)
+    # A loss makes one call fail on each rank, also on a rank that was in no call when it happened, or that is itself
+    # the rank that stopped. Only calls after that one make a new group. If a rank has died, no new group is made, and
+    # every call fails.
+    if own is None or (monitor is not None and monitor.is_told and not monitor.is_final):
+        beside = (monitor_of(other) for other in (parent, *others.values()))
+        own = _made_beside(
+            next((other for other in beside if other is not None and (other.is_final or not other.is_told)), None),
+            lambda: _group_within(parent, use, stall_timeout_s),
+            call,
+        )
+        with _lock:
+            _own.setdefault(parent, {})[use] = own
+    elif monitor is not None:
+        monitor.set_stall_timeout(stall_timeout_s)
+    return own
+
+
+def group_of_save(
+    group: dist.ProcessGroup | None, no_dist: bool, config: Config, path: str
+) -> dist.ProcessGroup | None:
+    """Returns the group that ``async_save`` saves over: the caller's gloo group if one is given, else one of our own.
+
+    See ``own_group``. None if there is only this rank.
+    """
+    if group is not None:
+        require(GROUPS)
+    if not no_dist and group is not None and _compat.is_registered(group) and _compat.is_gloo_on_host(group):
+        return group if group.size() > 1 else None
+    return own_group(group, no_dist, "async_save", config.stall_timeout_s, ("save", path))
+
+
+def destroy_own_groups(group: dist.ProcessGroup) -> None:
+    """Ends the groups that ``own_group`` made of the ranks of ``group``, and the threads of their monitors. Local.
+
+    No call over these groups may be under way on this rank.
+    """
+    with _lock:
+        made = list(_own.pop(group, {}).values())
+    for own in made:
+        monitor = monitor_of(own)
+        if monitor is not None:
+            monitor.close(_FAREWELL_S)
+
+
+def _made_beside(
+    monitor: LivenessMonitor | None, make: Callable[[], dist.ProcessGroup], call: tuple[str, str]
+) -> dist.ProcessGroup:
+    """Returns the group that ``make`` makes.
+
+    Raises:
+        RankLostError: ``monitor``, of another group of the same ranks, noticed the loss of a rank before.
+    """
+    if monitor is None:
+        return make()
+    made: Future[dist.ProcessGroup] = Future()
+
+    def pass_on(group: dist.ProcessGroup) -> None:
+        """Tells the loss to the ranks for which ``make`` succeeded, such as one that had stopped and came after all."""
+        fresh = monitor_of(group)
+        if fresh is not None:
+            fresh.lose_as(monitor)
+
+    def work() -> None:
+        try:
+            group = make()
+            made.set_result(group)
+        except BaseException as error:
+            made.set_exception(error)
+            return
+        if monitor.is_lost:
+            pass_on(group)
+
+    with monitor.in_call():
+        # Nothing can end a wait for ranks that do not come. So a thread waits for them, until the timeout of the group.
+        threading.Thread(target=work, name="bytecheckpoint-new-group", daemon=True).start()
+        while not wait([made], _LOOK_S).done and not monitor.is_lost:
+            pass
+        if monitor.is_lost:
+            if made.done() and made.exception() is None:
+                pass_on(made.result())
+            raise monitor.error(*call)
+    return made.result()
+
+
+@contextmanager
+def calling(group: dist.ProcessGroup | None, what: str, path: str) -> Iterator[None]:
+    """Marks a ``with`` block that calls DCP with the ranks of ``group``: if one is lost, all raise a RankLostError."""
+    monitor = monitor_of(group)
+    if monitor is None:
+        yield
+        return
+    with monitor.in_call():
+        if monitor.is_lost:
+            raise monitor.error(what, path)
+        try:
+            yield
+        except CheckpointException as error:
+            if monitor.is_lost:  # a hook met the loss first
+                raise monitor.error(what, path) from error
+            raise
+        except BaseException as error:
+            if not _is_raised_between_ranks(error.__traceback__):
+                raise
+            is_of_torch = isinstance(error, RuntimeError)
+            if not (is_of_torch and monitor.wait_for_loss(_TOLD_WITHIN_S)):
+                monitor.give_up()
+            if is_of_torch:
+                raise monitor.error(what, path) from error
+            raise
+
+
+def between_ranks(exchange: Callable[[], T]) -> T:
+    """Returns what ``exchange``, a collective of our own, returns.
+
+    ``calling`` finds this function in the traceback of an error, and then knows that other ranks may be waiting.
+    """
+    return exchange()
+
+
+def _is_raised_between_ranks(traceback: TracebackType | None) -> bool:
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_name in _EXCHANGES:
+            return True
+        traceback = traceback.tb_next
+    return False

@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notices that a rank of a process group has died or stopped, and ends every wait on that group.
+
+Gloo reports a dead peer only to ranks that wait for that very peer, and a stopped one to nobody before the timeout of
+the group. So each rank has a thread that exchanges signs of life with rank 0. A rank has died if its connection ends
+without a farewell. It has stopped if nothing is heard of it for longer than ``stall_timeout_s`` while some rank is in a
+call. Rank 0 tells all ranks; each then closes the connections of its group, which ends all waits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import enum
+import math
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch.distributed as dist
+
+from bytecheckpoint.compat.frames import Running
+from bytecheckpoint.compat.private_names import close_connections, is_registered
+from bytecheckpoint.distributed.waits import allow_leaving, leave_waits
+from bytecheckpoint.errors import RankLostError
+from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+
+__all__ = ["LivenessMonitor", "OnLoss"]
+
+OnLoss: TypeAlias = Callable[[frozenset[int], "tuple[int, str] | None"], None]
+"""Called with the lost ranks, and with who holds the right to commit which save, if that is known."""
+
+# Kind; whether somebody is in a call, or what became of a rank; the rank that the frame is about; a save id.
+_FRAME = struct.Struct("<BBxxI16s")
+_NO_ID = b"\0" * 16
+_SECONDS = struct.Struct("<d8x")
+# Number of signs of life per stall timeout: some may come late.
+_BEATS = 4
+_MAX_TICK_S = 1.0
+# A loss that is noted within this time after a failed call of this rank is what made that call fail.
+_HEARD_WITHIN_S = 5.0
+# If a peer receives nothing any more, no new frames are kept for it beyond this.
+_MAX_UNSENT_BYTES = 1 << 16
+
+
+class _Kind(enum.IntEnum):
+    BEAT = 1
+    LOST = 2
+    FAREWELL = 3
+    HOLDS = 4  # a rank has the right to commit the save of this id
+    STALLS = 5  # a stall timeout, a double in place of the id: the one that a rank wants, or rank 0's smallest of all
+
+
+class _Fate(enum.IntEnum):
+    DIED = 1
+    STOPPED = 2
+    GAVE_UP = 3
+    ENDED = 4
+
+
+_WORDS = {
+    _Fate.DIED: "died: its connection has ended",
+    _Fate.STOPPED: "stopped: nothing was heard of it for more than {:g} s",
+    _Fate.GAVE_UP: "gave up: it raised outside of what DCP hands to all ranks",
+    _Fate.ENDED: "ended, or destroyed the process group",
+}
+
+
+@dataclass
+class _Link:
+    """The connection to one peer.
+
+    Attributes:
+        heard: When the last sign of life came.
+        is_in_call: Whether the peer was in a call then, as it said.
+        is_leaving: Whether the peer has said farewell.
+    """
+
+    peer: int
+    socket: socket.socket
+    heard: float
+    is_in_call: bool = False
+    is_leaving: bool = False
+    received: bytes = b""
+    unsent: bytearray = field(default_factory=bytearray)
+
+
+class LivenessMonitor:
+    """Watches the ranks of one process group, on one rank. Ends with the group.
+
+    While no rank is in a call, no rank counts as stopped: ranks may be silent for any time while nobody waits.
+
+    Args:
+        group: The group whose ranks are watched.
+        parent: The monitor ends when this group is destroyed.
+        links: Connections by rank: to all others on rank 0, to rank 0 on the others.
+        stall_timeout_s: The stall timeout that this rank wants; the smallest of all ranks counts.
+
+    Attributes:
+        stall_timeout_s: The stall timeout that counts now, as far as this rank has heard.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        parent: dist.ProcessGroup,
+        links: dict[int, socket.socket],
+        stall_timeout_s: float,
+    ) -> None:
+        self.stall_timeout_s = stall_timeout_s
+        self._stalls_since = -math.inf  # when it last changed
+        self._group, self._parent = weakref.ref(group), weakref.ref(parent)
+        self._rank = group.rank()
+        # On rank 0 of all ranks, elsewhere of this one and rank 0. A rank that wants another one says so at once.
+        self._stall_timeouts_s = dict.fromkeys((self._rank, *links), stall_timeout_s)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._lost: dict[int, _Fate] = {}
+        self._is_lost = threading.Event()
+        self._is_told = False
+        self._failed_at = -math.inf  # when the last failed call of this rank ended
+        self._told: list[bytes] = []  # frames to send
+        self._num_calls = 0
+        self._num_kept = 0
+        self._calls: list[tuple[Running, OnLoss | None]] = []
+        self._holder: tuple[int, bytes] | None = None
+        self._is_closing = False
+        now = time.monotonic()
+        self._links = {peer: _Link(peer, link, now) for peer, link in links.items()}
+        self._somebody_waits_since: float | None = None
+        self._said_stall_timeout_s = 0.0
+        self._wakeup_pipe, self._clapper = socket.socketpair()
+        for end in (self._wakeup_pipe, self._clapper, *links.values()):
+            end.setblocking(False)
+        allow_leaving(group)
+        _note(self)
+        self._thread = threading.Thread(target=self._run, name="bytecheckpoint-watch", daemon=True)
+        self._thread.start()
+
+    # Called by the threads that use the group.
+
+    @contextmanager
+    def in_call(self) -> Iterator[None]:
+        """Marks a ``with`` block in which this rank is in a call, and may wait for others."""
+        with self._lock:
+            self._num_calls += 1
+        self._ring()
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._failed_at = time.monotonic()
+                self._is_told = bool(self._lost)
+            raise
+        finally:
+            with self._lock:
+                self._num_calls -= 1
+            self._ring()
+
+    def note_call(self, call: Running, on_loss: OnLoss | None = None) -> None:
+        """Notes that this rank is in ``call``, a call of DCP, until that has ended.
+
+        Args:
+            call: Tells whether it still runs.
+            on_loss: Called when a rank is lost, before the waits of this rank end. Once ``call`` has ended and the next
+                one has begun, it is not called any more.
+        """
+        with self._lock:
+            self._calls = [(other, told) for other, told in self._calls if other.is_running()]
+            self._calls.append((call, on_loss))
+        self._ring()
+
+    def keep(self) -> None:
+        """Makes signs of life go on until ``let_go``, even if the group is destroyed before: a save will use it."""
+        with self._lock:
+            self._num_kept += 1
+
+    def let_go(self) -> None:
+        """Ends one ``keep``. Any thread."""
+        with self._lock:
+            self._num_kept -= 1
+        self._ring()
+
+    def set_stall_timeout(self, stall_timeout_s: float) -> None:
+        """Sets the stall timeout that this rank wants. All ranks use the smallest one, and beat as often as it asks."""
+        if self._stall_timeouts_s[self._rank] != stall_timeout_s:
+            self._note_stall_timeout(self._rank, stall_timeout_s)
+
+    def hold(self, save_id: str) -> None:
+        """Tells all that this rank has the right to commit ``save_id``. If it stops, the others take the right away."""
+        self._say(_Kind.HOLDS, 0, self._rank, bytes.fromhex(save_id))
+
+    def give_up(self) -> None:
+        """Tells all that this rank is out of step, so that nobody waits for it."""
+        self._lose(self._rank, _Fate.GAVE_UP)
+
+    def lose_as(self, other: LivenessMonitor) -> None:
+        """Loses the ranks that ``other``, the monitor of a group of the same ranks, has lost."""
+        with other._lock:
+            lost = dict(other._lost)
+        for rank, fate in lost.items():
+            self._lose(rank, fate)
+
+    def wait_for_loss(self, timeout_s: float) -> bool:
+        """Waits until a rank is lost. Returns False if none is lost after ``timeout_s``."""
+        return self._is_lost.wait(timeout_s)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a rank is lost, so that the group is of no use any more."""
+        return bool(self._lost)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a call of this rank has failed because of the loss. If so, one has failed on the others, too."""
+        return self._is_told
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a rank has died, so that there can never be a group of these ranks again."""
+        with self._lock:
+            return _Fate.DIED in self._lost.values()
+
+    def error(self, what: str, path: str) -> RankLostError:
+        """Returns the error to raise on this rank; ``what`` and ``path`` say what was being done."""
+        with self._lock:
+            lost = dict(sorted(self._lost.items()))
+        ranks = {rank: _WORDS[fate].format(self.stall_timeout_s) for rank, fate in lost.items()}
+        reasons = "; ".join(f"rank {rank} {text}" for rank, text in ranks.items()) or "a rank cannot be reached"
+        return RankLostError(f"{what}({path}): {reasons}", ranks, path)
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Says farewell and ends the thread; waits for that for ``timeout_s`` at most. No effect in a forked child."""
+        if self._pid == os.getpid():
+            self._is_closing = True
+            self._ring()
+            self._thread.join(timeout_s)
+
+    def forget_in_child(self) -> None:
+        """Closes the connections in a forked child. If they stayed open, the parent's death would not end them."""
+        for end in (self._wakeup_pipe, self._clapper, *(link.socket for link in self._links.values())):
+            end.close()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # the pipe is full, so the thread will wake up, or the thread has ended
+            self._clapper.send(b"!")
+
+    def _say(self, kind: _Kind, flag: int, rank: int, save_id: bytes = _NO_ID) -> None:
+        with self._lock:
+            self._told.append(_FRAME.pack(kind, flag, rank, save_id))
+        self._ring()
+
+    def _lose(self, rank: int, fate: _Fate) -> None:
+        """Notes a loss, and tells the others. The thread of the monitor ends the waits. Any thread."""
+        with self._lock:
+            if rank in self._lost:
+                return
+            self._lost[rank] = fate
+            # This rank may hear of the loss only after it made a call fail; other ranks may hear of it before.
+            self._is_told = self._is_told or time.monotonic() - self._failed_at < _HEARD_WITHIN_S
+        self._say(_Kind.LOST, fate, rank)
+
+    # Called by the thread of the monitor.
+
+    def _run(self) -> None:
+        self._note_stall_timeout(self._rank, self.stall_timeout_s)
+        last_beat, last_turn, was_in_call = 0.0, time.monotonic(), False
+        with selectors.PollSelector() as selector:  # poll, because a forked child would share an epoll descriptor
+            selector.register(self._wakeup_pipe, selectors.EVENT_READ)
+            for link in self._links.values():
+                selector.register(link.socket, selectors.EVENT_READ, link)
+            while self._is_wanted():
+                beat = self.stall_timeout_s / _BEATS
+                for key, _ in selector.select(min(beat / 2, _MAX_TICK_S)):
+                    if key.data is None:
+                        with contextlib.suppress(OSError):
+                            self._wakeup_pipe.recv(4096)
+                    elif not self._hear(key.data):
+                        selector.unregister(key.fileobj)
+                now = time.monotonic()
+                if now - last_turn > self.stall_timeout_s / 2:
+                    # This process itself stood still, so what it has heard of others is too old to judge them.
+                    for link in self._links.values():
+                        link.heard = now
+                last_turn = now
+                in_call = self._is_in_call()
+                if now - last_beat >= beat or in_call != was_in_call:
+                    self._say_alive(in_call)
+                    last_beat, was_in_call = now, in_call
+                self._judge(now, in_call)
+                self._send_told()
+                if self._lost:
+                    self._end_waits()
+            self._say(_Kind.FAREWELL, 0, self._rank)
+            self._send_told()
+        for end in (self._wakeup_pipe, self._clapper, *(link.socket for link in self._links.values())):
+            end.close()
+
+    def _is_wanted(self) -> bool:
+        if self._is_closing or self._group() is None:
+            return False
+        parent = self._parent()
+        is_there = parent is not None and is_registered(parent)
+        return is_there or self._num_kept > 0 or self._is_in_call_here()
+
+    def _is_in_call_here(self) -> bool:
+        with self._lock:
+            return self._num_calls > 0 or any(call.is_running() for call, _ in self._calls)
+
+    def _is_in_call(self) -> bool:
+        """Whether this rank is in a call; on rank 0, whether any rank is."""
+        return self._is_in_call_here() or (self._rank == 0 and any(link.is_in_call for link in self._links.values()))
+
+    def _say_alive(self, in_call: bool) -> None:
+        self._say(_Kind.BEAT, in_call, self._rank)
+
+    def _send_told(self) -> None:
+        with self._lock:
+            told, self._told = self._told, []
+        for link in self._links.values():
+            if len(link.unsent) < _MAX_UNSENT_BYTES:
+                link.unsent += b"".join(told)
+            try:
+                while link.unsent:
+                    del link.unsent[: link.socket.send(link.unsent)]
+            except BlockingIOError:
+                continue
+            except OSError:
+                link.unsent.clear()  # `_hear` will notice that the peer is gone
+
+    def _hear(self, link: _Link) -> bool:
+        """Reads all that has come from a peer. Returns False if nothing will come any more."""
+        while True:
+            try:
+                piece = link.socket.recv(1 << 16)
+            except BlockingIOError:
+                return True
+            except OSError:
+                piece = b""
+            if not piece:
+                if not link.is_leaving and not self._is_closing:
+                    self._lose(link.peer, _Fate.DIED)
+                return False
+            link.heard = time.monotonic()
+            link.received += piece
+            while len(link.received) >= _FRAME.size:
+                frame, link.received = link.received[: _FRAME.size], link.received[_FRAME.size :]
+                self._take_note(link, frame)
+
+    def _take_note(self, link: _Link, frame: bytes) -> None:
+        kind, flag, rank, save_id = _FRAME.unpack(frame)
+        if kind == _Kind.BEAT:
+            link.is_in_call = bool(flag)
+        elif kind == _Kind.FAREWELL:
+            link.is_leaving = True
+        elif kind == _Kind.LOST:
+            self._lose(rank, _Fate(flag))  # tells the others, too
+        elif kind == _Kind.HOLDS:
+            with self._lock:
+                self._holder = (rank, save_id)
+                if self._rank == 0:
+                    self._told.append(frame)
+        elif kind == _Kind.STALLS:
+            self._note_stall_timeout(rank, *_SECONDS.unpack(save_id))
+
+    def _note_stall_timeout(self, rank: int, stall_timeout_s: float) -> None:
+        """Notes the stall timeout that ``rank`` wants, and tells the others if their view changes. Any thread."""
+        with self._lock:
+            self._stall_timeouts_s[rank] = stall_timeout_s
+            least = min(self._stall_timeouts_s.values())
+            if least != self.stall_timeout_s:
+                self.stall_timeout_s = least
+                self._stalls_since = time.monotonic()  # before now the others may have beaten less often
+            mine = least if self._rank == 0 else self._stall_timeouts_s[self._rank]
+            if mine != self._said_stall_timeout_s:
+                self._said_stall_timeout_s = mine
+                self._told.append(_FRAME.pack(_Kind.STALLS, 0, self._rank, _SECONDS.pack(mine)))
+        self._ring()
+
+    def _judge(self, now: float, in_call: bool) -> None:
+        if not in_call or self._is_lost.is_set():
+            self._somebody_waits_since = None
+            return
+        if self._somebody_waits_since is None:
+            self._somebody_waits_since = now
+        for link in self._links.values():
+            if now - max(link.heard, self._somebody_waits_since, self._stalls_since) > self.stall_timeout_s:
+                self._lose(link.peer, _Fate.ENDED if link.is_leaving else _Fate.STOPPED)
+
+    def _end_waits(self) -> None:
+        """Ends the waits of this rank. Called once a rank is lost and the others have been told."""
+        with self._lock:
+            calls, self._calls = self._calls, [(call, None) for call, _ in self._calls]
+            lost = frozenset(self._lost)
+            holder = None if self._holder is None else (self._holder[0], self._holder[1].hex())
+        for _, on_loss in calls:
+            if on_loss is not None:
+                on_loss(lost, holder)
+        if self._is_lost.is_set():
+            return
+        self._is_lost.set()
+        group = self._group()
+        if group is not None:
+            close_connections(group)
+            leave_waits(group)
+
+
+_alive: weakref.WeakSet[LivenessMonitor] | None = None
+_noting = ForkSafeLock()
+_FAREWELL_S = 1.0
+
+
+def _note(monitor: LivenessMonitor) -> None:
+    """Lists ``monitor``, so that it is closed at the end of the process, and forgotten in forked children."""
+    global _alive
+    with _noting:
+        if _alive is None:
+            _alive = weakref.WeakSet()
+            atexit.register(_at_exit)
+            os.register_at_fork(after_in_child=_in_child)
+        _alive.add(monitor)
+
+
+def _at_exit() -> None:
+    for monitor in list(_alive or ()):
+        monitor.close(_FAREWELL_S)
+
+
+def _in_child() -> None:
+    for monitor in list(_alive or ()):
+        monitor.forget_in_child()
+    if _alive is not None:
+        _alive.clear()

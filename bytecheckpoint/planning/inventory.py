@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inventories: what each rank holds. They stand behind the items of save plans and travel to the coordinator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.distributed.checkpoint.planner import WriteItem
+
+from bytecheckpoint import _C
+from bytecheckpoint.distributed.channel import Peers
+from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.planning.plan_cache import digest_of, plan_cache
+from bytecheckpoint.planning.plan_items import Home, PickledSource, home_of, source_of
+from bytecheckpoint.planning.shared_item import WritePart
+
+__all__ = ["LazyPaths", "LocalInventory", "RemoteInventory", "bytes_of", "may_send_digest", "refuse_digests"]
+
+
+# Advice for errors where some ranks rely on an exchange of plans in which other ranks cannot take part.
+_ONE_CLASS = (
+    "Use the same planner and writer classes on all ranks; or, with Config(enable_tree_topo=False), save again, since "
+    "what ranks relied on is now forgotten"
+)
+
+
+class LocalInventory(PickledSource):
+    """The inventory of this rank: everything that it holds.
+
+    Attributes:
+        digest: Digest of what the rank holds and of the settings of its planner.
+        known_assignments: What the rank was assigned in earlier saves when it held the same, by the names that
+            ``part_of`` gives.
+        peers: The ranks with which this one can exchange plans after DCP has gathered them; None if it cannot.
+        sends_blob: Whether the coordinator gets the blob; otherwise it gets only the digest.
+        num_bytes_sent: Bytes sent to DCP and to other ranks, without what DCP wraps around them.
+    """
+
+    def __init__(
+        self,
+        state: _C.LocalState,
+        mappings: dict[str, Any] | None,
+        settings: bytes,
+        is_cached: bool,
+        tree_threshold: int | None,
+    ) -> None:
+        self.state = state
+        self.mappings = mappings or {}
+        self.blob = state.blob
+        self.num_items = state.num_items
+        self.digest = digest_of((self.blob, settings))
+        self.known_assignments = plan_cache().take_assignments(self.digest) if is_cached else {}
+        self.peers: Peers | None = None
+        self.sends_blob = True
+        self.num_bytes_sent = 0
+        self.home = home_of(self)
+        self._tree_threshold = tree_threshold
+
+    def may_send_digest(self, peers: Peers | None) -> None:
+        """Sends only the digest from now on, if the coordinator may know the blob or a tree will carry it.
+
+        No effect if the ranks cannot exchange plans.
+        """
+        if self._tree_threshold is None:
+            return
+        self.peers = peers
+        if self.peers is not None:
+            self.sends_blob = self.peers.size <= self._tree_threshold and not self.known_assignments
+
+    def items(self) -> list[WriteItem]:
+        self.sends_blob = True  # somebody looks at items, so DCP's own planner will join the items of all ranks
+        return self.state.items()
+
+    @property
+    def can_exchange(self) -> bool:
+        return self.peers is not None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        blob = self.blob if self.sends_blob else None
+        self.num_bytes_sent += sum(map(len, (self.digest, *self.known_assignments, blob or b"")))
+        parts = tuple(self.known_assignments)
+        return RemoteInventory, (self.home, self.digest, blob, self.num_items, parts, self.can_exchange)
+
+
+class RemoteInventory(PickledSource):
+    """The inventory of another rank, or only the digest of it (``blob`` is None)."""
+
+    def __init__(
+        self,
+        home: Home,
+        digest: bytes = b"",
+        blob: bytes | None = None,
+        num_items: int = 0,
+        known_assignments: tuple[bytes, ...] = (),
+        can_exchange: bool = False,
+    ) -> None:
+        self.home = home
+        self.digest = digest
+        self.blob = blob
+        self.num_items = num_items
+        self.known_assignments = known_assignments
+        self.can_exchange = can_exchange
+
+    def items(self) -> list[WriteItem]:
+        return _C.items_of_blob(self.blob_or_raise(), None, WritePart)
+
+    @functools.cached_property
+    def mappings(self) -> dict[str, Any]:
+        """Paths by FQN, read from the blob. Reading them takes as long as planning the blob."""
+        _, _, _, planned = _C.plan_ranks(
+            [self.blob_or_raise()], dedup_to_lowest_rank=True, is_nested=True, gaps="ignore"
+        )
+        mappings: dict[str, Any] = planned.planner_data
+        return mappings
+
+    def blob_or_raise(self) -> bytes:
+        if self.blob is None:
+            raise InvalidPlanError(
+                "the items of a rank are looked at that sent the digest of its plan alone: no hook was known to look "
+                f"at them. {_ONE_CLASS}"
+            )
+        return self.blob
+
+
+class LazyPaths(Mapping[str, Any]):
+    """Planner data of a flattened state: maps each FQN to its path through nested dicts.
+
+    The paths travel within the inventory, and are read from it when somebody asks.
+    """
+
+    def __init__(self, inventory: LocalInventory | RemoteInventory | None) -> None:
+        self._inventory = inventory
+
+    def __getitem__(self, fqn: str) -> Any:
+        return self._mappings()[fqn]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._mappings())
+
+    def __len__(self) -> int:
+        return len(self._mappings())
+
+    def _mappings(self) -> dict[str, Any]:
+        return {} if self._inventory is None else self._inventory.mappings
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A rank needs no paths back from the coordinator.
+        return type(self), (self._inventory if isinstance(self._inventory, LocalInventory) else None,)
+
+
+def may_send_digest(items: Any, peers: Peers | None) -> None:
+    """Lets DCP gather only the digest of this rank's inventory where that is enough.
+
+    It is enough if the coordinator may know the inventory, or if plans go through a tree. A writer that does not look
+    at items of other ranks calls this. It has an effect only if all ranks can exchange what is missing: their group is
+    known, and no overridden hook of the planner sees plans of other ranks or may fail before the exchange.
+
+    Args:
+        items: Items of the local plan.
+        peers: The ranks of the call; None if they are not known.
+    """
+    source = source_of(items)
+    if isinstance(source, LocalInventory):
+        source.may_send_digest(peers)
+
+
+def bytes_of(items: Any) -> int:
+    """Returns the bytes of the tensors of a local plan. A plan of another planner is checked on the way."""
+    source = source_of(items)
+    return source.state.num_bytes if isinstance(source, LocalInventory) else _C.WritePlan(items).num_bytes
+
+
+def refuse_digests(inventories: list[LocalInventory | RemoteInventory]) -> None:
+    """Checks that every rank can exchange plans. All ranks can exchange what the coordinator lacks, or none can.
+
+    Raises:
+        InvalidPlanError: Some rank cannot.
+    """
+    for rank, of_rank in enumerate(inventories):
+        if not of_rank.can_exchange:
+            raise InvalidPlanError(
+                f"rank {rank} cannot exchange plans with others, of which some sent the digest of theirs alone. "
+                f"{_ONE_CLASS}"
+            )

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Items of a plan that C++ holds, built in Python only when somebody looks at them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+import weakref
+from collections.abc import Collection, Iterable, Mapping, MutableSequence
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
+
+from bytecheckpoint.errors import CheckpointError
+
+__all__ = ["Home", "LoadTargets", "PickledSource", "PlanItems", "at_home", "home_of", "source_of"]
+
+_Item = TypeVar("_Item")
+
+
+class Source(Protocol):
+    """A plan in C++ from which items can be built."""
+
+    @property
+    def num_items(self) -> int: ...
+    def items(self) -> list[Any]: ...
+
+
+class LoadTargets(NamedTuple):
+    """The values that a load fills. They never leave their process.
+
+    Attributes:
+        flat: Values by key.
+        tops: Keys at the top level of the state dict.
+    """
+
+    flat: Mapping[str, Any]
+    tops: Collection[Any]
+
+
+class PickledSource:
+    """Base class of sources that are pickled in place of their items."""
+
+
+class PlanItems(MutableSequence[_Item]):
+    """A list of ``WriteItem`` or ``ReadItem`` that is built from its source when somebody first looks at an item.
+
+    ``len`` builds nothing. Any access to an item builds all of them. From then on only the list counts, because users
+    change items, move them and leave some out.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source: Source | None = source
+        self._list: list[_Item] = []
+        self._home: Home | None = None
+        self.may_stay = False  # True: no hook of the planner looks at the items of other ranks
+        self.fills: LoadTargets | None = None
+
+    def stay(self) -> None:
+        """Makes pickling send only a ticket. No effect once the items are built.
+
+        For plans that DCP sends to the coordinator, which does not look at them, and back.
+        """
+        if self._source is not None:
+            self._home = home_of(self)
+
+    def _built(self) -> list[_Item]:
+        if self._source is not None:
+            self._list, self._source = self._source.items(), None
+        return self._list
+
+    @overload
+    def __getitem__(self, index: int) -> _Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[_Item]: ...
+    def __getitem__(self, index: int | slice) -> _Item | list[_Item]:
+        return self._built()[index]
+
+    @overload
+    def __setitem__(self, index: int, value: _Item) -> None: ...
+    @overload
+    def __setitem__(self, index: slice, value: Iterable[_Item]) -> None: ...
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._built()[index] = value
+
+    def __delitem__(self, index: int | slice) -> None:
+        del self._built()[index]
+
+    def __len__(self) -> int:
+        return len(self._list) if self._source is None else self._source.num_items
+
+    def insert(self, index: int, value: _Item) -> None:
+        self._built().insert(index, value)
+
+    def __add__(self, other: Iterable[_Item]) -> list[_Item]:
+        return [*self._built(), *other]
+
+    def __radd__(self, other: Iterable[_Item]) -> list[_Item]:
+        return [*other, *self._built()]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._built() == (other._built() if isinstance(other, PlanItems) else other)
+
+    __hash__ = None  # type: ignore[assignment]  # unhashable, like a list
+
+    def __repr__(self) -> str:
+        return repr(self._built())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._source is not None and self._home is not None:
+            return _at, (self._home, len(self))
+        if isinstance(self._source, PickledSource):
+            return type(self), (self._source,)
+        return list, (self._built(),)
+
+
+class _Elsewhere:
+    """Stands for items that stayed in another process."""
+
+    def __init__(self, home: Home, num_items: int) -> None:
+        self._arguments = (home, num_items)
+
+    def __len__(self) -> int:
+        return self._arguments[1]
+
+    def __iter__(self) -> Any:
+        raise CheckpointError("these items stayed with the rank that they are of: no hook was known to look at them")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _at, self._arguments
+
+
+Home = tuple[int, str, int]
+"""Where an object stayed: process, and ticket."""
+
+_tickets = itertools.count()
+_waiting: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_drawn: dict[int, str] = {}
+
+
+def _process() -> tuple[int, str]:
+    """Returns a name that no other process of the job has, not even a forked child."""
+    pid = os.getpid()
+    return pid, _drawn.setdefault(pid, uuid.uuid4().hex)
+
+
+def home_of(kept: object) -> Home:
+    """Returns an address at which ``at_home`` finds ``kept``, in this process and as long as somebody holds it."""
+    ticket = next(_tickets)
+    _waiting[ticket] = kept
+    return (*_process(), ticket)
+
+
+def at_home(home: Home) -> Any:
+    """Returns the object at ``home``; None if nobody holds it any more, and in another process."""
+    return _waiting.get(home[2]) if home[:2] == _process() else None
+
+
+def _at(home: Home, num_items: int) -> object:
+    """Unpickles items that stayed: in their own process as the same object, elsewhere as a stand-in."""
+    items = at_home(home)
+    return _Elsewhere(home, num_items) if items is None else items
+
+
+def source_of(items: object) -> Any:
+    """Returns the C++ source of ``items``; None if they are a plain list, or if somebody has looked at them."""
+    return items._source if isinstance(items, PlanItems) else None

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends inventories up a tree of ranks, and assignments down.
+
+DCP gathers the plans of all ranks at one rank. Here each inner node merges its own inventory with those of the nodes
+below it. What replicas share thus goes up once, and each rank receives messages from only a few others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from bytecheckpoint import _C
+from bytecheckpoint.distributed.channel import Channel, Peers
+from bytecheckpoint.errors import CheckpointError, RankError, sendable
+from bytecheckpoint.planning.plan_cache import EncodedAssignment
+from bytecheckpoint.runtime.interrupts import DeferredInterrupt
+
+if TYPE_CHECKING:
+    Plan = Callable[[list[bytes]], list[EncodedAssignment]]
+
+__all__ = ["PlanTree"]
+
+
+class PlanTree:
+    """A k-ary tree over the ranks of a call, with the coordinator at its root.
+
+    Every rank takes part to the end, whatever has failed, and sends its error up. The root sends the first error down
+    to all. So an error on any rank is raised on every rank, and no rank is left waiting.
+    """
+
+    def __init__(self, channel: Channel, peers: Peers, fan_out: int) -> None:
+        self._channel = channel
+        self._peers = peers
+        self._fan_out = fan_out
+        self._place = (peers.rank - peers.coordinator) % peers.size
+
+    def exchange(self, inventory: bytes, plan: Plan | None) -> EncodedAssignment:
+        """Sends this rank's inventory to the root, and returns what this rank is to write. Collective.
+
+        Args:
+            inventory: What this rank holds: ``LocalState.blob``.
+            plan: Given at the root, None elsewhere. Makes the assignments of all ranks from the merged inventories of
+                the nodes directly below the root.
+
+        Raises:
+            Exception: The first error of any rank, on all ranks.
+            CheckpointError: A rank has died, or did not answer within the timeout of the group.
+        """
+        with DeferredInterrupt():
+            below, failure = self._take_from_below()
+            assignments: dict[int, EncodedAssignment] = {}
+            if plan is None:
+                self._hand_up(inventory, below, failure)
+                assignments, failure = self._await_assignments()
+            elif failure is None:
+                try:
+                    assignments = dict(enumerate(plan(below)))
+                except BaseException as error:
+                    failure = error
+            self._hand_down(assignments, failure)
+            if failure is not None:
+                raise failure
+        return assignments[self._peers.rank]
+
+    def _take_from_below(self) -> tuple[list[bytes], BaseException | None]:
+        """Receives from every child, also after one has failed: the others would wait for this rank to receive."""
+        below: list[bytes] = []
+        failure: BaseException | None = None
+        for child in self._below(self._place):
+            try:
+                inventory, error = pickle.loads(self._receive(child))
+            except BaseException as of_channel:
+                inventory, error = b"", of_channel
+            below.append(inventory)
+            failure = error if failure is None else failure
+        return below, failure
+
+    def _hand_up(self, inventory: bytes, below: list[bytes], failure: BaseException | None) -> None:
+        merged = b""
+        if failure is None:
+            try:
+                merged = _C.merge_below(inventory, self._peers.rank, below)
+            except BaseException as error:
+                failure = error
+        message = _packed(merged, failure)
+        with contextlib.suppress(CheckpointError):  # receiving from there will fail, too, and that error is reported
+            self._send(message, self._above())
+
+    def _await_assignments(self) -> tuple[dict[int, EncodedAssignment], BaseException | None]:
+        try:
+            assignments, failure = pickle.loads(self._receive(self._above()))
+        except BaseException as error:
+            return {}, error
+        return assignments, failure
+
+    def _hand_down(self, assignments: dict[int, EncodedAssignment], failure: BaseException | None) -> None:
+        for child in self._below(self._place):
+            ranks = () if failure is not None else map(self._rank_at, self._subtree(child))
+            with contextlib.suppress(CheckpointError):  # DCP waits for all ranks afterwards, and will notice the loss
+                self._send(_packed({rank: assignments[rank] for rank in ranks}, failure), child)
+
+    def _send(self, message: bytes, place: int) -> None:
+        try:
+            self._channel.send(message, self._rank_at(place))
+        except RuntimeError as error:
+            raise self._lost(place, error) from error
+
+    def _receive(self, place: int) -> bytes:
+        try:
+            return self._channel.receive(self._rank_at(place))
+        except RuntimeError as error:
+            raise self._lost(place, error) from error
+
+    def _lost(self, place: int, error: RuntimeError) -> CheckpointError:
+        return CheckpointError(
+            f"plans are exchanged: rank {self._peers.rank} has lost rank {self._rank_at(place)}: {error}"
+        )
+
+    def _above(self) -> int:
+        return (self._place - 1) // self._fan_out
+
+    def _below(self, place: int) -> range:
+        first = place * self._fan_out + 1
+        return range(min(first, self._peers.size), min(first + self._fan_out, self._peers.size))
+
+    def _subtree(self, place: int) -> Iterator[int]:
+        """Yields ``place`` and all places below it."""
+        yield place
+        for child in self._below(place):
+            yield from self._subtree(child)
+
+    def _rank_at(self, place: int) -> int:
+        return (place + self._peers.coordinator) % self._peers.size
+
+
+def _packed(value: object, failure: BaseException | None) -> bytes:
+    """Returns a message, whatever happens, because another rank waits for it.
+
+    If ``value`` cannot be pickled, for lack of memory for example, the message has the error in its place.
+    """
+    try:
+        return pickle.dumps((value, None if failure is None else sendable(failure)))
+    except BaseException as error:
+        return pickle.dumps((None, RankError(f"plans are exchanged: {type(error).__name__}: {error}")))

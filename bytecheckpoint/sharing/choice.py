@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides how the ranks of a load read: what they tell the coordinator with their plans, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from torch.distributed.checkpoint.planner import LoadPlan
+
+from bytecheckpoint import _C
+from bytecheckpoint.config import Config
+from bytecheckpoint.sharing.asked_keys import RequestedKeys
+
+__all__ = [
+    "AUTO",
+    "COOPERATIVE",
+    "INDEPENDENT",
+    "ReadPreferences",
+    "ReadStrategy",
+    "choose_reading",
+    "is_worth_sharing",
+]
+
+INDEPENDENT, COOPERATIVE, AUTO = "independent", "cooperative", "auto"
+# `auto` shares if that saves at least this many bytes, and at least this part of what all ranks would read. From there
+# on sharing was measured to be no slower than reading twice, on one machine with a fast disk (benchmarks/sharing.py).
+_LEAST_SAVED_BYTES = 256 << 20
+_LEAST_SAVED_PART = 0.2
+# To share, each rank tells every other rank what it wants. Above this number of ranks `auto` does not do so.
+_MOST_RANKS = 512
+
+
+class Reader(Protocol):
+    """What this module needs of a storage reader."""
+
+    path: Path
+    config: Config
+
+
+@dataclass(frozen=True)
+class ReadPreferences:
+    """What a rank tells the coordinator with its plan.
+
+    Attributes:
+        save: Id of the save that the rank reads.
+        comes: Whether the rank's peers are known, and all of them come to the exchange in ``read_data`` if it does.
+        setting: ``Config.shared_reading``.
+        is_in_memory: Whether the checkpoint is on a file system in the memory of the rank's machine.
+        num_bytes: Bytes of the records of which the rank wants something.
+        asked: The keys that the rank asks for.
+    """
+
+    save: str
+    comes: bool
+    setting: str
+    is_in_memory: bool
+    num_bytes: int
+    asked: RequestedKeys
+
+    @classmethod
+    def by(cls, reader: Reader, save: str, asked: RequestedKeys, *, comes: bool, num_bytes: int) -> ReadPreferences:
+        is_in_memory = _C.is_in_memory(str(reader.path), reader.config.io_timeout_s)
+        return cls(save, comes, reader.config.shared_reading, is_in_memory, num_bytes, asked)
+
+
+@dataclass(frozen=True)
+class ReadStrategy:
+    """What the coordinator answers with the plan: how all ranks read.
+
+    Attributes:
+        reading: ``independent``, ``cooperative``, or ``auto`` if the ranks have to find out together.
+        all_come: Whether ``ReadPreferences.comes`` holds for all ranks.
+        num_ranks: Number of ranks in the load.
+    """
+
+    reading: str
+    all_come: bool
+    num_ranks: int
+
+
+def choose_reading(plans: Sequence[LoadPlan]) -> list[LoadPlan]:
+    """Returns the plans with one answer for all ranks. Called on the coordinator.
+
+    ``auto`` becomes ``independent`` if sharing cannot be worth it; otherwise the ranks find out.
+    """
+    intents = [plan.storage_data for plan in plans]
+    reading = AUTO
+    all_come = all(isinstance(t, ReadPreferences) and t.comes for t in intents)
+    settings = {t.setting for t in intents} if all_come else {INDEPENDENT}
+    for setting in (COOPERATIVE, INDEPENDENT):
+        if setting in settings:
+            reading = setting
+    if reading == AUTO:
+        wanted = sum(t.num_bytes for t in intents)
+        saved_at_most = wanted * (len(intents) - 1) // len(intents)
+        if len(intents) > _MOST_RANKS or saved_at_most < _LEAST_SAVED_BYTES or all(t.is_in_memory for t in intents):
+            reading = INDEPENDENT
+    return [replace(plan, storage_data=ReadStrategy(reading, all_come, len(plans))) for plan in plans]
+
+
+def is_worth_sharing(bytes_saved: int, bytes_wanted: int) -> bool:
+    """Whether ``auto`` shares reading.
+
+    Args:
+        bytes_saved: Bytes that need not be read again.
+        bytes_wanted: Bytes that all ranks together want; what two ranks want counts twice.
+    """
+    return bytes_saved >= max(_LEAST_SAVED_BYTES, _LEAST_SAVED_PART * bytes_wanted)

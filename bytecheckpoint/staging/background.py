@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Background saves: their threads, how they ended, and what happens to them when the process ends.
+
+They run in daemon threads, so that this module, and not Python, decides how long the end of the process waits for them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from concurrent.futures import wait
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch.distributed.checkpoint.api import CheckpointException
+
+from bytecheckpoint import _C
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.runtime import sigterm as _sigterm
+from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.staging.leases import is_any_saved, is_saved_in_this_thread
+from bytecheckpoint.staging.save_queue import BackgroundFuture, SaveQueue, is_in_queue
+
+__all__ = [
+    "BackgroundFuture",
+    "handle_sigterm",
+    "raise_unseen",
+    "shutdown",
+    "submit",
+    "wait_for_queue",
+    "wait_for_saves",
+]
+
+T = TypeVar("T")
+
+_LOOK_INTERVAL_S = 0.02
+# Once the end of the process has waited this long for a save, it logs what it waits for.
+_WARN_AFTER_S = 5.0
+# How long the end of the process waits for saves that were given up. They end within moments, unless storage or another
+# rank does not answer.
+_GIVEN_UP_WAIT_S = 5.0
+
+_logger = logging.getLogger("bytecheckpoint")
+
+
+@dataclass(eq=False)
+class _Save:
+    """One background save.
+
+    Attributes:
+        give_up: Makes the save fail soon, unless it is already committed.
+        exit_timeout_s: See ``Config.exit_timeout_s``.
+    """
+
+    path: str
+    future: BackgroundFuture[Any]
+    queue: SaveQueue
+    give_up: Callable[[], None]
+    exit_timeout_s: float
+    is_given_up: bool = False
+
+    def is_running(self) -> bool:
+        return not self.future.done()
+
+    def is_unseen_failure(self) -> bool:
+        return self.future.done() and not self.future.is_seen and self.future.peek() is not None
+
+    def wait(self, end: float | None) -> bool:
+        """Waits until ``end`` (``time.monotonic``; None: without limit), and returns whether the save has ended."""
+        wait([self.future], None if end is None else max(0.0, end - time.monotonic()))
+        return self.future.done()
+
+
+class _Saves:
+    """All background saves of one process that run, or whose failure nobody has looked at."""
+
+    def __init__(self, *, is_ending: bool) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.RLock()  # reentrant: a signal handler may take it while its thread holds it
+        self.noted: list[_Save] = []
+        # When the process began to end. No thread is started after that, since nobody would wait for it.
+        self.ending_since = time.monotonic() if is_ending else None
+        self._queues: dict[str, SaveQueue] = {}
+        self._with_threads: weakref.WeakSet[SaveQueue] = weakref.WeakSet()
+
+    def queue(self, name: str) -> SaveQueue:
+        """Returns the queue called ``name``; makes it on first use.
+
+        It runs one save at a time, in the order of the calls. That order is the same on all ranks, so messages of
+        different saves cannot mix.
+        """
+        with self.lock:
+            if name not in self._queues:
+                self._queues[name] = SaveQueue("bytecheckpoint-background" + (f"-{name}" if name else ""))
+            return self._queues[name]
+
+    def has(self, name: str) -> bool:
+        """Whether a save was ever submitted to the queue called ``name``."""
+        with self.lock:
+            return name in self._queues
+
+    def run(self, save: _Save, work: Callable[[], None]) -> None:
+        with self.lock:
+            self.noted = [other for other in self.noted if other.is_running() or other.is_unseen_failure()]
+            self.noted.append(save)
+            self._with_threads.add(save.queue)
+        save.queue.submit(work, may_start_thread=self.ending_since is None)
+
+    def running(self) -> list[_Save]:
+        with self.lock:
+            return [save for save in self.noted if save.is_running()]
+
+    def take_unseen(self) -> list[tuple[str, BaseException]]:
+        """Returns paths and failures that nobody has looked at, the oldest first. Each is returned only once."""
+        unseen = []
+        with self.lock:
+            for save in self.noted:
+                error = save.future.peek() if save.is_unseen_failure() else None
+                if error is not None:
+                    unseen.append((save.path, error))
+            self.noted = [save for save in self.noted if save.is_running()]
+        return unseen
+
+    def end(self, since: float) -> None:
+        """Waits until all saves have ended. Gives up those that have not ended ``exit_timeout_s`` after ``since``."""
+        try:
+            while running := [save for save in self.running() if not save.is_given_up]:
+                save, end = running[0], since + running[0].exit_timeout_s
+                if not save.wait(min(end, time.monotonic() + _WARN_AFTER_S)):
+                    left_s = max(0.0, end - time.monotonic())
+                    _logger.warning("the process waits for the save to %s, for %.0f s at most", save.path, left_s)
+                if not save.wait(end):
+                    _logger.error("the process ends: the save to %s is given up", save.path)
+                    self._give_up([save])
+        except BaseException:  # Ctrl-C
+            self._give_up(self.running())
+            raise
+        finally:
+            self._join(time.monotonic() + _GIVEN_UP_WAIT_S)
+
+    def _give_up(self, saves: list[_Save]) -> None:
+        for save in saves:
+            save.is_given_up = True
+            save.give_up()
+
+    def _join(self, end: float) -> None:
+        """Waits for the threads, until ``end`` at most. A future is done while its thread still destroys what it saved.
+
+        When a process has ended, Python ends every thread that asks for the GIL. If C++ code runs in such a thread, the
+        process aborts.
+        """
+        for save in self.running():
+            if not save.wait(end):
+                _logger.error("the save to %s has not ended, and the process does not wait for it", save.path)
+        with self.lock:
+            queues = list(self._with_threads)
+        for queue in queues:
+            queue.join(max(0.0, end - time.monotonic()))
+
+
+_lock = ForkSafeLock()
+_saves: _Saves | None = None
+
+
+def _of_process() -> _Saves:
+    global _saves
+    if _saves is None or _saves.pid != os.getpid():
+        # A forked child starts empty, because the threads of its parent do not exist there.
+        with _lock:
+            if _saves is None:
+                _saves = _Saves(is_ending=not _wait_at_exit())
+            elif _saves.pid != os.getpid():
+                _saves = _Saves(is_ending=False)
+    return _saves
+
+
+def _wait_at_exit() -> bool:
+    """Makes the end of the process wait for saves. Returns False if the process has already begun to end."""
+    atexit.register(_at_exit)
+    try:
+        # `concurrent.futures` does the same. Functions of `atexit` run too late: no thread can be started then.
+        threading._register_atexit(_before_exit)  # type: ignore[attr-defined]
+    except RuntimeError:
+        return False
+    return True
+
+
+def _if_any() -> _Saves | None:
+    """Returns the saves of this process, not of its parent; None if this process has never begun one."""
+    return _saves if _saves is not None and _saves.pid == os.getpid() else None
+
+
+def submit(
+    path: str,
+    run: Callable[[], T],
+    queue: str | None = "",
+    *,
+    give_up: Callable[[], None] = lambda: None,
+    exit_timeout_s: float = Config.exit_timeout_s,
+) -> BackgroundFuture[T]:
+    """Runs a save in the background, after all saves that were submitted to the same queue before.
+
+    If no thread can be started, or the process has begun to end, the save runs in the calling thread. Saves of
+    different queues may run at the same time, so each queue needs process groups of its own. Raises nothing but Ctrl-C.
+
+    Args:
+        path: Path of the save, for messages.
+        run: Does the save, and returns what the future gives.
+        queue: Name of the queue. None: the save waits for no other.
+        give_up: Makes the save fail soon. The end of the process calls it if the save has not ended after
+            ``exit_timeout_s``.
+        exit_timeout_s: See ``Config.exit_timeout_s``.
+    """
+    saves = _of_process()
+    line = SaveQueue("bytecheckpoint-save") if queue is None else saves.queue(queue)
+    future: BackgroundFuture[T] = BackgroundFuture(path, line)
+    caller = threading.current_thread()
+
+    unclaimed = [True]  # whoever takes this entry out must complete the future
+
+    def work() -> None:
+        if not _takes(unclaimed):
+            return
+        try:
+            value = run()
+        except BaseException as error:
+            # This frame is cut off the traceback: it still runs, so its locals cannot be cleared.
+            error.__traceback__ = None if error.__traceback__ is None else error.__traceback__.tb_next
+            _forget_locals(error)
+            future.set_exception(error)
+            if not isinstance(error, Exception) and threading.current_thread() is caller:
+                raise  # Ctrl-C, where the save runs in the calling thread
+        else:
+            future.set_result(value)
+        finally:
+            save.give_up = lambda: None  # the old one keeps the writer, which keeps the process group
+
+    save = _Save(path, future, line, give_up, exit_timeout_s)
+    try:
+        saves.run(save, work)
+    except BaseException:  # Ctrl-C
+        if _takes(unclaimed):  # else the save runs
+            future.set_exception(CheckpointError(f"save({path}): interrupted before it began", path))
+        raise
+    return future
+
+
+def _takes(unclaimed: list[bool]) -> bool:
+    try:
+        return unclaimed.pop()
+    except IndexError:
+        return False
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Clears the locals of all frames that ``error`` came through: whoever keeps the error must not keep the state.
+
+    The traceback itself stays.
+    """
+    seen: set[int] = set()
+    waiting: list[Any] = [error]
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, BaseException) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            # Before Python 3.13 a frame keeps the locals that it was last asked for, until it is asked again.
+            frame.f_locals  # noqa: B018
+        waiting += [one.__cause__, one.__context__]
+        if isinstance(one, CheckpointException):  # DCP's error, which holds the failures of all ranks
+            waiting += [failure for failure, _ in one.failures.values()]
+
+
+def raise_unseen() -> None:
+    """Raises the first failure of a background save that nobody has looked at, and logs the others. Each only once.
+
+    Raises:
+        CheckpointError: A save failed; the failure is the cause of this error.
+    """
+    saves = _if_any()
+    unseen = [] if saves is None else saves.take_unseen()
+    for path, error in unseen[1:]:
+        _logger.error("a background save to %s failed, too: %s", path, error)
+    if unseen:
+        path, error = unseen[0]
+        raise CheckpointError(f"a background save to {path} failed, and nobody looked: {error}", path) from error
+
+
+def wait_for_saves(timeout_s: float | None = None) -> None:
+    """Waits until no background save is under way.
+
+    Raises:
+        TimeoutError: A save is still under way after ``timeout_s`` seconds.
+        CheckpointError: A hook of a background save makes this call, which would wait for that very save.
+    """
+    if is_in_queue() or is_saved_in_this_thread():
+        raise CheckpointError(
+            "shutdown(): called in a hook of a background save, for whose end it would wait: call it when the hook has "
+            "returned"
+        )
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    saves = _if_any()
+    for save in [] if saves is None else saves.running():
+        if not save.wait(end):
+            raise TimeoutError(f"the background save to {save.path} is still under way after {timeout_s} s")
+    while is_any_saved():  # by DCP, which gives a future to its caller alone
+        if end is not None and time.monotonic() >= end:
+            raise TimeoutError(f"a background save is still under way after {timeout_s} s")
+        time.sleep(_LOOK_INTERVAL_S)
+
+
+def wait_for_queue(queue: str) -> None:
+    """Waits until all saves that were submitted to a queue have ended, with or without success.
+
+    Returns at once in the thread that runs them.
+    """
+    saves = _if_any()
+    if saves is None or not saves.has(queue):
+        return
+    line = saves.queue(queue)
+    if not line.is_in_this_thread():
+        reached = threading.Event()
+        line.submit(reached.set, may_start_thread=False)
+        reached.wait()
+
+
+def shutdown(timeout_s: float | None = None) -> None:
+    """Waits for background saves, gives the memory of staged states back, and raises a failure that nobody looked at.
+
+    Local, but a save ends only when it can end on all ranks: call this on every rank, before
+    ``destroy_process_group``. You may save again afterwards. When the process ends, the same happens by itself: it
+    waits for each save for ``Config.exit_timeout_s`` at most, and logs a failure instead of raising it.
+
+    Args:
+        timeout_s: Seconds to wait at most; None waits without limit.
+
+    Raises:
+        TimeoutError: Saves are still under way; no memory was given back.
+        CheckpointError: A background save failed and nobody looked at its failure, which is the cause of this error.
+            Or a hook of a background save calls this function.
+    """
+    wait_for_saves(timeout_s)
+    _C.close_arena()
+    raise_unseen()
+
+
+def _before_exit() -> None:
+    """Runs when the main thread has ended. Other threads may go on, and save."""
+    saves = _if_any()
+    if saves is None:
+        return
+    saves.ending_since = time.monotonic()
+    saves.end(saves.ending_since)
+
+
+def _at_exit() -> None:
+    """Runs when all threads that Python waits for have ended, DCP's included."""
+    saves = _if_any()
+    if saves is not None and saves.ending_since is not None:
+        saves.end(saves.ending_since)
+    _C.close_arena()
+    try:
+        raise_unseen()
+    except CheckpointError as error:
+        _logger.error("%s", error)
+
+
+def handle_sigterm(exit_timeout_s: float) -> None:
+    """Makes SIGTERM wait for background saves before it does what it did before. No effect outside the main thread.
+
+    Args:
+        exit_timeout_s: Seconds that SIGTERM waits for calls that stage a state, and for saves that DCP runs in threads
+            of its own.
+    """
+
+    def wait_for_all(since: float) -> None:
+        end = since + exit_timeout_s
+        while True:
+            saves = _of_process()
+            saves.end(since)
+            # In this order: a save that begins is in `running()` before it leaves `is_any_saved()`.
+            if not is_any_saved() and not saves.running():
+                return
+            if time.monotonic() >= end:
+                _logger.error("SIGTERM: a background save is still under way after %g s", exit_timeout_s)
+                return
+            time.sleep(_LOOK_INTERVAL_S)
+
+    _sigterm.handle_sigterm(wait_for_all)

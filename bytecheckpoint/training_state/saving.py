@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bytecheckpoint.save``: saves a model, its optimizers and the extra state of a run as parts of one checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from bytecheckpoint.checkpoint.local_path import local_path
+from bytecheckpoint.checkpoint.parts import PARTS
+from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
+from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._direct import run_save
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+from bytecheckpoint.dcp.writer import BcpWriter
+from bytecheckpoint.distributed.agreement import agree, all_together, held_first
+from bytecheckpoint.distributed.call_order import CallOrder, next_turn
+from bytecheckpoint.distributed.groups import keep_watching, own_group, ranks_of
+from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError
+from bytecheckpoint.probes.of_torch import FRAMEWORKS
+from bytecheckpoint.probes.probe import require
+from bytecheckpoint.reference_variables import set_logging_level
+from bytecheckpoint.report import SaveReport
+from bytecheckpoint.staging import background as _background
+from bytecheckpoint.staging.background import BackgroundFuture
+from bytecheckpoint.staging.save_handle import SaveHandle, save_in_background
+from bytecheckpoint.training_state.checkpoint_state import CheckpointState
+from bytecheckpoint.training_state.extra_state import Policy, check_policy, saved_values
+from bytecheckpoint.training_state.flat_parameters import FlatUnit
+from bytecheckpoint.training_state.module_state import ModuleState, tied_names
+from bytecheckpoint.training_state.names import original_name, unwrapped
+from bytecheckpoint.training_state.optimizer_state import OptimizerState
+from bytecheckpoint.training_state.regular_blocks import with_regular_blocks
+from bytecheckpoint.training_state.tracker import step_folder, write_tracker
+
+__all__ = ["CheckpointReport", "save"]
+
+_IRREGULAR = ("decompose", "merge")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointReport:
+    """What was saved.
+
+    Attributes:
+        path: Folder of the parts; pass it to ``load``.
+        parts: Report of each part, by name, in the order in which they were committed.
+    """
+
+    path: str
+    parts: Mapping[str, SaveReport]
+
+    def summary(self) -> str:
+        """Returns one line for each part, for people."""
+        return "\n".join(report.summary() for report in self.parts.values())
+
+
+def save(
+    ckpt_path: str | os.PathLike[str],
+    checkpoint_state: Mapping[str, Any],
+    framework: str,
+    fast_saving: bool = False,
+    global_steps: int | None = None,
+    callback: Callable[[], object] | None = None,
+    role: str | None = None,
+    ignore_append_global_steps_to_folder: bool = False,
+    *,
+    save_decomposed_model_optimizer: bool = True,
+    irregular: str = "decompose",
+    extra_state_policy: Policy = "own",
+    overwrite: bool = True,
+    process_group: dist.ProcessGroup | None = None,
+    config: Config | None = None,
+) -> SaveHandle[CheckpointReport]:
+    """Saves a live model, its optimizers and extra state, each as an ordinary DCP checkpoint in a folder of its own.
+
+    Collective over ``process_group``. The keys are the names that parameters have without any wrapping. So what was
+    saved under one framework loads under every other one, on any number of ranks. Training is not changed: no optimizer
+    makes a step, and no flat parameter is gathered. The folders are committed one by one, ``model`` last. Then the
+    tracker ``latest_checkpointed_iteration.txt`` is written, and then ``callback`` is called.
+
+    Args:
+        ckpt_path: Folder of the run, the same on all ranks.
+        checkpoint_state: ``model``: the module as it is wrapped. ``optimizer``: a torch optimizer, or a list of them.
+            ``extra_state``: a dict of this rank. The last two may be absent.
+        framework: ``ddp`` (also for a model without wrapping), ``fsdp`` (``FullyShardedDataParallel``) or ``fsdp2``
+            (``fully_shard``, tensor parallelism, anything with DTensors).
+        fast_saving: Whether to save in the background. What is saved is the state at the call.
+        global_steps: Step of the run. The checkpoint goes to ``{ckpt_path}/global_step_{global_steps}``, and the
+            tracker then names it as the newest of the run. None saves to ``ckpt_path`` itself, without a tracker.
+        callback: Called on rank 0, without arguments, when everything is committed. If it raises, that is a warning.
+        role: Which of several models of a job this is. Each role has its own folders, tracker, staging memory and
+            thread.
+        ignore_append_global_steps_to_folder: Whether to save to ``ckpt_path`` itself even with ``global_steps``. No
+            tracker is written then, because it could not name this folder.
+        save_decomposed_model_optimizer: For ``fsdp`` only. True takes flat parameters apart without communication.
+            False saves the model by FSDP's own sharded state dict, for which all ranks gather each flat parameter;
+            modules with state dict hooks of their own need this. The files have the same keys in both cases.
+        irregular: For ``fsdp`` only: how to save parameters that the shards cut within a row. ``decompose``: each rank
+            writes up to ``2 * ndim - 1`` boxes of each parameter, and ranks send nothing to each other. ``merge``:
+            ranks send pieces of rows to each other, in the background with ``fast_saving``, and each writes one block
+            of whole rows.
+        extra_state_policy: What another number of ranks gets at a load: ``own``, ``replicated`` or ``sharded``, for
+            all keys, or a mapping by key, in which absent keys are ``own``. See docs/training_state.md.
+        overwrite: If False, a part that already exists is a ``CheckpointExistsError``.
+        process_group: Group of the ranks that save; None takes the default group, if there is one.
+        config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
+
+    Returns:
+        A handle. Without ``fast_saving`` the save is done. With it, ``handle.staged`` says when tensors on devices may
+        change, and ``handle.committed.result()`` waits for the end and raises if the save failed.
+
+    Raises:
+        ConfigError: The arguments do not fit; it is a ValueError.
+        InvalidPlanError: A parameter of an optimizer is not in the model, or is in two optimizers or groups.
+        UnsupportedError: An optimizer keeps state that belongs to no parameter, or its own ``state_dict`` is not by
+            parameter. Or modules under FSDP1 have hooks or methods of their own for state dicts.
+        CheckpointError: The save failed on all ranks; see ``save_state_dict``.
+    """
+    require(FRAMEWORKS)
+    turn = next_turn(process_group, False, "save")
+    set_logging_level()
+    role = check_role(role)
+    config = config or Config.from_env()
+    if role and config.on_staging_busy == "wait":
+        config = dataclasses.replace(config, on_staging_busy="double_buffer")  # another role's state may be staged
+    root = folder_of_role(local_path(ckpt_path), role)
+    is_tracked = global_steps is not None and not ignore_append_global_steps_to_folder
+    path = step_folder(root, global_steps) if is_tracked and global_steps is not None else root
+
+    def group_for(use: str) -> dist.ProcessGroup | None:
+        return own_group(process_group, False, use + role, config.stall_timeout_s, ("save", str(path)))
+
+    def check() -> CheckpointState:
+        _background.raise_unseen()
+        _check_step(global_steps)
+        if callback is not None and not callable(callback):
+            raise ConfigError(f"callback={callback!r}: what can be called without arguments is wanted")
+        check_policy(extra_state_policy)
+        if irregular not in _IRREGULAR:
+            raise ConfigError(f"irregular={irregular!r}: one of {', '.join(map(repr, _IRREGULAR))} wanted")
+        return CheckpointState.of(checkpoint_state, framework)
+
+    def values() -> dict[str, Any]:
+        if save_decomposed_model_optimizer:
+            state = check()
+        else:  # FSDP gathers below, and would wait for a rank whose check failed
+            state = all_together(group_for("calls"), "save", str(path), check)
+        # This comes first because it may be collective: FSDP1's own state dict gathers.
+        model = ModuleState(state.model, save_decomposed_model_optimizer)
+        if group is not None:
+            _check_ranks(state.model, model.units or (), group)
+        description = {
+            "save": uuid.uuid4().hex,
+            "framework": framework,
+            "role": role,
+            "global_step": global_steps,
+            "world_size": 1 if group is None else group.size(),
+            "extra_state_policy": extra_state_policy if isinstance(extra_state_policy, str) else {**extra_state_policy},
+            "tied": tied_names(state.model, model.units),
+        }
+        saving.begin(state, description, overwrite)
+        of_parts = _values(state, model, extra_state_policy, group)
+        saving.each_ranks_own = [
+            *(("model", key) for key in _each_ranks_own(state.model, of_parts["model"])),
+            *(("extra_state", key) for key in of_parts.get("extra_state", {}) if key in (state.extra_state or {})),
+        ]
+        return of_parts
+
+    tracked = (root, global_steps) if is_tracked else None
+    group = group_for("background" if fast_saving else "calls")
+    saving = _Saving(path, group, turn, config, tracked, callback, irregular)
+    if fast_saving:
+        handle = save_in_background(
+            str(path), values, saving.run, saving.fail, saving.cancel, config, is_alone=group is None, queue=role
+        )
+        keep_watching(group, handle.committed)
+        return handle
+    # Earlier saves must be committed first, so that the tracker never goes back to an older step.
+    _background.wait_for_queue(role)
+    try:
+        of_parts = values()
+    except Exception as error:
+        report = saving.fail(error)
+    else:
+        report = saving.run(of_parts)
+    staged: Future[None] = Future()
+    staged.set_result(None)
+    committed: BackgroundFuture[CheckpointReport] = BackgroundFuture()
+    committed.set_result(report)
+    return SaveHandle(str(path), staged, committed, saving.cancel)
+
+
+def _check_step(step: object) -> None:
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+        raise ConfigError(f"global_steps={step!r}: a number from 0 on wanted, as int")
+
+
+def _values(
+    state: CheckpointState, model: ModuleState, policy: Policy, group: dist.ProcessGroup | None
+) -> dict[str, Any]:
+    """Returns what this rank saves, by part. The tensors share the memory of the live objects."""
+    values: dict[str, Any] = {"model": model.values}
+    if state.optimizers:
+        values["optimizer"] = OptimizerState(state.model, state.optimizers, model.units).values()
+    if state.extra_state is not None:
+        values["extra_state"] = saved_values(state.extra_state, policy, 0 if group is None else group.rank())
+    return values
+
+
+def _check_ranks(model: nn.Module, units: Iterable[FlatUnit], group: dist.ProcessGroup) -> None:
+    """Refuses a model of which some shards are on ranks outside ``group``: a load would lack these shards."""
+    holders = {rank for unit in units for rank in unit.ranks}
+    sharded = (parameter for parameter in model.parameters() if isinstance(parameter, DTensor))
+    for mesh, placements in {(parameter.device_mesh, parameter.placements) for parameter in sharded}:
+        place = mesh.get_coordinate()
+        if place is not None:  # otherwise this rank holds no shard of it
+            of_axes = zip(placements, place, strict=True)
+            shards = mesh.mesh[tuple(slice(None) if placement.is_shard() else at for placement, at in of_axes)]
+            holders.update(shards.flatten().tolist())
+    ranks = [*ranks_of(group)]
+    absent = sorted(holders.difference(ranks))
+    if absent:
+        raise ConfigError(
+            f"process_group has the ranks {ranks}, and shards of the model are on the ranks {absent} too: give a group "
+            "of all ranks over which it is sharded"
+        )
+
+
+def _each_ranks_own(model: nn.Module, values: dict[str, Any]) -> list[str]:
+    """Returns the keys whose values may differ between ranks: buffers, and what modules and hooks add.
+
+    For each of these keys, the value of the first rank that has it is saved, just as DDP broadcasts it to all ranks.
+    """
+    parameters = {original_name(name) for name, _ in unwrapped(model).named_parameters(remove_duplicate=False)}
+    is_of_ranks = [type(value) is torch.Tensor or not isinstance(value, torch.Tensor) for value in values.values()]
+    return [key for key, is_own in zip(values, is_of_ranks, strict=True) if is_own and key not in parameters]
+
+
+class _Saving:
+    """One save of several parts.
+
+    Args:
+        path: Folder of the parts.
+        group: Group of our own, for all exchanges of the save; None saves alone.
+        turn: Number of this call, by which ranks notice that they are out of step.
+        config: Settings of the writers.
+        tracked: Folder of the tracker, and the step to write to it; None writes no tracker.
+        callback: See ``save``.
+        irregular: With ``merge``, ranks exchange pieces of flat parameters before they save them.
+
+    Attributes:
+        each_ranks_own: Pairs of part and key for which only the value of the first rank that has it is saved.
+    """
+
+    each_ranks_own: Sequence[tuple[str, str]] = ()
+
+    def __init__(
+        self,
+        path: Path,
+        group: dist.ProcessGroup | None,
+        turn: CallOrder | None,
+        config: Config,
+        tracked: tuple[Path, int | None] | None,
+        callback: Callable[[], object] | None,
+        irregular: str,
+    ) -> None:
+        self._irregular = irregular
+        self._path = path
+        self._group = group
+        self._turn = turn
+        self._config = config
+        self._tracked = tracked
+        self._callback = callback
+        self._writers: dict[str, BcpWriter] = {}
+        self._arguments: dict[str, object] = {}  # the same on all ranks
+
+    def begin(self, state: CheckpointState, description: dict[str, Any], overwrite: bool) -> None:
+        """Makes the writers of the parts. The description goes into each of them; the coordinator's is stored."""
+        is_given = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
+        names = [part for part in PARTS if is_given[part]]
+        metadata = {"bytecheckpoint": {**description, "parts": names}}
+        self._arguments = {
+            "the path": os.path.abspath(self._path),  # noqa: PTH100
+            "checkpoint_state": names,
+            "global_steps": description["global_step"],
+            "extra_state_policy": description["extra_state_policy"],
+            "overwrite": overwrite,
+            "irregular": self._irregular,
+        }
+        if not overwrite and (self._group is None or self._group.rank() == 0):
+            self._refuse_existing()
+        for part in names:
+            self._writers[part] = BcpWriter(
+                self._path / part, overwrite=overwrite, user_metadata=metadata, config=self._config
+            )
+
+    def _refuse_existing(self) -> None:
+        """Refuses an existing checkpoint before any part is committed. The writers check again for concurrent saves."""
+        there = [part for part in PARTS if os.path.lexists(self._path / part / ".metadata")]
+        if there:
+            raise CheckpointExistsError(
+                f"save({self._path}): there is a checkpoint, of {' and '.join(there)}, and overwrite=False: save "
+                "another step, or pass overwrite=True",
+                str(self._path),
+            )
+
+    def run(self, values: dict[str, Any]) -> CheckpointReport:
+        """Saves all parts in this thread, then writes the tracker and calls the callback. Collective."""
+        agree(self._group, "save", str(self._path), self._arguments, turn=self._turn)
+        first = held_first(self._group, "save", str(self._path), self.each_ranks_own)
+        for part, key in {*self.each_ranks_own} - first:
+            del values[part][key]
+        if self._irregular == "merge":
+            values = with_regular_blocks(values, self._group, str(self._path))
+        reports: dict[str, SaveReport] = {}
+        for part, writer in self._writers.items():
+            is_flat = part == "extra_state"  # flattening would take its dicts apart, and return their keys as text
+            planner = BcpSavePlanner(not is_flat, not is_flat, config=self._config)
+            try:
+                reports[part] = run_save(values[part], writer, planner, self._group, self._turn)
+            except CheckpointError as error:
+                if reports:
+                    error.add_note(
+                        f"save({self._path}): {' and '.join(reports)} of it is committed already; what was in this "
+                        "folder loads as a whole no more: save again, or go on from another step"
+                    )
+                raise
+        is_first = self._group is None or self._group.rank() == 0
+        if self._tracked is not None:
+            all_together(self._group, "save", str(self._path), self._write_tracker if is_first else lambda: None)
+        if self._callback is not None and is_first:
+            self._call_back(self._callback)
+        return CheckpointReport(path=str(self._path), parts=reports)
+
+    def _write_tracker(self) -> None:
+        assert self._tracked is not None
+        root, step = self._tracked
+        assert step is not None
+        write_tracker(root, step)
+
+    def _call_back(self, callback: Callable[[], object]) -> None:
+        try:
+            callback()
+        except Exception as error:
+            warnings.warn(
+                f"bytecheckpoint: {self._path} is committed; its callback raised {type(error).__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def fail(self, error: Exception) -> CheckpointReport:
+        """Tells the other ranks, which are in ``run``, why this rank cannot save, and raises. Collective with them."""
+        agree(self._group, "save", str(self._path), {}, error, turn=self._turn)
+        raise error
+
+    def cancel(self) -> None:
+        """Cancels the save as ``BcpWriter.cancel`` does. Parts that are committed stay."""
+        for writer in self._writers.values():
+            writer.cancel()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys of a checkpoint, with shapes and dtypes: enough to know what to load from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.parts import parsed_user_metadata
+from bytecheckpoint.checkpoint.wrong_path import explaining
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import UnsupportedError
+
+__all__ = ["Stored", "StoredTensor", "dtype_of", "nested"]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a checkpoint: shape, dtype, and bytes of its records, which depend on how it is cut into chunks."""
+
+    shape: torch.Size
+    dtype: torch.dtype | None
+    record_bytes: int = field(compare=False)
+
+
+def dtype_of(key: str, found: StoredTensor) -> torch.dtype:
+    """Returns the dtype of the tensor under ``key``.
+
+    Raises:
+        UnsupportedError: This torch does not have the dtype.
+    """
+    if found.dtype is None:
+        raise UnsupportedError(f"'{key}': stored in a dtype that this torch does not have")
+    return found.dtype
+
+
+class Stored(Mapping[str, "StoredTensor | None"]):
+    """The keys of a checkpoint, each with its tensor's description; an object has None.
+
+    Local: each rank reads ``.metadata`` for itself, as in a load.
+
+    Args:
+        path: Directory of a checkpoint of ours or of stock DCP.
+        config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
+
+    Attributes:
+        path: The directory, as text.
+        user_metadata: The ``user_metadata`` that was passed to the writer, or None.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be opened; see ``load_state_dict``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], config: Config | None = None) -> None:
+        config = config or Config.from_env()
+        self.path = os.fspath(path)
+        with explaining(self.path):
+            checkpoint = _core.Checkpoint.open(
+                self.path,
+                accept_rewritten=config.accept_rewritten_metadata,
+                io_timeout_s=config.io_timeout_s,
+            )
+        self.user_metadata: Any = parsed_user_metadata(checkpoint.user_metadata, self.path)
+        ways = checkpoint.planner_data
+        self._ways: Mapping[str, tuple[Any, ...]] = ways if isinstance(ways, Mapping) else {}
+        self._items: dict[str, StoredTensor | None] = {}
+        for fqn, dtype, shape, _, record_bytes, *_ in checkpoint.contents():
+            tensor = (
+                None if dtype is None else StoredTensor(torch.Size(shape), getattr(torch, dtype, None), record_bytes)
+            )
+            self._items[fqn] = tensor
+        # Keep the order in which keys were saved, as far as it is known, so that dicts are made again in this order.
+        first = {key: self._items[key] for key in self._ways if key in self._items}
+        self._items = {**first, **self._items}
+
+    def __getitem__(self, key: str) -> StoredTensor | None:
+        return self._items[key]
+
+    def empty(self, key: str, device: torch.device | str | None = "cpu") -> torch.Tensor | None:
+        """Returns an empty tensor to load the stored one into; None for an object.
+
+        Args:
+            key: Key of the tensor.
+            device: Device of the new tensor; None takes the default device.
+
+        Raises:
+            UnsupportedError: This torch does not have the dtype. Or the elements share memory in the record, as those
+                of an expanded tensor do: a few stored bytes could then take any amount of memory.
+        """
+        found = self._items[key]
+        if found is None:
+            return None
+        dtype = dtype_of(key, found)
+        wanted = found.shape.numel() * dtype.itemsize
+        if wanted > found.record_bytes:
+            raise UnsupportedError(
+                f"'{key}': a tensor of {list(found.shape)} takes {wanted:,} bytes, its records hold "
+                f"{found.record_bytes:,}; load_state_dict loads it into memory that you give",
+                self.path,
+            )
+        return torch.empty(found.shape, dtype=dtype, device=device)
+
+    def way(self, key: str, prefix: str) -> tuple[str | int, ...]:
+        """Returns the path from ``prefix`` to ``key``: a name, then the keys and indices through saved containers.
+
+        Args:
+            key: A key of the checkpoint that begins with ``prefix``.
+            prefix: A prefix that ends with a dot.
+        """
+        way = self._ways.get(key, (key,))
+        first = ""
+        for number, step in enumerate(way):
+            first += f".{step}" if number else str(step)
+            if first.startswith(prefix) and len(first) > len(prefix):
+                return (first[len(prefix) :], *way[number + 1 :])
+        return (key[len(prefix) :],)
+
+    def nested(self, values: Mapping[str, Any]) -> dict[Any, Any]:
+        """Returns ``values``, which are by key, in the containers that they were saved in."""
+        return nested({self._ways.get(key, (key,)): value for key, value in values.items()})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+def nested(values: Mapping[tuple[str | int, ...], Any]) -> dict[Any, Any]:
+    """Makes dicts and lists again of flattened values, which are by path."""
+    below: dict[str | int, dict[tuple[str | int, ...], Any]] = {}
+    for (step, *further), value in values.items():
+        below.setdefault(step, {})[tuple(further)] = value
+    return {step: of_step[()] if () in of_step else _container(of_step) for step, of_step in below.items()}
+
+
+def _container(values: Mapping[tuple[str | int, ...], Any]) -> Any:
+    container = nested(values)
+    is_list = all(isinstance(step, int) for step in container)
+    return [container[step] for step in sorted(container)] if is_list else container

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tracker: the file that names the newest checkpoint of a run."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.local_path import local_path
+from bytecheckpoint.checkpoint.newest import newest_whole
+from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
+from bytecheckpoint.checkpoint.small_files import read_small_file, replacing
+from bytecheckpoint.checkpoint.step_names import MOST_DIGITS, step_number
+from bytecheckpoint.checkpoint.steps import look_at_step
+from bytecheckpoint.errors import ConfigError, StorageError
+from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+
+__all__ = ["TRACKER", "find_latest_ckpt_path", "step_folder", "write_tracker"]
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+_MAX_BYTES = 4096  # of the tracker; the number of a step takes 18
+
+_writing = ForkSafeLock()  # saves of one process may end at the same time
+
+
+def step_folder(root: str | os.PathLike[str], step: int) -> Path:
+    """Returns the folder of one step of a run.
+
+    Raises:
+        ConfigError: The step has so many digits that its folder would not be found again. No run gets that far.
+    """
+    if isinstance(step, int) and step >= 10**MOST_DIGITS:
+        raise ConfigError(f"global_steps: a number of {MOST_DIGITS} digits at most wanted")
+    return Path(root) / f"global_step_{step}"
+
+
+def write_tracker(root: str | os.PathLike[str], step: int) -> None:
+    """Durably writes ``step`` to the tracker as the newest step. A reader never sees half a number.
+
+    Raises:
+        StorageError: The file system refused, or something other than a file is in the place of the tracker or of its
+            temporary file. The tracker is unchanged then.
+    """
+    # The temporary file has the same name each time, so that it replaces one that a killed process left.
+    with _writing:
+        try:
+            directory = _core.Directory(str(root))
+            with replacing(directory, TRACKER, f".{TRACKER}.tmp") as file:
+                file.write(str(step).encode("ascii"))
+        except StorageError as error:
+            error.add_note(f"{step_folder(root, step)} is committed and loads; only {TRACKER} does not name it")
+            raise
+        directory.sync()
+
+
+def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "") -> str | None:
+    """Returns the step folder that the tracker of a run names, for ``bytecheckpoint.load``; None if there is none yet.
+
+    Local: it looks at what is on disk. A save under way does not count; wait for its handle if it should.
+
+    If the step that the tracker names is gone or not whole, or if there is no tracker, the result is the highest step
+    that is whole. This gives a warning, and one more for each step folder that is passed over. A step is whole if all
+    parts that were saved together are there. ``latest`` describes what None means, and what is an error.
+
+    Args:
+        root: ``ckpt_path`` of ``bytecheckpoint.save``.
+        role: The role that it was saved with.
+
+    Raises:
+        ConfigError: The role is unknown, or ``root`` is a URL.
+        StorageError: The tracker or the folder cannot be read.
+        CheckpointError: See ``latest``.
+        UnsupportedError: See ``latest``.
+    """
+    folder = folder_of_role(local_path(root), check_role(role))
+    tracker = folder / TRACKER
+    found = read_small_file(tracker, _MAX_BYTES)
+    text = (found or b"").decode("ascii", errors="replace").strip()
+    named = step_number(text)
+    if named is not None:
+        path = str(step_folder(folder, named))
+        step = look_at_step(named, path)
+        if step is not None and step.is_complete:
+            return path
+    newest = newest_whole(folder, r"global_step_(\d+)", "find_latest_ckpt_path")
+    if newest is not None or text:
+        why = f"names step {text[:MOST_DIGITS]!r}, which is not there whole" if text else "is not there"
+        warnings.warn(f"{tracker} {why}: taking {newest or 'none'}", RuntimeWarning, stacklevel=2)
+    return newest

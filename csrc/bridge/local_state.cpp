@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bridge/local_state.h"
+
+#include <optional>
+#include <string_view>
+
+#include "csrc/base/bytes.h"
+#include "csrc/bridge/drop.h"
+#include "csrc/bridge/errors.h"
+#include "csrc/bridge/gil_yield.h"
+#include "csrc/bridge/tree_caster.h"
+#include "csrc/bridge/unlocked.h"
+#include "csrc/planner/inventory_blob.h"
+
+namespace bytecheckpoint::bridge {
+namespace {
+
+namespace py = pybind11;
+using planner::EntryKind;
+
+/// Returns the key as UTF-8, which nearly all keys are; nothing for other keys.
+std::optional<std::string_view> text_of(PyObject* key) {
+  Py_ssize_t size = 0;
+  const char* const text = PyUnicode_CheckExact(key) ? PyUnicode_AsUTF8AndSize(key, &size) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  return std::string_view(text, static_cast<size_t>(size));
+}
+
+/// Encodes the path through nested dicts; empty if the path is just the name.
+std::string encode_path(const std::string& fqn, py::handle path) {
+  const py::tuple keys(py::reinterpret_borrow<py::object>(path));
+  if (keys.size() == 1 && PyUnicode_Check(keys[0].ptr()) && keys[0].cast<std::string>() == fqn) return "";
+  base::ByteWriter out;
+  format::encode_container(format::Tree::Kind::kTuple, keys.size(), &out);
+  for (const py::handle key : keys) {
+    const std::optional<std::string_view> text = text_of(key.ptr());
+    if (!text.has_value()) {
+      return tree_from_python(path).bytes();
+    }
+    format::encode_text(format::Tree::Kind::kString, *text, &out);
+  }
+  return out.take();
+}
+
+/// Returns what TensorProperties would say about a tensor that is a piece of `whole`.
+tensor::TensorInfo info_of(py::handle local, const TensorFacts& whole) {
+  tensor::TensorInfo info;
+  info.dtype = whole.dtype;
+  info.requires_grad = whole.requires_grad;
+  info.pin_memory = is_pinned(local.ptr());
+  info.sizes = whole.sizes;
+  return info;
+}
+
+}  // namespace
+
+LocalState::LocalState(const py::dict& flat, const py::object& mappings, const py::object& chunks_of,
+                       const py::object& items_of, bool can_split)
+    : state_(StateScanner(chunks_of).scan(flat)) {
+  std::vector<Declared> declared;
+  declared.reserve(state_.size());
+  GilYield gil_yield;
+  for (StateValue& held : state_) {
+    gil_yield.take();
+    declared.push_back(declare(mappings, items_of, &held));
+  }
+  run_unlocked([&] { return take_inventory(declared, can_split); });
+}
+
+LocalState::LocalState(planner::Inventory inventory) : inventory_(std::move(inventory)) {}
+
+LocalState::~LocalState() {
+  drop_in_breaths(&state_);
+}
+
+LocalState::Declared LocalState::declare(const py::object& mappings, const py::object& items_of, StateValue* held) {
+  Declared declared;
+  switch (held->kind) {
+    case StateValue::Kind::kObject:
+      break;
+    case StateValue::Kind::kPlain:
+      declared.kind = EntryKind::kTensor;
+      declared.info = info_of(held->value, held->facts);
+      break;
+    case StateValue::Kind::kDTensor:
+      declared.kind = EntryKind::kShard;
+      declared.info = info_of(held->local(0), held->facts);
+      break;
+    case StateValue::Kind::kChunks:
+      declared.kind = EntryKind::kShard;
+      if (!held->boxes.empty()) declared.info = info_of(held->local(0), held->facts);
+      break;
+    case StateValue::Kind::kOther:
+      declared.kind = ask_dcp(items_of, held, &declared.info);
+      break;
+  }
+  declared.is_here = held->kind == StateValue::Kind::kOther
+                         ? !held->items.empty()
+                         : declared.kind == EntryKind::kBytes || !held->boxes.empty();
+  if (!declared.is_here || mappings.is_none()) return declared;
+  const auto way = py::reinterpret_steal<py::object>(PyObject_GetItem(mappings.ptr(), held->key.ptr()));
+  if (way) {
+    declared.path = encode_path(held->fqn, way);
+  } else if (PyErr_ExceptionMatches(PyExc_KeyError)) {
+    PyErr_Clear();
+  } else {
+    throw py::error_already_set();
+  }
+  return declared;
+}
+
+/// Builds the inventory. Needs no GIL.
+base::Status LocalState::take_inventory(const std::vector<Declared>& declared, bool can_split) {
+  planner::InventoryBuilder builder(0);  // who merges the inventories knows the ranks
+  for (size_t number = 0; number < declared.size(); ++number) {
+    const Declared& of = declared[number];
+    if (!of.is_here) continue;
+    const StateValue& held = state_[number];
+    const bool can_split_it = can_split && held.kind != StateValue::Kind::kOther;
+    BCP_RETURN_IF_ERROR(builder.add(held.fqn, of.kind, of.path, of.info, can_split_it, held.boxes));
+    held_of_entry_.push_back(number);
+  }
+  BCP_ASSIGN_OR_RETURN(inventory_, builder.finish());
+  return base::Status::ok();
+}
+
+EntryKind LocalState::ask_dcp(const py::object& items_of, StateValue* held, tensor::TensorInfo* info) {
+  EntryKind kind = EntryKind::kBytes;
+  held->boxes.clear();
+  for (const py::handle item : items_of(held->fqn, held->value)) {
+    const WriteItemFields planned = read_write_item(item);
+    held->items.push_back(py::reinterpret_borrow<py::object>(item));
+    if (!planned.is_tensor) continue;
+    const DeclaredTensor declared = read_declared_tensor(item);
+    kind = declared.is_shard ? EntryKind::kShard : EntryKind::kTensor;
+    *info = declared.info;
+    held->boxes.push_back(planned.box);
+  }
+  return kind;
+}
+
+int64_t LocalState::num_bytes() const {
+  int64_t bytes = 0;
+  for (const planner::Entry& entry : inventory_.entries) {
+    for (uint32_t b = 0; entry.is_tensor() && b < entry.num_boxes; ++b) bytes += inventory_.box_bytes(entry, b);
+  }
+  return bytes;
+}
+
+std::string LocalState::blob() const {
+  return planner::encode_inventory(inventory_);
+}
+
+py::object LocalState::item(uint32_t entry_number, uint32_t number, const tensor::Box& part,
+                            const py::object& part_class) const {
+  const planner::Entry& entry = inventory_.entries[entry_number];
+  const std::string fqn(inventory_.fqn(entry));
+  const tensor::Box box = entry.is_tensor() ? inventory_.box(entry, number) : tensor::Box();
+  if (!state_.empty() && held(entry_number).kind == StateValue::Kind::kOther) {
+    const StateValue& value = held(entry_number);
+    for (size_t i = 0; i < value.items.size(); ++i) {
+      if (!entry.is_tensor() || value.boxes[i] == box) return value.items[i];
+    }
+  }
+  if (!entry.is_tensor()) return make_bytes_item(fqn);
+  const bool is_shard = entry.kind == EntryKind::kShard;
+  const DeclaredTensor declared{inventory_.info(entry), is_shard};
+  if (part == box) return make_write_item(fqn, declared, box);
+  return make_part_item(fqn, declared, part, box, part_class);
+}
+
+py::list LocalState::items() const {
+  py::list all;
+  for (uint32_t e = 0; e < inventory_.entries.size(); ++e) {
+    const planner::Entry& entry = inventory_.entries[e];
+    if (!entry.is_tensor()) all.append(item(e, 0, {}, py::none()));
+    for (uint32_t b = 0; entry.is_tensor() && b < entry.num_boxes; ++b) {
+      all.append(item(e, b, inventory_.box(entry, b), py::none()));
+    }
+  }
+  return all;
+}
+
+}  // namespace bytecheckpoint::bridge

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bridge/read_plan.h"
+
+#include <algorithm>
+
+#include "csrc/bridge/errors.h"
+#include "csrc/bridge/unlocked.h"
+
+namespace bytecheckpoint::bridge {
+namespace {
+
+namespace py = pybind11;
+using base::text;
+
+// The most keys that a message names.
+constexpr size_t kMostNames = 20;
+
+/// Returns a list for a message: `'a', 'b' and 3 more`.
+std::string list_names(const std::vector<std::string>& names) {
+  std::string out;
+  for (size_t i = 0; i < names.size() && i < kMostNames; ++i) out += (i == 0 ? "'" : ", '") + names[i] + "'";
+  if (names.size() > kMostNames) out += text(" and ", names.size() - kMostNames, " more");
+  return out;
+}
+
+[[noreturn]] void refuse_plan(const std::string& message) {
+  raise(base::Status::make(base::Code::kInvalidArgument, message));
+}
+
+void check(const PlannedRead& planned, const format::Chunk& chunk) {
+  if (chunk.record.kind == format::RecordKind::kAbsent) return;  // reported when its file is looked for
+  const bool stored_bytes = chunk.record.kind == format::RecordKind::kBytes;
+  if (planned.is_tensor == stored_bytes) {
+    refuse_plan(text("'", planned.fqn, "': ", planned.is_tensor ? "a tensor" : "bytes", " wanted, stored is ",
+                     stored_bytes ? "bytes" : "a tensor"));
+  }
+  if (planned.is_tensor && !tensor::is_inside(planned.box, chunk.box.sizes)) {
+    raise_as("ShapeMismatchError", text("'", planned.fqn, "': wanted ", tensor::to_text(planned.box.sizes), " at ",
+                                        tensor::to_text(planned.box.offsets), " of a stored chunk, got a chunk of ",
+                                        tensor::to_text(chunk.box.sizes)));
+  }
+}
+
+bool is_complex(tensor::DType dtype) {
+  return dtype == tensor::DType::kComplex32 || dtype == tensor::DType::kComplex64 ||
+         dtype == tensor::DType::kComplex128;
+}
+
+/// Whether the dtype of the value has no imaginary parts.
+bool is_real(const StateValue& held) {
+  if (held.kind != StateValue::Kind::kOther) {
+    return held.facts.dtype != tensor::DType::kNone && !is_complex(held.facts.dtype);
+  }
+  return py::hasattr(held.value, "dtype") && !held.value.attr("dtype").attr("is_complex").cast<bool>();
+}
+
+/// Returns its dtype as text.
+std::string dtype_text(const StateValue& held) {
+  if (held.kind != StateValue::Kind::kOther) return tensor::find_dtype(held.facts.dtype)->name;
+  return py::str(held.value.attr("dtype"));
+}
+
+/// Returns the shape of a tensor of the state, of any type; nothing if it has none.
+std::optional<tensor::Dims> shape_of(const StateValue& held) {
+  if (held.kind == StateValue::Kind::kObject) return std::nullopt;
+  if (held.kind != StateValue::Kind::kOther) return held.facts.sizes;
+  tensor::Dims sizes;
+  for (const py::handle size : held.value.attr("size")()) sizes.push_back(size.cast<int64_t>());
+  return sizes;
+}
+
+/// Returns the shape as torch prints it, for messages worded as DCP's own.
+std::string size_text(const tensor::Dims& sizes) {
+  return text("torch.Size(", tensor::to_text(sizes), ")");
+}
+
+/// Returns why a stored tensor cannot be loaded into `held`; nothing if it can.
+std::optional<std::string> mismatch(const format::Item& item, const StateValue& held) {
+  const std::optional<tensor::Dims> shape = shape_of(held);
+  if (!shape.has_value()) {
+    return text("'", item.fqn, "': stored is a tensor of ", tensor::to_text(item.tensor.sizes),
+                ", to be loaded into a value of type ", Py_TYPE(held.value.ptr())->tp_name);
+  }
+  if (*shape != item.tensor.sizes) {
+    return text("'", item.fqn, "': stored is a tensor of ", tensor::to_text(item.tensor.sizes),
+                ", to be loaded into one of ", tensor::to_text(*shape), ": Size mismatch between saved ",
+                size_text(item.tensor.sizes), " and current: ", size_text(*shape), " for ", item.fqn);
+  }
+  if (is_complex(item.tensor.dtype) && is_real(held)) {
+    return text("'", item.fqn, "': stored is ", tensor::find_dtype(item.tensor.dtype)->name, ", to be loaded into ",
+                dtype_text(held), ", which has no place for the imaginary parts");
+  }
+  return std::nullopt;
+}
+
+/// Raises KeyMismatchError with all keys that the checkpoint lacks, and all keys that nobody asks for: a missing one
+/// may be among them under another name.
+[[noreturn]] void refuse_keys(const format::Manifest& manifest, const std::vector<StateValue>& state,
+                              const std::vector<std::string>& missing) {
+  std::vector<std::string> asked;
+  for (const StateValue& held : state) asked.push_back(held.fqn);
+  std::sort(asked.begin(), asked.end());
+  std::vector<std::string> unexpected;
+  for (const format::Item& item : manifest.items) {
+    if (!std::binary_search(asked.begin(), asked.end(), item.fqn)) unexpected.push_back(item.fqn);
+  }
+  std::string message = text("to be loaded, but not in the checkpoint: ", list_names(missing));
+  if (!unexpected.empty()) message += text("; in the checkpoint, but not asked for: ", list_names(unexpected));
+  message += "; allow_partial_load=True leaves out what is missing";
+  // The sentence of DCP's own planner, which callers search for.
+  raise_as("KeyMismatchError", message + text(". Missing key in checkpoint state_dict: ", missing.front(), "."));
+}
+
+using Found = std::optional<format::FoundItem>;
+
+/// Returns the items of the state's values; nothing for one that the checkpoint does not have.
+base::Result<std::vector<Found>> find_items(engine::ManifestReader* parts, const std::vector<StateValue>& state) {
+  std::vector<Found> found;
+  for (const StateValue& held : state) {
+    BCP_ASSIGN_OR_RETURN(Found item, parts->find_item(held.fqn));
+    found.push_back(std::move(item));
+  }
+  return found;
+}
+
+/// Reads the items that were found, with the chunks that the state wants.
+base::Result<std::vector<format::Item>> read_parts(engine::ManifestReader* parts, const std::vector<Found>& found,
+                                                   const std::vector<StateValue>& state) {
+  std::vector<format::Item> items;
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (!found[i].has_value()) continue;
+    BCP_ASSIGN_OR_RETURN(format::Item item, parts->read_part(*found[i], state[i].boxes));
+    items.push_back(std::move(item));
+  }
+  return items;
+}
+
+}  // namespace
+
+ReadPlan::ReadPlan(const Checkpoint& checkpoint, const py::iterable& items) : checkpoint_(&checkpoint) {
+  for (const py::handle item : items) {
+    Read read;
+    read.planned = read_read_item(item);
+    read.chunk = &checkpoint.find_chunk(read.planned.fqn, read.planned.chunk_offsets, read.planned.hint);
+    read.item = py::reinterpret_borrow<py::object>(item);
+    check(read.planned, *read.chunk);
+    add(std::move(read));
+  }
+}
+
+ReadPlan::ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, bool allow_partial)
+    : checkpoint_(&checkpoint), state_(std::move(state)) {
+  std::vector<const format::Item*> items;
+  if (engine::ManifestReader* parts = checkpoint.parts(); parts != nullptr) {
+    const std::vector<Found> found = value_unlocked([&] { return find_items(parts, state_); });
+    for (const Found& item : found) items.push_back(item.has_value() ? &item->item : nullptr);
+    check_state(items, allow_partial);
+    part_ = std::make_shared<format::Manifest>(checkpoint.head());
+    part_->items = value_unlocked([&] { return read_parts(parts, found, state_); });
+    size_t next = 0;
+    for (const format::Item*& item : items) {
+      if (item != nullptr) item = &part_->items[next++];
+    }
+  } else {
+    for (const StateValue& held : state_) items.push_back(checkpoint.whole().find(held.fqn));
+    check_state(items, allow_partial);
+  }
+  for (size_t i = 0; i < state_.size(); ++i) {
+    if (items[i] == nullptr) continue;
+    if (items[i]->is_tensor) {
+      read_boxes(*items[i], i);
+    } else {
+      Read read;
+      read.planned.fqn = state_[i].fqn;
+      read.chunk = &items[i]->chunks.front();
+      read.held = i;
+      add(std::move(read));
+    }
+  }
+}
+
+void ReadPlan::check_state(const std::vector<const format::Item*>& items, bool allow_partial) const {
+  std::vector<std::string> missing, mismatches;
+  for (size_t i = 0; i < state_.size(); ++i) {
+    if (items[i] == nullptr) {
+      missing.push_back(state_[i].fqn);
+    } else if (items[i]->is_tensor) {
+      if (auto why = mismatch(*items[i], state_[i])) mismatches.push_back(std::move(*why));
+    }
+  }
+  if (!missing.empty() && !allow_partial) refuse_keys(checkpoint_->whole(), state_, missing);
+  if (mismatches.empty()) return;
+  std::string message = std::move(mismatches.front());
+  for (size_t i = 1; i < mismatches.size() && i < kMostNames; ++i) message += "; " + mismatches[i];
+  if (mismatches.size() > kMostNames) message += text("; and ", mismatches.size() - kMostNames, " more");
+  raise_as("ShapeMismatchError", message);
+}
+
+void ReadPlan::read_boxes(const format::Item& item, size_t held) {
+  const std::vector<tensor::Box>& boxes = state_[held].boxes;
+  for (size_t b = 0; b < boxes.size(); ++b) {
+    // Checks all boxes: chunks of other writers may overlap, and elements that two chunks have must not hide those that
+    // none has.
+    covered_.clear();
+    for (size_t c = 0; c < item.chunks.size(); ++c) {
+      const format::Chunk& chunk = item.chunks[c];
+      tensor::Box common;
+      if (!tensor::intersect(chunk.box, boxes[b], &common)) continue;
+      covered_.add(common);
+      Read read;
+      read.planned.fqn = item.fqn;
+      read.planned.is_tensor = true;
+      read.planned.chunk_offsets = chunk.box.offsets;
+      read.planned.hint = part_ != nullptr ? -1 : static_cast<int64_t>(c);
+      read.planned.box = common;
+      for (size_t d = 0; d < common.num_dims(); ++d) {
+        read.planned.box.offsets[d] -= chunk.box.offsets[d];
+        read.to.push_back(common.offsets[d] - boxes[b].offsets[d]);
+      }
+      read.chunk = &chunk;
+      read.held = held;
+      read.box = b;
+      add(std::move(read));
+    }
+    const tensor::Dims& sizes = item.tensor.sizes;
+    const std::string gap = planner::find_gap(covered_.boxes(sizes.size()), boxes[b], sizes);
+    if (!gap.empty()) refuse_plan(text("'", item.fqn, "': ", gap, " in no stored chunk"));
+  }
+}
+
+void ReadPlan::add(Read read) {
+  // Records may share bytes, and another writer's may claim any number of them.
+  if (!base::checked_add(num_bytes_, read.chunk->record.bytes, &num_bytes_)) num_bytes_ = INT64_MAX;
+  (read.planned.is_tensor ? tensors_ : objects_).push_back(std::move(read));
+}
+
+const Read& ReadPlan::tensor_at(size_t position) const {
+  if (position >= tensors_.size()) throw py::index_error("no such tensor in the plan");
+  return tensors_[position];
+}
+
+const Read& ReadPlan::object_at(size_t position) const {
+  if (position >= objects_.size()) throw py::index_error("no such object in the plan");
+  return objects_[position];
+}
+
+py::object ReadPlan::item_of(const Read& read) const {
+  if (read.item) return read.item;
+  const bool is_tensor = read.planned.is_tensor;
+  return make_read_item(read.planned, is_tensor ? state_[read.held].boxes[read.box].offsets : tensor::Dims(), read.to);
+}
+
+py::list ReadPlan::items() const {
+  py::list all;
+  for (const Read& read : tensors_) all.append(item_of(read));
+  for (const Read& read : objects_) all.append(item_of(read));
+  return all;
+}
+
+}  // namespace bytecheckpoint::bridge

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "csrc/bridge/checkpoint.h"
+#include "csrc/bridge/dcp_objects.h"
+#include "csrc/bridge/state_values.h"
+#include "csrc/planner/coverage.h"
+
+namespace bytecheckpoint::bridge {
+
+/// One box of one stored chunk that a load wants.
+struct Read {
+  PlannedRead planned;
+  const format::Chunk* chunk;
+  // Where it goes, if the plan was made from a state dict:
+  size_t held = 0;        // number of the value in the state
+  size_t box = 0;         // number of the box in that value
+  tensor::Dims to;        // where the first element goes, from the begin of that box
+  pybind11::object item;  // the ReadItem: of the plan, or made at the first use
+};
+
+/// What one rank reads from a checkpoint: tensors and objects separately, each in the order of the plan. It is made
+/// from the items of a LoadPlan, or from a state dict. Needs the GIL.
+class ReadPlan {
+ public:
+  /// Makes a plan from ReadItems. Raises KeyMismatchError, ShapeMismatchError or InvalidPlanError for what the
+  /// checkpoint does not have.
+  ReadPlan(const Checkpoint& checkpoint, const pybind11::iterable& items);
+
+  /// Plans every box that `state` holds, from the chunks that overlap it.
+  ///
+  /// Raises KeyMismatchError with all keys that are missing and all that the state does not ask for. ShapeMismatchError
+  /// with all tensors of another shape. InvalidPlanError for a tensor that would be loaded into something else, for
+  /// complex numbers that would be loaded into real ones, and for a box that the stored chunks do not cover.
+  /// \param allow_partial  Leave out keys that the checkpoint does not have.
+  ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, bool allow_partial);
+
+  /// Whether the plan was made for this checkpoint.
+  bool is_of(const Checkpoint& checkpoint) const { return checkpoint_ == &checkpoint; }
+  /// Returns the manifest that the plan's chunks belong to. It has at least all files, and the items that are read.
+  std::shared_ptr<const format::Manifest> manifest() const {
+    return part_ != nullptr ? part_ : checkpoint_->shared_whole();
+  }
+  size_t num_items() const { return tensors_.size() + objects_.size(); }
+  const std::vector<Read>& tensors() const { return tensors_; }
+  const std::vector<Read>& objects() const { return objects_; }
+  /// Returns the bytes of all records that hold something wanted.
+  int64_t num_bytes() const { return num_bytes_; }
+
+  const Read& tensor_at(size_t position) const;
+  const Read& object_at(size_t position) const;
+  pybind11::object tensor_item(size_t position) const { return item_of(tensor_at(position)); }
+  pybind11::object object_item(size_t position) const { return item_of(object_at(position)); }
+  /// Returns all items, tensors first.
+  pybind11::list items() const;
+
+  /// The values that the plan was made from; empty if it was made from items.
+  const std::vector<StateValue>& state() const { return state_; }
+
+ private:
+  void add(Read read);
+  pybind11::object item_of(const Read& read) const;
+  void read_boxes(const format::Item& item, size_t held);
+
+  /// Raises the errors of the constructor about keys and shapes.
+  void check_state(const std::vector<const format::Item*>& items, bool allow_partial) const;
+
+  const Checkpoint* checkpoint_;
+  std::shared_ptr<format::Manifest> part_;  // if the checkpoint is read in parts: items in the order of the state
+  std::vector<StateValue> state_;
+  std::vector<Read> tensors_, objects_;
+  int64_t num_bytes_ = 0;
+  planner::BoxNumbers covered_;  // of the box that is being planned
+};
+
+}  // namespace bytecheckpoint::bridge

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bridge/state_values.h"
+
+#include <pybind11/gil_safe_call_once.h>
+
+#include "csrc/bridge/dcp_objects.h"
+#include "csrc/bridge/dims_caster.h"
+#include "csrc/bridge/errors.h"
+#include "csrc/bridge/gil_yield.h"
+#include "csrc/bridge/tensor_parts.h"
+
+namespace bytecheckpoint::bridge {
+namespace {
+
+namespace py = pybind11;
+
+/// Names and classes, looked up once and never freed.
+struct InternedNames {
+  py::object dtensor = py::module_::import("torch.distributed.tensor").attr("DTensor");
+  py::object sharded_tensor = py::module_::import("torch.distributed._shard.sharded_tensor").attr("ShardedTensor");
+  py::object local_chunks = py::module_::import("bytecheckpoint.tensors.chunks").attr("LocalChunks");
+  py::object offsets = py::str("offsets"), tensors = py::str("tensors");
+  py::object local_tensor = py::str("_local_tensor"), device_mesh = py::str("device_mesh"),
+             placements = py::str("placements"), shape = py::str("shape");
+};
+
+const InternedNames& names() {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<InternedNames> found;
+  return found.call_once_and_store_result([] { return InternedNames(); }).get_stored();
+}
+
+/// Whether the value is of a builtin type without attributes, which DCP always stores as bytes.
+bool is_builtin(py::handle value) {
+  PyObject* v = value.ptr();
+  return v == Py_None || PyBool_Check(v) || PyLong_CheckExact(v) || PyFloat_CheckExact(v) || PyUnicode_CheckExact(v) ||
+         PyList_CheckExact(v) || PyTuple_CheckExact(v) || PyDict_CheckExact(v);
+}
+
+/// Returns the key as text. Raises InvalidPlanError if it is no text, or not valid UTF-8.
+std::string name_of(py::handle key) {
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_Check(key.ptr()) ? PyUnicode_AsUTF8AndSize(key.ptr(), &size) : nullptr;
+  if (text != nullptr) return {text, static_cast<size_t>(size)};
+  PyErr_Clear();
+  raise(base::Status::make(base::Code::kInvalidArgument,
+                           "a key of the state dict is no text of UTF-8: " +
+                               py::reinterpret_steal<py::str>(PyObject_ASCII(key.ptr())).cast<std::string>()));
+}
+
+bool has_chunks(py::handle value) {
+  return py::isinstance(value, names().sharded_tensor) || py::hasattr(value, "__create_chunk_list__");
+}
+
+}  // namespace
+
+bool is_dtensor(py::handle value) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())) == names().dtensor.ptr();
+}
+
+py::object local_of(py::handle dtensor) {
+  return dtensor.attr(names().local_tensor);
+}
+
+bool is_local_chunks(py::handle value) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())) == names().local_chunks.ptr();
+}
+
+py::tuple tensors_of_chunks(py::handle chunks) {
+  return chunks.attr(names().tensors);
+}
+
+py::object StateValue::local(size_t box) const {
+  if (kind == Kind::kPlain) return value;
+  if (kind == Kind::kDTensor) return local_of(value);
+  return is_local_chunks(value) ? py::object(tensors_of_chunks(value)[box]) : part_of(value, box);
+}
+
+bool is_still(const StateValue& held, const py::dict& flat) {
+  PyObject* value = PyDict_GetItemWithError(flat.ptr(), held.key.ptr());
+  if (value == nullptr && PyErr_Occurred()) throw py::error_already_set();
+  return value == held.value.ptr();
+}
+
+std::vector<StateValue> StateScanner::scan(const py::dict& flat) {
+  std::vector<StateValue> state;
+  state.reserve(flat.size());
+  GilYield gil_yield;
+  for (const auto& [key, value] : flat) {
+    gil_yield.take();
+    StateValue& held = state.emplace_back();
+    held.fqn = name_of(key);
+    held.key = py::reinterpret_borrow<py::object>(key);
+    held.value = py::reinterpret_borrow<py::object>(value);
+    if (is_builtin(value)) continue;
+    if (is_tensor(value.ptr()) || has_chunks(value)) read_tensor(&held);
+  }
+  return state;
+}
+
+void StateScanner::read_tensor(StateValue* held) {
+  held->kind = StateValue::Kind::kOther;
+  const bool sharded = is_dtensor(held->value);
+  if (is_local_chunks(held->value)) {
+    read_chunks(held);
+    return;
+  }
+  if (sharded || is_plain_tensor(held->value.ptr())) {
+    held->facts = facts_of_tensor(held->value.ptr());
+    const bool is_direct = held->facts.dtype != tensor::DType::kNone && held->facts.is_strided;
+    if (is_direct && is_marked_as_parts(held->value)) {
+      read_parts(held);
+      return;
+    }
+    if (is_direct && !sharded) {
+      held->kind = StateValue::Kind::kPlain;
+      held->boxes = {tensor::whole(held->facts.sizes)};
+      return;
+    }
+    if (is_direct && is_plain_tensor(local_of(held->value).ptr())) {
+      held->kind = StateValue::Kind::kDTensor;
+      held->boxes = boxes_of_dtensor(held->value);
+      return;
+    }
+  }
+  held->boxes = ask_dcp(held->value);
+}
+
+void StateScanner::read_chunks(StateValue* held) {
+  held->kind = StateValue::Kind::kChunks;
+  held->facts = facts_of_tensor(held->value.ptr());
+  const py::tuple offsets = held->value.attr(names().offsets);
+  const py::tuple tensors = tensors_of_chunks(held->value);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    held->boxes.push_back({offsets[i].cast<tensor::Dims>(), facts_of_tensor(py::object(tensors[i]).ptr()).sizes});
+  }
+}
+
+void StateScanner::read_parts(StateValue* held) {
+  held->kind = StateValue::Kind::kChunks;
+  held->boxes = ask_dcp(held->value);  // DCP checks what the tensor claims
+  held->facts.sizes = global_shape_of_parts(held->value);
+}
+
+const std::vector<tensor::Box>& StateScanner::boxes_of_dtensor(py::handle dtensor) {
+  const py::object mesh = dtensor.attr(names().device_mesh);
+  // The mesh is identified by its address, which it keeps while the state lives: comparing meshes would cost more than
+  // all else here.
+  const py::tuple key = py::make_tuple(reinterpret_cast<uintptr_t>(mesh.ptr()), dtensor.attr(names().placements),
+                                       dtensor.attr(names().shape));
+  if (known_.contains(key)) return boxes_[known_[key].cast<size_t>()];
+  const bool is_in_mesh = !mesh.attr("get_coordinate")().is_none();
+  boxes_.push_back(is_in_mesh ? ask_dcp(dtensor) : std::vector<tensor::Box>());
+  known_[key] = boxes_.size() - 1;
+  return boxes_.back();
+}
+
+std::vector<tensor::Box> StateScanner::ask_dcp(py::handle tensor) const {
+  std::vector<tensor::Box> boxes;
+  for (const py::handle chunk : chunks_of_(tensor)) boxes.push_back(read_chunk(chunk));
+  return boxes;
+}
+
+SpecialTensors find_special_tensors(const py::dict& flat) {
+  SpecialTensors found;
+  for (const auto& [key, value] : flat) {
+    if (is_builtin(value)) continue;
+    const bool is_plain = is_plain_tensor(value.ptr());  // first, since it costs nothing
+    if (!is_plain && py::isinstance(value, names().sharded_tensor)) {
+      found.has_sharded_tensor = true;
+    } else if (is_plain || is_tensor(value.ptr())) {
+      found.has_meta_tensor = found.has_meta_tensor || is_meta_tensor(value.ptr());
+    }
+  }
+  return found;
+}
+
+}  // namespace bytecheckpoint::bridge

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <string>
+#include <vector>
+
+#include "csrc/bridge/torch_tensor.h"
+#include "csrc/tensor/box.h"
+
+namespace bytecheckpoint::bridge {
+
+/// One value of a flat state dict, and which boxes of it this rank holds.
+struct StateValue {
+  enum class Kind {
+    kObject,   // not a tensor
+    kPlain,    // a torch.Tensor or Parameter, held whole
+    kDTensor,  // one box of it is held, in a plain tensor; none on ranks outside its mesh
+    kChunks,   // any boxes are held, each in a plain tensor: LocalChunks, and tensors marked as parts
+    kOther,    // ShardedTensor, subclasses, tensors that need torch.save: only DCP knows what is held
+  };
+
+  std::string fqn;
+  pybind11::object key;  // the FQN, as the object in the state
+  Kind kind = Kind::kObject;
+  TensorFacts facts;               // of the whole tensor; not for kObject and kOther
+  std::vector<tensor::Box> boxes;  // boxes of the whole tensor that this rank holds; not for kObject
+  pybind11::object value;
+  std::vector<pybind11::object> items;  // DCP's WriteItems, for kOther in a plan to save
+
+  /// Returns the tensor whose memory is box number `box`: the value itself, or what it wraps. Not for kObject and
+  /// kOther.
+  pybind11::object local(size_t box) const;
+};
+
+/// Whether the value is a DTensor, and not of a subclass.
+bool is_dtensor(pybind11::handle value);
+/// Returns the local tensor of a DTensor.
+pybind11::object local_of(pybind11::handle dtensor);
+/// Whether the value is a `LocalChunks`.
+bool is_local_chunks(pybind11::handle value);
+/// Returns the tensors of a `LocalChunks`, one for each box.
+pybind11::tuple tensors_of_chunks(pybind11::handle chunks);
+
+/// Whether the state still has this value under its name.
+bool is_still(const StateValue& held, const pybind11::dict& flat);
+
+/// Reads the values of flat state dicts. The boxes of DTensors are computed once for each mesh, placement and shape,
+/// because DCP takes tens of microseconds for one. Needs the GIL.
+class StateScanner {
+ public:
+  /// \param chunks_of  DCP's function from a tensor to a list of ChunkStorageMetadata.
+  explicit StateScanner(pybind11::object chunks_of) : chunks_of_(std::move(chunks_of)) {}
+
+  /// Reads all values, in the order of `flat`. Nobody may change `flat` meanwhile, because the GIL is released now and
+  /// then. Raises what DCP raises for tensors that have no chunks, like those with partial placements.
+  std::vector<StateValue> scan(const pybind11::dict& flat);
+
+ private:
+  void read_tensor(StateValue* held);
+  void read_chunks(StateValue* held);
+  void read_parts(StateValue* held);
+  const std::vector<tensor::Box>& boxes_of_dtensor(pybind11::handle dtensor);
+  std::vector<tensor::Box> ask_dcp(pybind11::handle tensor) const;
+
+  const pybind11::object chunks_of_;
+  pybind11::dict known_;  // (mesh, placements, shape) to a position in boxes_
+  std::vector<std::vector<tensor::Box>> boxes_;
+};
+
+/// Whether a state has values that DCP prepares before it plans.
+struct SpecialTensors {
+  bool has_sharded_tensor = false;
+  bool has_meta_tensor = false;
+};
+SpecialTensors find_special_tensors(const pybind11::dict& flat);
+
+}  // namespace bytecheckpoint::bridge

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bridge/torch_tensor.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+#include <string_view>
+
+namespace bytecheckpoint::bridge {
+namespace {
+
+using base::Code;
+using base::Status;
+using base::text;
+
+struct ScalarName {
+  std::string_view torch_name;  // as c10::toString returns it
+  tensor::DType dtype;
+};
+
+// By name, not by enumerator: older versions of torch lack some of them.
+constexpr ScalarName kScalarNames[] = {
+    {"Double", tensor::DType::kFloat64},
+    {"Float", tensor::DType::kFloat32},
+    {"Half", tensor::DType::kFloat16},
+    {"BFloat16", tensor::DType::kBFloat16},
+    {"Long", tensor::DType::kInt64},
+    {"Int", tensor::DType::kInt32},
+    {"Short", tensor::DType::kInt16},
+    {"Char", tensor::DType::kInt8},
+    {"Byte", tensor::DType::kUInt8},
+    {"Bool", tensor::DType::kBool},
+    {"ComplexFloat", tensor::DType::kComplex64},
+    {"ComplexDouble", tensor::DType::kComplex128},
+    {"ComplexHalf", tensor::DType::kComplex32},
+    {"UInt16", tensor::DType::kUInt16},
+    {"UInt32", tensor::DType::kUInt32},
+    {"UInt64", tensor::DType::kUInt64},
+    {"Float8_e4m3fn", tensor::DType::kFloat8E4M3FN},
+    {"Float8_e4m3fnuz", tensor::DType::kFloat8E4M3FNUZ},
+    {"Float8_e5m2", tensor::DType::kFloat8E5M2},
+    {"Float8_e5m2fnuz", tensor::DType::kFloat8E5M2FNUZ},
+    {"Float8_e8m0fnu", tensor::DType::kFloat8E8M0FNU},
+    {"Float4_e2m1fn_x2", tensor::DType::kFloat4E2M1FNX2},
+};
+
+using DTypeTable = std::array<tensor::DType, static_cast<size_t>(c10::ScalarType::NumOptions)>;
+
+DTypeTable make_table() {
+  DTypeTable table{};
+  for (size_t i = 0; i < table.size(); ++i) {
+    const std::string_view name = c10::toString(static_cast<c10::ScalarType>(i));
+    for (const ScalarName& known : kScalarNames) {
+      if (name == known.torch_name) table[i] = known.dtype;
+    }
+  }
+  return table;
+}
+
+Status refuse(const std::string& why) {
+  return Status::make(Code::kInvalidArgument, why);
+}
+
+tensor::DType dtype_of(const at::Tensor& tensor) {
+  static const DTypeTable kTable = make_table();
+  return kTable[static_cast<size_t>(tensor.scalar_type())];
+}
+
+bool is_its_memory(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_conj() &&
+         !tensor.is_neg() && dtype_of(tensor) != tensor::DType::kNone;
+}
+
+constexpr int64_t kRequiresGrad = 1 << 8;
+
+int64_t kind_of(const at::Tensor& tensor) {
+  return static_cast<int64_t>(tensor.scalar_type()) | (tensor.requires_grad() ? kRequiresGrad : 0);
+}
+
+}  // namespace
+
+bool is_tensor(PyObject* object) {
+  return THPVariable_Check(object);
+}
+
+bool is_plain_tensor(PyObject* object) {
+  return THPVariable_CheckExact(object);
+}
+
+bool is_meta_tensor(PyObject* object) {
+  return THPVariable_Unpack(object).is_meta();
+}
+
+bool is_host_memory(PyObject* object) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  return tensor.device().is_cpu() && is_its_memory(tensor);
+}
+
+std::optional<int> cuda_device_of(PyObject* object) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (!tensor.device().is_cuda() || !is_its_memory(tensor)) return std::nullopt;
+  return tensor.device().index();
+}
+
+int64_t kind_of_tensor(PyObject* object) {
+  return kind_of(THPVariable_Unpack(object));
+}
+
+bool is_pinned(PyObject* object) {
+  // is_pinned costs more than all else that is read of a tensor, so it is called only if there may be an accelerator.
+  static const bool kCanBe = at::getAccelerator(false).has_value();
+  return kCanBe && THPVariable_Unpack(object).is_pinned();
+}
+
+TensorFacts facts_of_tensor(PyObject* object) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  TensorFacts facts;
+  facts.dtype = tensor.is_quantized() ? tensor::DType::kNone : dtype_of(tensor);
+  facts.requires_grad = tensor.requires_grad();
+  facts.is_strided = tensor.layout() == c10::kStrided;
+  facts.sizes = tensor::Dims(tensor.sizes().begin(), tensor.sizes().end());
+  return facts;
+}
+
+void increment_versions(const std::vector<PyObject*>& tensors) {
+  for (PyObject* object : tensors) {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+namespace {
+
+base::Result<tensor::StridedView> view_of_memory(const at::Tensor& tensor, bool writable) {
+  if (tensor.layout() != c10::kStrided) return refuse("a strided tensor wanted, got a sparse or opaque layout");
+  if (tensor.is_quantized()) return refuse("quantized tensors are not stored yet");
+  if (tensor.is_conj() || tensor.is_neg()) return refuse("pending conjugation or negation: resolve it first");
+  const tensor::DType dtype = dtype_of(tensor);
+  if (dtype == tensor::DType::kNone) {
+    return refuse(text("dtype ", c10::toString(tensor.scalar_type()), " is not in the format"));
+  }
+  tensor::StridedView view;
+  view.dtype = dtype;
+  const int64_t itemsize = tensor::find_dtype(dtype)->itemsize_bytes;
+  view.sizes = tensor::Dims(tensor.sizes().begin(), tensor.sizes().end());
+  for (const int64_t stride : tensor.strides()) view.strides_bytes.push_back(stride * itemsize);
+  if (tensor.numel() != 0) {
+    if (!tensor.has_storage() || tensor.storage().data() == nullptr) return refuse("the tensor has no memory");
+    // The storage may have been freed or shrunk under the tensor.
+    int64_t last = tensor.storage_offset();
+    for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+    if ((last + 1) * itemsize > static_cast<int64_t>(tensor.storage().nbytes())) {
+      return refuse(text("elements up to ", last, " in a storage of ", tensor.storage().nbytes(), " bytes"));
+    }
+    const void* data = writable ? tensor.mutable_data_ptr() : tensor.const_data_ptr();
+    view.data = static_cast<uint8_t*>(const_cast<void*>(data));
+  }
+  return view;
+}
+
+}  // namespace
+
+base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable) {
+  if (!THPVariable_Check(object)) return refuse(text("a tensor wanted, got a ", Py_TYPE(object)->tp_name));
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (tensor.layout() == c10::kStrided && !tensor.device().is_cpu()) {
+    return refuse(text("a CPU tensor wanted, got one on ", tensor.device().str()));
+  }
+  return view_of_memory(tensor, writable);
+}
+
+base::Result<tensor::StridedView> view_of_plain_tensor(PyObject* object) {
+  if (!THPVariable_CheckExact(object)) return refuse(text("a plain tensor wanted, got a ", Py_TYPE(object)->tp_name));
+  return view_of_tensor(object, /*writable=*/false);
+}
+
+base::Result<tensor::StridedView> view_of_cuda_tensor(PyObject* object) {
+  if (!THPVariable_CheckExact(object)) return refuse(text("a plain tensor wanted, got a ", Py_TYPE(object)->tp_name));
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (!tensor.device().is_cuda()) return refuse(text("a CUDA tensor wanted, got one on ", tensor.device().str()));
+  return view_of_memory(tensor, /*writable=*/false);
+}
+
+namespace {
+
+PyObject* make_pending(c10::IntArrayRef sizes, int64_t kind) {
+  const auto dtype = c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(kind & (kRequiresGrad - 1)));
+  const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * dtype.itemsize();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, c10::kCPU));
+  at::Tensor tensor =
+      at::detail::make_tensor<at::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  if ((kind & kRequiresGrad) != 0) tensor.set_requires_grad(true);
+  PyObject* const object = THPVariable_Wrap(std::move(tensor));
+  // It refers to no object. Tracked, thousands of them would only make the garbage collector look at all objects.
+  PyObject_GC_UnTrack(object);
+  return object;
+}
+
+}  // namespace
+
+PendingTensor::PendingTensor(PyObject* like)
+    : object_(make_pending(THPVariable_Unpack(like).sizes(), kind_of(THPVariable_Unpack(like)))) {}
+
+PendingTensor::PendingTensor(tensor::Dims sizes, int64_t kind)
+    : object_(make_pending(c10::IntArrayRef(sizes.data(), sizes.size()), kind)) {}
+
+void PendingTensor::Drop::operator()(PyObject* object) const {
+  Py_DECREF(object);
+}
+
+void MemoryOwner::drop(void* users) {
+  auto* const of = static_cast<Users*>(users);
+  if (of->count.fetch_sub(1, std::memory_order_acq_rel) == 1) delete of;
+}
+
+void PendingTensor::settle(uint8_t* memory, const MemoryOwner& owner) {
+  const c10::Storage& storage = THPVariable_Unpack(object_.get()).storage();
+  storage.set_data_ptr_noswap(c10::DataPtr(memory, owner.add(), &MemoryOwner::drop, c10::Device(c10::kCPU)));
+}
+
+std::optional<tensor::Dims> sizes_of_tensor(PyObject* object) {
+  if (!THPVariable_Check(object)) return std::nullopt;
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  const auto sizes = tensor.sizes();
+  return tensor::Dims(sizes.begin(), sizes.end());
+}
+
+}  // namespace bytecheckpoint::bridge

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/read_pipeline.h"
+
+#include <utility>
+
+#include "csrc/io/directory.h"
+
+namespace bytecheckpoint::engine {
+namespace {
+
+std::vector<const planner::ReadSegment*> pointers_to(const std::vector<planner::ReadSegment>& segments) {
+  std::vector<const planner::ReadSegment*> pointers;
+  for (const planner::ReadSegment& segment : segments) pointers.push_back(&segment);
+  return pointers;
+}
+
+}  // namespace
+
+ReadPipeline::ReadPipeline(ReadPipelineOptions options, std::shared_ptr<const format::Manifest> manifest,
+                           staging::BorrowedRing ring, std::vector<planner::ReadSegment> segments, int num_slots)
+    : options_(std::move(options)),
+      manifest_(std::move(manifest)),
+      ring_(std::move(ring)),
+      segments_(std::move(segments)),
+      files_(options_.directory, *manifest_),
+      source_(&files_, options_.direct_io, pointers_to(segments_)),
+      deadline_(options_.io_timeout_s),
+      reader_(
+          segments_.empty() ? 0 : options_.num_io_threads, num_slots, [this] { return source_.next(); },
+          [this](int slot) { return ring_->slot(slot); }, options_.io_timeout_s, options_.directory) {}
+
+base::Result<std::shared_ptr<const SourceFile>> ReadPipeline::file(uint32_t number) {
+  auto known = files_.find(number);
+  if (known != nullptr) return known;
+  const std::string path = io::join(options_.directory, manifest_->files[number].name);
+  return deadline_.run("open", path, [this, number] { return files_.get(number); });
+}
+
+}  // namespace bytecheckpoint::engine

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The snippets of a page: fenced blocks of Python, and of commands with what they print."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["PAGES", "ROOT", "Snippet", "snippets_of"]
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_TORCHRUN = re.compile(r"# torchrun --nproc-per-node=(\d+) (\w+\.py)\n")
+_NEEDS = re.compile(r"# needs (\w+)\n")
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """One block.
+
+    Attributes:
+        page: File that it stands in.
+        line: Of its first line there, from 1.
+        language: ``python`` or ``console``.
+        code: Its text.
+        num_ranks: A script of its own, for so many ranks. 0: it continues the blocks before it.
+        script: Name of that script.
+        needs: It is left out where this package is not installed, and runs by itself.
+    """
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    num_ranks: int = 0
+    script: str = ""
+    needs: str = ""
+
+
+def snippets_of(page: Path) -> list[Snippet]:
+    """Returns the blocks of a page, in their order."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for block in _FENCED.finditer(text):
+        language, code = block.groups()
+        line = text.count("\n", 0, block.start(2)) + 1
+        torchrun, needs = _TORCHRUN.match(code), _NEEDS.match(code)
+        if torchrun is not None:
+            found.append(Snippet(page, line, language, code, int(torchrun[1]), torchrun[2]))
+        else:
+            found.append(Snippet(page, line, language, code, needs="" if needs is None else needs[1]))
+    return found

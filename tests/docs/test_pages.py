@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pages must name, and that their links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from snippets import PAGES, ROOT
+
+import bytecheckpoint
+from bytecheckpoint import Config, errors
+
+DOCS = ROOT / "docs"
+WITH_LINKS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
+WITH_LINKS += [ROOT / name for name in ("benchmarks/README.md", "csrc/README.md")]
+
+
+def anchors(page: Path) -> set[str]:
+    """Those that GitHub and Sphinx make of headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", WITH_LINKS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(linked), f"{page.name}: {target}"
+
+
+def test_the_readme_is_an_overview_that_links_every_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.count("\n") <= 200
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    for page in DOCS.glob("*.md"):
+        assert page.stem == "index" or re.search(rf"^{page.stem}$", index, re.MULTILINE), page
+        # The README links the files that these include, or the page that leads to them.
+        if page.stem not in ("index", "format", "security", "measurements", "decisions"):
+            assert f"(docs/{page.name}" in readme, page
+
+
+def test_the_api_has_every_public_name() -> None:
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\.\. auto(?:class|function|data):: ([\w.]+)$", page, re.MULTILINE)
+    assert len(documented) == len(set(documented))
+    own = {name for name in documented if "." not in name}
+    assert own == set(bytecheckpoint.__all__) - {"CheckpointError"}  # which is with the other errors
+    assert "automodule:: bytecheckpoint.errors" in page
+
+
+def test_troubleshooting_has_every_error() -> None:
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    classes = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    assert {*re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)} == classes
+
+
+def test_the_commit_protocol_has_every_failpoint() -> None:
+    header = (ROOT / "csrc/base/failpoint.h").read_text(encoding="utf-8")
+    names = re.findall(r'^    "(\w+)",$', header, re.MULTILINE)
+    page = (DOCS / "commit_protocol.md").read_text(encoding="utf-8")
+    assert len(names) > 30
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def config_rows() -> list[tuple[str, str, str]]:
+    """The table that Sphinx puts into docs/configuration.md."""
+    path = DOCS / "extensions/config_rows.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows: list[tuple[str, str, str]] = module.config_rows()
+    return rows
+
+
+def test_the_docs_tell_all_fields_and_their_defaults() -> None:
+    assert re.search(r"^```\{config-table\}$", (DOCS / "configuration.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = {name: (default, description) for name, default, description in config_rows()}
+    assert rows.keys() == Config.__dataclass_fields__.keys()
+    for name, field in Config.__dataclass_fields__.items():
+        text, description = rows[name]
+        default = field.default >> 20 if "MiB" in text else field.default
+        default = int(default) if isinstance(default, float) else default
+        assert text.replace(" MiB", "") == str(default), name
+        assert re.match(r"[A-Z0-9`].*\.$", description), name
+
+
+def test_a_field_that_is_not_described_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Config.__doc__ is not None
+    monkeypatch.setattr(Config, "__doc__", Config.__doc__.replace("niceness:", "nicety:"))
+    with pytest.raises(ValueError, match=r"\['niceness', 'nicety'\]"):
+        config_rows()

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tests a torch is too old for."""
+
+from __future__ import annotations
+
+import pytest
+
+from bytecheckpoint.probes.of_torchtitan import TRAINER
+
+__all__ = ["needs_trainer"]
+
+needs_trainer = pytest.mark.skipif(
+    bool(TRAINER.fault()),
+    reason=f"torchtitan's trainer cannot be imported with this torch: {TRAINER.path}: {TRAINER.fault()}. "
+    "OUR CHECKPOINT MANAGER IS NOT TESTED",
+)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports point down: a folder of the package imports only folders that stand below it, and no modules form a circle.
+
+An import within a function counts like any other.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "bytecheckpoint"
+# From the bottom to the top. A module that stands in no folder is named itself.
+LAYERS = (
+    ("errors", "_extensions", "_moved"),
+    ("reference_variables",),
+    ("config", "report"),
+    ("runtime",),
+    ("checkpoint",),
+    ("tensors",),
+    ("probes",),
+    ("compat",),
+    ("distributed",),
+    ("planning",),
+    ("sharing",),
+    ("staging",),
+    ("dcp",),
+    ("groups", "state_dicts"),
+    ("training_state",),
+    ("registration", "olmo"),
+    ("torchtitan",),
+    ("cli",),
+    ("__main__",),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+OF_THE_PACKAGE = {"_C", "_core", "__version__"}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """What of the package is imported, below its name: modules, or names in them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name.removeprefix(f"{PACKAGE}.") for name in found if name.startswith(f"{PACKAGE}."))
+
+
+def faults(place: str, source: str) -> list[str]:
+    """What is wrong with the imports of a module, whose ``place`` is relative to the package."""
+    own = place.removesuffix(".py").split("/")[0]
+    if own == "__init__":  # names what is below for type checkers, and imports it when it is asked for
+        return []
+    if own not in LEVEL:
+        return [f"{place}: {own} is in no layer"]
+    others = {name.split(".")[0] for name in imported(ast.parse(source))} - OF_THE_PACKAGE - {own}
+    return [
+        f"{place} may not import {other}"
+        for other in sorted(others)
+        if other not in LEVEL or LEVEL[other] >= LEVEL[own]
+    ]
+
+
+def test_imports_point_down() -> None:
+    places = sorted((ROOT / PACKAGE).rglob("*.py"))
+    assert len(places) > 100, "the package is not where this test looks"
+    found = [
+        fault for path in places for fault in faults(path.relative_to(ROOT / PACKAGE).as_posix(), path.read_text())
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("planning/a.py", "from bytecheckpoint.dcp import writer"),
+        ("runtime/a.py", "def f():\n    from bytecheckpoint.checkpoint.steps import scan_steps"),
+        ("dcp/a.py", "import bytecheckpoint.cli.app"),
+        ("staging/a.py", "from bytecheckpoint import state_dicts"),
+        ("config.py", "from bytecheckpoint.report import SaveReport"),
+        ("other/a.py", ""),
+    ],
+)
+def test_others_do_not(place: str, line: str) -> None:
+    assert faults(place, line)
+
+
+def module_of(place: str) -> str:
+    """Returns the name below the package of the module at ``place``; a package has that of its folder."""
+    return place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def order_of(sources: dict[str, str]) -> list[str]:
+    """Returns the modules, each behind those that it imports; raises ``graphlib.CycleError`` if there is no such order.
+
+    Args:
+        sources: Text of each module, by name.
+    """
+
+    def module_in(name: str) -> str | None:
+        return next((module for module in (name, name.rpartition(".")[0]) if module in sources), None)
+
+    found = {name: {module_in(other) for other in imported(ast.parse(source))} for name, source in sources.items()}
+    graph = {name: sorted(filter(None, others - {name})) for name, others in found.items()}
+    return list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_no_modules_form_a_circle() -> None:
+    places = {path.relative_to(ROOT / PACKAGE).as_posix(): path for path in (ROOT / PACKAGE).rglob("*.py")}
+    sources = {module_of(place): path.read_text() for place, path in places.items() if place != "__init__.py"}
+    assert set(order_of(sources)) == set(sources)
+
+
+def test_a_circle_is_found() -> None:
+    lower = "from bytecheckpoint.dcp.b import x"
+    with pytest.raises(graphlib.CycleError):
+        order_of({"dcp.a": lower, "dcp.b": "def f():\n    from bytecheckpoint.dcp import a"})
+    assert order_of({"dcp.a": lower, "dcp.b": ""}) == ["dcp.b", "dcp.a"]

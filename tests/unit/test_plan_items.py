@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects that stay in their process while their address travels."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.planning.plan_items import PlanItems, at_home, home_of
+
+
+class Kept:
+    pass
+
+
+def test_what_stayed_is_found_at_home_for_as_long_as_somebody_holds_it() -> None:
+    kept = Kept()
+    home = pickle.loads(pickle.dumps(home_of(kept)))
+    assert at_home(home) is kept
+    del kept
+    assert at_home(home) is None
+
+
+def test_nothing_is_at_home_in_another_process() -> None:
+    kept = Kept()
+    pid, _, ticket = home_of(kept)
+    assert at_home((pid, "another process of that number", ticket)) is None
+
+
+class Source:
+    num_items = 7
+
+    def items(self) -> list[object]:
+        return [object()] * self.num_items
+
+
+def test_items_whose_owner_is_gone_have_a_number_and_say_where_they_stayed() -> None:
+    items: PlanItems[object] = PlanItems(Source())
+    items.stay()
+    sent = pickle.dumps(items)
+    assert pickle.loads(sent) is items
+    del items
+    gone = pickle.loads(sent)
+    assert len(gone) == 7
+    with pytest.raises(CheckpointError, match="stayed with the rank"):
+        list(gone)
