@@ -12,8 +12,8 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
-from leaks import holdings, leaks_since
-from sanitizing import IS_UNDER_ASAN
+from support.leaks import holdings, leaks_since
+from support.sanitizing import IS_UNDER_ASAN
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,7 +61,7 @@ def temporary_files_of_this_process(tmp_path_factory: pytest.TempPathFactory) ->
 def servers_of_multiprocessing() -> None:
     """Once a test has started them they stay."""
     resource_tracker.ensure_running()
-    if "distributed.ranks" in sys.modules:
+    if "support.ranks" in sys.modules:
         forkserver.ensure_running()
 
 

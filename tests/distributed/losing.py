@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -29,7 +30,6 @@ from bytecheckpoint import (
     save_state_dict,
 )
 from bytecheckpoint.errors import RankLostError
-from distributed.states import check
 
 __all__ = ["DEATH_LIMIT_S", "PHASES", "STALL_S", "STOP_LIMIT_S", "Loss", "lose", "state"]
 
@@ -194,7 +194,7 @@ def lose(root: Path, loss: Loss) -> None:
 def assert_saved(path: Path, number: int, group: dist.ProcessGroup) -> None:
     got = empty()
     load_state_dict(path, got, process_group=group)
-    check(got, state(number))
+    assert_equal(got, state(number))
     dist.barrier(group)
 
 

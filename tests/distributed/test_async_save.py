@@ -16,6 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal, local_tensors
+from support.failing_hooks import FailingBcpSavePlanner, FailingSavePlanner
+from support.ranks import failures, run_ranks
+from support.sharded_states import state
+from support.training import Training
 from torch.distributed.checkpoint import _async_process_executor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -23,10 +28,6 @@ from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import BcpReader, BcpSavePlanner, BcpStager, BcpWriter, Config, registered
 from bytecheckpoint.errors import CorruptCheckpointError, SaveFailedError
-from distributed.failing import FailingBcpSavePlanner, FailingSavePlanner
-from distributed.ranks import failures, run_ranks
-from distributed.states import check, local_parts, state
-from distributed.training import Training
 
 HOWS = ("writer", "stager", "registered")
 # What is not freed fails by this, instead of waiting.
@@ -55,7 +56,7 @@ def zero(value: Any) -> None:
             zero(item)
         value.clear()
     elif isinstance(value, torch.Tensor) or hasattr(value, "local_shards"):
-        for part in local_parts(value):
+        for part in local_tensors(value):
             part.detach().zero_()
 
 
@@ -64,7 +65,7 @@ def assert_loads(path: str, group: Any = None) -> None:
         for layout in ("saved", "moved"):
             got = state(layout, filled=False)
             dcp.load(got, storage_reader=reader, process_group=group)
-            check(got, state(layout, filled=True))
+            assert_equal(got, state(layout, filled=True))
 
 
 @contextmanager
@@ -110,7 +111,7 @@ def train_while_saving(path: str) -> None:
             values = again.state()
             dcp.load(values, storage_reader=reader)
             again.load_state(values)
-            check(again.full_state(), full)
+            assert_equal(again.full_state(), full)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -135,7 +136,7 @@ def train_on_the_group_of_the_job(path: str) -> None:
         values = again.state()
         dcp.load(values, storage_reader=BcpReader(f"{path}/{number}"))
         again.load_state(values)
-        check(again.full_state(), full)
+        assert_equal(again.full_state(), full)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -152,7 +153,7 @@ def numbered(number: int) -> dict[str, Any]:
 def loads_numbered(path: str, number: int) -> None:
     got = numbered(0)
     dcp.load(got, storage_reader=BcpReader(path))
-    check(got, numbered(number))
+    assert_equal(got, numbered(number))
 
 
 def fail_and_save_again(path: str, how: str) -> None:

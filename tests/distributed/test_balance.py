@@ -11,13 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.ranks import run_ranks
+from support.sharded_states import full
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter
 from bytecheckpoint.errors import CheckpointChangedError
-from distributed.ranks import run_ranks
-from distributed.states import check, full
 
 MOST_OVER_MEAN = 1.02
 
@@ -56,11 +57,11 @@ def load(path: str, kind: str) -> None:
     for reader, planner in ((BcpReader(path), BcpLoadPlanner()), (dcp.FileSystemReader(path), None)):
         got = state(kind, None, filled=False)
         dcp.load(got, storage_reader=reader, planner=planner)
-        check(got, state(kind, None, filled=True))
+        assert_equal(got, state(kind, None, filled=True))
     if dist.get_world_size() == 2:  # and into shards
         got = state(kind, (1, 2), filled=False)
         dcp.load(got, storage_reader=dcp.FileSystemReader(path))
-        check(got, state(kind, (1, 2), filled=True))
+        assert_equal(got, state(kind, (1, 2), filled=True))
 
 
 @pytest.mark.parametrize("kind", ["llama", "skewed"])

@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.ranks import failures, run_ranks
 
 import bytecheckpoint
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter
@@ -19,8 +21,6 @@ from bytecheckpoint import state_dicts as state_dicts_module
 from bytecheckpoint.dcp import _again
 from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.errors import CheckpointChangedError
-from distributed.ranks import failures, run_ranks
-from distributed.states import check
 
 
 def state(number: int) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def begins_again(load: Callable[..., None], path: str) -> None:
     target = state(0)
     overtaken(load, path, 2, target)
     assert (Overtaken.saves_left, Overtaken.saved) == (0, 3)
-    check(target, state(3))
+    assert_equal(target, state(3))
 
 
 def changed(load: Callable[..., None], path: str) -> None:

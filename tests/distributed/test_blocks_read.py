@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.ranks import run_ranks
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,7 +27,6 @@ from torch.futures import Future
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter
 from bytecheckpoint.report import LoadReport
-from distributed.ranks import run_ranks
 
 BLOCK = 256 << 10
 MOST_OVER_BLOCKS = 1.05

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from bytecheckpoint import BcpReader, BcpWriter
 from bytecheckpoint.report import LoadReport
-from distributed.ranks import run_ranks
 
 BLOCK = 256 << 10
 ROWS, COLUMNS = 1024, 4096  # 16 KiB a row, 16 MiB in all

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from public_calls import CALLS, Place, prepare
+from support.public_calls import CALLS, Place, prepare
+from support.ranks import run_ranks
 
 from bytecheckpoint import new_group
-from distributed.ranks import run_ranks
 
 
 def call_in_subgroups(root: Path, is_watched: bool) -> None:

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.ranks import failures, run_ranks
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config, _core, verify
 from bytecheckpoint.errors import InvalidPlanError
-from distributed.ranks import failures, run_ranks
 
 GAP = "'w': rows 4 to 7 of 8 are in no chunk"
 

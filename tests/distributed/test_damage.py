@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.ranks import failures, run_ranks
 
 from bytecheckpoint import BcpReader, BcpWriter, Config, _core
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, FormatVersionError
-from distributed.ranks import failures, run_ranks
 
 # Of the trailer of .metadata, as in csrc/format/FORMAT.md.
 TRAILER_BYTES = 128

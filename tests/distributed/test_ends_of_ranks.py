@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.ending_ranks import EndingRanks
 
 from bytecheckpoint import load_state_dict, register, verify
-from distributed.ending import EndingRanks
 from distributed.worlds import LIMIT_S, STAGES, Hold, full, save
 
 IS_LONG = os.environ.get("BCP_LONG") == "1"

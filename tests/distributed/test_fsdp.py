@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.ranks import run_ranks
+from support.training import Training
 from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import BcpReader, BcpWriter
-from distributed.ranks import run_ranks
-from distributed.states import check
-from distributed.training import Training
 
 
 def train_and_save(path: str, reference: str, hybrid: bool) -> None:
@@ -37,7 +37,7 @@ def resume(path: str, reference: str, hybrid: bool) -> None:
         dcp.load(state, storage_reader=reader)
         assert state["step"] == 3
         training.load_state(state)
-        check(training.full_state(), wanted)
+        assert_equal(training.full_state(), wanted)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint._async_thread_executor as executor
+from support.ranks import run_ranks
 from torch.distributed.checkpoint.utils import _DistWrapper as DcpWrapper
 
 from bytecheckpoint import BcpStager, BcpWriter, async_save_state_dict, registered, scan_steps
 from bytecheckpoint.errors import ConfigError
-from distributed.ranks import run_ranks
 from distributed.worlds import EXCHANGES, LIMIT_S, STAGES, Hold, begin_world, check_whole, save, sharded
 
 HOWS = ("own", "parts", "registered")

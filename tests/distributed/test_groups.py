@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
+from support.equality import assert_equal
+from support.ranks import run_ranks
 
 from bytecheckpoint import async_save_state_dict, load_state_dict, new_group, save_state_dict
 from bytecheckpoint.dcp import _group_flow
 from bytecheckpoint.distributed.groups import destroy_own_groups, monitor_of
 from bytecheckpoint.errors import ConfigError, RankLostError
-from distributed.ranks import run_ranks
-from distributed.states import check
 
 LIMIT_S = 30.0
 
@@ -50,7 +50,7 @@ def make_and_destroy(path: Path) -> None:
         assert os.waitpid(child, 0)[1] == 0, "a child would hold the connections of a parent that has died"
         got = {"number": 0}
         load_state_dict(path, got, process_group=group)
-        check(got, {"number": 1})
+        assert_equal(got, {"number": 1})
         dist.barrier(group)
         dist.destroy_process_group(group)
         for thread in threads:
@@ -85,7 +85,7 @@ def give_up_once(path: Path) -> None:
         report = save_state_dict(path, {"number": number})
         got = {"number": 0}
         load_state_dict(path, got)
-        check(got, {"number": number})
+        assert_equal(got, {"number": number})
         assert len(report.ranks) == (dist.get_world_size() if dist.get_rank() == 0 else 0)
 
 
@@ -101,7 +101,7 @@ def destroy_again_and_again(path: Path) -> None:
         async_save_state_dict(path, {"number": number + 1}, process_group=given).committed.result()
         got = {"number": 0}
         load_state_dict(path, got, process_group=given)
-        check(got, {"number": number + 1})
+        assert_equal(got, {"number": number + 1})
         assert len(watching()) == 2
         destroy_own_groups(given)
         destroy_own_groups(given)

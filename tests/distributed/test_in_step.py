@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.ranks import run_ranks
 from torch.distributed.checkpoint.api import CheckpointException
 
 import bytecheckpoint
 from bytecheckpoint import async_save_state_dict, load_state_dict, registered, save_state_dict
 from bytecheckpoint.distributed.call_order import check_in_step, next_turn
 from bytecheckpoint.errors import OutOfStepError
-from distributed.ranks import run_ranks
 from distributed.worlds import LIMIT_S, Sharded, full, sharded
 
 

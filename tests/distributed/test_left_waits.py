@@ -12,13 +12,13 @@ from typing import TypeAlias
 import pytest
 import torch
 import torch.distributed as dist
+from support.ranks import run_ranks
 
 from bytecheckpoint import new_group
 from bytecheckpoint.distributed.channel import Channel
 from bytecheckpoint.distributed.groups import between_ranks, calling
 from bytecheckpoint.distributed.waits import Collective
 from bytecheckpoint.errors import RankLostError
-from distributed.ranks import run_ranks
 
 STALL_S = 2.0
 # More than sockets take.

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.campaign import Campaign
+from support.campaign import Campaign
+from support.ending_ranks import EndingRanks
 
 from bytecheckpoint import StepFolder, load_state_dict, scan_steps, verify
 from bytecheckpoint.training_state.stored import Stored
-from distributed.ending import EndingRanks
 from distributed.training_life import COMMITTED, live
 from distributed.worlds import full
 

@@ -13,6 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.failing_hooks import LOAD_PLANNER_HOOKS, FailingBcpLoadPlanner, FailingLoadPlanner, Reason, Unreadable
+from support.ranks import failures, run_ranks
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan
@@ -26,9 +29,6 @@ from bytecheckpoint.errors import (
     RankError,
     ShapeMismatchError,
 )
-from distributed.failing import LOAD_PLANNER_HOOKS, FailingBcpLoadPlanner, FailingLoadPlanner, Reason, Unreadable
-from distributed.ranks import failures, run_ranks
-from distributed.states import check
 
 
 def state(number: int) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def state(number: int) -> dict[str, Any]:
 def load(path: str, planner: DefaultLoadPlanner | None = None) -> None:
     got = state(0)
     dcp.load(got, storage_reader=BcpReader(path), planner=planner)
-    check(got, state(1))
+    assert_equal(got, state(1))
 
 
 def hooks_raise(path: str, failing: Any) -> None:
@@ -55,7 +55,7 @@ def hooks_raise(path: str, failing: Any) -> None:
         found = failures(partial(load, path, planner))
         assert list(found) == [1]
         assert isinstance(found[1], RankError)
-        assert str(found[1]) == "distributed.failing.Unreadable: this and that"
+        assert str(found[1]) == "support.failing_hooks.Unreadable: this and that"
         load(path)
 
 
@@ -150,7 +150,7 @@ def a_commit_comes_in_between(path: str) -> None:
         # Loading again is what the error asks for.
         got = state(0)
         dcp.load(got, storage_reader=BcpReader(path))
-        check(got, state(2))
+        assert_equal(got, state(2))
         dist.barrier()
 
 
@@ -236,4 +236,4 @@ def test_a_state_that_is_no_dict_is_an_error_on_every_rank(tmp_path: Path) -> No
     assert len({*run_ranks(2, load_into_a_list, str(tmp_path))}) == 1
     got = state(0)
     load_state_dict(tmp_path, got)
-    check(got, state(1))
+    assert_equal(got, state(1))

@@ -19,15 +19,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.failing_hooks import Reason
+from support.ranks import RanksFailed, failures, run_ranks
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config, LoadReport, RankLoadReport, save_state_dict
 from bytecheckpoint.distributed import channel as _peers
 from bytecheckpoint.sharing import report_gather as _gather
-from distributed.failing import Reason
-from distributed.ranks import RanksFailed, failures, run_ranks
-from distributed.states import check
 from distributed.test_reports import logged, state
 from distributed.test_shared_failures import BcpFailsLate, FailsLate
 from distributed.test_shared_reading import OwnFinish, Wrapper
@@ -43,7 +43,7 @@ def empty() -> dict[str, Any]:
 def load(reader: BcpReader, planner: DefaultLoadPlanner | None = None, **how: Any) -> LoadReport:
     got = empty()
     dcp.load(got, storage_reader=reader, planner=planner, **how)
-    check(got, state())
+    assert_equal(got, state())
     assert reader.last_report is not None
     return reader.last_report
 
@@ -131,7 +131,7 @@ def load_thrice(path: str) -> list[tuple[LoadReport, float]]:
         begin = time.perf_counter()
         _load_state_dict(got, reader, coordinator_rank=2, planner=planner)
         seconds = time.perf_counter() - begin
-        check(got, state())
+        assert_equal(got, state())
         assert reader.last_report is not None
         reports.append((reader.last_report, seconds))
     return reports

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.ranks import run_ranks
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem
 
 from bytecheckpoint import Config, async_save_state_dict, save_state_dict
 from bytecheckpoint.errors import RankLostError
 from distributed.losing import PHASES, Loss, lose, store
-from distributed.ranks import run_ranks
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 # What differs most from one another; all others are in the long form.

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.ranks import run_ranks
 from torch import nn
 
 import bytecheckpoint
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpStager, BcpWriter, verify
 from bytecheckpoint.errors import UnsupportedError
-from distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(
     not hasattr(dcp, "CheckpointableTensor"), reason="this torch has no CheckpointableTensor (2.15 has)"

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.ranks import failures, run_ranks
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
@@ -21,7 +22,6 @@ from bytecheckpoint.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
 )
-from distributed.ranks import failures, run_ranks
 
 
 class Counter:

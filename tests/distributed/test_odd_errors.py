@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from bytecheckpoint import load_state_dict, save, save_state_dict
-from bytecheckpoint.errors import CheckpointError, RankError, SaveFailedError
-from distributed.failing import (
+from support.equality import assert_equal
+from support.failing_hooks import (
     LOAD_PLANNER_HOOKS,
     SAVE_PLANNER_HOOKS,
     FailingBcpLoadPlanner,
@@ -23,12 +21,14 @@ from distributed.failing import (
     Unreadable,
     Unspeakable,
 )
-from distributed.ranks import run_ranks
-from distributed.states import check
+from support.ranks import run_ranks
+
+from bytecheckpoint import load_state_dict, save, save_state_dict
+from bytecheckpoint.errors import CheckpointError, RankError, SaveFailedError
 
 ODD: list[tuple[Callable[[], BaseException], str]] = [
-    (lambda: Unreadable("this", "that"), "distributed.failing.Unreadable: this and that"),
-    (lambda: Unpicklable("why"), "distributed.failing.Unpicklable: why"),
+    (lambda: Unreadable("this", "that"), "support.failing_hooks.Unreadable: this and that"),
+    (lambda: Unpicklable("why"), "support.failing_hooks.Unpicklable: why"),
     (lambda: Unspeakable("why"), "__str__ raises ValueError"),
     (lambda: ValueError("x" * (4 << 20)), "(cut: 4194304 characters)"),
 ]
@@ -44,7 +44,7 @@ def state(number: int) -> dict[str, Any]:
 def load(path: Path, **arguments: Any) -> None:
     got = state(0)
     load_state_dict(path, got, **arguments)
-    check(got, state(1))
+    assert_equal(got, state(1))
 
 
 def raised(function: Callable[[], object]) -> CheckpointError:
@@ -149,7 +149,7 @@ def other_keys_and_values(path: Path) -> None:
     got = {"step": 0, "both": torch.zeros(5), "of_rank_0": torch.full((3,), 9), "of_rank_1": torch.full((3,), 9)}
     load_state_dict(path, got)
     # As DCP: keys of all ranks are saved; of an object that all have, the coordinator's.
-    check(
+    assert_equal(
         got,
         {"step": 7, "both": torch.ones(5), "of_rank_0": torch.full((3,), 0), "of_rank_1": torch.full((3,), 1)},
     )

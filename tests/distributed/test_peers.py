@@ -15,12 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.ranks import run_ranks
 
 from bytecheckpoint import BcpReader, BcpWriter
 from bytecheckpoint.dcp._call_context import CallContext
 from bytecheckpoint.distributed import channel as _peers
 from bytecheckpoint.distributed.channel import Peers
-from distributed.ranks import run_ranks
 
 SEEN: list[Peers | None] = []
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -20,7 +22,6 @@ from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.planning import plan_tree as _plan_tree
 from bytecheckpoint.planning.plan_cache import plan_cache
 from bytecheckpoint.report import PlanReport
-from distributed.ranks import run_ranks
 
 TREE = Config(tree_topo_threshold=1, tree_topo_fan_out=2)
 GATHER = Config()
@@ -65,17 +66,6 @@ def assert_loads(path: str, wanted: dict[str, Any]) -> None:
     dcp.load(got, storage_reader=dcp.FileSystemReader(path))
     assert_equal(got, wanted)
     dist.barrier()
-
-
-def assert_equal(got: Any, wanted: Any) -> None:
-    if isinstance(wanted, dict):
-        assert list(got) == list(wanted)
-        for key in wanted:
-            assert_equal(got[key], wanted[key])
-    elif isinstance(wanted, torch.Tensor):
-        assert torch.equal(whole(got), whole(wanted))
-    else:
-        assert got == wanted
 
 
 def save_twice(path: str, config: Config) -> tuple[PlanReport, PlanReport]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.ranks import RanksFailed, failures, run_ranks
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
@@ -20,7 +21,6 @@ from bytecheckpoint.dcp import save_planner
 from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.planning import plan_tree as _plan_tree
 from bytecheckpoint.planning.plan_cache import plan_cache
-from distributed.ranks import RanksFailed, failures, run_ranks
 from distributed.test_plan_exchange import GATHER, TREE, assert_loads, model, numbers, save
 
 

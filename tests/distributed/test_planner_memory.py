@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.ranks import run_ranks
+from support.reusing_planners import LOAD_HOOKS, SAVE_HOOKS, reusing
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config, verify
 from bytecheckpoint.dcp import _load
-from distributed.ranks import run_ranks
-from distributed.reusing import LOAD_HOOKS, SAVE_HOOKS, reusing
-from distributed.states import check
 
 
 def state(*, filled: bool) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def save_with_every_hook(path: str, base: Any, writer: Any) -> None:
     for hook in SAVE_HOOKS:
         folder = f"{path}/{hook}"
         save(folder, reusing(hook, base), writer)
-        check(load(folder, DefaultLoadPlanner(), dcp.FileSystemReader(folder)), state(filled=True))
+        assert_equal(load(folder, DefaultLoadPlanner(), dcp.FileSystemReader(folder)), state(filled=True))
 
 
 @pytest.mark.parametrize("writer", [dcp.FileSystemWriter, BcpWriter])
@@ -62,7 +62,7 @@ def load_with_every_hook(path: str, base: Any, reading: str | None, copy_bytes: 
         reader: Any = dcp.FileSystemReader(path)
         if reading is not None:
             reader = BcpReader(path, config=Config(shared_reading=reading))
-        check(load(path, reusing(hook, base), reader), state(filled=True))
+        assert_equal(load(path, reusing(hook, base), reader), state(filled=True))
         assert reading is None or reader.last_report.reading == reading
 
 

@@ -10,14 +10,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.ranks import run_ranks
+from support.sharded_states import full
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from bytecheckpoint import BcpReader, BcpWriter
 from distributed.planners import OURS, STOCK, Planners
-from distributed.ranks import run_ranks
-from distributed.states import check, full
 
 SHAPES = {"a": (9, 4), "b": (5,), "c": (3, 3, 3), "d": (1,), "e": (7, 2)}
 
@@ -40,7 +41,7 @@ def rename(path: str, planners: Planners) -> None:
     for reader in (BcpReader(path), dcp.FileSystemReader(path)):
         got = {**tensors(filled=False), "n": 0}
         dcp.load(got, storage_reader=reader, planner=planners.RenameLoadPlanner())
-        check(got, {**tensors(), "n": 5})
+        assert_equal(got, {**tensors(), "n": 5})
 
 
 def halve(path: str, planners: Planners) -> None:
@@ -55,7 +56,7 @@ def halve(path: str, planners: Planners) -> None:
             got = {**tensors(dtype, filled=False), "n": 0, "sharded": sharded(filled=False)}
             before = {key: got[key].data_ptr() for key in SHAPES}
             dcp.load(got, storage_reader=reader, planner=planners.load())
-            check(got, {**tensors(dtype), "n": 5, "sharded": sharded(filled=True)})
+            assert_equal(got, {**tensors(dtype), "n": 5, "sharded": sharded(filled=True)})
             assert {key: got[key].data_ptr() for key in SHAPES} == before
 
 
@@ -65,7 +66,7 @@ def resolve_to_another_dtype(path: str, planners: Planners) -> None:
         for dtype in (torch.float32, torch.float64):
             got = {**tensors(dtype, filled=False), "n": 0}
             dcp.load(got, storage_reader=reader, planner=planners.load())
-            check(got, {**tensors(dtype), "n": 5})
+            assert_equal(got, {**tensors(dtype), "n": 5})
 
 
 def balance(path: str, planners: Planners) -> int:
@@ -74,7 +75,7 @@ def balance(path: str, planners: Planners) -> int:
     for reader in (BcpReader(path), dcp.FileSystemReader(path)):
         got = {**tensors(filled=False), "n": 0}
         dcp.load(got, storage_reader=reader, planner=planners.load())
-        check(got, {**tensors(), "n": 5})
+        assert_equal(got, {**tensors(), "n": 5})
     assert writer.last_report is not None
     return writer.last_report.num_records
 
@@ -101,7 +102,7 @@ def materialize(path: str, planners: Planners) -> None:
             storage_reader=reader,
             planner=planner,
         )
-        check(planner.state_dict, tensors())
+        assert_equal(planner.state_dict, tensors())
 
 
 def all_planners(root: str, planners: Planners) -> int:

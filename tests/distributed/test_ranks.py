@@ -8,8 +8,7 @@ import signal
 
 import pytest
 import torch.distributed as dist
-
-from distributed.ranks import RanksFailed, run_ranks
+from support.ranks import RanksFailed, run_ranks
 
 
 def rank_and_size() -> tuple[int, int]:

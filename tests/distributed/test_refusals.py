@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.ranks import failures, run_ranks
 
 from bytecheckpoint import BcpReader, BcpWriter
 from bytecheckpoint.errors import CheckpointExistsError, InvalidPlanError, SaveFailedError, StorageError
-from distributed.ranks import failures, run_ranks
-from distributed.states import check
 
 NOBODY = 65534
 
@@ -51,7 +51,7 @@ def do_not_overwrite(path: str) -> None:
         assert listing(path) == before
     got = state(0)
     dcp.load(got, storage_reader=BcpReader(path))
-    check(got, state())
+    assert_equal(got, state())
     dist.barrier()
     dcp.save(state(2), storage_writer=BcpWriter(path))
 
@@ -86,7 +86,7 @@ def no_permission(path: str) -> None:
     assert listing(path) == before
     got = state(0)
     dcp.load(got, storage_reader=BcpReader(path))
-    check(got, state())
+    assert_equal(got, state())
 
 
 def what_cannot_be_stored(path: str) -> None:

@@ -14,12 +14,12 @@ import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint._async_thread_executor as executor
+from support.pausing_planner import PausingPlanner
+from support.ranks import run_ranks
 
 from bytecheckpoint import BcpStager, BcpWriter, Config, load_state_dict, registered
 from bytecheckpoint.errors import CheckpointError, InvalidPlanError, ProcessGroupChangedError, StagingBusyError
 from bytecheckpoint.staging import leases as _stays
-from distributed.pausing import PausingPlanner
-from distributed.ranks import run_ranks
 from distributed.worlds import LIMIT_S, Hold, begin_world, check_whole, sharded
 from distributed.worlds import save as begin_save
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.ranks import run_ranks
 
 from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config, RankSaveReport, SaveReport
-from distributed.ranks import run_ranks
 
 NUM_RANKS = 4
 OF_THE_COORDINATOR = ("global_plan_s", "begin_s", "wait_s", "assemble_s", "commit_s", "sweep_s")

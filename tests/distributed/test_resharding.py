@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.ranks import run_ranks
+from support.sharded_states import pointers, state
 
 from bytecheckpoint import BcpReader, BcpWriter
 from distributed.planners import OURS, STOCK, Planners
-from distributed.ranks import run_ranks
-from distributed.states import check, pointers, state
 
 
 def save(path: str, planners: Planners) -> int:
@@ -30,7 +31,7 @@ def load_and_check(path: str, planners: Planners, layouts: list[str]) -> None:
             got = state(layout, filled=False)
             before = pointers(got)
             dcp.load(got, storage_reader=reader, planner=planners.load())
-            check(got, wanted, layout)
+            assert_equal(got, wanted, layout)
             assert pointers(got) == before, "loaded elsewhere than in place"
 
 

@@ -10,11 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import DefaultSavePlanner
-
-from bytecheckpoint import BcpReader, BcpWriter
-from bytecheckpoint.errors import InvalidPlanError, RankError, SaveFailedError
-from distributed.failing import (
+from support.equality import assert_equal
+from support.failing_hooks import (
     SAVE_PLANNER_HOOKS,
     WRITER_HOOKS,
     FailingBcpSavePlanner,
@@ -23,8 +20,11 @@ from distributed.failing import (
     Reason,
     Unreadable,
 )
-from distributed.ranks import failures, run_ranks
-from distributed.states import check
+from support.ranks import failures, run_ranks
+from torch.distributed.checkpoint import DefaultSavePlanner
+
+from bytecheckpoint import BcpReader, BcpWriter
+from bytecheckpoint.errors import InvalidPlanError, RankError, SaveFailedError
 
 # Only the coordinator runs these.
 ON_COORDINATOR = {"create_global_plan", "broken_metadata", "prepare_global_plan", "finish", "after_finish"}
@@ -41,7 +41,7 @@ def state(number: int) -> dict[str, Any]:
 def load(path: str, number: int, **arguments: Any) -> None:
     got = {"shared": {f"of_rank_{rank}": torch.zeros(50, dtype=torch.int64) for rank in range(2)}, "number": 0}
     dcp.load(got, storage_reader=BcpReader(path), **arguments)
-    check(got, {key: value for key, value in state(number).items() if key != "rank"})
+    assert_equal(got, {key: value for key, value in state(number).items() if key != "rank"})
 
 
 class Scene:
@@ -150,7 +150,7 @@ def raise_what_does_not_travel(path: str) -> None:
             failed = found[0]
             assert isinstance(failed, SaveFailedError)
             assert isinstance(failed.reasons[rank], RankError)
-            assert str(failed.reasons[rank]) == "distributed.failing.Unreadable: this and that"
+            assert str(failed.reasons[rank]) == "support.failing_hooks.Unreadable: this and that"
         scene.nothing_is_lost_or_blocked(writer)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.ranks import run_ranks
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from bytecheckpoint import BcpWriter, registered, verify
 from bytecheckpoint.errors import ProcessGroupChangedError
-from distributed.ranks import run_ranks
 from distributed.worlds import begin_world, check_whole, sharded
 
 PROCESS = AsyncCheckpointerType.PROCESS

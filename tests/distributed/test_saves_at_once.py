@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.ranks import failures, run_ranks
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem
 
 from bytecheckpoint import BcpReader, BcpWriter, Config
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointSupersededError
-from distributed.ranks import failures, run_ranks
-from distributed.states import check
 
 
 class Meeting(DefaultSavePlanner):
@@ -45,7 +45,7 @@ def save(path: str, number: int, planner: DefaultSavePlanner | None = None, **co
 def load(path: str, number: int) -> None:
     got = state(0)
     dcp.load(got, storage_reader=BcpReader(path), no_dist=True)
-    check(got, state(number))
+    assert_equal(got, state(number))
 
 
 def names(path: str) -> set[str]:
@@ -113,7 +113,7 @@ def unordered_saves(path: str) -> int:
             got = state(0)
             dcp.load(got, storage_reader=BcpReader(path), no_dist=True)
             assert got["number"] in numbers
-            check(got, state(got["number"]))
+            assert_equal(got, state(got["number"]))
         dist.barrier()
     return commits
 

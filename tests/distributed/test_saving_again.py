@@ -10,13 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from interop.exact import without_strides
+from support.equality import assert_equal, without_strides
+from support.ranks import run_ranks
+from support.sharded_states import state
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 
 from bytecheckpoint import BcpReader, BcpWriter
-from distributed.ranks import run_ranks
-from distributed.states import check, state
 
 
 def assert_is_read(returned: Metadata, path: str | Path) -> None:
@@ -35,7 +35,7 @@ def small(number: int) -> dict[str, Any]:
 def load_small(path: str | None, number: int, **arguments: Any) -> None:
     got = small(0)
     dcp.load(got, storage_reader=BcpReader(path or "nowhere"), **arguments)
-    check(got, small(number))
+    assert_equal(got, small(number))
 
 
 def names(path: str) -> set[str]:
@@ -111,7 +111,7 @@ def save_in_subgroups(root: str) -> None:
     dcp.save(state("saved", filled=True), storage_writer=BcpWriter(f"{root}/all"), process_group=turned)
     got = state("moved", filled=False)
     dcp.load(got, storage_reader=BcpReader(f"{root}/all"), process_group=turned)
-    check(got, state("moved", filled=True))
+    assert_equal(got, state("moved", filled=True))
 
 
 def test_one_writer_many_saves(tmp_path: Path) -> None:

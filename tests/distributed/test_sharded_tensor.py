@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.ranks import run_ranks
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata, ShardMetadata
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
@@ -21,7 +23,6 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 import bytecheckpoint
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpStager, BcpWriter
 from bytecheckpoint.errors import InvalidPlanError, ShapeMismatchError
-from distributed.ranks import run_ranks
 
 LIMIT_S = 60.0
 
@@ -132,25 +133,6 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return [tensor for part in parts for tensor in tensors_of(part)]
 
 
-def assert_same(got: Any, wanted: Any, key: str) -> None:
-    assert type(got) is type(wanted), key
-    if isinstance(wanted, dict):
-        assert list(got) == list(wanted), key
-        for name in wanted:
-            assert_same(got[name], wanted[name], f"{key}.{name}")
-    elif isinstance(wanted, list):
-        assert len(got) == len(wanted), key
-        for position, of_both in enumerate(zip(got, wanted, strict=True)):
-            assert_same(*of_both, f"{key}.{position}")
-    elif isinstance(wanted, torch.Tensor):
-        for mine, theirs in zip(tensors_of(got), tensors_of(wanted), strict=True):
-            assert mine.dtype == theirs.dtype, key
-            mine, theirs = mine.detach().contiguous().view(torch.uint8), theirs.detach().contiguous().view(torch.uint8)
-            assert torch.equal(mine, theirs), f"{key}: {mine} for {theirs}"
-    else:
-        assert got == wanted, key
-
-
 def overwrite(state: dict[str, Any]) -> None:
     """As training goes on behind a staged save."""
     for tensor in tensors_of(state):
@@ -210,10 +192,10 @@ def loaded(load: str, path: Path, state: dict[str, Any]) -> dict[str, Any]:
 def save_every_way(root: Path) -> None:
     for name, save in SAVES.items():
         save(plain_layouts(values), root / name)
-        assert_same(loaded("stock", root / name, plain_layouts(zeros)), plain_layouts(values), name)
+        assert_equal(loaded("stock", root / name, plain_layouts(zeros)), plain_layouts(values), name)
     for name in LOADS:
         for saved in ("stock", "both"):
-            assert_same(loaded(name, root / saved, plain_layouts(zeros)), plain_layouts(values), f"{name} of {saved}")
+            assert_equal(loaded(name, root / saved, plain_layouts(zeros)), plain_layouts(values), f"{name} of {saved}")
 
 
 def load_elsewhere(root: Path) -> None:
@@ -222,7 +204,7 @@ def load_elsewhere(root: Path) -> None:
             got, wanted = plain_layouts(zeros), plain_layouts(values)
             for of_all in (got, wanted):
                 del of_all["several"]  # its shape depends on the number of ranks
-            assert_same(loaded(name, root / saved, got), wanted, f"{name} of {saved}")
+            assert_equal(loaded(name, root / saved, got), wanted, f"{name} of {saved}")
 
 
 @pytest.mark.parametrize(("num_ranks", "others"), [(3, 2), (2, 4)])
@@ -254,10 +236,10 @@ def save_ours_every_way(root: Path) -> None:
     for saved in OUR_SAVES:
         SAVES[saved](our_layouts(values), root / saved)
         for name in OUR_LOADS:
-            assert_same(loaded(name, root / saved, our_layouts(zeros)), wanted, f"{name} of {saved}")
+            assert_equal(loaded(name, root / saved, our_layouts(zeros)), wanted, f"{name} of {saved}")
     plain = {name: values(*shape) for name, shape in {"last begins outside": (5, 3), "empty before": (4, 3)}.items()}
     got = {name: torch.zeros_like(value) for name, value in plain.items()}
-    assert_same(loaded("stock", root / "both", got), plain, "plain")
+    assert_equal(loaded("stock", root / "both", got), plain, "plain")
 
 
 def test_empty_strided_and_nested_shards_are_stored_too(tmp_path: Path) -> None:
@@ -277,7 +259,7 @@ def load_beside_what_dcp_does_not_know(root: Path) -> None:
     assert got["list"] is inner
     assert torch.equal(inner[0], values(3))
     assert [inner[1], got["dtype"], got["odd"]] == [{"of": {1, 2}}, torch.bfloat16, {"deep": (1, {2})}]
-    assert_same(got["sharded"], state(values)["sharded"], "sharded")
+    assert_equal(got["sharded"], state(values)["sharded"], "sharded")
 
 
 def test_other_values_of_the_state_stay_what_they_are(tmp_path: Path) -> None:
@@ -293,7 +275,7 @@ def load_without_flattening(root: Path) -> None:
     for reader in (BcpReader, dcp.FileSystemReader):
         got = state(zeros)
         dcp.load(got, storage_reader=reader(root / "ckpt"), planner=BcpLoadPlanner(flatten_state_dict=False))
-        assert_same(got, state(values), reader.__name__)
+        assert_equal(got, state(values), reader.__name__)
 
 
 def test_objects_of_a_state_that_is_not_flattened_reach_the_caller(tmp_path: Path) -> None:
@@ -331,7 +313,7 @@ def save_and_leave(root: Path) -> None:
     dist.destroy_process_group()
     handle.committed.result(LIMIT_S)
     dist.init_process_group("gloo", init_method=f"file://{root}/again", rank=rank, world_size=size)
-    assert_same(loaded("own", root / "ckpt", our_layouts(zeros)), our_layouts(values), "")
+    assert_equal(loaded("own", root / "ckpt", our_layouts(zeros)), our_layouts(values), "")
 
 
 def test_a_background_save_needs_no_group_of_the_shards(tmp_path: Path) -> None:
@@ -342,7 +324,7 @@ def save_in_a_process(root: Path) -> None:
     kind = AsyncCheckpointerType.PROCESS
     for name in ("first", "second"):
         save_registered(our_layouts(values), root / name, async_checkpointer_type=kind)
-        assert_same(loaded("own", root / name, our_layouts(zeros)), our_layouts(values), name)
+        assert_equal(loaded("own", root / name, our_layouts(zeros)), our_layouts(values), name)
 
 
 def test_another_process_needs_no_group_of_the_shards(tmp_path: Path) -> None:

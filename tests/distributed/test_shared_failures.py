@@ -15,6 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.failing_hooks import FailingBcpLoadPlanner, FailingLoadPlanner, Reason, Unreadable
+from support.ranks import RanksFailed, failures, run_ranks
 from torch.distributed.checkpoint import DefaultLoadPlanner
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config
@@ -22,9 +25,6 @@ from bytecheckpoint.dcp import _load
 from bytecheckpoint.errors import CorruptCheckpointError, InvalidPlanError, RankError, StorageError
 from bytecheckpoint.sharing import exchange as _exchange
 from bytecheckpoint.sharing import relay as _relay
-from distributed.failing import FailingBcpLoadPlanner, FailingLoadPlanner, Reason, Unreadable
-from distributed.ranks import RanksFailed, failures, run_ranks
-from distributed.states import check
 from distributed.test_shared_reading import COOPERATIVE, replicated
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ MIB = 1 << 20
 def load(path: str, planner: DefaultLoadPlanner | None = None, config: Config = COOPERATIVE) -> None:
     got = replicated(filled=False) | {"step": 0}
     dcp.load(got, storage_reader=BcpReader(path, config=config), planner=planner)
-    check(got, replicated(filled=True) | {"step": 7})
+    assert_equal(got, replicated(filled=True) | {"step": 7})
 
 
 @pytest.fixture

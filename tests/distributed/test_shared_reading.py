@@ -11,6 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
+from support.ranks import run_ranks
+from support.sharded_states import state
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -21,8 +24,6 @@ from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.distributed import channel as _peers
 from bytecheckpoint.report import LoadReport
 from bytecheckpoint.sharing import choice as _intent
-from distributed.ranks import run_ranks
-from distributed.states import check, state
 
 MIB = 1 << 20
 COOPERATIVE = Config(shared_reading="cooperative")
@@ -58,7 +59,7 @@ def load(path: str, got: dict[str, Any], config: Config = COOPERATIVE, **how: An
 def load_and_check(path: str, make: Any, planner: Any, config: Config = COOPERATIVE) -> LoadReport:
     got = make(filled=False)
     report = load(path, got, config, planner=planner and planner())
-    check(got, make(filled=True))
+    assert_equal(got, make(filled=True))
     return report
 
 
@@ -99,7 +100,7 @@ def load_in_layouts(path: str, planner: Any) -> list[LoadReport]:
     for layout in ("saved", "moved", "plain"):
         got = state(layout, filled=False)
         reports.append(load(path, got, planner=planner and planner()))
-        check(got, state(layout, filled=True))
+        assert_equal(got, state(layout, filled=True))
     return reports
 
 
@@ -154,7 +155,7 @@ def load_subsets(path: str) -> LoadReport:
     keys = [["t0", "t1"], ["t1", "t2", "t3"], ["t3"], []][dist.get_rank()]
     got = {key: torch.zeros_like(wanted[key]) for key in keys}
     report = load(path, got, planner=BcpLoadPlanner())
-    check(got, {key: wanted[key] for key in keys})
+    assert_equal(got, {key: wanted[key] for key in keys})
     return report
 
 
@@ -174,7 +175,7 @@ def load_on_a_group(path: str, own_carrier: bool) -> LoadReport | None:
         return None
     got = replicated(filled=False)
     report = load(path, got, process_group=group)
-    check(got, replicated(filled=True))
+    assert_equal(got, replicated(filled=True))
     return report
 
 
@@ -188,7 +189,7 @@ def test_a_group_shares_among_itself(tmp_path: Path, own_carrier: bool) -> None:
 def load_stock(path: str) -> LoadReport:
     got = replicated(filled=False) | {"object": None}
     report = load(path, got)
-    check(got, replicated(filled=True) | {"object": [1, "two"]})
+    assert_equal(got, replicated(filled=True) | {"object": [1, "two"]})
     return report
 
 
@@ -200,7 +201,7 @@ def test_stock_checkpoints_are_shared(tmp_path: Path) -> None:
 def in_modes(path: str, modes: list[str]) -> str:
     got = replicated(filled=False)
     report = load(path, got, Config(shared_reading=modes[dist.get_rank()]))
-    check(got, replicated(filled=True))
+    assert_equal(got, replicated(filled=True))
     return report.reading
 
 
@@ -320,7 +321,7 @@ def parts_of_their_own(path: str) -> str:
     dcp.save(wanted, storage_writer=BcpWriter(path), use_collectives=False)
     got = {"rank": torch.zeros(MIB, dtype=torch.int64)}
     report = load(path, got)
-    check(got, wanted)
+    assert_equal(got, wanted)
     return report.reading
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.pausing_planner import PausingPlanner
+from support.ranks import run_ranks
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from bytecheckpoint import BcpSavePlanner, Config, async_save_state_dict, load_state_dict, save_state_dict, shutdown
 from bytecheckpoint.errors import CheckpointError, SaveCancelledError, StagingFullError
-from distributed.pausing import PausingPlanner
-from distributed.ranks import run_ranks
 
 LIMIT_S = 60.0
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.ranks import run_ranks
 
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.probes import probe
 from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
 from bytecheckpoint.probes.probe import Feature, Probe
-from distributed.ranks import run_ranks
 
 FAULT = "it is gone in this test"
 

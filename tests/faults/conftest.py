@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.campaign import Campaign
 
-from faults.campaign import Campaign
 from faults.fork_server import LIMIT_S, ForkServer, Meeting
 from faults.saves import BOTH_RANKS, SaveRequest, names_in
 from faults.small import save_small

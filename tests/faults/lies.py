@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
+from support.peak_memory import REFUSAL_BYTES, with_peak
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpReader, verify
 from bytecheckpoint.errors import CheckpointError
 from faults.crafting import DATA_TRAILER, MetadataFile, resigned_trailer
-from faults.memory import REFUSAL_BYTES, with_peak
 from faults.small import CONFIG, Target
 
 __all__ = ["tell_lies"]

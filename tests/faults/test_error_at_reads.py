@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch.distributed.checkpoint as dcp
+from support.campaign import IS_LONG
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import BcpReader, Config, verify
 from bytecheckpoint.errors import StorageError
-from faults.campaign import IS_LONG
 from faults.fork_server import ForkServer, Meeting, meet
 from faults.preloading import preloaded
 from faults.saves import CONFIG, SaveRequest, generation_of, load, names_in, save, state

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.campaign import IS_LONG, Campaign
 
 import bytecheckpoint
 from bytecheckpoint import find_latest_ckpt_path, scan_steps
@@ -32,7 +33,6 @@ from bytecheckpoint.errors import (
     StorageError,
 )
 from bytecheckpoint.training_state.tracker import TRACKER, write_tracker
-from faults.campaign import IS_LONG, Campaign
 from faults.fork_server import ForkServer, Meeting, meet
 from faults.mounts import mounted
 from faults.saves import SaveRequest, gloo

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.campaign import IS_LONG
 
-from faults.campaign import IS_LONG
 from faults.fork_server import ForkServer
 from faults.jobs import Job, run_job
 from faults.points import CASES, Case, Start, Starts

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.campaign import Campaign
 
-from faults.campaign import Campaign
 from faults.fork_server import ForkServer
 from faults.rehearsal import NEW, NEXT, OLD, Rehearsal, Scenario, for_each, one_of_each, spread
 from faults.saves import assert_only_own_files, save, save_then_look

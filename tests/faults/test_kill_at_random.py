@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import pytest
+from support.campaign import Campaign
 
-from faults.campaign import Campaign
 from faults.fork_server import LIMIT_S, ForkServer, Meeting
 from faults.jobs import Job, run_job
 from faults.saves import BOTH_RANKS, SaveRequest, assert_only_own_files, generation_on_disk

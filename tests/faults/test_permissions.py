@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.cli_runs import run as run_command
 from torch.distributed.checkpoint.api import CheckpointException
-from unit.cli_runs import run as run_command
 
 from bytecheckpoint import BcpReader, latest, verify
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, SaveFailedError, StorageError

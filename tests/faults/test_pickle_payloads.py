@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.peak_memory import REFUSAL_BYTES, with_peak
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import LoadPlanner, WriteItem
@@ -30,7 +31,6 @@ from torch.distributed.checkpoint.planner import LoadPlanner, WriteItem
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, verify
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, UnsafeObjectError, UnsupportedError
 from faults.crafting import MetadataFile
-from faults.memory import REFUSAL_BYTES, with_peak
 from faults.payloads import EXHAUSTING, EXTENSIONS, HARMFUL, MALFORMED, all_payloads
 from faults.small import CONFIG, load_small
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.campaign import IS_LONG, Campaign
 from torch.distributed.checkpoint.api import CheckpointException
 
-from faults.campaign import IS_LONG, Campaign
 from faults.fork_server import ForkServer
 from faults.jobs import Job, run_job
 from faults.mounts import DISKS, Disk, cut_power, save_then_cut

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.campaign import IS_LONG, Campaign
 
 from bytecheckpoint.errors import SaveFailedError, StorageError
-from faults.campaign import IS_LONG, Campaign
 from faults.fork_server import ForkServer, Meeting
 from faults.quotas import KINDS, Quota
 from faults.saves import BOTH_RANKS, Attempt, SaveRequest, assert_only_own_files, generation_on_disk, names_in

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.campaign import Campaign
 
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointChangedError, CheckpointSupersededError
-from faults.campaign import Campaign
 from faults.fork_server import ForkServer, Meeting
 from faults.jobs import Job, run_job
 from faults.saves import SaveRequest, assert_only_own_files, generation_on_disk

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from distributed.ranks import run_ranks
+from support.ranks import run_ranks
 
 import bytecheckpoint
 from frameworks.wrapped import FRAMEWORK_OF, WRAPPINGS, differences, full_state, optimizer_of, train, wrap

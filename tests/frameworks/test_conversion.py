@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.ranks import run_ranks
 from safetensors.torch import load_file
+from support.equality import assert_equal
+from support.ranks import run_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -50,11 +51,6 @@ def wanted_of(saved: Path) -> dict[str, Any]:
     """The model as torch gathered it."""
     wanted = torch.load(saved / "wanted.pt", weights_only=True)
     return {key.removeprefix("model."): value for key, value in wanted.items() if key.startswith("model.")}
-
-
-def assert_equal(got: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert got.keys() == wanted.keys()
-    assert all(torch.equal(got[key], wanted[key]) for key in wanted)
 
 
 def test_a_plain_process_loads_what_is_merged(saved: Path, tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from distributed.ranks import run_ranks
-from faults.memory import REFUSAL_BYTES, with_peak
+from support.equality import assert_equal
+from support.peak_memory import REFUSAL_BYTES, with_peak
+from support.ranks import run_ranks
 from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
@@ -50,17 +51,6 @@ def extra_state_of(rank: int, size: int) -> dict[str, Any]:
     return state
 
 
-def assert_same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert got.keys() == wanted.keys()
-    for key, value in wanted.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(got[key], value), key
-            assert got[key].dtype == value.dtype
-        else:
-            assert got[key] == value, key
-            assert type(got[key]) is type(value), key
-
-
 def save_on_all(path: Path) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     state = {"model": nn.Linear(2, 2), "extra_state": extra_state_of(rank, size)}
@@ -70,7 +60,7 @@ def save_on_all(path: Path) -> None:
     state["extra_state"] = {"junk": 1}
     load(path, state, "ddp")
     wanted = extra_state_of(rank, size)
-    assert_same(state["extra_state"], {**wanted, "late": "from rank 1 on"})
+    assert_equal(state["extra_state"], {**wanted, "late": "from rank 1 on"})
 
 
 def load_on_others(path: Path, again: Path, saved: int) -> None:
@@ -87,7 +77,7 @@ def load_on_others(path: Path, again: Path, saved: int) -> None:
     got = state["extra_state"]
     wanted = extra_state_of(rank, size)
     shared = {key: wanted[key] for key in ("step", "table", "queue", "rows")}
-    assert_same(got, {**shared, "late": "from rank 1 on", "position": "mine", "own tensor": 5})
+    assert_equal(got, {**shared, "late": "from rank 1 on", "position": "mine", "own tensor": 5})
     save(again, {"model": state["model"], "extra_state": got}, "ddp", extra_state_policy=POLICY)
 
 
@@ -106,7 +96,7 @@ def load_without_own(path: Path, again: Path) -> None:
     load(path, state, "ddp", strict=False)
     wanted = extra_state_of(dist.get_rank(), dist.get_world_size())
     shared = {key: wanted[key] for key in ("step", "table", "queue", "rows")}
-    assert_same(state["extra_state"], {**shared, "late": "from rank 1 on"})
+    assert_equal(state["extra_state"], {**shared, "late": "from rank 1 on"})
     # All of it can be told to be for any number.
     save(again, state, "ddp", extra_state_policy="replicated")
     load(again, state, "ddp")

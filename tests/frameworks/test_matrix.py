@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.ranks import run_ranks
+from support.ranks import run_ranks
 from torch import nn
 
 import bytecheckpoint

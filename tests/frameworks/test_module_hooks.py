@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.ranks import run_ranks
+from support.ranks import run_ranks
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh

@@ -18,7 +18,8 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from distributed.ranks import run_ranks
+from support.equality import assert_equal
+from support.ranks import run_ranks
 
 pytest.importorskip("olmo_core", reason="OLMo-core is not installed: pip install ai2-olmo-core==3.0.0")
 
@@ -51,16 +52,6 @@ def is_ours(path: Path) -> bool:
     report = bytecheckpoint.verify(path)
     report.raise_if_damaged()
     return bool(report.save_ids)
-
-
-def assert_same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert got.keys() == wanted.keys()
-    for name, value in wanted.items():
-        if isinstance(value, torch.Tensor):
-            assert got[name].dtype == value.dtype
-            assert torch.equal(got[name], value), name
-        else:
-            assert got[name] == value, name
 
 
 # The trainer's Checkpointer, on FSDP2.
@@ -117,7 +108,7 @@ def test_the_checkpointer_of_four_ranks_and_of_two(tmp_path: Path) -> None:
         assert [step for step, _, _ in of_rank] == ["step1", "step2", "step2", "step3"]
         for _, train_state, state in of_rank:
             assert train_state == {"global_step": 2, "rank": rank}
-            assert_same(state, saved)
+            assert_equal(state, saved)
 
 
 # Functions of olmo_core.distributed.checkpoint, on two ranks.
@@ -135,18 +126,18 @@ def save_and_load(folder: Path, key_mapping: dict[str, str]) -> None:
     given = module.model, module.optim
 
     olmo_checkpoint.save_model_and_optim_state(folder / "nested", *given, thread_count=3, process_count=2)
-    assert_same(loaded_over_changes(module, folder / "nested"), saved)
+    assert_equal(loaded_over_changes(module, folder / "nested"), saved)
 
     flat = {"flatten_optimizer_state": True}
     future = olmo_checkpoint.async_save_model_and_optim_state(folder / "flat", *given, enable_plan_caching=True, **flat)
     change(module)
     future.result(timeout=LIMIT_S)
-    assert_same(loaded_over_changes(module, folder / "flat", **flat), saved)
+    assert_equal(loaded_over_changes(module, folder / "flat", **flat), saved)
 
     state = olmo_checkpoint._prepare_state_dict(*given)
     olmo_checkpoint.swap_param_keys(state, key_mapping)
     olmo_checkpoint.save_state_dict(folder / "renamed", state)
-    assert_same(loaded_over_changes(module, folder / "renamed", key_mapping=key_mapping), saved)
+    assert_equal(loaded_over_changes(module, folder / "renamed", key_mapping=key_mapping), saved)
 
     # What it says where that is left out.
     with pytest.raises(CheckpointException, match=r"it has .*old\.weight, which nobody asks for.*key_mapping="):
@@ -167,7 +158,7 @@ def save_and_load(folder: Path, key_mapping: dict[str, str]) -> None:
         loaded_over_changes(module, folder / "flat")
     change(module)
     olmo_checkpoint.load_model_and_optim_state(folder / "flat", module.model)
-    assert_same({name: states(module)[name] for name in module.model.state_dict()}, of_model(saved, module))
+    assert_equal({name: states(module)[name] for name in module.model.state_dict()}, of_model(saved, module))
 
 
 def of_model(state: dict[str, Any], module: Any) -> dict[str, Any]:
@@ -198,7 +189,7 @@ def load_what_there_is(folder: Path) -> None:
         change(module)
         changed = states(module)[left_out]
         checkpointer(folder).load(folder / "part", module)
-    assert_same(states(module), {**saved, left_out: changed})
+    assert_equal(states(module), {**saved, left_out: changed})
 
 
 def test_a_train_module_that_is_not_strict(tmp_path: Path) -> None:
@@ -252,17 +243,17 @@ def test_unshard_checkpoint(
         )
         safe_path, none = olmo_checkpoint.unshard_checkpoint(saved[writer], tmp_path / "safe", use_safetensors=True)
 
-    assert_same(torch.load(model_path), wanted)
+    assert_equal(torch.load(model_path), wanted)
     optim = torch.load(optim_path, weights_only=False)
     moments = optim["state"]["blocks.0.attention.w_q.weight"]
     assert torch.equal(moments["exp_avg"], saved["state"]["state.blocks.0.attention.w_q.weight.exp_avg"])
     assert optim["param_groups"][0]["betas"] == (0.9, 0.999)
     assert none is None
-    assert_same(safetensors.torch.load_file(safe_path), wanted)
+    assert_equal(safetensors.torch.load_file(safe_path), wanted)
     assert len(list(in_chunks.iterdir())) > 1
-    assert_same({k: v for file in in_chunks.iterdir() for k, v in torch.load(file).items()}, wanted)
+    assert_equal({k: v for file in in_chunks.iterdir() for k, v in torch.load(file).items()}, wanted)
     assert len(list(by_tensor.iterdir())) == len(wanted)
-    assert_same({k: v for file in by_tensor.iterdir() for k, v in torch.load(file).items()}, wanted)
+    assert_equal({k: v for file in by_tensor.iterdir() for k, v in torch.load(file).items()}, wanted)
 
 
 @READS
@@ -381,6 +372,7 @@ import sys
 import warnings
 sys.modules["bytecheckpoint"] = None  # an ImportError for whoever asks for it
 from olmo_core.distributed.checkpoint import unshard_checkpoint
+from support.equality import assert_equal
 unshard_checkpoint(sys.argv[1], sys.argv[2], quiet=True)
 assert not [name for name in sys.modules if name.startswith("bytecheckpoint.")]
 """
@@ -391,7 +383,7 @@ def test_olmo_reads_ours_where_we_are_not_installed(saved: dict[str, Any], tmp_p
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
     assert done.returncode == 0, done.stderr
-    assert_same(torch.load(tmp_path / "model.pt"), of_model(saved["state"], saved["module"]))
+    assert_equal(torch.load(tmp_path / "model.pt"), of_model(saved["state"], saved["module"]))
     optim = torch.load(tmp_path / "optim.pt", weights_only=False)
     assert optim["state"].keys() == {name for name, _ in saved["module"].model.named_parameters()}
 

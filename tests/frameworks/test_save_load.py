@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -92,25 +93,6 @@ def fingerprint(state: dict[str, Any]) -> dict[str, Any]:
         "step_hooks": [len(optimizer._optimizer_step_pre_hooks) for optimizer in optimizers],
         "random": (random.getstate(), torch.get_rng_state(), np.random.get_state()),
     }
-
-
-def assert_equal(a: Any, b: Any, where: str = "") -> None:
-    assert type(a) is type(b), where
-    if isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype, where
-        assert torch.equal(a, b), where
-    elif isinstance(a, np.ndarray):
-        assert (a == b).all(), where
-    elif isinstance(a, dict):
-        assert list(a) == list(b), where
-        for key in a:
-            assert_equal(a[key], b[key], f"{where}.{key}")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        for number, (left, right) in enumerate(zip(a, b, strict=True)):
-            assert_equal(left, right, f"{where}.{number}")
-    else:
-        assert a == b, where
 
 
 # What is saved, and where.

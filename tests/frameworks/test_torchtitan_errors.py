@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.ranks import run_ranks
+from support.ranks import run_ranks
+from support.titan import Job, Layout, same
 
 import bytecheckpoint
 from bytecheckpoint.errors import CheckpointNotFoundError, InvalidPlanError, KeyMismatchError
-from frameworks.titan import Job, Layout, same
 from frameworks.titan_marks import needs_trainer
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")

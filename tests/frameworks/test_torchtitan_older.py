@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.titan import run_processes
 
 from bytecheckpoint.errors import UnsupportedError
-from frameworks.titan import run_processes
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from distributed.ranks import run_ranks
+from support.ranks import run_ranks
+from support.titan import Job, on_cpu, same
 
 import bytecheckpoint
 from bytecheckpoint.errors import ConfigError, UnsupportedError
-from frameworks.titan import Job, on_cpu, same
 from frameworks.titan_marks import needs_trainer
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.ranks import run_ranks
+from support.ranks import run_ranks
+from support.titan import Job, same
 
 import bytecheckpoint
-from frameworks.titan import Job, same
 from frameworks.titan_marks import needs_trainer
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed.ranks import run_ranks
+from support.ranks import run_ranks
+from support.titan import Job, Layout, digests, same
 
-from frameworks.titan import Job, Layout, digests, same
 from frameworks.titan_marks import needs_trainer
 
 MODES = ("disabled", "async", "async_with_pinned_mem")

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.titan import Samples, TrainState, flat, same
 from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import LambdaLR
 
 import bytecheckpoint
-from frameworks.titan import Samples, TrainState, flat, same
 
 MODES = ("disabled", "async", "async_with_pinned_mem")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frameworks.titan import LENGTH, Samples, model_spec, on_cpu
+from support.titan import LENGTH, Samples, model_spec, on_cpu
 
 on_cpu()
 

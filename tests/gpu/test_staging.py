@@ -14,13 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_loads
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import bytecheckpoint
-from bytecheckpoint import _C, BcpReader, BcpStager, BcpWriter, Config, async_save_state_dict
+from bytecheckpoint import _C, BcpStager, BcpWriter, Config, async_save_state_dict
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.private_names import PLAIN_DTYPES
 
@@ -302,14 +303,6 @@ def state_of_training() -> dict[str, Any]:
 def spoil(state: dict[str, Any]) -> None:
     for tensor in state["model"].values():
         tensor.zero_()
-
-
-def assert_loads(path: Path, wanted: dict[str, Any]) -> None:
-    got = {"model": {key: torch.zeros_like(tensor) for key, tensor in wanted["model"].items()}, "step": 0}
-    dcp.load(got, storage_reader=BcpReader(path), no_dist=True)
-    assert got["step"] == wanted["step"]
-    for key, tensor in wanted["model"].items():
-        assert torch.equal(got["model"][key], tensor), key
 
 
 Begin = Callable[[dict[str, Any], Path], Any]

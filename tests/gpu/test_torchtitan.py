@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from frameworks.titan import run_processes
+from support.titan import run_processes
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS TRAINER IS NOT TESTED ON A GPU")
 

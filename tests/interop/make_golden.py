@@ -139,7 +139,7 @@ def write_with_our_planner(path: str) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from distributed.ranks import run_ranks
+    from support.ranks import run_ranks
 
     from interop import make_golden
 

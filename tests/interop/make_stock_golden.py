@@ -43,8 +43,8 @@ KINDS = {
 
 def write(kind: str, name: str) -> None:
     """Collective: saves a checkpoint of ``kind`` into the directory ``name``, which it also has for an id."""
-    from interop.exact import settled
-    from interop.stock_states import Counter, as_saved, laid_out, state_of
+    from support.equality import settled
+    from support.stock_states import Counter, as_saved, laid_out, state_of
 
     major, minor = torch.__version__.split(".")[:2]
     version = int(major), int(minor)
@@ -103,7 +103,7 @@ def _writer(dcp: Any, kind: str, name: str) -> Any:
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from distributed.ranks import run_ranks
+    from support.ranks import run_ranks
 
     from interop.make_stock_golden import write as importable_write
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from distributed.ranks import failures, run_ranks
-from distributed.states import check
-from distributed.states import state as sharded_state
+from support.equality import assert_equal, without_strides
+from support.ranks import failures, run_ranks
+from support.sharded_states import state as sharded_state
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.device_mesh import init_device_mesh
@@ -32,7 +32,6 @@ from bytecheckpoint.errors import (
     UnsupportedError,
 )
 from bytecheckpoint.tensors.chunks import LocalChunks
-from interop.exact import without_strides
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -110,7 +109,7 @@ def save_stock(path: str) -> None:
 def load_sharded(path: str, layout: str) -> None:
     got = sharded_state(layout, filled=False)
     dcp.load(got, storage_reader=BcpReader(path))
-    check(got, sharded_state(layout, filled=True))
+    assert_equal(got, sharded_state(layout, filled=True))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])

@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from distributed.ranks import run_ranks
+from support.equality import assert_equal, raw
+from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, _core, verify
-from interop.exact import assert_equal, raw
 from interop.make_golden import DTYPES, SHARDED_SHAPES, USER_METADATA, golden_state, partial_state, pattern
 
 GOLDEN = Path(__file__).with_name("golden") / "v1"

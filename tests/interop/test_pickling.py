@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from distributed.failing import Unpicklable, Unspeakable
+from support.equality import without_strides
+from support.failing_hooks import Unpicklable, Unspeakable
 
 from bytecheckpoint import BcpReader, BcpStager, BcpWriter, Config, errors
-from interop.exact import without_strides
 
 MIB = 1 << 20
 
@@ -113,7 +113,7 @@ class Elsewhere(Exception):
 def test_what_does_not_come_back_or_cannot_be_printed_is_replaced() -> None:
     assert type(errors.sendable(Elsewhere("text"))) is errors.RankError
     assert "__str__ raises ValueError" in str(errors.sendable(Unspeakable()))
-    assert str(errors.sendable(Unpicklable("why"))) == "distributed.failing.Unpicklable: why"
+    assert str(errors.sendable(Unpicklable("why"))) == "support.failing_hooks.Unpicklable: why"
 
 
 def test_errors_of_the_extension(tmp_path: Path) -> None:

@@ -17,15 +17,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from distributed.ranks import run_ranks
-from distributed.states import full
-from distributed.states import state as sharded_state
-from distributed.training import Training
+from support.equality import without_strides
+from support.ranks import run_ranks
+from support.sharded_states import full
+from support.sharded_states import state as sharded_state
+from support.training import Training
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import BcpReader, BcpWriter
-from interop.exact import without_strides
 
 SCRIPT = Path(__file__).with_name("no_bytecheckpoint.py")
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from distributed.ranks import failures, run_ranks
-from distributed.states import check
-from distributed.training import Training
+from support.equality import assert_equal
+from support.ranks import failures, run_ranks
+from support.training import Training
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.format_utils import (
     BroadcastingTorchSaveReader,
@@ -98,7 +98,7 @@ def in_order(value: Any) -> Any:
 
 
 def check_parts(got: Any, wanted: Any) -> None:
-    check(in_order(got), in_order(wanted))
+    assert_equal(in_order(got), in_order(wanted))
 
 
 # Between formats.
@@ -121,7 +121,7 @@ def test_torch_save_to_dcp(trained: Trained, tmp_path: Path) -> None:
     torch_save_to_dcp(trained.file, tmp_path / "ckpt")
     got = zeros_of(trained.whole)
     dcp.load(got, storage_reader=BcpReader(tmp_path / "ckpt"))
-    check(got, trained.whole)
+    assert_equal(got, trained.whole)
     run_ranks(2, resume_whole, BcpReader, str(tmp_path / "ckpt"), trained)
 
 
@@ -131,7 +131,7 @@ def resume_whole(reader: Any, path: str, trained: Trained) -> None:
     state = training.state()
     dcp.load(state, storage_reader=reader(path))
     training.load_state(state)
-    check(training.full_state(), trained.whole)
+    assert_equal(training.full_state(), trained.whole)
 
 
 def broadcast_and_save(trained: Trained, path: str) -> None:
@@ -144,11 +144,11 @@ def broadcast_and_save(trained: Trained, path: str) -> None:
         planner=DynamicMetaLoadPlanner(),
         checkpoint_id=path + ".pt",
     )
-    check(whole, trained.whole["model"])
+    assert_equal(whole, trained.whole["model"])
     dcp.save({"model": whole}, storage_writer=BcpWriter(path))
     for reader in (BcpReader, dcp.FileSystemReader):
         dcp.load({"model": model}, storage_reader=reader(path))
-        check({key: value.full_tensor() for key, value in model.items()}, trained.whole["model"])
+        assert_equal({key: value.full_tensor() for key, value in model.items()}, trained.whole["model"])
 
 
 def test_broadcasting_torch_save_reader(trained: Trained, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def resume_from_the_first_rank(reader: Any, path: str, trained: Trained) -> None
         dcp.load({"model": model}, storage_reader=reader(path), no_dist=True)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(training.model, model, options=options)
-    check(training.full_state()["model"], trained.whole["model"])
+    assert_equal(training.full_state()["model"], trained.whole["model"])
 
 
 @PAIRS
@@ -260,7 +260,7 @@ def resume_app(reader: Any, path: str, trained: Trained) -> None:
     app = AppState(Training(seed=2), step=0)
     dcp.load({"app": app}, storage_reader=reader(path))
     assert app.step == 3
-    check(app.training.full_state(), trained.whole)
+    assert_equal(app.training.full_state(), trained.whole)
 
 
 @PAIRS
@@ -287,7 +287,7 @@ def test_default_load_planner_partial(tmp_path: Path, writer: Any, reader: Any, 
     got["nested"] = {"lr": 0.0, "decay": 0.1} if flatten else None
     dcp.load(got, storage_reader=reader(tmp_path), planner=partly(flatten))
     nested = {"lr": 0.5, "decay": 0.1} if flatten else {"lr": 0.5}
-    check(
+    assert_equal(
         got,
         {"weight": saved["weight"], "new": torch.full((2,), 9.0), "step": 7, "name": "kept", "nested": nested},
     )
@@ -308,4 +308,4 @@ def add_a_layer(reader: Any, trained: Trained) -> None:
     state = {"model": {**model, "added": added}}
     dcp.load(state, storage_reader=reader(trained.saved_by(BcpWriter)), planner=partly(True))
     assert torch.equal(added, torch.full((3,), 5.0))
-    check({key: value.full_tensor() for key, value in model.items()}, trained.whole["model"])
+    assert_equal({key: value.full_tensor() for key, value in model.items()}, trained.whole["model"])

@@ -15,8 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from distributed.ranks import failures, run_ranks
-from distributed.states import local_parts
+from support.equality import assert_equal, blank, local_tensors, settled, without_strides
+from support.ranks import failures, run_ranks
+from support.stock_states import Tagged, Version, as_saved, laid_out, state_of
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.distributed.tensor import DTensor
@@ -24,8 +25,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from bytecheckpoint import BcpReader, _core, verify
 from bytecheckpoint.errors import UnsafeObjectError, UnsupportedError
-from interop.exact import assert_equal, blank, settled, without_strides
-from interop.stock_states import Tagged, Version, as_saved, laid_out, state_of
 
 GOLDEN = Path(__file__).with_name("golden") / "stock"
 
@@ -163,7 +162,7 @@ def in_parts(value: Any) -> Any:
     """The memory of this rank behind each tensor."""
     if isinstance(value, dict):
         return {key: in_parts(item) for key, item in value.items()}
-    return settled(local_parts(value)) if isinstance(value, DTensor | ShardedTensor) else value
+    return settled(local_tensors(value)) if isinstance(value, DTensor | ShardedTensor) else value
 
 
 def load_over_ranks(name: str, reader: Any) -> None:

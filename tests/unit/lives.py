@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from public_calls import CALLS, LIMIT_S, Place
+from support.public_calls import CALLS, LIMIT_S, Place
 from torch.distributed.checkpoint.api import CheckpointException
 
 import bytecheckpoint as bcp

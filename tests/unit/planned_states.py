@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state dict for tests of planners, and how to compare what was loaded."""
+"""State dicts for tests of planners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["assert_equal", "bits", "blank", "more", "state"]
+__all__ = ["more", "state"]
 
 
 def state() -> dict[str, Any]:
@@ -46,44 +46,3 @@ def more() -> dict[str, Any]:
         "": 1,
     }
     return value
-
-
-def blank(value: Any) -> Any:
-    """The same structure with other values, tensors laid out alike."""
-    if isinstance(value, torch.nn.Parameter):
-        return torch.nn.Parameter(blank(value.detach()))
-    if isinstance(value, torch.Tensor) and value.is_quantized:
-        return torch.quantize_per_tensor(torch.zeros(value.shape), value.q_scale(), value.q_zero_point(), value.dtype)
-    if isinstance(value, torch.Tensor):
-        return torch.zeros(value.shape, dtype=value.dtype)
-    if isinstance(value, dict):
-        return type(value)((key, blank(v)) for key, v in value.items())
-    if isinstance(value, list) and any(isinstance(v, (torch.Tensor, dict, list)) for v in value):
-        return [blank(v) for v in value]
-    return None
-
-
-def assert_equal(got: Any, wanted: Any) -> None:
-    assert type(got) is type(wanted)
-    if isinstance(wanted, torch.Tensor):
-        assert got.dtype == wanted.dtype
-        assert got.shape == wanted.shape
-        assert bits(got) == bits(wanted)
-    elif isinstance(wanted, dict):
-        assert list(got) == list(wanted)
-        for key in wanted:
-            assert_equal(got[key], wanted[key])
-    elif isinstance(wanted, (list, tuple)):
-        assert len(got) == len(wanted)
-        for g, w in zip(got, wanted, strict=True):
-            assert_equal(g, w)
-    else:
-        assert got == wanted
-
-
-def bits(tensor: torch.Tensor) -> list[int]:
-    """The elements as bytes: equal for equal elements of any dtype."""
-    tensor = tensor.detach()
-    tensor = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
-    flat: list[int] = tensor.contiguous().reshape(-1).view(torch.uint8).tolist()
-    return flat

@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import planned_states
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from interop.exact import assert_equal, settled
-from interop.stock_states import numbers
+from support.stock_states import numbers
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from bytecheckpoint import BcpReader, BcpStager, BcpWriter, Config, registered
+from bytecheckpoint import BcpStager, BcpWriter, Config, registered
 from bytecheckpoint.compat.private_names import PLAIN_DTYPES, quantization
 from bytecheckpoint.staging import staged_state as _staged
 
@@ -187,13 +185,6 @@ def start(how: str, state: dict[str, Any], path: Path, planner: Any = None, conf
 
 
 HOWS = ("writer", "stager", "registered")
-
-
-def assert_loads(path: Path, wanted: dict[str, Any]) -> None:
-    for reader in (BcpReader(path), dcp.FileSystemReader(path)):
-        got = planned_states.blank(wanted)
-        dcp.load(got, storage_reader=reader, no_dist=True)
-        assert_equal(settled(got), settled(wanted))
 
 
 def one(number: int, count: int = 5000) -> dict[str, Any]:

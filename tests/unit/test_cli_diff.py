@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from unit.cli_runs import as_json, run, save, state, stock
+from support.cli_runs import as_json, run, save, state, stock
 from unit.dcp_by_hand import save_by_hand
 
 from bytecheckpoint.cli import reading

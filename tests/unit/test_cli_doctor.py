@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.cli_runs import as_json, run
+from support.cli_runs import as_json, run
 
 import bytecheckpoint
 from bytecheckpoint.cli import machine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from unit.cli_runs import HOSTILE, STOCK, as_json, run, save, stock
+from support.cli_runs import HOSTILE, STOCK, as_json, run, save, stock
 
 from bytecheckpoint import BcpWriter
 from bytecheckpoint.cli.text import one_line, safe_name

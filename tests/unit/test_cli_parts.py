@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.cli_runs import as_json, run, save
 from torch import nn
-from unit.cli_runs import as_json, run, save
 from unit.reference_run import save_as_reference
 
 import bytecheckpoint

@@ -13,7 +13,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from unit.cli_runs import run, save, start
+from support.cli_runs import run, save, start
 
 import bytecheckpoint
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from unit.cli_runs import HOSTILE, as_json, run, save, state, stock
+from support.cli_runs import HOSTILE, as_json, run, save, state, stock
 
 from bytecheckpoint.cli import reading
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from unit.cli_runs import as_json, run, save
+from support.cli_runs import as_json, run, save
 
 
 @pytest.fixture

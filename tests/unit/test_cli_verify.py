@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from unit.cli_runs import HOSTILE, as_json, run, save, stock
+from support.cli_runs import HOSTILE, as_json, run, save, stock
 
 from bytecheckpoint import Config, verify
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cli_runs import run
 from partial_states import PARTIAL, UncheckedWriter, gap_of, rows, save_incomplete
 from run_folder import RunFolder, save_at
+from support.cli_runs import run
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata

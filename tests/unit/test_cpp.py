@@ -16,7 +16,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from sanitizing import IS_UNDER_ASAN
+from support.sanitizing import IS_UNDER_ASAN
 
 LIMIT_S = 900
 pytestmark = [

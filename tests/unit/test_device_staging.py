@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_loads
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
-from bytecheckpoint import _C, BcpReader, BcpStager, BcpWriter, Config, async_save_state_dict
+from bytecheckpoint import _C, BcpStager, BcpWriter, Config, async_save_state_dict
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.errors import CheckpointError, DeviceError
 from bytecheckpoint.staging import background as _background
@@ -85,12 +86,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     made.goes_on.set()
 
 
-def assert_loads(path: Path) -> None:
-    got = {"t": torch.zeros(1000)}
-    dcp.load(got, storage_reader=BcpReader(path), no_dist=True)
-    assert torch.equal(got["t"], torch.ones(1000))
-
-
 def test_a_save_begins_when_devices_have_copied(device: Device, tmp_path: Path) -> None:
     writer = BcpWriter(tmp_path, config=Config(overlap_staging=True))
     response = dcp.async_save({"t": torch.ones(1000)}, storage_writer=writer, no_dist=True)
@@ -101,7 +96,7 @@ def test_a_save_begins_when_devices_have_copied(device: Device, tmp_path: Path) 
     response.staging_completion.result(LIMIT_S)
     response.upload_completion.result(LIMIT_S)
     assert device.calls == ["fill", "wait", "sum"]
-    assert_loads(tmp_path)
+    assert_loads(tmp_path, {"t": torch.ones(1000)})
 
 
 def test_without_overlap_the_call_waits(device: Device) -> None:
@@ -149,7 +144,7 @@ def test_a_handle_says_when_it_is_staged_before_its_turn_to_be_saved(device: Dev
     handle.committed.result(LIMIT_S)
     assert before.result(LIMIT_S)
     assert device.calls == ["fill", "wait", "sum"]
-    assert_loads(tmp_path)
+    assert_loads(tmp_path, {"t": torch.ones(1000)})
 
 
 def test_a_handle_says_that_a_device_failed(device: Device, tmp_path: Path) -> None:

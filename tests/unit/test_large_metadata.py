@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from planned_states import assert_equal, blank, more
+from planned_states import more
+from support.equality import assert_equal, blank
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed.ending import Ended, EndingRanks
-from public_calls import CALLS, NO_CALLS, prepare
+from support.ending_ranks import Ended, EndingRanks
+from support.public_calls import CALLS, NO_CALLS, prepare
 from unit import lives
 
 import bytecheckpoint as bcp

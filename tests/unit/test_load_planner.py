@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal, blank
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
-from unit.planned_states import assert_equal, blank, state
+from unit.planned_states import state
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, ShapeMismatchError

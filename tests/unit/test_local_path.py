@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.cli_runs import run
 from torch import nn
-from unit.cli_runs import run
 from unit.run_folder import save_at, small_state
 
 import bytecheckpoint

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interop.exact import raw
+from support.equality import raw
 
 from bytecheckpoint import _testing, merge, scatter
 from bytecheckpoint.compat.private_names import PLAIN_DTYPES

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.cli_runs import run
 from torch import nn
-from unit.cli_runs import run
 
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpWriter, find_latest_ckpt_path, latest, scan_steps

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from distributed.reusing import LOAD_HOOKS, SAVE_HOOKS, reusing
+from support.equality import assert_equal
+from support.reusing_planners import LOAD_HOOKS, SAVE_HOOKS, reusing
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-from unit.planned_states import assert_equal
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config, verify
 from bytecheckpoint.dcp import _load

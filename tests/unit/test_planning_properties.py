@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.equality import raw
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -140,14 +141,9 @@ def test_what_one_world_saves_another_loads(pair: tuple[World, World]) -> None:
             wanted, box = full(fqn, spec, inverted=True), loaded.box_of(fqn, rank)
             if box is not None:
                 wanted[box.selection()] = values[fqn][box.selection()]
-            assert bits(memory[rank][fqn]) == bits(wanted), (rank, fqn)
+            assert torch.equal(raw(memory[rank][fqn]), raw(wanted)), (rank, fqn)
         flat, _ = _C.flatten_state_dict(state)
         assert all(flat[fqn] == objects[fqn] for fqn in objects if loaded.box_of(fqn, rank) is not None)
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    flat: bytes = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-    return flat
 
 
 def bytes_by_rank(world: World, planned: PlannedSave) -> list[int]:

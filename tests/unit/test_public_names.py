@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.pausing import PausingPlanner
+from support.pausing_planner import PausingPlanner
 
 import bytecheckpoint
 from bytecheckpoint import (

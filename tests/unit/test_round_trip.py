@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.equality import assert_equal
 
 from bytecheckpoint import BcpReader, BcpWriter, _core
 
@@ -40,17 +41,6 @@ def zeros_like(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: zeros_like(item) for key, item in value.items()}
     return [zeros_like(item) for item in value] if isinstance(value, list) else type(value)()
-
-
-def assert_equal(got: Any, wanted: Any) -> None:
-    if isinstance(wanted, torch.Tensor):
-        assert torch.equal(got, wanted.detach())
-    elif isinstance(wanted, dict):
-        assert got.keys() == wanted.keys()
-        for key in wanted:
-            assert_equal(got[key], wanted[key])
-    else:
-        assert got == wanted
 
 
 @pytest.mark.parametrize("reader", [BcpReader, dcp.FileSystemReader])

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from interop.exact import without_strides
+from support.equality import assert_equal, blank, without_strides
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
-from unit.planned_states import assert_equal, blank, more, state
+from unit.planned_states import more, state
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter
 from bytecheckpoint.dcp.save_planner import WritePart

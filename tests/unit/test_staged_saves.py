@@ -16,20 +16,20 @@ import planned_states
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from distributed.ranks import failures
-from interop.stock_states import numbers
 from staged_states import (
     HOWS,
     LIMIT_S,
     MARKS,
     RAISES,
-    assert_loads,
     frozen,
     one,
     save_async,
     spoil,
     start,
 )
+from support.equality import assert_loads
+from support.ranks import failures
+from support.stock_states import numbers
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType

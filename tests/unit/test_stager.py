@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interop.stock_states import numbers
 from staged_states import (
     LIMIT_S,
     MARKS,
@@ -28,6 +27,7 @@ from staged_states import (
     one,
     spoil,
 )
+from support.stock_states import numbers
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 

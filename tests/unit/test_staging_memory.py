@@ -22,12 +22,12 @@ from staged_states import (
     LIMIT_S,
     MARKS,
     RAISES,
-    assert_loads,
     frozen,
     one,
     save_async,
     start,
 )
+from support.equality import assert_loads
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.staging import AsyncStager

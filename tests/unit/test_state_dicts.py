@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from distributed.pausing import PausingPlanner
+from support.pausing_planner import PausingPlanner
 
 import bytecheckpoint
 from bytecheckpoint import (

@@ -14,7 +14,9 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-__all__ = ["FULL_SHAPES", "OBJECTS", "check", "full", "local_parts", "pointers", "state"]
+from support.equality import local_tensors
+
+__all__ = ["FULL_SHAPES", "OBJECTS", "full", "pointers", "state"]
 
 
 class Layout(NamedTuple):
@@ -102,15 +104,6 @@ def _sharded_tensor(value: torch.Tensor) -> ShardedTensor:
     return sharded_tensor.init_from_local_shards([shard], *value.shape)
 
 
-def local_parts(value: Any) -> list[torch.Tensor]:
-    """The memory of this rank behind a tensor of any kind."""
-    if isinstance(value, DTensor):
-        return [value.to_local()]
-    if isinstance(value, ShardedTensor):
-        return [shard.tensor for shard in value.local_shards()]
-    return [value]
-
-
 def pointers(value: Any) -> list[int]:
     """Addresses of all tensors in a state dict, in its order."""
     if isinstance(value, dict):
@@ -118,24 +111,5 @@ def pointers(value: Any) -> list[int]:
     if isinstance(value, list):
         return [pointer for item in value for pointer in pointers(item)]
     if isinstance(value, torch.Tensor | ShardedTensor):
-        return [part.data_ptr() for part in local_parts(value)]
+        return [part.data_ptr() for part in local_tensors(value)]
     return []
-
-
-def check(got: Any, wanted: Any, key: str = "") -> None:
-    """Exactly equal, in values, types and layout."""
-    assert type(got) is type(wanted), f"{key}: {type(got)} for {type(wanted)}"
-    if isinstance(wanted, dict):
-        assert list(got) == list(wanted), f"{key}: {list(got)} for {list(wanted)}"
-        for name in wanted:
-            check(got[name], wanted[name], f"{key}.{name}")
-    elif isinstance(wanted, list):
-        assert len(got) == len(wanted), key
-        for position, item in enumerate(wanted):
-            check(got[position], item, f"{key}.{position}")
-    elif isinstance(wanted, torch.Tensor | ShardedTensor):
-        for mine, theirs in zip(local_parts(got), local_parts(wanted), strict=True):
-            assert mine.dtype == theirs.dtype, key
-            assert torch.equal(mine, theirs), f"{key}: {mine} for {theirs}"
-    else:
-        assert got == wanted, f"{key}: {got!r} for {wanted!r}"

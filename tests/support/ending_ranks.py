@@ -24,7 +24,7 @@ __all__ = ["Ended", "EndingRanks"]
 
 TESTS = Path(__file__).parents[1]
 LIMIT_S = 40.0
-SCRIPT = "from distributed.ending import serve; work = serve(); work()"
+SCRIPT = "from support.ending_ranks import serve; work = serve(); work()"
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,6 @@ def serve() -> Callable[[], Any]:
     import torch
     import torch._dynamo  # the first operation on a DTensor imports it
     import torch.distributed.checkpoint.state_dict
-
     from distributed import worlds  # noqa: F401  # all that its saves need
 
     torch.set_num_threads(1)

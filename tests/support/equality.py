@@ -4,20 +4,29 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.metadata import TensorProperties
+from torch.distributed.tensor import DTensor
 
-__all__ = ["assert_equal", "blank", "raw", "settled", "without_strides"]
+from bytecheckpoint import BcpReader
+
+__all__ = ["assert_equal", "assert_loads", "blank", "local_tensors", "raw", "settled", "without_strides"]
 
 T = TypeVar("T")
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_quantized:
-        tensor = tensor.int_repr()
-    return tensor.reshape(-1).view(torch.uint8)
+    """The bytes of its elements."""
+    tensor = tensor.detach()
+    tensor = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
+    # A copy: one element is contiguous whatever its strides, and then has no view as bytes.
+    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def settled(value: Any) -> Any:
@@ -47,17 +56,21 @@ def without_strides(described: T) -> T:
 
 
 def blank(value: Any) -> Any:
-    """The same keys with zeros in place of tensors, and with None for what is no tensor.
+    """The same structure with zeros in place of tensors, and with None for what has none.
 
     A quantized tensor keeps its scales: stock copies the integers alone, whatever the scales they land on.
     """
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(blank(value.detach()))
     if isinstance(value, torch.Tensor):
         if value.is_quantized:
             return _blank_quantized(value)
         return torch.zeros(value.numel() * value.itemsize, dtype=torch.uint8).view(value.dtype).reshape(value.shape)
     if isinstance(value, dict):
-        return {key: blank(item) for key, item in value.items()}
-    return [blank(item) for item in value] if isinstance(value, list) else None
+        return type(value)((key, blank(item)) for key, item in value.items())
+    if isinstance(value, list) and any(isinstance(item, torch.Tensor | dict | list) for item in value):
+        return [blank(item) for item in value]
+    return None
 
 
 def _blank_quantized(value: torch.Tensor) -> torch.Tensor:
@@ -68,13 +81,28 @@ def _blank_quantized(value: torch.Tensor) -> torch.Tensor:
     return torch.quantize_per_channel(zeros, scales, points, value.q_per_channel_axis(), value.dtype)
 
 
+def local_tensors(value: torch.Tensor) -> list[torch.Tensor]:
+    """The memory of this rank behind a tensor of any kind."""
+    if isinstance(value, DTensor):
+        return [value.to_local()]
+    if isinstance(value, ShardedTensor):
+        return [tensor for shard in value.local_shards() for tensor in local_tensors(shard.tensor)]
+    return [value]
+
+
 def assert_equal(got: Any, wanted: Any, key: str = "") -> None:
-    assert type(got) is type(wanted), f"{key}: {got!r}"
+    """Equal in types, order of keys, dtypes, shapes and every byte: some are NaN, and some dtypes have no comparison.
+
+    Of a sharded tensor what this rank has.
+    """
+    assert type(got) is type(wanted), f"{key}: {type(got)} for {type(wanted)}"
     if isinstance(wanted, torch.Tensor):
-        assert got.dtype == wanted.dtype, key
-        assert got.shape == wanted.shape, key
-        # As bytes: some are NaN, and some dtypes have no comparison.
-        assert torch.equal(raw(got), raw(wanted)), f"{key}: {got} for {wanted}"
+        for mine, theirs in zip(local_tensors(got), local_tensors(wanted), strict=True):
+            assert mine.dtype == theirs.dtype, key
+            assert mine.shape == theirs.shape, key
+            assert torch.equal(raw(mine), raw(theirs)), f"{key}: {mine} for {theirs}"
+    elif isinstance(wanted, np.ndarray):
+        np.testing.assert_array_equal(got, wanted, key, strict=True)
     elif isinstance(wanted, dict):
         assert list(got) == list(wanted), key
         for name in wanted:
@@ -85,3 +113,11 @@ def assert_equal(got: Any, wanted: Any, key: str = "") -> None:
             assert_equal(got[position], item, f"{key}.{position}")
     else:
         assert got == wanted, f"{key}: {got!r} for {wanted!r}"
+
+
+def assert_loads(path: Path, wanted: dict[str, Any]) -> None:
+    """This process alone gets back every value as it was saved, with our reader and with stock DCP's."""
+    for reader in (BcpReader(path), dcp.FileSystemReader(path)):
+        got = blank(wanted)
+        dcp.load(got, storage_reader=reader, no_dist=True)
+        assert_equal(settled(got), settled(wanted))
