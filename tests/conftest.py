@@ -12,6 +12,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
+from support.ending_ranks import EndingRanks
 from support.leaks import holdings, leaks_since
 from support.sanitizing import IS_UNDER_ASAN
 
@@ -63,6 +64,14 @@ def servers_of_multiprocessing() -> None:
     resource_tracker.ensure_running()
     if "support.ranks" in sys.modules:
         forkserver.ensure_running()
+
+
+@pytest.fixture(scope="session")
+def ending_ranks() -> Iterator[EndingRanks]:
+    """Runs functions and scripts in processes of their own, which have not used the package and end as any does."""
+    started = EndingRanks()
+    yield started
+    started.close()
 
 
 _HAS_PASSED = pytest.StashKey[bool]()

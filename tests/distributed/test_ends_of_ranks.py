@@ -7,7 +7,6 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,6 @@ SOME = STAGES if IS_LONG else STAGES[::3]
 
 # Of the script, of all ranks or of the last one alone.
 ENDS = ("returns", "destroys", "exits", "raises", "last raises", "all vanish", "last vanishes")
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[EndingRanks]:
-    started = EndingRanks()
-    yield started
-    started.close()
 
 
 def save_and_end(rank: int, num_ranks: int, store: str, path: Path, how: str, stage: tuple[int, str], end: str) -> None:
@@ -75,11 +67,13 @@ def number_at(path: Path, num_ranks: int) -> int:
 
 @pytest.mark.parametrize("how", ["own", "registered"])
 @pytest.mark.parametrize("end", ENDS)
-def test_the_end_of_ranks(tmp_path: Path, ranks: EndingRanks, end: str, how: str) -> None:
+def test_the_end_of_ranks(tmp_path: Path, ending_ranks: EndingRanks, end: str, how: str) -> None:
     num_ranks = 2
     for number, stage in enumerate(STAGES if "vanish" in end else SOME):
         path = tmp_path / f"ckpt-{number}"
-        ended = ranks.run(num_ranks, save_and_end, num_ranks, tmp_path / f"store-{number}", path, how, stage, end)
+        ended = ending_ranks.run(
+            num_ranks, save_and_end, num_ranks, tmp_path / f"store-{number}", path, how, stage, end
+        )
         of_ranks = [(of_rank.code, of_rank.said) for of_rank in ended]
         assert all(code is not None for code, _ in of_ranks), of_ranks
         found = number_at(path, num_ranks)
@@ -92,10 +86,10 @@ def test_the_end_of_ranks(tmp_path: Path, ranks: EndingRanks, end: str, how: str
             assert all("committed" in said for _, said in of_ranks), of_ranks
 
 
-def test_the_end_of_one_of_four(tmp_path: Path, ranks: EndingRanks) -> None:
+def test_the_end_of_one_of_four(tmp_path: Path, ending_ranks: EndingRanks) -> None:
     for number, (stage, end) in enumerate(itertools.product(SOME, ("destroys", "last vanishes"))):
         path = tmp_path / f"ckpt-{number}"
-        ended = ranks.run(4, save_and_end, 4, tmp_path / f"store-{number}", path, "own", stage, end)
+        ended = ending_ranks.run(4, save_and_end, 4, tmp_path / f"store-{number}", path, "own", stage, end)
         assert all(of_rank.code is not None for of_rank in ended), ended
         found = number_at(path, 4)
         assert found == 2 or (end == "last vanishes" and not any("committed" in of_rank.said for of_rank in ended))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that end as processes do, with everything that the interpreter does at its end.
+"""Ranks that end as processes do, with everything that the interpreter does at its end; and scripts.
 
-They are forked from a process that has imported torch, and fall off the end of its script.
+They are forked from a process that has imported torch, which takes seconds, and fall off the end of its script.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Ended", "EndingRanks"]
+__all__ = ["Ended", "EndingRanks", "run_script"]
 
 TESTS = Path(__file__).parents[1]
 LIMIT_S = 40.0
@@ -86,12 +86,19 @@ class EndingRanks:
         self._process.wait(LIMIT_S)
 
 
+def run_script(rank: int, script: str, *arguments: object) -> None:
+    """As ``python -c script arguments`` does, in a process that has imported torch before."""
+    sys.argv[1:] = map(str, arguments)
+    exec(compile(script, "<string>", "exec"), vars(sys.modules["__main__"]))
+
+
 def serve() -> Callable[[], Any]:
     """What the process that calls it is to do: a rank its work, the one that forks them nothing more."""
     import torch
     import torch._dynamo  # the first operation on a DTensor imports it
     import torch.distributed.checkpoint.state_dict
-    from distributed import worlds  # noqa: F401  # all that its saves need
+
+    import bytecheckpoint  # noqa: F401
 
     torch.set_num_threads(1)
     requests = Connection(int(os.environ["BCP_TEST_PIPE"]))

@@ -6,15 +6,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.ending_ranks import Ended, EndingRanks, run_script
 
 from bytecheckpoint import load_state_dict, verify
 
 LIMIT_S = 60
+Run = Callable[..., Ended]
 
 # What every script begins with: a planner that keeps the save waiting until its process has been told to end.
 BEGIN = """
@@ -286,14 +289,15 @@ elif sys.argv[3] == "SIGINT":
 CODES = {"sys.exit": 3, "os._exit": 4, "error": 1, "SIGINT": -signal.SIGINT, "return": 0}
 
 
-def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", BEGIN + script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+@pytest.fixture
+def run(ending_ranks: EndingRanks) -> Run:
+    """Runs a script in a process of its own, with arguments."""
+
+    def of_script(script: str, *arguments: object) -> Ended:
+        (ended,) = ending_ranks.run(1, run_script, BEGIN + script, *arguments)
+        return ended
+
+    return of_script
 
 
 def assert_committed(path: Path, value: float | None = 7.0) -> None:
@@ -305,73 +309,75 @@ def assert_committed(path: Path, value: float | None = 7.0) -> None:
 
 
 @pytest.mark.parametrize("script", [EXIT, DCP_EXIT], ids=["own", "dcp"])
-def test_a_process_that_ends_waits_and_commits(tmp_path: Path, script: str) -> None:
+def test_a_process_that_ends_waits_and_commits(tmp_path: Path, run: Run, script: str) -> None:
     done = run(script, tmp_path / "ckpt")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.code, done.said) == (0, "")
     assert_committed(tmp_path / "ckpt")
 
 
-def test_a_failure_nobody_looked_at_is_told_at_the_end(tmp_path: Path) -> None:
+def test_a_failure_nobody_looked_at_is_told_at_the_end(tmp_path: Path, run: Run) -> None:
     done = run(UNSEEN, tmp_path)
-    assert done.returncode == 0
-    assert "a background save to /proc/nowhere failed, and nobody looked: mkdir(/proc/nowhere)" in done.stderr
+    assert done.code == 0
+    assert "a background save to /proc/nowhere failed, and nobody looked: mkdir(/proc/nowhere)" in done.said
 
 
-def test_sigterm_waits_for_saves_and_then_ends_the_process(tmp_path: Path) -> None:
+def test_sigterm_waits_for_saves_and_then_ends_the_process(tmp_path: Path, run: Run) -> None:
     done = run(SIGTERM, tmp_path / "ckpt")
-    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert done.code == -signal.SIGTERM, done.said
     assert_committed(tmp_path / "ckpt")
     assert_committed(tmp_path / "ckpt-next")
 
 
 @pytest.mark.parametrize("script", [SIGTERM_AFTER_REGISTER, SIGTERM_OF_DCP], ids=["register", "writer"])
-def test_sigterm_waits_for_saves_of_dcp(tmp_path: Path, script: str) -> None:
+def test_sigterm_waits_for_saves_of_dcp(tmp_path: Path, run: Run, script: str) -> None:
     done = run(script, tmp_path / "ckpt")
-    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert done.code == -signal.SIGTERM, done.said
     assert_committed(tmp_path / "ckpt")
 
 
 @pytest.mark.parametrize("way", ["own", "registered", "writer"])
-def test_sigterm_while_a_state_is_staged_waits_for_its_save(tmp_path: Path, way: str) -> None:
+def test_sigterm_while_a_state_is_staged_waits_for_its_save(tmp_path: Path, run: Run, way: str) -> None:
     done = run(SIGTERM_WHILE_STAGING, tmp_path / "ckpt", way)
-    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert done.code == -signal.SIGTERM, done.said
     assert_committed(tmp_path / "ckpt")
 
 
-def test_shutdown_waits_for_saves_of_dcp(tmp_path: Path) -> None:
+def test_shutdown_waits_for_saves_of_dcp(tmp_path: Path, run: Run) -> None:
     done = run(DCP_SHUTDOWN, tmp_path / "ckpt")
-    assert (done.returncode, done.stdout) == (0, "committed\n"), done.stderr
+    assert (done.code, done.said) == (0, "committed\n"), done.said
 
 
-def test_sigterm_goes_on_to_the_handler_that_was_there(tmp_path: Path) -> None:
+def test_sigterm_goes_on_to_the_handler_that_was_there(tmp_path: Path, run: Run) -> None:
     done = run(SIGTERM_OF_TRAINER, tmp_path / "ckpt")
-    assert (done.returncode, done.stdout) == (5, "trainer's own\n"), done.stderr
+    assert (done.code, done.said) == (5, "SIGTERM: waiting for background saves\ntrainer's own\n")
     assert_committed(tmp_path / "ckpt")
 
 
 @pytest.mark.parametrize("wait", ["future", "stage", "shutdown"])
-def test_ctrl_c_ends_a_wait_and_not_the_save(tmp_path: Path, wait: str) -> None:
+def test_ctrl_c_ends_a_wait_and_not_the_save(tmp_path: Path, run: Run, wait: str) -> None:
     done = run(CTRL_C, tmp_path / "ckpt", wait)
-    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+    assert (done.code, done.said) == (0, "interrupted\n"), done.said
     assert_committed(tmp_path / "ckpt")
 
 
-def test_a_failure_that_is_raised_by_the_next_save_ends_the_process(tmp_path: Path) -> None:
+def test_a_failure_that_is_raised_by_the_next_save_ends_the_process(tmp_path: Path, run: Run) -> None:
     done = run(FAILED_AND_RAISED, tmp_path / "ckpt")
-    assert done.returncode == 1, done.stderr
-    assert "a background save to /proc/nowhere failed, and nobody looked" in done.stderr
+    assert done.code == 1, done.said
+    assert "a background save to /proc/nowhere failed, and nobody looked" in done.said
 
 
-def test_a_failure_that_is_kept_keeps_no_later_save_waiting(tmp_path: Path) -> None:
+def test_a_failure_that_is_kept_keeps_no_later_save_waiting(tmp_path: Path, run: Run) -> None:
     done = run(FAILED_AND_KEPT, tmp_path / "ckpt")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.code, done.said) == (0, "")
     assert_committed(tmp_path / "ckpt")
 
 
 @pytest.mark.parametrize("way", ["own", "registered", "writer"])
-def test_ctrl_c_that_is_kept_keeps_neither_the_next_save_nor_the_end_waiting(tmp_path: Path, way: str) -> None:
+def test_ctrl_c_that_is_kept_keeps_neither_the_next_save_nor_the_end_waiting(
+    tmp_path: Path, run: Run, way: str
+) -> None:
     done = run(INTERRUPTED_AND_KEPT, tmp_path / "ckpt", way)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.said
     assert_committed(tmp_path / "ckpt")
 
 
@@ -392,40 +398,40 @@ def test_a_process_that_cannot_start_is_an_error_and_the_end(tmp_path: Path, way
 
 
 @pytest.mark.parametrize("way", ["own", "registered"])
-def test_where_no_thread_can_be_had_the_caller_saves(tmp_path: Path, way: str) -> None:
+def test_where_no_thread_can_be_had_the_caller_saves(tmp_path: Path, run: Run, way: str) -> None:
     done = run(NO_THREAD, tmp_path / "ckpt", way)
-    assert done.returncode == 0, done.stderr
-    assert "a background save runs in the calling thread: can't start new thread" in done.stderr
+    assert done.code == 0, done.said
+    assert "a background save runs in the calling thread: can't start new thread" in done.said
     assert_committed(tmp_path / "ckpt")
 
 
 @pytest.mark.parametrize("then", ["end", "again"])
-def test_where_dcp_gets_no_thread_nothing_waits_for_it(tmp_path: Path, then: str) -> None:
+def test_where_dcp_gets_no_thread_nothing_waits_for_it(tmp_path: Path, run: Run, then: str) -> None:
     done = run(NO_THREAD_OF_DCP, tmp_path / "ckpt", then)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.code, done.said) == (0, "")
     if then == "again":
         assert_committed(tmp_path / "ckpt")
 
 
 @pytest.mark.parametrize("end", ["return", "SIGTERM"])
 @pytest.mark.parametrize("way", ["own", "registered"])
-def test_the_end_waits_for_a_stated_time(tmp_path: Path, way: str, end: str) -> None:
+def test_the_end_waits_for_a_stated_time(tmp_path: Path, run: Run, way: str, end: str) -> None:
     done = run(NEVER, tmp_path / "ckpt", way, end)
-    assert done.returncode == (-signal.SIGTERM if end == "SIGTERM" else 0), done.stderr
-    assert f"the save to {tmp_path / 'ckpt'} is given up" in done.stderr
+    assert done.code == (-signal.SIGTERM if end == "SIGTERM" else 0), done.said
+    assert f"the save to {tmp_path / 'ckpt'} is given up" in done.said
     assert_committed(tmp_path / "ckpt")
 
 
 @pytest.mark.parametrize("end", CODES)
 @pytest.mark.parametrize("way", ["own", "registered"])
-def test_each_end_leaves_a_whole_checkpoint(tmp_path: Path, way: str, end: str) -> None:
+def test_each_end_leaves_a_whole_checkpoint(tmp_path: Path, run: Run, way: str, end: str) -> None:
     done = run(ENDS, tmp_path / "ckpt", way, end)
-    assert done.returncode == CODES[end], done.stderr
+    assert done.code == CODES[end], done.said
     assert_committed(tmp_path / "ckpt", 1.0 if end == "os._exit" else 7.0)
 
 
 @pytest.mark.parametrize("end", ["sys.exit", "os._exit", "SIGINT"])
-def test_each_end_of_a_process_with_another_that_saves(tmp_path: Path, end: str) -> None:
+def test_each_end_of_a_process_with_another_that_saves(tmp_path: Path, run: Run, end: str) -> None:
     done = run(ENDS, tmp_path / "ckpt", "process", end)
-    assert done.returncode == CODES[end], done.stderr
+    assert done.code == CODES[end], done.said
     assert_committed(tmp_path / "ckpt", None if end == "os._exit" else 7.0)

@@ -4,7 +4,6 @@ do with futures and errors. In groups: tests/distributed/test_calls_in_subgroups
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,6 @@ import bytecheckpoint as bcp
 AT_ONCE = 4  # processes
 TRIES = 3
 NAMES = [str(call) for call in CALLS]
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[EndingRanks]:
-    """Runs functions in processes of their own, which have not used the package yet and end as any script does."""
-    started = EndingRanks()
-    yield started
-    started.close()
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +55,17 @@ def test_the_table_has_all_public_names() -> None:
 @pytest.mark.parametrize("used_before", [False, True])
 @pytest.mark.parametrize("moment", lives.MOMENTS)
 def test_at_the_end_of_the_interpreter(
-    tmp_path: Path, ready: Path, process: EndingRanks, moment: Any, used_before: bool
+    tmp_path: Path, ready: Path, ending_ranks: EndingRanks, moment: Any, used_before: bool
 ) -> None:
-    (ended,) = process.run(1, lives.work_at_the_end, tmp_path, ready, moment, used_before)
+    (ended,) = ending_ranks.run(1, lives.work_at_the_end, tmp_path, ready, moment, used_before)
     assert_all_worked(ended, 1, () if moment is lives.before_threads_end else AT_THE_END)
 
 
-def test_in_a_daemon_thread_at_the_end_of_the_interpreter(tmp_path: Path, ready: Path, process: EndingRanks) -> None:
+def test_in_a_daemon_thread_at_the_end_of_the_interpreter(
+    tmp_path: Path, ready: Path, ending_ranks: EndingRanks
+) -> None:
     """Within each function of our C++ that lets the GIL go, and within each call."""
-    (found,) = process.run(1, lives.find_places, tmp_path / "look", ready)
+    (found,) = ending_ranks.run(1, lives.find_places, tmp_path / "look", ready)
     assert found.code == 0, found
     places, seen = [], set()
     for call, *names in map(str.split, found.said.splitlines()):
@@ -84,7 +77,7 @@ def test_in_a_daemon_thread_at_the_end_of_the_interpreter(tmp_path: Path, ready:
         went_on = []
         for begin in range(0, len(places), AT_ONCE):
             some = places[begin : begin + AT_ONCE]
-            ended = process.run(len(some), lives.be_inside, tmp_path, ready, some, begin > 0)
+            ended = ending_ranks.run(len(some), lives.be_inside, tmp_path, ready, some, begin > 0)
             # One that got the GIL back in time: the main thread was asleep.
             for place, one in zip(some, ended, strict=True):
                 is_again = one.said.startswith("went on")
@@ -95,28 +88,28 @@ def test_in_a_daemon_thread_at_the_end_of_the_interpreter(tmp_path: Path, ready:
 
 
 def test_in_a_hook_in_a_daemon_thread_at_the_end_of_the_interpreter(
-    tmp_path: Path, ready: Path, process: EndingRanks
+    tmp_path: Path, ready: Path, ending_ranks: EndingRanks
 ) -> None:
-    ended = process.run(len(lives.HOOKS), lives.be_in_a_hook, tmp_path, ready)
+    ended = ending_ranks.run(len(lives.HOOKS), lives.be_in_a_hook, tmp_path, ready)
     assert not [(hook, one) for hook, one in zip(lives.HOOKS, ended, strict=True) if one != Ended(0, "")]
 
 
 @pytest.mark.parametrize("hook", lives.HOOKS)
-def test_nested_twice(tmp_path: Path, ready: Path, process: EndingRanks, hook: lives.Hook) -> None:
-    (ended,) = process.run(1, lives.nest, tmp_path, ready, hook)
+def test_nested_twice(tmp_path: Path, ready: Path, ending_ranks: EndingRanks, hook: lives.Hook) -> None:
+    (ended,) = ending_ranks.run(1, lives.nest, tmp_path, ready, hook)
     assert_all_worked(ended, 2, IN_A_HOOK.get(hook.__name__, ()))
 
 
-def test_with_futures_cancelled(tmp_path: Path, ready: Path, process: EndingRanks) -> None:
-    (ended,) = process.run(1, lives.cancel_futures, tmp_path, ready)
+def test_with_futures_cancelled(tmp_path: Path, ready: Path, ending_ranks: EndingRanks) -> None:
+    (ended,) = ending_ranks.run(1, lives.cancel_futures, tmp_path, ready)
     assert_all_worked(ended)
 
 
-def test_with_errors_kept(tmp_path: Path, ready: Path, process: EndingRanks) -> None:
-    (ended,) = process.run(1, lives.keep_errors, tmp_path, ready)
+def test_with_errors_kept(tmp_path: Path, ready: Path, ending_ranks: EndingRanks) -> None:
+    (ended,) = ending_ranks.run(1, lives.keep_errors, tmp_path, ready)
     assert_all_worked(ended)
 
 
-def test_after_a_fork(tmp_path: Path, ready: Path, process: EndingRanks) -> None:
-    (ended,) = process.run(1, lives.fork, tmp_path, ready)
+def test_after_a_fork(tmp_path: Path, ready: Path, ending_ranks: EndingRanks) -> None:
+    (ended,) = ending_ranks.run(1, lives.fork, tmp_path, ready)
     assert_all_worked(ended, 3, IN_A_CHILD)
