@@ -10,7 +10,8 @@ JOBS ?= $(shell nproc)
 TEST_JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
-# Modules are compiled when they are first imported: most of torch's never are, and all would take half a minute.
+# Modules are compiled when they are first imported, and kept: most of torch's never are, and all would take half a minute.
+export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := $(BIN)/pip install -q --disable-pip-version-check --no-compile
 DEPENDENCIES := $(VENV)/.dependencies-$(TORCH)
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
