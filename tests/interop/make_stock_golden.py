@@ -44,7 +44,8 @@ KINDS = {
 def write(kind: str, name: str) -> None:
     """Collective: saves a checkpoint of ``kind`` into the directory ``name``, which it also has for an id."""
     from support.equality import settled
-    from support.stock_states import Counter, as_saved, laid_out, state_of
+
+    from interop.stock_states import Counter, as_saved, laid_out, state_of
 
     major, minor = torch.__version__.split(".")[:2]
     version = int(major), int(minor)

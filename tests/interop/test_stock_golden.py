@@ -17,7 +17,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.equality import assert_equal, blank, local_tensors, settled, without_strides
 from support.ranks import failures, run_ranks
-from support.stock_states import Tagged, Version, as_saved, laid_out, state_of
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.distributed.tensor import DTensor
@@ -25,6 +24,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from bytecheckpoint import BcpReader, _core, verify
 from bytecheckpoint.errors import UnsafeObjectError, UnsupportedError
+from interop.stock_states import Tagged, Version, as_saved, laid_out, state_of
 
 GOLDEN = Path(__file__).with_name("golden") / "stock"
 

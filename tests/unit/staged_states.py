@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from support.stock_states import numbers
+from support.named_values import numbers
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.two_tensor import TwoTensor

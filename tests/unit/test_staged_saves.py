@@ -28,8 +28,8 @@ from staged_states import (
     start,
 )
 from support.equality import assert_loads
+from support.named_values import numbers
 from support.ranks import failures
-from support.stock_states import numbers
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType

@@ -27,7 +27,7 @@ from staged_states import (
     one,
     spoil,
 )
-from support.stock_states import numbers
+from support.named_values import numbers
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.named_values import numbers
 
 __all__ = [
     "MESHED",
@@ -20,7 +21,6 @@ __all__ = [
     "as_saved",
     "dtypes_of",
     "laid_out",
-    "numbers",
     "state_of",
 ]
 
@@ -90,17 +90,6 @@ class Counter:
 
 class Tagged(torch.Tensor):
     """A subclass of Tensor of somebody's own."""
-
-
-def numbers(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Bytes that follow from the name alone; in a floating dtype some are NaN."""
-    elements = 1
-    for size in shape:
-        elements *= size
-    itemsize = torch.empty((), dtype=dtype).element_size()  # dtype.itemsize is of torch 2.1
-    seed = sum(name.encode())
-    values = (torch.arange(elements * itemsize) * 37 + seed) % (2 if dtype == torch.bool else 256)
-    return values.to(torch.uint8).view(dtype).reshape(shape)
 
 
 def state_of(kind: str, version: Version, rank: int = 0) -> dict[str, Any]:
