@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -42,6 +43,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("not_under_asan")
         if marker is not None and IS_UNDER_ASAN:
             item.add_marker(pytest.mark.skip(reason=f"under ASan: {marker.args[0]}"))
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage need not look at what torch and the tests' modules have made."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -51,13 +51,13 @@ def leaks_since(before: Holdings) -> list[str]:
     """What is there that was not there ``before``, and does not go away."""
     give_up = time.monotonic() + _PATIENCE_S
     while True:
-        gc.collect()
         now = holdings()
         leaks = [what for key, what in now.items() if key not in before]
         has_loop = any("[eventpoll]" in what or "(_serve)" in what for what in leaks)
         leaks = [what for what in leaks if not _STAYS.search(what) and not (has_loop and _OF_LOOPS.search(what))]
         if not leaks or time.monotonic() >= give_up:
             return leaks
+        gc.collect()  # with all of torch it takes longer than most tests: only where it may help
         time.sleep(0.02)
 
 
