@@ -13,9 +13,17 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-import torch
 from setuptools import Extension, setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+try:
+    import torch
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
+except ModuleNotFoundError as error:
+    # pip builds in an environment of its own unless it is told not to, and would build for a torch of its choice.
+    raise SystemExit(
+        "bytecheckpoint is built for the torch that it will run with, and there is none here. Install torch, then: "
+        "pip install 'setuptools>=77' wheel ninja && pip install --no-build-isolation ."
+    ) from error
 
 ROOT = Path(__file__).parent
 LAYERS = ("base", "tensor", "format", "planner", "io", "staging", "engine")

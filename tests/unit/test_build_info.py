@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device code is in the build where nvcc was there to compile it."""
+"""What is built, and what cannot be: device code where nvcc is there to compile it, nothing without torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch  # noqa: F401  # _C links against it
@@ -51,3 +53,12 @@ def test_the_runtime_of_cuda_stays_inside() -> None:
     listing = subprocess.run([nm, "-D", str(_C.__file__)], capture_output=True, text=True, check=True).stdout
     assert "PyInit__C" in listing
     assert not re.findall(r"\b_*cuda\w+", listing)
+
+
+def test_a_build_without_torch_says_what_to_do() -> None:
+    """As in the environment of its own that pip builds in unless it is told not to."""
+    setup = Path(__file__).parents[2] / "setup.py"
+    code = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(setup)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("wheel ninja && pip install --no-build-isolation .\n")
