@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import BcpReader
 
-__all__ = ["assert_equal", "assert_loads", "blank", "local_tensors", "raw", "settled", "without_strides"]
+__all__ = ["assert_equal", "assert_loads", "blank", "local_tensors", "raw", "settled", "sorted_keys", "without_strides"]
 
 T = TypeVar("T")
 
@@ -37,6 +37,11 @@ def settled(value: Any) -> Any:
         return type(value)((key, settled(item)) for key, item in value.items())
     # Not subclasses: torch.Size takes numbers alone.
     return type(value)(settled(item) for item in value) if type(value) in (list, tuple) else value
+
+
+def sorted_keys(value: dict[str, Any]) -> dict[str, Any]:
+    """For comparisons in which the order of keys, of the outermost ones, does not matter."""
+    return {key: value[key] for key in sorted(value)}
 
 
 def without_strides(described: T) -> T:
