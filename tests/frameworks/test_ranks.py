@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.equality import assert_equal
 from support.ranks import run_ranks
 from torch import nn
 
@@ -29,7 +30,7 @@ from bytecheckpoint.errors import (
 from bytecheckpoint.training_state import saving
 from bytecheckpoint.training_state.tracker import TRACKER
 from frameworks.holding import Gate
-from frameworks.test_save_load import assert_equal, fingerprint
+from frameworks.small_nets import fingerprint
 from frameworks.wrapped import FRAMEWORK_OF, optimizer_of, train, wrap
 
 LIMIT_S = 60.0
