@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.equality import assert_equal
-from support.failing_hooks import Reason
+from support.failing_hooks import BcpFailsLate, FailsLate, Reason
 from support.ranks import RanksFailed, failures, run_ranks
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
@@ -28,9 +28,8 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config, LoadReport, RankLoadReport, save_state_dict
 from bytecheckpoint.distributed import channel as _peers
 from bytecheckpoint.sharing import report_gather as _gather
-from distributed.test_reports import logged, state
-from distributed.test_shared_failures import BcpFailsLate, FailsLate
-from distributed.test_shared_reading import OwnFinish, Wrapper
+from distributed.reported import logged, state
+from distributed.shared_loads import OwnFinish, Wrapper
 
 NUM_RANKS = 4
 BYTES_OF_ALL = 800_000

@@ -21,7 +21,7 @@ from bytecheckpoint.dcp import save_planner
 from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.planning import plan_tree as _plan_tree
 from bytecheckpoint.planning.plan_cache import plan_cache
-from distributed.test_plan_exchange import GATHER, TREE, assert_loads, model, numbers, save
+from distributed.planned_saves import GATHER, TREE, assert_loads, model, numbers, save
 
 
 def disagree(path: str, config: Config) -> None:

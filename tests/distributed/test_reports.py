@@ -7,44 +7,18 @@ import contextlib
 import dataclasses
 import io
 import json
-import logging
 import math
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.ranks import run_ranks
 
 from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config, RankSaveReport, SaveReport
+from distributed.reported import logged, state
 
 NUM_RANKS = 4
 OF_THE_COORDINATOR = ("global_plan_s", "begin_s", "wait_s", "assemble_s", "commit_s", "sweep_s")
-
-
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
-def logged() -> list[str]:
-    """All that this process logs from now on."""
-    handler = Lines()
-    logger = logging.getLogger("bytecheckpoint")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    return handler.lines
-
-
-def state() -> dict[str, Any]:
-    """Of each rank a tensor of its own size, and one that all have."""
-    rank = dist.get_rank()
-    return {f"of {rank}": torch.full(((rank + 1) * 1000, 100), rank), "shared": torch.arange(100_000)}
 
 
 def save(path: str, planned_by_us: bool, **arguments: Any) -> tuple[SaveReport, list[str]]:

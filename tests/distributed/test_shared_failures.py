@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.equality import assert_equal
-from support.failing_hooks import FailingBcpLoadPlanner, FailingLoadPlanner, Reason, Unreadable
+from support.failing_hooks import BcpFailsLate, FailsLate, Reason, Unreadable
 from support.ranks import RanksFailed, failures, run_ranks
 from torch.distributed.checkpoint import DefaultLoadPlanner
 
@@ -25,7 +25,7 @@ from bytecheckpoint.dcp import _load
 from bytecheckpoint.errors import CorruptCheckpointError, InvalidPlanError, RankError, StorageError
 from bytecheckpoint.sharing import exchange as _exchange
 from bytecheckpoint.sharing import relay as _relay
-from distributed.test_shared_reading import COOPERATIVE, replicated
+from distributed.shared_loads import COOPERATIVE, replicated
 
 MIB = 1 << 20
 
@@ -156,16 +156,6 @@ def disk_fails(path: str) -> None:
 
 def test_a_disk_that_fails_in_the_middle(path: Path) -> None:
     run_ranks(4, disk_fails, str(path))
-
-
-class FailsLate(FailingLoadPlanner):
-    """Not before all ranks have come to read."""
-
-    finish_plan = DefaultLoadPlanner.finish_plan
-
-
-class BcpFailsLate(FailingBcpLoadPlanner):
-    finish_plan = DefaultLoadPlanner.finish_plan
 
 
 def hooks_raise(path: str, failing: Any) -> None:

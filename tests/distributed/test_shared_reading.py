@@ -24,22 +24,9 @@ from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.distributed import channel as _peers
 from bytecheckpoint.report import LoadReport
 from bytecheckpoint.sharing import choice as _intent
+from distributed.shared_loads import COOPERATIVE, OwnFinish, Wrapper, replicated
 
 MIB = 1 << 20
-COOPERATIVE = Config(shared_reading="cooperative")
-
-
-def values(name: int, shape: tuple[int, ...]) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(name)
-    return torch.randint(-(1 << 30), 1 << 30, shape, generator=generator, dtype=torch.int32)
-
-
-SHAPES = [(1024, 1024), (333, 4097), (7,), (2048, 1500), (1,), (600, 600)]
-
-
-def replicated(*, filled: bool) -> dict[str, Any]:
-    """As of DDP, 24 MiB."""
-    return {f"t{i}": values(i, s) if filled else torch.zeros(s, dtype=torch.int32) for i, s in enumerate(SHAPES)}
 
 
 def hybrid(*, filled: bool) -> dict[str, Any]:
@@ -282,18 +269,6 @@ def test_auto_shares_where_that_saves_much_reading_of_a_disk(tmp_path: Path) -> 
     dcp.save(replicated(filled=True), storage_writer=BcpWriter(tmp_path))
     assert run_ranks(2, auto, str(tmp_path), False) == [["cooperative", "independent"]] * 2
     assert run_ranks(2, auto, str(tmp_path), True) == [["independent", "independent"]] * 2
-
-
-class OwnFinish(DefaultLoadPlanner):
-    def finish_plan(self, new_plan: Any) -> Any:
-        return super().finish_plan(new_plan)
-
-
-class Wrapper(BcpReader):
-    """Might fail on one rank before all have come."""
-
-    def read_data(self, plan: Any, planner: Any) -> Any:
-        return super().read_data(plan, planner)
 
 
 def not_sure_that_all_come(path: str) -> None:

@@ -9,7 +9,7 @@ import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,17 @@ import pytest
 from faults.fork_server import LIMIT_S
 from faults.saves import Attempt, SaveRequest, save
 
-__all__ = ["DISKS", "Disk", "complaint_of", "cut_power", "file_system_in_file", "mounted", "save_then_cut"]
+__all__ = [
+    "DISKS",
+    "Disk",
+    "complaint_of",
+    "cut_power",
+    "file_system_in_file",
+    "fill",
+    "free_blocks",
+    "mounted",
+    "save_then_cut",
+]
 
 # _IOR('X', 125, __u32): as FS_IOC_SHUTDOWN, EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN have it.
 _SHUTDOWN = 0x8004587D
@@ -60,6 +70,20 @@ def mounted(path: Path, *arguments: str, untested: str) -> Iterator[Path]:
     finally:
         # Of a test that failed a process may still be there; it must not hide why.
         assert not complaint_of("umount", str(path)) or not complaint_of("umount", "--lazy", str(path))
+
+
+def free_blocks(directory: Path) -> int:
+    return os.statvfs(directory).f_bavail
+
+
+def fill(directory: Path, leave_blocks: int) -> Callable[[], None]:
+    """Leaves ``leave_blocks`` free; returns what undoes it."""
+    filler = directory / "filler"
+    with filler.open("wb") as file:
+        size = (free_blocks(directory) - leave_blocks) * os.statvfs(directory).f_frsize
+        os.posix_fallocate(file.fileno(), 0, size)
+    assert free_blocks(directory) == leave_blocks
+    return filler.unlink
 
 
 def cut_power(path: Path) -> None:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bytecheckpoint.errors import SaveFailedError, StorageError
 from faults.fork_server import ForkServer
-from faults.mounts import mounted
+from faults.mounts import fill, free_blocks, mounted
 from faults.saves import SaveRequest, assert_only_own_files, generation_on_disk, names_in, save
 
 OLD, NEW, NEXT = 1, 2, 3
@@ -27,20 +27,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB of its own."""
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=4m", "none", untested="FULL DISK") as path:
         yield path
-
-
-def free_blocks(directory: Path) -> int:
-    return os.statvfs(directory).f_bavail
-
-
-def fill(directory: Path, leave_blocks: int) -> Callable[[], None]:
-    """Leaves ``leave_blocks`` free; returns what undoes it."""
-    filler = directory / "filler"
-    with filler.open("wb") as file:
-        size = (free_blocks(directory) - leave_blocks) * os.statvfs(directory).f_frsize
-        os.posix_fallocate(file.fileno(), 0, size)
-    assert free_blocks(directory) == leave_blocks
-    return filler.unlink
 
 
 @pytest.mark.parametrize("one_file", [True, False], ids=["one file", "a file a record"])

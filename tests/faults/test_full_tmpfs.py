@@ -34,9 +34,8 @@ from bytecheckpoint.errors import (
 )
 from bytecheckpoint.training_state.tracker import TRACKER, write_tracker
 from faults.fork_server import ForkServer, Meeting, meet
-from faults.mounts import mounted
+from faults.mounts import fill, mounted
 from faults.saves import SaveRequest, gloo
-from faults.test_full_disk import fill
 
 NUM_INODES = 64
 BEFORE, FAILING, NEXT = 1.0, 2.0, 3.0

@@ -19,11 +19,13 @@ __all__ = [
     "LOAD_PLANNER_HOOKS",
     "SAVE_PLANNER_HOOKS",
     "WRITER_HOOKS",
+    "BcpFailsLate",
     "FailingBcpLoadPlanner",
     "FailingBcpSavePlanner",
     "FailingLoadPlanner",
     "FailingSavePlanner",
     "FailingWriter",
+    "FailsLate",
     "Reason",
     "Unpicklable",
     "Unreadable",
@@ -200,3 +202,13 @@ class FailingLoadPlanner(_FailingLoadPlanner, DefaultLoadPlanner):
 
 class FailingBcpLoadPlanner(_FailingLoadPlanner, BcpLoadPlanner):
     pass
+
+
+class FailsLate(FailingLoadPlanner):
+    """Not before all ranks have come to read."""
+
+    finish_plan = DefaultLoadPlanner.finish_plan
+
+
+class BcpFailsLate(FailingBcpLoadPlanner):
+    finish_plan = DefaultLoadPlanner.finish_plan

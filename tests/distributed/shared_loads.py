@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks load that all want the same bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner
+
+from bytecheckpoint import BcpReader, Config
+
+__all__ = ["COOPERATIVE", "OwnFinish", "Wrapper", "replicated", "values"]
+
+COOPERATIVE = Config(shared_reading="cooperative")
+
+
+def values(name: int, shape: tuple[int, ...]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(name)
+    return torch.randint(-(1 << 30), 1 << 30, shape, generator=generator, dtype=torch.int32)
+
+
+SHAPES = [(1024, 1024), (333, 4097), (7,), (2048, 1500), (1,), (600, 600)]
+
+
+def replicated(*, filled: bool) -> dict[str, Any]:
+    """As of DDP, 24 MiB."""
+    return {f"t{i}": values(i, s) if filled else torch.zeros(s, dtype=torch.int32) for i, s in enumerate(SHAPES)}
+
+
+class OwnFinish(DefaultLoadPlanner):
+    def finish_plan(self, new_plan: Any) -> Any:
+        return super().finish_plan(new_plan)
+
+
+class Wrapper(BcpReader):
+    """Might fail on one rank before all have come."""
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        return super().read_data(plan, planner)
