@@ -15,7 +15,8 @@ from unit import lives
 import bytecheckpoint as bcp
 
 AT_ONCE = 4  # processes
-TRIES = 3
+TRIES = 5
+SURELY = {"append_state", "commit", "fill", "run", "verify"}  # functions of our C++ that let the GIL go
 NAMES = [str(call) for call in CALLS]
 
 
@@ -65,14 +66,18 @@ def test_in_a_daemon_thread_at_the_end_of_the_interpreter(
     tmp_path: Path, ready: Path, ending_ranks: EndingRanks
 ) -> None:
     """Within each function of our C++ that lets the GIL go, and within each call."""
-    (found,) = ending_ranks.run(1, lives.find_places, tmp_path / "look", ready)
-    assert found.code == 0, found
     places, seen = [], set()
-    for call, *names in map(str.split, found.said.splitlines()):
-        fresh = [name for name in names if name not in seen] or names[:1]
-        places += [(call, name) for name in fresh]
-        seen.update(fresh)
-    assert {"append_state", "commit", "fill", "run", "verify"} <= seen, found.said
+    for trial in range(TRIES):
+        (found,) = ending_ranks.run(1, lives.find_places, tmp_path / f"look_{trial}", ready)
+        assert found.code == 0, found
+        for call, *names in map(str.split, found.said.splitlines()):
+            fresh = [name for name in names if name not in seen] or names[:1]
+            places += [(call, name) for name in fresh if (call, name) not in places]
+            seen.update(fresh)
+        # On a busy machine a short function has the GIL back before another thread has seen that it was free.
+        if SURELY <= seen:
+            break
+    assert SURELY <= seen, found.said
     for _ in range(TRIES):
         went_on = []
         for begin in range(0, len(places), AT_ONCE):
