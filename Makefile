@@ -19,7 +19,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp tests/cuda tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks docs setup.py
 
-.PHONY: help demo test compat torture fuzz bench docs lint format sanitize sanitize-python run_asan run_tsan build clean
+.PHONY: help demo test compat torture fuzz bench docs wheel lint format sanitize sanitize-python run_asan run_tsan build clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -45,6 +45,19 @@ bench: $(VENV)/.built $(VENV)/.bench build/objects/.testing  ## compare with oth
 
 docs: $(VENV)/.built $(VENV)/.docs  ## the documentation, to build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees -b html docs build/docs
+
+# torch's own libraries are found where torch is. The label of the version says for which torch it was built.
+wheel: $(VENV)/.built $(VENV)/.wheel  ## a wheel for this Python and this torch, to build/wheels; tried without a compiler
+	rm -rf build/wheels build/plain_wheel
+	mkdir -p build/plain_wheel
+	printf '[build]\nbuild_lib = build/plain_wheel/lib\n[egg_info]\ntag_build = +torch%s\n' \
+	  $$($(BIN)/python -c 'import torch; print(*torch.__version__.split(".")[:2], sep=".")') > build/plain_wheel/label.cfg
+	DIST_EXTRA_CONFIG=$(CURDIR)/build/plain_wheel/label.cfg MAX_JOBS=$(JOBS) $(BIN)/pip wheel -q \
+	  --disable-pip-version-check --no-build-isolation --no-deps -w build/plain_wheel .
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair -w build/wheels \
+	  $(addprefix --exclude=,libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch_cuda.so libtorch_python.so) \
+	  build/plain_wheel/*.whl
+	$(BIN)/python tests/packaging/try_wheel.py build/wheels/*.whl
 
 torture: $(VENV)/.built $(VENV)/.test build/objects/.testing build/failpoints/.built  ## all tests, those of hours too: every fault at every point
 	BCP_LONG=1 $(PYTEST) $(PYTEST_ARGS)
@@ -87,11 +100,10 @@ build: $(VENV)/.built  ## the virtual environment with the package in it
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build *.egg-info bytecheckpoint/*.so
 
-# Names the packages in groups of optional dependencies; of the group `own`, what the package itself needs besides torch.
+# Names the packages in groups of dependencies.
 packages_of = $(BIN)/python -c "import tomllib; \
-  project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-  own = [package for package in project['dependencies'] if not package.startswith('torch')]; \
-  groups = project['optional-dependencies'] | {'own': own}; \
+  settings = tomllib.load(open('pyproject.toml', 'rb')); \
+  groups = settings['project']['optional-dependencies'] | settings['dependency-groups']; \
   print(*(package for name in '$(1)'.split() for package in groups[name]))"
 
 # torch comes first and by itself, and is named again, so that nothing else chooses its version.
@@ -106,7 +118,8 @@ $(DEPENDENCIES): pyproject.toml
 GROUPS_test = test lint frameworks $(OLMO)
 GROUPS_bench = bench
 GROUPS_docs = docs
-$(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: $(DEPENDENCIES)
+GROUPS_wheel = wheel
+$(VENV)/.test $(VENV)/.bench $(VENV)/.docs $(VENV)/.wheel: $(VENV)/.%: $(DEPENDENCIES)
 	$(PIP_INSTALL) "$(TORCH)" $$($(call packages_of,$(GROUPS_$*)))
 	touch $@
 

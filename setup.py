@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -236,9 +237,13 @@ modules = [
     ),
     Extension(TESTING, [TESTING_MODULE, unit("of_testing", OF_TESTING)], language="c++", **OPTIONS),
 ]
+# torch promises no ABI between minor versions.
+built_for = "torch=={}.{}.*".format(*torch.__version__.split("."))
+own = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["own"]
 with_testing = {"testing": [TESTING], "asan": [CORE, TORCH, TESTING]}
 
 setup(
     ext_modules=[module for module in modules if module.name in with_testing.get(VARIANT, [CORE, TORCH])],
     cmdclass={"build_ext": Build},
+    install_requires=[built_for, *own],
 )

@@ -75,9 +75,9 @@ def test_in_a_daemon_thread_at_the_end_of_the_interpreter(
             places += [(call, name) for name in fresh if (call, name) not in places]
             seen.update(fresh)
         # On a busy machine a short function has the GIL back before another thread has seen that it was free.
-        if SURELY <= seen:
+        if seen >= SURELY:
             break
-    assert SURELY <= seen, found.said
+    assert seen >= SURELY, found.said
     for _ in range(TRIES):
         went_on = []
         for begin in range(0, len(places), AT_ONCE):
