@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from bytecheckpoint.runtime.per_process import PerProcess
+
 __all__ = ["Hold", "hold", "hold_directory", "reading", "unheld"]
 
 _Key = tuple[int, int]
@@ -40,7 +42,6 @@ class _Holds:
     """All holds of one process."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()
         self.by_directory: dict[_Key, weakref.WeakSet[Hold]] = {}
 
@@ -54,18 +55,8 @@ class _Holds:
         return key in self.by_directory
 
 
-_holds = _Holds()
-
-
-def _of_process() -> _Holds:
-    """Returns the holds of this process.
-
-    A forked child starts without any: the loads of its parent are not its own, and the lock may be held for ever.
-    """
-    global _holds
-    if _holds.pid != os.getpid():
-        _holds = _Holds()
-    return _holds
+# A forked child starts without any: the loads of its parent are not its own, and the lock may be held for ever.
+_holds = PerProcess(_Holds)
 
 
 def _key_of(path: str | os.PathLike[str]) -> _Key | None:
@@ -91,7 +82,7 @@ def hold(path: str | os.PathLike[str], is_running: Callable[[], bool] | None = N
 def hold_directory(key: tuple[int, int] | None, is_running: Callable[[], bool] | None = None) -> Hold:
     """Does what ``hold`` does, for a directory given by device and inode; None if there is no directory."""
     held = Hold(is_running)
-    holds = _of_process()
+    holds = _holds.get()
     if key is not None:
         with holds.lock:
             holds.by_directory.setdefault(key, weakref.WeakSet()).add(held)
@@ -115,6 +106,6 @@ def unheld(key: tuple[int, int]) -> Iterator[bool]:
     Args:
         key: Device and inode of the directory.
     """
-    holds = _of_process()
+    holds = _holds.get()
     with holds.lock:
         yield not holds.active(key)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 import weakref
@@ -29,6 +28,7 @@ from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.errors import ProcessGroupChangedError
 from bytecheckpoint.report import RankSaveReport, SaveReport
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.per_process import HomeProcess
 from bytecheckpoint.runtime.phases import Phases
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class SaveSession:
         ranks: Liveness monitor of the ranks that save; None if there is none.
         call: Number of the call on this rank; 0 if calls are not counted.
         thread: Thread that runs the save.
-        pid: Process that began the save. A forked child must not touch the save.
+        home: Process that began the save. A forked child must not touch the save.
     """
 
     path: str
@@ -85,7 +85,7 @@ class SaveSession:
     ranks: LivenessMonitor | None = None
     call: int = field(default_factory=number_of_turn)
     thread: threading.Thread = field(default_factory=threading.current_thread)
-    pid: int = field(default_factory=os.getpid)
+    home: HomeProcess = field(default_factory=HomeProcess)
     _over: threading.Event = field(default_factory=threading.Event)
 
     def is_running(self) -> bool:

@@ -480,7 +480,7 @@ def _new_save_id() -> str:
 
 
 def _refuse_forked_child(session: SaveSession) -> None:
-    if session.pid != os.getpid():
+    if not session.home.is_here():
         raise CheckpointError(f"save({session.path}): in a forked child; the save is its parent's")
 
 

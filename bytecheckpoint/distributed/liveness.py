@@ -32,6 +32,7 @@ from bytecheckpoint.compat.private_names import close_connections, is_registered
 from bytecheckpoint.distributed.waits import allow_leaving, leave_waits
 from bytecheckpoint.errors import RankLostError
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.per_process import HomeProcess
 
 __all__ = ["LivenessMonitor", "OnLoss"]
 
@@ -121,7 +122,7 @@ class LivenessMonitor:
         self._rank = group.rank()
         # On rank 0 of all ranks, elsewhere of this one and rank 0. A rank that wants another one says so at once.
         self._stall_timeouts_s = dict.fromkeys((self._rank, *links), stall_timeout_s)
-        self._pid = os.getpid()
+        self._home = HomeProcess()
         self._lock = threading.Lock()
         self._lost: dict[int, _Fate] = {}
         self._is_lost = threading.Event()
@@ -239,7 +240,7 @@ class LivenessMonitor:
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Says farewell and ends the thread; waits for that for ``timeout_s`` at most. No effect in a forked child."""
-        if self._pid == os.getpid():
+        if self._home.is_here():
             self._is_closing = True
             self._ring()
             self._thread.join(timeout_s)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from typing import Any, TypeAlias
 import torch.distributed as dist
 
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.per_process import HomeProcess
 
 __all__ = ["Collective", "Message", "allow_leaving", "leave_waits"]
 
@@ -142,7 +142,7 @@ class _Waiter:
     """A thread that waits for messages, one after the other, on behalf of another thread. It ends with this object."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.home = HomeProcess()
         self.messages: SimpleQueue[tuple[dist.Work, _Mailbox] | None] = SimpleQueue()
         threading.Thread(target=_wait_for, args=(self.messages,), name="bytecheckpoint-wait", daemon=True).start()
 
@@ -167,7 +167,7 @@ _of_thread = threading.local()  # `waiter`: the one of this thread
 def _waiter_of_thread() -> _Waiter | None:
     """Returns the waiter of this thread. None if the interpreter is about to end, and starts no more threads."""
     waiter: _Waiter | None = getattr(_of_thread, "waiter", None)
-    if waiter is None or waiter.pid != os.getpid():
+    if waiter is None or not waiter.home.is_here():
         try:
             waiter = _of_thread.waiter = _Waiter()
         except RuntimeError:

@@ -10,9 +10,10 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from bytecheckpoint import _C
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.planning.homes import Home, at_home
 from bytecheckpoint.planning.inventory import LocalInventory, RemoteInventory
 from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, part_of
-from bytecheckpoint.planning.plan_items import Home, PickledSource, PlanItems, at_home, source_of
+from bytecheckpoint.planning.plan_items import PickledSource, PlanItems, source_of
 from bytecheckpoint.planning.shared_item import WritePart
 
 __all__ = ["DeferredAssignment", "RankAssignment", "assign", "assign_later", "plan_to_write"]

@@ -12,8 +12,9 @@ from torch.distributed.checkpoint.planner import WriteItem
 from bytecheckpoint import _C
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.planning.homes import Home, home_of
 from bytecheckpoint.planning.plan_cache import digest_of, plan_cache
-from bytecheckpoint.planning.plan_items import Home, PickledSource, home_of, source_of
+from bytecheckpoint.planning.plan_items import PickledSource, source_of
 from bytecheckpoint.planning.shared_item import WritePart
 
 __all__ = ["LazyPaths", "LocalInventory", "RemoteInventory", "bytes_of", "may_send_digest", "refuse_digests"]

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import uuid
-import weakref
 from collections.abc import Collection, Iterable, Mapping, MutableSequence
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.planning.homes import Home, at_home, home_of
 
-__all__ = ["Home", "LoadTargets", "PickledSource", "PlanItems", "at_home", "home_of", "source_of"]
+__all__ = ["LoadTargets", "PickledSource", "PlanItems", "source_of"]
 
 _Item = TypeVar("_Item")
 
@@ -127,32 +124,6 @@ class _Elsewhere:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _at, self._arguments
-
-
-Home = tuple[int, str, int]
-"""Where an object stayed: process, and ticket."""
-
-_tickets = itertools.count()
-_waiting: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_drawn: dict[int, str] = {}
-
-
-def _process() -> tuple[int, str]:
-    """Returns a name that no other process of the job has, not even a forked child."""
-    pid = os.getpid()
-    return pid, _drawn.setdefault(pid, uuid.uuid4().hex)
-
-
-def home_of(kept: object) -> Home:
-    """Returns an address at which ``at_home`` finds ``kept``, in this process and as long as somebody holds it."""
-    ticket = next(_tickets)
-    _waiting[ticket] = kept
-    return (*_process(), ticket)
-
-
-def at_home(home: Home) -> Any:
-    """Returns the object at ``home``; None if nobody holds it any more, and in another process."""
-    return _waiting.get(home[2]) if home[:2] == _process() else None
 
 
 def _at(home: Home, num_items: int) -> object:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.per_process import HomeProcess
 
 __all__ = ["quick_switches"]
 
@@ -30,7 +31,7 @@ def quick_switches() -> Iterator[None]:
     For a ``with`` block, or as the decorator ``@quick_switches()`` for a whole function.
     """
     global _holders, _before
-    pid = os.getpid()
+    home = HomeProcess()
     with _lock:
         _holders += 1
         if _holders == 1:
@@ -40,7 +41,7 @@ def quick_switches() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            if os.getpid() == pid:  # a child that was forked in the block has begun anew
+            if home.is_here():  # a child that was forked in the block has begun anew
                 _holders -= 1
                 if _holders == 0:
                     sys.setswitchinterval(_before)

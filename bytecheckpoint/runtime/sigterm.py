@@ -17,6 +17,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from bytecheckpoint.runtime.per_process import HomeProcess
+
 __all__ = ["handle_sigterm"]
 
 _logger = logging.getLogger("bytecheckpoint")
@@ -33,13 +35,13 @@ class _Handler:
     def __init__(self, before: Any, wait: Callable[[float], None]) -> None:
         self._before = before
         self._wait = wait
-        self._pid = os.getpid()
+        self._home = HomeProcess()
         self._wakeup_pipe, self._clapper = os.pipe()
         threading.Thread(target=self._run, name="bytecheckpoint-sigterm", daemon=True).start()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         signal.signal(number, self._before)  # for the signal that the thread sends, and for a user who sends a second
-        if self._pid == os.getpid():
+        if self._home.is_here():
             os.write(self._clapper, b"!")
         else:
             os.kill(os.getpid(), number)  # a forked child has neither the thread nor saves, so it need not wait

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
 import traceback
@@ -24,7 +23,7 @@ from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.runtime import sigterm as _sigterm
-from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.staging.leases import is_any_saved, is_saved_in_this_thread
 from bytecheckpoint.staging.save_queue import BackgroundFuture, SaveQueue, is_in_queue
 
@@ -82,7 +81,6 @@ class _Saves:
     """All background saves of one process that run, or whose failure nobody has looked at."""
 
     def __init__(self, *, is_ending: bool) -> None:
-        self.pid = os.getpid()
         self.lock = threading.RLock()  # reentrant: a signal handler may take it while its thread holds it
         self.noted: list[_Save] = []
         # When the process began to end. No thread is started after that, since nobody would wait for it.
@@ -165,20 +163,15 @@ class _Saves:
             queue.join(max(0.0, end - time.monotonic()))
 
 
-_lock = ForkSafeLock()
-_saves: _Saves | None = None
+def _saves_of_process() -> _Saves:
+    global _waits_at_exit
+    is_ending = not _waits_at_exit and not _wait_at_exit()
+    _waits_at_exit = True
+    return _Saves(is_ending=is_ending)
 
 
-def _of_process() -> _Saves:
-    global _saves
-    if _saves is None or _saves.pid != os.getpid():
-        # A forked child starts empty, because the threads of its parent do not exist there.
-        with _lock:
-            if _saves is None:
-                _saves = _Saves(is_ending=not _wait_at_exit())
-            elif _saves.pid != os.getpid():
-                _saves = _Saves(is_ending=False)
-    return _saves
+_waits_at_exit = False  # forked children inherit it, as they do what was registered
+_saves = PerProcess(_saves_of_process)  # a forked child has none: the threads of its parent do not exist there
 
 
 def _wait_at_exit() -> bool:
@@ -190,11 +183,6 @@ def _wait_at_exit() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _if_any() -> _Saves | None:
-    """Returns the saves of this process, not of its parent; None if this process has never begun one."""
-    return _saves if _saves is not None and _saves.pid == os.getpid() else None
 
 
 def submit(
@@ -218,7 +206,7 @@ def submit(
             ``exit_timeout_s``.
         exit_timeout_s: See ``Config.exit_timeout_s``.
     """
-    saves = _of_process()
+    saves = _saves.get()
     line = SaveQueue("bytecheckpoint-save") if queue is None else saves.queue(queue)
     future: BackgroundFuture[T] = BackgroundFuture(path, line)
     caller = threading.current_thread()
@@ -286,7 +274,7 @@ def raise_unseen() -> None:
     Raises:
         CheckpointError: A save failed; the failure is the cause of this error.
     """
-    saves = _if_any()
+    saves = _saves.if_made()
     unseen = [] if saves is None else saves.take_unseen()
     for path, error in unseen[1:]:
         _logger.error("a background save to %s failed, too: %s", path, error)
@@ -308,7 +296,7 @@ def wait_for_saves(timeout_s: float | None = None) -> None:
             "returned"
         )
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    saves = _if_any()
+    saves = _saves.if_made()
     for save in [] if saves is None else saves.running():
         if not save.wait(end):
             raise TimeoutError(f"the background save to {save.path} is still under way after {timeout_s} s")
@@ -323,7 +311,7 @@ def wait_for_queue(queue: str) -> None:
 
     Returns at once in the thread that runs them.
     """
-    saves = _if_any()
+    saves = _saves.if_made()
     if saves is None or not saves.has(queue):
         return
     line = saves.queue(queue)
@@ -355,7 +343,7 @@ def shutdown(timeout_s: float | None = None) -> None:
 
 def _before_exit() -> None:
     """Runs when the main thread has ended. Other threads may go on, and save."""
-    saves = _if_any()
+    saves = _saves.if_made()
     if saves is None:
         return
     saves.ending_since = time.monotonic()
@@ -364,7 +352,7 @@ def _before_exit() -> None:
 
 def _at_exit() -> None:
     """Runs when all threads that Python waits for have ended, DCP's included."""
-    saves = _if_any()
+    saves = _saves.if_made()
     if saves is not None and saves.ending_since is not None:
         saves.end(saves.ending_since)
     _C.close_arena()
@@ -385,7 +373,7 @@ def handle_sigterm(exit_timeout_s: float) -> None:
     def wait_for_all(since: float) -> None:
         end = since + exit_timeout_s
         while True:
-            saves = _of_process()
+            saves = _saves.get()
             saves.end(since)
             # In this order: a save that begins is in `running()` before it leaves `is_any_saved()`.
             if not is_any_saved() and not saves.running():

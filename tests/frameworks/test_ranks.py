@@ -206,7 +206,7 @@ def fail_before_fsdp_gathers(path: Path) -> None:
     save("/proc/nowhere", state, "fsdp", True)
     if is_first():  # who has looked comes to the next save, who has not hears of it there
         saving._background.wait_for_saves(LIMIT_S)
-        for noted in saving._background._of_process().noted:
+        for noted in saving._background._saves.get().noted:
             noted.future.exception(LIMIT_S)
     expect(CheckpointError, "nobody looked", lambda: save(path, state, "fsdp", save_decomposed_model_optimizer=False))
     dist.barrier()

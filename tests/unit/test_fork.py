@@ -21,6 +21,7 @@ import bytecheckpoint
 from bytecheckpoint import BcpWriter
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock, _all
 from bytecheckpoint.runtime.gil_interval import quick_switches
+from bytecheckpoint.runtime.per_process import HomeProcess, PerProcess
 
 LIMIT_S = 20
 
@@ -89,3 +90,41 @@ def test_no_module_has_a_lock_that_a_child_could_not_take() -> None:
     named = [(of.__name__, name, value) for of in modules() for name, value in vars(of).items()]
     assert not [(module, name) for module, name, value in named if isinstance(value, kinds)]
     assert any(isinstance(value, ForkSafeLock) for _, _, value in named)
+
+
+def test_a_child_makes_its_own_of_what_is_made_once_per_process() -> None:
+    made: PerProcess[list[int]] = PerProcess(list)
+    home = HomeProcess()
+    assert made.if_made() is None
+    of_parent = made.get()
+    of_parent.append(1)
+    assert made.get() is of_parent
+    assert made.if_made() is of_parent
+    assert home.is_here()
+
+    def in_child() -> None:
+        assert not home.is_here()
+        assert made.if_made() is None
+        assert made.get() == []
+        assert made.get() is not of_parent
+        assert made.if_made() is made.get()
+
+    run_in_child(in_child)
+    assert made.get() is of_parent
+
+
+def test_threads_that_come_at_once_get_one_object() -> None:
+    made = PerProcess(object)
+    barrier = threading.Barrier(8)
+    got: list[object] = []
+
+    def get() -> None:
+        barrier.wait()
+        got.append(made.get())
+
+    threads = [threading.Thread(target=get) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [made.get()] * 8
