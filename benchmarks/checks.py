@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import machine
-from build_process import BuildProcess
-from measuring import Stopwatch, add_arguments, drop_page_cache
+from measurement import machine
+from measurement.build_process import BuildProcess
+from measurement.measuring import Stopwatch, add_arguments, drop_page_cache
+from measurement.states import KINDS
 from rich.console import Console
 from rich.table import Table
-from states import KINDS
 
 CLOCKS = ("wall_s", "cpu_s")
 Figures = dict[str, dict[str, list[float]]]

@@ -16,15 +16,15 @@ import tempfile
 import warnings
 from pathlib import Path
 
-import machine
-from call_clock import measure_split
-from contenders import BASELINE, NAMES, OURS, Contender, make_contenders, reason_to_leave_out
-from measuring import Stopwatch, add_arguments, drop_page_cache
-from results import ACTIONS, CEILING, DISK, Comparison
+from measurement import machine
+from measurement.call_clock import measure_split
+from measurement.contenders import BASELINE, NAMES, OURS, Contender, make_contenders, reason_to_leave_out
+from measurement.measuring import Stopwatch, add_arguments, drop_page_cache
+from measurement.results import ACTIONS, CEILING, DISK, Comparison
+from measurement.states import KINDS, State, make_state
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from states import KINDS, State, make_state
 
 # What a save or a load of `huge` takes beside the state fits a machine of 24 GB for these only; --only adds DCP.
 HUGE_CONTENDERS = (OURS, DISK)

@@ -28,12 +28,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import machine
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
-from measuring import Stopwatch, add_arguments, drop_page_cache, sync_directories
+from measurement import machine
+from measurement.measuring import Stopwatch, add_arguments, drop_page_cache, sync_directories
 from rich.console import Console
 from rich.table import Table
 from torch import nn

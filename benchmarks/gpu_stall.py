@@ -30,8 +30,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import machine
 import torch
+from measurement import machine
 from rich.console import Console
 from rich.table import Table
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions

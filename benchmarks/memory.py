@@ -19,12 +19,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import machine
-from contenders import NAMES, OURS, make_contenders, reason_to_leave_out
-from results import ACTIONS
+from measurement import machine
+from measurement.contenders import NAMES, OURS, make_contenders, reason_to_leave_out
+from measurement.results import ACTIONS
+from measurement.states import KINDS, make_state
 from rich.console import Console
 from rich.table import Table
-from states import KINDS, make_state
 
 MIB = 1 << 20
 WARM_UP_GIGABYTES = 0.001

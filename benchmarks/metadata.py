@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import machine
-from measuring import Stopwatch, add_arguments
+from measurement import machine
+from measurement.measuring import Stopwatch, add_arguments
 from rich.console import Console
 from rich.table import Table
 

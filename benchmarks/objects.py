@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import machine
 import torch
-from measuring import wait_until_idle
+from measurement import machine
+from measurement.measuring import wait_until_idle
 from rich.console import Console
 from rich.table import Table
 

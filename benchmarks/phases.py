@@ -20,14 +20,14 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-import machine
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing
-from measuring import Stopwatch, add_arguments
+from measurement import machine
+from measurement.measuring import Stopwatch, add_arguments
+from measurement.states import KINDS, make_state
 from rich.console import Console
 from rich.table import Table
-from states import KINDS, make_state
 
 from bytecheckpoint import BcpSavePlanner, BcpWriter
 

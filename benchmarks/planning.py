@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import machine
-from measuring import wait_until_idle
+from measurement import machine
+from measurement.measuring import wait_until_idle
 from rich.console import Console
 from rich.table import Table
 

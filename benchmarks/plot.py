@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import machine
-from results import ACTIONS, DISK, Comparison
+from measurement import machine
+from measurement.results import ACTIONS, DISK, Comparison
 
 WIDTH_PX, HEIGHT_PX, DPI = 1400, 700, 100
 # Distinct in lightness too: the figure must be readable without colours.

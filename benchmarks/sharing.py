@@ -19,8 +19,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import machine
-from measuring import drop_page_cache, wait_until_idle
+from measurement import machine
+from measurement.measuring import drop_page_cache, wait_until_idle
 from rich.console import Console
 from rich.table import Table
 

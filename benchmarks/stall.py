@@ -37,18 +37,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import machine
-import states
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing
-from beside import TICK_S, Loop, Ticker, Training
-from measuring import Stopwatch, add_arguments
+from measurement import machine, states
+from measurement.beside import TICK_S, Loop, Ticker, Training
+from measurement.measuring import Stopwatch, add_arguments
+from measurement.states import Kind, State
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from states import Kind, State
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import bytecheckpoint

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import machine
 import torch.distributed.checkpoint as dcp
-from disk import Disk, has_direct_io
-from measuring import Stopwatch, add_arguments, drop_page_cache
+from measurement import machine
+from measurement.disk import Disk, has_direct_io
+from measurement.measuring import Stopwatch, add_arguments, drop_page_cache
+from measurement.states import KINDS, make_state
 from rich.console import Console
 from rich.table import Table
-from states import KINDS, make_state
 
 from bytecheckpoint import BcpWriter, verify
 from bytecheckpoint.cli.verify import settings

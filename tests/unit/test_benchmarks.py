@@ -66,7 +66,7 @@ def test_split_names_planner_and_engine(compared: Path) -> None:
 
 
 def test_results_are_read_back(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("benchmark_results", SCRIPTS / "results.py")
+    spec = importlib.util.spec_from_file_location("benchmark_results", SCRIPTS / "measurement" / "results.py")
     assert spec is not None
     assert spec.loader is not None
     results = importlib.util.module_from_spec(spec)

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from disk import Disk, has_direct_io
-from measuring import sync_directories, sync_tree
-from results import CEILING
-from states import State, copy_into
 
 import bytecheckpoint
+from measurement.disk import Disk, has_direct_io
+from measurement.measuring import sync_directories, sync_tree
+from measurement.results import CEILING
+from measurement.states import State, copy_into
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
-from measuring import Stopwatch, drop_page_cache
-from states import State
 
 import bytecheckpoint
+from measurement.measuring import Stopwatch, drop_page_cache
+from measurement.states import State
 
 _SAVE_PLANNER = ("set_up_planner", "create_local_plan", "create_global_plan", "finish_plan", "resolve_data")
 _LOAD_PLANNER = (

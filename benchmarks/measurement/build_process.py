@@ -80,10 +80,10 @@ class BuildProcess:
 def serve(kind: str, gigabytes: float | None) -> None:
     """The child's end: answers requests until there are none."""
     import torch.distributed.checkpoint as dcp
-    from states import make_state
 
     import bytecheckpoint
     from bytecheckpoint.errors import CorruptCheckpointError
+    from measurement.states import make_state
 
     state = make_state(kind, gigabytes)
 
@@ -125,5 +125,6 @@ def serve(kind: str, gigabytes: float | None) -> None:
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # the scripts' folder, as for them
     warnings.filterwarnings("ignore")
     serve(sys.argv[1], json.loads(sys.argv[2]))
