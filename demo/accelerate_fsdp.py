@@ -17,12 +17,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
-from comparison import compare
-from job import local_shards
 from torch.distributed.checkpoint import default_planner
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
-from two_ranks import on_two_ranks
+from training.comparison import compare
+from training.job import local_shards
+from training.two_ranks import on_two_ranks
 
 import bytecheckpoint
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter

@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from comparison import blank_copy, compare
-from display import Display
-from model import Decoder, ModelConfig, global_batch, next_token_loss
 from torch.distributed.checkpoint.state_dict import get_state_dict
+from training.comparison import blank_copy, compare
+from training.display import Display
+from training.model import Decoder, ModelConfig, global_batch, next_token_loss
 
 import bytecheckpoint
 

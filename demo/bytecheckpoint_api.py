@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from comparison import compare
-from job import local_shards
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
-from two_ranks import on_two_ranks
+from training.comparison import compare
+from training.job import local_shards
+from training.two_ranks import on_two_ranks
 
 import bytecheckpoint
 from bytecheckpoint.errors import CheckpointError

@@ -27,10 +27,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from comparison import compare
-from display import Display
-from job import directory_bytes, process_group
-from model import Block, Decoder, ModelConfig, global_batch, next_token_loss
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -38,6 +34,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from training.comparison import compare
+from training.display import Display
+from training.job import directory_bytes, process_group
+from training.model import Block, Decoder, ModelConfig, global_batch, next_token_loss
 
 import bytecheckpoint
 

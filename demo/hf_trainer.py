@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from comparison import compare
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from training.comparison import compare
+from training.two_ranks import on_two_ranks
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, logging
-from two_ranks import on_two_ranks
 
 import bytecheckpoint
 

@@ -16,13 +16,13 @@ from typing import Any
 import lightning
 import torch
 import torch.distributed as dist
-from comparison import compare
-from job import local_shards
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
-from two_ranks import on_two_ranks
+from training.comparison import compare
+from training.job import local_shards
+from training.two_ranks import on_two_ranks
 
 import bytecheckpoint
 

@@ -6,8 +6,8 @@ import warnings
 
 import torch
 import torch.distributed.checkpoint as dcp
-from comparison import blank_copy, compare
 from torch.distributed.checkpoint.state_dict import get_state_dict
+from training.comparison import blank_copy, compare
 
 from bytecheckpoint import BcpReader, BcpWriter
 

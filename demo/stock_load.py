@@ -46,8 +46,8 @@ def assert_not_imported() -> None:
 def load_and_compare(checkpoint: Path, reference: Path) -> bool:
     import torch
     import torch.distributed.checkpoint as dcp
-    from comparison import blank_copy, compare
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+    from training.comparison import blank_copy, compare
 
     # DCP warns of every tensor that one process loads alone, which is what is wanted here.
     warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")

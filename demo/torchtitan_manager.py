@@ -30,12 +30,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from display import Display
-from job import Compared, Event, JobOptions, LossMeasured, PhaseBegun, Tick, Timed, drop_page_cache, timed
-from model import CONTEXT, Decoder, ModelConfig, global_batch, next_token_loss
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from train_and_resume import DemoError, run_job
+from training.display import Display
+from training.job import Compared, Event, JobOptions, LossMeasured, PhaseBegun, Tick, Timed, drop_page_cache, timed
+from training.launch import DemoError, run_job
+from training.model import CONTEXT, Decoder, ModelConfig, global_batch, next_token_loss
 
 import bytecheckpoint
 

@@ -13,7 +13,6 @@ The exit status is 0 if and only if all of that held.
 from __future__ import annotations
 
 import argparse
-import queue
 import shutil
 import signal
 import statistics
@@ -21,18 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from multiprocessing.queues import Queue
 from pathlib import Path
 
-import torch.multiprocessing as mp
-from display import Display
-from job import (
+from training.display import Display
+from training.job import (
     OURS,
     STOCK,
     Compared,
     Event,
-    Job,
     JobOptions,
     LossMeasured,
     PhaseBegun,
@@ -40,21 +35,14 @@ from job import (
     Timed,
     pretrain,
     resume,
-    run_rank,
 )
-from model import ModelConfig
-from torch.multiprocessing.spawn import ProcessException
+from training.launch import DemoError, run_job
+from training.model import ModelConfig
 
 import bytecheckpoint
 
 # Between other numbers of ranks, sums are taken in another order: equal losses are not to be expected, close ones are.
 LARGEST_RELATIVE_DIFFERENCE = 1e-3
-# What the parent waits beyond the ranks' own time limit, so that it is they who say where they hung.
-GRACE_S = 10.0
-
-
-class DemoError(Exception):
-    """The demo has not shown what it set out to show."""
 
 
 class Narrator:
@@ -117,41 +105,6 @@ class Narrator:
 
 def gb_per_s(num_bytes: int, seconds: float) -> str:
     return f"{num_bytes / seconds / 1e9:.2f} GB/s"
-
-
-def run_job(job: Job, num_ranks: int, options: JobOptions, tell: Callable[[Event], None]) -> None:
-    """Runs the ranks of a job and passes on their events; raises if a rank fails or the time limit passes."""
-    events = mp.get_context("spawn").Queue()
-    deadline = time.monotonic() + options.time_limit_s + GRACE_S
-    context = mp.start_processes(
-        run_rank,
-        args=(num_ranks, job, options, events),
-        nprocs=num_ranks,
-        join=False,
-        daemon=True,
-        start_method="spawn",
-    )
-    try:
-        while not context.join(timeout=0):
-            pass_on_events(events, tell)
-            if time.monotonic() > deadline:
-                raise DemoError(f"{job.__name__} on {num_ranks} ranks has not ended in {options.time_limit_s} s")
-        pass_on_events(events, tell)
-    except ProcessException as error:
-        raise DemoError(f"{job.__name__} on {num_ranks} ranks: {error}") from error
-    finally:
-        for process in context.processes:
-            process.kill()
-            process.join()
-
-
-def pass_on_events(events: Queue[Event], tell: Callable[[Event], None]) -> None:
-    """Waits a moment for a first event, then takes all that are there."""
-    try:
-        while True:
-            tell(events.get(timeout=0.1))
-    except queue.Empty:
-        return
 
 
 def load_with_stock(options: JobOptions, display: Display) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from model import Decoder, ModelConfig, global_batch, next_token_loss
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+from training.model import Decoder, ModelConfig, global_batch, next_token_loss
 
 WARMUP_STEPS = 20
 

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from comparison import blank_copy, compare
-from model import ModelConfig
 from torch.distributed.checkpoint import StorageReader, StorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
-from trainer import Trainer
 
 from bytecheckpoint import BcpReader, BcpWriter
+from training.comparison import blank_copy, compare
+from training.model import ModelConfig
+from training.trainer import Trainer
 
 OURS = "bytecheckpoint"
 STOCK = "stock DCP"
