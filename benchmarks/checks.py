@@ -21,7 +21,7 @@ from typing import Any
 
 from measurement import machine
 from measurement.build_process import BuildProcess
-from measurement.measuring import Stopwatch, add_arguments, drop_page_cache
+from measurement.conditions import Stopwatch, add_arguments, drop_page_cache
 from measurement.states import KINDS
 from rich.console import Console
 from rich.table import Table

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from measurement import machine
 from measurement.call_clock import measure_split
+from measurement.conditions import Stopwatch, add_arguments, drop_page_cache
 from measurement.contenders import BASELINE, NAMES, OURS, Contender, make_contenders, reason_to_leave_out
-from measurement.measuring import Stopwatch, add_arguments, drop_page_cache
 from measurement.results import ACTIONS, CEILING, DISK, Comparison
 from measurement.states import KINDS, State, make_state
 from rich.console import Console

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from measurement import machine
+from measurement.conditions import Stopwatch, add_arguments
 from measurement.disk import Disk, has_direct_io
-from measurement.measuring import Stopwatch, add_arguments
 from rich.console import Console
 from rich.table import Table
 

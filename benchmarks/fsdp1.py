@@ -33,7 +33,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from measurement import machine
-from measurement.measuring import Stopwatch, add_arguments, drop_page_cache, sync_directories
+from measurement.conditions import Stopwatch, add_arguments, drop_page_cache, sync_directories
 from rich.console import Console
 from rich.table import Table
 from torch import nn

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from measurement import machine
-from measurement.measuring import Stopwatch, add_arguments
+from measurement.conditions import Stopwatch, add_arguments
 from rich.console import Console
 from rich.table import Table
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from measurement import machine
-from measurement.measuring import wait_until_idle
+from measurement.conditions import wait_until_idle
 from rich.console import Console
 from rich.table import Table
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing
 from measurement import machine
-from measurement.measuring import Stopwatch, add_arguments
+from measurement.conditions import Stopwatch, add_arguments
 from measurement.states import KINDS, make_state
 from rich.console import Console
 from rich.table import Table

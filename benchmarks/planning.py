@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from measurement import machine
-from measurement.measuring import wait_until_idle
+from measurement.conditions import wait_until_idle
 from rich.console import Console
 from rich.table import Table
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from measurement import machine
-from measurement.measuring import drop_page_cache, wait_until_idle
+from measurement.conditions import drop_page_cache, wait_until_idle
 from rich.console import Console
 from rich.table import Table
 

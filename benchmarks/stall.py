@@ -43,7 +43,7 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing
 from measurement import machine, states
 from measurement.beside import TICK_S, Loop, Ticker, Training
-from measurement.measuring import Stopwatch, add_arguments
+from measurement.conditions import Stopwatch, add_arguments
 from measurement.states import Kind, State
 from rich.console import Console
 from rich.progress import Progress

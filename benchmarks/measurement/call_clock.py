@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
-from measurement.measuring import Stopwatch, drop_page_cache
+from measurement.conditions import Stopwatch, drop_page_cache
 from measurement.states import State
 
 _SAVE_PLANNER = ("set_up_planner", "create_local_plan", "create_global_plan", "finish_plan", "resolve_data")
