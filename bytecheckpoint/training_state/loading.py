@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +13,8 @@ import torch.distributed as dist
 
 from bytecheckpoint import _C
 from bytecheckpoint.checkpoint.in_use import Hold, hold
-from bytecheckpoint.checkpoint.local_path import path_to_read
-from bytecheckpoint.checkpoint.parts import PARTS, description_in, different_saves
-from bytecheckpoint.checkpoint.roles import check_role, folder_of_role, known_roles
-from bytecheckpoint.checkpoint.small_files import storage_errors
-from bytecheckpoint.checkpoint.steps import scan_steps
-from bytecheckpoint.checkpoint.wrong_path import refuse_reference
+from bytecheckpoint.checkpoint.parts import PARTS
+from bytecheckpoint.checkpoint.roles import check_role
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._direct import run_load
@@ -27,24 +22,18 @@ from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.distributed.agreement import agree, all_together, held_by_none
 from bytecheckpoint.distributed.groups import own_group
-from bytecheckpoint.errors import (
-    CheckpointChangedError,
-    CheckpointNotFoundError,
-    InvalidPlanError,
-    KeyMismatchError,
-    ShapeMismatchError,
-    StorageError,
-)
+from bytecheckpoint.errors import CheckpointChangedError, InvalidPlanError, KeyMismatchError, ShapeMismatchError
 from bytecheckpoint.probes.of_torch import FRAMEWORKS
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import LoadReport
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState
 from bytecheckpoint.training_state.extra_state import ExtraStateLoad
+from bytecheckpoint.training_state.folder_to_load import folder_to_load
 from bytecheckpoint.training_state.module_state import ModuleState
 from bytecheckpoint.training_state.optimizer_state import OptimizerLoad, OptimizerState
 from bytecheckpoint.training_state.stored import Stored
-from bytecheckpoint.training_state.tracker import step_folder
+from bytecheckpoint.training_state.stored_parts import StoredParts
 
 __all__ = ["LoadResult", "load"]
 
@@ -127,131 +116,150 @@ def load(
     role = check_role(role)
     config = config or Config.from_env()
     group = own_group(process_group, False, "calls" + role, config.stall_timeout_s, ("load", str(ckpt_path)))
-
-    holds: list[Hold] = []  # `prune` in this process does not remove what is held
-
-    def begin() -> _Loading:
-        state = CheckpointState.of(checkpoint_state, framework)
-        folder = _folder(ckpt_path, role)
-        holds.extend(hold(folder / part) for part in PARTS)
-        return _Loading(folder, state, config, group, strict)
-
+    loading = _Loading(group, strict, load_decomposed_model_optimizer, config)
     try:
-        loading = all_together(group, "load", str(ckpt_path), begin)
-        loading.check_alike()
-
-        def model_state() -> ModuleState:
-            return ModuleState(loading.state.model, load_decomposed_model_optimizer)
-
-        # FSDP1's own state dict is already a collective of all ranks, so its errors need no exchange of ours.
-        is_local = load_decomposed_model_optimizer
-        model = all_together(group, "load", str(ckpt_path), model_state) if is_local else model_state()
-        all_together(group, "load", str(ckpt_path), lambda: loading.plan(model))
-        loading.check_unexpected()
+        loading.open(ckpt_path, role, checkpoint_state, framework)
+        loading.compare()
         loading.read()
-        all_together(group, "load", str(ckpt_path), loading.finish)
+        loading.finish()
     finally:
-        for held in holds:
-            held.end()
-    if loading.state.extra_state is not None:
+        loading.close()
+    if loading.extra_state is not None:
         checkpoint_state["extra_state"] = loading.extra_state
     return loading.result()
 
 
 class _Loading:
-    """One load of several parts."""
+    """One load of several parts: ``open``, ``compare``, ``read`` and ``finish``, each of which is collective.
 
-    def __init__(
-        self, folder: Path, state: CheckpointState, config: Config, group: dist.ProcessGroup | None, strict: bool
+    A step that a rank takes by itself ends on all ranks with the same error, or without one.
+
+    Args:
+        group: Group of our own, for all exchanges of the load; None loads alone.
+        strict: ``strict`` of ``load``.
+        is_decomposed: ``load_decomposed_model_optimizer`` of ``load``.
+        config: Settings.
+
+    Attributes:
+        extra_state: What ``finish`` made of the extra state; None if it was not loaded.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, strict: bool, is_decomposed: bool, config: Config) -> None:
+        self._group = group
+        self._strict = strict
+        self._is_decomposed = is_decomposed
+        self._config = config
+        self._holds: list[Hold] = []  # `prune` in this process does not remove what is held
+        self._missing: list[str] = []
+        self._unexpected: list[str] = []
+        self._reports: dict[str, LoadReport] = {}
+        self._values: dict[str, dict[str, Any]] = {}
+        self._asked: dict[str, set[str]] = {}  # keys of the checkpoint that this rank asks for, by part
+        self._read_early: set[str] = set()  # keys that were loaded while comparing, to know what to ask for
+        self.extra_state: dict[str, Any] | None = None
+
+    def open(
+        self,
+        ckpt_path: str | os.PathLike[str] | None,
+        role: str,
+        checkpoint_state: MutableMapping[str, Any],
+        framework: str,
     ) -> None:
-        self.folder, self.state, self.config, self.group, self.strict = folder, state, config, group, strict
-        self.missing: list[str] = []
-        self.unexpected: list[str] = []
-        self.reports: dict[str, LoadReport] = {}
-        self.values: dict[str, dict[str, Any]] = {}
-        self.asked: dict[str, set[str]] = {}  # keys of the checkpoint that this rank asks for, by part
-        self.asides: set[str] = set()  # keys that were loaded early, to know what to ask for
-        self.extra_state: dict[str, Any] = {}
-        self._was_changed = False
-        wanted = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
-        parts = [part for part, is_wanted in wanted.items() if is_wanted]
-        self.stored = {"model": self._open("model")}
-        self.description = description_in(self.stored["model"].user_metadata)
-        self.stored.update((part, self._open(part)) for part in parts if part != "model")
-        descriptions = {part: description_in(stored.user_metadata) for part, stored in self.stored.items()}
-        mixed = different_saves(descriptions)
-        if mixed:
-            raise CheckpointChangedError(
-                f"load({folder}): the parts are of different saves: {mixed}. A save over this folder was interrupted, "
-                "or is under way: load another step, or the model alone",
-                str(folder),
+        """Opens the parts, and checks that all ranks want the same parts and have found the same save of them."""
+
+        def open_parts() -> None:
+            self._state = state = CheckpointState.of(checkpoint_state, framework)
+            self._folder = folder_to_load(ckpt_path, role)
+            self._holds += [hold(self._folder / part) for part in PARTS]
+            wanted = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
+            self._stored = StoredParts(
+                self._folder, [part for part, is_wanted in wanted.items() if is_wanted], self._config
             )
 
-    def _open(self, part: str) -> Stored:
-        # The folder may hold the part of an older save, while the newest save had no such part.
-        is_of_save = part in self.description.get("parts", [part]) if part != "model" else True
-        try:
-            stored = Stored(self.folder / part, self.config)
-        except CheckpointNotFoundError as error:
-            raise (error if part == "model" else self._no(part)) from error
-        if not is_of_save and description_in(stored.user_metadata):
-            raise self._no(part)
-        return stored
+        all_together(self._group, "load", str(ckpt_path), open_parts)
+        self._path = str(self._folder)
+        agree(self._group, "load", self._path, {"the parts to load": [*self._stored], "strict": self._strict})
+        saves = {"the save that is there": self._stored.save_ids}
+        agree(self._group, "load", self._path, saves, None, CheckpointChangedError)
 
-    def _no(self, part: str) -> CheckpointNotFoundError:
-        return CheckpointNotFoundError(
-            f"load({self.folder}): it was saved without {part}: leave '{part}' out of checkpoint_state, or load a "
-            "checkpoint that was saved with it",
-            str(self.folder / part),
+    def close(self) -> None:
+        """Lets other calls of this process remove the checkpoint again."""
+        for held in self._holds:
+            held.end()
+
+    def compare(self) -> None:
+        """Compares what the ranks want with what the checkpoint has, and collects what to read."""
+        if self._is_decomposed:
+            self._model = all_together(self._group, "load", self._path, self._model_state)
+        else:  # FSDP1's own state dict is already a collective of all ranks, so its errors need no exchange of ours
+            self._model = self._model_state()
+        all_together(self._group, "load", self._path, self._collect)
+        self._find_unexpected()
+
+    def read(self) -> None:
+        """Reads all parts into the values that ``compare`` has collected."""
+        self._was_changed = False
+        for part, values in self._values.items():
+            reader = BcpReader(self._folder / part, config=self._config)
+            self._reports[part] = run_load(values, reader, _planner(part == "extra_state"), self._group, None)
+            self._was_changed |= reader.user_metadata != self._stored[part].user_metadata
+
+    def finish(self) -> None:
+        """Passes to the live objects what was not loaded in place."""
+        all_together(self._group, "load", self._path, self._pass_on)
+
+    def result(self) -> LoadResult:
+        """Returns what was loaded."""
+        return LoadResult(
+            path=self._path,
+            missing_keys=tuple(self._missing),
+            unexpected_keys=tuple(self._unexpected),
+            parts=self._reports,
         )
 
-    def check_alike(self) -> None:
-        """Checks that all ranks want the same parts and have found the same save of them. Collective."""
-        arguments = {"the parts to load": [*self.stored], "strict": self.strict}
-        agree(self.group, "load", str(self.folder), arguments)
-        saves = {part: description_in(stored.user_metadata).get("save") for part, stored in self.stored.items()}
-        agree(self.group, "load", str(self.folder), {"the save that is there": saves}, None, _changed)
+    # What follows is local to a rank, but for `_find_unexpected`.
 
-    # Each of the following methods is either local to a rank or collective; the two kinds take turns.
+    def _model_state(self) -> ModuleState:
+        return ModuleState(self._state.model, self._is_decomposed)
 
-    def plan(self, model: ModuleState) -> None:
+    def _collect(self) -> None:
         """Compares what this rank wants with what the checkpoint has, and collects what to load."""
-        self._model = model
-        self._take("model", model.values)
-        if "optimizer" in self.stored:
-            stored = self.stored["optimizer"]
+        model = self._model
+        self._collect_part("model", model.values)
+        if "optimizer" in self._stored:
+            stored = self._stored["optimizer"]
             self._optimizer: OptimizerLoad = OptimizerState(
-                self.state.model, self.state.optimizers, model.units
-            ).plan_load(stored, self._groups(stored))
-            self.missing += [f"optimizer: state.{fqn}" for fqn in self._optimizer.missing]
-            self._take("optimizer", self._optimizer.values)
-        if "extra_state" in self.stored:
-            rank, size = (0, 1) if self.group is None else (self.group.rank(), self.group.size())
-            saved_ranks = self.description.get("world_size", size)
-            policy = self.description.get("extra_state_policy", "own")
-            self._extra = ExtraStateLoad(self.stored["extra_state"], policy, saved_ranks, rank, size)
-            if self.strict:
+                self._state.model, self._state.optimizers, model.units
+            ).plan_load(stored, self._option_prefixes(stored))
+            self._missing += [f"optimizer: state.{fqn}" for fqn in self._optimizer.missing]
+            self._collect_part("optimizer", self._optimizer.values)
+        if "extra_state" in self._stored:
+            rank, size = (0, 1) if self._group is None else (self._group.rank(), self._group.size())
+            saved_ranks = self._stored.description.get("world_size", size)
+            policy = self._stored.description.get("extra_state_policy", "own")
+            self._extra = ExtraStateLoad(self._stored["extra_state"], policy, saved_ranks, rank, size)
+            if self._strict:
                 self._extra.check(saved_ranks)
-            self.missing += [f"extra_state: {key}" for key in self._extra.unavailable]
-            self._take("extra_state", self._extra.values)
-        if self.strict and self.missing:
+            self._missing += [f"extra_state: {key}" for key in self._extra.unavailable]
+            self._collect_part("extra_state", self._extra.values)
+        if self._strict and self._missing:
             raise KeyMismatchError(
-                f"load({self.folder}): to be loaded, but not in the checkpoint: {_listed(self.missing)}; "
+                f"load({self._folder}): to be loaded, but not in the checkpoint: {_listed(self._missing)}; "
                 "strict=False leaves them as they are"
             )
         model.before_load()
 
-    def _take(self, part: str, values: dict[str, Any]) -> None:
-        stored = self.stored[part]
-        flat, ways = (values, {}) if part == "extra_state" else _C.flatten_state_dict(values)
+    def _collect_part(self, part: str, values: dict[str, Any]) -> None:
+        stored = self._stored[part]
+        flat, tree_paths = (values, {}) if part == "extra_state" else _C.flatten_state_dict(values)
         if part != "extra_state":
             self._refuse_meta(part, flat)
         absent = [key for key in flat if key not in stored]
-        self.missing += [f"{part}: {key}" for key in absent]
-        without = {ways[key][0] if key in ways else key for key in absent}
-        self.values[part] = {key: value for key, value in values.items() if key not in without}
-        self.asked[part] = flat.keys() - set(absent)
-        if not self.strict:
+        self._missing += [f"{part}: {key}" for key in absent]
+        without = {tree_paths[key][0] if key in tree_paths else key for key in absent}
+        self._values[part] = {key: value for key, value in values.items() if key not in without}
+        self._asked[part] = flat.keys() - set(absent)
+        if not self._strict:
             return
         others = []
         for key, value in flat.items():
@@ -260,7 +268,7 @@ class _Loading:
                 others.append(f"'{key}' is {value.dtype}, stored is {found.dtype}")
         if others:
             raise ShapeMismatchError(
-                f"load({self.folder / part}): other dtypes: {_listed(others)}; strict=False converts them, and "
+                f"load({self._folder / part}): other dtypes: {_listed(others)}; strict=False converts them, and "
                 "model.to(dtype) before the load keeps every bit"
             )
 
@@ -274,11 +282,11 @@ class _Loading:
         ]
         if keys:
             raise InvalidPlanError(
-                f"load({self.folder / part}): on the meta device, which holds no elements: {_listed(keys)}; give the "
+                f"load({self._folder / part}): on the meta device, which holds no elements: {_listed(keys)}; give the "
                 "model memory before the load: model.to_empty(device=...)"
             )
 
-    def _groups(self, stored: Stored) -> dict[str, str]:
+    def _option_prefixes(self, stored: Stored) -> dict[str, str]:
         """Returns the prefix of the options of each parameter, if the checkpoint numbers its parameter groups.
 
         Torch's state dicts of optimizers do that. For checkpoints of ``save`` the result is empty.
@@ -287,125 +295,52 @@ class _Loading:
         numbers = [key.split(".")[1] for key in keys if key.count(".") == 2 and key.split(".")[1].isdecimal()]
         members: dict[str, Any] = {f"param_groups.{number}.params": None for number in numbers}
         if members:
-            self.asides.update(members)
-            run_load(members, BcpReader(stored.path, config=self.config), _planner(is_flat=False), None, None)
+            self._read_early.update(members)
+            run_load(members, BcpReader(stored.path, config=self._config), _planner(is_flat=False), None, None)
         return {fqn: key.removesuffix(".params") for key, fqns in members.items() for fqn in fqns}
 
-    def check_unexpected(self) -> None:
+    def _find_unexpected(self) -> None:
         """Finds the keys that no rank asks for; with ``strict`` they are an error. Collective."""
         for part in ("model", "optimizer"):
-            if part not in self.stored:
+            if part not in self._stored:
                 continue
-            keys = [*self.stored[part]]
-            is_asked = [key in self.asked[part] or key in self.asides for key in keys]
-            nobodys = held_by_none(self.group, "load", str(self.folder), is_asked)
-            self.unexpected += [f"{part}: {keys[position]}" for position in nobodys]
-        if self.strict and self.unexpected:
+            keys = [*self._stored[part]]
+            is_asked = [key in self._asked[part] or key in self._read_early for key in keys]
+            nobodys = held_by_none(self._group, "load", self._path, is_asked)
+            self._unexpected += [f"{part}: {keys[position]}" for position in nobodys]
+        if self._strict and self._unexpected:
             raise KeyMismatchError(
-                f"load({self.folder}): in the checkpoint, but not asked for: {_listed(self.unexpected)}; "
+                f"load({self._folder}): in the checkpoint, but not asked for: {_listed(self._unexpected)}; "
                 "strict=False leaves them out"
             )
 
-    def read(self) -> None:
-        """Reads all parts. Collective."""
-        for part, values in self.values.items():
-            reader = BcpReader(self.folder / part, config=self.config)
-            self.reports[part] = run_load(values, reader, _planner(part == "extra_state"), self.group, None)
-            self._was_changed |= reader.user_metadata != self.stored[part].user_metadata
-
-    def finish(self) -> None:
+    def _pass_on(self) -> None:
         """Passes to the live objects what was not loaded in place."""
         if self._was_changed:
-            raise _changed(f"load({self.folder}): a newer save was committed meanwhile: load again", str(self.folder))
-        untaken = [f"model: {name}" for name in self._model.after_load(self.values["model"])]
-        if self.strict and untaken:
-            raise KeyMismatchError(
-                f"load({self.folder}): the model has {_listed(untaken)} in its state_dict(), and its load_state_dict() "
-                "does not take it; strict=False leaves it out"
+            raise CheckpointChangedError(
+                f"load({self._folder}): a newer save was committed meanwhile: load again", str(self._folder)
             )
-        self.unexpected += untaken
-        if "optimizer" in self.values:
-            self._optimizer.values.update(self.values["optimizer"])
+        untaken = [f"model: {name}" for name in self._model.after_load(self._values["model"])]
+        if self._strict and untaken:
+            raise KeyMismatchError(
+                f"load({self._folder}): the model has {_listed(untaken)} in its state_dict(), and its "
+                "load_state_dict() does not take it; strict=False leaves it out"
+            )
+        self._unexpected += untaken
+        if "optimizer" in self._values:
+            self._optimizer.values.update(self._values["optimizer"])
             self._optimizer.finish()
-        if "extra_state" in self.values:
-            self._extra.values.update(self.values["extra_state"])
-            given = self.state.extra_state or {}
+        if "extra_state" in self._values:
+            self._extra.values.update(self._values["extra_state"])
+            given = self._state.extra_state or {}
             kept = {key: value for key, value in given.items() if key in self._extra.unavailable}
             self.extra_state = {**kept, **self._extra.loaded()}
-
-    def result(self) -> LoadResult:
-        return LoadResult(
-            path=str(self.folder),
-            missing_keys=tuple(self.missing),
-            unexpected_keys=tuple(self.unexpected),
-            parts=self.reports,
-        )
 
 
 def _planner(is_flat: bool) -> BcpLoadPlanner:
     planner = BcpLoadPlanner(flatten_state_dict=not is_flat, flatten_sharded_tensors=not is_flat)
     planner.warns = False  # keys have been compared already, and an error or the result names the differences
     return planner
-
-
-def _changed(message: str, path: str) -> CheckpointChangedError:
-    return CheckpointChangedError(message, path)
-
-
-def _folder(ckpt_path: str | os.PathLike[str] | None, role: str) -> Path:
-    """Returns the folder of the parts: ``ckpt_path`` itself or, with a role, the role's folder in the run.
-
-    Raises:
-        CheckpointNotFoundError: No model was saved there. The message says what was saved nearby.
-        UnsupportedError: ByteCheckpoint 0.0.2 or 0.0.3 wrote the checkpoint there.
-        StorageError: The file system refused to look there.
-        ConfigError: The path is a URL.
-    """
-    path = path_to_read(ckpt_path)
-    tried = [path]
-    if role:
-        tried += [folder_of_role(path, role), folder_of_role(path.parent, role) / path.name]
-        tried = [folder for folder in tried if role in (folder.name, folder.parent.name)]
-    with storage_errors("load", path):
-        for folder in tried:
-            if (folder / "model").is_dir():
-                return folder
-    refuse_reference(path, "load")
-    of_role = f" of role {role!r}" if role else ""
-    near = [path, path.parent, path.parent.parent] if role else [path, path.parent]
-    hint = _what_there_is([folder_of_role(folder, role) for folder in near])
-    if os.path.lexists(path / ".metadata"):
-        hint = f", but one of a state dict, which load_state_dict loads{hint}"
-    raise CheckpointNotFoundError(
-        f"load({path}): no checkpoint of bytecheckpoint.save{of_role} in {' or '.join(map(str, tried))}{hint}",
-        str(path),
-    )
-
-
-def _what_there_is(folders: Sequence[Path]) -> str:
-    """Returns a hint for a user who asked for a step that does not exist."""
-    for folder in folders:
-        steps = _steps_in(folder)
-        if steps:
-            return (
-                f"; {folder} has the steps {', '.join(map(str, steps[-_MOST_NAMES:]))}: pass "
-                f"'{step_folder(folder, steps[-1])}', or what find_latest_ckpt_path gives"
-            )
-    for folder in folders:
-        roles = [role for role in known_roles() if _steps_in(folder_of_role(folder, role))]
-        if roles:
-            return f"; {folder} has steps of the roles {', '.join(roles)}: pass role={roles[0]!r}"
-    return (
-        ": pass the folder of a step, as find_latest_ckpt_path gives it; a plain DCP checkpoint loads with "
-        "load_state_dict"
-    )
-
-
-def _steps_in(folder: Path) -> list[int]:
-    try:
-        return [step.step for step in scan_steps(folder, pattern=r"global_step_(\d+)")]
-    except StorageError:
-        return []  # it is not a folder, or cannot be listed
 
 
 def _listed(names: list[str]) -> str:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
-from bytecheckpoint.errors import UnsupportedError
+from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.training_state.flat_parameters import FlatUnit, flat_units, has_flat_parameters
 from bytecheckpoint.training_state.module_hooks import hooks_of, is_changed_by_loads, own_methods
 from bytecheckpoint.training_state.names import inner, is_wrapper, name_of_key, original_name, unwrapped
@@ -58,6 +58,40 @@ class ModuleState:
             self.values = _decomposed(model, self.units)
         else:
             self.values = get_model_state_dict(model, options=_OPTIONS)
+
+    def check_ranks(self, ranks: Sequence[int]) -> None:
+        """Refuses a model of which some shards are on other ranks than ``ranks``: a load would lack these shards.
+
+        Raises:
+            ConfigError: The message names these other ranks.
+        """
+        holders = {rank for unit in self.units or () for rank in unit.ranks}
+        sharded = (parameter for parameter in self._model.parameters() if isinstance(parameter, DTensor))
+        for mesh, placements in {(parameter.device_mesh, parameter.placements) for parameter in sharded}:
+            place = mesh.get_coordinate()
+            if place is not None:  # otherwise this rank holds no shard of it
+                of_axes = zip(placements, place, strict=True)
+                shards = mesh.mesh[tuple(slice(None) if placement.is_shard() else at for placement, at in of_axes)]
+                holders.update(shards.flatten().tolist())
+        absent = sorted(holders.difference(ranks))
+        if absent:
+            raise ConfigError(
+                f"process_group has the ranks {[*ranks]}, and shards of the model are on the ranks {absent} too: give "
+                "a group of all ranks over which it is sharded"
+            )
+
+    def each_ranks_own(self) -> list[str]:
+        """Returns the keys whose values may differ between ranks: buffers, and what modules and hooks add.
+
+        For each of these keys a save takes the value of the first rank that has it, just as DDP broadcasts it.
+        """
+        named = unwrapped(self._model).named_parameters(remove_duplicate=False)
+        parameters = {original_name(name) for name, _ in named}
+        return [
+            key
+            for key, value in self.values.items()
+            if key not in parameters and (type(value) is torch.Tensor or not isinstance(value, torch.Tensor))
+        ]
 
     def before_load(self) -> None:
         """Frees the gathered parameters that FSDP1 still keeps, because a load makes them out of date."""

@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.tensor import DTensor
 
 from bytecheckpoint.checkpoint.local_path import local_path
 from bytecheckpoint.checkpoint.parts import PARTS
@@ -38,9 +36,7 @@ from bytecheckpoint.staging.background import BackgroundFuture
 from bytecheckpoint.staging.save_handle import SaveHandle, save_in_background
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState
 from bytecheckpoint.training_state.extra_state import Policy, check_policy, saved_values
-from bytecheckpoint.training_state.flat_parameters import FlatUnit
 from bytecheckpoint.training_state.module_state import ModuleState, tied_names
-from bytecheckpoint.training_state.names import original_name, unwrapped
 from bytecheckpoint.training_state.optimizer_state import OptimizerState
 from bytecheckpoint.training_state.regular_blocks import with_regular_blocks
 from bytecheckpoint.training_state.tracker import step_folder, write_tracker
@@ -137,75 +133,100 @@ def save(
     if role and config.on_staging_busy == "wait":
         config = dataclasses.replace(config, on_staging_busy="double_buffer")  # another role's state may be staged
     root = folder_of_role(local_path(ckpt_path), role)
-    is_tracked = global_steps is not None and not ignore_append_global_steps_to_folder
-    path = step_folder(root, global_steps) if is_tracked and global_steps is not None else root
+    tracked = None if global_steps is None or ignore_append_global_steps_to_folder else (root, global_steps)
+    request = _Request(
+        path=root if tracked is None else step_folder(*tracked),
+        checkpoint_state=checkpoint_state,
+        framework=framework,
+        global_steps=global_steps,
+        tracked=tracked,
+        callback=callback,
+        role=role,
+        is_decomposed=save_decomposed_model_optimizer,
+        irregular=irregular,
+        extra_state_policy=extra_state_policy,
+        overwrite=overwrite,
+        process_group=process_group,
+        config=config,
+    )
+    return _save_in_background(request, turn) if fast_saving else _save_now(request, turn)
 
-    def group_for(use: str) -> dist.ProcessGroup | None:
-        return own_group(process_group, False, use + role, config.stall_timeout_s, ("save", str(path)))
 
-    def check() -> CheckpointState:
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What ``save`` was asked for; its docstring describes the arguments.
+
+    Attributes:
+        path: Folder of the parts.
+        tracked: Folder of the tracker, and the step to write to it. None writes no tracker.
+        is_decomposed: ``save_decomposed_model_optimizer``.
+    """
+
+    path: Path
+    checkpoint_state: Mapping[str, Any]
+    framework: str
+    global_steps: int | None
+    tracked: tuple[Path, int] | None
+    callback: Callable[[], object] | None
+    role: str
+    is_decomposed: bool
+    irregular: str
+    extra_state_policy: Policy
+    overwrite: bool
+    process_group: dist.ProcessGroup | None
+    config: Config
+
+    def check(self) -> CheckpointState:
+        """Refuses arguments that do not fit, and returns the live objects."""
         _background.raise_unseen()
-        _check_step(global_steps)
-        if callback is not None and not callable(callback):
-            raise ConfigError(f"callback={callback!r}: what can be called without arguments is wanted")
-        check_policy(extra_state_policy)
-        if irregular not in _IRREGULAR:
-            raise ConfigError(f"irregular={irregular!r}: one of {', '.join(map(repr, _IRREGULAR))} wanted")
-        return CheckpointState.of(checkpoint_state, framework)
+        step = self.global_steps
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+            raise ConfigError(f"global_steps={step!r}: a number from 0 on wanted, as int")
+        if self.callback is not None and not callable(self.callback):
+            raise ConfigError(f"callback={self.callback!r}: what can be called without arguments is wanted")
+        check_policy(self.extra_state_policy)
+        if self.irregular not in _IRREGULAR:
+            raise ConfigError(f"irregular={self.irregular!r}: one of {', '.join(map(repr, _IRREGULAR))} wanted")
+        return CheckpointState.of(self.checkpoint_state, self.framework)
 
-    def values() -> dict[str, Any]:
-        if save_decomposed_model_optimizer:
-            state = check()
-        else:  # FSDP gathers below, and would wait for a rank whose check failed
-            state = all_together(group_for("calls"), "save", str(path), check)
-        # This comes first because it may be collective: FSDP1's own state dict gathers.
-        model = ModuleState(state.model, save_decomposed_model_optimizer)
-        if group is not None:
-            _check_ranks(state.model, model.units or (), group)
-        description = {
-            "save": uuid.uuid4().hex,
-            "framework": framework,
-            "role": role,
-            "global_step": global_steps,
-            "world_size": 1 if group is None else group.size(),
-            "extra_state_policy": extra_state_policy if isinstance(extra_state_policy, str) else {**extra_state_policy},
-            "tied": tied_names(state.model, model.units),
-        }
-        saving.begin(state, description, overwrite)
-        of_parts = _values(state, model, extra_state_policy, group)
-        saving.each_ranks_own = [
-            *(("model", key) for key in _each_ranks_own(state.model, of_parts["model"])),
-            *(("extra_state", key) for key in of_parts.get("extra_state", {}) if key in (state.extra_state or {})),
-        ]
-        return of_parts
+    def own_group(self, use: str) -> dist.ProcessGroup | None:
+        """Returns a group of our own for ``use``; None for a process that saves alone."""
+        log = ("save", str(self.path))
+        return own_group(self.process_group, False, use + self.role, self.config.stall_timeout_s, log)
 
-    tracked = (root, global_steps) if is_tracked else None
-    group = group_for("background" if fast_saving else "calls")
-    saving = _Saving(path, group, turn, config, tracked, callback, irregular)
-    if fast_saving:
-        handle = save_in_background(
-            str(path), values, saving.run, saving.fail, saving.cancel, config, is_alone=group is None, queue=role
-        )
-        keep_watching(group, handle.committed)
-        return handle
+
+def _save_now(request: _Request, turn: CallOrder | None) -> SaveHandle[CheckpointReport]:
+    saving = _Saving(request, request.own_group("calls"), turn)
     # Earlier saves must be committed first, so that the tracker never goes back to an older step.
-    _background.wait_for_queue(role)
+    _background.wait_for_queue(request.role)
     try:
-        of_parts = values()
+        values = saving.collect()
     except Exception as error:
         report = saving.fail(error)
     else:
-        report = saving.run(of_parts)
+        report = saving.commit(values)
     staged: Future[None] = Future()
     staged.set_result(None)
     committed: BackgroundFuture[CheckpointReport] = BackgroundFuture()
     committed.set_result(report)
-    return SaveHandle(str(path), staged, committed, saving.cancel)
+    return SaveHandle(str(request.path), staged, committed, saving.cancel)
 
 
-def _check_step(step: object) -> None:
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-        raise ConfigError(f"global_steps={step!r}: a number from 0 on wanted, as int")
+def _save_in_background(request: _Request, turn: CallOrder | None) -> SaveHandle[CheckpointReport]:
+    group = request.own_group("background")
+    saving = _Saving(request, group, turn)
+    handle = save_in_background(
+        str(request.path),
+        saving.collect,
+        saving.commit,
+        saving.fail,
+        saving.cancel,
+        request.config,
+        is_alone=group is None,
+        queue=request.role,
+    )
+    keep_watching(group, handle.committed)
+    return handle
 
 
 def _values(
@@ -220,91 +241,77 @@ def _values(
     return values
 
 
-def _check_ranks(model: nn.Module, units: Iterable[FlatUnit], group: dist.ProcessGroup) -> None:
-    """Refuses a model of which some shards are on ranks outside ``group``: a load would lack these shards."""
-    holders = {rank for unit in units for rank in unit.ranks}
-    sharded = (parameter for parameter in model.parameters() if isinstance(parameter, DTensor))
-    for mesh, placements in {(parameter.device_mesh, parameter.placements) for parameter in sharded}:
-        place = mesh.get_coordinate()
-        if place is not None:  # otherwise this rank holds no shard of it
-            of_axes = zip(placements, place, strict=True)
-            shards = mesh.mesh[tuple(slice(None) if placement.is_shard() else at for placement, at in of_axes)]
-            holders.update(shards.flatten().tolist())
-    ranks = [*ranks_of(group)]
-    absent = sorted(holders.difference(ranks))
-    if absent:
-        raise ConfigError(
-            f"process_group has the ranks {ranks}, and shards of the model are on the ranks {absent} too: give a group "
-            "of all ranks over which it is sharded"
-        )
-
-
-def _each_ranks_own(model: nn.Module, values: dict[str, Any]) -> list[str]:
-    """Returns the keys whose values may differ between ranks: buffers, and what modules and hooks add.
-
-    For each of these keys, the value of the first rank that has it is saved, just as DDP broadcasts it to all ranks.
-    """
-    parameters = {original_name(name) for name, _ in unwrapped(model).named_parameters(remove_duplicate=False)}
-    is_of_ranks = [type(value) is torch.Tensor or not isinstance(value, torch.Tensor) for value in values.values()]
-    return [key for key, is_own in zip(values, is_of_ranks, strict=True) if is_own and key not in parameters]
-
-
 class _Saving:
-    """One save of several parts.
+    """One save of several parts: ``collect``, and then ``commit``, which with ``fast_saving`` gets staged copies.
 
     Args:
-        path: Folder of the parts.
+        request: What to save, where and how.
         group: Group of our own, for all exchanges of the save; None saves alone.
         turn: Number of this call, by which ranks notice that they are out of step.
-        config: Settings of the writers.
-        tracked: Folder of the tracker, and the step to write to it; None writes no tracker.
-        callback: See ``save``.
-        irregular: With ``merge``, ranks exchange pieces of flat parameters before they save them.
-
-    Attributes:
-        each_ranks_own: Pairs of part and key for which only the value of the first rank that has it is saved.
     """
 
-    each_ranks_own: Sequence[tuple[str, str]] = ()
-
-    def __init__(
-        self,
-        path: Path,
-        group: dist.ProcessGroup | None,
-        turn: CallOrder | None,
-        config: Config,
-        tracked: tuple[Path, int | None] | None,
-        callback: Callable[[], object] | None,
-        irregular: str,
-    ) -> None:
-        self._irregular = irregular
-        self._path = path
+    def __init__(self, request: _Request, group: dist.ProcessGroup | None, turn: CallOrder | None) -> None:
+        self._request = request
+        self._path = request.path
         self._group = group
         self._turn = turn
-        self._config = config
-        self._tracked = tracked
-        self._callback = callback
+        self._is_first = group is None or group.rank() == 0
         self._writers: dict[str, BcpWriter] = {}
         self._arguments: dict[str, object] = {}  # the same on all ranks
+        # Pairs of part and key for which only the value of the first rank that has it is saved.
+        self._each_ranks_own: Sequence[tuple[str, str]] = ()
 
-    def begin(self, state: CheckpointState, description: dict[str, Any], overwrite: bool) -> None:
-        """Makes the writers of the parts. The description goes into each of them; the coordinator's is stored."""
+    def collect(self) -> dict[str, Any]:
+        """Returns what this rank saves, by part. The tensors share the memory of the live objects."""
+        request = self._request
+        if request.is_decomposed:
+            state = request.check()
+        else:  # FSDP gathers below, and would wait for a rank whose check failed
+            state = all_together(request.own_group("calls"), "save", str(self._path), request.check)
+        # This comes first because it may be collective: FSDP1's own state dict gathers.
+        model = ModuleState(state.model, request.is_decomposed)
+        if self._group is not None:
+            model.check_ranks([*ranks_of(self._group)])
+        self._begin(state, tied_names(state.model, model.units))
+        values = _values(state, model, request.extra_state_policy, self._group)
+        self._each_ranks_own = [
+            *(("model", key) for key in model.each_ranks_own()),
+            *(("extra_state", key) for key in values.get("extra_state", {}) if key in (state.extra_state or {})),
+        ]
+        return values
+
+    def _begin(self, state: CheckpointState, tied: list[list[str]]) -> None:
+        """Makes the writers of the parts. A description goes into each of them; the coordinator's is stored."""
+        request = self._request
+        policy = request.extra_state_policy
         is_given = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
         names = [part for part in PARTS if is_given[part]]
-        metadata = {"bytecheckpoint": {**description, "parts": names}}
+        description = {
+            "save": uuid.uuid4().hex,
+            "framework": request.framework,
+            "role": request.role,
+            "global_step": request.global_steps,
+            "world_size": 1 if self._group is None else self._group.size(),
+            "extra_state_policy": policy if isinstance(policy, str) else {**policy},
+            "tied": tied,
+            "parts": names,
+        }
         self._arguments = {
             "the path": os.path.abspath(self._path),  # noqa: PTH100
             "checkpoint_state": names,
-            "global_steps": description["global_step"],
+            "global_steps": request.global_steps,
             "extra_state_policy": description["extra_state_policy"],
-            "overwrite": overwrite,
-            "irregular": self._irregular,
+            "overwrite": request.overwrite,
+            "irregular": request.irregular,
         }
-        if not overwrite and (self._group is None or self._group.rank() == 0):
+        if not request.overwrite and self._is_first:
             self._refuse_existing()
         for part in names:
             self._writers[part] = BcpWriter(
-                self._path / part, overwrite=overwrite, user_metadata=metadata, config=self._config
+                self._path / part,
+                overwrite=request.overwrite,
+                user_metadata={"bytecheckpoint": description},
+                config=request.config,
             )
 
     def _refuse_existing(self) -> None:
@@ -317,18 +324,28 @@ class _Saving:
                 str(self._path),
             )
 
-    def run(self, values: dict[str, Any]) -> CheckpointReport:
-        """Saves all parts in this thread, then writes the tracker and calls the callback. Collective."""
+    def commit(self, values: dict[str, Any]) -> CheckpointReport:
+        """Writes and commits all parts in this thread, then publishes them. Collective."""
         agree(self._group, "save", str(self._path), self._arguments, turn=self._turn)
-        first = held_first(self._group, "save", str(self._path), self.each_ranks_own)
-        for part, key in {*self.each_ranks_own} - first:
+        reports = self._write_parts(self._exchanged(values))
+        self._publish()
+        return CheckpointReport(path=str(self._path), parts=reports)
+
+    def _exchanged(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Leaves out what another rank saves and, with ``irregular="merge"``, exchanges pieces of rows. Collective."""
+        first = held_first(self._group, "save", str(self._path), self._each_ranks_own)
+        for part, key in {*self._each_ranks_own} - first:
             del values[part][key]
-        if self._irregular == "merge":
-            values = with_regular_blocks(values, self._group, str(self._path))
+        return (
+            with_regular_blocks(values, self._group, str(self._path)) if self._request.irregular == "merge" else values
+        )
+
+    def _write_parts(self, values: dict[str, Any]) -> dict[str, SaveReport]:
+        """Commits each part as a checkpoint of its own, ``model`` last. Collective."""
         reports: dict[str, SaveReport] = {}
         for part, writer in self._writers.items():
             is_flat = part == "extra_state"  # flattening would take its dicts apart, and return their keys as text
-            planner = BcpSavePlanner(not is_flat, not is_flat, config=self._config)
+            planner = BcpSavePlanner(not is_flat, not is_flat, config=self._request.config)
             try:
                 reports[part] = run_save(values[part], writer, planner, self._group, self._turn)
             except CheckpointError as error:
@@ -338,20 +355,16 @@ class _Saving:
                         "folder loads as a whole no more: save again, or go on from another step"
                     )
                 raise
-        is_first = self._group is None or self._group.rank() == 0
-        if self._tracked is not None:
-            all_together(self._group, "save", str(self._path), self._write_tracker if is_first else lambda: None)
-        if self._callback is not None and is_first:
-            self._call_back(self._callback)
-        return CheckpointReport(path=str(self._path), parts=reports)
+        return reports
 
-    def _write_tracker(self) -> None:
-        assert self._tracked is not None
-        root, step = self._tracked
-        assert step is not None
-        write_tracker(root, step)
-
-    def _call_back(self, callback: Callable[[], object]) -> None:
+    def _publish(self) -> None:
+        """Names the step in the tracker and calls the callback. Collective."""
+        tracked, callback = self._request.tracked, self._request.callback
+        if tracked is not None:
+            step = functools.partial(write_tracker, *tracked) if self._is_first else lambda: None
+            all_together(self._group, "save", str(self._path), step)
+        if callback is None or not self._is_first:
+            return
         try:
             callback()
         except Exception as error:
@@ -362,7 +375,7 @@ class _Saving:
             )
 
     def fail(self, error: Exception) -> CheckpointReport:
-        """Tells the other ranks, which are in ``run``, why this rank cannot save, and raises. Collective with them."""
+        """Tells the other ranks, which are in ``commit``, why this rank cannot save, and raises. Collective."""
         agree(self._group, "save", str(self._path), {}, error, turn=self._turn)
         raise error
 

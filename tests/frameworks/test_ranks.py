@@ -271,7 +271,7 @@ def die(path: Path, where: str, victim: int) -> None:
         if where == "tracker":
             monkeypatch.setattr(saving, "write_tracker", dying)
         elif where == "model":
-            monkeypatch.setattr(saving._Saving, "run", dying_at_model(saving._Saving.run, dying))
+            monkeypatch.setattr(saving._Saving, "commit", dying_at_model(saving._Saving.commit, dying))
         elif where == "begin":
             monkeypatch.setattr(saving, "agree", dying)
     with pytest.raises(RankLostError):
@@ -280,12 +280,12 @@ def die(path: Path, where: str, victim: int) -> None:
     assert find_latest_ckpt_path(path) == str(path / "global_step_1")
 
 
-def dying_at_model(run: Callable[..., Any], dying: Callable[[], Any]) -> Callable[..., Any]:
-    def run_until_model(self: Any, values: Any) -> Any:
+def dying_at_model(commit: Callable[..., Any], dying: Callable[[], Any]) -> Callable[..., Any]:
+    def commit_until_model(self: Any, values: Any) -> Any:
         self._writers["model"].prepare_local_plan = dying
-        return run(self, values)
+        return commit(self, values)
 
-    return run_until_model
+    return commit_until_model
 
 
 @pytest.mark.parametrize(("where", "victim"), [("begin", 1), ("model", 0), ("tracker", 0)])
