@@ -95,7 +95,7 @@ class Ours:
     @staticmethod
     def settle(staged: Any) -> None:
         """What goes on behind the call must not be in the way of the next contender."""
-        staged.wait_for_sums()
+        staged.wait_for_checksums()
 
     def close(self) -> None:
         gc.collect()

@@ -18,7 +18,7 @@ from bytecheckpoint.checkpoint.local_path import is_local, is_url, local_path
 from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, is_called_by_async_save
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._again import load_until_unchanged
-from bytecheckpoint.dcp._call_context import saying
+from bytecheckpoint.dcp._call_context import explicit_call
 from bytecheckpoint.dcp._direct import failing_planner, save_over_group
 from bytecheckpoint.dcp._save_process import forget_process_of_other_ranks
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
@@ -219,15 +219,15 @@ def _saying(flow: Callable[..., Any], storage: str, planner_of_now: Callable[[],
     signature = inspect.signature(flow)
 
     @wraps(flow)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def with_call_context(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         if given.get("planner") is None:
             given["planner"] = planner_of_now()()
         staged, _of_thread.given = getattr(_of_thread, "given", None), None
-        with saying(given[storage], **given), claimed(staged and staged()):
+        with explicit_call(given[storage], **given), claimed(staged and staged()):
             return flow(**given)
 
-    return told
+    return with_call_context
 
 
 def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., Any]:
@@ -242,7 +242,7 @@ def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., A
         turn = take_drawn_turn()
         own = group_of_save(call.group, call.no_dist, config or Config.from_env(), str(checkpoint_id))
         if own is not None:
-            told = _background.submit(
+            failing = _background.submit(
                 str(checkpoint_id),
                 lambda: save_over_group(
                     own,
@@ -254,9 +254,9 @@ def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., A
                 ),
                 "async_save",
             )
-            told.is_seen = True
+            failing.is_seen = True
 
-    class Telling(BcpStager):
+    class ReportingStager(BcpStager):
         def _stage(self, *args: Any, **kwargs: Any) -> Any:
             try:
                 return super()._stage(*args, **kwargs)
@@ -267,7 +267,7 @@ def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., A
                 raise
 
     def stager(options: Any = None) -> BcpStager:
-        return Telling(True if getattr(options, "use_async_staging", False) else None, config=config)
+        return ReportingStager(True if getattr(options, "use_async_staging", False) else None, config=config)
 
     return stager
 

@@ -2,7 +2,7 @@
 """Sequential O_DIRECT writes and reads of one file, in requests of 8 MiB.
 
 Buffers lie on pages of 2 MiB, which let a request reach the device in few pieces, or on pages of 4 KiB. Nothing is
-copied or summed.
+copied, and no checksum is computed.
 """
 
 from __future__ import annotations

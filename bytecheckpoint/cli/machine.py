@@ -48,8 +48,8 @@ def findings_of_machine() -> Iterator[Finding]:
         config = Config.from_env()
         defaults = Config()
         changed = {name: value for name, value in vars(config).items() if value != getattr(defaults, name)}
-        told = ", ".join(f"{name}={value!r}" for name, value in changed.items())
-        yield Finding("settings", "ok", told or "none of BYTECHECKPOINT_* differs from the default")
+        listed = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        yield Finding("settings", "ok", listed or "none of BYTECHECKPOINT_* differs from the default")
     except ConfigError as error:
         yield Finding("settings", "broken", str(error), "mend or unset this BYTECHECKPOINT_* variable")
     yield _crc()
@@ -72,9 +72,9 @@ def _memory(config: Config | None) -> Finding:
     available = _core.available_memory_bytes()
     limits = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_DATA": resource.RLIMIT_DATA}
     set_limits = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
-    told = [f"{name} {_size(number)}" for name, number in set_limits.items() if number != resource.RLIM_INFINITY]
+    listed = [f"{name} {_size(number)}" for name, number in set_limits.items() if number != resource.RLIM_INFINITY]
     least = min([available, *(number for number in set_limits.values() if number != resource.RLIM_INFINITY)])
-    text = f"{_size(available)} for staging, in the limits of the control group; {', '.join(told) or 'no RLIMIT'}"
+    text = f"{_size(available)} for staging, in the limits of the control group; {', '.join(listed) or 'no RLIMIT'}"
     wanted = 0 if config is None else config.staging_bytes * (2 if config.on_staging_busy == "double_buffer" else 1)
     if available >= 0 and wanted > least:
         return Finding(
@@ -83,7 +83,7 @@ def _memory(config: Config | None) -> Finding:
             f"{text}; staging_bytes asks for {_size(wanted)}",
             "lower BYTECHECKPOINT_STAGING_BYTES, or raise the limit",
         )
-    if told:
+    if listed:
         return Finding("memory", "note", text, "staging maps what a state takes: the limit must leave room")
     return Finding("memory", "ok", text)
 

@@ -2,7 +2,7 @@
 """The context of one call of DCP: its ranks, its planner, and whether it still runs.
 
 DCP tells its hooks next to nothing about the call that they run in. Our own entry points and ``register()`` know the
-call, and state it with ``saying`` for as long as it runs. In a bare ``dcp.save`` or ``dcp.load`` the first hook finds
+call, and state it with ``explicit_call`` for as long as it runs. In a bare ``dcp.save`` or ``dcp.load`` the first hook finds
 the call among the local variables of DCP's own function, and hands it on. If neither works (hooks are called by hand,
 or the probes fail with this torch), nothing is known, and only DCP itself sends anything between ranks: the default
 group is no substitute, because the call may use another group.
@@ -26,7 +26,7 @@ from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
 from bytecheckpoint.probes.probe import holds
 
-__all__ = ["CallContext", "saying"]
+__all__ = ["CallContext", "explicit_call"]
 
 # The functions in which DCP runs the hooks: module and name.
 _SAVE_FLOW = ("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict")
@@ -119,8 +119,8 @@ class CallContext:
         return is_first
 
     @property
-    def is_said(self) -> bool:
-        """Whether ``saying`` stated the call, rather than that it was found in a frame."""
+    def is_explicit(self) -> bool:
+        """Whether ``explicit_call`` stated the call, rather than that it was found in a frame."""
         return isinstance(self.call, ExplicitCall)
 
     def is_with(self, storage: object) -> bool:
@@ -162,7 +162,7 @@ class CallContext:
         group = self._group()
         return group is not None and (not self._is_default_group or group is dist.group.WORLD)
 
-    def all_come(self, reader: object) -> bool:
+    def all_ranks_read(self, reader: object) -> bool:
         """Returns whether it is certain that all ranks reach ``reader.read_data`` if this one does.
 
         Between DCP's planning and ``read_data`` only ``finish_plan`` of the planner runs, and whatever wraps the
@@ -196,7 +196,7 @@ _said: ContextVar[CallContext | None] = ContextVar("bytecheckpoint_call", defaul
 
 
 @contextmanager
-def saying(storage: object, **arguments: Any) -> Iterator[None]:
+def explicit_call(storage: object, **arguments: Any) -> Iterator[None]:
     """States the context of a ``with`` block that runs DCP's flow of hooks. The call ends with the block.
 
     Args:

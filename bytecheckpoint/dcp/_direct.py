@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.storage import StorageWriter
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._again import load_until_unchanged
-from bytecheckpoint.dcp._call_context import saying
+from bytecheckpoint.dcp._call_context import explicit_call
 from bytecheckpoint.dcp._group_flow import load_state, save_state
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
@@ -122,12 +122,12 @@ def save_over_group(
 
 
 def _save_flow(**arguments: Any) -> Metadata:
-    with saying(arguments["storage_writer"], **arguments):
+    with explicit_call(arguments["storage_writer"], **arguments):
         return save_state(**arguments)
 
 
 def _load_flow(state: dict[str, Any], **arguments: Any) -> None:
-    with saying(arguments["storage_reader"], **arguments):
+    with explicit_call(arguments["storage_reader"], **arguments):
         load_state(state, **arguments)
 
 

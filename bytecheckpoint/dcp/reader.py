@@ -287,7 +287,7 @@ class BcpReader(StorageReader):
             _ALONE if is_alone else checkpoint.save_id,
             asked,
             # If `read_data` is ours, nothing in it fails before its exchange.
-            comes=not is_alone and _hooks.are_own(self, "read_data") and self._call.all_come(self),
+            comes=not is_alone and _hooks.are_own(self, "read_data") and self._call.all_ranks_read(self),
             num_bytes=to_read.num_bytes,
         )
         return dataclasses.replace(plan, storage_data=intent)
@@ -337,7 +337,7 @@ class BcpReader(StorageReader):
                 load.objects()
             phases.end("objects_s")
             own: dict[str, Any] = {"rank": self._number, **load.done, **phases.seconds}
-        ranks = gather.bring(RankLoadReport(**own))
+        ranks = gather.gather(RankLoadReport(**own))
         phases.end("wait_s")
         whole = tuple(of_rank for of_rank in ranks if of_rank is not None)
         if len(whole) < len(ranks):

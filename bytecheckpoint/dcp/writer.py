@@ -248,7 +248,7 @@ class BcpWriter(StorageWriter):
     def storage_meta(self) -> StorageMeta:
         """Begins a save: draws its id and makes its session."""
         call = CallContext.of_save(self)
-        if not call.is_said:  # else our entry point, which named the call, has claimed the state
+        if not call.is_explicit:  # else our entry point, which named the call, has claimed the state
             claim_of_call()
         session = begin_session(str(self.checkpoint_id), _C.draw_save_id(), call)
         session.watch_ranks()

@@ -174,10 +174,12 @@ def own_group(
     # A loss makes one call fail on each rank, also on a rank that was in no call when it happened, or that is itself
     # the rank that stopped. Only calls after that one make a new group. If a rank has died, no new group is made, and
     # every call fails.
-    if own is None or (monitor is not None and monitor.is_told and not monitor.is_final):
+    if own is None or (monitor is not None and monitor.has_told_peers and not monitor.is_final):
         beside = (monitor_of(other) for other in (parent, *others.values()))
         own = _made_beside(
-            next((other for other in beside if other is not None and (other.is_final or not other.is_told)), None),
+            next(
+                (other for other in beside if other is not None and (other.is_final or not other.has_told_peers)), None
+            ),
             lambda: _group_within(parent, use, stall_timeout_s),
             call,
         )

@@ -126,9 +126,9 @@ class LivenessMonitor:
         self._lock = threading.Lock()
         self._lost: dict[int, _Fate] = {}
         self._is_lost = threading.Event()
-        self._is_told = False
+        self._has_told_peers = False
         self._failed_at = -math.inf  # when the last failed call of this rank ended
-        self._told: list[bytes] = []  # frames to send
+        self._frames: list[bytes] = []  # frames to send
         self._num_calls = 0
         self._num_kept = 0
         self._calls: list[tuple[Running, OnLoss | None]] = []
@@ -159,7 +159,7 @@ class LivenessMonitor:
         except BaseException:
             with self._lock:
                 self._failed_at = time.monotonic()
-                self._is_told = bool(self._lost)
+                self._has_told_peers = bool(self._lost)
             raise
         finally:
             with self._lock:
@@ -175,7 +175,7 @@ class LivenessMonitor:
                 one has begun, it is not called any more.
         """
         with self._lock:
-            self._calls = [(other, told) for other, told in self._calls if other.is_running()]
+            self._calls = [(other, callback) for other, callback in self._calls if other.is_running()]
             self._calls.append((call, on_loss))
         self._ring()
 
@@ -220,9 +220,9 @@ class LivenessMonitor:
         return bool(self._lost)
 
     @property
-    def is_told(self) -> bool:
+    def has_told_peers(self) -> bool:
         """Whether a call of this rank has failed because of the loss. If so, one has failed on the others, too."""
-        return self._is_told
+        return self._has_told_peers
 
     @property
     def is_final(self) -> bool:
@@ -256,7 +256,7 @@ class LivenessMonitor:
 
     def _say(self, kind: _Kind, flag: int, rank: int, save_id: bytes = _NO_ID) -> None:
         with self._lock:
-            self._told.append(_FRAME.pack(kind, flag, rank, save_id))
+            self._frames.append(_FRAME.pack(kind, flag, rank, save_id))
         self._ring()
 
     def _lose(self, rank: int, fate: _Fate) -> None:
@@ -266,7 +266,7 @@ class LivenessMonitor:
                 return
             self._lost[rank] = fate
             # This rank may hear of the loss only after it made a call fail; other ranks may hear of it before.
-            self._is_told = self._is_told or time.monotonic() - self._failed_at < _HEARD_WITHIN_S
+            self._has_told_peers = self._has_told_peers or time.monotonic() - self._failed_at < _HEARD_WITHIN_S
         self._say(_Kind.LOST, fate, rank)
 
     # Called by the thread of the monitor.
@@ -297,11 +297,11 @@ class LivenessMonitor:
                     self._say_alive(in_call)
                     last_beat, was_in_call = now, in_call
                 self._judge(now, in_call)
-                self._send_told()
+                self._send_frames()
                 if self._lost:
                     self._end_waits()
             self._say(_Kind.FAREWELL, 0, self._rank)
-            self._send_told()
+            self._send_frames()
         for end in (self._wakeup_pipe, self._clapper, *(link.socket for link in self._links.values())):
             end.close()
 
@@ -323,12 +323,12 @@ class LivenessMonitor:
     def _say_alive(self, in_call: bool) -> None:
         self._say(_Kind.BEAT, in_call, self._rank)
 
-    def _send_told(self) -> None:
+    def _send_frames(self) -> None:
         with self._lock:
-            told, self._told = self._told, []
+            frames, self._frames = self._frames, []
         for link in self._links.values():
             if len(link.unsent) < _MAX_UNSENT_BYTES:
-                link.unsent += b"".join(told)
+                link.unsent += b"".join(frames)
             try:
                 while link.unsent:
                     del link.unsent[: link.socket.send(link.unsent)]
@@ -368,7 +368,7 @@ class LivenessMonitor:
             with self._lock:
                 self._holder = (rank, save_id)
                 if self._rank == 0:
-                    self._told.append(frame)
+                    self._frames.append(frame)
         elif kind == _Kind.STALLS:
             self._note_stall_timeout(rank, *_SECONDS.unpack(save_id))
 
@@ -383,7 +383,7 @@ class LivenessMonitor:
             mine = least if self._rank == 0 else self._stall_timeouts_s[self._rank]
             if mine != self._said_stall_timeout_s:
                 self._said_stall_timeout_s = mine
-                self._told.append(_FRAME.pack(_Kind.STALLS, 0, self._rank, _SECONDS.pack(mine)))
+                self._frames.append(_FRAME.pack(_Kind.STALLS, 0, self._rank, _SECONDS.pack(mine)))
         self._ring()
 
     def _judge(self, now: float, in_call: bool) -> None:

@@ -51,7 +51,7 @@ class _Ending:
                 mailbox.put(_LEFT)
 
     @contextlib.contextmanager
-    def told_to(self, mailbox: _Mailbox) -> Iterator[None]:
+    def interrupts(self, mailbox: _Mailbox) -> Iterator[None]:
         with self._lock:
             self._waiting.add(mailbox)
             if self.is_over:
@@ -126,7 +126,7 @@ class Message:
             return
         mailbox: _Mailbox = SimpleQueue()
         try:
-            with ending.told_to(mailbox):
+            with ending.interrupts(mailbox):
                 waiter.messages.put((self.work, mailbox))
                 outcome = mailbox.get()
                 if outcome is _LEFT:

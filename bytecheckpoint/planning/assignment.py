@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from bytecheckpoint import _C
 from bytecheckpoint.errors import InvalidPlanError
-from bytecheckpoint.planning.homes import Home, at_home
+from bytecheckpoint.planning.homes import Home, kept_at
 from bytecheckpoint.planning.inventory import LocalInventory, RemoteInventory
 from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, part_of
 from bytecheckpoint.planning.plan_items import PickledSource, PlanItems, source_of
@@ -64,7 +64,7 @@ class RankAssignment(PickledSource):
 def _arrived(
     home: Home, part: bytes, sent: tuple[bytes, int] | None, cache: str, all_can_exchange: bool
 ) -> RankAssignment:
-    inventory = at_home(home)
+    inventory = kept_at(home)
     if not isinstance(inventory, LocalInventory):
         # This process does not have the inventory that the assignment is for, so it cannot use the assignment.
         return RankAssignment(RemoteInventory(home), part, EncodedAssignment(b"", 0), cache, all_can_exchange=False)

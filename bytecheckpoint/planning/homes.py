@@ -10,7 +10,7 @@ from typing import Any
 
 from bytecheckpoint.runtime.per_process import PerProcess
 
-__all__ = ["Home", "at_home", "home_of"]
+__all__ = ["Home", "home_of", "kept_at"]
 
 Home = tuple[str, int]
 """Where an object stayed: a name of the process, and a ticket."""
@@ -21,13 +21,13 @@ _process_name = PerProcess(lambda: uuid.uuid4().hex)  # which no other process o
 
 
 def home_of(kept: object) -> Home:
-    """Returns an address at which ``at_home`` finds ``kept``, in this process and as long as somebody holds it."""
+    """Returns an address at which ``kept_at`` finds ``kept``, in this process and as long as somebody holds it."""
     ticket = next(_tickets)
     _staying[ticket] = kept
     return _process_name.get(), ticket
 
 
-def at_home(home: Home) -> Any:
+def kept_at(home: Home) -> Any:
     """Returns the object at ``home``; None if nobody holds it any more, and in another process."""
     process, ticket = home
     return _staying.get(ticket) if process == _process_name.get() else None

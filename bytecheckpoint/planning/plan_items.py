@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, MutableSequence
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 from bytecheckpoint.errors import CheckpointError
-from bytecheckpoint.planning.homes import Home, at_home, home_of
+from bytecheckpoint.planning.homes import Home, home_of, kept_at
 
 __all__ = ["LoadTargets", "PickledSource", "PlanItems", "source_of"]
 
@@ -128,7 +128,7 @@ class _Elsewhere:
 
 def _at(home: Home, num_items: int) -> object:
     """Unpickles items that stayed: in their own process as the same object, elsewhere as a stand-in."""
-    items = at_home(home)
+    items = kept_at(home)
     return _Elsewhere(home, num_items) if items is None else items
 
 

@@ -72,12 +72,12 @@ class ReadStrategy:
 
     Attributes:
         reading: ``independent``, ``cooperative``, or ``auto`` if the ranks have to find out together.
-        all_come: Whether ``ReadPreferences.comes`` holds for all ranks.
+        all_ranks_read: Whether ``ReadPreferences.comes`` holds for all ranks.
         num_ranks: Number of ranks in the load.
     """
 
     reading: str
-    all_come: bool
+    all_ranks_read: bool
     num_ranks: int
 
 
@@ -88,8 +88,8 @@ def choose_reading(plans: Sequence[LoadPlan]) -> list[LoadPlan]:
     """
     intents = [plan.storage_data for plan in plans]
     reading = AUTO
-    all_come = all(isinstance(t, ReadPreferences) and t.comes for t in intents)
-    settings = {t.setting for t in intents} if all_come else {INDEPENDENT}
+    all_ranks_read = all(isinstance(t, ReadPreferences) and t.comes for t in intents)
+    settings = {t.setting for t in intents} if all_ranks_read else {INDEPENDENT}
     for setting in (COOPERATIVE, INDEPENDENT):
         if setting in settings:
             reading = setting
@@ -98,7 +98,7 @@ def choose_reading(plans: Sequence[LoadPlan]) -> list[LoadPlan]:
         saved_at_most = wanted * (len(intents) - 1) // len(intents)
         if len(intents) > _MOST_RANKS or saved_at_most < _LEAST_SAVED_BYTES or all(t.is_in_memory for t in intents):
             reading = INDEPENDENT
-    return [replace(plan, storage_data=ReadStrategy(reading, all_come, len(plans))) for plan in plans]
+    return [replace(plan, storage_data=ReadStrategy(reading, all_ranks_read, len(plans))) for plan in plans]
 
 
 def is_worth_sharing(bytes_saved: int, bytes_wanted: int) -> bool:

@@ -38,7 +38,7 @@ class _Announced(NamedTuple):
     work: _Work
 
 
-class _Coming(NamedTuple):
+class _Incoming(NamedTuple):
     """A unit of another rank, after this rank has begun to receive its payload."""
 
     number: int
@@ -91,7 +91,7 @@ class Relay:
         self._unread: list[tuple[int, _Work]] = []
         self._foreign = collections.deque(n for n, (owner, _, _) in enumerate(units) if owner != rank)
         self._announced: collections.deque[_Announced] = collections.deque()
-        self._coming: collections.deque[_Coming] = collections.deque()
+        self._incoming: collections.deque[_Incoming] = collections.deque()
         self._free: collections.deque[int] = collections.deque()
 
     def run(self) -> dict[str, Any] | None:
@@ -112,7 +112,7 @@ class Relay:
                 else:
                     self._send_what_is_read()
                     self._receive()
-            while self._coming:
+            while self._incoming:
                 self._take_in()
             while self._sent:
                 self._reclaim()
@@ -208,10 +208,10 @@ class Relay:
             self._is_stopped = True
             return
         if not self._free:
-            self._take_in() if self._coming else self._make_spare_slot()
+            self._take_in() if self._incoming else self._make_spare_slot()
         slot = self._free.popleft()
         work = self._messages.receive(self._slots[slot][:num_bytes], unit.owner, PAYLOAD)
-        self._coming.append(_Coming(unit.number, unit.owner, slot, num_bytes, work))
+        self._incoming.append(_Incoming(unit.number, unit.owner, slot, num_bytes, work))
 
     def _announce(self, number: int) -> None:
         owner = self._units[number][0]
@@ -220,7 +220,7 @@ class Relay:
 
     def _take_in(self) -> None:
         """Waits for the oldest payload, then verifies and scatters it."""
-        unit = self._coming.popleft()
+        unit = self._incoming.popleft()
         self._free.append(unit.slot)
         if not self._messages.wait(unit.owner, unit.work):
             self._is_stopped = True

@@ -41,7 +41,7 @@ class ReportGather:
         self._peers = peers
         self._has_come = False
 
-    def bring(self, report: RankLoadReport) -> list[RankLoadReport | None]:
+    def gather(self, report: RankLoadReport) -> list[RankLoadReport | None]:
         """Brings the report of this rank. Call it once.
 
         Returns:
@@ -51,11 +51,11 @@ class ReportGather:
         chosen = self._plan.storage_data
         if isinstance(chosen, ReadStrategy) and chosen.num_ranks == 1:
             return [report]
-        return self._come([_DONE, *(getattr(report, name) for name in _FIELDS)])
+        return self._exchange([_DONE, *(getattr(report, name) for name in _FIELDS)])
 
-    def _come(self, numbers: list[float]) -> list[RankLoadReport | None]:
+    def _exchange(self, numbers: list[float]) -> list[RankLoadReport | None]:
         chosen = self._plan.storage_data
-        peers = self._peers if isinstance(chosen, ReadStrategy) and chosen.all_come else None
+        peers = self._peers if isinstance(chosen, ReadStrategy) and chosen.all_ranks_read else None
         if peers is None:
             return []
         with DeferredInterrupt():
@@ -73,7 +73,7 @@ class ReportGather:
         """Comes to the other ranks if this one has failed before it did."""
         if error is not None and not self._has_come:
             with contextlib.suppress(Exception):  # the caller raises this rank's own error
-                self._come([_FAILED, *(0.0 for _ in _FIELDS)])
+                self._exchange([_FAILED, *(0.0 for _ in _FIELDS)])
 
 
 def _report(rank: int, numbers: list[float]) -> RankLoadReport | None:

@@ -100,10 +100,10 @@ class StagedMemory:
             with _lock:
                 _awaited.add(self)
 
-    def sum(self) -> None:
+    def checksum(self) -> None:
         """Computes the CRCs of what came from devices, unless they exist; returns when they do. Any thread."""
         with self._lock:
-            self._staged.sum(self._num_threads)
+            self._staged.checksum(self._num_threads)
 
     def check(self) -> None:
         """Checks that the state may still be read. Called before somebody reads it.
@@ -133,7 +133,7 @@ class StagedMemory:
                 _uses.append(use)
             if is_background:
                 _awaited.discard(self)
-        self.sum()  # without CRCs, a change of what is saved first would go unnoticed
+        self.checksum()  # without CRCs, a change of what is saved first would go unnoticed
 
     def submit(self, upload: Future[Any]) -> None:
         """Keeps the state until ``upload`` is done, with which the save that it was staged for ends."""

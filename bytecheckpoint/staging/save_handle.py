@@ -123,8 +123,8 @@ def save_in_background(
     except BaseException as error:
         if not is_alone:  # the other ranks come to this save, and hear of the failure there
             failed = error if isinstance(error, Exception) else RankError(f"save({path}): {error!r} while staging")
-            told = submit(lambda: fail(failed))
-            told.is_seen = True
+            failing = submit(lambda: fail(failed))
+            failing.is_seen = True
         raise
     # Whoever takes the state out gives its memory back: the save, or this call if it is interrupted before.
     kept = [staging]
@@ -163,7 +163,7 @@ def _save_staged(
     except Exception as error:
         return fail(error)
     try:
-        state.wait_for_sums()
+        state.wait_for_checksums()
         return save(state)
     finally:
         state.release()

@@ -33,7 +33,7 @@ class BackgroundFuture(Future[T]):
         queue: The queue that runs the save; None if the save has already ended.
 
     Attributes:
-        is_seen: Whether ``result`` or ``exception`` has told somebody how the save ended.
+        is_seen: Whether ``result`` or ``exception`` has already told the caller how the save ended.
     """
 
     def __init__(self, path: str = "", queue: SaveQueue | None = None) -> None:
@@ -63,14 +63,14 @@ class BackgroundFuture(Future[T]):
                 self._path,
             )
         try:
-            told = ask(timeout)
+            outcome = ask(timeout)
         except BaseException:
             # The failure of the save, a timeout or Ctrl-C. Only the first tells how the save ended, though the save may
             # have failed since.
             self.is_seen = self.is_seen or (self.done() and self._exception is sys.exc_info()[1])
             raise
         self.is_seen = True
-        return told
+        return outcome
 
     def peek(self) -> BaseException | None:
         """Returns what ``exception`` would, without setting ``is_seen``. The future must be done."""

@@ -119,9 +119,9 @@ class StagedState(dict[str, Any]):
         """Gives the memory to the next state: nobody may use these tensors any more. Any thread."""
         self._memory.release()
 
-    def wait_for_sums(self) -> None:
+    def wait_for_checksums(self) -> None:
         """Waits for the CRCs of all tensors, by which readers notice if the memory has changed. Saves wait for them."""
-        self._memory.sum()
+        self._memory.checksum()
 
     def __del__(self) -> None:
         # The dict lets go of the tensors first. So `_memory` frees them, one by one, and pauses for threads that wait
@@ -144,10 +144,10 @@ def _send(state: StagedState) -> tuple[Any, ...]:
     """Sends a state to another process of this job, as memory that both map. Pickles no tensor, mostly copies none."""
     memory = state._memory
     memory.check()
-    memory.sum()  # the other process checks what it saves
+    memory.checksum()  # the other process checks what it saves
     lease = memory.lease.arena_lease
     tree, tensors = _C.take_apart(dict(dict.items(state)), lease, memory.num_bytes, _StandIn, _apart)
-    return _receive, (DupFd(memory.fd_to_send()), memory.num_bytes, lease.sums(), tree, tensors, memory.world)
+    return _receive, (DupFd(memory.fd_to_send()), memory.num_bytes, lease.checksums(), tree, tensors, memory.world)
 
 
 ForkingPickler.register(StagedState, _send)
@@ -208,11 +208,11 @@ def _joined(value: Any, next_tensor: Callable[[], torch.Tensor]) -> Any:
 
 
 def _receive(
-    dup: Any, num_bytes: int, sums: bytes, tree: dict[str, Any], tensors: bytes, world: SaveRanks | None
+    dup: Any, num_bytes: int, checksums: bytes, tree: dict[str, Any], tensors: bytes, world: SaveRanks | None
 ) -> dict[str, Any]:
     fd = dup.detach()
     try:
-        pages = _C.receive_pages(fd, num_bytes, sums)
+        pages = _C.receive_pages(fd, num_bytes, checksums)
     finally:
         os.close(fd)
     state: dict[str, Any] = _C.put_together(tree, tensors, pages, _StandIn, _joined)
@@ -296,7 +296,7 @@ def _stage(
         if has_devices and overlap and _complete_in_thread(staged, memory, future):
             return future
         staged.wait()
-        memory.sum()
+        memory.checksum()
         future.set_result(StagedState(staged.tree, memory))
     except BaseException:
         staged.give_up()  # devices must not write to the memory any more when the next state has it
@@ -327,7 +327,7 @@ def _complete_in_thread(staged: _C.StagedTree, memory: StagedMemory, future: Fut
         memory.is_filled_later = False
         future.set_result(state)
         # After the future, because training may wait for that; only a save waits for the CRCs.
-        memory.sum()
+        memory.checksum()
 
     memory.is_filled_later = True
     # Not a daemon thread: the process must not end while a device writes to its memory.

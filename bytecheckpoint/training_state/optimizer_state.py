@@ -28,7 +28,7 @@ __all__ = ["OptimizerLoad", "OptimizerState"]
 
 _NOT_OPTIONS = frozenset({"params", "param_names"})
 
-_Way = tuple[str | int, ...]
+_TreePath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,11 @@ class OptimizerState:
 class _Planned:
     """What is loaded for one member.
 
-    A ``_Way`` is a path into the state of a parameter: the name of a state, then the keys through its containers.
+    A ``_TreePath`` is a path into the state of a parameter: the name of a state, then the keys through its containers.
 
     Attributes:
         member: The member.
-        ways: The paths of all states, in the order of the checkpoint.
+        tree_paths: The paths of all states, in the order of the checkpoint.
         tensors: The tensors to load into, by path; the optimizer's own tensor where it has a suitable one.
         objects: For the path of each state that is not a tensor, its key in the checkpoint.
         options: For the path of each option, its keys in the checkpoint, one for each original parameter.
@@ -146,10 +146,10 @@ class _Planned:
     """
 
     member: _Member
-    ways: dict[_Way, None] = field(default_factory=dict)
-    tensors: dict[_Way, torch.Tensor] = field(default_factory=dict)
-    objects: dict[_Way, str] = field(default_factory=dict)
-    options: dict[_Way, list[str]] = field(default_factory=dict)
+    tree_paths: dict[_TreePath, None] = field(default_factory=dict)
+    tensors: dict[_TreePath, torch.Tensor] = field(default_factory=dict)
+    objects: dict[_TreePath, str] = field(default_factory=dict)
+    options: dict[_TreePath, list[str]] = field(default_factory=dict)
     stateless: list[_Slot] = field(default_factory=list)
 
 
@@ -181,7 +181,7 @@ class OptimizerLoad:
                     self._plan(planned, slot, name, stored)
                 for option in (option for option in of_group if option not in _NOT_OPTIONS):
                     key = f"{prefix}.{option}"
-                    self._plan_option(planned, stored.way(key, f"{prefix}."), key, stored)
+                    self._plan_option(planned, stored.tree_path(key, f"{prefix}."), key, stored)
                 if slot.is_flat and slot.fqn not in states:
                     planned.stateless.append(slot)
             if is_known:
@@ -191,16 +191,16 @@ class OptimizerLoad:
         key = f"state.{slot.fqn}.{name}"
         found = stored[key]
         member = planned.member
-        way = stored.way(key, f"state.{slot.fqn}.")
-        planned.ways[way] = None
-        before = planned.tensors.get(way, _at(member.state, way))
+        path = stored.tree_path(key, f"state.{slot.fqn}.")
+        planned.tree_paths[path] = None
+        before = planned.tensors.get(path, _at(member.state, path))
         if found is None:
-            planned.objects[way] = key
+            planned.objects[path] = key
             self.values[key] = before
         elif found.shape == slot.shape and not (found.shape == torch.Size() and name == "step"):
             if not isinstance(before, torch.Tensor) or not slot.is_per_element(before):
                 before = slot.empty(dtype_of(key, found))
-            planned.tensors[way] = before
+            planned.tensors[path] = before
             self.values[key] = slot.view(before)
         else:
             if not isinstance(before, torch.Tensor) or before.shape != found.shape:
@@ -208,13 +208,13 @@ class OptimizerLoad:
                 device = member.parameter.device if on_device or found.shape != torch.Size() else None
                 before = stored.empty(key, device)
                 assert before is not None
-            planned.tensors[way] = self.values[key] = before
+            planned.tensors[path] = self.values[key] = before
 
-    def _plan_option(self, planned: _Planned, way: _Way, key: str, stored: Stored) -> None:
-        planned.options.setdefault(way, []).append(key)
+    def _plan_option(self, planned: _Planned, path: _TreePath, key: str, stored: Stored) -> None:
+        planned.options.setdefault(path, []).append(key)
         if key in self.values:
             return
-        found, current = stored[key], _at(planned.member.group, way)
+        found, current = stored[key], _at(planned.member.group, path)
         if found is None:
             self.values[key] = None if isinstance(current, torch.Tensor) else current
         elif isinstance(current, torch.Tensor) and current.shape == found.shape:
@@ -229,25 +229,25 @@ class OptimizerLoad:
             KeyMismatchError: Parameters of one group were saved with different options. Nothing was changed except
                 tensors that were loaded in place.
         """
-        groups: dict[int, tuple[dict[str, Any], dict[_Way, list[str]]]] = {}
+        groups: dict[int, tuple[dict[str, Any], dict[_TreePath, list[str]]]] = {}
         for planned in self._planned:
             _, options = groups.setdefault(id(planned.member.group), (planned.member.group, {}))
-            for way, keys in planned.options.items():
-                options.setdefault(way, []).extend(keys)
+            for path, keys in planned.options.items():
+                options.setdefault(path, []).extend(keys)
         for _, options in groups.values():
             for keys in options.values():
                 self._check_equal(keys)
         for planned in self._planned:
             for slot in planned.stateless:
                 _forget(slot, planned.tensors.values())
-            values = {**planned.tensors, **{way: self.values[key] for way, key in planned.objects.items()}}
-            state = nested({way: values[way] for way in planned.ways})
+            values = {**planned.tensors, **{path: self.values[key] for path, key in planned.objects.items()}}
+            state = nested({path: values[path] for path in planned.tree_paths})
             if state:
                 planned.member.contents.states[planned.member.key] = state
             else:
                 planned.member.contents.states.pop(planned.member.key, None)
         for group, options in groups.values():
-            loaded = {way: _as_before(_at(group, way), self.values[keys[0]]) for way, keys in options.items()}
+            loaded = {path: _as_before(_at(group, path), self.values[keys[0]]) for path, keys in options.items()}
             group.update(nested(loaded))
         for contents in {id(planned.member.contents): planned.member.contents for planned in self._planned}.values():
             contents.hand_over()
@@ -272,9 +272,9 @@ def _is_same(a: Any, b: Any) -> bool:
     return are_equal(a, b) or bool(a == b)
 
 
-def _at(container: Any, way: _Way) -> Any:
-    """Returns what ``container`` has at the path ``way``, or None."""
-    for step in way:
+def _at(container: Any, path: _TreePath) -> Any:
+    """Returns what ``container`` has at ``path``, or None."""
+    for step in path:
         is_there = step in container if isinstance(container, Mapping) else _is_place(container, step)
         if not is_there:
             return None

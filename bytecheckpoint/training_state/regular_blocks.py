@@ -143,11 +143,11 @@ def _agree(moves: list[_Move], group: dist.ProcessGroup, path: str) -> None:
     """Checks that sender and receiver agree about every move. Otherwise a rank would wait for what nobody sends."""
     ranks = ranks_of(group)
     own = ranks[group.rank()]
-    sums: dict[tuple[int, int], Any] = {}
+    digests: dict[tuple[int, int], Any] = {}
     for move in moves:
-        of_pair = sums.setdefault((move.source, move.target), hashlib.sha256())
+        of_pair = digests.setdefault((move.source, move.target), hashlib.sha256())
         of_pair.update(repr((move.part, move.key, move.begin, move.end, str(move.dtype))).encode())
-    of_ranks = gathered(group, "save", path, {pair: of_pair.digest() for pair, of_pair in sums.items()})
+    of_ranks = gathered(group, "save", path, {pair: of_pair.digest() for pair, of_pair in digests.items()})
     by_rank = dict(zip(ranks, of_ranks, strict=True))
     for rank, of_rank in by_rank.items():
         for (source, target), digest in of_rank.items():

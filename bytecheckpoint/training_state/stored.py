@@ -66,8 +66,8 @@ class Stored(Mapping[str, "StoredTensor | None"]):
                 io_timeout_s=config.io_timeout_s,
             )
         self.user_metadata: Any = parsed_user_metadata(checkpoint.user_metadata, self.path)
-        ways = checkpoint.planner_data
-        self._ways: Mapping[str, tuple[Any, ...]] = ways if isinstance(ways, Mapping) else {}
+        tree_paths = checkpoint.planner_data
+        self._tree_paths: Mapping[str, tuple[Any, ...]] = tree_paths if isinstance(tree_paths, Mapping) else {}
         self._items: dict[str, StoredTensor | None] = {}
         for fqn, dtype, shape, _, record_bytes, *_ in checkpoint.contents():
             tensor = (
@@ -75,7 +75,7 @@ class Stored(Mapping[str, "StoredTensor | None"]):
             )
             self._items[fqn] = tensor
         # Keep the order in which keys were saved, as far as it is known, so that dicts are made again in this order.
-        first = {key: self._items[key] for key in self._ways if key in self._items}
+        first = {key: self._items[key] for key in self._tree_paths if key in self._items}
         self._items = {**first, **self._items}
 
     def __getitem__(self, key: str) -> StoredTensor | None:
@@ -105,24 +105,24 @@ class Stored(Mapping[str, "StoredTensor | None"]):
             )
         return torch.empty(found.shape, dtype=dtype, device=device)
 
-    def way(self, key: str, prefix: str) -> tuple[str | int, ...]:
+    def tree_path(self, key: str, prefix: str) -> tuple[str | int, ...]:
         """Returns the path from ``prefix`` to ``key``: a name, then the keys and indices through saved containers.
 
         Args:
             key: A key of the checkpoint that begins with ``prefix``.
             prefix: A prefix that ends with a dot.
         """
-        way = self._ways.get(key, (key,))
+        path = self._tree_paths.get(key, (key,))
         first = ""
-        for number, step in enumerate(way):
+        for number, step in enumerate(path):
             first += f".{step}" if number else str(step)
             if first.startswith(prefix) and len(first) > len(prefix):
-                return (first[len(prefix) :], *way[number + 1 :])
+                return (first[len(prefix) :], *path[number + 1 :])
         return (key[len(prefix) :],)
 
     def nested(self, values: Mapping[str, Any]) -> dict[Any, Any]:
         """Returns ``values``, which are by key, in the containers that they were saved in."""
-        return nested({self._ways.get(key, (key,)): value for key, value in values.items()})
+        return nested({self._tree_paths.get(key, (key,)): value for key, value in values.items()})
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)

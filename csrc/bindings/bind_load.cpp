@@ -107,22 +107,22 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
   base::Result<tensor::StridedView> memory = tensor::StridedView();
   for (size_t i = 0, last = kNone, last_box = 0; i < self.plan.tensors().size(); ++i) {
     const Read& read = self.plan.tensors()[i];
-    const StateValue& held = state[read.held];
+    const StateValue& state_value = state[read.state_index];
     const auto& place = self.places[i];
-    const bool is_direct = held.kind != StateValue::Kind::kOther && place.has_value();
-    if (!is_direct || !is_still(held, state_dict)) {
+    const bool is_direct = state_value.kind != StateValue::Kind::kOther && place.has_value();
+    if (!is_direct || !is_still(state_value, state_dict)) {
       left_out.push_back(i);
       continue;
     }
-    if (read.held != last || read.box != last_box) {
-      last = read.held;
+    if (read.state_index != last || read.box != last_box) {
+      last = read.state_index;
       last_box = read.box;
-      const py::object local = held.local(read.box);
+      const py::object local = state_value.local(read.box);
       memory = view_of_tensor(local.ptr(), /*writable=*/true);
-      if (memory.is_ok() && memory.value().sizes != held.boxes[read.box].sizes) {
-        raise_as("ShapeMismatchError",
-                 text("'", held.fqn, "': the box held is of ", tensor::to_text(held.boxes[read.box].sizes),
-                      ", its tensor of ", tensor::to_text(memory.value().sizes)));
+      if (memory.is_ok() && memory.value().sizes != state_value.boxes[read.box].sizes) {
+        raise_as("ShapeMismatchError", text("'", state_value.fqn, "': the box held is of ",
+                                            tensor::to_text(state_value.boxes[read.box].sizes), ", its tensor of ",
+                                            tensor::to_text(memory.value().sizes)));
       }
       if (memory.is_ok()) self.alive.push_back(local);
     }
@@ -131,7 +131,7 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
       continue;
     }
     raise_if_error(
-        self.job.destinations().add_tensor(held.fqn, *read.chunk, *place, read.planned.box,
+        self.job.destinations().add_tensor(state_value.fqn, *read.chunk, *place, read.planned.box,
                                            tensor::part_of(memory.value(), read.to, read.planned.box.sizes)));
   }
   return left_out;

@@ -52,10 +52,10 @@ Status check_shape(const std::string& fqn, const tensor::Dims& planned, const te
 
 /// Narrows the view of a held box to the part that is written.
 Status narrow(const LocalState& state, const Write& write, tensor::StridedView* view) {
-  const tensor::Box held = state.inventory().box(state.inventory().entries[write.entry], write.box);
-  BCP_RETURN_IF_ERROR(check_shape(write.planned.fqn, held.sizes, view->sizes));
+  const tensor::Box held_box = state.inventory().box(state.inventory().entries[write.entry], write.box);
+  BCP_RETURN_IF_ERROR(check_shape(write.planned.fqn, held_box.sizes, view->sizes));
   tensor::Dims begin = write.planned.box.offsets;
-  for (size_t d = 0; d < begin.size(); ++d) begin[d] -= held.offsets[d];
+  for (size_t d = 0; d < begin.size(); ++d) begin[d] -= held_box.offsets[d];
   *view = tensor::part_of(std::move(*view), begin, write.planned.box.sizes);
   return Status::ok();
 }
@@ -93,9 +93,9 @@ std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, co
   for (size_t i = 0; i < plan.tensors().size(); ++i) {
     gil_yield.take();
     const Write& write = plan.tensors()[i];
-    const StateValue& held = state.held(write.entry);
-    if (held.kind != StateValue::Kind::kOther && is_still(held, state_dict)) {
-      const py::object& local = alive.emplace_back(held.local(write.box));
+    const StateValue& state_value = state.value_of(write.entry);
+    if (state_value.kind != StateValue::Kind::kOther && is_still(state_value, state_dict)) {
+      const py::object& local = alive.emplace_back(state_value.local(write.box));
       base::Result<tensor::StridedView> view = view_of_plain_tensor(local.ptr());
       if (view.is_ok() && view.value().dtype == write.planned.dtype->dtype) {
         ready.push_back({&write.planned.fqn, &write.planned.box, std::move(view.value())});

@@ -19,9 +19,9 @@ using namespace bridge;
 std::unique_ptr<WritePlan> plan_assignment(std::shared_ptr<LocalState> state, const py::bytes& assignment,
                                            py::object part_class) {
   const std::string_view encoded(assignment);
-  Writes writes = value_unlocked([&, &held = std::as_const(*state)]() -> base::Result<Writes> {
-    BCP_ASSIGN_OR_RETURN(auto planned, planner::apply_assignment(held.inventory(), encoded));
-    return writes_of(held, std::move(planned));
+  Writes writes = value_unlocked([&, &local_state = std::as_const(*state)]() -> base::Result<Writes> {
+    BCP_ASSIGN_OR_RETURN(auto planned, planner::apply_assignment(local_state.inventory(), encoded));
+    return writes_of(local_state, std::move(planned));
   });
   return std::make_unique<WritePlan>(std::move(state), std::move(writes), std::move(part_class));
 }

@@ -49,10 +49,10 @@ struct ReceivedPages {
 };
 
 /// Maps pages of another process, with what it staged there.
-std::shared_ptr<Pages> receive_pages(int fd, int64_t num_bytes, const std::string& sums) {
+std::shared_ptr<Pages> receive_pages(int fd, int64_t num_bytes, const std::string& checksums) {
   auto received = std::make_shared<ReceivedPages>();
   received->pages = value_unlocked([&] { return Pages::map_shared(fd, num_bytes, "staged state"); });
-  staging::StagedBytes staged = value_or_raise(staging::decode_staged(sums, received->pages->first(), num_bytes));
+  staging::StagedBytes staged = value_or_raise(staging::decode_staged(checksums, received->pages->first(), num_bytes));
   received->staged = std::make_shared<const staging::StagedBytes>(std::move(staged));
   staging::list_staged(received->staged);
   Pages* const pages = received->pages.get();
@@ -114,7 +114,7 @@ void bind_staging(py::module_& m) {
       .def_property_readonly("num_bytes", &Pages::bytes);
   py::class_<Lease, std::shared_ptr<Lease>>(m, "Lease", py::module_local())
       .def("release", [](Lease& lease) { unlocked([&] { lease.release(); }); })
-      .def("sums", [](Lease& lease) { return py::bytes(lease.encoded_sums()); })
+      .def("checksums", [](Lease& lease) { return py::bytes(lease.encoded_checksums()); })
       .def("shareable_pages", &shareable_pages, py::arg("num_bytes"));
   m.def("try_lease", &try_lease, py::kw_only(), py::arg("num_bytes"), py::arg("limit_bytes"), py::arg("is_shareable"),
         py::arg("num_states"), py::arg("what"));
@@ -156,7 +156,7 @@ void bind_staging(py::module_& m) {
       .def("fill", &StagedTree::fill, py::arg("lease"), py::arg("num_threads"), py::arg("streams"))
       .def("wait", &StagedTree::wait)
       .def("give_up", &StagedTree::give_up)
-      .def("sum", &StagedTree::sum, py::arg("num_threads"));
+      .def("checksum", &StagedTree::checksum, py::arg("num_threads"));
   m.def("is_marked_as_parts", &is_marked_as_parts, py::arg("tensor"));
   m.def("copy_marks", &copy_marks, py::arg("marked"), py::arg("copy"));
   m.def(
@@ -166,7 +166,7 @@ void bind_staging(py::module_& m) {
         return py::make_tuple(std::move(taken.tree), py::bytes(taken.tensors));
       },
       py::arg("tree"), py::arg("lease"), py::arg("num_bytes"), py::arg("stand_in"), py::arg("apart"));
-  m.def("receive_pages", &receive_pages, py::arg("fd"), py::arg("num_bytes"), py::arg("sums"));
+  m.def("receive_pages", &receive_pages, py::arg("fd"), py::arg("num_bytes"), py::arg("checksums"));
   m.def(
       "put_together",
       [](py::handle tree, const py::bytes& tensors, std::shared_ptr<Pages> pages, py::object stand_in,

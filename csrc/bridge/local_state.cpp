@@ -63,9 +63,9 @@ LocalState::LocalState(const py::dict& flat, const py::object& mappings, const p
   std::vector<Declared> declared;
   declared.reserve(state_.size());
   GilYield gil_yield;
-  for (StateValue& held : state_) {
+  for (StateValue& state_value : state_) {
     gil_yield.take();
-    declared.push_back(declare(mappings, items_of, &held));
+    declared.push_back(declare(mappings, items_of, &state_value));
   }
   run_unlocked([&] { return take_inventory(declared, can_split); });
 }
@@ -76,34 +76,35 @@ LocalState::~LocalState() {
   drop_in_breaths(&state_);
 }
 
-LocalState::Declared LocalState::declare(const py::object& mappings, const py::object& items_of, StateValue* held) {
+LocalState::Declared LocalState::declare(const py::object& mappings, const py::object& items_of,
+                                         StateValue* state_value) {
   Declared declared;
-  switch (held->kind) {
+  switch (state_value->kind) {
     case StateValue::Kind::kObject:
       break;
     case StateValue::Kind::kPlain:
       declared.kind = EntryKind::kTensor;
-      declared.info = info_of(held->value, held->facts);
+      declared.info = info_of(state_value->value, state_value->facts);
       break;
     case StateValue::Kind::kDTensor:
       declared.kind = EntryKind::kShard;
-      declared.info = info_of(held->local(0), held->facts);
+      declared.info = info_of(state_value->local(0), state_value->facts);
       break;
     case StateValue::Kind::kChunks:
       declared.kind = EntryKind::kShard;
-      if (!held->boxes.empty()) declared.info = info_of(held->local(0), held->facts);
+      if (!state_value->boxes.empty()) declared.info = info_of(state_value->local(0), state_value->facts);
       break;
     case StateValue::Kind::kOther:
-      declared.kind = ask_dcp(items_of, held, &declared.info);
+      declared.kind = ask_dcp(items_of, state_value, &declared.info);
       break;
   }
-  declared.is_here = held->kind == StateValue::Kind::kOther
-                         ? !held->items.empty()
-                         : declared.kind == EntryKind::kBytes || !held->boxes.empty();
+  declared.is_here = state_value->kind == StateValue::Kind::kOther
+                         ? !state_value->items.empty()
+                         : declared.kind == EntryKind::kBytes || !state_value->boxes.empty();
   if (!declared.is_here || mappings.is_none()) return declared;
-  const auto way = py::reinterpret_steal<py::object>(PyObject_GetItem(mappings.ptr(), held->key.ptr()));
+  const auto path = py::reinterpret_steal<py::object>(PyObject_GetItem(mappings.ptr(), state_value->key.ptr()));
   if (way) {
-    declared.path = encode_path(held->fqn, way);
+    declared.path = encode_path(state_value->fqn, path);
   } else if (PyErr_ExceptionMatches(PyExc_KeyError)) {
     PyErr_Clear();
   } else {
@@ -118,26 +119,26 @@ base::Status LocalState::take_inventory(const std::vector<Declared>& declared, b
   for (size_t number = 0; number < declared.size(); ++number) {
     const Declared& of = declared[number];
     if (!of.is_here) continue;
-    const StateValue& held = state_[number];
-    const bool can_split_it = can_split && held.kind != StateValue::Kind::kOther;
-    BCP_RETURN_IF_ERROR(builder.add(held.fqn, of.kind, of.path, of.info, can_split_it, held.boxes));
-    held_of_entry_.push_back(number);
+    const StateValue& state_value = state_[number];
+    const bool can_split_it = can_split && state_value.kind != StateValue::Kind::kOther;
+    BCP_RETURN_IF_ERROR(builder.add(state_value.fqn, of.kind, of.path, of.info, can_split_it, state_value.boxes));
+    value_of_entry_.push_back(number);
   }
   BCP_ASSIGN_OR_RETURN(inventory_, builder.finish());
   return base::Status::ok();
 }
 
-EntryKind LocalState::ask_dcp(const py::object& items_of, StateValue* held, tensor::TensorInfo* info) {
+EntryKind LocalState::ask_dcp(const py::object& items_of, StateValue* state_value, tensor::TensorInfo* info) {
   EntryKind kind = EntryKind::kBytes;
-  held->boxes.clear();
-  for (const py::handle item : items_of(held->fqn, held->value)) {
+  state_value->boxes.clear();
+  for (const py::handle item : items_of(state_value->fqn, state_value->value)) {
     const WriteItemFields planned = read_write_item(item);
-    held->items.push_back(py::reinterpret_borrow<py::object>(item));
+    state_value->items.push_back(py::reinterpret_borrow<py::object>(item));
     if (!planned.is_tensor) continue;
     const DeclaredTensor declared = read_declared_tensor(item);
     kind = declared.is_shard ? EntryKind::kShard : EntryKind::kTensor;
     *info = declared.info;
-    held->boxes.push_back(planned.box);
+    state_value->boxes.push_back(planned.box);
   }
   return kind;
 }
@@ -159,8 +160,8 @@ py::object LocalState::item(uint32_t entry_number, uint32_t number, const tensor
   const planner::Entry& entry = inventory_.entries[entry_number];
   const std::string fqn(inventory_.fqn(entry));
   const tensor::Box box = entry.is_tensor() ? inventory_.box(entry, number) : tensor::Box();
-  if (!state_.empty() && held(entry_number).kind == StateValue::Kind::kOther) {
-    const StateValue& value = held(entry_number);
+  if (!state_.empty() && value_of(entry_number).kind == StateValue::Kind::kOther) {
+    const StateValue& value = value_of(entry_number);
     for (size_t i = 0; i < value.items.size(); ++i) {
       if (!entry.is_tensor() || value.boxes[i] == box) return value.items[i];
     }

@@ -35,7 +35,7 @@ class LocalState {
 
   const planner::Inventory& inventory() const { return inventory_; }
   /// Returns the value of an entry. Not for the inventory of another rank.
-  const StateValue& held(uint32_t entry) const { return state_[held_of_entry_[entry]]; }
+  const StateValue& value_of(uint32_t entry) const { return state_[value_of_entry_[entry]]; }
   /// Returns the bytes of the elements of all tensors that this rank holds.
   int64_t num_bytes() const;
   /// Returns the encoded inventory. Its rank is 0, because a rank does not know its number here.
@@ -56,12 +56,13 @@ class LocalState {
     std::string path;
   };
 
-  static Declared declare(const pybind11::object& mappings, const pybind11::object& items_of, StateValue* held);
+  static Declared declare(const pybind11::object& mappings, const pybind11::object& items_of, StateValue* state_value);
   base::Status take_inventory(const std::vector<Declared>& declared, bool can_split);
-  static planner::EntryKind ask_dcp(const pybind11::object& items_of, StateValue* held, tensor::TensorInfo* info);
+  static planner::EntryKind ask_dcp(const pybind11::object& items_of, StateValue* state_value,
+                                    tensor::TensorInfo* info);
 
   std::vector<StateValue> state_;
-  std::vector<size_t> held_of_entry_;
+  std::vector<size_t> value_of_entry_;
   planner::Inventory inventory_;
 };
 

@@ -47,25 +47,25 @@ bool is_complex(tensor::DType dtype) {
 }
 
 /// Whether the dtype of the value has no imaginary parts.
-bool is_real(const StateValue& held) {
-  if (held.kind != StateValue::Kind::kOther) {
-    return held.facts.dtype != tensor::DType::kNone && !is_complex(held.facts.dtype);
+bool is_real(const StateValue& state_value) {
+  if (state_value.kind != StateValue::Kind::kOther) {
+    return state_value.facts.dtype != tensor::DType::kNone && !is_complex(state_value.facts.dtype);
   }
-  return py::hasattr(held.value, "dtype") && !held.value.attr("dtype").attr("is_complex").cast<bool>();
+  return py::hasattr(state_value.value, "dtype") && !state_value.value.attr("dtype").attr("is_complex").cast<bool>();
 }
 
 /// Returns its dtype as text.
-std::string dtype_text(const StateValue& held) {
-  if (held.kind != StateValue::Kind::kOther) return tensor::find_dtype(held.facts.dtype)->name;
-  return py::str(held.value.attr("dtype"));
+std::string dtype_text(const StateValue& state_value) {
+  if (state_value.kind != StateValue::Kind::kOther) return tensor::find_dtype(state_value.facts.dtype)->name;
+  return py::str(state_value.value.attr("dtype"));
 }
 
 /// Returns the shape of a tensor of the state, of any type; nothing if it has none.
-std::optional<tensor::Dims> shape_of(const StateValue& held) {
-  if (held.kind == StateValue::Kind::kObject) return std::nullopt;
-  if (held.kind != StateValue::Kind::kOther) return held.facts.sizes;
+std::optional<tensor::Dims> shape_of(const StateValue& state_value) {
+  if (state_value.kind == StateValue::Kind::kObject) return std::nullopt;
+  if (state_value.kind != StateValue::Kind::kOther) return state_value.facts.sizes;
   tensor::Dims sizes;
-  for (const py::handle size : held.value.attr("size")()) sizes.push_back(size.cast<int64_t>());
+  for (const py::handle size : state_value.value.attr("size")()) sizes.push_back(size.cast<int64_t>());
   return sizes;
 }
 
@@ -74,21 +74,21 @@ std::string size_text(const tensor::Dims& sizes) {
   return text("torch.Size(", tensor::to_text(sizes), ")");
 }
 
-/// Returns why a stored tensor cannot be loaded into `held`; nothing if it can.
-std::optional<std::string> mismatch(const format::Item& item, const StateValue& held) {
-  const std::optional<tensor::Dims> shape = shape_of(held);
+/// Returns why a stored tensor cannot be loaded into `state_value`; nothing if it can.
+std::optional<std::string> mismatch(const format::Item& item, const StateValue& state_value) {
+  const std::optional<tensor::Dims> shape = shape_of(state_value);
   if (!shape.has_value()) {
     return text("'", item.fqn, "': stored is a tensor of ", tensor::to_text(item.tensor.sizes),
-                ", to be loaded into a value of type ", Py_TYPE(held.value.ptr())->tp_name);
+                ", to be loaded into a value of type ", Py_TYPE(state_value.value.ptr())->tp_name);
   }
   if (*shape != item.tensor.sizes) {
     return text("'", item.fqn, "': stored is a tensor of ", tensor::to_text(item.tensor.sizes),
                 ", to be loaded into one of ", tensor::to_text(*shape), ": Size mismatch between saved ",
                 size_text(item.tensor.sizes), " and current: ", size_text(*shape), " for ", item.fqn);
   }
-  if (is_complex(item.tensor.dtype) && is_real(held)) {
+  if (is_complex(item.tensor.dtype) && is_real(state_value)) {
     return text("'", item.fqn, "': stored is ", tensor::find_dtype(item.tensor.dtype)->name, ", to be loaded into ",
-                dtype_text(held), ", which has no place for the imaginary parts");
+                dtype_text(state_value), ", which has no place for the imaginary parts");
   }
   return std::nullopt;
 }
@@ -98,7 +98,7 @@ std::optional<std::string> mismatch(const format::Item& item, const StateValue& 
 [[noreturn]] void refuse_keys(const format::Manifest& manifest, const std::vector<StateValue>& state,
                               const std::vector<std::string>& missing) {
   std::vector<std::string> asked;
-  for (const StateValue& held : state) asked.push_back(held.fqn);
+  for (const StateValue& state_value : state) asked.push_back(state_value.fqn);
   std::sort(asked.begin(), asked.end());
   std::vector<std::string> unexpected;
   for (const format::Item& item : manifest.items) {
@@ -116,8 +116,8 @@ using Found = std::optional<format::FoundItem>;
 /// Returns the items of the state's values; nothing for one that the checkpoint does not have.
 base::Result<std::vector<Found>> find_items(engine::ManifestReader* parts, const std::vector<StateValue>& state) {
   std::vector<Found> found;
-  for (const StateValue& held : state) {
-    BCP_ASSIGN_OR_RETURN(Found item, parts->find_item(held.fqn));
+  for (const StateValue& state_value : state) {
+    BCP_ASSIGN_OR_RETURN(Found item, parts->find_item(state_value.fqn));
     found.push_back(std::move(item));
   }
   return found;
@@ -162,7 +162,7 @@ ReadPlan::ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, 
       if (item != nullptr) item = &part_->items[next++];
     }
   } else {
-    for (const StateValue& held : state_) items.push_back(checkpoint.whole().find(held.fqn));
+    for (const StateValue& state_value : state_) items.push_back(checkpoint.whole().find(state_value.fqn));
     check_state(items, allow_partial);
   }
   for (size_t i = 0; i < state_.size(); ++i) {
@@ -173,7 +173,7 @@ ReadPlan::ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, 
       Read read;
       read.planned.fqn = state_[i].fqn;
       read.chunk = &items[i]->chunks.front();
-      read.held = i;
+      read.state_index = i;
       add(std::move(read));
     }
   }
@@ -196,8 +196,8 @@ void ReadPlan::check_state(const std::vector<const format::Item*>& items, bool a
   raise_as("ShapeMismatchError", message);
 }
 
-void ReadPlan::read_boxes(const format::Item& item, size_t held) {
-  const std::vector<tensor::Box>& boxes = state_[held].boxes;
+void ReadPlan::read_boxes(const format::Item& item, size_t state_index) {
+  const std::vector<tensor::Box>& boxes = state_[state_index].boxes;
   for (size_t b = 0; b < boxes.size(); ++b) {
     // Checks all boxes: chunks of other writers may overlap, and elements that two chunks have must not hide those that
     // none has.
@@ -218,7 +218,7 @@ void ReadPlan::read_boxes(const format::Item& item, size_t held) {
         read.to.push_back(common.offsets[d] - boxes[b].offsets[d]);
       }
       read.chunk = &chunk;
-      read.held = held;
+      read.state_index = state_index;
       read.box = b;
       add(std::move(read));
     }
@@ -247,7 +247,8 @@ const Read& ReadPlan::object_at(size_t position) const {
 py::object ReadPlan::item_of(const Read& read) const {
   if (read.item) return read.item;
   const bool is_tensor = read.planned.is_tensor;
-  return make_read_item(read.planned, is_tensor ? state_[read.held].boxes[read.box].offsets : tensor::Dims(), read.to);
+  return make_read_item(read.planned, is_tensor ? state_[read.state_index].boxes[read.box].offsets : tensor::Dims(),
+                        read.to);
 }
 
 py::list ReadPlan::items() const {

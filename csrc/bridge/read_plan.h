@@ -20,10 +20,10 @@ struct Read {
   PlannedRead planned;
   const format::Chunk* chunk;
   // Where it goes, if the plan was made from a state dict:
-  size_t held = 0;        // number of the value in the state
-  size_t box = 0;         // number of the box in that value
-  tensor::Dims to;        // where the first element goes, from the begin of that box
-  pybind11::object item;  // the ReadItem: of the plan, or made at the first use
+  size_t state_index = 0;  // number of the value in the state
+  size_t box = 0;          // number of the box in that value
+  tensor::Dims to;         // where the first element goes, from the begin of that box
+  pybind11::object item;   // the ReadItem: of the plan, or made at the first use
 };
 
 /// What one rank reads from a checkpoint: tensors and objects separately, each in the order of the plan. It is made
@@ -67,7 +67,7 @@ class ReadPlan {
  private:
   void add(Read read);
   pybind11::object item_of(const Read& read) const;
-  void read_boxes(const format::Item& item, size_t held);
+  void read_boxes(const format::Item& item, size_t state_index);
 
   /// Raises the errors of the constructor about keys and shapes.
   void check_state(const std::vector<const format::Item*>& items, bool allow_partial) const;

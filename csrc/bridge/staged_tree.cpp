@@ -182,11 +182,11 @@ base::Status StagedTree::fill_memory(uint8_t* first, int num_threads, const std:
   }
   // The host works while the devices copy.
   const std::vector<staging::Piece>& on_host = places_[kHost].pieces;
-  staging::PieceSums sums;
-  staging::merge_pieces(on_host, first, num_threads, &sums);
-  staged_ = staging::StagedBytes::of(first, on_host, sums);
+  staging::PieceChecksums checksums;
+  staging::merge_pieces(on_host, first, num_threads, &checksums);
+  staged_ = staging::StagedBytes::of(first, on_host, checksums);
   if (places_.size() == 1) {
-    lease_->keep_sums(std::move(staged_));
+    lease_->keep_checksums(std::move(staged_));
     lease_.reset();
     places_[kHost].pieces = {};
   }
@@ -212,16 +212,16 @@ void StagedTree::give_up() {
   lease_.reset();
 }
 
-void StagedTree::sum(int num_threads) {
+void StagedTree::checksum(int num_threads) {
   if (lease_ == nullptr) return;
   unlocked([&] {
     for (const auto& [device, place] : places_) {
       if (device == kHost) continue;
-      staging::PieceSums sums;
-      staging::sum_pieces(place.pieces, staged_.first, num_threads, &sums);
-      staged_.add(place.pieces, sums);
+      staging::PieceChecksums checksums;
+      staging::checksum_pieces(place.pieces, staged_.first, num_threads, &checksums);
+      staged_.add(place.pieces, checksums);
     }
-    lease_->keep_sums(std::move(staged_));
+    lease_->keep_checksums(std::move(staged_));
   });
   lease_.reset();
 }

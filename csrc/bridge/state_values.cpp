@@ -75,10 +75,10 @@ py::object StateValue::local(size_t box) const {
   return is_local_chunks(value) ? py::object(tensors_of_chunks(value)[box]) : part_of(value, box);
 }
 
-bool is_still(const StateValue& held, const py::dict& flat) {
-  PyObject* value = PyDict_GetItemWithError(flat.ptr(), held.key.ptr());
+bool is_still(const StateValue& state_value, const py::dict& flat) {
+  PyObject* value = PyDict_GetItemWithError(flat.ptr(), state_value.key.ptr());
   if (value == nullptr && PyErr_Occurred()) throw py::error_already_set();
-  return value == held.value.ptr();
+  return value == state_value.value.ptr();
 }
 
 std::vector<StateValue> StateScanner::scan(const py::dict& flat) {
@@ -87,58 +87,59 @@ std::vector<StateValue> StateScanner::scan(const py::dict& flat) {
   GilYield gil_yield;
   for (const auto& [key, value] : flat) {
     gil_yield.take();
-    StateValue& held = state.emplace_back();
-    held.fqn = name_of(key);
-    held.key = py::reinterpret_borrow<py::object>(key);
-    held.value = py::reinterpret_borrow<py::object>(value);
+    StateValue& state_value = state.emplace_back();
+    state_value.fqn = name_of(key);
+    state_value.key = py::reinterpret_borrow<py::object>(key);
+    state_value.value = py::reinterpret_borrow<py::object>(value);
     if (is_builtin(value)) continue;
-    if (is_tensor(value.ptr()) || has_chunks(value)) read_tensor(&held);
+    if (is_tensor(value.ptr()) || has_chunks(value)) read_tensor(&state_value);
   }
   return state;
 }
 
-void StateScanner::read_tensor(StateValue* held) {
-  held->kind = StateValue::Kind::kOther;
-  const bool sharded = is_dtensor(held->value);
-  if (is_local_chunks(held->value)) {
-    read_chunks(held);
+void StateScanner::read_tensor(StateValue* state_value) {
+  state_value->kind = StateValue::Kind::kOther;
+  const bool sharded = is_dtensor(state_value->value);
+  if (is_local_chunks(state_value->value)) {
+    read_chunks(state_value);
     return;
   }
-  if (sharded || is_plain_tensor(held->value.ptr())) {
-    held->facts = facts_of_tensor(held->value.ptr());
-    const bool is_direct = held->facts.dtype != tensor::DType::kNone && held->facts.is_strided;
-    if (is_direct && is_marked_as_parts(held->value)) {
-      read_parts(held);
+  if (sharded || is_plain_tensor(state_value->value.ptr())) {
+    state_value->facts = facts_of_tensor(state_value->value.ptr());
+    const bool is_direct = state_value->facts.dtype != tensor::DType::kNone && state_value->facts.is_strided;
+    if (is_direct && is_marked_as_parts(state_value->value)) {
+      read_parts(state_value);
       return;
     }
     if (is_direct && !sharded) {
-      held->kind = StateValue::Kind::kPlain;
-      held->boxes = {tensor::whole(held->facts.sizes)};
+      state_value->kind = StateValue::Kind::kPlain;
+      state_value->boxes = {tensor::whole(state_value->facts.sizes)};
       return;
     }
-    if (is_direct && is_plain_tensor(local_of(held->value).ptr())) {
-      held->kind = StateValue::Kind::kDTensor;
-      held->boxes = boxes_of_dtensor(held->value);
+    if (is_direct && is_plain_tensor(local_of(state_value->value).ptr())) {
+      state_value->kind = StateValue::Kind::kDTensor;
+      state_value->boxes = boxes_of_dtensor(state_value->value);
       return;
     }
   }
-  held->boxes = ask_dcp(held->value);
+  state_value->boxes = ask_dcp(state_value->value);
 }
 
-void StateScanner::read_chunks(StateValue* held) {
-  held->kind = StateValue::Kind::kChunks;
-  held->facts = facts_of_tensor(held->value.ptr());
-  const py::tuple offsets = held->value.attr(names().offsets);
-  const py::tuple tensors = tensors_of_chunks(held->value);
+void StateScanner::read_chunks(StateValue* state_value) {
+  state_value->kind = StateValue::Kind::kChunks;
+  state_value->facts = facts_of_tensor(state_value->value.ptr());
+  const py::tuple offsets = state_value->value.attr(names().offsets);
+  const py::tuple tensors = tensors_of_chunks(state_value->value);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    held->boxes.push_back({offsets[i].cast<tensor::Dims>(), facts_of_tensor(py::object(tensors[i]).ptr()).sizes});
+    state_value->boxes.push_back(
+        {offsets[i].cast<tensor::Dims>(), facts_of_tensor(py::object(tensors[i]).ptr()).sizes});
   }
 }
 
-void StateScanner::read_parts(StateValue* held) {
-  held->kind = StateValue::Kind::kChunks;
-  held->boxes = ask_dcp(held->value);  // DCP checks what the tensor claims
-  held->facts.sizes = global_shape_of_parts(held->value);
+void StateScanner::read_parts(StateValue* state_value) {
+  state_value->kind = StateValue::Kind::kChunks;
+  state_value->boxes = ask_dcp(state_value->value);  // DCP checks what the tensor claims
+  state_value->facts.sizes = global_shape_of_parts(state_value->value);
 }
 
 const std::vector<tensor::Box>& StateScanner::boxes_of_dtensor(py::handle dtensor) {

@@ -16,9 +16,9 @@ struct StateValue {
   enum class Kind {
     kObject,   // not a tensor
     kPlain,    // a torch.Tensor or Parameter, held whole
-    kDTensor,  // one box of it is held, in a plain tensor; none on ranks outside its mesh
-    kChunks,   // any boxes are held, each in a plain tensor: LocalChunks, and tensors marked as parts
-    kOther,    // ShardedTensor, subclasses, tensors that need torch.save: only DCP knows what is held
+    kDTensor,  // one box of it is state_value, in a plain tensor; none on ranks outside its mesh
+    kChunks,   // any boxes are state_value, each in a plain tensor: LocalChunks, and tensors marked as parts
+    kOther,    // ShardedTensor, subclasses, tensors that need torch.save: only DCP knows what is state_value
   };
 
   std::string fqn;
@@ -44,7 +44,7 @@ bool is_local_chunks(pybind11::handle value);
 pybind11::tuple tensors_of_chunks(pybind11::handle chunks);
 
 /// Whether the state still has this value under its name.
-bool is_still(const StateValue& held, const pybind11::dict& flat);
+bool is_still(const StateValue& state_value, const pybind11::dict& flat);
 
 /// Reads the values of flat state dicts. The boxes of DTensors are computed once for each mesh, placement and shape,
 /// because DCP takes tens of microseconds for one. Needs the GIL.
@@ -58,9 +58,9 @@ class StateScanner {
   std::vector<StateValue> scan(const pybind11::dict& flat);
 
  private:
-  void read_tensor(StateValue* held);
-  void read_chunks(StateValue* held);
-  void read_parts(StateValue* held);
+  void read_tensor(StateValue* state_value);
+  void read_chunks(StateValue* state_value);
+  void read_parts(StateValue* state_value);
   const std::vector<tensor::Box>& boxes_of_dtensor(pybind11::handle dtensor);
   std::vector<tensor::Box> ask_dcp(pybind11::handle tensor) const;
 

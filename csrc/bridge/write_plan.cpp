@@ -37,15 +37,15 @@ base::Status Writes::add(Write write) {
 base::Result<Writes> writes_of(const LocalState& state, std::vector<planner::PlannedWrite> planned) {
   Writes writes;
   const planner::Inventory& inventory = state.inventory();
-  for (planner::PlannedWrite& told : planned) {
-    const planner::Entry& entry = inventory.entries[told.entry];
+  for (planner::PlannedWrite& assigned : planned) {
+    const planner::Entry& entry = inventory.entries[assigned.entry];
     Write write;
     write.planned.fqn = inventory.fqn(entry);
     write.planned.is_tensor = entry.is_tensor();
     if (entry.is_tensor()) write.planned.dtype = tensor::find_dtype(entry.dtype);
-    write.planned.box = std::move(told.box);
-    write.entry = told.entry;
-    write.box = told.number;
+    write.planned.box = std::move(assigned.box);
+    write.entry = assigned.entry;
+    write.box = assigned.number;
     BCP_RETURN_IF_ERROR(writes.add(std::move(write)));
   }
   return writes;

@@ -67,7 +67,7 @@ void FileCheck::look_at(int64_t offset, int64_t size, const uint8_t* bytes) {
   const auto join = [](auto* all, auto* more) {
     all->insert(all->end(), std::make_move_iterator(more->begin()), std::make_move_iterator(more->end()));
   };
-  join(&seen_.sums, &seen.sums);
+  join(&seen_.part_crcs, &seen.part_crcs);
   join(&seen_.tails, &seen.tails);
   join(&seen_.odd, &seen.odd);
   bytes_left_ -= size;
@@ -146,7 +146,7 @@ FileCheck::Seen FileCheck::see(int64_t offset, int64_t size, const uint8_t* byte
       if (text_of(from, to) != head) seen.odd.push_back(r);
     }
     if (const auto [from, to] = within(place.data_offset, data_end); from < to) {
-      seen.sums.push_back({r, from, to - from, sum_of(from, to, offset, bytes)});
+      seen.part_crcs.push_back({r, from, to - from, crc_of(from, to, offset, bytes)});
     }
     if (const auto [from, to] = within(data_end, place.offset + place.bytes); from < to) {
       seen.tails.push_back({r, from, std::string(text_of(from, to))});
@@ -156,7 +156,7 @@ FileCheck::Seen FileCheck::see(int64_t offset, int64_t size, const uint8_t* byte
 }
 
 /// Returns the CRC of [from, to) in a segment at `offset` whose blocks are sound.
-uint32_t FileCheck::sum_of(int64_t from, int64_t to, int64_t offset, const uint8_t* bytes) const {
+uint32_t FileCheck::crc_of(int64_t from, int64_t to, int64_t offset, const uint8_t* bytes) const {
   uint32_t crc = 0;
   while (from < to) {
     const int64_t block = from / format::kBlockBytes;
@@ -189,10 +189,10 @@ void FileCheck::conclude() {
   std::vector<uint32_t> crcs(records_.size(), 0);
   std::vector<std::string> tails(records_.size());
   const auto by_offset = [](const auto& a, const auto& b) { return a.offset < b.offset; };
-  std::sort(seen_.sums.begin(), seen_.sums.end(), by_offset);
+  std::sort(seen_.part_crcs.begin(), seen_.part_crcs.end(), by_offset);
   std::sort(seen_.tails.begin(), seen_.tails.end(), by_offset);
-  for (const Sum& sum : seen_.sums) {
-    crcs[sum.record] = base::crc32_combine(crcs[sum.record], sum.crc, static_cast<uint64_t>(sum.bytes));
+  for (const PartCrc& part : seen_.part_crcs) {
+    crcs[part.record] = base::crc32_combine(crcs[part.record], part.crc, static_cast<uint64_t>(part.bytes));
   }
   for (const Tail& tail : seen_.tails) tails[tail.record] += tail.bytes;
   std::vector<bool> odd(records_.size(), false);

@@ -29,7 +29,7 @@ inline constexpr size_t kMaxProblems = 1000;
 /// Verifies one data file, segment by segment, in any order and from any threads. Each segment is looked at once.
 ///
 /// The CRC of each block is computed once. The CRC of a tensor, which stock readers use, is combined from those of its
-/// whole blocks, and only the partial blocks at its ends are summed again:
+/// whole blocks, and only the partial blocks at its ends are read for the CRC again:
 ///
 ///     blocks    |   0   |   1   |   2   |   3   |   4   |
 ///     record           |head|elements               |tail|
@@ -71,7 +71,7 @@ class FileCheck {
 
  private:
   /// The CRC of a stretch of the elements of record number `record`.
-  struct Sum {
+  struct PartCrc {
     size_t record;
     int64_t offset;
     int64_t bytes;
@@ -85,7 +85,7 @@ class FileCheck {
   };
   /// What one segment has shown, or all of them together.
   struct Seen {
-    std::vector<Sum> sums;
+    std::vector<PartCrc> part_crcs;
     std::vector<Tail> tails;
     std::vector<size_t> odd;  // records with a wrong head or extent
   };
@@ -98,7 +98,7 @@ class FileCheck {
   bool check_blocks(int64_t offset, int64_t size, const uint8_t* bytes);
   Problem block_problem(int64_t offset, int64_t size, std::string message) const;
   Seen see(int64_t offset, int64_t size, const uint8_t* bytes) const;
-  uint32_t sum_of(int64_t from, int64_t to, int64_t offset, const uint8_t* bytes) const;
+  uint32_t crc_of(int64_t from, int64_t to, int64_t offset, const uint8_t* bytes) const;
   void check_header(const uint8_t* bytes, int64_t size);
   void conclude() BCP_REQUIRES(mutex_);
   void add(Problem problem) BCP_REQUIRES(mutex_);

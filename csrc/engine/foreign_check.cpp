@@ -153,7 +153,8 @@ class ForeignChecker {
       BCP_ASSIGN_OR_RETURN(const int64_t offset, format::content_offset(entry, directory, archive));
       left -= entry.bytes;
       if (left < 0) return format::corrupt_archive("entries share bytes");
-      BCP_ASSIGN_OR_RETURN(const std::optional<uint32_t> crc, sum(named.record->offset + offset, entry.bytes, file));
+      BCP_ASSIGN_OR_RETURN(const std::optional<uint32_t> crc,
+                           checksum(named.record->offset + offset, entry.bytes, file));
       if (!crc.has_value()) return Status::ok();
       *checked += entry.bytes;
       if (*crc == entry.crc) continue;
@@ -164,7 +165,7 @@ class ForeignChecker {
   }
 
   /// Returns the CRC of a stretch of the file; nothing if the check was cancelled.
-  base::Result<std::optional<uint32_t>> sum(int64_t offset, int64_t bytes, io::File* file) {
+  base::Result<std::optional<uint32_t>> checksum(int64_t offset, int64_t bytes, io::File* file) {
     uint32_t crc = 0;
     for (int64_t done = 0; done < bytes;) {
       const int64_t size = std::min(kReadBytes, bytes - done);

@@ -168,7 +168,7 @@ class Verifier {
       std::vector<Status> faults(static_cast<size_t>(num_threads));
       std::atomic<size_t> thread{0};
       base::work_together("bcp-verify", faults.size(), [&, caller = std::this_thread::get_id()] {
-        sum_all(&reader, *ring, files, /*tells=*/std::this_thread::get_id() == caller, &faults[thread++]);
+        check_all(&reader, *ring, files, /*tells=*/std::this_thread::get_id() == caller, &faults[thread++]);
       });
       for (const Status& fault : faults) BCP_RETURN_IF_ERROR(fault);
       if (is_cancelled_ || !progress_(bytes_done_, bytes_total_)) {
@@ -180,8 +180,8 @@ class Verifier {
 
   /// Computes CRCs until all is read. \param fault  Receives an error that is no damage; after it nothing more is
   /// looked at.
-  void sum_all(io::Reader* reader, const staging::SlotRing& ring, const std::vector<std::unique_ptr<FileCheck>>& files,
-               bool tells, Status* fault) {
+  void check_all(io::Reader* reader, const staging::SlotRing& ring,
+                 const std::vector<std::unique_ptr<FileCheck>>& files, bool tells, Status* fault) {
     while (const auto filled = reader->next()) {
       if (filled->slot < 0 && !filled->request.file) {
         *fault = filled->status;

@@ -8,10 +8,10 @@
 #include <cerrno>
 
 #include "csrc/base/bytes.h"
-#include "csrc/io/beneath.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file_system.h"
 #include "csrc/io/journal.h"
+#include "csrc/io/open_beneath.h"
 
 namespace bytecheckpoint::io {
 namespace {

@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <utility>
 
-#include "csrc/io/beneath.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/journal.h"
+#include "csrc/io/open_beneath.h"
 
 namespace bytecheckpoint::io {
 namespace {

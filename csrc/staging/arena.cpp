@@ -130,14 +130,14 @@ void Arena::release(size_t region) {
   released_.notify_all();
 }
 
-void Lease::keep_sums(StagedBytes staged) {
+void Lease::keep_checksums(StagedBytes staged) {
   const base::MutexLock lock(mutex_);
   if (is_released_) return;
   staged_ = std::make_shared<const StagedBytes>(std::move(staged));
   list_staged(staged_);
 }
 
-std::string Lease::encoded_sums() {
+std::string Lease::encoded_checksums() {
   const base::MutexLock lock(mutex_);
   return encode_staged(staged_ == nullptr ? StagedBytes() : *staged_);
 }

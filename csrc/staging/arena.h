@@ -109,9 +109,9 @@ class Lease {
   const std::shared_ptr<Pages>& pages() const { return pages_; }
   /// Keeps the checksums of the state until the lease ends: until then `find_staged` finds them, so that a save can
   /// tell whether the memory has changed.
-  void keep_sums(StagedBytes staged);
+  void keep_checksums(StagedBytes staged);
   /// Returns these checksums, encoded for another process.
-  std::string encoded_sums();
+  std::string encoded_checksums();
 
  private:
   friend class Arena;

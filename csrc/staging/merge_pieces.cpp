@@ -28,21 +28,21 @@ struct Stretch {
 
 /// All stretches of all pieces, and where the next portion of them for a thread begins.
 struct Work {
-  explicit Work(const std::vector<Piece>& pieces, PieceSums* sums) {
+  explicit Work(const std::vector<Piece>& pieces, PieceChecksums* checksums) {
     int64_t grain = 0;
     for (size_t p = 0; p < pieces.size(); ++p) {
-      if (sums != nullptr) sums->first.push_back(stretches.size());
-      for (int64_t begin = 0; begin < pieces[p].bytes; begin += kSummedBytes) {
+      if (checksums != nullptr) checksums->first.push_back(stretches.size());
+      for (int64_t begin = 0; begin < pieces[p].bytes; begin += kChecksumBytes) {
         if (grain == 0) grains.push_back(stretches.size());
-        const int64_t end = std::min(begin + kSummedBytes, pieces[p].bytes);
+        const int64_t end = std::min(begin + kChecksumBytes, pieces[p].bytes);
         stretches.push_back({static_cast<uint32_t>(p), begin, end});
         grain += end - begin;
         if (grain >= kGrainBytes) grain = 0;
       }
     }
-    if (sums != nullptr) {
-      sums->first.push_back(stretches.size());
-      sums->crcs.resize(stretches.size());
+    if (checksums != nullptr) {
+      checksums->first.push_back(stretches.size());
+      checksums->crcs.resize(stretches.size());
     }
     num_grains = grains.size();
     grains.push_back(stretches.size());
@@ -80,18 +80,18 @@ bool is_contiguous(const tensor::BoxRuns& runs) {
 }
 
 uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const Stretch& stretch, uint8_t* merged,
-                       bool is_summed) {
+                       bool has_checksum) {
   uint32_t crc = 0;
   uint8_t* const to = merged + piece.offset;
   for (int64_t begin = stretch.begin; begin < stretch.end; begin += kCachedBytes) {
     const int64_t end = std::min(begin + kCachedBytes, stretch.end);
     if (is_contiguous(runs)) {
       const uint8_t* const from = piece.view.data + begin;
-      if (is_summed) crc = base::crc32(crc, from, static_cast<size_t>(end - begin));
+      if (has_checksum) crc = base::crc32(crc, from, static_cast<size_t>(end - begin));
       stream_copy(to + begin, from, end - begin);
     } else {
       gather_window(runs, piece.view.data, begin, end, to + begin);
-      if (is_summed) crc = base::crc32(crc, to + begin, static_cast<size_t>(end - begin));
+      if (has_checksum) crc = base::crc32(crc, to + begin, static_cast<size_t>(end - begin));
     }
   }
   return crc;
@@ -120,19 +120,20 @@ bool lay_out(std::vector<tensor::StridedView> views, int64_t alignment_bytes, st
   return true;
 }
 
-void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_threads, PieceSums* sums) {
-  const Work work(pieces, sums);
+void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_threads, PieceChecksums* checksums) {
+  const Work work(pieces, checksums);
   for_each_stretch(pieces, work, num_threads, [&](size_t s, const Stretch& stretch, const tensor::BoxRuns& runs) {
-    const uint32_t crc = merge_stretch(pieces[stretch.piece], runs, stretch, merged, sums != nullptr);
-    if (sums != nullptr) sums->crcs[s] = crc;
+    const uint32_t crc = merge_stretch(pieces[stretch.piece], runs, stretch, merged, checksums != nullptr);
+    if (checksums != nullptr) checksums->crcs[s] = crc;
   });
 }
 
-void sum_pieces(const std::vector<Piece>& pieces, const uint8_t* merged, int num_threads, PieceSums* sums) {
-  const Work work(pieces, sums);
+void checksum_pieces(const std::vector<Piece>& pieces, const uint8_t* merged, int num_threads,
+                     PieceChecksums* checksums) {
+  const Work work(pieces, checksums);
   for_each_stretch(pieces, work, num_threads, [&](size_t s, const Stretch& stretch, const tensor::BoxRuns&) {
     const uint8_t* const first = merged + pieces[stretch.piece].offset;
-    sums->crcs[s] = base::crc32(0, first + stretch.begin, static_cast<size_t>(stretch.end - stretch.begin));
+    checksums->crcs[s] = base::crc32(0, first + stretch.begin, static_cast<size_t>(stretch.end - stretch.begin));
   });
 }
 

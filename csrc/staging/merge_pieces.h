@@ -16,13 +16,13 @@ struct Piece {
 };
 
 /// Bytes of a piece that have one CRC-32. The rest at its end has one, too.
-inline constexpr int64_t kSummedBytes = 1 << 20;
+inline constexpr int64_t kChecksumBytes = 1 << 20;
 
 /// The CRCs of merged pieces. Those of piece p are `crcs[first[p]]` up to, but not including, `crcs[first[p + 1]]`.
 ///
 ///     merged   |piece 0     |pad|piece 1                              |pad|piece 2|
 ///     CRCs     | crc 0      |   | crc 1: 1 MiB | crc 2: 1 MiB | crc 3 |   | crc 4 |      first = {0, 1, 4, 5}
-struct PieceSums {
+struct PieceChecksums {
   std::vector<uint32_t> crcs;
   std::vector<size_t> first;
 };
@@ -36,12 +36,13 @@ bool lay_out(std::vector<tensor::StridedView> views, int64_t alignment_bytes, st
 
 /// Copies all pieces to `merged`. Bytes between pieces are not changed. Works in `num_threads` threads, the caller's
 /// among them, or fewer if the system has none.
-/// \param sums  Receives the CRCs, computed in the same pass, unless null.
-void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_threads, PieceSums* sums);
+/// \param checksums  Receives the CRCs, computed in the same pass, unless null.
+void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_threads, PieceChecksums* checksums);
 
 /// Computes the CRCs of pieces that are already in `merged`, as `merge_pieces` does. Does not read where the pieces
 /// came from.
-void sum_pieces(const std::vector<Piece>& pieces, const uint8_t* merged, int num_threads, PieceSums* sums);
+void checksum_pieces(const std::vector<Piece>& pieces, const uint8_t* merged, int num_threads,
+                     PieceChecksums* checksums);
 
 /// The reverse: copies from `merged` to all pieces. No memory may be in two pieces, nor in `merged`.
 void scatter_pieces(const std::vector<Piece>& pieces, const uint8_t* merged, int num_threads);

@@ -33,20 +33,21 @@ std::optional<size_t> piece_at(const StagedBytes& staged, int64_t at) {
 uint32_t crc_of_piece(const StagedBytes& staged, size_t piece) {
   uint32_t crc = 0;
   int64_t begin = 0;
-  for (size_t s = staged.sums.first[piece]; s < staged.sums.first[piece + 1]; ++s, begin += kSummedBytes) {
-    const int64_t size = std::min(kSummedBytes, staged.bytes[piece] - begin);
-    crc = begin == 0 ? staged.sums.crcs[s] : base::crc32_combine(crc, staged.sums.crcs[s], static_cast<uint64_t>(size));
+  for (size_t s = staged.checksums.first[piece]; s < staged.checksums.first[piece + 1]; ++s, begin += kChecksumBytes) {
+    const int64_t size = std::min(kChecksumBytes, staged.bytes[piece] - begin);
+    crc = begin == 0 ? staged.checksums.crcs[s]
+                     : base::crc32_combine(crc, staged.checksums.crcs[s], static_cast<uint64_t>(size));
   }
   return crc;
 }
 
 /// Compares the CRC of every stretch of the piece that has bytes in [begin, end) of it.
 base::Status check_stretches(const StagedBytes& staged, size_t piece, int64_t begin, int64_t end) {
-  for (int64_t s = begin / kSummedBytes; s * kSummedBytes < end; ++s) {
-    const int64_t from = s * kSummedBytes;
-    const int64_t size = std::min(kSummedBytes, staged.bytes[piece] - from);
+  for (int64_t s = begin / kChecksumBytes; s * kChecksumBytes < end; ++s) {
+    const int64_t from = s * kChecksumBytes;
+    const int64_t size = std::min(kChecksumBytes, staged.bytes[piece] - from);
     const uint32_t crc = base::crc32(0, staged.first + staged.offsets[piece] + from, static_cast<size_t>(size));
-    const uint32_t expected = staged.sums.crcs[staged.sums.first[piece] + static_cast<size_t>(s)];
+    const uint32_t expected = staged.checksums.crcs[staged.checksums.first[piece] + static_cast<size_t>(s)];
     if (crc != expected) return changed_since_staged(expected, crc);
   }
   return base::Status::ok();
@@ -63,22 +64,22 @@ KnownBytes look_in(const StagedBytes& staged, int64_t begin, int64_t bytes, bool
 
 }  // namespace
 
-StagedBytes StagedBytes::of(const uint8_t* merged, const std::vector<Piece>& pieces, const PieceSums& sums) {
+StagedBytes StagedBytes::of(const uint8_t* merged, const std::vector<Piece>& pieces, const PieceChecksums& checksums) {
   StagedBytes staged;
   staged.first = merged;
-  staged.add(pieces, sums);
+  staged.add(pieces, checksums);
   return staged;
 }
 
-void StagedBytes::add(const std::vector<Piece>& pieces, const PieceSums& more) {
+void StagedBytes::add(const std::vector<Piece>& pieces, const PieceChecksums& more) {
   for (const Piece& piece : pieces) {
     offsets.push_back(piece.offset);
     bytes.push_back(piece.bytes);
   }
-  const size_t before = sums.crcs.size();
-  if (!sums.first.empty()) sums.first.pop_back();  // the end of the last piece is the begin of the next one
-  for (const size_t first : more.first) sums.first.push_back(before + first);
-  sums.crcs.insert(sums.crcs.end(), more.crcs.begin(), more.crcs.end());
+  const size_t before = checksums.crcs.size();
+  if (!checksums.first.empty()) checksums.first.pop_back();  // the end of the last piece is the begin of the next one
+  for (const size_t first : more.first) checksums.first.push_back(before + first);
+  checksums.crcs.insert(checksums.crcs.end(), more.crcs.begin(), more.crcs.end());
 }
 
 std::string encode_staged(const StagedBytes& staged) {
@@ -88,7 +89,7 @@ std::string encode_staged(const StagedBytes& staged) {
     out.i64(staged.offsets[p]);
     out.i64(staged.bytes[p]);
   }
-  for (const uint32_t crc : staged.sums.crcs) out.u32(crc);
+  for (const uint32_t crc : staged.checksums.crcs) out.u32(crc);
   return out.take();
 }
 
@@ -106,12 +107,12 @@ base::Result<StagedBytes> decode_staged(std::string_view bytes, const uint8_t* m
     if (size < 0 || size > num_bytes || offset < least || offset > num_bytes - size) return damaged();
     staged.offsets.push_back(offset);
     staged.bytes.push_back(size);
-    staged.sums.first.push_back(num_crcs);
-    num_crcs += static_cast<size_t>((size + kSummedBytes - 1) / kSummedBytes);
+    staged.checksums.first.push_back(num_crcs);
+    num_crcs += static_cast<size_t>((size + kChecksumBytes - 1) / kChecksumBytes);
   }
-  staged.sums.first.push_back(num_crcs);
+  staged.checksums.first.push_back(num_crcs);
   if (in.remaining() != num_crcs * sizeof(uint32_t)) return damaged();
-  for (size_t i = 0; i < num_crcs; ++i) staged.sums.crcs.push_back(in.u32());
+  for (size_t i = 0; i < num_crcs; ++i) staged.checksums.crcs.push_back(in.u32());
   return staged;
 }
 

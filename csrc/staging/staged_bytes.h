@@ -19,12 +19,12 @@ struct StagedBytes {
   const uint8_t* first = nullptr;
   std::vector<int64_t> offsets;  // of the pieces, from `first`; ascending
   std::vector<int64_t> bytes;    // of the pieces
-  PieceSums sums;
+  PieceChecksums checksums;
 
-  /// Describes `pieces` that were merged to `merged`, with CRCs from `merge_pieces` or `sum_pieces`.
-  static StagedBytes of(const uint8_t* merged, const std::vector<Piece>& pieces, const PieceSums& sums);
+  /// Describes `pieces` that were merged to `merged`, with CRCs from `merge_pieces` or `checksum_pieces`.
+  static StagedBytes of(const uint8_t* merged, const std::vector<Piece>& pieces, const PieceChecksums& checksums);
   /// Adds more pieces, which must be behind those that are there.
-  void add(const std::vector<Piece>& pieces, const PieceSums& more);
+  void add(const std::vector<Piece>& pieces, const PieceChecksums& more);
 };
 
 /// Encodes offsets, sizes and CRCs for another process that maps the same memory.

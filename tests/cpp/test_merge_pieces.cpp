@@ -47,31 +47,31 @@ std::vector<uint8_t> elements_of(const StridedView& view) {
 void check_merged(const std::vector<Piece>& pieces, int64_t total, int num_threads) {
   std::vector<uint8_t> merged(static_cast<size_t>(total + 1), kUntouched);
   std::vector<uint8_t> expected = merged;
-  PieceSums sums;
-  merge_pieces(pieces, merged.data(), num_threads, &sums);
-  REQUIRE(sums.first.size() == pieces.size() + 1);
-  REQUIRE(sums.first.back() == sums.crcs.size());
+  PieceChecksums checksums;
+  merge_pieces(pieces, merged.data(), num_threads, &checksums);
+  REQUIRE(checksums.first.size() == pieces.size() + 1);
+  REQUIRE(checksums.first.back() == checksums.crcs.size());
   for (size_t p = 0; p < pieces.size(); ++p) {
     const std::vector<uint8_t> bytes = elements_of(pieces[p].view);
     REQUIRE(static_cast<int64_t>(bytes.size()) == pieces[p].bytes);
     if (!bytes.empty()) std::memcpy(expected.data() + pieces[p].offset, bytes.data(), bytes.size());
-    size_t sum = sums.first[p];
-    for (size_t begin = 0; begin < bytes.size(); begin += kSummedBytes) {
-      const size_t size = std::min<size_t>(kSummedBytes, bytes.size() - begin);
-      CHECK(sums.crcs[sum++] == base::crc32(0, bytes.data() + begin, size));
+    size_t sum = checksums.first[p];
+    for (size_t begin = 0; begin < bytes.size(); begin += kChecksumBytes) {
+      const size_t size = std::min<size_t>(kChecksumBytes, bytes.size() - begin);
+      CHECK(checksums.crcs[sum++] == base::crc32(0, bytes.data() + begin, size));
     }
-    CHECK(sum == sums.first[p + 1]);
+    CHECK(sum == checksums.first[p + 1]);
   }
   CHECK(merged == expected);
   std::vector<Piece> from_elsewhere = pieces;
   for (Piece& piece : from_elsewhere) piece.view.data = nullptr;
-  PieceSums afterwards;
-  sum_pieces(from_elsewhere, merged.data(), num_threads, &afterwards);
-  CHECK(afterwards.crcs == sums.crcs);
-  CHECK(afterwards.first == sums.first);
-  std::vector<uint8_t> unsummed(merged.size(), kUntouched);
-  merge_pieces(pieces, unsummed.data(), num_threads, nullptr);
-  CHECK(unsummed == expected);
+  PieceChecksums afterwards;
+  checksum_pieces(from_elsewhere, merged.data(), num_threads, &afterwards);
+  CHECK(afterwards.crcs == checksums.crcs);
+  CHECK(afterwards.first == checksums.first);
+  std::vector<uint8_t> without_checksums(merged.size(), kUntouched);
+  merge_pieces(pieces, without_checksums.data(), num_threads, nullptr);
+  CHECK(without_checksums == expected);
 }
 
 TEST_CASE("merge_pieces: what is merged are the elements of every piece, and the bytes between are left alone") {

@@ -25,9 +25,9 @@ struct Merged {
     int64_t total = 0;
     REQUIRE(lay_out(std::move(views), 64, &pieces, &total));
     memory.resize(static_cast<size_t>(total) + 64);
-    PieceSums sums;
-    merge_pieces(pieces, memory.data(), 2, &sums);
-    staged = std::make_shared<const StagedBytes>(StagedBytes::of(memory.data(), pieces, sums));
+    PieceChecksums checksums;
+    merge_pieces(pieces, memory.data(), 2, &checksums);
+    staged = std::make_shared<const StagedBytes>(StagedBytes::of(memory.data(), pieces, checksums));
     list_staged(staged);
   }
   static tensor::StridedView view(uint8_t* begin, int64_t bytes) {
@@ -42,7 +42,7 @@ struct Merged {
 };
 
 TEST_CASE("staged_bytes: a whole piece is known by its CRC, however long it is") {
-  Merged merged({0, 100, 0, 3 * kSummedBytes + 5, 0, kSummedBytes, 64, 1});
+  Merged merged({0, 100, 0, 3 * kChecksumBytes + 5, 0, kChecksumBytes, 64, 1});
   for (size_t p = 0; p < merged.pieces.size(); ++p) {
     const int64_t bytes = merged.pieces[p].bytes;
     const KnownBytes known = find_staged(Merged::view(merged.at(p), bytes));
@@ -53,20 +53,20 @@ TEST_CASE("staged_bytes: a whole piece is known by its CRC, however long it is")
 }
 
 TEST_CASE("staged_bytes: a part of a piece is refused if a stretch of it has changed, and only then") {
-  Merged merged({100, 3 * kSummedBytes});
+  Merged merged({100, 3 * kChecksumBytes});
   uint8_t* const piece = merged.at(1);
   const auto part = [&](int64_t begin, int64_t bytes) { return find_staged(Merged::view(piece + begin, bytes)); };
-  CHECK(part(kSummedBytes + 10, 20).status.is_ok());
-  CHECK_FALSE(part(kSummedBytes + 10, 20).crc.has_value());
-  piece[kSummedBytes + 500] ^= 1;
-  CHECK(part(kSummedBytes + 10, 20).status.code() == Code::kCorrupt);
-  CHECK(part(0, kSummedBytes + 1).status.code() == Code::kCorrupt);
-  CHECK(part(kSummedBytes - 1, kSummedBytes + 2).status.code() == Code::kCorrupt);
-  CHECK(part(1, kSummedBytes - 1).status.is_ok());
-  CHECK(part(2 * kSummedBytes, kSummedBytes).status.is_ok());
-  CHECK(part(3 * kSummedBytes - 1, 1).status.is_ok());
-  piece[kSummedBytes + 500] ^= 1;
-  CHECK(part(0, 3 * kSummedBytes - 1).status.is_ok());
+  CHECK(part(kChecksumBytes + 10, 20).status.is_ok());
+  CHECK_FALSE(part(kChecksumBytes + 10, 20).crc.has_value());
+  piece[kChecksumBytes + 500] ^= 1;
+  CHECK(part(kChecksumBytes + 10, 20).status.code() == Code::kCorrupt);
+  CHECK(part(0, kChecksumBytes + 1).status.code() == Code::kCorrupt);
+  CHECK(part(kChecksumBytes - 1, kChecksumBytes + 2).status.code() == Code::kCorrupt);
+  CHECK(part(1, kChecksumBytes - 1).status.is_ok());
+  CHECK(part(2 * kChecksumBytes, kChecksumBytes).status.is_ok());
+  CHECK(part(3 * kChecksumBytes - 1, 1).status.is_ok());
+  piece[kChecksumBytes + 500] ^= 1;
+  CHECK(part(0, 3 * kChecksumBytes - 1).status.is_ok());
 }
 
 TEST_CASE("staged_bytes: a piece that is read in another order has no CRC, and is checked") {
@@ -79,33 +79,33 @@ TEST_CASE("staged_bytes: a piece that is read in another order has no CRC, and i
 }
 
 TEST_CASE("staged_bytes: another process is told the same, and refuses what does not fit its memory") {
-  const Merged merged({0, 100, 3 * kSummedBytes + 5, 64});
+  const Merged merged({0, 100, 3 * kChecksumBytes + 5, 64});
   const std::string encoded = encode_staged(*merged.staged);
   const auto num_bytes = static_cast<int64_t>(merged.memory.size());
   const auto decoded = test::value_of(decode_staged(encoded, merged.memory.data(), num_bytes));
   CHECK(decoded.offsets == merged.staged->offsets);
   CHECK(decoded.bytes == merged.staged->bytes);
-  CHECK(decoded.sums.crcs == merged.staged->sums.crcs);
-  CHECK(decoded.sums.first == merged.staged->sums.first);
-  CHECK(decode_staged(encoded, merged.memory.data(), 3 * kSummedBytes).status().code() == Code::kInvalidArgument);
+  CHECK(decoded.checksums.crcs == merged.staged->checksums.crcs);
+  CHECK(decoded.checksums.first == merged.staged->checksums.first);
+  CHECK(decode_staged(encoded, merged.memory.data(), 3 * kChecksumBytes).status().code() == Code::kInvalidArgument);
   for (size_t size = 0; size < encoded.size(); ++size) {
     CHECK_FALSE(decode_staged(encoded.substr(0, size), merged.memory.data(), num_bytes).is_ok());
   }
 }
 
 TEST_CASE("staged_bytes: what was summed in parts is known as if it had been at once") {
-  const Merged merged({0, 100, 3 * kSummedBytes + 5, 0, 64});
+  const Merged merged({0, 100, 3 * kChecksumBytes + 5, 0, 64});
   for (size_t cut = 0; cut <= merged.pieces.size(); ++cut) {
     const auto begin = merged.pieces.begin();
     const auto at_cut = begin + static_cast<std::ptrdiff_t>(cut);
     const std::vector<Piece> head(begin, at_cut), tail(at_cut, merged.pieces.end());
-    PieceSums of_head, of_tail;
-    sum_pieces(head, merged.memory.data(), 1, &of_head);
-    sum_pieces(tail, merged.memory.data(), 2, &of_tail);
+    PieceChecksums of_head, of_tail;
+    checksum_pieces(head, merged.memory.data(), 1, &of_head);
+    checksum_pieces(tail, merged.memory.data(), 2, &of_tail);
     StagedBytes staged = StagedBytes::of(merged.memory.data(), head, of_head);
     staged.add(tail, of_tail);
     CHECK(encode_staged(staged) == encode_staged(*merged.staged));
-    CHECK(staged.sums.first == merged.staged->sums.first);
+    CHECK(staged.checksums.first == merged.staged->checksums.first);
   }
 }
 

@@ -186,19 +186,19 @@ def stop(number: int, frame: Any) -> None:
 def interrupted_while_waiting(path: str, number: int, interrupted: list[int]) -> None:
     """Rank 3 is slow."""
     signal.signal(number, stop)
-    come = _gather.ReportGather._come
+    exchange = _gather.ReportGather._exchange
     if dist.get_rank() in interrupted:
 
-        def press_and_come(gather: Any, numbers: Any) -> Any:
+        def press_and_exchange(gather: Any, numbers: Any) -> Any:
             threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
-            return come(gather, numbers)
+            return exchange(gather, numbers)
 
-        _gather.ReportGather._come = press_and_come  # type: ignore[method-assign]
+        _gather.ReportGather._exchange = press_and_exchange  # type: ignore[method-assign]
     reader, planner = BcpReader(path), Slow() if dist.get_rank() == 3 else None
     if interrupted == [0]:
         found = failures(partial(dcp.load, empty(), storage_reader=reader, planner=planner))
         assert {rank: type(error) for rank, error in found.items()} == {0: Stopped}
-        _gather.ReportGather._come = come  # type: ignore[method-assign]
+        _gather.ReportGather._exchange = exchange  # type: ignore[method-assign]
         load(BcpReader(path))
         return
     try:
@@ -258,7 +258,7 @@ def test_an_interrupt_right_before_or_after_coming(path: str) -> None:
 
 def lose_a_rank(path: str) -> None:
     if dist.get_rank() == 1:
-        _gather.ReportGather.bring = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        _gather.ReportGather.gather = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     try:
         load(BcpReader(path))
     except BaseException as error:

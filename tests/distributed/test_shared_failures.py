@@ -181,7 +181,7 @@ def interrupted(path: str) -> None:
     receive = _relay.Relay._receive
 
     def receive_and_press(relay: Any) -> None:
-        if dist.get_rank() == 1 and len(relay._coming) == 1:
+        if dist.get_rank() == 1 and len(relay._incoming) == 1:
             os.kill(os.getpid(), signal.SIGINT)
         receive(relay)
 

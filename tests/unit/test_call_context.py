@@ -71,12 +71,12 @@ def background_save(path: Path, planner: Any) -> None:
 SAVES = [(bare_save, False), (registered_save, True), (own_save, True), (background_save, True)]
 
 
-@pytest.mark.parametrize(("save", "is_said"), SAVES, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_hook_knows_its_save(tmp_path: Path, save: Callable[[Path, Any], None], is_said: bool) -> None:
+@pytest.mark.parametrize(("save", "is_explicit"), SAVES, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_hook_knows_its_save(tmp_path: Path, save: Callable[[Path, Any], None], is_explicit: bool) -> None:
     planner = Noting()
     save(tmp_path, planner)
     (context,) = planner.seen
-    assert (context.is_said, context.size, context.use_collectives) == (is_said, 1, True)
+    assert (context.is_explicit, context.size, context.use_collectives) == (is_explicit, 1, True)
     assert context.planner is planner
     assert context.peers is None
     assert context.call is not None
@@ -88,8 +88,8 @@ class FailingPlanner(Noting):
         raise ZeroDivisionError("finish_plan")
 
 
-@pytest.mark.parametrize(("save", "is_said"), SAVES, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_call_that_fails_has_ended(tmp_path: Path, save: Callable[[Path, Any], None], is_said: bool) -> None:
+@pytest.mark.parametrize(("save", "is_explicit"), SAVES, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_call_that_fails_has_ended(tmp_path: Path, save: Callable[[Path, Any], None], is_explicit: bool) -> None:
     planner = FailingPlanner()
     with pytest.raises(BaseException, match="finish_plan") as kept:
         save(tmp_path, planner)

@@ -197,8 +197,8 @@ def test_items_are_built_only_if_somebody_looks(path: Path) -> None:
     plan = reader.prepare_local_plan(planner.create_local_plan())
     assert source_of(plan.items) is not None
     assert len(plan.items) == 12
-    at_home = pickle.loads(pickle.dumps(plan))
-    assert at_home.items is plan.items
+    kept_at = pickle.loads(pickle.dumps(plan))
+    assert kept_at.items is plan.items
     assert len(pickle.dumps(plan)) < 1000
     assert {item.dest_index.fqn for item in plan.items} >= {"model.w", "epoch"}
     assert source_of(plan.items) is None

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from bytecheckpoint.errors import CheckpointError
-from bytecheckpoint.planning.homes import at_home, home_of
+from bytecheckpoint.planning.homes import home_of, kept_at
 from bytecheckpoint.planning.plan_items import PlanItems
 
 
@@ -19,15 +19,15 @@ class Kept:
 def test_what_stayed_is_found_at_home_for_as_long_as_somebody_holds_it() -> None:
     kept = Kept()
     home = pickle.loads(pickle.dumps(home_of(kept)))
-    assert at_home(home) is kept
+    assert kept_at(home) is kept
     del kept
-    assert at_home(home) is None
+    assert kept_at(home) is None
 
 
 def test_nothing_is_at_home_in_another_process() -> None:
     kept = Kept()
     _, ticket = home_of(kept)
-    assert at_home(("another process", ticket)) is None
+    assert kept_at(("another process", ticket)) is None
 
 
 class Source:

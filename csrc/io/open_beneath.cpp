@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/io/beneath.h"
+#include "csrc/io/open_beneath.h"
 
 #include <fcntl.h>
 #include <linux/openat2.h>
