@@ -2,10 +2,10 @@
 """The context of one call of DCP: its ranks, its planner, and whether it still runs.
 
 DCP tells its hooks next to nothing about the call that they run in. Our own entry points and ``register()`` know the
-call, and state it with ``explicit_call`` for as long as it runs. In a bare ``dcp.save`` or ``dcp.load`` the first hook finds
-the call among the local variables of DCP's own function, and hands it on. If neither works (hooks are called by hand,
-or the probes fail with this torch), nothing is known, and only DCP itself sends anything between ranks: the default
-group is no substitute, because the call may use another group.
+call, and state it with ``explicit_call`` for as long as it runs. In a bare ``dcp.save`` or ``dcp.load`` the first hook
+finds the call among the local variables of DCP's own function, and hands it on. If neither works (hooks are called by
+hand, or the probes fail with this torch), nothing is known, and only DCP itself sends anything between ranks: the
+default group is no substitute, because the call may use another group.
 """
 
 from __future__ import annotations
