@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from snippets import PAGES, ROOT
+from snippets import PAGES, ROOT, snippets_of
 
 import bytecheckpoint
 from bytecheckpoint import Config, errors
@@ -56,6 +56,12 @@ def test_the_api_has_every_public_name() -> None:
     own = {name for name in documented if "." not in name}
     assert own == set(bytecheckpoint.__all__) - {"CheckpointError"}  # which is with the other errors
     assert "automodule:: bytecheckpoint.errors" in page
+
+
+def test_the_api_has_an_example_of_every_public_name() -> None:
+    code = "\n".join(snippet.code for snippet in snippets_of(DOCS / "api.md") if snippet.language == "python")
+    words = {*re.findall(r"\w+", code)}
+    assert [name for name in bytecheckpoint.__all__ if name not in words] == []
 
 
 def test_troubleshooting_has_every_error() -> None:
