@@ -32,19 +32,19 @@ OLMO = Feature(
         ),
         Probe(
             _PACKAGE,
-            "Ours stand in the place of these.",
+            "Our reader and writer replace these names.",
             has=("DefaultSavePlanner", "RemoteFileSystemWriter", "RemoteFileSystemReader", "dist_cp"),
         ),
         Probe(f"{_PACKAGE}:dist_cp.state_dict_loader.load", "Loads that name no planner get ours.", takes=("planner",)),
         Probe(
             f"{_PACKAGE}:RemoteFileSystemWriter",
-            "Ours takes the same arguments.",
+            "Our class takes the same arguments.",
             takes=("path", "thread_count", "process_count", "process_group", "throttle_uploads"),
             takes_no_more=True,
         ),
         Probe(
             f"{_PACKAGE}:RemoteFileSystemReader",
-            "Ours takes the same arguments.",
+            "Our class takes the same arguments.",
             takes=("path", "thread_count", "pre_download", "work_dir"),
             takes_no_more=True,
         ),

@@ -43,18 +43,18 @@ SAVE_AND_LOAD = Feature(
         Probe(f"{_PLANNERS}:_create_write_items", "It makes the WriteItems of a value.", takes=("fqn", "object")),
         Probe(
             f"{_DCP}.default_planner:DefaultSavePlanner",
-            "A planner that overrides one of these plans by itself.",
+            "If a planner overrides one of these methods, our planner uses its plan.",
             has=("_create_global_plan", "_dedup_save_plans"),
         ),
         Probe(
             "torch.distributed._shard.sharded_tensor:ShardedTensor",
-            "It is told from other tensors by its class, and a copy of one is made by these fields.",
+            "We recognise it by its class, and copy one by these fields.",
             has=("_metadata", "_local_shards", "_process_group", "_init_rrefs"),
         ),
         Probe("torch:Tensor", "LocalChunks are tensors without memory.", has=("_make_wrapper_subclass",)),
         Probe("torch.ops:aten", "LocalChunks are copied to another dtype by this operator.", has=("_to_copy",)),
         Probe(
-            "torch:_C", "Its reader gives the pickle of an archive, as torch.load sees it.", has=("PyTorchFileReader",)
+            "torch:_C", "Its reader returns the pickle of an archive as torch.load sees it.", has=("PyTorchFileReader",)
         ),
     ),
 )
@@ -62,12 +62,12 @@ SAVE_AND_LOAD = Feature(
 _GROUPS = (
     Probe(
         f"{_C10D}:ProcessGroup",
-        "A gloo group is made of these without torch's registry, and asked for the devices that it serves.",
+        "We make a gloo group from these without torch's registry, and ask it for its devices.",
         has=("_set_default_backend", "_register_backend", "_set_group_name", "_get_backend", "_device_types"),
     ),
     Probe(
         f"{_C10D}:_process_group_name",
-        "It names groups of some ranks by how many groups each rank has; a name of ours takes its place.",
+        "It names a group by the number of groups on each rank; we pass a name of our own.",
         takes=("ranks", "use_hashed_name"),
     ),
     Probe(f"{_C10D}:ProcessGroupGloo", "Objects and shares of plans go over gloo, in host memory."),
@@ -87,7 +87,7 @@ EXCHANGE = Feature(
     tuple(
         Probe(
             flow,
-            "Its variables are the ranks of the call in which DCP runs hooks.",
+            "Its local variables name the ranks of the call that runs our hooks.",
             variables=("process_group", "no_dist", "coordinator_rank"),
             fallback=_GATHER_OF_DCP,
         )
@@ -100,8 +100,8 @@ READING_TOGETHER = Feature(
     (
         Probe(
             f"{_LOADER}:_load_state_dict",
-            "Its variables are the reader and the planner of a load, and between the planning and read_data only "
-            "finish_plan runs.",
+            "Its local variables name the reader and the planner of a load. It runs nothing but finish_plan between "
+            "planning and read_data.",
             variables=("storage_reader", "planner"),
             calls=("finish_plan", "read_data"),
             fallback="each rank reads for itself",
@@ -114,7 +114,7 @@ LOADS_OF_GAPS = Feature(
     (
         Probe(
             f"{_LOADER}:_load_state_dict",
-            "Its variable says whether DCP's own planner plans, which leaves out in silence what is not there.",
+            "Its local variable tells whether DCP's own planner plans. It leaves out absent keys in silence.",
             variables=("planner",),
         ),
     ),
@@ -125,7 +125,7 @@ WITHOUT_COLLECTIVES = Feature(
     (
         Probe(
             f"{_SAVER}:_save_state_dict",
-            "Its variables say whether ranks save each on their own, and what another planner has planned.",
+            "Its local variables tell whether each rank saves on its own, and what another planner has planned.",
             variables=("use_collectives", "global_metadata"),
             fallback="the same is checked after the writing, and partial tensors want "
             "Config(allow_partial_tensors=True) also with use_collectives=False",
@@ -142,25 +142,25 @@ ENTRY_POINTS = Feature(
     (
         Probe(
             f"{_SAVER}:_save_state_dict",
-            "It is DCP's flow of a save, run with a wrapper of our own around the ranks.",
+            "It runs the hooks of a save; we call it with a group wrapper of our own.",
             takes=_SAVE_ARGUMENTS,
             uses=("_DistWrapper", "_dcp_method_logger"),
         ),
         Probe(
             f"{_LOADER}:_load_state_dict",
-            "It is DCP's flow of a load, run with a wrapper of our own around the ranks.",
+            "It runs the hooks of a load; we call it with a group wrapper of our own.",
             takes=_LOAD_ARGUMENTS,
             uses=("_DistWrapper", "_dcp_method_logger"),
         ),
         Probe(
             f"{_LOADER}:load",
-            "It puts loaded state where the state dict has it.",
+            "It puts a loaded value back into the state dict.",
             takes=_LOAD_ARGUMENTS,
             uses=("_load_state_dict", "warnings"),
         ),
         Probe(
             _WRAPPER,
-            "Ours derives from it, and replaces how objects are sent.",
+            "Our group wrapper derives from it, and sends objects in another way.",
             takes=("group", "use_dist", "coordinator_rank"),
             has=(
                 *(
@@ -183,38 +183,38 @@ REGISTER = Feature(
     (
         Probe(
             f"{_SAVER}:save",
-            "It asks this for a writer, and runs the flow of a save.",
+            "It asks _storage_setup for a writer, and runs the hooks of a save.",
             uses=("_storage_setup", "_stateful_to_state_dict", "_save_state_dict"),
         ),
         Probe(
             f"{_SAVER}:_storage_setup",
-            "Ours stands in its place, and calls it for URLs.",
+            "We replace it, and call the original for URLs.",
             takes=("storage", "checkpoint_id", "reader"),
             takes_no_more=True,
         ),
         Probe(
             f"{_SAVER}:_save_state_dict",
-            "It makes the planner of a save; ours stands in its place, and calls it.",
+            "It makes the planner of a save. We replace it, and call the original.",
             takes=("storage_writer", "planner"),
             uses=("DefaultSavePlanner",),
         ),
         Probe(f"{_SAVER}:_stateful_to_state_dict", "Its first step may fail; calls of async_save are counted there."),
         Probe(
             f"{_SAVER}:async_save",
-            "It makes stager and executor, and its variables tell a stager what is asked for.",
+            "It makes the stager and the executor. Its local variables tell our stager what the caller asked for.",
             uses=("DefaultStager", "_ThreadBasedAsyncCheckpointExecutor", "_stateful_to_state_dict"),
             variables=("process_group", "no_dist", "checkpoint_id", "storage_writer", "async_checkpointer_type"),
         ),
         Probe(
             f"{_SAVER}:_ThreadBasedAsyncCheckpointExecutor.execute_save",
-            "Ours chooses writer and planner before the save goes to a thread of our own.",
+            "Our executor chooses writer and planner before it hands the save to a thread of our own.",
             takes=("checkpoint_id", "storage_writer", "planner", "process_group", "no_dist"),
             uses=("_executor",),
         ),
         Probe(f"{_LOADER}:load", "It asks this for a reader.", uses=("_storage_setup", "_load_state_dict", "Stateful")),
         Probe(
             f"{_LOADER}:_load_state_dict",
-            "It makes the planner of a load, and is run again when a newer commit came.",
+            "It makes the planner of a load. We run it again if a newer save was committed meanwhile.",
             takes=("storage_reader", "planner"),
             uses=("DefaultLoadPlanner",),
         ),
@@ -240,7 +240,7 @@ DCP_ASYNC_SAVE = Feature(
     (
         Probe(
             f"{_SAVER}:async_save",
-            "Its variables say over which ranks, where to and in which way is saved, and who stages.",
+            "Its local variables name the ranks, the path, the kind of executor and the stager of the save.",
             variables=(
                 *("process_group", "no_dist", "checkpoint_id", "storage_writer", "async_checkpointer_type"),
                 "async_stager",
@@ -248,18 +248,18 @@ DCP_ASYNC_SAVE = Feature(
         ),
         Probe(
             f"{_SAVER}:async_save",
-            "Its variables are what was staged, and the future of the save.",
+            "Its local variables are the staged state and the future of the save.",
             variables=("staging_future_or_state_dict", "upload_future"),
             fallback="that a save has ended is seen by looking, some seconds later at the worst",
         ),
         Probe(
             f"{_SAVER}:save",
-            "Its variables say over which ranks a save begins, and of which state.",
+            "Its local variables name the ranks and the state of the save that begins.",
             variables=("process_group", "no_dist", "state_dict"),
         ),
         Probe(
             f"{_THREAD}:save_wrapper",
-            "A background save lasts as long as a call in this module.",
+            "A background save runs as long as a function of this module does.",
             uses=("save",),
         ),
     ),
@@ -271,13 +271,13 @@ PROCESS_MODE = Feature(
         Probe(f"{_PROCESS}:_CHECKPOINT_PROCESS", "DCP keeps its process there, and would use it with other ranks."),
         Probe(
             f"{_SAVER}:async_save",
-            "It makes the executor, and its variable says that a process is asked for.",
+            "It makes the executor. Its local variable tells that the caller asked for a process.",
             uses=("_ProcessBasedAsyncCheckpointExecutor",),
             variables=("async_checkpointer_type",),
         ),
         Probe(
             f"{_SAVER}:_ProcessBasedAsyncCheckpointExecutor.execute_save",
-            "Ours chooses writer and planner before the save goes to the process.",
+            "Our executor chooses writer and planner before it hands the save to the process.",
             takes=("checkpoint_id", "storage_writer", "planner", "process_group", "no_dist"),
             uses=("_executor",),
         ),
@@ -290,12 +290,12 @@ NAMES_OF_2_3 = Feature(
     (
         Probe(
             f"{_DCP}._nested_dict:flatten_state_dict",
-            "It flattens as torch 2.3 did, on a switch.",
+            "It can flatten as torch 2.3 did.",
             fallback="lists in such checkpoints are missing keys",
         ),
         Probe(
             f"{_DCP}._version:_derived_version",
-            "It is the switch.",
+            "It switches flatten_state_dict to the names of torch 2.3.",
             fallback="lists in such checkpoints are missing keys",
         ),
     ),
@@ -312,7 +312,7 @@ FRAMEWORKS = Feature(
     (
         Probe(
             "torch.nn:Module",
-            "Parameters and buffers are saved where they lie, unless hooks or methods of the user's change them.",
+            "We save parameters and buffers from their own memory, unless hooks or methods of the user change them.",
             has=(
                 *("_buffers", "_parameters", "_non_persistent_buffers_set", "_state_dict_hooks"),
                 *("_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
@@ -321,7 +321,7 @@ FRAMEWORKS = Feature(
         ),
         Probe(
             "torch.optim:Optimizer",
-            "An optimizer with hooks of its state dict is saved through that.",
+            "We save an optimizer that has state dict hooks through its state_dict().",
             has=(
                 *("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks"),
                 *("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks"),
@@ -329,12 +329,12 @@ FRAMEWORKS = Feature(
         ),
         Probe(
             "torch.nn.modules.module:_EXTRA_STATE_KEY_SUFFIX",
-            "Extra state of a module is found by the end of its key.",
+            "We recognise the extra state of a module by the end of its key.",
             text="_extra_state",
         ),
         Probe(
             "torch.nn:Module.state_dict",
-            "Versions of modules, which their hooks ask for, go with a state dict as this attribute.",
+            "This attribute of a state dict holds the versions of modules, which their load hooks may need.",
             uses=("_metadata",),
         ),
         Probe(
@@ -356,7 +356,7 @@ FSDP1 = Feature(
     (
         Probe(
             "torch.distributed.fsdp._flat_param:FlatParameter",
-            "It says which elements of which parameters this rank holds.",
+            "It tells which elements of which parameters this rank holds.",
             has=(
                 *("_param_extensions", "_param_infos", "_shared_param_infos", "_numels_with_padding"),
                 *("_is_padding_mask", "_shapes", "_strides", "_fqns", "_params", "_sharded_size", "_local_shard"),
@@ -364,7 +364,7 @@ FSDP1 = Feature(
         ),
         Probe(
             "torch.distributed.fsdp._flat_param:FlatParamHandle",
-            "It knows the state of a flat parameter, and lets go of what was gathered.",
+            "It tells the state of a flat parameter, and frees gathered elements.",
             has=(
                 *("flat_param", "uses_sharded_strategy", "process_group", "rank", "_training_state", "reshard"),
                 *("post_reshard", "_prefetched"),
@@ -372,7 +372,7 @@ FSDP1 = Feature(
         ),
         Probe(
             "torch.distributed.fsdp._common_utils:HandleTrainingState",
-            "A unit may be changed if it is IDLE.",
+            "A unit may be changed only while its state is IDLE.",
             has=("IDLE",),
         ),
         Probe(

@@ -27,14 +27,14 @@ def _methods(manager: str, load: str) -> tuple[Probe, ...]:
         Probe(f"{manager}.dcp_load", "Ours loads in its place.", takes=_LOAD, takes_no_more=True),
         Probe(
             f"{manager}.{load}",
-            "It asks for the newest step, and loads, by these methods; ours looks before whether a step is there.",
+            "It finds the newest step and loads with these methods. Ours first looks whether there is a step.",
             takes=("self", "step"),
             takes_no_more=True,
             uses=("_find_load_step", "dcp_load"),
         ),
         Probe(
             f"{manager}._find_load_step",
-            "Ours finds the newest step that loads.",
+            "Our method finds the newest step that loads.",
             takes=("self", "folder"),
             takes_no_more=True,
         ),
@@ -52,7 +52,7 @@ TORCHTITAN = Feature(
     (
         Probe(
             "torchtitan.config.override:override",
-            "Our manager is registered with it.",
+            "We register our manager with it.",
             takes=("target", "exact", "description"),
         ),
         Probe("torchtitan.config.override:derive", "It gives our configuration every setting of theirs."),
@@ -60,7 +60,7 @@ TORCHTITAN = Feature(
         Probe(f"{_NEW}:CheckpointManager._save", "It saves by this method.", uses=("dcp_save",)),
         Probe(
             f"{_NEW}:CheckpointManager",
-            "Ours derives from it, and has another thread that removes old steps.",
+            "Our manager derives from it, and removes old steps in a thread of its own.",
             has=(
                 *("Config", "enable", "folder", "states", "async_mode", "pg", "stager", "save_future", "keep_latest_k"),
                 *("purge_thread", "purge_queue", "_purge_stale_checkpoints", "_should_purge", "_close"),
@@ -84,7 +84,7 @@ TORCHFT = Feature(
     (
         Probe(
             "torchtitan.experiments.torchft.checkpoint:TorchFTCheckpointManager",
-            "Ours derives from it, and from ours for the plain manager.",
+            "Our TorchFT manager derives from it and from our plain manager.",
             has=("Config", "dcp_save", "dcp_load"),
         ),
     ),
@@ -98,7 +98,7 @@ TORCHTITAN_0_2 = Feature(
         Probe(f"{_OLD}:CheckpointManager.save", "It saves by this method.", uses=("dcp_save",)),
         Probe(
             f"{_OLD}:CheckpointManager",
-            "Ours changes it: it has these.",
+            "Our adapter replaces these methods of it.",
             has=("enable", "folder", "states", "async_mode", "stager", "save_future", "close"),
         ),
         Probe(f"{_OLD}:AsyncMode", "It says how is saved.", has=("ASYNC", "ASYNC_WITH_PINNED_MEM")),
