@@ -103,7 +103,7 @@ LocalState::Declared LocalState::declare(const py::object& mappings, const py::o
                          : declared.kind == EntryKind::kBytes || !state_value->boxes.empty();
   if (!declared.is_here || mappings.is_none()) return declared;
   const auto path = py::reinterpret_steal<py::object>(PyObject_GetItem(mappings.ptr(), state_value->key.ptr()));
-  if (way) {
+  if (path) {
     declared.path = encode_path(state_value->fqn, path);
   } else if (PyErr_ExceptionMatches(PyExc_KeyError)) {
     PyErr_Clear();

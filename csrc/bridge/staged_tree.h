@@ -22,7 +22,7 @@ namespace bytecheckpoint::bridge {
 
 /// A copy of a state dict, whose tensors get host memory only when it is filled. Needs the GIL; one thread at a time.
 ///
-///     StagedTree(state) -> fill(lease) -> wait() -> sum()
+///     StagedTree(state) -> fill(lease) -> wait() -> checksum()
 ///
 ///     memory of the lease   | host tensors | tensors of cuda:0 | tensors of cuda:1 | ...
 ///
@@ -58,7 +58,7 @@ class StagedTree {
   void give_up();
   /// Computes the CRCs of what came from devices: from then on a save can tell whether it has changed. Releases the
   /// GIL. No effect the second time.
-  void sum(int num_threads);
+  void checksum(int num_threads);
 
   /// Returns why copies from devices are slower than they could be; "" if they are not. Known after `fill`.
   const std::string& slow_because() const { return slow_because_; }

@@ -20,8 +20,8 @@ __all__ = ["RanksFailed", "failures", "run_ranks"]
 
 R = TypeVar("R")
 
-# Ranks are forked from a server that has imported torch and run nothing: a new process for every rank of every job
-# costs tens of milliseconds, and no job sees what an earlier one left in memory.
+# Ranks are forked from a server that has imported what most of them use, and run nothing: a new process for every rank
+# of every job costs tens of milliseconds, and no job sees what an earlier one left in memory.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
@@ -31,6 +31,12 @@ _CONTEXT.set_forkserver_preload(
         "torch.distributed.checkpoint.state_dict",
         "torch.distributed.fsdp",
         "torch.distributed.tensor",
+        "pytest",
+        "bytecheckpoint._C",
+        "bytecheckpoint.dcp.load_planner",
+        "bytecheckpoint.dcp.save_planner",
+        "bytecheckpoint.state_dicts",
+        "bytecheckpoint.training_state.checkpointers",
     ]
 )
 
