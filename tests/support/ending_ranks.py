@@ -7,8 +7,10 @@ They are forked from a process that has imported torch, which takes seconds, and
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
@@ -24,6 +26,8 @@ __all__ = ["Ended", "EndingRanks", "run_script"]
 
 TESTS = Path(__file__).parents[1]
 LIMIT_S = 40.0
+# What triton, which torch imports, says at the end of a process in which it was frozen.
+_OF_FROZEN_MODULES = re.compile(r"^(nanobind: | - leaked | - \.\.\. skipped |See https://nanobind).*\n?", re.MULTILINE)
 SCRIPT = "from support.ending_ranks import serve; work = serve(); work()"
 
 
@@ -52,7 +56,7 @@ class _Rank:
         os.close(self.ended)
         os.lseek(self.said, 0, os.SEEK_SET)
         with os.fdopen(self.said) as file:
-            return file.read()
+            return _OF_FROZEN_MODULES.sub("", file.read())
 
 
 class EndingRanks:
@@ -69,14 +73,21 @@ class EndingRanks:
         theirs.close()
 
     def run(
-        self, num_ranks: int, function: Callable[..., Any], *args: Any, grace_s: float | None = None
+        self,
+        num_ranks: int,
+        function: Callable[..., Any],
+        *args: Any,
+        grace_s: float | None = None,
+        frees_modules: bool = False,
     ) -> list[Ended]:
         """``function(rank, *args)`` in a process for each rank, until all have ended.
 
         Args:
             grace_s: When a rank has failed, the others are killed after that, as a launcher does.
+            frees_modules: Whether the last collection of garbage frees what torch's modules hold, too, as at the end of
+                any process. It takes most of a second.
         """
-        self._requests.send_bytes(pickle.dumps((num_ranks, grace_s, function, args)))
+        self._requests.send_bytes(pickle.dumps((num_ranks, grace_s, frees_modules, function, args)))
         assert self._requests.poll(2 * LIMIT_S), "the ranks and what forked them hang"
         ended: list[Ended] = self._requests.recv()
         return ended
@@ -98,22 +109,30 @@ def serve() -> Callable[[], Any]:
     import torch._dynamo  # the first operation on a DTensor imports it
     import torch.distributed.checkpoint.state_dict
 
-    import bytecheckpoint  # noqa: F401
+    import bytecheckpoint._C
+    import bytecheckpoint.dcp.load_planner
+    import bytecheckpoint.dcp.save_planner
+    import bytecheckpoint.registration
+    import bytecheckpoint.state_dicts
+    import bytecheckpoint.training_state.checkpointers  # noqa: F401
 
     torch.set_num_threads(1)
+    gc.freeze()  # the last collection of a rank would look at all modules, and so copy their pages
     requests = Connection(int(os.environ["BCP_TEST_PIPE"]))
     while True:
         try:
             request = requests.recv_bytes()
         except EOFError:
             return lambda: None
-        num_ranks, grace_s, function, args = pickle.loads(request)
+        num_ranks, grace_s, frees_modules, function, args = pickle.loads(request)
         ranks = []
         for rank in range(num_ranks):
             said = os.memfd_create("said")
             pid = os.fork()
             if not pid:
                 requests.close()
+                if frees_modules:
+                    gc.unfreeze()
                 return lambda: _work(said, function, rank, args)
             ranks.append(_Rank(os.pidfd_open(pid), pid, said))
         requests.send(_wait(ranks, grace_s))

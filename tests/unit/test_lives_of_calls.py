@@ -58,7 +58,7 @@ def test_the_table_has_all_public_names() -> None:
 def test_at_the_end_of_the_interpreter(
     tmp_path: Path, ready: Path, ending_ranks: EndingRanks, moment: Any, used_before: bool
 ) -> None:
-    (ended,) = ending_ranks.run(1, lives.work_at_the_end, tmp_path, ready, moment, used_before)
+    (ended,) = ending_ranks.run(1, lives.work_at_the_end, tmp_path, ready, moment, used_before, frees_modules=True)
     assert_all_worked(ended, 1, () if moment is lives.before_threads_end else AT_THE_END)
 
 
@@ -68,7 +68,7 @@ def test_in_a_daemon_thread_at_the_end_of_the_interpreter(
     """Within each function of our C++ that lets the GIL go, and within each call."""
     places, seen = [], set()
     for trial in range(TRIES):
-        (found,) = ending_ranks.run(1, lives.find_places, tmp_path / f"look_{trial}", ready)
+        (found,) = ending_ranks.run(1, lives.find_places, tmp_path / f"look_{trial}", ready, frees_modules=True)
         assert found.code == 0, found
         for call, *names in map(str.split, found.said.splitlines()):
             fresh = [name for name in names if name not in seen] or names[:1]
@@ -82,7 +82,7 @@ def test_in_a_daemon_thread_at_the_end_of_the_interpreter(
         went_on = []
         for begin in range(0, len(places), AT_ONCE):
             some = places[begin : begin + AT_ONCE]
-            ended = ending_ranks.run(len(some), lives.be_inside, tmp_path, ready, some, begin > 0)
+            ended = ending_ranks.run(len(some), lives.be_inside, tmp_path, ready, some, begin > 0, frees_modules=True)
             # One that got the GIL back in time: the main thread was asleep.
             for place, one in zip(some, ended, strict=True):
                 is_again = one.said.startswith("went on")
@@ -95,26 +95,26 @@ def test_in_a_daemon_thread_at_the_end_of_the_interpreter(
 def test_in_a_hook_in_a_daemon_thread_at_the_end_of_the_interpreter(
     tmp_path: Path, ready: Path, ending_ranks: EndingRanks
 ) -> None:
-    ended = ending_ranks.run(len(lives.HOOKS), lives.be_in_a_hook, tmp_path, ready)
+    ended = ending_ranks.run(len(lives.HOOKS), lives.be_in_a_hook, tmp_path, ready, frees_modules=True)
     assert not [(hook, one) for hook, one in zip(lives.HOOKS, ended, strict=True) if one != Ended(0, "")]
 
 
 @pytest.mark.parametrize("hook", lives.HOOKS)
 def test_nested_twice(tmp_path: Path, ready: Path, ending_ranks: EndingRanks, hook: lives.Hook) -> None:
-    (ended,) = ending_ranks.run(1, lives.nest, tmp_path, ready, hook)
+    (ended,) = ending_ranks.run(1, lives.nest, tmp_path, ready, hook, frees_modules=True)
     assert_all_worked(ended, 2, IN_A_HOOK.get(hook.__name__, ()))
 
 
 def test_with_futures_cancelled(tmp_path: Path, ready: Path, ending_ranks: EndingRanks) -> None:
-    (ended,) = ending_ranks.run(1, lives.cancel_futures, tmp_path, ready)
+    (ended,) = ending_ranks.run(1, lives.cancel_futures, tmp_path, ready, frees_modules=True)
     assert_all_worked(ended)
 
 
 def test_with_errors_kept(tmp_path: Path, ready: Path, ending_ranks: EndingRanks) -> None:
-    (ended,) = ending_ranks.run(1, lives.keep_errors, tmp_path, ready)
+    (ended,) = ending_ranks.run(1, lives.keep_errors, tmp_path, ready, frees_modules=True)
     assert_all_worked(ended)
 
 
 def test_after_a_fork(tmp_path: Path, ready: Path, ending_ranks: EndingRanks) -> None:
-    (ended,) = ending_ranks.run(1, lives.fork, tmp_path, ready)
+    (ended,) = ending_ranks.run(1, lives.fork, tmp_path, ready, frees_modules=True)
     assert_all_worked(ended, 3, IN_A_CHILD)
