@@ -18,7 +18,7 @@ import bytecheckpoint
 from frameworks.titan_marks import needs_trainer
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")
-pytestmark = needs_trainer
+pytestmark = [needs_trainer, pytest.mark.usefixtures("ranks_with_torchtitan")]
 
 
 def _ours(**fields: Any) -> Any:

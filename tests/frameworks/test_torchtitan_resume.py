@@ -16,7 +16,7 @@ from frameworks.titan_marks import needs_trainer
 
 MODES = ("disabled", "async", "async_with_pinned_mem")
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")
-pytestmark = needs_trainer
+pytestmark = [needs_trainer, pytest.mark.usefixtures("ranks_with_torchtitan")]
 
 
 def _ours(**fields: Any) -> Any:

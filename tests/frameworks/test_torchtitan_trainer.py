@@ -6,13 +6,15 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
-import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from support.titan import run_processes
+from support.ending_ranks import EndingRanks
+from support.titan import free_port
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from frameworks.titan_marks import needs_trainer
@@ -20,22 +22,44 @@ from frameworks.titan_marks import needs_trainer
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")
 pytestmark = needs_trainer
 
-RECIPE = Path(__file__).with_name("titan_recipe.py")
-ROOT = Path(__file__).parents[2]
+LIMIT_S = 150.0
 
 
-def _train(folder: Path, *flags: str, config: str = "debug", num_ranks: int = 2) -> dict[int, dict[int, float]]:
-    """Runs a job to its end; its losses by step and by rank, of those ranks that log."""
-    folder.mkdir(exist_ok=True)
-    losses = folder / "losses"
-    losses.unlink(missing_ok=True)
-    command = [sys.executable, str(RECIPE), "--module", "frameworks.titan_recipe", "--config", config]
-    command += ["--dump_folder", str(folder), "--debug.seed", "1", "--debug.deterministic", *flags]
-    run_processes(num_ranks, command, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", TITAN_LOSSES=str(losses))
-    found: dict[int, dict[int, float]] = {}
-    for rank, step, loss in map(json.loads, losses.read_text().splitlines()):
-        found.setdefault(step, {})[rank] = loss
-    return found
+def run_recipe(rank: int, num_ranks: int, arguments: list[str], variables: dict[str, str]) -> None:
+    from frameworks import titan_recipe
+
+    titan_recipe.run(rank, num_ranks, arguments, variables)
+
+
+class Runs(Protocol):
+    def __call__(
+        self, folder: Path, *flags: str, config: str = ..., num_ranks: int = ...
+    ) -> dict[int, dict[int, float]]:
+        """Runs a job to its end; its losses by step and by rank, of those ranks that log."""
+
+
+@pytest.fixture(scope="module")
+def train() -> Iterator[Runs]:
+    # Its processes are forked from one that has imported torchtitan, which takes longer than a job.
+    ranks = EndingRanks("frameworks.titan_recipe")
+
+    def run(folder: Path, *flags: str, config: str = "debug", num_ranks: int = 2) -> dict[int, dict[int, float]]:
+        folder.mkdir(exist_ok=True)
+        losses = folder / "losses"
+        losses.unlink(missing_ok=True)
+        arguments = ["--module", "frameworks.titan_recipe", "--config", config, "--dump_folder", str(folder)]
+        arguments += ["--debug.seed", "1", "--debug.deterministic", *flags]
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TITAN_LOSSES": str(losses)}
+        ended = ranks.run(num_ranks, run_recipe, num_ranks, arguments, variables, limit_s=LIMIT_S)
+        for rank, end in enumerate(ended):
+            assert end.code == 0, f"rank {rank}: ...{end.said[-6000:]}"
+        found: dict[int, dict[int, float]] = {}
+        for rank, step, loss in map(json.loads, losses.read_text().splitlines()):
+            found.setdefault(step, {})[rank] = loss
+        return found
+
+    yield run
+    ranks.close()
 
 
 def _keep(folder: Path, source: Path, step: int) -> None:
@@ -59,15 +83,15 @@ def _is_ours(path: Path) -> bool:
     return any(len(name.suffixes) == 2 for name in path.glob("*.distcp"))
 
 
-def test_the_flag_resumes_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_the_flag_resumes_as_if_nothing_had_been(tmp_path: Path, train: Runs) -> None:
     """Losses and the last checkpoint equal, exactly, those of an uninterrupted run with torchtitan's own manager."""
     uninterrupted, cut, again = tmp_path / "uninterrupted", tmp_path / "cut", tmp_path / "again"
-    losses = _train(uninterrupted)
+    losses = train(uninterrupted)
     assert sorted(losses) == [1, 2, 3, 4, 5, 6]
     assert not _is_ours(uninterrupted / "checkpoint" / "step-6")
 
     _keep(cut, uninterrupted, 2)  # theirs is resumed by ours
-    resumed = _train(
+    resumed = train(
         cut,
         "--override.imports",
         'bytecheckpoint.torchtitan.use={"io_threads":2}',
@@ -79,7 +103,7 @@ def test_the_flag_resumes_as_if_nothing_had_been(tmp_path: Path) -> None:
     assert _is_ours(cut / "checkpoint" / "step-6")
 
     _keep(again, cut, 4)
-    assert _train(again, config="ours_in_the_recipe") == {step: losses[step] for step in (5, 6)}
+    assert train(again, config="ours_in_the_recipe") == {step: losses[step] for step in (5, 6)}
     for run in (cut, again):
         _assert_same(run, uninterrupted)
 
@@ -133,13 +157,13 @@ NEEDS_SCHEDULES = pytest.mark.skipif(
         ),
     ],
 )
-def test_the_flag_resumes_in_each_layout(tmp_path: Path, num_ranks: int, flags: list[str]) -> None:
+def test_the_flag_resumes_in_each_layout(tmp_path: Path, train: Runs, num_ranks: int, flags: list[str]) -> None:
     """torchtitan's manager saved what ours resumes."""
     uninterrupted, cut = tmp_path / "uninterrupted", tmp_path / "cut"
-    losses = _train(uninterrupted, *flags, num_ranks=num_ranks)
+    losses = train(uninterrupted, *flags, num_ranks=num_ranks)
     assert len({tuple(of_step.values()) for of_step in losses.values()}) == 6
     _keep(cut, uninterrupted, 2)
-    resumed = _train(cut, *flags, "--override.imports", "bytecheckpoint.torchtitan.use", num_ranks=num_ranks)
+    resumed = train(cut, *flags, "--override.imports", "bytecheckpoint.torchtitan.use", num_ranks=num_ranks)
     assert resumed == {step: losses[step] for step in (3, 4, 5, 6)}
     assert _is_ours(cut / "checkpoint" / "step-6")
     _assert_same(cut, uninterrupted)

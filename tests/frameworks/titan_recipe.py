@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,13 @@ def main() -> None:
 
         MetricsProcessor.log = log
     train.main()
+
+
+def run(rank: int, num_ranks: int, arguments: list[str], variables: dict[str, str]) -> None:
+    """What ``torchrun titan_recipe.py arguments`` does in each of its processes."""
+    os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks), OMP_NUM_THREADS="1")
+    sys.argv[1:] = arguments
+    main()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,24 @@ class _Rank:
 
 
 class EndingRanks:
-    """The process from which ranks are forked."""
+    """The process from which ranks are forked.
 
-    def __init__(self) -> None:
+    Args:
+        modules: What it imports besides the package.
+    """
+
+    def __init__(self, *modules: str) -> None:
         self._requests, theirs = Pipe()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))}
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", SCRIPT],
             pass_fds=[theirs.fileno()],
-            env={**environment, "BCP_TEST_PIPE": str(theirs.fileno()), "OPENBLAS_NUM_THREADS": "1"},
+            env={
+                **environment,
+                "BCP_TEST_PIPE": str(theirs.fileno()),
+                "BCP_TEST_MODULES": " ".join(modules),
+                "OPENBLAS_NUM_THREADS": "1",
+            },
         )
         theirs.close()
 
@@ -79,6 +89,7 @@ class EndingRanks:
         *args: Any,
         grace_s: float | None = None,
         frees_modules: bool = False,
+        limit_s: float = LIMIT_S,
     ) -> list[Ended]:
         """``function(rank, *args)`` in a process for each rank, until all have ended.
 
@@ -86,9 +97,10 @@ class EndingRanks:
             grace_s: When a rank has failed, the others are killed after that, as a launcher does.
             frees_modules: Whether the last collection of garbage frees what torch's modules hold, too, as at the end of
                 any process. It takes most of a second.
+            limit_s: Ranks that have not ended then hang, and are killed.
         """
-        self._requests.send_bytes(pickle.dumps((num_ranks, grace_s, frees_modules, function, args)))
-        assert self._requests.poll(2 * LIMIT_S), "the ranks and what forked them hang"
+        self._requests.send_bytes(pickle.dumps((num_ranks, grace_s, limit_s, frees_modules, function, args)))
+        assert self._requests.poll(limit_s + LIMIT_S), "the ranks and what forked them hang"
         ended: list[Ended] = self._requests.recv()
         return ended
 
@@ -117,6 +129,9 @@ def serve() -> Callable[[], Any]:
     import bytecheckpoint.training_state.checkpointers  # noqa: F401
 
     torch.set_num_threads(1)
+    for module in os.environ["BCP_TEST_MODULES"].split():
+        import_module(module)
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads must not fork"
     gc.freeze()  # the last collection of a rank would look at all modules, and so copy their pages
     requests = Connection(int(os.environ["BCP_TEST_PIPE"]))
     while True:
@@ -124,7 +139,7 @@ def serve() -> Callable[[], Any]:
             request = requests.recv_bytes()
         except EOFError:
             return lambda: None
-        num_ranks, grace_s, frees_modules, function, args = pickle.loads(request)
+        num_ranks, grace_s, limit_s, frees_modules, function, args = pickle.loads(request)
         ranks = []
         for rank in range(num_ranks):
             said = os.memfd_create("said")
@@ -135,7 +150,7 @@ def serve() -> Callable[[], Any]:
                     gc.unfreeze()
                 return lambda: _work(said, function, rank, args)
             ranks.append(_Rank(os.pidfd_open(pid), pid, said))
-        requests.send(_wait(ranks, grace_s))
+        requests.send(_wait(ranks, grace_s, limit_s))
 
 
 def _work(said: int, function: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> None:
@@ -145,8 +160,8 @@ def _work(said: int, function: Callable[..., Any], rank: int, args: tuple[Any, .
     function(rank, *args)
 
 
-def _wait(ranks: list[_Rank], grace_s: float | None) -> list[Ended]:
-    end, hangs, codes = time.monotonic() + LIMIT_S, set[int](), dict[int, int]()
+def _wait(ranks: list[_Rank], grace_s: float | None, limit_s: float) -> list[Ended]:
+    end, hangs, codes = time.monotonic() + limit_s, set[int](), dict[int, int]()
     poll = select.poll()
     for rank in ranks:
         poll.register(rank.ended, select.POLLIN)

@@ -3,42 +3,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import io
 import multiprocessing
 import multiprocessing.connection
+import os
 import pickle
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["RanksFailed", "failures", "run_ranks"]
+__all__ = ["RanksFailed", "failures", "forked_with", "run_ranks"]
+
+TESTS = Path(__file__).parents[1]
 
 R = TypeVar("R")
 
 # Ranks are forked from a server that has imported what most of them use, and run nothing: a new process for every rank
 # of every job costs tens of milliseconds, and no job sees what an earlier one left in memory.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",  # the first operation on a DTensor imports it
-        "torch.distributed._shard.sharded_tensor",
-        "torch.distributed.checkpoint.state_dict",
-        "torch.distributed.fsdp",
-        "torch.distributed.tensor",
-        "pytest",
-        "bytecheckpoint._C",
-        "bytecheckpoint.dcp.load_planner",
-        "bytecheckpoint.dcp.save_planner",
-        "bytecheckpoint.state_dicts",
-        "bytecheckpoint.training_state.checkpointers",
-    ]
-)
+_PRELOADED = [
+    "torch",
+    "torch._dynamo",  # the first operation on a DTensor imports it
+    "torch.distributed._shard.sharded_tensor",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "pytest",
+    "bytecheckpoint._C",
+    "bytecheckpoint.dcp.load_planner",
+    "bytecheckpoint.dcp.save_planner",
+    "bytecheckpoint.state_dicts",
+    "bytecheckpoint.training_state.checkpointers",
+]
+_CONTEXT.set_forkserver_preload(_PRELOADED)
 
 # Before the limit, so that ranks that hang have said where before they are killed.
 _STACKS_BEFORE_LIMIT_S = 3.0
@@ -96,6 +100,28 @@ def run_ranks(
     if any(complaints):
         raise RanksFailed("\n".join(text for text in complaints if text))
     return [pickle.loads(o.value) for rank, o in enumerate(outcomes) if o is not None and rank != may_die]
+
+
+@contextlib.contextmanager
+def forked_with(*modules: str) -> Iterator[None]:
+    """Ranks are forked from a server that has also imported ``modules``, as long as this lasts."""
+    paths = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), paths)))
+    try:
+        _begin_server_anew([*_PRELOADED, *modules])
+    finally:
+        if paths is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = paths
+    yield
+    _begin_server_anew(_PRELOADED)
+
+
+def _begin_server_anew(preloaded: list[str]) -> None:
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    _CONTEXT.set_forkserver_preload(preloaded)
+    forkserver.ensure_running()
 
 
 def failures(call: Callable[[], Any]) -> dict[int, BaseException]:

@@ -28,6 +28,7 @@ __all__ = [
     "TrainState",
     "digests",
     "flat",
+    "free_port",
     "model_spec",
     "on_cpu",
     "run_processes",
@@ -322,12 +323,17 @@ def same(left: dict[str, Any], right: dict[str, Any], *, without: tuple[str, ...
             assert a == b, (name, a, b)
 
 
-def run_processes(num_ranks: int, command: list[str], limit_s: float = 150.0, **variables: str) -> None:
-    """Runs a command once a rank, with what torchrun sets; raises what they said if one fails."""
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {**os.environ, **variables, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        return int(free.getsockname()[1])
+
+
+def run_processes(num_ranks: int, command: list[str], limit_s: float = 150.0, **variables: str) -> None:
+    """Runs a command once a rank, with what torchrun sets; raises what they said if one fails."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common = {**os.environ, **variables, "OMP_NUM_THREADS": "1", **address}
     processes = []
     try:
         for rank in range(num_ranks):
