@@ -81,8 +81,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("num_ranks", "every"),
     [
         pytest.param(2, 1, marks=pytest.mark.long),
-        (2, 4),
-        (4, 4),
+        (2, 8),
+        (4, 8),
         (3, 8),  # an odd number, for which each unit is padded otherwise
         pytest.param(4, 1, marks=pytest.mark.long),
         pytest.param(3, 1, marks=pytest.mark.long),

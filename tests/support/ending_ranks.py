@@ -78,6 +78,7 @@ class EndingRanks:
                 "BCP_TEST_PIPE": str(theirs.fileno()),
                 "BCP_TEST_MODULES": " ".join(modules),
                 "OPENBLAS_NUM_THREADS": "1",
+                "JE_ARROW_MALLOC_CONF": "background_thread:false",
             },
         )
         theirs.close()
@@ -116,7 +117,7 @@ def run_script(rank: int, script: str, *arguments: object) -> None:
 
 
 def serve() -> Callable[[], Any]:
-    """What the process that calls it is to do: a rank its work, the one that forks them nothing more."""
+    """Forks ranks as they are asked for. Returns in each of them, what it is to do."""
     import torch
     import torch._dynamo  # the first operation on a DTensor imports it
     import torch.distributed.checkpoint.state_dict
@@ -138,7 +139,7 @@ def serve() -> Callable[[], Any]:
         try:
             request = requests.recv_bytes()
         except EOFError:
-            return lambda: None
+            os._exit(0)
         num_ranks, grace_s, limit_s, frees_modules, function, args = pickle.loads(request)
         ranks = []
         for rank in range(num_ranks):

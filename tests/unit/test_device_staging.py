@@ -65,9 +65,9 @@ class TreeOfDevice:
     def give_up(self) -> None:
         self.device.calls.append("give_up")
 
-    def sum(self, num_threads: int) -> None:
-        if self.device.calls[-1] != "sum":  # it has no effect a second time
-            self.device.calls.append("sum")
+    def checksum(self, num_threads: int) -> None:
+        if self.device.calls[-1] != "checksum":  # it has no effect a second time
+            self.device.calls.append("checksum")
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_save_begins_when_devices_have_copied(device: Device, tmp_path: Path) 
     device.goes_on.set()
     response.staging_completion.result(LIMIT_S)
     response.upload_completion.result(LIMIT_S)
-    assert device.calls == ["fill", "wait", "sum"]
+    assert device.calls == ["fill", "wait", "checksum"]
     assert_loads(tmp_path, {"t": torch.ones(1000)})
 
 
@@ -103,7 +103,7 @@ def test_without_overlap_the_call_waits(device: Device) -> None:
     device.goes_on.set()
     staged = BcpStager(overlap=False, config=RAISES).stage({"t": torch.ones(1000)})
     assert isinstance(staged, dict)
-    assert device.calls == ["fill", "wait", "sum"]
+    assert device.calls == ["fill", "wait", "checksum"]
 
 
 @pytest.mark.parametrize("error", [DeviceError("refused"), KeyboardInterrupt()], ids=["error", "interrupt"])
@@ -143,7 +143,7 @@ def test_a_handle_says_when_it_is_staged_before_its_turn_to_be_saved(device: Dev
     turn.set()
     handle.committed.result(LIMIT_S)
     assert before.result(LIMIT_S)
-    assert device.calls == ["fill", "wait", "sum"]
+    assert device.calls == ["fill", "wait", "checksum"]
     assert_loads(tmp_path, {"t": torch.ones(1000)})
 
 
