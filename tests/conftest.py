@@ -17,9 +17,8 @@ from support.ending_ranks import EndingRanks
 from support.leaks import holdings, leaks_since
 from support.sanitizing import IS_UNDER_ASAN
 
-
-# Files are handed to workers in this order, and then as they were collected: one of these that began last would keep all
-# other workers waiting.
+# Files are handed to workers in this order, and then as they were collected: one of these that began last would keep
+# all other workers waiting.
 _SLOWEST_FIRST = (
     "docs/test_snippets.py",
     "unit/test_ends.py",

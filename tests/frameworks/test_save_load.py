@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +100,14 @@ def test_checkpointers_take_the_arguments_of_the_functions(tmp_path: Path) -> No
 
 
 def test_plans_are_kept_from_save_to_save(tmp_path: Path) -> None:
-    model = nn.Linear(3, 1017)  # of a shape that no other test has
+    layer = nn.Linear(3, 1017)
+    model = nn.Sequential(OrderedDict(of_this_test_alone=layer))  # else its plans may be kept since another test
     state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), momentum=0.9)}
     caches = []
     for step in range(3):
         report = save(tmp_path, state, "ddp", step % 2 == 1, step).committed.result(LIMIT_S)
         caches.append([part.plan.cache for part in report.parts.values()])
-        nn.init.normal_(model.weight)
+        nn.init.normal_(layer.weight)
     assert caches == [["miss", "miss"], ["hit", "hit"], ["hit", "hit"]]
 
 
