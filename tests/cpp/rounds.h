@@ -3,8 +3,8 @@
 
 namespace bytecheckpoint::test {
 
-/// How often a case that has no threads repeats itself: `n` times, less under ASan, which slows it down, and under TSan,
-/// which finds nothing in it.
+/// How often a case that has no threads repeats itself: `n` times, less under ASan, which slows it down, and under
+/// TSan, which finds nothing in it.
 constexpr int rounds(int n) {
 #if defined(__SANITIZE_THREAD__)  // of gcc
   return n / 10;
