@@ -2,7 +2,8 @@
 """The disk's own ceiling: sequential O_DIRECT writes and reads of one file, in requests of 8 MiB.
 
 Buffers lie on pages of 2 MiB, which let a request reach the device in few pieces; on pages of 4 KiB for reference. The
-file is preallocated within the timed write, and synced at its end, as an engine does. Nothing is copied, and no checksum is computed.
+file is preallocated within the timed write, and synced at its end, as an engine does. Nothing is copied, and no
+checksum is computed.
 """
 
 from __future__ import annotations
