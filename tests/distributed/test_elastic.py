@@ -70,7 +70,8 @@ def test_a_job_that_is_restarted_goes_on_behind_its_last_whole_step(tmp_path: Pa
     assert job.returncode == 0, job.stdout + job.stderr
     said = [line for line in job.stdout.splitlines() if line.startswith("attempt")]
     # The step before the one of the death was waited for; that one was not committed.
-    assert said == [f"attempt {attempt} begins behind step {step}" for attempt, step in enumerate((0, 1, 3))]
+    wanted = [f"attempt {attempt} begins behind step {step}" for attempt, step in enumerate((0, 1, 3))]
+    assert said == wanted, job.stdout + job.stderr
     assert latest(run) == str(run / f"step-{last}")
     got = {"weight": torch.zeros(8, 4), "step": 0}
     load_state_dict(run / f"step-{last}", got, no_dist=True)
