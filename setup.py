@@ -29,7 +29,15 @@ except ModuleNotFoundError as error:
 ROOT = Path(__file__).parent
 LAYERS = ("base", "tensor", "format", "planner", "io", "staging", "engine")
 # What stands between Python and the engine, by module: `bridge` converts, `bindings` name what Python sees.
-OF_BOTH = ("bridge/checkpoint", "bridge/errors", "bridge/tree_caster", "bindings/bind_checkpoint")
+OF_BOTH = (
+    "bridge/checkpoint",
+    "bridge/errors",
+    "bridge/python_store",
+    "bridge/tree_caster",
+    "bridge/upload_parts",
+    "bindings/bind_checkpoint",
+    "bindings/bind_store",
+)
 OF_CORE = (
     "bindings/bind_builtin",
     "bindings/bind_calls",

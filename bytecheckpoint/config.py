@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.reference_variables import fields_of
@@ -22,6 +21,31 @@ _CHOICES = {
     "unsafe_objects": ("warn", "error", "allow"),
 }
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+class StorageOptions(Mapping[str, Any]):
+    """Options of an object store, which may be secrets: text shows only their names, and a pickle holds none."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self._options = dict(options or {})
+
+    def __getitem__(self, name: str) -> Any:
+        return self._options[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._options)
+
+    def __len__(self) -> int:
+        return len(self._options)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._options))
+
+    def __repr__(self) -> str:
+        return f"<options {', '.join(sorted(self._options))}>" if self._options else "<no options>"
+
+    def __reduce__(self) -> tuple[type[StorageOptions], tuple[()]]:
+        return StorageOptions, ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +109,11 @@ class Config:
             ``load_state_dict`` treat a rank that others wait for as lost, 1 to 86400. It applies to groups that these
             functions make. See ``new_group``.
         progress: Whether the coordinator shows a progress bar on stderr, with the bytes that it has written or read.
+        storage_options: Options of an object store, for paths that are URLs: the names that obstore gives them, such as
+            ``endpoint``, ``region`` or ``access_key_id``, and ``client_options``. Other options come from the variables
+            of the provider. Reports and pickles do not have them. No variable sets them.
+        store_concurrency: Number of parts of an object that a rank uploads at once, or of ranges that it reads, 1 to
+            16, for paths that are URLs. Each takes 8 MiB of the ring, which is made larger if need be.
 
     Raises:
         ConfigError: A value has the wrong type or is out of range.
@@ -117,9 +146,15 @@ class Config:
     exit_timeout_s: float = 1800.0
     stall_timeout_s: float = 60.0
     progress: bool = False
+    storage_options: StorageOptions | None = None
+    store_concurrency: int = 8
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
+        if self.storage_options is not None and not isinstance(self.storage_options, StorageOptions):
+            if not isinstance(self.storage_options, Mapping):
+                raise ConfigError("Config(storage_options=...): a dict of options by name wanted")
+            object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
+        for name, kind in _plain_fields(type(self)).items():
             value = getattr(self, name)
             if type(value) is not kind and not (kind is float and type(value) is int):
                 raise ConfigError(f"Config({name}={value!r}): {kind.__name__} wanted")
@@ -141,6 +176,7 @@ class Config:
         self._check("staging_threads", 1, 64)
         self._check("exit_timeout_s", 0, 86400)
         self._check("stall_timeout_s", 1, 86400)
+        self._check("store_concurrency", 1, 16)
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
@@ -162,8 +198,8 @@ class Config:
                 of the reference asks for something that this package does not have.
         """
         environ = os.environ if environ is None else environ
-        kinds = get_type_hints(cls)
-        fields = {_PREFIX + field.name.upper(): field.name for field in dataclasses.fields(cls)}
+        kinds = _plain_fields(cls)
+        fields = {_PREFIX + name.upper(): name for name in kinds}
         of_reference, understood = fields_of(environ)
         values: dict[str, bool | int | float | str] = {
             field: _parse(field, text, kinds[field]) for field, text in of_reference.items()
@@ -177,6 +213,11 @@ class Config:
                 raise ConfigError(f"{variable}: no such setting; known are {', '.join(sorted(fields))}")
             values[fields[variable]] = _parse(variable, text, kinds[fields[variable]])
         return cls(**values)  # type: ignore[arg-type]
+
+
+def _plain_fields(config: type[Config]) -> dict[str, type]:
+    """Returns the types of the fields that are one number or word."""
+    return {name: kind for name, kind in get_type_hints(config).items() if name != "storage_options"}
 
 
 def _parse(variable: str, text: str, kind: type) -> bool | int | float | str:

@@ -199,7 +199,7 @@ class OlmoReader(BcpReader):
             return super().read_metadata(*args, **kwargs)
         except CheckpointNotFoundError as error:
             # Change the error itself: a load raises this object again where every rank gets it.
-            error.args = (f"{error}{_where_instead(self.path)}",)
+            error.args = (f"{error}{_where_instead(Path(self.path))}",)
             raise
 
 

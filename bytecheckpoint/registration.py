@@ -14,7 +14,7 @@ from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
-from bytecheckpoint.checkpoint.local_path import is_local, is_url, local_path
+from bytecheckpoint.checkpoint.local_path import is_local, is_url, location
 from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, is_called_by_async_save
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._again import load_until_unchanged
@@ -28,6 +28,8 @@ from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import draw_turn, take_drawn_turn
 from bytecheckpoint.distributed.groups import group_of_save, keep_watching
+from bytecheckpoint.object_store.stores import can_use_stores
+from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.planning.stateful import QuickStateful, quick_copy
 from bytecheckpoint.probes.of_torch import PROCESS_MODE, REGISTER
 from bytecheckpoint.probes.probe import holds, require
@@ -164,8 +166,9 @@ def _storage_setup(
         stock: Any = FileSystemReader if reader else FileSystemWriter
         if storage or not checkpoint_id:
             return theirs(storage, checkpoint_id, reader)
-        is_file_url = is_url(checkpoint_id) and is_local(checkpoint_id)
-        if not is_file_url and not stock.validate_checkpoint_id(checkpoint_id):
+        is_own_url = is_url(checkpoint_id) and is_local(checkpoint_id)
+        is_own_url = is_own_url or (is_known_store(checkpoint_id) and can_use_stores())
+        if not is_own_url and not stock.validate_checkpoint_id(checkpoint_id):
             _warn_of_url(checkpoint_id)
             return theirs(storage, checkpoint_id, reader)
         if not reader:
@@ -184,9 +187,10 @@ def _warn_of_url(checkpoint_id: Any) -> None:
         return
     _has_warned_of_url = True
     scheme = str(checkpoint_id).partition("://")[0]  # the rest may hold secrets
+    hint = " (pip install 'bytecheckpoint[cloud]' for ours)" if is_known_store(checkpoint_id) else ""
     warnings.warn(
-        f"bytecheckpoint: {scheme}://...: register() leaves URLs to DCP's own writer and reader: such a save is not "
-        "all or nothing, has no checksums of ours, and a load runs what its pickles say",
+        f"bytecheckpoint: {scheme}://...: register() leaves URLs to DCP's own writer and reader{hint}: such a save "
+        "is not all or nothing, has no checksums of ours, and a load runs what its pickles say",
         RuntimeWarning,
         stacklevel=4,
     )
@@ -323,7 +327,7 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
             if isinstance(storage_writer, BcpWriter):
                 # Fix the absolute path now: before this save begins, a later save may direct the writer to another
                 # path, and the process may change its working directory.
-                checkpoint_id = local_path(checkpoint_id) if checkpoint_id else storage_writer.checkpoint_id
+                checkpoint_id = location(checkpoint_id) if checkpoint_id else storage_writer.checkpoint_id
             path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
             give_up = storage_writer.cancel if isinstance(storage_writer, BcpWriter) else nothing
             # The end of the process would wait without limit for the threads of DCP's own executor.

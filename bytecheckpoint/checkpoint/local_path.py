@@ -8,8 +8,9 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError
+from bytecheckpoint.object_store.urls import is_store_url, store_url
 
-__all__ = ["is_local", "is_url", "local_path", "path_to_read", "working_directory"]
+__all__ = ["is_local", "is_url", "local_path", "location", "location_to_read", "path_to_read", "working_directory"]
 
 _FILE_URL = "file://"
 
@@ -72,6 +73,27 @@ def local_path(path: str | os.PathLike[str], directory: Path | None = None) -> P
     if directory is None:
         raise StorageError(f"{text!r}: a relative path, and the working directory was removed", text)
     return directory / named
+
+
+def location(path: str | os.PathLike[str], directory: Path | None = None) -> Path | str:
+    """Returns the directory that ``path`` names as ``local_path`` does; for a URL of an object store, that URL.
+
+    Raises:
+        ConfigError: See ``local_path`` and ``store_url``.
+        StorageError: See ``local_path``.
+    """
+    return store_url(path) if is_store_url(path) else local_path(path, directory)
+
+
+def location_to_read(path: str | os.PathLike[str] | None) -> Path | str:
+    """Does what ``location`` does, for a checkpoint to read. None means that a run has no checkpoint.
+
+    Raises:
+        CheckpointNotFoundError: ``path`` is None.
+        ConfigError: See ``location``.
+        StorageError: See ``location``.
+    """
+    return path_to_read(path) if path is None or not is_store_url(path) else store_url(path)
 
 
 def path_to_read(path: str | os.PathLike[str] | None) -> Path:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.in_use import reading
-from bytecheckpoint.checkpoint.local_path import path_to_read
+from bytecheckpoint.checkpoint.local_path import location_to_read
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.object_store.stores import use_store, with_store_ring
+from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report import Problem, VerifyReport
 
 __all__ = ["verify"]
@@ -49,7 +51,10 @@ def verify(
         StorageError: The directory or ``.metadata`` cannot be read.
     """
     config = config or Config.from_env()
-    directory = str(path_to_read(path))
+    directory = str(location_to_read(path))
+    if is_store_url(directory):
+        use_store(directory, config)
+        config = with_store_ring(config)
     with explaining(directory), reading(directory):
         found = _core.verify(
             directory,

@@ -26,6 +26,7 @@ from bytecheckpoint.dcp._call_context import CallContext
 from bytecheckpoint.distributed.call_order import number_of_turn
 from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.errors import ProcessGroupChangedError
+from bytecheckpoint.object_store.commit import StoreCommit
 from bytecheckpoint.report import RankSaveReport, SaveReport
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.per_process import HomeProcess
@@ -77,7 +78,7 @@ class SaveSession:
     rank: int = 0
     is_coordinator: bool = False
     commits_alone: bool = False
-    commit: _C.Commit | None = None
+    commit: _C.Commit | StoreCommit | None = None
     handed_in: bool = False
     finishing: bool = False
     phases: Phases = field(default_factory=Phases)

@@ -9,6 +9,7 @@ import os
 import uuid
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NoReturn
 
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -20,7 +21,7 @@ from torch.futures import Future
 
 from bytecheckpoint import _C
 from bytecheckpoint.checkpoint.in_use import Hold, hold_directory
-from bytecheckpoint.checkpoint.local_path import is_local, local_path, path_to_read
+from bytecheckpoint.checkpoint.local_path import is_local, location, location_to_read
 from bytecheckpoint.checkpoint.parts import parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
@@ -31,6 +32,8 @@ from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, CheckpointNotFoundError, sendable
+from bytecheckpoint.object_store.stores import use_store, with_store_ring
+from bytecheckpoint.object_store.urls import is_known_store, is_store_url
 from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
@@ -128,7 +131,7 @@ class BcpReader(StorageReader):
         require(SAVE_AND_LOAD)
         if _extension_registry is not None:
             raise ValueError("_extension_registry: stream transforms cannot be honoured; leave it out")
-        self.path = path_to_read(path)
+        self.path = location_to_read(path)
         self.rank: int | None = None
         self.use_collectives = True
         self.config = config or Config.from_env()
@@ -177,8 +180,8 @@ class BcpReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns whether ``checkpoint_id`` is a local path or a ``file`` URL, and not a URL of another scheme."""
-        return is_local(checkpoint_id)
+        """Returns whether ``checkpoint_id`` is a local path, or a URL of an object store that obstore can read."""
+        return is_local(checkpoint_id) or is_known_store(checkpoint_id)
 
     @property
     def user_metadata(self) -> Any:
@@ -188,7 +191,7 @@ class BcpReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Directs the next load to ``checkpoint_id``, if given, and forgets what was read."""
         if checkpoint_id:
-            self.path = local_path(checkpoint_id)
+            self.path = location(checkpoint_id)
         self.load_id = str(uuid.uuid4())
         self._forget()
 
@@ -330,7 +333,8 @@ class BcpReader(StorageReader):
         phases.end("exchange_s")
         checkpoint = self._opened()
         with Exchange.of_plan(plan, self._call.peers) or nullcontext() as exchange:
-            load = Load(checkpoint, plan, str(self.path), self._rank, self.config, planner, exchange)
+            config = with_store_ring(self.config) if is_store_url(self.path) else self.config
+            load = Load(checkpoint, plan, str(self.path), self._rank, config, planner, exchange)
             with load.progress_bar() if self.config.progress and self._is_coordinator else nullcontext():
                 load.tensors()
                 phases.end("read_s")
@@ -376,6 +380,8 @@ class BcpReader(StorageReader):
         return self._checkpoint
 
     def _open(self, rank: int | None) -> _C.Checkpoint:
+        if is_store_url(self.path):
+            use_store(str(self.path), self.config, _C)
         # Only a missing `.metadata` is explained: DCP also asks for the part of a rank that has none.
         with explaining(self.path) if rank is None else nullcontext():
             return _C.Checkpoint.open(
@@ -389,7 +395,7 @@ class BcpReader(StorageReader):
 
     def _no_part_of(self, rank: int) -> CheckpointNotFoundError | None:
         """Returns the error for a missing part of ``rank`` if other ranks have parts; None if there are no parts."""
-        parts = sorted(part.name for part in self.path.glob("__*.metadata"))
+        parts = sorted(part.name for part in self.path.glob("__*.metadata")) if isinstance(self.path, Path) else []
         if not parts:
             return None
         return CheckpointNotFoundError(

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from bytecheckpoint import _C
-from bytecheckpoint.checkpoint.local_path import is_local, local_path, working_directory
+from bytecheckpoint.checkpoint.local_path import is_local, location, working_directory
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.frames import is_called_by_executor
 from bytecheckpoint.config import Config
@@ -44,6 +44,9 @@ from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata, plan_
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.distributed.call_order import check_in_step
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointError, ConfigError, SaveCancelledError, StorageError
+from bytecheckpoint.object_store.commit import StoreCommit
+from bytecheckpoint.object_store.stores import use_store, with_store_ring
+from bytecheckpoint.object_store.urls import is_known_store, is_store_url
 from bytecheckpoint.planning.assignment import plan_to_write
 from bytecheckpoint.planning.inventory import bytes_of, may_send_digest
 from bytecheckpoint.planning.plan_items import PlanItems
@@ -142,7 +145,7 @@ class BcpWriter(StorageWriter):
             raise ValueError(f"serialization_format={serialization_format}: only TORCH_SAVE can be honoured")
         if not isinstance(thread_count, int) or not 1 <= thread_count <= 16:
             raise ConfigError(f"thread_count={thread_count!r}: a number from 1 to 16 wanted")
-        self.path = local_path(path)
+        self.path = location(path)
         self.save_id = _new_save_id()
         self.rank: int | None = None
         self.use_collectives = True
@@ -190,13 +193,13 @@ class BcpWriter(StorageWriter):
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
         """The directory that the next save of this thread writes to."""
-        path: Path = getattr(self._of_thread, "path", self.path)
+        path: Path | str = getattr(self._of_thread, "path", self.path)
         return path
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns whether ``checkpoint_id`` is a local path or a ``file`` URL, and not a URL of another scheme."""
-        return is_local(checkpoint_id)
+        """Returns whether ``checkpoint_id`` is a local path, or a URL of an object store that obstore can write to."""
+        return is_local(checkpoint_id) or is_known_store(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Directs the next save to ``checkpoint_id``, if given.
@@ -208,7 +211,7 @@ class BcpWriter(StorageWriter):
         if checkpoint_id:
             if not is_called_by_executor():
                 self._directory = working_directory()
-            self.path = self._of_thread.path = local_path(checkpoint_id, self._directory)
+            self.path = self._of_thread.path = location(checkpoint_id, self._directory)
         self.save_id = _new_save_id()
 
     def cancel(self) -> None:
@@ -395,14 +398,23 @@ class BcpWriter(StorageWriter):
         _refuse_forked_child(session)
         return session
 
-    def _begin_commit(self, session: SaveSession, reserve_bytes: int) -> _C.Commit:
+    def _begin_commit(self, session: SaveSession, reserve_bytes: int) -> _C.Commit | StoreCommit:
+        rank = session.rank if session.commits_alone else None
+        if is_store_url(session.path):
+            return StoreCommit(
+                use_store(session.path, self.config, _C),
+                _C,
+                mark=".metadata" if rank is None else f"__{rank}.metadata",
+                overwrite=self.overwrite,
+                deadline_s=self.config.commit_deadline_s,
+            )
         give_up = time.monotonic() + _BUSY_GRACE_S
         while True:
             try:
                 return _C.Commit(
                     directory=session.path,
                     save_id=session.save_id,
-                    rank=session.rank if session.commits_alone else None,
+                    rank=rank,
                     overwrite=self.overwrite,
                     take_over=self.config.take_over,
                     sync=self.sync_files,
@@ -416,14 +428,18 @@ class BcpWriter(StorageWriter):
             time.sleep(_BUSY_GRACE_S / 10)
 
     def _start_job(self, session: SaveSession, plan: _C.WritePlan) -> _C.SaveJob:
+        config = self.config
+        if is_store_url(session.path):
+            use_store(session.path, config, _C)
+            config = with_store_ring(config)
         return _C.SaveJob(
             directory=session.path,
             rank=session.rank,
             direct_io=self.config.direct_io,
             sync=self.sync_files,
             one_file_a_record=not self.single_file_per_rank,
-            num_io_threads=self.config.io_threads,
-            ring_bytes=self.config.ring_bytes,
+            num_io_threads=config.io_threads,
+            ring_bytes=config.ring_bytes,
             expected_bytes=plan.num_bytes,
             niceness=self.config.niceness,
             bytes_per_s=self.config.write_bytes_per_s,

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
+from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.sharing.asked_keys import RequestedKeys
 
 __all__ = [
@@ -36,7 +37,7 @@ _MOST_RANKS = 512
 class Reader(Protocol):
     """What this module needs of a storage reader."""
 
-    path: Path
+    path: Path | str
     config: Config
 
 
@@ -63,7 +64,10 @@ class ReadPreferences:
     @classmethod
     def by(cls, reader: Reader, save: str, asked: RequestedKeys, *, comes: bool, num_bytes: int) -> ReadPreferences:
         is_in_memory = _C.is_in_memory(str(reader.path), reader.config.io_timeout_s)
-        return cls(save, comes, reader.config.shared_reading, is_in_memory, num_bytes, asked)
+        setting = reader.config.shared_reading
+        if setting == AUTO and is_store_url(reader.path):
+            setting = COOPERATIVE  # a store is slower than ranks are to one another, and counts requests
+        return cls(save, comes, setting, is_in_memory, num_bytes, asked)
 
 
 @dataclass(frozen=True)

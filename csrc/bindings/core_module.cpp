@@ -9,6 +9,7 @@
 #include "csrc/bindings/bind_calls.h"
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_steps.h"
+#include "csrc/bindings/bind_store.h"
 #include "csrc/bindings/bind_verify.h"
 #include "csrc/bindings/build_info.h"
 #include "csrc/bridge/dims_caster.h"
@@ -78,5 +79,6 @@ PYBIND11_MODULE(_core, m) {
   bytecheckpoint::bindings::bind_calls(m);
   bytecheckpoint::bindings::bind_checkpoint(m);
   bytecheckpoint::bindings::bind_steps(m);
+  bytecheckpoint::bindings::bind_store(m);
   bytecheckpoint::bindings::bind_verify(m);
 }

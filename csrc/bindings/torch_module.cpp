@@ -3,6 +3,7 @@
 
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/bind_store.h"
 #include "csrc/bindings/build_info.h"
 
 PYBIND11_MODULE(_C, m) {
@@ -15,4 +16,5 @@ PYBIND11_MODULE(_C, m) {
   bytecheckpoint::bindings::bind_sharing(m);
   bytecheckpoint::bindings::bind_staging(m);
   bytecheckpoint::bindings::bind_commit(m);
+  bytecheckpoint::bindings::bind_store(m);
 }

@@ -13,6 +13,7 @@
 #include "csrc/base/bytes.h"
 #include "csrc/base/failpoint.h"
 #include "csrc/io/journal.h"
+#include "csrc/io/object_store.h"
 
 namespace bytecheckpoint::io {
 
@@ -40,6 +41,13 @@ Status sync_entry(const std::string& directory) {
 }  // namespace
 
 base::Result<EntryType> entry_type(const std::string& path) {
+  if (is_url(path)) {
+    const size_t end = path.rfind('/');
+    BCP_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(path.substr(0, end)));
+    const base::Result<ObjectStore::Object> found = store->open(path.substr(end + 1));
+    if (found.is_ok()) return EntryType::kRegular;
+    return found.status().sys_errno() == ENOENT ? base::Result<EntryType>(EntryType::kAbsent) : found.status();
+  }
   struct stat info;
   if (::lstat(path.c_str(), &info) != 0) {
     if (errno == ENOENT) return EntryType::kAbsent;
@@ -101,6 +109,10 @@ void remove_empty_directories(const std::vector<std::string>& paths) {
 }
 
 base::Result<std::vector<std::string>> list_directory(const std::string& path) {
+  if (is_url(path)) {
+    BCP_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(path));
+    return store->list();
+  }
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return Status::storage("opendir", path, "", errno);
   return names_in(fd, path);
@@ -130,6 +142,7 @@ base::Result<std::vector<std::string>> names_in(int fd, const std::string& path)
 }
 
 Status sync_directory(const std::string& path, bool* supported) {
+  if (is_url(path)) return Status::ok();  // a store has no directories
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return Status::storage("open", path, "directory", errno);
   Status synced = sync_directory(fd, path, supported);

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "csrc/base/bytes.h"
@@ -41,6 +42,10 @@ File& File::operator=(File&& other) noexcept {
     if (fd_ >= 0) ::close(fd_);
     path_ = std::move(other.path_);
     fd_ = std::exchange(other.fd_, -1);
+    store_ = std::move(other.store_);
+    name_ = std::move(other.name_);
+    object_ = std::move(other.object_);
+    upload_ = std::move(other.upload_);
     direct_ = other.direct_.load();
   }
   return *this;
@@ -50,7 +55,22 @@ File::~File() {
   if (fd_ >= 0) ::close(fd_);
 }
 
+base::Result<File> File::open_object(const std::string& url, const std::string& name) {
+  File file;
+  file.path_ = join(url, name);
+  if (name.empty() || name.front() == '/' || (name + "/").find("../") != std::string::npos) {
+    return Status::make(base::Code::kCorrupt,
+                        text("open(", file.path_, "): leads out of ", url, ": no file of a checkpoint does"),
+                        file.path_, EXDEV);
+  }
+  BCP_ASSIGN_OR_RETURN(file.store_, store_of(url));
+  BCP_ASSIGN_OR_RETURN(file.object_, file.store_->open(name));
+  file.name_ = name;
+  return file;
+}
+
 base::Result<File> File::open(const std::string& directory, const std::string& name, bool direct) {
+  if (is_url(directory)) return open_object(directory, name);
   File file;
   file.path_ = join(directory, name);
   const int in = open_retrying(directory.c_str(), O_PATH | O_DIRECTORY, 0);
@@ -78,6 +98,12 @@ base::Result<File> File::open(const std::string& directory, const std::string& n
 base::Result<File> File::create(const std::string& path, bool direct) {
   File file;
   file.path_ = path;
+  if (is_url(path)) {
+    const size_t end = path.rfind('/');
+    BCP_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(path.substr(0, end)));
+    BCP_ASSIGN_OR_RETURN(file.upload_, store->create(path.substr(end + 1)));
+    return file;
+  }
   file.fd_ = open_retrying(path.c_str(), kNew | (direct ? O_DIRECT : 0), 0666);
   if (file.fd_ < 0 && direct && errno == EINVAL) {
     // Some file systems create the file before they refuse the flag.
@@ -107,6 +133,7 @@ void File::stop_direct() {
 }
 
 Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
+  if (upload_ != nullptr) return upload_->write_at(static_cast<const uint8_t*>(bytes), size, offset);
   const auto* from = static_cast<const char*>(bytes);
   while (size > 0) {
     // Such a file ends with an unaligned tail. The aligned part before it still goes directly.
@@ -140,7 +167,14 @@ Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
 base::Result<int64_t> File::read_at(void* bytes, int64_t size, int64_t offset, int64_t wanted) {
   auto* to = static_cast<char*>(bytes);
   int64_t done = 0;
-  while (done < size) {
+  while (store_ != nullptr && done < std::min(size, object_.bytes - offset)) {
+    const int64_t left = std::min(size, object_.bytes - offset) - done;
+    BCP_ASSIGN_OR_RETURN(const int64_t got,
+                         store_->read(name_, object_, reinterpret_cast<uint8_t*>(to + done), left, offset + done));
+    if (got == 0) break;
+    done += got;
+  }
+  while (store_ == nullptr && done < size) {
     const bool direct = direct_;
     if (direct && !is_aligned(to + done, size - done, offset + done)) {
       // A direct read that ends unaligned has met the end of the file. If bytes are missing, it may have been short for
@@ -175,13 +209,14 @@ base::Result<std::string> File::read(int64_t offset, int64_t size) {
 }
 
 base::Result<int64_t> File::size() const {
+  if (store_ != nullptr) return object_.bytes;
   struct stat info;
   if (::fstat(fd_, &info) != 0) return Status::storage("fstat", path_, "", errno);
   return static_cast<int64_t>(info.st_size);
 }
 
 Status File::reserve(int64_t bytes) {
-  if (bytes <= 0) return Status::ok();
+  if (bytes <= 0 || upload_ != nullptr) return Status::ok();
   int result;
   do {
     result = ::fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, bytes);
@@ -196,6 +231,10 @@ Status File::reserve(int64_t bytes) {
 }
 
 Status File::truncate(int64_t bytes) {
+  if (upload_ != nullptr) {
+    object_.bytes = bytes;
+    return Status::ok();
+  }
   int result;
   do {
     result = ::ftruncate(fd_, bytes);
@@ -205,13 +244,20 @@ Status File::truncate(int64_t bytes) {
   return Status::ok();
 }
 
+Status File::finish_upload() {
+  const std::shared_ptr<Upload> upload = std::move(upload_);
+  return upload == nullptr ? Status::ok() : upload->finish(object_.bytes);
+}
+
 Status File::sync() {
+  if (fd_ < 0) return finish_upload();
   if (::fsync(fd_) != 0) return Status::storage("fsync", path_, "", errno);
   BCP_JOURNAL(synced(fd_, path_));
   return Status::ok();
 }
 
 Status File::flush() {
+  if (fd_ < 0) return Status::ok();
   // Closing any descriptor of the file flushes it. Locks (flock) belong to the open file, so they stay with the other
   // descriptor.
   const int same = ::fcntl(fd_, F_DUPFD_CLOEXEC, 0);
@@ -220,7 +266,8 @@ Status File::flush() {
 }
 
 Status File::close() {
-  if (fd_ < 0) return Status::ok();
+  store_.reset();
+  if (fd_ < 0) return finish_upload();
   // Linux frees the descriptor whatever close returns: never retried.
   return ::close(std::exchange(fd_, -1)) == 0 ? Status::ok() : Status::storage("close", path_, "", errno);
 }

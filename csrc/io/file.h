@@ -3,9 +3,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "csrc/base/status.h"
+#include "csrc/io/object_store.h"
 #include "csrc/io/open_directory.h"
 
 namespace bytecheckpoint::io {
@@ -13,7 +15,11 @@ namespace bytecheckpoint::io {
 /// The alignment of buffers, offsets and lengths that is enough for O_DIRECT on every file system we know.
 inline constexpr int64_t kDirectAlignment = 4096;
 
-/// One open file. The only place that handles EINTR, short transfers, O_DIRECT and fsync.
+/// One open file, or object of a store (`object_store.h`). The only place that handles EINTR, short transfers, O_DIRECT
+/// and fsync.
+///
+/// An object is either read, always in the version that was opened, or written, once and whole: it exists when `sync`
+/// or `close` has succeeded.
 ///
 /// With `direct`, O_DIRECT is used if the file system has it and the transfer is aligned. Any other transfer goes
 /// through the page cache, without an error: direct I/O changes the speed, not the result.
@@ -63,14 +69,21 @@ class File {
   void disown() { fd_ = -1; }
 
   int fd() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
+  bool is_open() const { return fd_ >= 0 || store_ != nullptr || upload_ != nullptr; }
   const std::string& path() const { return path_; }
 
  private:
+  static base::Result<File> open_object(const std::string& url, const std::string& name);
   void stop_direct();
+  base::Status finish_upload();
 
   std::string path_;
   int fd_ = -1;
+  // Of an object that is read, or written.
+  std::shared_ptr<ObjectStore> store_;
+  std::string name_;
+  ObjectStore::Object object_;
+  std::shared_ptr<Upload> upload_;
   std::atomic<bool> direct_{false};
 };
 

@@ -21,6 +21,7 @@ LAYERS = (
     ("reference_variables",),
     ("config", "report"),
     ("runtime",),
+    ("object_store",),
     ("checkpoint",),
     ("tensors",),
     ("probes",),

@@ -71,6 +71,7 @@ def test_from_env() -> None:
         "BYTECHECKPOINT_EXIT_TIMEOUT_S": "9.5",
         "BYTECHECKPOINT_STALL_TIMEOUT_S": "7",
         "BYTECHECKPOINT_PROGRESS": "1",
+        "BYTECHECKPOINT_STORE_CONCURRENCY": "5",
         "PATH": "/bin",
         "BYTECHECK": "another prefix",
     }
@@ -102,9 +103,11 @@ def test_from_env() -> None:
         exit_timeout_s=9.5,
         stall_timeout_s=7.0,
         progress=True,
+        store_concurrency=5,
     )
     assert Config.from_env(environ) == wanted
-    assert set(dataclasses.asdict(wanted)) == {
+    # Options of stores come from the variables of their providers.
+    assert set(dataclasses.asdict(wanted)) - {"storage_options"} == {
         name.removeprefix("BYTECHECKPOINT_").lower() for name in environ if name.startswith("BYTECHECKPOINT_")
     }, "a setting without a variable here"
 

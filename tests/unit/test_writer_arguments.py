@@ -143,7 +143,8 @@ def test_paths(tmp_path: Path) -> None:
         assert validate("/x")
         assert validate("x/y")
         assert validate(Path("x"))
-        assert not validate("s3://bucket/x")
+        assert validate("s3://bucket/x")
+        assert not validate("hdfs://host/x")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_urls(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         lambda: dcp.load(state(), storage_reader=reader, checkpoint_id=url),
     ]
     for call in calls:
-        with pytest.raises(ConfigError, match="a directory is wanted") as caught:
+        with pytest.raises(ConfigError, match=r"no such store|storage_options") as caught:
             call()
         assert "secret" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``StoreCommit``: the coordinator's part of a save into an object store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from errno import EACCES, EOPNOTSUPP, ESTALE
+from typing import Any
+
+from bytecheckpoint.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointSupersededError,
+    StorageError,
+    UnsupportedError,
+)
+from bytecheckpoint.object_store.client import Entry, StoreClient
+
+__all__ = ["StoreCommit"]
+
+# A data file that no commit names may belong to a save that runs. It is swept when it is older than any save may be.
+_LEAST_GRACE_S = 86400.0
+_LOOKS_AFTER_A_LOST_REPLY = 5
+
+
+class StoreCommit:
+    """Replaces the old checkpoint below a URL by a new one, in one request.
+
+    A checkpoint exists if and only if its ``.metadata`` does, as on a file system. There is no lock and no rename:
+
+    1. The constructor notes which version of ``.metadata`` is there, or that there is none.
+    2. All ranks upload data files, under names that no other save has. Nobody reads them before step 4.
+    3. ``check_files`` opens all of them.
+    4. ``commit`` puts ``.metadata``, on the condition that it is still what step 1 saw. **This is the commit.** Of two
+       saves that ran at once, the store lets one through. The other gets a ``CheckpointSupersededError``. If the reply
+       is lost, what is there now decides: our bytes, with our save id in them, or not.
+    5. It removes the data files of the checkpoint that it replaced, and such as no commit names and no save can still
+       be writing. Their age is taken from the store's clock alone.
+
+    A save that fails before step 4 removes its data files. If it dies, they stay until step 5 of a later save finds
+    them old enough. If it cannot be known whether the request of step 4 has arrived, they stay, because it may arrive
+    later.
+
+    Thread safety: any thread may call ``abandon`` and ``is_over``.
+
+    Args:
+        client: Of the URL.
+        extension: ``bytecheckpoint._C``.
+        mark: Name of the commit mark: ``.metadata``, or that of a rank that saves alone.
+        overwrite: Whether a checkpoint may be there.
+        deadline_s: Seconds from now within which the save must be committed.
+
+    Raises:
+        UnsupportedError: The URL is one of HTTP, over which a checkpoint can only be read.
+        CheckpointExistsError: There is a checkpoint, and ``overwrite`` is False.
+        StorageError: The store refused.
+    """
+
+    def __init__(self, client: StoreClient, extension: Any, *, mark: str, overwrite: bool, deadline_s: float) -> None:
+        if client.url.startswith(("http://", "https://")):
+            raise UnsupportedError(f"save({client.url}): over HTTP a checkpoint can only be read", client.url)
+        self._client = client
+        self._extension = extension
+        self._mark = mark
+        self._deadline_s = deadline_s
+        self._deadline = time.monotonic() + deadline_s
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._is_in_doubt = False
+        self._replaces = self._asked("head", mark, lambda: client.head(mark))
+        if self._replaces is not None and not overwrite:
+            raise CheckpointExistsError(
+                f"save({client.url}): Checkpoint already exists, and overwrite=False", client.url
+            )
+        self._old_files = self._files_of_old() if self._replaces is not None else []
+
+    @property
+    def directory_id(self) -> tuple[int, int]:
+        """Identifies the URL in this process, as device and inode identify a directory."""
+        return -1, hash(self._client.url)
+
+    def check_files(self, checkpoint: Any) -> None:
+        """Checks that every data file is as its rank left it; see ``Commit::check_files``."""
+        self._extension.check_files(self._client.url, checkpoint)
+
+    def commit(self, checkpoint: Any) -> dict[str, Any]:
+        """Commits, and sweeps. Returns what ``Commit.commit`` does.
+
+        Raises:
+            CheckpointSupersededError: Another save committed meanwhile, or the deadline has passed.
+            StorageError: The store refused; the message says if it is not known whether the save is committed.
+            UnsupportedError: The store knows no conditions.
+        """
+        url, data = self._client.url, self._extension.encode_metadata(checkpoint)
+        with self._lock:
+            if self._is_over or time.monotonic() > self._deadline:
+                self._is_over = True
+                raise CheckpointSupersededError(
+                    f"commit({url}): this save gave up its right to commit, or {self._deadline_s:g} s have passed", url
+                )
+            self._is_over = True
+            self._put_mark(data)
+        begun = time.monotonic()
+        warnings: list[str] = []
+        num_swept = 0
+        try:
+            num_swept = self._sweep({name for name, *_ in checkpoint.files()})
+        except (OSError, CheckpointError) as error:
+            warnings.append(f"data files of older saves could not be removed: {error}")
+        return {
+            "directory_synced": True,
+            "files_swept": num_swept,
+            "sweep_s": time.monotonic() - begun,
+            "warnings": warnings,
+        }
+
+    def abort(self, file_names: Sequence[str], in_doubt: bool = False) -> None:
+        """Removes the data files of a save that failed, unless it may be committed, or may still become so."""
+        with self._lock:
+            self._is_over = True
+            if self._is_in_doubt or in_doubt:
+                return
+        self._asked("delete", "", lambda: self._client.delete(file_names))
+
+    def abandon(self) -> None:
+        """Gives the right to commit up. It has no effect after ``commit``. Data files are left to a later sweep."""
+        if self._lock.acquire(blocking=False):  # else it is being committed
+            self._is_over = True
+            self._lock.release()
+
+    def is_over(self) -> bool:
+        """Whether this save can no longer commit."""
+        return self._is_over or time.monotonic() > self._deadline
+
+    def _put_mark(self, data: bytes) -> None:
+        url = self._client.url
+        try:
+            self._client.put_if(self._mark, data, self._replaces)
+        except OSError as error:
+            is_refused = isinstance(error, FileExistsError) or error.errno == ESTALE
+            found = self._mark_now(error)
+            if found == data:
+                return  # it was our own request that came before, and its reply was lost
+            if is_refused:
+                raise CheckpointSupersededError(
+                    f"commit({url}): another save committed while this one ran; nothing of it was replaced", url
+                ) from error
+            if error.errno == EOPNOTSUPP:
+                raise UnsupportedError(
+                    f"commit({url}): this store has no conditional requests, without which two saves could replace "
+                    f"each other unseen: {error.strerror}",
+                    url,
+                ) from error
+            self._is_in_doubt = error.errno != EACCES
+            doubt = " It is not known whether the save is committed." if self._is_in_doubt else ""
+            raise StorageError(f"put({url}/{self._mark}): {error.strerror}.{doubt}", url, error.errno or 0) from error
+
+    def _mark_now(self, error: OSError) -> bytes | None:
+        """Returns the commit mark that is there after a request of ours has failed; None if there is none."""
+        for trial in range(_LOOKS_AFTER_A_LOST_REPLY):
+            try:
+                return self._client.get(self._mark)
+            except FileNotFoundError:
+                return None
+            except OSError:
+                time.sleep(0.1 * 2**trial)
+        self._is_in_doubt = True
+        url = self._client.url
+        raise StorageError(
+            f"put({url}/{self._mark}): {error.strerror}; and the store did not say what is there now: it "
+            "is not known whether the save is committed",
+            url,
+            error.errno or 0,
+        ) from error
+
+    def _files_of_old(self) -> list[str]:
+        try:
+            old = self._extension.Checkpoint.open(self._client.url)
+            return [name for name, *_ in old.files()]
+        except CheckpointError:  # it does not load; its files are swept by their age
+            return []
+
+    def _sweep(self, named: set[str]) -> int:
+        entries = self._client.entries()
+        (now,) = [entry.last_modified for entry in entries if entry.name == self._mark]
+        grace = timedelta(seconds=self._sweep_grace_s())
+        old = {*self._old_files}
+        going = [entry.name for entry in entries if _is_data(entry) and entry.name not in named]
+        ages: Mapping[str, timedelta] = {entry.name: now - entry.last_modified for entry in entries}
+        going = [name for name in going if name in old or ages[name] > grace]
+        self._client.delete(going)
+        return len(going)
+
+    def _sweep_grace_s(self) -> float:
+        return max(_LEAST_GRACE_S, 2 * self._deadline_s)
+
+    def _asked(self, operation: str, name: str, call: Any) -> Any:
+        url = self._client.url
+        try:
+            return call()
+        except OSError as error:
+            raise StorageError(
+                f"{operation}({url}{'/' if name else ''}{name}): {error.strerror}", url, error.errno or 0
+            ) from error
+
+
+def _is_data(entry: Entry) -> bool:
+    """Whether it has a name that our data files have: ``__{rank}_{n}.{16 hex digits}.distcp``."""
+    return entry.name.startswith("__") and entry.name.endswith(".distcp") and entry.name.count(".") == 2

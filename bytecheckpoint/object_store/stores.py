@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens stores for URLs, and makes them known to the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from bytecheckpoint import _core
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import ConfigError, UnsupportedError
+from bytecheckpoint.object_store.client import PART_BYTES, StoreClient
+from bytecheckpoint.runtime.per_process import PerProcess
+
+__all__ = ["can_use_stores", "use_store", "with_store_ring"]
+
+# A request for a part moves 8 MiB: slow links need more than obstore's 30 s.
+_LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 5.0, 300.0
+# obstore's own limits, which bound how long its credentials must stay valid.
+_MOST_RETRY_S = 180.0
+_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+
+# Slots that are filled, or emptied, meanwhile.
+_SPARE_SLOTS = 2
+_MOST_RING_BYTES, _MOST_THREADS = 256 << 20, 16
+# Stores in memory live as long as the process. The others are kept by what they were made of, since each has its own
+# connections, and a job saves every step to another URL.
+_in_memory: PerProcess[dict[str, Any]] = PerProcess(dict)
+_opened: PerProcess[OrderedDict[str, Any]] = PerProcess(OrderedDict)
+_MOST_OPENED = 8
+
+
+def can_use_stores() -> bool:
+    """Whether obstore is installed."""
+    return importlib.util.find_spec("obstore") is not None
+
+
+def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
+    """Returns a client for the objects below ``url``, and registers it with an extension module, which then opens them.
+
+    Local; no request is made.
+
+    Args:
+        url: A URL as ``store_url`` returns it.
+        config: ``storage_options``, ``store_concurrency`` and ``io_timeout_s`` are used.
+        extension: ``_core`` or ``_C``.
+
+    Raises:
+        ConfigError: An option is unknown, or the URL is not one of that store.
+        UnsupportedError: obstore is not installed.
+    """
+    if not can_use_stores():
+        raise UnsupportedError(f"{url}: URLs need obstore: pip install 'bytecheckpoint[cloud]'", url)
+    root, prefix = _root_and_prefix(url)
+    client = StoreClient(url, _open(root, config), prefix, config.store_concurrency)
+    extension.register_store(url, client)
+    return client
+
+
+def with_store_ring(config: Config) -> Config:
+    """Returns ``config`` with a thread for each part in flight, and a ring that has room for all of them."""
+    num = config.store_concurrency
+    ring_bytes = max(config.ring_bytes, min((num + _SPARE_SLOTS) * PART_BYTES, _MOST_RING_BYTES))
+    return dataclasses.replace(config, io_threads=min(num, _MOST_THREADS), load_io_threads=0, ring_bytes=ring_bytes)
+
+
+def _root_and_prefix(url: str) -> tuple[str, str]:
+    """Returns the URL of the bucket, and the key of the folder in it."""
+    parts = urlsplit(url)
+    root, prefix = f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
+    if parts.scheme in ("az", "azure"):  # az://account/container/folder
+        container, _, prefix = prefix.partition("/")
+        root = f"{root}/{container}"
+    return root, prefix
+
+
+def _open(root: str, config: Config) -> Any:
+    from obstore.exceptions import BaseError
+    from obstore.store import MemoryStore, from_url
+
+    if root.startswith("memory://"):
+        return _in_memory.get().setdefault(root, MemoryStore())
+    timeout_s = config.io_timeout_s or _MOST_TIMEOUT_S
+    options: Mapping[str, Any] = config.storage_options or {}
+    client_options: dict[str, Any] = {
+        "timeout": timedelta(seconds=min(max(timeout_s, _LEAST_TIMEOUT_S), _MOST_TIMEOUT_S)),
+        **({"allow_http": True} if any(map(_is_http, (root, *options.values()))) else {}),
+        **options.get("client_options", {}),
+    }
+    of_store = {key: value for key, value in options.items() if key != "client_options"}
+    retry_config = {"retry_timeout": timedelta(seconds=min(timeout_s, _MOST_RETRY_S))}
+    is_http = root.startswith(("http://", "https://"))
+    made_of = repr((root, sorted(of_store.items()), sorted(client_options.items()), retry_config))
+    # Credentials in the variables may have changed meanwhile: they are a part of what it is made of.
+    key = hashlib.sha256("\0".join([made_of, *_variables()]).encode(errors="surrogateescape")).hexdigest()
+    opened = _opened.get()
+    if key in opened:
+        return opened[key]
+    try:
+        store = from_url(
+            root,
+            client_options=client_options,
+            retry_config=retry_config,
+            **({} if is_http or not of_store else {"config": of_store}),
+        )  # type: ignore[call-overload]
+    except BaseError as error:
+        # The message of an unknown key names it; no message has a value.
+        first = str(error).partition("\n")[0]
+        raise ConfigError(f"{root}: {first}; see Config(storage_options=...)") from None
+    opened[key] = store
+    while len(opened) > _MOST_OPENED:
+        opened.popitem(last=False)
+    return store
+
+
+def _variables() -> list[str]:
+    """Returns the variables from which stores take what the options leave open."""
+    return sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_PREFIXES))
+
+
+def _is_http(value: Any) -> bool:
+    """Whether ``value`` is an address without TLS: a store that is asked for there shall be used there."""
+    return isinstance(value, str) and value.startswith("http://")

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""URLs of checkpoints in object stores, as users write them."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import urlsplit
+
+from bytecheckpoint.errors import ConfigError
+
+__all__ = ["SCHEMES", "is_known_store", "is_store_url", "store_url"]
+
+# Of the stores that obstore knows, each in the forms that its users write. Over HTTP a checkpoint can only be read.
+SCHEMES = ("s3", "s3a", "gs", "az", "azure", "http", "https", "memory")
+
+_HALF_URL = re.compile(rf"({'|'.join(SCHEMES)}):/?(?!/)", re.IGNORECASE)
+
+
+def is_store_url(path: object) -> bool:
+    """Whether ``path`` is meant as a URL of an object store; also if it is only half a URL, such as ``s3:/bucket``."""
+    if not isinstance(path, str):
+        return False
+    scheme, mark, _ = path.partition("://")
+    return (bool(mark) and scheme.lower() != "file") or _HALF_URL.match(path) is not None
+
+
+def is_known_store(path: object) -> bool:
+    """Whether ``path`` is a URL with the scheme of a store that we know."""
+    return isinstance(path, str) and path.partition("://")[0].lower() in SCHEMES and "://" in path
+
+
+def store_url(path: str | os.PathLike[str]) -> str:
+    """Returns the URL of a folder, without a slash at its end.
+
+    Raises:
+        ConfigError: It is not a URL that names a bucket and a folder in it. The message does not repeat what may be a
+            secret: a user, a password or a query.
+    """
+    text = os.fspath(path)
+    half = _HALF_URL.match(text)
+    if half is not None:
+        scheme = half[1].lower()
+        raise ConfigError(f"{scheme}:/...: half a URL; write {scheme}://bucket/folder, or ./{scheme}:... for a path")
+    scheme, _, rest = text.partition("://")
+    scheme = scheme.lower()
+    if scheme not in SCHEMES:
+        raise ConfigError(f"{scheme}://...: no such store; there are {', '.join(SCHEMES)}, and file")
+    try:
+        parts = urlsplit(f"{scheme}://{rest}")
+    except ValueError:  # its text repeats the URL
+        raise ConfigError(f"{scheme}://...: not a URL; write {scheme}://bucket/folder") from None
+    if parts.query or parts.fragment:
+        raise ConfigError(
+            f"{scheme}://{parts.hostname or ''}...: a URL with '?' or '#'; pass options as Config(storage_options=...)"
+        )
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError(
+            f"{scheme}://...@{parts.hostname or ''}: a URL with a user or password; credentials come from the "
+            "variables of the provider, or from Config(storage_options=...)"
+        )
+    if scheme != "memory" and not parts.netloc:
+        raise ConfigError(f"{scheme}://: without a bucket; write {scheme}://bucket/folder")
+    names = [name for name in parts.path.split("/") if name]
+    if any(name in (".", "..") for name in names):
+        raise ConfigError(f"{scheme}://{parts.netloc}/...: '.' and '..' mean nothing in a store; write the whole key")
+    return "/".join([f"{scheme}://{parts.netloc}", *names])

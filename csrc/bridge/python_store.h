@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string>
+
+#include "csrc/io/object_store.h"
+
+namespace bytecheckpoint::bridge {
+
+/// The objects below `url`, through the client that Python has: `bytecheckpoint.object_store.client.StoreClient`. Calls
+/// take the GIL; the client lets go of it while it waits for the store.
+///
+/// \param client  Has `open(name) -> (bytes, version)`, `read(name, version, offset, size) -> buffer`,
+/// `upload(name, parts) -> future` and `names() -> list`. They raise OSErrors with an errno.
+std::shared_ptr<io::ObjectStore> python_store(std::string url, pybind11::object client);
+
+}  // namespace bytecheckpoint::bridge

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/io/object_store.h"
+
+#include <deque>
+#include <unordered_map>
+#include <utility>
+
+#include "csrc/base/mutex.h"
+#include "csrc/base/per_process.h"
+
+namespace bytecheckpoint::io {
+namespace {
+
+constexpr size_t kMaxStores = 1000;
+
+struct Registry {
+  base::Mutex mutex;
+  std::unordered_map<std::string, std::shared_ptr<ObjectStore>> stores BCP_GUARDED_BY(mutex);
+  std::deque<std::string> oldest_first BCP_GUARDED_BY(mutex);
+};
+
+Registry& registry() {
+  return base::of_process<Registry>();
+}
+
+}  // namespace
+
+bool is_url(const std::string& directory) {
+  return directory.find("://") != std::string::npos;
+}
+
+void register_store(const std::string& url, std::shared_ptr<ObjectStore> store) {
+  std::shared_ptr<ObjectStore> before, oldest;  // are destroyed without the mutex, because that may take the GIL
+  Registry& all = registry();
+  base::MutexLock lock(all.mutex);
+  if (all.stores.find(url) == all.stores.end()) all.oldest_first.push_back(url);
+  before = std::exchange(all.stores[url], std::move(store));
+  if (all.oldest_first.size() > kMaxStores) {
+    oldest = std::move(all.stores[all.oldest_first.front()]);
+    all.stores.erase(all.oldest_first.front());
+    all.oldest_first.pop_front();
+  }
+}
+
+base::Result<std::shared_ptr<ObjectStore>> store_of(const std::string& url) {
+  Registry& all = registry();
+  base::MutexLock lock(all.mutex);
+  const auto found = all.stores.find(url);
+  if (found != all.stores.end()) return found->second;
+  return base::Status::make(base::Code::kUnsupported,
+                            base::text("open(", url, "): a URL, which this call does not take"), url);
+}
+
+}  // namespace bytecheckpoint::io

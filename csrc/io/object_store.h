@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/base/status.h"
+
+namespace bytecheckpoint::io {
+
+/// An object that is being written. It exists once `finish` has succeeded, whole; before that nobody sees it.
+///
+/// Any thread may call `write_at`, on disjoint ranges. The destructor aborts an upload that was not finished.
+class Upload {
+ public:
+  virtual ~Upload() = default;
+  /// Uploads `size` bytes, which go to `offset`. Blocks until they are not needed any more: they are then with the
+  /// store, or the upload has failed. All ranges but the last have the same size, and together they have no gaps.
+  virtual base::Status write_at(const uint8_t* bytes, int64_t size, int64_t offset) = 0;
+  /// Waits until the store has the object. \param size  Bytes of all ranges.
+  virtual base::Status finish(int64_t size) = 0;
+};
+
+/// The objects below one URL. The bridge implements it with the client that Python has. Thread-safe.
+///
+/// Failures are kStorage with the errno that a file system would have: ENOENT for an object that is absent, EACCES,
+/// ETIMEDOUT, EIO; or kChanged if an object was replaced since it was opened.
+class ObjectStore {
+ public:
+  /// One version of an object.
+  struct Object {
+    int64_t bytes = 0;
+    std::string version;  // empty if the store has none
+  };
+
+  virtual ~ObjectStore() = default;
+  virtual base::Result<Object> open(const std::string& name) = 0;
+  /// Reads up to `size` bytes at `offset`, which is inside the object. \returns how many there were.
+  virtual base::Result<int64_t> read(const std::string& name, const Object& object, uint8_t* to, int64_t size,
+                                     int64_t offset) = 0;
+  virtual base::Result<std::unique_ptr<Upload>> create(const std::string& name) = 0;
+  /// Returns the names of the objects right below the URL.
+  virtual base::Result<std::vector<std::string>> list() = 0;
+};
+
+/// Whether a directory is a URL, and not a path: then its files are objects of a store.
+bool is_url(const std::string& directory);
+
+/// Makes `store` the one for `url` in this process, in place of one that was registered before. A process that saves
+/// every step to a URL of its own registers many: only the last thousand are kept.
+void register_store(const std::string& url, std::shared_ptr<ObjectStore> store);
+
+/// Returns the store that is registered for a URL. \returns kUnsupported if there is none.
+base::Result<std::shared_ptr<ObjectStore>> store_of(const std::string& url);
+
+}  // namespace bytecheckpoint::io

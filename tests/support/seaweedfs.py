@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real object store on this machine: SeaweedFS, from its package, on free loopback ports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SeaweedFS", "find_weed"]
+
+_START_LIMIT_S = 60.0
+
+
+def find_weed() -> str | None:
+    """Its program, where the package has been installed."""
+    return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+
+
+class SeaweedFS:
+    """A server of its own, which speaks S3 and makes buckets as they are named.
+
+    Attributes:
+        options: ``storage_options`` for it.
+    """
+
+    def __init__(self, weed: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="weed-")
+        root = Path(self._folder.name)
+        (root / "data").mkdir()
+        credentials = [{"accessKey": "key", "secretKey": "secret"}]
+        identity = {"name": "tests", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List"]}
+        (root / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        # Each of these has another one for gRPC, 10,000 above.
+        s3, master, volume, filer = _free_ports(4)
+        ports = [f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"]
+        command = [weed, "server", f"-dir={root / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", *ports]
+        command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
+        command += [f"-s3.config={root / 's3.json'}", "-master.volumeSizeLimitMB=64", "-volume.max=200"]
+        self._log = (root / "log").open("w+")
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, cwd=root)
+        self.options: dict[str, Any] = {
+            "endpoint": f"http://127.0.0.1:{s3}",
+            "access_key_id": "key",
+            "secret_access_key": "secret",
+            "region": "us-east-1",
+            "client_options": {"pool_max_idle_per_host": "0"},  # no connection outlives a test
+        }
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        import obstore
+        from obstore.store import S3Store
+
+        options = {key: value for key, value in self.options.items() if key != "client_options"}
+        store = S3Store("ready", client_options={"allow_http": True}, retry_config={"max_retries": 0}, **options)
+        end = time.monotonic() + _START_LIMIT_S
+        while True:
+            try:
+                obstore.put(store, "ready", b"ready")
+                return
+            except Exception as error:
+                if time.monotonic() > end or self._process.poll() is not None:
+                    self._log.seek(0)
+                    raise AssertionError(f"SeaweedFS does not start: {error}\n{self._log.read()[-3000:]}") from error
+                time.sleep(0.1)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+        self._folder.cleanup()
+
+
+def _free_ports(number: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < number:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            if port + 10000 > 65535:
+                port -= 20000
+            try:
+                other.bind(("127.0.0.1", port + 10000))
+            except OSError:
+                continue
+            found.append(port)
+    return found
