@@ -34,7 +34,6 @@ OF_BOTH = (
     "bridge/errors",
     "bridge/python_store",
     "bridge/tree_caster",
-    "bridge/upload_parts",
     "bindings/bind_checkpoint",
     "bindings/bind_store",
 )

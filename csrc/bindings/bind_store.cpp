@@ -3,7 +3,7 @@
 
 #include "csrc/bridge/python_store.h"
 #include "csrc/bridge/unlocked.h"
-#include "csrc/bridge/upload_parts.h"
+#include "csrc/io/upload_parts.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -14,7 +14,7 @@ using namespace bridge;
 /// One part, as a buffer. Whoever has it, or a view of it, keeps the writer's thread from using the slot again.
 class PartBuffer {
  public:
-  PartBuffer(std::shared_ptr<UploadParts> parts, std::shared_ptr<const UploadParts::Part> part)
+  PartBuffer(std::shared_ptr<io::UploadParts> parts, std::shared_ptr<const io::UploadParts::Part> part)
       : parts_(std::move(parts)), part_(std::move(part)) {}
   ~PartBuffer() { parts_->release(*part_); }
   PartBuffer(const PartBuffer&) = delete;
@@ -25,12 +25,12 @@ class PartBuffer {
   }
 
  private:
-  const std::shared_ptr<UploadParts> parts_;
-  const std::shared_ptr<const UploadParts::Part> part_;
+  const std::shared_ptr<io::UploadParts> parts_;
+  const std::shared_ptr<const io::UploadParts::Part> part_;
 };
 
-std::unique_ptr<PartBuffer> next_part(const std::shared_ptr<UploadParts>& parts) {
-  std::shared_ptr<const UploadParts::Part> part = unlocked([&] { return parts->next(); });
+std::unique_ptr<PartBuffer> next_part(const std::shared_ptr<io::UploadParts>& parts) {
+  std::shared_ptr<const io::UploadParts::Part> part = unlocked([&] { return parts->next(); });
   if (part != nullptr) return std::make_unique<PartBuffer>(parts, std::move(part));
   raise_if_error(parts->status());
   throw py::stop_iteration();
@@ -47,12 +47,12 @@ void bind_store(py::module_& m) {
       },
       py::arg("url"), py::arg("client"));
   py::class_<PartBuffer>(m, "PartBuffer", py::module_local(), py::buffer_protocol()).def_buffer(&PartBuffer::view);
-  py::class_<UploadParts, std::shared_ptr<UploadParts>>(m, "UploadParts", py::module_local())
-      .def("__iter__", [](const std::shared_ptr<UploadParts>& parts) { return parts; })
+  py::class_<io::UploadParts, std::shared_ptr<io::UploadParts>>(m, "UploadParts", py::module_local())
+      .def("__iter__", [](const std::shared_ptr<io::UploadParts>& parts) { return parts; })
       .def("__next__", &next_part)
       .def(
           "fail",
-          [](UploadParts& parts, int sys_errno, std::string message) {
+          [](io::UploadParts& parts, int sys_errno, std::string message) {
             parts.fail(base::Status::make(base::Code::kStorage, std::move(message), {}, sys_errno));
           },
           py::arg("sys_errno"), py::arg("message"));

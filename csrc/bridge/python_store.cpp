@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "csrc/bridge/gil.h"
-#include "csrc/bridge/upload_parts.h"
 #include "csrc/io/directory.h"
+#include "csrc/io/upload_parts.h"
 #include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::bridge {
@@ -76,7 +76,7 @@ class Held {
 
 class PythonUpload : public io::Upload {
  public:
-  PythonUpload(std::string path, std::shared_ptr<UploadParts> parts, py::object future)
+  PythonUpload(std::string path, std::shared_ptr<io::UploadParts> parts, py::object future)
       : path_(std::move(path)), parts_(std::move(parts)), future_(std::move(future)) {}
   ~PythonUpload() override { parts_->fail(Status::make(base::Code::kCancelled, text("put(", path_, "): aborted"))); }
 
@@ -96,7 +96,7 @@ class PythonUpload : public io::Upload {
 
  private:
   const std::string path_;
-  const std::shared_ptr<UploadParts> parts_;
+  const std::shared_ptr<io::UploadParts> parts_;
   const Held future_;
 };
 
@@ -131,7 +131,7 @@ class PythonStore : public io::ObjectStore {
   Result<std::unique_ptr<io::Upload>> create(const std::string& name) override {
     return with_python<std::unique_ptr<io::Upload>>(
         "put", path_of(name), "", [&]() -> Result<std::unique_ptr<io::Upload>> {
-          const auto parts = std::make_shared<UploadParts>(staging::kSlotBytes);
+          const auto parts = std::make_shared<io::UploadParts>(staging::kSlotBytes);
           py::object future = (*client_).attr("upload")(name, py::cast(parts));
           return std::unique_ptr<io::Upload>(new PythonUpload(path_of(name), parts, std::move(future)));
         });

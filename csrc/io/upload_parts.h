@@ -9,7 +9,7 @@
 #include "csrc/base/mutex.h"
 #include "csrc/base/status.h"
 
-namespace bytecheckpoint::bridge {
+namespace bytecheckpoint::io {
 
 /// The parts of one upload, on their way from the writer's threads, which have them in slots, to the client of the
 /// store.
@@ -54,4 +54,4 @@ class UploadParts {
   base::Status failure_ BCP_GUARDED_BY(mutex_);
 };
 
-}  // namespace bytecheckpoint::bridge
+}  // namespace bytecheckpoint::io

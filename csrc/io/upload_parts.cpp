@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/bridge/upload_parts.h"
+#include "csrc/io/upload_parts.h"
 
 #include <utility>
 
-namespace bytecheckpoint::bridge {
+namespace bytecheckpoint::io {
 
 base::Status UploadParts::write(const uint8_t* bytes, int64_t size, int64_t offset) {
   const auto part = std::make_shared<Part>();
@@ -56,4 +56,4 @@ base::Status UploadParts::status() {
   return failure_;
 }
 
-}  // namespace bytecheckpoint::bridge
+}  // namespace bytecheckpoint::io
