@@ -53,8 +53,9 @@ def register(*, allow_pickle: bool = False, config: Config | None = None) -> Non
 
     Arguments that you pass explicitly (``storage_writer``, ``storage_reader``, ``planner``) still win. If a call passes
     no writer or reader, ours takes each ``checkpoint_id`` that DCP would have given to its ``FileSystemWriter`` or
-    ``FileSystemReader``, and each ``file`` URL. Other URLs still go to DCP's own classes, where none of our guarantees
-    hold; the first one gives a ``RuntimeWarning``.
+    ``FileSystemReader``, and each ``file`` URL; if obstore is installed also URLs of object stores (``s3``, ``gs``,
+    ``az``, ``http``). Other URLs still go to DCP's own classes, where none of our guarantees hold; the first one gives
+    a ``RuntimeWarning``.
 
     Checkpoints that stock DCP wrote can be loaded, too. A load with our reader and planner begins again if a newer save
     is committed during it. A save that ``async_save`` has begun keeps the writer and planner that it began with. Where
