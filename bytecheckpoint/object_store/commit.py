@@ -69,7 +69,7 @@ class StoreCommit:
         self._deadline = time.monotonic() + deadline_s
         self._lock = threading.Lock()
         self._is_over = False
-        self._is_in_doubt = False
+        self._may_be_committed = False  # the request was sent, and nothing proves that it had no effect
         self._replaces = self._asked("head", mark, lambda: client.head(mark))
         if self._replaces is not None and not overwrite:
             raise CheckpointExistsError(
@@ -121,7 +121,7 @@ class StoreCommit:
         """Removes the data files of a save that failed, unless it may be committed, or may still become so."""
         with self._lock:
             self._is_over = True
-            if self._is_in_doubt or in_doubt:
+            if self._may_be_committed or in_doubt:
                 return
         self._asked("delete", "", lambda: self._client.delete(file_names))
 
@@ -137,6 +137,7 @@ class StoreCommit:
 
     def _put_mark(self, data: bytes) -> None:
         url = self._client.url
+        self._may_be_committed = True
         try:
             self._client.put_if(self._mark, data, self._replaces)
         except OSError as error:
@@ -144,6 +145,7 @@ class StoreCommit:
             found = self._mark_now(error)
             if found == data:
                 return  # it was our own request that came before, and its reply was lost
+            self._may_be_committed = not is_refused and error.errno not in (EACCES, EOPNOTSUPP)
             if is_refused:
                 raise CheckpointSupersededError(
                     f"commit({url}): another save committed while this one ran; nothing of it was replaced", url
@@ -154,8 +156,7 @@ class StoreCommit:
                     f"each other unseen: {error.strerror}",
                     url,
                 ) from error
-            self._is_in_doubt = error.errno != EACCES
-            doubt = " It is not known whether the save is committed." if self._is_in_doubt else ""
+            doubt = " It is not known whether the save is committed." if self._may_be_committed else ""
             raise StorageError(f"put({url}/{self._mark}): {error.strerror}.{doubt}", url, error.errno or 0) from error
 
     def _mark_now(self, error: OSError) -> bytes | None:
@@ -167,7 +168,6 @@ class StoreCommit:
                 return None
             except OSError:
                 time.sleep(0.1 * 2**trial)
-        self._is_in_doubt = True
         url = self._client.url
         raise StorageError(
             f"put({url}/{self._mark}): {error.strerror}; and the store did not say what is there now: it "
@@ -185,7 +185,9 @@ class StoreCommit:
 
     def _sweep(self, named: set[str]) -> int:
         entries = self._client.entries()
-        (now,) = [entry.last_modified for entry in entries if entry.name == self._mark]
+        now = next((entry.last_modified for entry in entries if entry.name == self._mark), None)
+        if now is None:
+            return 0  # somebody has removed the checkpoint since
         grace = timedelta(seconds=self._sweep_grace_s())
         old = {*self._old_files}
         going = [entry.name for entry in entries if _is_data(entry) and entry.name not in named]

@@ -28,6 +28,7 @@ from bytecheckpoint import (
 )
 from bytecheckpoint.errors import (
     CheckpointChangedError,
+    CheckpointError,
     CheckpointExistsError,
     CheckpointNotFoundError,
     CheckpointSupersededError,
@@ -135,6 +136,23 @@ def test_a_lost_reply_of_the_commit(url: str, monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patched:
         failing(patched, "put_if", 0, after=True)
         save_state_dict(url, state(2))
+    assert loaded(url) == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_whatever_is_raised_behind_the_commit_removes_nothing_of_it(
+    url: str, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Ctrl-C in the sweep, for one: the save seems to have failed, and its files must stay all the same."""
+    save_state_dict(url, state(1))
+
+    def interrupt(self: StoreClient) -> Any:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreClient, "entries", interrupt)
+        with pytest.raises((error, CheckpointError)):
+            save_state_dict(url, state(2))
     assert loaded(url) == 2
 
 
