@@ -70,16 +70,16 @@ def sharded(step: int, placement: Any) -> dict[str, Any]:
     }
 
 
-def save(url: str, config: Config, step: int) -> float:
-    writer = BcpWriter(url, config=config)
+def save(url: str, options: dict[str, Any], step: int) -> float:
+    writer = BcpWriter(url, config=Config(storage_options=options))
     dcp.save(sharded(step, Shard(0)), storage_writer=writer, planner=BcpSavePlanner())
     assert writer.last_report is not None
     return writer.last_report.balance or 1.0
 
 
-def load(url: str, config: Config, step: int, placement: Any) -> float:
+def load(url: str, options: dict[str, Any], step: int, placement: Any) -> float:
     state = sharded(0, placement)
-    reader = BcpReader(url, config=config)
+    reader = BcpReader(url, config=Config(storage_options=options))
     dcp.load(state, storage_reader=reader, planner=BcpLoadPlanner())
     assert state["step"] == step
     assert torch.equal(state["w"].full_tensor(), whole(step))
@@ -89,42 +89,25 @@ def load(url: str, config: Config, step: int, placement: Any) -> float:
 
 
 def test_4_ranks_save_and_2_and_3_load(server: SeaweedFS, url: str) -> None:
-    config = Config(storage_options=server.options)
-    assert run_ranks(4, save, url, config_of(server), 7)[0] < 1.05
+    assert run_ranks(4, save, url, server.options, 7)[0] < 1.05
     for num_ranks, placement in ((2, Shard(1)), (3, Shard(0)), (3, Replicate())):
-        amplification = run_ranks(num_ranks, load, url, config_of(server), 7, placement)[0]
+        amplification = run_ranks(num_ranks, load, url, server.options, 7, placement)[0]
         assert amplification <= 1.05, (num_ranks, placement)
-    assert verify(url, config=config).is_whole
+    assert verify(url, config=Config(storage_options=server.options)).is_whole
 
 
-class config_of:
-    """Pickles hold no options, and these are no secrets."""
-
-    def __new__(cls, server: SeaweedFS) -> Any:
-        return _Options(server.options)
-
-
-class _Options(dict[str, Any]):
-    def __reduce__(self) -> Any:
-        return _config, (dict(self),)
-
-
-def _config(options: dict[str, Any]) -> Config:
-    return Config(storage_options=options)
-
-
-def fail_and_recover(url: str, config: Config, broken: dict[str, Any]) -> None:
+def fail_and_recover(url: str, options: dict[str, Any], broken: dict[str, Any]) -> None:
     """One rank has the wrong credentials: all ranks raise, and nothing is replaced."""
-    save(url, config, 1)
-    own = Config(storage_options=broken) if dist.get_rank() == 1 else config
+    save(url, options, 1)
+    own = broken if dist.get_rank() == 1 else options
     with pytest.raises(dcp.api.CheckpointException, match="403 Forbidden"):
         save(url, own, 2)
     dist.barrier()
-    load(url, config, 1, Shard(0))
+    load(url, options, 1, Shard(0))
 
 
 def test_credentials_of_one_rank_that_are_wrong(server: SeaweedFS, url: str) -> None:
-    run_ranks(2, fail_and_recover, url, config_of(server), {**server.options, "secret_access_key": "wrong"})
+    run_ranks(2, fail_and_recover, url, server.options, {**server.options, "secret_access_key": "wrong"})
 
 
 def test_stock_dcp_reads_what_is_there(server: SeaweedFS, url: str, tmp_path: Path) -> None:
