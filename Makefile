@@ -19,7 +19,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp tests/cuda tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks docs setup.py
 
-.PHONY: help demo test compat torture fuzz bench docs wheel lint format sanitize sanitize-python run_asan run_tsan build clean
+.PHONY: help demo test compat torture fuzz bench docs wheel lint tidy format sanitize sanitize-python run_asan run_tsan build clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -68,12 +68,19 @@ fuzz:  ## every parser under libFuzzer, FUZZ_SECONDS each; needs clang
 	$(MAKE) -j$(JOBS) -f tests/fuzz/build.mk all
 	$(MAKE) -f tests/fuzz/build.mk fuzz SECONDS=$(or $(FUZZ_SECONDS),60)
 
-lint: $(VENV)/.built $(VENV)/.test build/objects/.testing  ## formatting, types, layers
-	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
-	$(BIN)/ruff check $(PY_DIRS)
-	$(BIN)/ruff format --check $(PY_DIRS)
-	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/lint -q
+lint: $(VENV)/.built $(VENV)/.test build/objects/.testing  ## all hooks of .pre-commit-config.yaml, on all files
+	$(BIN)/pre-commit run --all-files
+
+# A layer is one unit here, which takes a tenth of the time of its sources one by one.
+tidy: $(VENV)/.built $(VENV)/.test  ## clang-tidy over csrc
+	mkdir -p build/tidy
+	for layer in $(filter-out csrc/README.md,$(wildcard csrc/*)); do \
+	  unit=build/tidy/$$(basename $$layer).cpp; \
+	  printf '#include "%s"\n' $$layer/*.cpp > $$unit; \
+	  echo $$unit; \
+	done | xargs -P $(JOBS) -I {} $(BIN)/clang-tidy --quiet {} -- -std=c++20 -I. -D_GNU_SOURCE \
+	  $$($(BIN)/python -c "import pathlib, sysconfig, torch; \
+	    print('-isystem', pathlib.Path(torch.__file__).parent / 'include', '-isystem', sysconfig.get_path('include'))")
 
 format: $(VENV)/.test  ## rewrite sources in the house style
 	$(BIN)/clang-format -i $(CXX_FILES)

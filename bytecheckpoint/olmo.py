@@ -22,10 +22,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._again import load_until_unchanged
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.metadata import checkpoint_of
 from bytecheckpoint.dcp.reader import BcpReader
+from bytecheckpoint.dcp.repeated_loads import load_until_unchanged
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.errors import CheckpointNotFoundError, KeyMismatchError

@@ -17,13 +17,13 @@ from typing import Any
 from bytecheckpoint.checkpoint.local_path import is_local, is_url, location
 from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, is_called_by_async_save
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._again import load_until_unchanged
-from bytecheckpoint.dcp._call_context import explicit_call
-from bytecheckpoint.dcp._direct import failing_planner, save_over_group
-from bytecheckpoint.dcp._save_process import forget_process_of_other_ranks
+from bytecheckpoint.dcp.call_context import explicit_call
+from bytecheckpoint.dcp.direct_calls import failing_planner, save_over_group
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
+from bytecheckpoint.dcp.repeated_loads import load_until_unchanged
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+from bytecheckpoint.dcp.save_process import forget_process_of_other_ranks
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import draw_turn, take_drawn_turn
@@ -131,7 +131,7 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
     require(REGISTER, anew=True)
     made: weakref.WeakSet[BcpReader] = weakref.WeakSet()
     setup = _storage_setup(saver._storage_setup, config, made)
-    save_flow = _saying(saver._save_state_dict, "storage_writer", lambda: saver.DefaultSavePlanner)
+    save_flow = _with_call_context(saver._save_state_dict, "storage_writer", lambda: saver.DefaultSavePlanner)
     pairs: list[tuple[ModuleType, str, Any]] = [
         (saver, "_storage_setup", setup),
         (loader, "_storage_setup", setup),
@@ -200,7 +200,7 @@ def _warn_of_url(checkpoint_id: Any) -> None:
 def _beginning_again(loader: Any, made: weakref.WeakSet[BcpReader]) -> Callable[..., None]:
     """Wraps DCP's flow of a load: with our reader and planner it begins again if a newer save was committed."""
     signature = inspect.signature(loader._load_state_dict)
-    once = _saying(loader._load_state_dict, "storage_reader", lambda: loader.DefaultLoadPlanner)
+    once = _with_call_context(loader._load_state_dict, "storage_reader", lambda: loader.DefaultLoadPlanner)
 
     @wraps(once)
     def load(*args: Any, **kwargs: Any) -> None:
@@ -213,7 +213,7 @@ def _beginning_again(loader: Any, made: weakref.WeakSet[BcpReader]) -> Callable[
     return load
 
 
-def _saying(flow: Callable[..., Any], storage: str, planner_of_now: Callable[[], Any]) -> Callable[..., Any]:
+def _with_call_context(flow: Callable[..., Any], storage: str, planner_of_now: Callable[[], Any]) -> Callable[..., Any]:
     """Wraps DCP's flow of a save or a load, so that the hooks that it calls know who takes part.
 
     Args:
@@ -224,7 +224,7 @@ def _saying(flow: Callable[..., Any], storage: str, planner_of_now: Callable[[],
     signature = inspect.signature(flow)
 
     @wraps(flow)
-    def with_call_context(*args: Any, **kwargs: Any) -> Any:
+    def with_context(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         if given.get("planner") is None:
             given["planner"] = planner_of_now()()
@@ -232,7 +232,7 @@ def _saying(flow: Callable[..., Any], storage: str, planner_of_now: Callable[[],
         with explicit_call(given[storage], **given), claimed(staged and staged()):
             return flow(**given)
 
-    return with_call_context
+    return with_context
 
 
 def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., Any]:
@@ -353,13 +353,7 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
                         no_dist=no_dist or not is_process,
                         **rest,
                     )
-                failed: Exception | None = None
-                try:
-                    _background.raise_unseen()
-                except Exception as error:  # maybe on this rank alone: this save tells the others
-                    failed, planner = error, failing_planner(error)
-                future = self._executor.submit(
-                    save_over_group,
+                future = self._submit(
                     group,
                     staged,
                     checkpoint_id=checkpoint_id,
@@ -368,13 +362,23 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
                     turn=turn,
                     **rest,
                 )
-                if failed is not None:
-                    future.is_seen = True
-                    raise failed
             except BaseException:
                 self._executor.give_back()
                 raise
             keep_watching(group, future)
+            return future
+
+        def _submit(self, group: Any, staged: Any, *, planner: Any, **arguments: Any) -> Any:
+            """Submits the save over ``group``. It fails on all ranks if an earlier save of this rank failed unseen."""
+            failed: Exception | None = None
+            try:
+                _background.raise_unseen()
+            except Exception as error:  # maybe on this rank alone: this save tells the others
+                failed, planner = error, failing_planner(error)
+            future = self._executor.submit(save_over_group, group, staged, planner=planner, **arguments)
+            if failed is not None:
+                future.is_seen = True
+                raise failed
             return future
 
     Filling.__name__ = Filling.__qualname__ = executor.__name__

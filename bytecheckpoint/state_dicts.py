@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._direct import fail_load, fail_save, run_load, run_save, with_states
+from bytecheckpoint.dcp.direct_calls import fail_load, fail_save, run_load, run_save, with_states
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import next_turn

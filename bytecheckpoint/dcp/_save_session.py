@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 
 from bytecheckpoint import _C
 from bytecheckpoint.compat.frames import Running
-from bytecheckpoint.dcp._call_context import CallContext
+from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.distributed.call_order import number_of_turn
 from bytecheckpoint.distributed.groups import monitor_of
-from bytecheckpoint.errors import ProcessGroupChangedError
+from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError
+from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
 from bytecheckpoint.report import RankSaveReport, SaveReport
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
@@ -62,6 +63,7 @@ class SaveSession:
         is_coordinator: True if this rank commits.
         commits_alone: True in a save without collectives: each rank commits its own part.
         commit: The right to commit. None before ``prepare_global_plan``, and on ranks that do not commit.
+        store: Client of the URL, once it was needed; None for a directory.
         handed_in: True once ``write_data`` has returned this rank's result to DCP.
         finishing: True once ``finish`` has begun.
         phases: Duration of each phase so far.
@@ -79,6 +81,7 @@ class SaveSession:
     is_coordinator: bool = False
     commits_alone: bool = False
     commit: _C.Commit | StoreCommit | None = None
+    store: StoreClient | None = None
     handed_in: bool = False
     finishing: bool = False
     phases: Phases = field(default_factory=Phases)
@@ -88,6 +91,11 @@ class SaveSession:
     thread: threading.Thread = field(default_factory=threading.current_thread)
     home: HomeProcess = field(default_factory=HomeProcess)
     _over: threading.Event = field(default_factory=threading.Event)
+
+    def refuse_forked_child(self) -> None:
+        """Raises a ``CheckpointError`` in a forked child of the process that began the save."""
+        if not self.home.is_here():
+            raise CheckpointError(f"save({self.path}): in a forked child; the save is its parent's")
 
     def is_running(self) -> bool:
         """Returns whether DCP's call still runs; True also while a hook of this save runs another save."""

@@ -18,6 +18,7 @@ from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 
 __all__ = [
     "SAVE_ID_PREFIX",
+    "assemble",
     "checkpoint_of",
     "complete_metadata",
     "fill_planned_metadata",
@@ -188,6 +189,35 @@ def plan_of(metadata: Metadata) -> _C.Checkpoint | None:
     if isinstance(metadata, _UnfilledMetadata) and not {"state_dict_metadata", "planner_data"} & fields.keys():
         return metadata._manifest()
     return None
+
+
+def assemble(
+    metadata: Metadata, *, save_id: str, checkpoint_id: str, results: list[bytes], user_metadata: str, gaps: str
+) -> _C.Checkpoint:
+    """Returns the manifest of a checkpoint, made of its plan and of what the ranks have written.
+
+    Args:
+        metadata: Metadata of the plan.
+        save_id: Id of the save.
+        checkpoint_id: Path of the checkpoint.
+        results: What each rank has written, encoded.
+        user_metadata: JSON text to store.
+        gaps: What elements that no rank has written mean; see ``Config.gaps``.
+
+    Raises:
+        InvalidPlanError: The ranks have written something else than was planned.
+    """
+    common: dict[str, Any] = {
+        "save_id": save_id,
+        "checkpoint_id": checkpoint_id,
+        "results": results,
+        "user_metadata": user_metadata,
+        "gaps": gaps,
+    }
+    planned = plan_of(metadata)
+    if planned is not None:
+        return _C.assemble_planned(planned, **common)
+    return _C.assemble(state_dict_metadata=metadata.state_dict_metadata, planner_data=metadata.planner_data, **common)
 
 
 def complete_metadata(metadata: Metadata, checkpoint: _C.Checkpoint, path: str, rank: int | None) -> None:

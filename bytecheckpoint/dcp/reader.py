@@ -25,11 +25,11 @@ from bytecheckpoint.checkpoint.local_path import is_local, location, location_to
 from bytecheckpoint.checkpoint.parts import parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._call_context import CallContext
 from bytecheckpoint.dcp._hooks import Hooks
-from bytecheckpoint.dcp._load import Load, check_requested, plan_to_read
+from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.metadata import metadata_of
+from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
 from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, CheckpointNotFoundError, sendable
 from bytecheckpoint.object_store.stores import use_store, with_store_ring

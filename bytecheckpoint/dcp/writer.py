@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,10 +27,11 @@ from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.frames import is_called_by_executor
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._append import append_plan
-from bytecheckpoint.dcp._call_context import CallContext
+from bytecheckpoint.dcp._destination import begin_commit, start_job
 from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_save
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._save_failures import not_seen, save_failed, to_hand_in
+from bytecheckpoint.dcp._save_reports import report_of_all, report_of_rank
 from bytecheckpoint.dcp._save_session import (
     RankResult,
     SaveSession,
@@ -40,19 +40,18 @@ from bytecheckpoint.dcp._save_session import (
     note_coordinator,
 )
 from bytecheckpoint.dcp._unsafe import UnsafeObjects, describe_unsafe, refuse_unsafe
-from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, complete_metadata, plan_of
+from bytecheckpoint.dcp.call_context import CallContext
+from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, assemble, complete_metadata
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.distributed.call_order import check_in_step
-from bytecheckpoint.errors import CheckpointBusyError, CheckpointError, ConfigError, SaveCancelledError, StorageError
-from bytecheckpoint.object_store.commit import StoreCommit
-from bytecheckpoint.object_store.stores import use_store, with_store_ring
-from bytecheckpoint.object_store.urls import is_known_store, is_store_url
+from bytecheckpoint.errors import CheckpointError, ConfigError, SaveCancelledError, StorageError
+from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.planning.assignment import plan_to_write
 from bytecheckpoint.planning.inventory import bytes_of, may_send_digest
 from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
-from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
+from bytecheckpoint.report import SaveReport
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.gil_interval import quick_switches
@@ -64,8 +63,6 @@ __all__ = ["BcpWriter"]
 # A generous guess of the bytes that one chunk takes in `.metadata`. They are reserved when the save begins, so that the
 # disk cannot be full when `.metadata` is written.
 _METADATA_BYTES_A_CHUNK = 512
-# A save that failed in another process releases the path within a fraction of this time; see _save_session.
-_BUSY_GRACE_S = 1.0
 
 _logger = logging.getLogger("bytecheckpoint")
 
@@ -291,7 +288,13 @@ class BcpWriter(StorageWriter):
             check_planned_metadata(session.context.planned_metadata(), self._gaps(session))
         end_unfinished_saves(session, self.config.io_timeout_s)
         num_items = sum(len(plan.items) for plan in plans)
-        session.commit = self._begin_commit(session, (num_items + 8) * _METADATA_BYTES_A_CHUNK)
+        session.commit = begin_commit(
+            session,
+            self.config,
+            overwrite=self.overwrite,
+            sync=self.sync_files,
+            reserve_bytes=(num_items + 8) * _METADATA_BYTES_A_CHUNK,
+        )
         note_coordinator(session, session.commit.directory_id)
         if session.ranks is not None:
             session.ranks.hold(session.save_id)
@@ -315,11 +318,17 @@ class BcpWriter(StorageWriter):
         unsafe = UnsafeObjects(self.config)
         try:
             to_write = plan_to_write(plan.items)
-            job = self._start_job(session, to_write)
+            job = start_job(
+                session,
+                self.config,
+                to_write,
+                sync=self.sync_files,
+                one_file_a_record=not self.single_file_per_rank,
+            )
             with self._progress_bar(session, job, to_write.num_bytes), self._cancellable(session, job):
                 append_plan(job, to_write, planner, unsafe)
                 written = job.finish()
-            of_rank, self.last_report = _report(session, job, planner)
+            of_rank, self.last_report = report_of_rank(session, job, planner)
             result = RankResult(
                 session.rank,
                 session.path,
@@ -330,7 +339,7 @@ class BcpWriter(StorageWriter):
                 unsafe=tuple(unsafe.found.items()),
             )
         except BaseException as error:
-            _refuse_forked_child(session)
+            session.refuse_forked_child()
             names = () if job is None else tuple(job.file_names)
             job = None
             error = to_hand_in(error, session)
@@ -356,7 +365,14 @@ class BcpWriter(StorageWriter):
                 raise save_failed(session.path, failed)
             session.check_ranks([result.rank for result in handed_in])
             self._raise_if_cancelled(session)
-            checkpoint = self._assemble(session, metadata, handed_in)
+            checkpoint = assemble(
+                metadata,
+                save_id=session.save_id,
+                checkpoint_id=session.path,
+                results=[result.written for result in handed_in],
+                user_metadata=self.user_metadata,
+                gaps=self._gaps(session),
+            )
             session.phases.end("assemble_s")
             try:
                 commit.check_files(checkpoint)
@@ -383,7 +399,7 @@ class BcpWriter(StorageWriter):
         for warning in report["warnings"]:
             warnings.warn(f"bytecheckpoint: {session.path}: {warning}", RuntimeWarning, stacklevel=2)
         session.phases.end("commit_s")
-        self.last_report = _report_of_all(session, handed_in, report)
+        self.last_report = report_of_all(session, handed_in, report)
         if session.is_coordinator:  # without collectives every rank gets here
             _logger.info("%s", self.last_report.summary())
 
@@ -395,56 +411,8 @@ class BcpWriter(StorageWriter):
         if len(sessions) > 1 and not sessions[-1].is_running():
             sessions.pop()
         session = sessions[-1]
-        _refuse_forked_child(session)
+        session.refuse_forked_child()
         return session
-
-    def _begin_commit(self, session: SaveSession, reserve_bytes: int) -> _C.Commit | StoreCommit:
-        rank = session.rank if session.commits_alone else None
-        if is_store_url(session.path):
-            return StoreCommit(
-                use_store(session.path, self.config, _C),
-                _C,
-                mark=".metadata" if rank is None else f"__{rank}.metadata",
-                overwrite=self.overwrite,
-                deadline_s=self.config.commit_deadline_s,
-            )
-        give_up = time.monotonic() + _BUSY_GRACE_S
-        while True:
-            try:
-                return _C.Commit(
-                    directory=session.path,
-                    save_id=session.save_id,
-                    rank=rank,
-                    overwrite=self.overwrite,
-                    take_over=self.config.take_over,
-                    sync=self.sync_files,
-                    reserve_bytes=reserve_bytes,
-                    deadline_s=self.config.commit_deadline_s,
-                    io_timeout_s=self.config.io_timeout_s,
-                )
-            except CheckpointBusyError:
-                if time.monotonic() >= give_up:
-                    raise
-            time.sleep(_BUSY_GRACE_S / 10)
-
-    def _start_job(self, session: SaveSession, plan: _C.WritePlan) -> _C.SaveJob:
-        config = self.config
-        if is_store_url(session.path):
-            use_store(session.path, config, _C)
-            config = with_store_ring(config)
-        return _C.SaveJob(
-            directory=session.path,
-            rank=session.rank,
-            direct_io=self.config.direct_io,
-            sync=self.sync_files,
-            one_file_a_record=not self.single_file_per_rank,
-            num_io_threads=config.io_threads,
-            ring_bytes=config.ring_bytes,
-            expected_bytes=plan.num_bytes,
-            niceness=self.config.niceness,
-            bytes_per_s=self.config.write_bytes_per_s,
-            io_timeout_s=self.config.io_timeout_s,
-        )
 
     @contextmanager
     def _cancellable(self, session: SaveSession, job: _C.SaveJob) -> Iterator[None]:
@@ -472,67 +440,9 @@ class BcpWriter(StorageWriter):
     def _gaps(self, session: SaveSession) -> str:
         return gaps_of_save(self.config, False if session.commits_alone else session.context.use_collectives)
 
-    def _assemble(self, session: SaveSession, metadata: Metadata, handed_in: list[RankResult]) -> _C.Checkpoint:
-        common: dict[str, Any] = {
-            "save_id": session.save_id,
-            "checkpoint_id": session.path,
-            "results": [result.written for result in handed_in],
-            "user_metadata": self.user_metadata,
-            "gaps": self._gaps(session),
-        }
-        planned = plan_of(metadata)
-        if planned is not None:
-            return _C.assemble_planned(planned, **common)
-        return _C.assemble(
-            state_dict_metadata=metadata.state_dict_metadata, planner_data=metadata.planner_data, **common
-        )
-
 
 _hooks = Hooks(BcpWriter)
 
 
 def _new_save_id() -> str:
     return SAVE_ID_PREFIX + _C.draw_save_id()
-
-
-def _refuse_forked_child(session: SaveSession) -> None:
-    if not session.home.is_here():
-        raise CheckpointError(f"save({session.path}): in a forked child; the save is its parent's")
-
-
-def _report(session: SaveSession, job: _C.SaveJob, planner: SavePlanner) -> tuple[RankSaveReport, SaveReport]:
-    """Returns what this rank did in this save: the report for the coordinator, and the report for this rank.
-
-    Another save that runs on the same writer does not change them.
-    """
-    session.phases.end("write_s")
-    plan = getattr(planner, "last_plan", None)
-    own: dict[str, Any] = {"rank": session.rank, **job.stats()}
-    if isinstance(plan, PlanReport):
-        own["plan"] = plan
-    seconds = session.phases.seconds
-    of_rank = RankSaveReport(**own, **{name: seconds.get(name, 0.0) for name in ("plan_s", "exchange_s", "write_s")})
-    session.report = SaveReport(
-        path=session.path,
-        save_id=session.save_id if session.is_coordinator or session.commits_alone else "",
-        total_s=session.phases.total_s,
-        **own,
-        **seconds,
-    )
-    return of_rank, session.report
-
-
-def _report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Mapping[str, Any]) -> SaveReport:
-    """Returns the complete report of a committed save. Only the rank that committed it can make it."""
-    of_ranks = [result.report for result in handed_in if result.report is not None]
-    sweep_s: float = commit["sweep_s"]
-    seconds = {**session.phases.seconds, "sweep_s": sweep_s}
-    seconds["commit_s"] -= sweep_s
-    return dataclasses.replace(
-        session.report or SaveReport(path=session.path, save_id=session.save_id),
-        **seconds,
-        total_s=session.phases.total_s,
-        ranks=tuple(sorted(of_ranks, key=lambda of_rank: of_rank.rank)),
-        files_swept=commit["files_swept"],
-        warnings=commit["warnings"],
-    )

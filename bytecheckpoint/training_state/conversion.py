@@ -19,7 +19,7 @@ from bytecheckpoint.checkpoint.local_path import local_path, path_to_read
 from bytecheckpoint.checkpoint.parts import description_in
 from bytecheckpoint.checkpoint.small_files import made_folder, refuse_irregular, replacing, storage_errors
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._direct import run_load
+from bytecheckpoint.dcp.direct_calls import run_load
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError, StorageError, UnsupportedError

@@ -17,7 +17,7 @@ from bytecheckpoint.checkpoint.parts import PARTS
 from bytecheckpoint.checkpoint.roles import check_role
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._direct import run_load
+from bytecheckpoint.dcp.direct_calls import run_load
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.distributed.agreement import agree, all_together, held_by_none

@@ -20,7 +20,7 @@ from bytecheckpoint.checkpoint.local_path import local_path
 from bytecheckpoint.checkpoint.parts import PARTS
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._direct import run_save
+from bytecheckpoint.dcp.direct_calls import run_save
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.agreement import agree, all_together, held_first

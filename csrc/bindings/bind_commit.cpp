@@ -134,6 +134,7 @@ CheckpointHolder without_records(const py::dict& state_dict_metadata) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-function-size): a list of what Python sees.
 void bind_commit(py::module_& m) {
   m.def("draw_save_id", [] { return base::to_hex(value_or_raise(engine::draw_id())); });
   m.def(

@@ -184,6 +184,7 @@ py::dict PyLoadJob::finish(const engine::LoadStats& stats) {
   return out;
 }
 
+// NOLINTNEXTLINE(readability-function-size): a list of what Python sees.
 void bind_load(py::module_& m) {
   m.def(
       "flatten_state_dict",

@@ -108,6 +108,7 @@ struct MergeInput {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-function-size): a list of what Python sees.
 void bind_staging(py::module_& m) {
   py::class_<Pages, std::shared_ptr<Pages>>(m, "Pages", py::module_local())
       .def_property_readonly("fd", &Pages::fd)

@@ -48,22 +48,24 @@ Result<T> with_python(std::string_view operation, const std::string& path, const
   std::optional<Result<T>> outcome;
   take_gil([&] {
     try {
-      outcome.emplace(call());
-    } catch (py::error_already_set& error) {
-      outcome.emplace(status_of(error, operation, path, detail));
-    } catch (const std::exception& error) {  // a value of the client that is of another type
+      try {
+        outcome.emplace(call());
+      } catch (py::error_already_set& error) {
+        outcome.emplace(status_of(error, operation, path, detail));
+      }
+    } catch (const std::exception& error) {  // a value of another type than the client should return or raise
       outcome.emplace(Status::make(base::Code::kStorage, text(operation, "(", path, "): ", error.what()), path, EIO));
     }
   });
   return std::move(*outcome);
 }
 
-/// A Python object that is let go of with the GIL.
-class Held {
+/// A Python object whose reference is given up with the GIL, in whatever thread that happens.
+class PythonReference {
  public:
-  explicit Held(py::object object) : object_(std::move(object)) {}
-  Held(Held&&) = default;
-  ~Held() {
+  explicit PythonReference(py::object object) : object_(std::move(object)) {}
+  PythonReference(PythonReference&&) = default;
+  ~PythonReference() {
     if (!object_) return;
     const WithGil gil;
     object_ = py::object();
@@ -97,7 +99,7 @@ class PythonUpload : public io::Upload {
  private:
   const std::string path_;
   const std::shared_ptr<io::UploadParts> parts_;
-  const Held future_;
+  const PythonReference future_;
 };
 
 class PythonStore : public io::ObjectStore {
@@ -147,7 +149,7 @@ class PythonStore : public io::ObjectStore {
   std::string path_of(const std::string& name) const { return io::join(url_, name); }
 
   const std::string url_;
-  const Held client_;
+  const PythonReference client_;
 };
 
 }  // namespace

@@ -270,7 +270,7 @@ Status Commit::rename_over_metadata() {
   const std::string from = tmp_.file().path();
   const std::string to = path(mark_name(options_.scope));
   rename_attempted_ = true;
-  const Status renamed = options_.overwrite ? io::rename_over(from, to) : io::rename_new(from, to);
+  Status renamed = options_.overwrite ? io::rename_over(from, to) : io::rename_new(from, to);
   if (renamed.is_ok()) return renamed;
   const int error = renamed.sys_errno();
   // ENOSPC and EDQUOT: if the tmp still has its name, nothing was renamed, and the files may be deleted. They must be:

@@ -29,7 +29,7 @@ Status FileCheck::open(const std::string& directory, const format::Manifest& man
   const auto opened = SourceFile::open(directory, manifest, entry_);
   if (!opened.is_ok()) {
     // Without a sound trailer and table, nothing can be said about the blocks.
-    const Status fault = opened.status();
+    Status fault = opened.status();
     if (fault.code() != Code::kCorrupt && fault.code() != Code::kVersion && fault.code() != Code::kStorage) {
       return fault;
     }

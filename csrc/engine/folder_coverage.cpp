@@ -44,7 +44,7 @@ class JudgedSaves {
   std::deque<base::Id> order_ BCP_GUARDED_BY(mutex_);
 };
 
-std::string and_more(std::string first, size_t more) {
+std::string and_more(const std::string& first, size_t more) {
   return more == 0 ? first : text(first, ", and ", more, more == 1 ? " more tensor" : " more tensors");
 }
 
@@ -56,7 +56,7 @@ base::Result<std::string> fault_of(CommitMark* mark) {
     std::string fault = check.fault(item);
     if (!fault.empty() && num_faults++ == 0) first = std::move(fault);
   }));
-  return num_faults == 0 ? first : and_more(std::move(first), num_faults - 1);
+  return num_faults == 0 ? first : and_more(first, num_faults - 1);
 }
 
 }  // namespace

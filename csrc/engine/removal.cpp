@@ -14,7 +14,7 @@ namespace bytecheckpoint::engine {
 
 using base::Status;
 
-base::Result<std::unique_ptr<Removal>> Removal::begin(std::shared_ptr<const io::OpenDirectory> directory) {
+base::Result<std::unique_ptr<Removal>> Removal::begin(const std::shared_ptr<const io::OpenDirectory>& directory) {
   BCP_ASSIGN_OR_RETURN(const base::Id id, draw_id());
   std::unique_ptr<Removal> removal(new Removal(directory, engine::tmp_name(id)));
   base::Result<LockFile> tmp = LockFile::create(directory, removal->tmp_name_);

@@ -27,7 +27,7 @@ class Removal {
  public:
   /// Creates and locks a tmp.
   /// \returns kBusy if a save or another removal lives there. kStorage. After a failure nothing of ours is left.
-  static base::Result<std::unique_ptr<Removal>> begin(std::shared_ptr<const io::OpenDirectory> directory);
+  static base::Result<std::unique_ptr<Removal>> begin(const std::shared_ptr<const io::OpenDirectory>& directory);
   ~Removal();
 
   /// Name of our tmp. It is empty if the disk is too full to create one; no save can begin there then.

@@ -32,7 +32,7 @@ bool needs_zip64(int64_t data_bytes) {
 
 constexpr int64_t kCentralEntryBytes = 46;
 constexpr int64_t kExtraHeadBytes = 4;
-constexpr int64_t kZip64ExtraBytes = kExtraHeadBytes + 2 * 8;
+constexpr int64_t kZip64ExtraBytes = kExtraHeadBytes + int64_t{2} * 8;
 
 constexpr int64_t names_bytes() {
   size_t bytes = kDataName.size();

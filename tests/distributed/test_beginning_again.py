@@ -18,8 +18,8 @@ from support.ranks import failures, run_ranks
 import bytecheckpoint
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter
 from bytecheckpoint import state_dicts as state_dicts_module
-from bytecheckpoint.dcp import _again
 from bytecheckpoint.dcp import reader as reader_module
+from bytecheckpoint.dcp import repeated_loads
 from bytecheckpoint.errors import CheckpointChangedError
 
 
@@ -97,7 +97,7 @@ def changed(load: Callable[..., None], path: str) -> None:
 
 
 def overtaken_for_ever(path: str) -> None:
-    _again._MAX_ATTEMPTS = 3
+    repeated_loads._MAX_ATTEMPTS = 3
     with pytest.raises(CheckpointChangedError):
         overtaken(own, path, 100, state(0))
     assert Overtaken.saves_left == 97

@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from support.ranks import run_ranks
 
 from bytecheckpoint import BcpReader, BcpWriter
-from bytecheckpoint.dcp._call_context import CallContext
+from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.distributed import channel as _peers
 from bytecheckpoint.distributed.channel import Peers
 

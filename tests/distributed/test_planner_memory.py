@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config, verify
-from bytecheckpoint.dcp import _load
+from bytecheckpoint.dcp import rank_load
 
 
 def state(*, filled: bool) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def test_every_item_is_written_before_the_next_is_resolved(tmp_path: Path, base:
 
 def load_with_every_hook(path: str, base: Any, reading: str | None, copy_bytes: int) -> None:
     save(path, DefaultSavePlanner())
-    _load._COPY_BYTES = copy_bytes
+    rank_load._COPY_BYTES = copy_bytes
     for hook in LOAD_HOOKS:
         reader: Any = dcp.FileSystemReader(path)
         if reading is not None:

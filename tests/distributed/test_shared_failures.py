@@ -21,7 +21,7 @@ from support.ranks import RanksFailed, failures, run_ranks
 from torch.distributed.checkpoint import DefaultLoadPlanner
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config
-from bytecheckpoint.dcp import _load
+from bytecheckpoint.dcp import rank_load
 from bytecheckpoint.errors import CorruptCheckpointError, InvalidPlanError, RankError, StorageError
 from bytecheckpoint.sharing import exchange as _exchange
 from bytecheckpoint.sharing import relay as _relay
@@ -258,7 +258,7 @@ def partial_on_one_rank(path: str) -> None:
     found = failures(lambda: dcp.load(got, storage_reader=BcpReader(path, config=COOPERATIVE), planner=planner))
     assert list(found) == [0]
     planner = BcpLoadPlanner(allow_partial_load=True)
-    _load._COPY_BYTES = MIB if dist.get_rank() == 1 else 64 * MIB  # more rounds than the other
+    rank_load._COPY_BYTES = MIB if dist.get_rank() == 1 else 64 * MIB  # more rounds than the other
     if dist.get_rank() == 1:
         got["t0"] = got["t0"].double()
     dcp.load(got, storage_reader=BcpReader(path, config=COOPERATIVE), planner=planner)

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpWriter, Config
-from bytecheckpoint.dcp import _load
+from bytecheckpoint.dcp import rank_load
 from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.distributed import channel as _peers
 from bytecheckpoint.report import LoadReport
@@ -111,7 +111,7 @@ def odd(number: float) -> dict[str, Any]:
 
 
 def load_odd(path: str, planner: Any) -> LoadReport:
-    _load._COPY_BYTES = MIB  # several turns
+    rank_load._COPY_BYTES = MIB  # several turns
     got = odd(0.0)
     if dist.get_rank() == 2:
         del got["converted3"], got["quantized"]
@@ -224,7 +224,7 @@ def test_ranks_need_not_have_equal_memory(tmp_path: Path) -> None:
 
 def load_at_random(path: str, num_loads: int) -> None:
     """Each rank wants some keys, some of them converted, some only in part."""
-    _load._COPY_BYTES = 2 * MIB
+    rank_load._COPY_BYTES = 2 * MIB
     full = replicated(filled=True)
     for number in range(num_loads):
         random = Random(100 * number + dist.get_rank())

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpWriter, Config
-from bytecheckpoint.dcp import writer as writer_module
+from bytecheckpoint.dcp import _destination
 from bytecheckpoint.errors import CheckpointError
 from faults.fork_server import meet
 from faults.saves import SaveRequest, attempt, blank, generation_of, gloo
@@ -91,7 +91,7 @@ def save_when_asked(address: bytes, request: SaveRequest) -> None:
     with _told_by(address, request) as test:
         while True:
             asked: SaveAsked = test.recv()
-            writer_module._BUSY_GRACE_S = asked.patience_s
+            _destination._BUSY_GRACE_S = asked.patience_s
             config = dataclasses.replace(request.config, take_over=asked.take_over)
             writer = _TimedWriter(request.path, config=config)
             errors = attempt(dataclasses.replace(request, generation=asked.generation), writer=writer).errors

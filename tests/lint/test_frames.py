@@ -20,4 +20,4 @@ def test_one_file_looks_at_frames() -> None:
 
 
 def test_two_files_look_for_calls_of_dcp() -> None:
-    assert files_with(LOOKS) == {"compat/frames.py", "dcp/_call_context.py", "compat/dcp_calls.py"}
+    assert files_with(LOOKS) == {"compat/frames.py", "dcp/call_context.py", "compat/dcp_calls.py"}

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import ReadItem, WriteItem
 
 from bytecheckpoint import BcpReader, BcpWriter
 from bytecheckpoint._core import dump_builtin, load_builtin
-from bytecheckpoint.dcp import _load
+from bytecheckpoint.dcp import rank_load
 from bytecheckpoint.errors import CorruptCheckpointError
 
 INTS = st.one_of(
@@ -369,7 +369,7 @@ def test_a_planner_gets_what_cpp_wrote(tmp_path: Path, monkeypatch: pytest.Monke
     """Nothing else of the record, and torch.load is not asked."""
     record = rewritten(saved({"lr": 0.5}), more=b"of whatever")
     dcp.save({"value": record}, storage_writer=BcpWriter(tmp_path), planner=RawSavePlanner())
-    monkeypatch.setattr(_load, "load_plain_data", None)
+    monkeypatch.setattr(rank_load, "load_plain_data", None)
     assert record_of(tmp_path) == dump_builtin({"lr": 0.5})
 
 

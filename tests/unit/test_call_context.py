@@ -29,7 +29,7 @@ from bytecheckpoint import (
     save_state_dict,
 )
 from bytecheckpoint.compat import frames as _calls
-from bytecheckpoint.dcp._call_context import CallContext
+from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.staging import leases as _stays
 
 STATE = {"w": torch.arange(4.0), "deep": {"step": 7}}

@@ -17,7 +17,7 @@ from torch import nn
 
 import bytecheckpoint
 from bytecheckpoint import BcpReader, BcpWriter, find_latest_ckpt_path, latest, scan_steps
-from bytecheckpoint.dcp._direct import run_save
+from bytecheckpoint.dcp.direct_calls import run_save
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, UnsupportedError
 
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config, verify
-from bytecheckpoint.dcp import _load
+from bytecheckpoint.dcp import rank_load
 
 SAVE_BASES = [DefaultSavePlanner, BcpSavePlanner]
 LOAD_BASES = [DefaultLoadPlanner, BcpLoadPlanner]
@@ -82,7 +82,7 @@ def test_every_item_is_committed_before_the_next_is_resolved(
     dtype: torch.dtype | None,
     copy_bytes: int,
 ) -> None:
-    monkeypatch.setattr(_load, "_COPY_BYTES", copy_bytes)
+    monkeypatch.setattr(rank_load, "_COPY_BYTES", copy_bytes)
     dcp.save(state(), storage_writer=BcpWriter(tmp_path), no_dist=True)
     got, planner = blank(dtype), reusing(hook, base)
     dcp.load(got, storage_reader=reader(tmp_path), planner=planner, no_dist=True)

@@ -72,7 +72,7 @@ def test_the_bytes_of_a_load_reach_what_it_wants(
         def __exit__(self, *_: object) -> None:
             seen.append((self.expected, self.done(), 1))
 
-    monkeypatch.setattr("bytecheckpoint.dcp._load.progress_bar", Bar)
+    monkeypatch.setattr("bytecheckpoint.dcp.rank_load.progress_bar", Bar)
     dcp.save(state(), storage_writer=(dcp.FileSystemWriter if of_stock else BcpWriter)(tmp_path), no_dist=True)
     reader = BcpReader(tmp_path, config=SHOWN)
     got = {**state(), "t": torch.zeros(6 << 20, dtype=torch.int32)}  # through a copy

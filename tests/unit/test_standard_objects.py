@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config
 from bytecheckpoint._core import is_standard, load_standard
-from bytecheckpoint.dcp._load import _plain_record
+from bytecheckpoint.dcp.rank_load import _plain_record
 
 PROTOCOLS = (2, 3, 4, 5)
 

@@ -50,7 +50,7 @@ FEATURES_OF: dict[str, tuple[Feature, ...]] = {
 
 def _uses(folder: Path) -> dict[str, Callable[[], None]]:
     import bytecheckpoint as bcp
-    from bytecheckpoint.dcp import _load
+    from bytecheckpoint.dcp import rank_load
 
     state = {"w": torch.arange(4.0), "deep": {"step": 7}}
 
@@ -95,7 +95,7 @@ def _uses(folder: Path) -> dict[str, Callable[[], None]]:
             def tensors_with_gaps(self) -> list[str]:
                 return ["w"]
 
-        _load.check_requested(Checkpoint(), None)  # type: ignore[arg-type]
+        rank_load.check_requested(Checkpoint(), None)  # type: ignore[arg-type]
 
     def meta() -> None:
         bcp.BcpWriter(folder / "m")

@@ -18,11 +18,11 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._again import load_until_unchanged
-from bytecheckpoint.dcp._call_context import explicit_call
 from bytecheckpoint.dcp._group_flow import load_state, save_state
+from bytecheckpoint.dcp.call_context import explicit_call
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
+from bytecheckpoint.dcp.repeated_loads import load_until_unchanged
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import CallOrder, in_turn

@@ -80,7 +80,7 @@ class CallContext:
 
     @classmethod
     def _of_hook(cls, asking: object, flow: tuple[str, str], storage: str) -> CallContext:
-        said = _said.get()
+        said = _explicit.get()
         if said is not None and said._is_of(asking):
             return said
         call, variables = find_call(*flow)
@@ -192,7 +192,7 @@ def _weakly(value: Any) -> Callable[[], Any]:
         return lambda: value
 
 
-_said: ContextVar[CallContext | None] = ContextVar("bytecheckpoint_call", default=None)
+_explicit: ContextVar[CallContext | None] = ContextVar("bytecheckpoint_call", default=None)
 
 
 @contextmanager
@@ -206,9 +206,9 @@ def explicit_call(storage: object, **arguments: Any) -> Iterator[None]:
     call = ExplicitCall()
     context = CallContext(call)
     context._fill(storage, {"use_collectives": True, **arguments}, knows_ranks=True)
-    token = _said.set(context)
+    token = _explicit.set(context)
     try:
         yield
     finally:
-        _said.reset(token)
+        _explicit.reset(token)
         call.end()

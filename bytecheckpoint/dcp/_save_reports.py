@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reports of a save: of one rank, and of all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from torch.distributed.checkpoint.planner import SavePlanner
+
+from bytecheckpoint import _C
+from bytecheckpoint.dcp._save_session import RankResult, SaveSession
+from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
+
+__all__ = ["report_of_all", "report_of_rank"]
+
+
+def report_of_rank(session: SaveSession, job: _C.SaveJob, planner: SavePlanner) -> tuple[RankSaveReport, SaveReport]:
+    """Returns what this rank did in this save: the report for the coordinator, and the report for this rank.
+
+    Another save that runs on the same writer does not change them.
+    """
+    session.phases.end("write_s")
+    plan = getattr(planner, "last_plan", None)
+    own: dict[str, Any] = {"rank": session.rank, **job.stats()}
+    if isinstance(plan, PlanReport):
+        own["plan"] = plan
+    seconds = session.phases.seconds
+    of_rank = RankSaveReport(**own, **{name: seconds.get(name, 0.0) for name in ("plan_s", "exchange_s", "write_s")})
+    session.report = SaveReport(
+        path=session.path,
+        save_id=session.save_id if session.is_coordinator or session.commits_alone else "",
+        total_s=session.phases.total_s,
+        **own,
+        **seconds,
+    )
+    return of_rank, session.report
+
+
+def report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Mapping[str, Any]) -> SaveReport:
+    """Returns the complete report of a committed save. Only the rank that committed it can make it."""
+    of_ranks = [result.report for result in handed_in if result.report is not None]
+    sweep_s: float = commit["sweep_s"]
+    seconds = {**session.phases.seconds, "sweep_s": sweep_s}
+    seconds["commit_s"] -= sweep_s
+    return dataclasses.replace(
+        session.report or SaveReport(path=session.path, save_id=session.save_id),
+        **seconds,
+        total_s=session.phases.total_s,
+        ranks=tuple(sorted(of_ranks, key=lambda of_rank: of_rank.rank)),
+        files_swept=commit["files_swept"],
+        warnings=commit["warnings"],
+    )
