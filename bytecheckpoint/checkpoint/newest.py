@@ -61,6 +61,10 @@ def newest_whole(run: Path, pattern: str | None, asked: str) -> str | None:
         run: Folder of the step folders.
         pattern: Pattern of their names; see ``scan_steps``.
         asked: Name of the function that the user called, for messages.
+
+    Raises:
+        StorageError: The file system refused.
+        CheckpointError: As ``latest`` raises it.
     """
     try:
         run.lstat()  # not stat: a link to a disk that is not mounted leads nowhere, and the run is not new

@@ -82,6 +82,9 @@ def replacing(directory: _core.Directory, name: str, tmp_name: str) -> Iterator[
 
     Raises:
         StorageError: The file system refused, or something other than a regular file has one of the names.
+
+    Yields:
+        The file, open for writing bytes.
     """
     at = directory.fileno()
     with storage_errors("write", directory.path / name):

@@ -290,6 +290,9 @@ def host_copy(value: Any, memo: dict[int, Any]) -> Any:
         value: Value to copy.
         memo: Memo of ``copy.deepcopy``. Pass the same one for all values of a state: objects that two values share are
             then shared by the copies.
+
+    Raises:
+        RuntimeError: It cannot be copied.
     """
     if type(value).__name__ == "AsyncCollectiveTensor":
         value = value.wait()

@@ -133,7 +133,10 @@ def _archive(item: WriteItem, value: torch.Tensor) -> io.BytesIO:
     """Returns the archive that torch.save makes of a tensor that is not plain.
 
     Such a tensor is quantized, of a subclass, or of a dtype without arithmetic.
-    """
+
+    Raises:
+        InvalidPlanError: torch.save fails.
+    """  # noqa: DOC501
     buffer = io.BytesIO()
     try:
         value = value.detach().cpu()

@@ -65,7 +65,7 @@ def run_save(
     Raises:
         CheckpointError: The save failed, on any rank. If the reason is an exception that ends the process, such as
             KeyboardInterrupt, that is raised instead.
-    """
+    """  # noqa: DOC501
     path = str(writer.checkpoint_id)
     try:
         with in_turn(turn, "save", path), calling(group, "save", path):
@@ -153,7 +153,10 @@ def run_load(
     """Runs a whole load in this thread, as ``run_save`` runs a save. Collective over ``group``.
 
     If ``planner`` is None, it takes a ``BcpLoadPlanner``, and begins again if a newer commit replaces the checkpoint.
-    """
+
+    Raises:
+        CheckpointError: The load failed, on any rank.
+    """  # noqa: DOC501
     path = str(reader.checkpoint_id)
 
     def load() -> None:

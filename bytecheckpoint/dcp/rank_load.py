@@ -187,6 +187,10 @@ class Load:
         """Fills tensors through host copies and ``copy_``.
 
         These are targets of another dtype, device or layout than the checkpoint's, and tensors in opaque records.
+
+        Raises:
+            ShapeMismatchError: A target has another shape than what is stored.
+            InvalidPlanError: A target is quantized otherwise, or is on the meta device.
         """
         for position, source in self._read_in_turns(positions, self._add_copy):
             item, target = self._plan.tensor_item(position), resolve(position)
@@ -338,6 +342,9 @@ def _check_memo(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
 
     The memo of torch's ``weights_only`` unpickler only grows by its entries. But another planner gives the checked
     bytes to Python's unpickler, whose memo is an array: five bytes of pickle make it 64 GiB.
+
+    Raises:
+        CorruptCheckpointError: It is such a pickle.
     """
     _refuse_inflation(fqn, buffer, file)
     try:

@@ -24,6 +24,9 @@ def load_until_unchanged(load: Callable[[], None], reader: BcpReader) -> None:
     Args:
         load: A whole load with ``reader`` and a new planner. It fills again what an earlier attempt filled.
         reader: Reader that ``load`` uses; reset before each new attempt.
+
+    Raises:
+        CheckpointException: The load failed for another reason, or again and again.
     """
     for attempts_left in reversed(range(_MAX_ATTEMPTS)):
         try:

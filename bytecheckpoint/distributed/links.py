@@ -50,7 +50,7 @@ def connect_star(group: dist.ProcessGroup) -> dict[int, socket.socket]:
     offer = broadcast(group, offer, 0)
     try:
         if offer is None:
-            raise OSError("rank 0 cannot listen for connections")
+            raise CheckpointError("rank 0 cannot listen for connections")
         port, addresses, token = offer
         if listener is not None:
             _accept(listener, token, group.size(), links)

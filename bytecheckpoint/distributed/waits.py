@@ -92,7 +92,7 @@ class Collective:
 
         Raises:
             RuntimeError: It failed, or the waits on the group were left.
-        """
+        """  # noqa: DOC501
         ending = _ending_of(self.group)
         while ending is not None and not self.work.is_completed():
             is_over = ending.is_over

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets torchtitan save and load its checkpoints through our engine. There are three ways to turn it on:
+"""Lets torchtitan save and load its checkpoints through our engine.
+
+There are three ways to turn it on:
 
 - On the command line, ``--override.imports bytecheckpoint.torchtitan.use``; or ``...use={"io_threads":2}`` with
   options, which are fields of ``bytecheckpoint.Config``.
@@ -107,6 +109,9 @@ def _config_for(theirs: type) -> Any:
     """Returns the configuration class of our manager that replaces ``theirs``.
 
     When torchtitan has a ``TorchCheckpointingManager``, the adapter for it belongs here.
+
+    Raises:
+        UnsupportedError: It is the configuration of a manager that must not be replaced.
     """
     from torchtitan.components.checkpointer import CheckpointManager
 

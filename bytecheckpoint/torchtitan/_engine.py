@@ -84,6 +84,7 @@ class Engine:
 
         Raises:
             CheckpointError: The load failed. The message says what is wrong, and what to do.
+            CheckpointNotFoundError: There is no checkpoint.
         """
         planner = ResumePlanner(states)
         try:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns our engine on in torchtitan before 0.3, which has no overrides. Give its trainer this option:
+"""Turns our engine on in torchtitan before 0.3, which has no overrides.
+
+Give its trainer this option:
 
     --experimental.custom_import bytecheckpoint.torchtitan.custom_import
 

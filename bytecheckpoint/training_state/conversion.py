@@ -196,6 +196,10 @@ def _write_safetensors(directory: _core.Directory, model: dict[str, Any], max_sh
     """Writes all files into a temporary folder, then renames them one by one, the index last.
 
     Files without their index are not a model, so a crash does not leave a mix of old and new files that looks like one.
+
+    Raises:
+        StorageError: The file system refused.
+        UnsupportedError: huggingface_hub or safetensors is not installed.
     """
     try:
         from huggingface_hub import save_torch_state_dict

@@ -128,10 +128,13 @@ class ExtraStateLoad:
             self.values.update((name, stored.empty(name)) for name in names)
 
     def check(self, num_saved: int) -> None:
-        """Raises a KeyMismatchError if there are ``unavailable`` keys.
+        """Refuses a load if there are ``unavailable`` keys.
 
         Args:
             num_saved: Number of ranks that saved them.
+
+        Raises:
+            KeyMismatchError: There are some.
         """
         if self.unavailable:
             names = ", ".join(map(repr, self.unavailable))

@@ -27,7 +27,7 @@ def hooks_of(module: nn.Module, kinds: Sequence[str] = _HOOKS) -> Iterator[str]:
 
 
 def own_methods(module: nn.Module, names: Sequence[str]) -> Iterator[str]:
-    """Returns those of ``names`` that ``module`` overrides.
+    """Yields those of ``names`` that ``module`` overrides.
 
     Overrides by modules of torch.nn do not count: they only read what older versions wrote.
     """

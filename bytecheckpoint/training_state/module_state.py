@@ -195,7 +195,7 @@ def _is_within(value: object, storages: set[int]) -> bool:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Returns all modules except FSDP's wrappers, which hold nothing themselves.
+    """Yields all modules except FSDP's wrappers, which hold nothing themselves.
 
     A module occurs under each of its names, as in a state dict.
     """
@@ -234,6 +234,9 @@ def _refuse_parts(model: nn.Module) -> None:
     """Refuses tensors that are marked as parts of a larger tensor.
 
     Torch's state dict loses the mark, and the state of an optimizer never has one.
+
+    Raises:
+        UnsupportedError: There is such a tensor.
     """
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if _C.is_marked_as_parts(tensor):

@@ -53,7 +53,7 @@ class OptimizerContents:
         self._check_states(self.states)
 
     def members(self) -> Iterator[tuple[int, dict[str, Any], Hashable, nn.Parameter]]:
-        """Returns for each parameter: number of its group, options of the group, key of its state, the parameter.
+        """Yields for each parameter: number of its group, options of the group, key of its state, the parameter.
 
         The options can be changed in place.
         """

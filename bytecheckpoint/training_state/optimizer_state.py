@@ -389,6 +389,9 @@ def _value_of(slot: _Slot, name: str, value: Any) -> Any:
     """Converts a state of an optimizer to a value for a state dict.
 
     The flat part of a parameter has one dim, even if the parameter is a scalar.
+
+    Raises:
+        UnsupportedError: FSDP1 does not say which elements of the parameter the value belongs to.
     """
     holds_tensors = isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value)
     is_nest = holds_tensors or isinstance(value, Mapping)

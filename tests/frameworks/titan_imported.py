@@ -5,7 +5,6 @@ from support.titan import on_cpu
 
 on_cpu()
 
-import torchtitan.models.llama3  # noqa: E402
 import torchtitan.trainer  # noqa: E402, F401
 
 import bytecheckpoint.torchtitan  # noqa: E402, F401

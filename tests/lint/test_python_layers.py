@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports point down: a folder of the package imports only folders that stand below it, and no modules form a circle.
 
-An import within a function counts like any other.
+An import within a function counts like any other. A module whose name begins with an underscore is for its own folder.
 """
 
 from __future__ import annotations
@@ -125,3 +125,35 @@ def test_a_circle_is_found() -> None:
     with pytest.raises(graphlib.CycleError):
         order_of({"dcp.a": lower, "dcp.b": "def f():\n    from bytecheckpoint.dcp import a"})
     assert order_of({"dcp.a": lower, "dcp.b": ""}) == ["dcp.b", "dcp.a"]
+
+
+def private_imports(place: str, source: str) -> list[str]:
+    """Returns the private modules of other folders that the module at ``place`` imports."""
+    folder = place.rpartition("/")[0].replace("/", ".")
+    found = []
+    for name in imported(ast.parse(source)):
+        parts = name.split(".")
+        for depth, part in enumerate(parts[:-1], 1):  # the last may be a name in a module
+            is_module = (ROOT / PACKAGE / "/".join(parts[:depth])).with_suffix(".py").exists()
+            if part.startswith("_") and is_module and ".".join(parts[: depth - 1]) not in ("", folder):
+                found.append(f"{place} imports {name}")
+    return found
+
+
+def test_private_modules_stay_in_their_folders() -> None:
+    places = {path.relative_to(ROOT / PACKAGE).as_posix(): path for path in (ROOT / PACKAGE).rglob("*.py")}
+    found = [fault for place, path in places.items() for fault in private_imports(place, path.read_text())]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "is_fault"),
+    [
+        ("cli/a.py", "from bytecheckpoint.dcp._append import append_plan", True),
+        ("registration.py", "def f():\n    import bytecheckpoint.dcp._hooks.Hooks", True),
+        ("dcp/a.py", "from bytecheckpoint.dcp._append import append_plan", False),
+        ("dcp/a.py", "from bytecheckpoint._extensions import name", False),
+    ],
+)
+def test_a_private_import_is_found(place: str, line: str, is_fault: bool) -> None:
+    assert bool(private_imports(place, line)) == is_fault

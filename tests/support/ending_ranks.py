@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from support.preloaded import PRELOADED
+
 __all__ = ["Ended", "EndingRanks", "run_script"]
 
 TESTS = Path(__file__).parents[1]
@@ -118,20 +120,9 @@ def run_script(rank: int, script: str, *arguments: object) -> None:
 
 def serve() -> Callable[[], Any]:
     """Forks ranks as they are asked for. Returns in each of them, what it is to do."""
-    import torch
-    import torch._dynamo  # the first operation on a DTensor imports it
-    import torch.distributed.checkpoint.state_dict
-
-    import bytecheckpoint._C
-    import bytecheckpoint.dcp.load_planner
-    import bytecheckpoint.dcp.save_planner
-    import bytecheckpoint.registration
-    import bytecheckpoint.state_dicts
-    import bytecheckpoint.training_state.checkpointers  # noqa: F401
-
-    torch.set_num_threads(1)
-    for module in os.environ["BCP_TEST_MODULES"].split():
+    for module in (*PRELOADED, *os.environ["BCP_TEST_MODULES"].split()):
         import_module(module)
+    sys.modules["torch"].set_num_threads(1)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads must not fork"
     gc.freeze()  # the last collection of a rank would look at all modules, and so copy their pages
     requests = Connection(int(os.environ["BCP_TEST_PIPE"]))

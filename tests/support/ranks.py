@@ -19,6 +19,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, TypeVar
 
+from support.preloaded import PRELOADED
+
 __all__ = ["RanksFailed", "failures", "forked_with", "run_ranks"]
 
 TESTS = Path(__file__).parents[1]
@@ -28,20 +30,7 @@ R = TypeVar("R")
 # Ranks are forked from a server that has imported what most of them use, and run nothing: a new process for every rank
 # of every job costs tens of milliseconds, and no job sees what an earlier one left in memory.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_PRELOADED = [
-    "torch",
-    "torch._dynamo",  # the first operation on a DTensor imports it
-    "torch.distributed._shard.sharded_tensor",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "pytest",
-    "bytecheckpoint._C",
-    "bytecheckpoint.dcp.load_planner",
-    "bytecheckpoint.dcp.save_planner",
-    "bytecheckpoint.state_dicts",
-    "bytecheckpoint.training_state.checkpointers",
-]
+_PRELOADED = [*PRELOADED, "pytest"]
 _CONTEXT.set_forkserver_preload(_PRELOADED)
 
 # Before the limit, so that ranks that hang have said where before they are killed.
