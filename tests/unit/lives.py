@@ -330,7 +330,7 @@ def be_in_a_hook(rank: int, at: Path, ready: Path) -> None:
     end_while_a_daemon_is_inside(work, is_cut_short=True)
 
 
-# Within other calls.
+# In hooks of other calls.
 
 
 def nest(rank: int, at: Path, ready: Path, hook: Hook) -> None:

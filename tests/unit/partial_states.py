@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of which a process holds only parts, and checkpoints that lack elements, as saves before 0.2 left them."""
+"""Makes tensors of which a process holds only parts, and checkpoints with gaps, as saves before 0.2 left them."""
 
 from __future__ import annotations
 

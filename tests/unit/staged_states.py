@@ -92,7 +92,7 @@ def frozen_elements(tensor: torch.Tensor) -> Any:
 
 
 def spoil(value: Any) -> None:
-    """Changes in place all that can be changed so."""
+    """Changes everything that can be changed in place."""
     if isinstance(value, torch.Tensor):
         for part in plain_parts(value):
             part.untyped_storage().copy_(flipped(part.untyped_storage()))

@@ -56,7 +56,7 @@ def test_a_failure_that_somebody_looked_at_is_not_told_again() -> None:
 
 
 def test_what_was_saved_is_destroyed_when_the_future_is_done() -> None:
-    """To free a tensor releases the GIL. Beside a busy loop 20,000 tensors took a second; nobody should wait for it."""
+    """Freeing a tensor releases the GIL. Beside a busy loop 20,000 tensors took a second; nobody should wait for it."""
 
     class State:
         pass

@@ -152,7 +152,7 @@ for _ in range(2):
     dcp.async_save(state, checkpoint_id=path, no_dist=True).result(30)
 """
 )
-# Interrupts the calls that begin a save, each time at the next place of 79, and keeps all exceptions. Each later save
+# Interrupts calls that begin a save, each time one place later, at 79 places, and keeps all exceptions. Each next save
 # still commits, and the process still ends.
 INTERRUPTED_AND_KEPT = """
 from bytecheckpoint.staging import leases as _stays

@@ -52,7 +52,7 @@ def test_crc32_combine_joins(a: bytes, b: bytes) -> None:
 
 
 def crc32_of_zeros(size: int) -> int:
-    """Returns the CRC of ``size`` zeros. It doubles, so it can do sizes that nobody wants to read."""
+    """Returns the CRC of ``size`` zeros. It works by doubling, so it is fast for sizes that nobody wants to read."""
     crc, power, crc_of_power = 0, 1, zlib.crc32(b"\0")
     while size:
         if size & 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a save and a load add only the ring to the memory of the process, whatever the size of the state."""
+"""Tests that a save and a load add only the ring to the memory of a process; a background save adds the state, too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the pickle reader against Python's own: both read the same values, and a refusal says where it is.
+"""Tests the pickle reader against Python's own: both read the same values, and a refusal names the byte.
 
 Python reads only what our reader has read. Its ``find_class`` imports nothing: it makes a class that records how it is
 called, and remembers the name that it was asked for.
@@ -64,7 +64,7 @@ class Made:
 
 
 class Recorded(type):
-    """A class that takes any arguments, in a call and in ``__new__``. Pickle tells the two apart; their results differ."""
+    """A class that takes any arguments. Pickle tells a call from ``__new__``, so the two give different results."""
 
     def __call__(cls, *args: Any) -> Made:
         return Made("call", cls, args)
@@ -184,7 +184,7 @@ def test_corpora_of_the_fuzzers() -> None:
 
 
 def without_frame(data: bytes) -> bytes:
-    """Removes the frame at the begin of ``data``, into which a pickler puts nearly all."""
+    """Removes the frame at the start of ``data``, into which a pickler puts nearly all."""
     return data[:2] + data[11:] if data[2:3] == pickle.FRAME else data
 
 

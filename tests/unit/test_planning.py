@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests inventories and save plans as Python sees them. What planning decides is tested in tests/cpp."""
+"""Tests inventories and save plans as Python sees them. tests/cpp tests what planning decides."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_the_bytes_of_a_load_reach_what_it_wants(
     monkeypatch.setattr("bytecheckpoint.dcp.rank_load.progress_bar", Bar)
     dcp.save(state(), storage_writer=(dcp.FileSystemWriter if of_stock else BcpWriter)(tmp_path), no_dist=True)
     reader = BcpReader(tmp_path, config=SHOWN)
-    got = {**state(), "t": torch.zeros(6 << 20, dtype=torch.int32)}  # through a copy
+    got = {**state(), "t": torch.zeros(6 << 20, dtype=torch.int32)}  # loaded through a copy
     with torch.serialization.safe_globals([set]):
         dcp.load(got, storage_reader=reader, no_dist=True)
     assert reader.last_report is not None
