@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of one process share."""
+"""Fixtures that the unit tests share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bytecheckpoint.staging import leases as _stays
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint, for step folders to be copies of."""
+    """Saves a checkpoint that step folders are copied from, and returns its path."""
     path = tmp_path_factory.mktemp("template") / "ckpt"
     save_at(path)
     return path
@@ -23,13 +23,13 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, template: Path) -> RunFolder:
-    """The folder of a run, without a step yet."""
+    """Returns the folder of a run, without a step yet."""
     return RunFolder(tmp_path / "run", template)
 
 
 @pytest.fixture
 def no_state_is_left() -> Iterator[None]:
-    """What a failed test still holds must not hold up the next one."""
+    """Releases the memory that a failed test still holds, so that the next test does not wait for it."""
     yield
     gc.collect()
     for use in _stays._uses:

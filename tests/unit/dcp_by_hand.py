@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``dcp.save`` and ``dcp.load`` do with planner, writer and reader, for several ranks in one process.
+"""Does what ``dcp.save`` and ``dcp.load`` do with planner, writer and reader, for several ranks in one process.
 
-Each rank has objects of its own. What DCP sends from rank to rank is pickled and unpickled.
+Each rank has its own objects. These functions pickle and unpickle whatever DCP sends from rank to rank.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _CONFIG = Config(ring_bytes=16 << 20, io_threads=1, direct_io=False)
 
 
 def sent(value: T) -> T:
-    """As another rank gets it."""
+    """Returns ``value`` as another rank receives it."""
     copy: T = pickle.loads(pickle.dumps(value))
     return copy
 
 
 @dataclass(frozen=True)
 class PlannedSave:
-    """A save up to where each rank knows what to write.
+    """A save up to the point where each rank knows what to write.
 
     Attributes:
-        told: What the coordinator has for each rank.
-        plans: What each rank has made of that.
-        metadata: Of the checkpoint to be.
+        told: The plan that the coordinator sends to each rank.
+        plans: The plan that each rank makes of it.
+        metadata: The metadata of the checkpoint that would be saved.
     """
 
     told: list[SavePlan]
@@ -46,10 +46,10 @@ class PlannedSave:
 
 
 def plan_by_hand(states: list[dict[str, Any]], **options: Any) -> PlannedSave:
-    """Plans a save of ``states``, one a rank; nothing is written.
+    """Plans a save of ``states``, one for each rank, and writes nothing.
 
     Args:
-        options: Of ``BcpSavePlanner``.
+        options: Arguments of ``BcpSavePlanner``.
     """
     planners = [BcpSavePlanner(**options) for _ in states]
     local_plans = []
@@ -62,12 +62,12 @@ def plan_by_hand(states: list[dict[str, Any]], **options: Any) -> PlannedSave:
 
 
 def save_by_hand(states: list[dict[str, Any]], path: Path) -> None:
-    """Saves ``states``, one a rank."""
+    """Saves ``states``, one for each rank."""
     writers = [BcpWriter(path, sync_files=False, config=_CONFIG) for _ in states]
     planners = [BcpSavePlanner() for _ in states]
     local_plans: list[Any] = [None for _ in states]
-    # A save that begins ends an earlier one of its thread, and these are all of one thread. Only the coordinator's has
-    # anything to lose by that: it begins last.
+    # A save that begins ends an earlier save of its thread, and all of these are in one thread. Only the coordinator's
+    # save would lose anything by that, so it begins last.
     for rank in reversed(range(len(states))):
         storage_meta = writers[rank].storage_meta()
         planners[rank].set_up_planner(states[rank], storage_meta, rank == 0)
@@ -85,10 +85,10 @@ def save_by_hand(states: list[dict[str, Any]], path: Path) -> None:
 def load_by_hand(
     states: list[dict[str, Any]], path: Path, look: Callable[[BcpLoadPlanner], None] | None = None
 ) -> None:
-    """Loads into ``states``, one a rank.
+    """Loads into ``states``, one for each rank.
 
     Args:
-        look: Is shown the planner of each rank once it is set up.
+        look: Called with the planner of each rank once the planner is set up.
     """
     readers = [BcpReader(path, config=_CONFIG) for _ in states]
     planners = [BcpLoadPlanner() for _ in states]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process of a job does with all public calls, in each circumstance of its life."""
+"""Makes all public calls in each circumstance of a process: its end, a daemon thread, a hook, a fork, an error."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from bytecheckpoint.staging import leases as _stays
 
 
 def say(text: str) -> None:
-    """To the process that waits for this one; Python's own files may be closed."""
+    """Writes ``text`` to the process that waits for this one. Python's own file objects may be closed by then."""
     os.write(1, f"{text}\n".encode())
 
 
-# What a call says that cannot work.
+# Messages of calls that cannot work in their circumstance.
 REFUSALS = (
-    "cannot schedule new futures after interpreter shutdown",  # DCP's own executor, whoever stages and writes
+    "cannot schedule new futures after interpreter shutdown",  # from DCP's own executor, whoever stages and writes
     "staging: in a forked child; the memory for it is process ",
     "a hook of a background save waits for a save that comes behind it",
     "waited 1 s for memory that an earlier state takes, though no save of that is under way",
@@ -44,7 +44,7 @@ REFUSALS = (
 
 
 def run_all(at: Path, ready: Path) -> None:
-    """All calls in turn. Says of each how it ended."""
+    """Makes all calls, one after the other, and writes how each of them ended."""
     for call in CALLS:
         try:
             call.run(Place(at / str(call), ready))
@@ -82,7 +82,12 @@ MOMENTS = (in_a_thread, before_threads_end, at_exit)
 def work_at_the_end(
     rank: int, at: Path, ready: Path, moment: Callable[[Callable[[], None]], None], used_before: bool
 ) -> None:
-    """``used_before``: what the package itself does at the end comes later than that moment, else before."""
+    """Makes all calls at ``moment``.
+
+    Args:
+        used_before: Whether the package itself does its work at the end of the process later than ``moment``; if not,
+            it does that work before.
+    """
     if used_before:
         bcp.async_save_state_dict(at / "before", {"weight": torch.ones(3)}, no_dist=True)
     moment(lambda: run_all(at, ready))
@@ -94,10 +99,12 @@ def work_at_the_end(
 
 
 class _End:
-    """Is deleted when Python has begun to end daemon threads that want the GIL: they get it for a while.
+    """Python deletes this object when it has begun to end daemon threads that want the GIL.
+
+    The object then sleeps for a while without the GIL, so that those threads can get it.
 
     Args:
-        is_cut_short: Torch's modules take a second to be deleted.
+        is_cut_short: Whether the process then ends at once. Python would need a second to delete torch's modules.
     """
 
     def __init__(self, is_cut_short: bool) -> None:
@@ -110,7 +117,10 @@ class _End:
 
 
 def end_while_a_daemon_is_inside(work: Callable[[Callable[[], None]], None], is_cut_short: bool) -> None:
-    """The interpreter ends as soon as ``work`` lets the GIL go after it has called what it is given."""
+    """Runs ``work`` in a daemon thread, and ends the interpreter meanwhile.
+
+    Once ``work`` has called its argument, the interpreter ends as soon as ``work`` releases the GIL.
+    """
     go, inside = threading.Lock(), threading.Lock()
     go.acquire()
     inside.acquire()
@@ -127,16 +137,16 @@ def end_while_a_daemon_is_inside(work: Callable[[Callable[[], None]], None], is_
     def end() -> None:
         go.release()
         inside.acquire()
-        sys.setswitchinterval(1000.0)  # from now on this thread has the GIL until it lets it go itself
+        sys.setswitchinterval(1000.0)  # from now on this thread has the GIL until it releases it itself
 
-    sys.last_value = _End(is_cut_short)  # type: ignore[assignment]  # which goes first
-    atexit._run_exitfuncs()  # of others, so that nothing is between the one that is left and the end of threads
+    sys.last_value = _End(is_cut_short)  # type: ignore[assignment]  # Python deletes this first
+    atexit._run_exitfuncs()  # runs the others now, so that nothing comes between `end` and the end of threads
     atexit.register(end)
     threading.Thread(target=run, daemon=True).start()
 
 
 def profiled(work: Callable[[], None], look: Callable[[str, str], None]) -> None:
-    """Calls ``look`` with the event and the name when functions of our C++ are called and return."""
+    """Runs ``work``, and calls ``look`` with the event and the name when a function of our C++ is called or returns."""
 
     def profile(frame: Any, event: str, of: Any) -> None:
         if event in ("c_call", "c_return") and str(getattr(of, "__module__", "")).startswith("bytecheckpoint."):
@@ -150,7 +160,7 @@ def profiled(work: Callable[[], None], look: Callable[[str, str], None]) -> None
 
 
 def find_places(rank: int, at: Path, ready: Path) -> None:
-    """Says in which functions of our C++ each call lets the GIL go."""
+    """Writes for each call which functions of our C++ release the GIL in it."""
     look_now, has_looked = threading.Lock(), [False]
     look_now.acquire()
 
@@ -182,7 +192,7 @@ def find_places(rank: int, at: Path, ready: Path) -> None:
 
 
 def be_inside(rank: int, at: Path, ready: Path, places: list[tuple[str, str]], is_cut_short: bool) -> None:
-    """In a function of our C++ while a public call uses it."""
+    """Ends the interpreter while a public call is in a function of our C++."""
     of, function = places[rank]
     call = next(call for call in CALLS if str(call) == of)
 
@@ -194,8 +204,8 @@ def be_inside(rank: int, at: Path, ready: Path, places: list[tuple[str, str]], i
                 say(f"went on to {event} {name}")
             elif event == "c_call" and name == function:
                 tells.pop()()
-                # The main thread is awake when that is known, and gets the GIL when our C++ lets it go, and not before:
-                # no step from here on looks whether somebody has asked for it.
+                # During this loop the main thread wakes up and asks for the GIL. It gets the GIL when our C++ releases
+                # it, and not before: from here on, no step checks whether another thread has asked for it.
                 1 in itertools.repeat(0, 5_000_000)  # noqa: B015
 
         profiled(lambda: call.run(Place(at / f"{of}-{function}", ready)), look)
@@ -204,7 +214,7 @@ def be_inside(rank: int, at: Path, ready: Path, places: list[tuple[str, str]], i
 
 
 class Copied:
-    """Calls something when it is copied, which staging does."""
+    """Calls ``call`` when it is copied. Staging copies it."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.call = call
@@ -215,7 +225,7 @@ class Copied:
 
 
 class Asked:
-    """A Stateful that calls something when it is asked for its state, or given one."""
+    """A Stateful that calls ``call`` when it is asked for its state, and when it gets a state."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.call = call
@@ -229,7 +239,7 @@ class Asked:
 
 
 class Saving(bcp.BcpSavePlanner):
-    """Calls something while it resolves its first value."""
+    """A planner that calls ``call`` while it resolves its first value."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         super().__init__()
@@ -242,7 +252,7 @@ class Saving(bcp.BcpSavePlanner):
 
 
 class Loading(bcp.BcpLoadPlanner):
-    """Calls something before it is given its first tensor."""
+    """A planner that calls ``call`` before its first tensor is filled."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         super().__init__()
@@ -254,7 +264,7 @@ class Loading(bcp.BcpLoadPlanner):
         return super().resolve_tensor(item)
 
 
-# Each calls what it is given once, or a few times, in the midst of a call.
+# Each of these functions makes a public call, in the middle of which it calls `call` once or a few times.
 
 Hook = Callable[[Callable[[], None], Path, Path], object]
 
@@ -308,24 +318,24 @@ HOOKS: tuple[Hook, ...] = (
 
 
 def be_in_a_hook(rank: int, at: Path, ready: Path) -> None:
-    """In a daemon thread, in Python that one of our calls has called, when the interpreter ends."""
+    """Ends the interpreter while a daemon thread is in Python code that one of our calls has called."""
 
     def work(tell: Callable[[], None]) -> None:
         def call() -> None:
             tell()
-            time.sleep(0.05)  # without the GIL, and wants it back while the interpreter ends
+            time.sleep(0.05)  # releases the GIL, and wants it back while the interpreter ends
 
         HOOKS[rank](call, at / str(rank), ready)
 
     end_while_a_daemon_is_inside(work, is_cut_short=True)
 
 
-# Within other calls.
+# In hooks of other calls.
 
 
 def nest(rank: int, at: Path, ready: Path, hook: Hook) -> None:
-    """In a hook of a save in a hook of another call, in the same thread; and then outside."""
-    # The state of the call may be staged, too.
+    """Makes all calls in a hook of a save that runs in a hook of another call, in the same thread; then outside."""
+    # The state of the outer call may be staged, too.
     os.environ["BYTECHECKPOINT_ON_STAGING_BUSY"] = "double_buffer"
     _stays._UNUSED_WAIT_S = 1.0
     calls = [lambda: in_save(lambda: run_all(at / "inner", ready), at / "middle", ready)]
@@ -340,7 +350,7 @@ def nest(rank: int, at: Path, ready: Path, hook: Hook) -> None:
 
 
 def cancel_futures(rank: int, at: Path, ready: Path) -> None:
-    """Each future is cancelled in both ways; what was not cancelled is saved; then all goes on."""
+    """Cancels each future through asyncio and directly. What was not cancelled is saved. Then all calls still work."""
     for call in CALLS:
         place = Place(at / f"cancelled-{call}", ready)
         try:
@@ -370,7 +380,7 @@ kept: list[BaseException] = []
 
 
 def keep_errors(rank: int, at: Path, ready: Path) -> None:
-    """Each call fails, the error is kept, and the call works where it can; then all goes on, and the end comes."""
+    """Makes each call fail and keeps the error. The same call then works where it can, and so do all calls."""
     for call in CALLS:
         if not call.may_fail:
             continue
@@ -390,7 +400,10 @@ def keep_errors(rank: int, at: Path, ready: Path) -> None:
 
 
 def fork(rank: int, at: Path, ready: Path) -> None:
-    """In a child that is forked while a save is under way and every lock is held; meanwhile, and after it, here."""
+    """Makes all calls in a child that is forked while a save is under way and every lock is held.
+
+    This process makes all calls before the fork, and again after the child and the save have ended.
+    """
     run_all(at / "before", ready)
     forked, go_on = threading.Event(), threading.Event()
 
@@ -408,7 +421,7 @@ def fork(rank: int, at: Path, ready: Path) -> None:
             signal.alarm(int(LIMIT_S))
             stack.pop_all()
             run_all(at / "child", ready)
-            return  # and to the end of the script, as its parent does
+            return  # the child runs to the end of the script, as its parent does
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     forked.set()
     save.committed.result(LIMIT_S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of which a process holds but parts, and checkpoints that lack elements, as saves before 0.2 left them."""
+"""Makes tensors of which a process holds only parts, and checkpoints with gaps, as saves before 0.2 left them."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ PARTIAL = Config(allow_partial_tensors=True)
 
 
 def rows(begin: int, end: int, *, of: int = 8, value: float | None = None) -> LocalChunks:
-    """Rows [begin, end) of a matrix with two columns, that holds 0, 1, 2, ... unless ``value`` is given."""
+    """Returns rows [begin, end) of a matrix with two columns, which holds 0, 1, 2, ... unless ``value`` is given."""
     whole = torch.arange(2 * of, dtype=torch.float32).view(of, 2)
     part = whole[begin:end].clone() if value is None else torch.full((end - begin, 2), value)
     return LocalChunks((of, 2), [(begin, 0)], [part], torch.float32)
 
 
 def gap_of(begin: int, end: int, *, of: int = 8, name: str = "w") -> str:
-    """What is said of rows [begin, end) that nobody has."""
+    """Returns the message about rows [begin, end) that no rank has."""
     return f"'{name}': rows {begin} to {end - 1} of {of} are in no chunk"
 
 
 class UncheckedWriter(BcpWriter):
-    """Commits what it is told to, with gaps."""
+    """Commits a checkpoint even if it has gaps."""
 
     def _gaps(self, session: Any) -> str:
         return "ignore"
 
 
 def save_incomplete(path: Path, state: dict[str, Any] | None = None) -> None:
-    """A checkpoint of ours with the first half of ``w``."""
+    """Saves ``state`` without a check for gaps; by default a state with only the first half of ``w``."""
     state = {"w": rows(0, 4), "other": torch.ones(3)} if state is None else state
     dcp.save(state, storage_writer=UncheckedWriter(path, sync_files=False), no_dist=True)

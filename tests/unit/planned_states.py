@@ -28,7 +28,7 @@ def state() -> dict[str, Any]:
 
 
 def more() -> dict[str, Any]:
-    """Beside plain tensors: views, other dtypes, tensors that only torch.save can take, objects of all kinds."""
+    """Returns ``state()`` plus views, other dtypes, tensors that only torch.save can store, objects of all kinds."""
     value = state()
     value["views"] = {
         "conj": torch.randn(3, dtype=torch.complex64).conj(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run folders as ByteCheckpoint 0.0.2 and 0.0.3 leave them."""
+"""Makes run folders as ByteCheckpoint 0.0.2 and 0.0.3 leave them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODULE = "bytecheckpoint.checkpointer.meta_type"
 
 
 class Metadata:
-    """Stands for theirs, of which a pickle has the name first, then the fields."""
+    """Stands for the class of ByteCheckpoint 0.0.x. Its pickle holds the name of the class first, then the fields."""
 
     def __init__(self) -> None:
         self.state_dict_metadata = {"weight": None}
@@ -24,7 +24,7 @@ class Metadata:
 
 
 def save_as_reference(root: Path, step: int, protocol: int = 4) -> Path:
-    """One step, with the names and the first bytes that theirs have."""
+    """Makes one step, with the file names and first bytes of ByteCheckpoint 0.0.x, and returns its folder."""
     folder = root / f"global_step_{step}"
     with pytest.MonkeyPatch.context() as patch:
         module = ModuleType(_MODULE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run folders with step folders of all kinds, made of copies of one small checkpoint."""
+"""Makes run folders with step folders of all kinds, from copies of one small checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunFolder:
     """The root of a run.
 
     Args:
-        template: A checkpoint to copy.
+        template: The checkpoint that steps are copied from.
     """
 
     def __init__(self, root: Path, template: Path) -> None:
@@ -46,7 +46,7 @@ class RunFolder:
             shutil.copytree(self._template, self.path(step))
 
     def half(self, step: int, *, tmp: bool = True, age_s: float = 0) -> Path:
-        """What a save left that died before its commit, so many seconds ago."""
+        """Makes what a save leaves that died before its commit, ``age_s`` seconds ago, and returns its folder."""
         self.complete(step)
         path = self.path(step)
         (path / ".metadata").unlink()
@@ -56,7 +56,7 @@ class RunFolder:
         return path
 
     def corrupt(self, step: int) -> Path:
-        """A data file is cut."""
+        """Makes a step with a data file that is cut off, and returns its folder."""
         self.complete(step)
         path = self.path(step)
         os.truncate(next(path.glob("*.distcp")), 100)

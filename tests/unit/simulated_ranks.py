@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dicts of several ranks in one process, without a process group, and the layouts they are drawn from.
+"""Makes state dicts of several ranks in one process, without a process group, and draws their layouts.
 
-A ``DeviceMesh`` asks for its rank once, when it is made. Told whose it is to be, it makes DTensors that are as real as
-those of a job: where their shards lie is torch's arithmetic. ``Layout.box_of`` is our own, and what a shard is filled
-with: if the two disagree, elements land in wrong places.
+A ``DeviceMesh`` asks for its rank once, when it is made. If it gets the rank that we want there, it makes DTensors that
+are as real as those of a job: torch computes where their shards lie. ``Layout.box_of`` is our own computation, and
+decides what a shard is filled with. If the two disagree, elements land in wrong places.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Box(NamedTuple):
     sizes: tuple[int, ...]
 
     def selection(self) -> Any:
-        """Of a tensor or an array; gives a view, also where there are no dims."""
+        """Returns an index for a tensor or an array. It selects a view, also if there are no dims."""
         return (*(slice(at, at + size) for at, size in zip(self.offsets, self.sizes, strict=True)), ...)
 
     def is_in(self, other: Box) -> bool:
@@ -43,10 +43,10 @@ class Layout:
     """How a tensor lies over ranks.
 
     Attributes:
-        ranks: That have it; row-major over the mesh if there is one.
-        axes: Of the mesh; None for a plain tensor, which each of ``ranks`` has whole.
-        placements: One an axis.
-        tells_all: Ranks outside of the mesh have the DTensor, too, with nothing in it.
+        ranks: The ranks that have the tensor; row-major over the mesh if there is one.
+        axes: Sizes of the mesh axes; None for a plain tensor, which each of ``ranks`` has whole.
+        placements: One for each axis.
+        tells_all: Whether ranks outside of the mesh have the DTensor, too, with nothing in it.
     """
 
     ranks: tuple[int, ...]
@@ -55,7 +55,7 @@ class Layout:
     tells_all: bool = False
 
     def box_of(self, rank: int, shape: tuple[int, ...]) -> Box | None:
-        """What ``rank`` holds of a tensor, or None if it is none of ``ranks``."""
+        """Returns what ``rank`` holds of a tensor; None if it is not one of ``ranks``."""
         if rank not in self.ranks:
             return None
         offsets, sizes = [0] * len(shape), list(shape)
@@ -72,13 +72,13 @@ class Layout:
         return Box(tuple(offsets), tuple(sizes))
 
     def _order(self) -> list[int]:
-        # A strided axis divides what the axes behind it, tensor parallelism, have left.
+        # A strided axis divides what the axes behind it (tensor parallelism) have left.
         axes = range(len(self.placements))
         return sorted(axes, key=lambda axis: isinstance(self.placements[axis], _StridedShard))
 
 
 def _chunk(size: int, num: int, position: int) -> tuple[int, int]:
-    """As ``torch.chunk`` has it: all chunks alike but the last, and behind it empty ones."""
+    """Returns one chunk as ``torch.chunk`` cuts: all have the same size except the last, and empty ones follow it."""
     most = -(-size // num)
     begin = min(most * position, size)
     return begin, min(begin + most, size)
@@ -86,7 +86,7 @@ def _chunk(size: int, num: int, position: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Spec:
-    """A tensor, or an object if it has no dtype."""
+    """Describes a tensor, or an object if ``dtype`` is None."""
 
     shape: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
@@ -98,7 +98,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class World:
-    """What ranks have, by FQN."""
+    """Describes what the ranks have, by FQN."""
 
     num_ranks: int
     specs: dict[str, Spec]
@@ -115,7 +115,7 @@ class World:
 
 
 def full(fqn: str, spec: Spec, *, inverted: bool = False) -> torch.Tensor:
-    """The whole tensor: bytes at random, other ones for every name; or the same with every bit inverted."""
+    """Returns the whole tensor: random bytes that depend on the name, with every bit inverted if ``inverted``."""
     assert spec.dtype is not None
     if not spec.num_bytes:
         return torch.empty(spec.shape, dtype=spec.dtype)
@@ -124,10 +124,10 @@ def full(fqn: str, spec: Spec, *, inverted: bool = False) -> torch.Tensor:
 
 
 def state_of(world: World, rank: int, values: dict[str, Any]) -> dict[str, Any]:
-    """The state dict of ``rank``, nested by the dots of names.
+    """Returns the state dict of ``rank``, nested at the dots of the names.
 
     Args:
-        values: Whole tensors, of which the rank gets views, and objects.
+        values: Objects and whole tensors. The rank gets views of the tensors.
     """
     meshes: dict[tuple[tuple[int, ...], tuple[int, ...]], device_mesh.DeviceMesh] = {}
     state: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def state_of(world: World, rank: int, values: dict[str, Any]) -> dict[str, Any]:
             key = (layout.ranks, layout.axes)
             if key not in meshes:
                 meshes[key] = _mesh(*key, rank)
-            # Of no dims, as torch has it where there is nothing.
+            # Shape (0,), as torch has it where a rank holds nothing.
             local = value[box.selection()] if box is not None else value.new_empty(0)
             value = DTensor.from_local(
                 local, meshes[key], layout.placements, run_check=False, shape=value.shape, stride=value.stride()
@@ -165,7 +165,7 @@ _DTYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.comple
 
 @st.composite
 def specs(draw: st.DrawFn) -> Spec:
-    """Scalars, empty tensors, small ones, and such as are large enough to be split; one in six is an object."""
+    """Draws scalars, empty tensors, small ones, and ones that are large enough to be split; one in six is an object."""
     kind = draw(st.sampled_from(["object", "small", "small", "small", "large", "large"]))
     if kind == "object":
         return Spec()
@@ -179,7 +179,7 @@ def specs(draw: st.DrawFn) -> Spec:
 
 @st.composite
 def layouts(draw: st.DrawFn, num_ranks: int, spec: Spec) -> Layout:
-    """Plain, or on a mesh of up to three axes; now and then of some ranks only, in any order."""
+    """Draws a plain layout, or one on a mesh of up to three axes; sometimes only of some ranks, in any order."""
     in_order = list(range(num_ranks))
     any_order: list[int] = draw(st.permutations(in_order))
     ranks = draw(st.sampled_from([in_order, any_order]))
@@ -196,22 +196,22 @@ def layouts(draw: st.DrawFn, num_ranks: int, spec: Spec) -> Layout:
     even = [dim for dim in dims if len(axes) == 2 and spec.shape[dim] % math.prod(axes) == 0]
     strided = draw(st.sampled_from([None, *even]))
     if strided is not None:
-        # FSDP over tensor parallelism. Uneven ones torch itself lays out in boxes that are none.
+        # FSDP over tensor parallelism. If they are uneven, torch's own shards are not boxes.
         placements = [_StridedShard(strided, split_factor=axes[1]), Shard(strided)]
-    # Without dims, DTensor.from_local takes the shape of what is there.
+    # If there are no dims, DTensor.from_local takes the shape of the local tensor.
     tells_all = bool(spec.shape) and draw(st.booleans())
     return Layout(tuple(ranks[: math.prod(axes)]), tuple(axes), tuple(placements), tells_all)
 
 
 @st.composite
 def worlds(draw: st.DrawFn, specs_of: dict[str, Spec] | None = None) -> World:
-    """Up to 16 ranks.
+    """Draws a world of up to 16 ranks.
 
     Args:
-        specs_of: Of a world with the same contents.
+        specs_of: The ``specs`` of another world, to draw one with the same contents.
     """
     if specs_of is None:
         drawn = draw(st.lists(specs(), min_size=1, max_size=6))
         specs_of = {f"{'model' if spec.dtype else 'extra'}.{i}": spec for i, spec in enumerate(drawn)}
-    num_ranks = draw(st.sampled_from([2, 1, *range(3, 17)]))  # integers would be 1 every third time
+    num_ranks = draw(st.sampled_from([2, 1, *range(3, 17)]))  # st.integers would draw 1 every third time
     return World(num_ranks, specs_of, {fqn: draw(layouts(num_ranks, spec)) for fqn, spec in specs_of.items()})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States that are staged, saves of them, and what is to be seen of both."""
+"""States that tests stage, functions that save them, and functions that compare and change states."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from bytecheckpoint import BcpStager, BcpWriter, Config, registered
 from bytecheckpoint.compat.private_names import PLAIN_DTYPES, quantization
 from bytecheckpoint.staging import staged_state as _staged
 
-# A test that leaks memory fails by this, instead of waiting.
+# With this, a test that leaks memory fails, and does not wait.
 RAISES = Config(on_staging_busy="raise")
 LIMIT_S = 30.0
-# Of tests that stage.
+# Marks for tests that stage.
 MARKS = [
     pytest.mark.timeout(60),
     pytest.mark.usefixtures("no_state_is_left"),
@@ -42,7 +42,7 @@ MARKS = [
 
 @dataclasses.dataclass
 class Schedule:
-    """An object of a user's, with a tensor in it."""
+    """An object of a user, with a tensor in it."""
 
     warmup: list[int]
     rates: torch.Tensor
@@ -54,7 +54,7 @@ class Pair(NamedTuple):
 
 
 def frozen(value: Any) -> Any:
-    """All that matters of a state, as plain values. Parameters are staged as tensors."""
+    """Returns all that matters of a state, as plain values. A parameter counts as the tensor that it is staged as."""
     if isinstance(value, DTensor):
         about = value.placements, value.device_mesh.mesh.tolist(), value.shape, value.stride(), value.requires_grad
         return (DTensor, *about, frozen(value.to_local().detach()))
@@ -92,7 +92,7 @@ def frozen_elements(tensor: torch.Tensor) -> Any:
 
 
 def spoil(value: Any) -> None:
-    """Changes all that can be changed in place."""
+    """Changes everything that can be changed in place."""
     if isinstance(value, torch.Tensor):
         for part in plain_parts(value):
             part.untyped_storage().copy_(flipped(part.untyped_storage()))
@@ -112,7 +112,7 @@ def spoil(value: Any) -> None:
 
 
 def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that have the memory."""
+    """Returns the plain tensors that hold the memory of ``tensor``."""
     if isinstance(tensor, DTensor):
         return [tensor.to_local().detach()]
     if isinstance(tensor, TwoTensor):

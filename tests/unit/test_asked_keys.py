@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a load leaves as it was: named in the report, and a warning where a part is loaded in part."""
+"""Tests that a load reports the keys it leaves unfilled, and warns if it fills only some keys of a top-level part."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trained() -> tuple[torch.nn.Linear, torch.optim.Adam]:
 
 @pytest.fixture(params=["whole metadata", "metadata in parts"])
 def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model, its optimizer, and a number."""
+    """Saves a model, its optimizer and a number, and returns the path."""
     if request.param == "metadata in parts":
         monkeypatch.setattr(reader_module, "_MAX_WHOLE_METADATA_BYTES", 0)
     model, optimizer = trained()
@@ -113,7 +113,7 @@ def test_whoever_knows_is_not_warned(path: Path) -> None:
     assert report.unexpected_keys == ("model.weight",)
 
     class Choosing(DefaultLoadPlanner):
-        """Loads what it likes."""
+        """A user's planner, which may load what it likes."""
 
     report = by_dcp(path, {"model": {"bias": torch.zeros(2)}}, Choosing())
     assert report.unexpected_keys == ("model.weight",)

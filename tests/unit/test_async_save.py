@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dcp.async_save`` with a writer that stages: several saves of one writer."""
+"""Tests ``dcp.async_save`` with a writer that stages: two saves in flight, and states that change after staging."""
 
 from __future__ import annotations
 

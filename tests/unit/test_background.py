@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs saves in the background, and what is left behind by them."""
+"""Tests what runs saves in the background, and what these saves leave behind."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_failure_that_somebody_looked_at_is_not_told_again() -> None:
 
 
 def test_what_was_saved_is_destroyed_when_the_future_is_done() -> None:
-    """Each tensor lets go of the GIL: beside a busy loop 20,000 of them took a second, for which all would wait."""
+    """Freeing a tensor releases the GIL. Beside a busy loop 20,000 tensors took a second; nobody should wait for it."""
 
     class State:
         pass

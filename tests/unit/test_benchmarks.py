@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark scripts, on states so small that their figures mean nothing: they run, and fit together.
+"""Tests that the benchmark scripts run and fit together, on states so small that their figures mean nothing.
 
-`make test` runs those whose figures others read, `make torture` all.
+`make test` runs the scripts whose figures others read, `make torture` runs all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def skip_without_direct_io(directory: Path) -> None:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JSON of a comparison of small tensors, the disk included where it can be."""
+    """Returns the JSON file of a comparison with small tensors, which includes the disk where that is possible."""
     folder = tmp_path_factory.mktemp("compare")
     file = folder / "small.json"
     only = ("--only", "dcp-2,bytecheckpoint,disk")
@@ -54,7 +54,7 @@ def test_compare_keeps_what_figures_need(compared: Path) -> None:
         assert seconds.keys() == {"save", "load"}
         assert all(len(all_s) == kept["repetitions"] == 1 for all_s in seconds.values())
     assert {"date", "cores", "memory_gib", "torch", "python", "kernel", "file_system"} <= kept["machine"].keys()
-    # Figures are published: what repeats them is said, where they were taken is not.
+    # Figures are published: they name the command that repeats them, and not the folder in which they were taken.
     assert kept["command"].startswith("python benchmarks/compare.py small --gigabytes 0.016")
     assert str(compared.parent) not in compared.read_text()
 
@@ -178,7 +178,7 @@ def test_planning(tmp_path: Path) -> None:
         ours, stock = by_name[kind, "ours", 20], by_name[kind, "stock DCP", 20]
         assert ours["blob_bytes"] * 5 < stock["blob_bytes"]
         assert ours["max_over_mean"] <= stock["max_over_mean"] + 0.01
-        assert ours["chunks"] >= stock["chunks"]  # splits
+        assert ours["chunks"] >= stock["chunks"]  # ours splits tensors between ranks
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is built, and what cannot be: device code where nvcc is there to compile it, nothing without torch."""
+"""Tests that a build has device code if nvcc is there to compile it, and that a build without torch fails clearly."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_device_code_is_for_the_architectures_that_it_names() -> None:
 
 
 def test_the_runtime_of_cuda_stays_inside() -> None:
-    """Torch loads its own with global names, maybe of another version; ours must neither use nor replace it."""
+    """Torch loads its own CUDA runtime with global names, maybe another version. Ours must not use or replace it."""
     if not bytecheckpoint.build_info()["cuda"]:
         pytest.skip("NO DEVICE CODE IN THIS BUILD: there was no nvcc")
     nm = shutil.which("nm")
@@ -56,7 +56,7 @@ def test_the_runtime_of_cuda_stays_inside() -> None:
 
 
 def test_a_build_without_torch_says_what_to_do() -> None:
-    """As in the environment of its own that pip builds in unless it is told not to."""
+    """By default pip builds in an environment of its own, which has no torch."""
     setup = Path(__file__).parents[2] / "setup.py"
     code = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(setup)!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=False)

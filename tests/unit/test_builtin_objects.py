@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builtin values by C++: stock torch reads what it writes, it reads what stock torch writes, all else is torch's."""
+"""Tests that C++ and stock torch read each other's archives of builtin values. C++ leaves all else to torch."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def dumped(value: Any) -> bytes:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Equal in types, order, signs of zero and bits of NaN."""
+    """Whether ``a`` and ``b`` are equal, also in types, order, signs of zero and bits of NaN."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
@@ -112,7 +112,7 @@ def test_ours_is_read_back(value: Any) -> None:
 def test_stock_is_read(value: Any, protocol: int) -> None:
     back = load_builtin(saved(value, pickle_protocol=protocol))
     if protocol == 2 and holds_empty_bytes(value):
-        assert back is None  # a call of `bytes`, not of `_codecs.encode` as all others
+        assert back is None  # pickled as a call of `bytes`; all other bytes as a call of `_codecs.encode`
     else:
         assert back is not None
         assert is_same(back[0], value)
@@ -127,7 +127,7 @@ def test_a_param_group(protocol: int) -> None:
 
 
 def test_a_file_of_stock_is_read(tmp_path: Path) -> None:
-    """Its entries lie in a folder of the file's name."""
+    """The entries of its archive lie in a folder that is named after the file."""
     torch.save(PARAM_GROUP, tmp_path / "group.pt")
     assert load_builtin((tmp_path / "group.pt").read_bytes()) == (PARAM_GROUP,)
 
@@ -185,7 +185,7 @@ def nested(depth: int) -> Any:
 
 
 def doubled(times: int) -> Any:
-    """Tuples within tuples: a few objects, and without sharing more than any memory holds."""
+    """Returns tuples within tuples. They share objects, so they are few; without sharing no memory could hold them."""
     value: Any = (1,)
     for _ in range(times):
         value = (value, value)
@@ -202,11 +202,11 @@ OTHERS = [
     Pair(1, 2),
     Color.RED,
     Word.ONE,
-    np.float64(1),  # a float
+    np.float64(1),  # is a float
     np.int64(1),
     np.bool_(True),
-    np.str_("a"),  # a str
-    torch.Size([1]),  # a tuple
+    np.str_("a"),  # is a str
+    torch.Size([1]),  # is a tuple
     torch.tensor(1),
     torch.float32,
     collections.OrderedDict(a=1),
@@ -230,7 +230,7 @@ OTHERS = [
     "x" * (1 << 20),
     b"\xff" * (1 << 19),
 ]
-# That torch.save has no archive of, or a small one.
+# Values of which torch.save makes no archive, or a small one.
 NEVER_WRITTEN = [memoryview(b"a"), [0] * (1 << 18)]
 
 
@@ -268,7 +268,7 @@ def test_bounds() -> None:
 
 
 def test_what_can_change_stays_one_object() -> None:
-    """As a list that stands in two places would not, if C++ wrote or read it."""
+    """If C++ wrote or read a list that stands in two places, it would become two lists."""
     shared: list[int] = []
     entries: dict[str, Any] = {}
     cyclic: list[Any] = []
@@ -296,7 +296,7 @@ def test_what_cannot_change_may_stand_anywhere() -> None:
 
 
 def test_equal_keys() -> None:
-    """Of a pickle that sets 1, then True: the first key stays, the last value counts, as for every unpickler."""
+    """If a pickle sets 1, then True, the first key stays and the last value counts, as in every unpickler."""
     archive = rewritten(dumped(None), data=b"\x80\x02}(K\x01X\x01\x00\x00\x00a\x88X\x01\x00\x00\x00bu.")
     assert is_same(loaded(archive), {1: "b"})
     back = load_builtin(archive)
@@ -305,7 +305,7 @@ def test_equal_keys() -> None:
 
 
 def rewritten(archive: bytes, data: bytes | None = None, **more: bytes) -> bytes:
-    """With another pickle, or with entries more."""
+    """Returns the archive with another pickle, or with more entries."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(archive)) as source, zipfile.ZipFile(out, "w") as target:
         for name in source.namelist():
@@ -339,7 +339,7 @@ def test_damage() -> None:
         load_builtin(archive)
 
 
-# In the plug-in: objects of BcpReader.
+# Objects that a BcpReader loads.
 
 
 class RawSavePlanner(DefaultSavePlanner):
@@ -366,7 +366,7 @@ def record_of(path: Path) -> bytes:
 
 
 def test_a_planner_gets_what_cpp_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else of the record, and torch.load is not asked."""
+    """The planner gets nothing else of the record, and nobody calls torch.load."""
     record = rewritten(saved({"lr": 0.5}), more=b"of whatever")
     dcp.save({"value": record}, storage_writer=BcpWriter(tmp_path), planner=RawSavePlanner())
     monkeypatch.setattr(rank_load, "load_plain_data", None)

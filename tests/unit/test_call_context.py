@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hooks know of the call of DCP that they run in, and what a staged state takes from being looked at."""
+"""Tests what hooks know of the call of DCP that they run in, and which calls count as a save of a staged state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STATE = {"w": torch.arange(4.0), "deep": {"step": 7}}
 
 
 class Noting(BcpSavePlanner):
-    """Notes what its hooks are told of their save."""
+    """Notes what its hooks know of their save."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def test_another_thread_is_in_no_call(tmp_path: Path) -> None:
 
 
 def test_a_frame_where_an_earlier_one_was_is_another_call(tmp_path: Path) -> None:
-    """The save before failed, and nobody has told its coordinator: it holds the path until its session ends."""
+    """The save before failed, and nobody has told its coordinator, which holds the path until its session ends."""
     writer = BcpWriter(tmp_path)
     for planner in (FailingPlanner(), Noting(), FailingPlanner(), Noting()):
         with pytest.raises(BaseException, match="finish_plan") if type(planner) is FailingPlanner else nullcontext():
@@ -218,7 +218,7 @@ def test_the_future_of_async_save_ends_the_stay_whoever_writes(
     monkeypatch.setattr(_stays, "_BEGIN_WITHIN_S", 1000.0)
     kept = []
     for number in (1, 2, 3):
-        planner = DefaultSavePlanner()  # which keeps the state that it has planned
+        planner = DefaultSavePlanner()  # keeps the state that it has planned
         future: Any = dcp.async_save(
             one(number),
             storage_writer=of(tmp_path / str(number)),
@@ -232,5 +232,5 @@ def test_the_future_of_async_save_ends_the_stay_whoever_writes(
         got = one(0)
         load_state_dict(tmp_path / str(number), got)
         assert torch.equal(got["w"], one(number)["w"])
-    for _, planner in kept:  # memory of the states after it
+    for _, planner in kept:  # its state refers to memory that later states use by now
         vars(planner).clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other threads see of a call that a thread is in."""
+"""Tests what other threads see of a call that a thread is in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def numbers() -> Iterator[int]:
 
 
 class Caller(threading.Thread):
-    """Is in ``stay``, and in generators that it enters and leaves there, until it is told to end."""
+    """A thread that is in ``stay`` until ``ends`` is set. There it enters and leaves generators."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -53,7 +53,7 @@ def test_a_call_is_seen_to_run_until_it_has_returned() -> None:
     assert caller.call is not None
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
-        assert caller.call.is_running()  # whatever generator the thread is in, and yields from meanwhile
+        assert caller.call.is_running()  # whatever generator the thread enters and leaves meanwhile
     caller.ends.set()
     assert caller.left.wait(30)
     assert caller.is_alive()

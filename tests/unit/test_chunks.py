@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of which a process holds some boxes: saved and loaded by our planners and by DCP's own."""
+"""Tests tensors of which a process holds some boxes: our planners and DCP's own save and load them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from bytecheckpoint.errors import InvalidPlanError
 from bytecheckpoint.tensors.chunks import LocalChunks, Spread
 
 WHOLE = torch.arange(60.0).view(3, 4, 5)
-# Elements [7, 52) of it, flat, and then the rest.
+# Where tests cut the flat elements of WHOLE into parts.
 FIRST, LAST = 7, 52
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
 
 def chunks_of(whole: torch.Tensor, begin: int, end: int) -> LocalChunks:
-    """Elements [begin, end) of ``whole``, flat, as views of one run of memory."""
+    """Returns elements [begin, end) of ``whole``, flat, as views of one run of memory."""
     flat = whole.clone().view(-1)
     (boxes,) = _core.boxes_of_flat_shard([(whole.shape, 0)], begin, end)
     pieces = [flat[begin + at :][: torch.Size(sizes).numel()].view(sizes) for _, sizes, at in boxes]
@@ -42,7 +42,7 @@ def all_of(whole: torch.Tensor) -> LocalChunks:
 @pytest.mark.parametrize("load_planner", [BcpLoadPlanner, DefaultLoadPlanner])
 @pytest.mark.parametrize("stock", ["ours", "stock writer", "stock reader"])
 def test_boxes_are_saved_and_loaded(tmp_path: Path, save_planner: Any, load_planner: Any, stock: str) -> None:
-    """Whole from boxes, and other boxes from the whole, by every planner, writer and reader."""
+    """Every planner, writer and reader can load a whole tensor, or other boxes, from boxes that were saved."""
     state = {"weight": all_of(WHOLE), "nothing here": LocalChunks([0, 3], [], [], torch.int64)}
     writer = None if stock == "stock writer" else BcpWriter(tmp_path)
     dcp.save(state, storage_writer=writer, checkpoint_id=tmp_path, planner=save_planner())
@@ -57,7 +57,7 @@ def test_boxes_are_saved_and_loaded(tmp_path: Path, save_planner: Any, load_plan
 
 
 def test_a_background_save_keeps_what_they_were(tmp_path: Path) -> None:
-    """Boxes are staged like other tensors: they may change once there is a handle."""
+    """Boxes are staged like other tensors: they may change once the call has returned a handle."""
     chunks = all_of(WHOLE)
     handle = bytecheckpoint.async_save_state_dict(tmp_path, {"weight": chunks})
     for tensor in chunks.tensors:
@@ -70,7 +70,7 @@ def test_a_background_save_keeps_what_they_were(tmp_path: Path) -> None:
 
 
 def test_boxes_in_any_order(tmp_path: Path) -> None:
-    """As of a tensor whose dims lie in another order in memory: each box is saved from, and loaded into, its own."""
+    """If the dims of a tensor lie in another order in memory, its boxes do, too. Each box keeps its own elements."""
     at = [(2, 0), (0, 5), (1, 0), (0, 0), (0, 2)]
     sizes = [(1, 7), (1, 2), (1, 7), (1, 2), (1, 3)]
     whole = torch.arange(21.0).view(3, 7)
@@ -85,7 +85,7 @@ def test_boxes_in_any_order(tmp_path: Path) -> None:
 
 
 def test_boxes_that_overlap_are_refused(tmp_path: Path) -> None:
-    """Two boxes of one rank that share elements: which of them counts?"""
+    """If two boxes of one rank share elements, nobody knows which of them counts."""
     pieces = [torch.zeros(2, 3), torch.ones(2, 3)]
     chunks = LocalChunks([3, 3], [(0, 0), (1, 0)], pieces, torch.float32)
     with pytest.raises(InvalidPlanError, match=r"'weight'.*overlap"):
@@ -103,13 +103,13 @@ def test_boxes_that_overlap_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_boxes_are_inside_and_of_one_dtype(offsets: tuple[int, ...], tensor: torch.Tensor) -> None:
-    """What is no box of the tensor is refused where it is made."""
+    """``LocalChunks`` refuses a box that is not inside the tensor or has another dtype or number of dims."""
     with pytest.raises(ValueError, match=r"LocalChunks of \[3, 3\]"):
         LocalChunks([3, 3], [offsets], [tensor], torch.float32)
 
 
 def test_they_hold_and_do_not_compute() -> None:
-    """Copies are of the same boxes with memory of their own; arithmetic says what to do instead."""
+    """Copies have the same boxes and their own memory. Arithmetic raises an error that says what to do instead."""
     chunks = chunks_of(WHOLE, FIRST, LAST)
     for other in (chunks.clone(), copy.deepcopy(chunks), pickle.loads(pickle.dumps(chunks)), chunks.detach()):
         assert type(other) is LocalChunks
@@ -127,7 +127,7 @@ def test_they_hold_and_do_not_compute() -> None:
     "kwargs", [{"dtype": torch.float64}, {"device": "cpu", "copy": True}, {"device": "meta"}], ids=str
 )
 def test_they_go_where_tensors_go(kwargs: dict[str, Any]) -> None:
-    """Copies of each box, and of where they are of the whole."""
+    """``to`` copies each box, and keeps where the boxes lie in the whole tensor."""
     chunks = chunks_of(WHOLE, FIRST, LAST)
     chunks.spread = Spread((0, FIRST, LAST, 60), (0, 1, 2))
     moved: Any = chunks.to(**kwargs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp diff``: structure, and values bit by bit, whatever shards they are in."""
+"""Tests ``bcp diff``: it compares the structure, and the values bit by bit, whatever shards they are in."""
 
 from __future__ import annotations
 

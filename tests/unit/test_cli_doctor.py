@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp doctor``: what works here, and what to do about what does not."""
+"""Tests ``bcp doctor``: it says what works on this machine, and what to do about what does not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp ls``: what a checkpoint holds, from its metadata alone."""
+"""Tests ``bcp ls``: it lists what a checkpoint holds, from its metadata alone."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_patterns_and_order(tmp_path: Path) -> None:
 def test_checkpoints_of_others() -> None:
     for folder in sorted(STOCK.iterdir()):
         result = run("ls", str(folder), "--shards", "--json")
-        if "compressed" in folder.name:  # by a stream extension: refused, in one line
+        if "compressed" in folder.name:  # a stream extension compressed it: refused, in one line
             assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
             continue
         assert result.exit_code == 0, folder
@@ -114,7 +114,7 @@ def test_names_are_shown_unlike_each_other(name: str) -> None:
 
 
 def test_a_long_name_takes_no_space_in_other_rows(tmp_path: Path) -> None:
-    """It is shortened, and says so; --json has all of it."""
+    """``bcp ls`` shortens the name and says so. --json has all of it."""
     state = {f"layer.{number}": torch.ones(1) for number in range(100)}
     long = {f"model.{'x' * 1_000_000}.{end}": torch.ones(1) for end in ("weight", "bias")}
     like = {f"a{'y' * 150}": torch.ones(1)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands on a step folder of ``bytecheckpoint.save``, which holds several checkpoints, and on a run folder."""
+"""Tests commands on a step folder of ``bytecheckpoint.save``, which holds several checkpoints, and on a run folder."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp`` as a process: exit codes, no torch where it is not needed, Ctrl-C, a reader that goes away."""
+"""Tests ``bcp`` as a process: exit codes, commands that work without torch, Ctrl-C, a reader that goes away."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ def test_exit_codes_of_a_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--no-progress"]])
 def test_a_terminal_gets_a_bar(options: list[str], tmp_path: Path) -> None:
-    """On stderr, and it is gone in the end."""
+    """The bar is on stderr, and it is gone at the end."""
     path = save(tmp_path / "ckpt")
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     try:
-        # A new bar is drawn each time that it is told something.
+        # With an interval of 0, tqdm draws the bar anew at each update.
         process = start("verify", path, *options, stderr=theirs, environment={"TQDM_MININTERVAL": "0"})
         os.close(theirs)
         shown = b""
-        with contextlib.suppress(OSError):  # EIO: the last who had the terminal open has ended
+        with contextlib.suppress(OSError):  # EIO: the last process that had the terminal open has ended
             while piece := os.read(ours, 4096):
                 shown += piece
         out, _ = process.communicate(timeout=60)
@@ -103,7 +103,7 @@ def test_a_terminal_gets_a_bar(options: list[str], tmp_path: Path) -> None:
 
 
 def test_ctrl_c(tmp_path: Path) -> None:
-    """It is one line, and 130."""
+    """Ctrl-C prints one line, and the exit code is 130."""
     code = f"""
 import signal, sys
 from bytecheckpoint.cli import app

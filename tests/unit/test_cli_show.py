@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp show``: statistics and slices of tensors, reprs of objects."""
+"""Tests ``bcp show``: statistics and slices of tensors, reprs of objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Harmful:
 
 @pytest.mark.parametrize("by_stock", [False, True])
 def test_statistics(tmp_path: Path, by_stock: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In many pieces, and exact where they can be."""
+    """Statistics of tensors that are read in many pieces are exact where they can be."""
     monkeypatch.setattr(reading.pieces, "__defaults__", (50,))
     generator = torch.Generator().manual_seed(3)
     values = {

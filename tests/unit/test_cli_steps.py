@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp steps``: which step folders of a run are complete, half or corrupt."""
+"""Tests ``bcp steps``: it says which step folders of a run are complete, half or corrupt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.cli_runs import as_json, run, save
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two complete steps, a folder that is none, and a file."""
+    """Returns a run folder with two complete steps, a folder that is no step, and a file."""
     save(tmp_path / "run" / "step-9")
     shutil.copytree(tmp_path / "run" / "step-9", tmp_path / "run" / "step-10")
     (tmp_path / "run" / "logs").mkdir()
@@ -65,7 +65,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_looked_at_is_a_finding(root: Path) -> None:
-    """And a folder with nothing of a checkpoint in it is none."""
+    """A folder with nothing of a checkpoint in it is not a finding."""
     (root / "2024").mkdir()
     (root / "2024" / "rank_0.log").touch()
     said = as_json("steps", str(root))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp verify``, and what the engine's verify says beyond checksums: files that nobody refers to, saves under way."""
+"""Tests ``bcp verify``, and what the engine reports beyond checksums: files that nobody refers to, saves under way."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def data_file(path: Path) -> Path:
 
 
 def tree(path: Path) -> list[tuple[Any, ...]]:
-    """All that a write would change."""
+    """Returns all facts about a folder that a write would change."""
     facts = [(".", path.stat().st_mtime_ns)]
     for file in sorted(path.iterdir()):
         status = file.stat()
@@ -96,7 +96,7 @@ def test_files_that_nobody_refers_to(path: Path) -> None:
 
 @pytest.mark.parametrize("is_held", [True, False])
 def test_a_save_that_may_be_under_way(path: Path, is_held: bool) -> None:
-    """Its files are no findings, and verify does not touch its lock: while it looks, the lock can be taken."""
+    """The files of the save are not findings. verify does not take its lock, so a save can take it meanwhile."""
     shutil.copy(data_file(path), path / ORPHAN)
     with (path / TMP).open("wb") as tmp:
         if is_held:
@@ -148,7 +148,7 @@ def test_it_writes_nothing(path: Path) -> None:
 
 
 def large(path: Path) -> Path:
-    """Three files of many segments; tensors that begin and end anywhere, in blocks of others."""
+    """Saves one file of many segments. Its tensors begin and end anywhere, also in blocks of other tensors."""
     generator = torch.Generator().manual_seed(5)
     value = {
         f"t{number}": torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)

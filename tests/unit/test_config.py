@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: where they come from and what is refused."""
+"""Tests settings: where their values come from, and which values are refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every element of every tensor is in one chunk: at the plan, at the commit, on disk, in a load."""
+"""Tests that every element of every tensor is in one chunk: at the plan, at the commit, on disk, in a load."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from bytecheckpoint.torchtitan._engine import _latest_step
 
 
 class LookingPlanner(BcpSavePlanner):
-    """Looks at the items of all plans, which DCP's own planner then joins."""
+    """Looks at the items of all plans. DCP's own planner then joins the plans."""
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         assert all(len(list(plan.items)) for plan in all_plans)
@@ -74,13 +74,13 @@ def state_of(path: Path) -> tuple[str, str]:
     return found["state"], found["reason"]
 
 
-# At the plan, and at the commit.
+# Gaps that are found at the plan and at the commit.
 
 
 @pytest.mark.parametrize("planner", [BcpSavePlanner, LookingPlanner, DefaultSavePlanner])
 @pytest.mark.parametrize("saved_before", [False, True])
 def test_one_rank_that_holds_half_a_tensor_is_refused(planner: Any, saved_before: bool, tmp_path: Path) -> None:
-    if saved_before:  # the plan of a whole state must not stand for this one, nor that of an earlier try
+    if saved_before:  # neither the plan of a whole state nor that of an earlier try may be used again
         save(tmp_path, {"w": rows(0, 8)}, planner=planner())
     for _ in range(2):
         error = refusal(lambda: save(tmp_path, {"w": rows(0, 4)}, planner=planner()))
@@ -130,7 +130,7 @@ def test_a_gap_that_is_not_of_whole_rows_is_told_as_a_box(tmp_path: Path) -> Non
     assert "'w': the box at [0, 1] of [8, 1], in a tensor of [8, 2], is in no chunk" in str(error)
 
 
-# Partial on purpose.
+# Tensors that are partial on purpose.
 
 
 @pytest.mark.parametrize("planner", [BcpSavePlanner, LookingPlanner, DefaultSavePlanner])
@@ -184,12 +184,12 @@ def test_the_environment_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Config.from_env().allow_partial_tensors
 
 
-# On disk.
+# Gaps in checkpoints on disk.
 
 
 def test_a_checkpoint_with_a_gap_is_incomplete_and_says_where(tmp_path: Path) -> None:
     save_incomplete(tmp_path, {"w": rows(0, 4), "v": rows(0, 1, of=2), "u": torch.ones(3)})
-    for _ in range(2):  # the second time it is remembered
+    for _ in range(2):  # the second time, the result is remembered
         assert state_of(tmp_path) == ("incomplete", "'v': rows 1 to 1 of 2 are in no chunk, and 1 more tensor")
     report = verify(tmp_path)
     assert not report.is_whole
@@ -267,7 +267,7 @@ def test_a_model_with_gaps_is_not_whole(tmp_path: Path) -> None:
 
 
 def test_large_metadata_is_judged_too_and_only_once(tmp_path: Path) -> None:
-    # Some 33 MiB of metadata: names are long, and each stands there three times.
+    # About 33 MiB of metadata: the names are long, and each is stored three times.
     many = {f"{i:06}" + "x" * 1200: torch.ones(1) for i in range(8000)}
     save_incomplete(tmp_path, {**many, "w": rows(0, 4)})
     assert (tmp_path / ".metadata").stat().st_size > 32 << 20
@@ -279,7 +279,7 @@ def test_large_metadata_is_judged_too_and_only_once(tmp_path: Path) -> None:
 
 
 class ReadsLess(DefaultLoadPlanner):
-    """Plans in a way of its own, and means it."""
+    """A planner that overrides how a load is planned, and so may leave elements out on purpose."""
 
     def create_local_plan(self) -> LoadPlan:
         return super().create_local_plan()

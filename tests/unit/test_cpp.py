@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every doctest case of ``tests/cpp`` as one item, so that pytest alone shows all there is.
+"""Makes each doctest case of ``tests/cpp`` a pytest item, so that pytest alone shows all tests.
 
-They are built while collecting: plain, or with ASan and UBSan where they have been built so, as in CI. One process runs
-them all: what one case leaves behind meets the next, and 560 starts of a process would take longer than the tests.
+The cases are built while pytest collects: plain, or with ASan and UBSan if such a build exists, as in CI. One process
+runs all cases. A case then meets what others left behind, and 560 starts of a process would take longer than the tests.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ BUILDS = ROOT / "build" / "cpp"
 VARIANT = "asan" if (BUILDS / "asan" / "run_tests").exists() else "plain"
 MAKE = ("make", "-f", "tests/cpp/build.mk", f"VARIANT={VARIANT}", "-j2")
 RUN_TESTS = BUILDS / VARIANT / "run_tests"
-DOCTEST_MISSING = 3  # of the recipe; make itself ends with 2 and says so
+DOCTEST_MISSING = 3  # exit status of the recipe; make itself exits with 2 and prints this one
 
 
 @cache
 def _build() -> str:
-    """Builds the cases. Returns what is wrong, empty if nothing is; ``absent:`` in front if a tool is not there."""
+    """Builds the cases. Returns an error, empty if there is none; it begins with ``absent:`` if a tool is missing."""
     if shutil.which("make") is None or shutil.which(os.environ.get("CXX", "g++")) is None:
         return "absent: make and a C++ compiler are needed to build the C++ tests"
     RUN_TESTS.parent.mkdir(parents=True, exist_ok=True)
@@ -66,11 +66,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @cache
 def _outcomes() -> tuple[dict[str, str], str]:
-    """Runs all cases. Returns what failed in each that came to its end, empty if nothing did, and how the run ended."""
+    """Runs all cases. Returns what failed in each case that ended, empty if nothing did, and how the run ended."""
     command = [RUN_TESTS, "--reporters=xml", "--no-intro=true", "--no-version=true"]
     ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=LIMIT_S)
     parser = ElementTree.XMLPullParser(["end"])
-    parser.feed(ran.stdout)  # which ends anywhere if the process died
+    parser.feed(ran.stdout)  # the XML is cut off if the process died
     outcomes = {}
     for _, element in parser.read_events():
         if element.tag == "TestCase" and (result := element.find("OverallResultsAsserts")) is not None:
@@ -90,7 +90,7 @@ def test_cpp(case: str) -> None:
 
 
 def test_the_run_of_all_cases_ended_well() -> None:
-    """Sanitizers may complain after the last case, of leaks for one."""
+    """Sanitizers may report errors after the last case, for example leaks."""
     if _build():
         pytest.skip("not built: the cases say why")
     outcomes, end = _outcomes()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``tests/cuda``: DeviceMerge as nvcc compiles it, with a stand-in for the device in the place of the CUDA runtime.
+"""Runs ``tests/cuda``: it tests DeviceMerge as nvcc compiles it, with a stand-in for the CUDA runtime and its device.
 
-Bytes and order of streams, also where there is no GPU. What a device itself does is for ``tests/gpu``.
+It checks bytes and the order of streams, also where there is no GPU. ``tests/gpu`` tests what a device itself does.
 """
 
 from __future__ import annotations

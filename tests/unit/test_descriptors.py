@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many descriptors a process needs does not depend on how many tensors it saves and loads."""
+"""Tests that the number of descriptors a process needs does not grow with the number of tensors it saves and loads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Staging that goes on behind the call, with a tree that stands in for one whose tensors are on a device.
+"""Tests staging that goes on after the call returned, with a stand-in for a tree whose tensors are on a device.
 
-What devices themselves do is for tests/gpu.
+``tests/gpu`` tests what devices themselves do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RAISES = Config(on_staging_busy="raise")
 
 
 class Device:
-    """What the stand-in does: copies until it is let go, then maybe fails."""
+    """Controls the stand-in: it copies until ``goes_on`` is set, then raises ``error`` if there is one."""
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()
@@ -40,7 +40,7 @@ class Device:
 
 
 class TreeOfDevice:
-    """A tree of host tensors that says they are on device 3."""
+    """A tree of host tensors that reports that they are on device 3."""
 
     device: Device
 
@@ -119,7 +119,7 @@ def test_a_device_that_fails_at_once_fails_both_futures(device: Device, tmp_path
         with pytest.raises(DeviceError):
             response.upload_completion.result(LIMIT_S)
         assert not (tmp_path / str(number) / ".metadata").exists()
-    assert device.calls == ["fill", "give_up"] * 20  # and the memory was given back each time
+    assert device.calls == ["fill", "give_up"] * 20  # the memory was given back each time
 
 
 @pytest.mark.parametrize("error", [DeviceError("refused"), KeyboardInterrupt()], ids=["error", "interrupt"])

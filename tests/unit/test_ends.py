@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that end while a save is under way: by themselves, by SIGTERM, by Ctrl-C."""
+"""Tests processes that end while a save is under way: by themselves, by SIGTERM, by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bytecheckpoint import load_state_dict, verify
 LIMIT_S = 60
 Run = Callable[..., Ended]
 
-# What every script begins with: a planner that keeps the save waiting until its process has been told to end.
+# Every script begins with this. The planner keeps the save waiting until `told` is set, when the process is to end.
 BEGIN = """
 import logging, os, signal, sys, threading, time
 import torch
@@ -75,7 +75,7 @@ threading.Timer(0.3, told.set).start()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(30)
 """
-# At once: the thread that DCP saves in may not have begun.
+# The signal comes at once: the thread in which DCP saves may not have begun.
 SIGTERM_OF_DCP = """
 threading.Timer(0.3, told.set).start()
 writer = bcp.BcpWriter(path, config=bcp.Config(handle_sigterm=True))
@@ -83,7 +83,7 @@ dcp.async_save(state, storage_writer=writer, planner=Waiting(), no_dist=True)
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(30)
 """
-# In the midst of staging: the save has yet to begin.
+# The signal comes in the middle of staging, before the save begins.
 SIGTERM_WHILE_STAGING = """
 class Odd:
     def __deepcopy__(self, memo):
@@ -129,7 +129,7 @@ except KeyboardInterrupt:
 assert time.monotonic() - begin < 20
 told.set()
 """
-# After a failure of which nobody has asked.
+# A background save fails, and nobody asks for its result.
 FAILED = """
 bcp.register()
 dcp.async_save(state, checkpoint_id="/proc/nowhere", no_dist=True)
@@ -152,7 +152,8 @@ for _ in range(2):
     dcp.async_save(state, checkpoint_id=path, no_dist=True).result(30)
 """
 )
-# Ctrl-C once in each call in which a save is begun; all exceptions are kept, each next save commits, and the end comes.
+# Interrupts calls that begin a save, each time one place later, at 79 places, and keeps all exceptions. Each next save
+# still commits, and the process still ends.
 INTERRUPTED_AND_KEPT = """
 from bytecheckpoint.staging import leases as _stays
 _stays._UNUSED_WAIT_S, _stays._BEGIN_WITHIN_S = 1.0, 0.05
@@ -225,7 +226,7 @@ threading.Thread.start = start
 if sys.argv[2] == "again":
     dcp.async_save(state, storage_writer=bcp.BcpWriter(path), no_dist=True)
 """
-# No main guard: the process that is to save begins by running this, too, and may not start another one.
+# The script has no main guard: the process that DCP starts to save runs it first, too, and may not start another one.
 NO_GUARD = """
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -239,7 +240,7 @@ else:
     arguments = {"storage_writer": bcp.BcpWriter(path)}
 dcp.async_save(state, async_checkpointer_type=AsyncCheckpointerType.PROCESS, **arguments).result()
 """
-# The save waits for what never comes, also when it is given up.
+# The save waits forever, also after it is given up.
 NEVER = """
 class Never(bcp.BcpSavePlanner):
     def resolve_data(self, item):
@@ -257,7 +258,7 @@ assert arrived.wait(30)
 if sys.argv[3] == "SIGTERM":
     os.kill(os.getpid(), signal.SIGTERM)
 """
-# The end comes while the save is under way, over an older checkpoint.
+# The process ends while a save over an older checkpoint is under way.
 ENDS = """
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -291,7 +292,7 @@ CODES = {"sys.exit": 3, "os._exit": 4, "error": 1, "SIGINT": -signal.SIGINT, "re
 
 @pytest.fixture
 def run(ending_ranks: EndingRanks) -> Run:
-    """Runs a script in a process of its own, with arguments."""
+    """Returns a function that runs a script with arguments in a process of its own."""
 
     def of_script(script: str, *arguments: object) -> Ended:
         (ended,) = ending_ranks.run(1, run_script, BEGIN + script, *arguments)
@@ -301,7 +302,7 @@ def run(ending_ranks: EndingRanks) -> Run:
 
 
 def assert_committed(path: Path, value: float | None = 7.0) -> None:
-    """Any value, but one, if ``value`` is None."""
+    """Asserts that ``path`` is a whole checkpoint of ``value`` in each element, or of any one value if it is None."""
     state: dict[str, Any] = {"w": torch.zeros(500_000)}
     load_state_dict(path, state)
     assert torch.equal(state["w"], torch.full((500_000,), state["w"][0].item() if value is None else value))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An extension that was built for another torch, or that cannot be linked, is a sentence, also in `bcp doctor`."""
+"""Tests the error of an extension that is for another torch, or cannot be linked, also in `bcp doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bytecheckpoint import _C, _core
 INSTALLED = torch.__version__
 LIMIT_S = 250.0
 
-# What is done before the package is imported.
+# Code that runs before the package is imported.
 OTHER_TORCH = """
 from importlib import metadata
 installed = metadata.version

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A save that was not committed removes the folders that it made, and no others."""
+"""Tests that a save that was not committed removes the folders that it made, and no others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def wait_for_watchers() -> None:
-    """DCP tells a writer nothing of a save that failed before its data were written: a thread of the writer's looks."""
+    """Waits for the threads that notice failed saves.
+
+    DCP does not tell a writer that a save failed before its data were written, so a thread of the writer checks.
+    """
     for thread in threading.enumerate():
         if thread.name == "bytecheckpoint-save":
             thread.join(LIMIT_S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch wrote, read in C++ and by torch: archives of one tensor, and metadata of DCP."""
+"""Tests that C++ reads what torch wrote as torch does: archives of one tensor, and metadata of DCP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def saved(value: Any, **options: Any) -> bytes:
 
 
 def rebuilt(archive: bytes) -> torch.Tensor:
-    """The tensor, from its place in the archive alone."""
+    """Returns the tensor, rebuilt from the place in the archive that C++ finds."""
     found = _testing.tensor_archive(archive)
     assert found is not None
     dtype_name, sizes, strides, data_offset, storage_offset, storage_bytes, crc, is_conj, is_neg = found
@@ -105,7 +105,7 @@ def test_damage_is_an_error() -> None:
 def assert_metadata_is_read(directory: Path, wanted: Metadata) -> None:
     read = BcpReader(directory).read_metadata()
     assert read.storage_meta is not None
-    read.storage_meta.load_id = None  # of this reader
+    read.storage_meta.load_id = None  # only this reader has it
     assert list(read.state_dict_metadata) == list(wanted.state_dict_metadata), "order of the keys"
     assert read == without_strides(wanted)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Children that are forked while another thread is anywhere within the package."""
+"""Tests children that are forked while another thread is anywhere in the package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT_S = 20
 
 
 def run_in_child(work: Callable[[], object]) -> None:
-    """``work`` in a child that is forked while another thread holds every lock of the package."""
+    """Runs ``work`` in a child that is forked while another thread holds every lock of the package."""
     held, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:

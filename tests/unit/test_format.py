@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What C++ writes, read by what others read it with: zlib, zipfile, torch.load, pickle. And plans against an oracle."""
+"""Tests that zlib, zipfile, torch.load and pickle read what C++ writes, and checks load plans against an oracle."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_crc32_combine_joins(a: bytes, b: bytes) -> None:
 
 
 def crc32_of_zeros(size: int) -> int:
-    """By doubling: of sizes that nobody wants to read."""
+    """Returns the CRC of ``size`` zeros. It works by doubling, so it is fast for sizes that nobody wants to read."""
     crc, power, crc_of_power = 0, 1, zlib.crc32(b"\0")
     while size:
         if size & 1:
@@ -127,7 +127,7 @@ def test_data_is_aligned_in_the_file(dtype: str, offset: int, extra: int) -> Non
 
 
 def test_the_example_of_the_format_document() -> None:
-    """A changed byte is a format version: FORMAT.md shows those of version 1."""
+    """A changed byte needs a new format version. FORMAT.md shows the bytes of version 1."""
     document = (Path(__file__).parents[2] / "csrc/format/FORMAT.md").read_text()
     rows = dict(re.findall(r"^    ([0-9a-f]{6})  ((?:[0-9a-f]{2} )+)", document, re.MULTILINE))
     shown = b"".join(bytes.fromhex(rows[f"{at:06x}"]) for at in range(0x1000, 0x1160, 16))
@@ -163,7 +163,7 @@ def test_what_cannot_be_stored_is_refused(dtype: str, shape: list[int]) -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "float8_e4m3fn", "float32"])
 @pytest.mark.parametrize("size", [0xFFFF0000 - 4, 0xFFFF0000, 2**32 + 20])
 def test_a_record_beyond_4_gib(tmp_path: Path, dtype: str, size: int) -> None:
-    """Sparse on disk; what is read of it is zeros, but for a mark at the end."""
+    """The file is sparse on disk. Its data are zeros, except for a mark at the end."""
     mark = b"\x01\x02\x03\x04"
     crc = _testing.crc32_combine(crc32_of_zeros(size - 4), zlib.crc32(mark), 4)
     shape = [size // torch.empty(0, dtype=getattr(torch, dtype)).element_size()]
@@ -204,7 +204,7 @@ trees = st.recursive(
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in value, type and order; floats to the bit, but for what NaN they are."""
+    """Whether both are equal in value, type and order; floats in each bit, but any NaN equals any other."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
@@ -271,7 +271,7 @@ def wanted_boxes(draw: st.DrawFn) -> tuple[int, int, list[int], list[int], list[
 
 
 def blocks_of(box: tuple[int, int, list[int], list[int], list[int], int], block_bytes: int) -> set[tuple[int, int]]:
-    """(file, block) of every wanted byte, element by element."""
+    """Returns (file, block) of every wanted byte, found element by element."""
     file, data_offset, sizes, offsets, lengths, itemsize = box
     strides = torch.empty(sizes).stride()
     blocks = set()

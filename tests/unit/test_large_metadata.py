@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata of which only what is wanted is read, as of checkpoints of thousands of ranks."""
+"""Tests loads that read only the metadata they need, as they do with checkpoints of thousands of ranks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The newest whole step of a run, to resume from, and what takes it."""
+"""Tests ``latest``, which finds the newest whole step of a run to resume from, and the loads that take its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, Conf
 
 
 def passing_over(run: Path, **arguments: Any) -> tuple[str | None, list[str]]:
-    """What ``latest`` gives, and its warnings."""
+    """Returns what ``latest`` returns, and the texts of its warnings."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = latest(run, **arguments)
@@ -40,7 +40,7 @@ def save_parts(root: Path, step: int, value: float = 1.0, **parts: Any) -> Path:
     return root / f"global_step_{step}"
 
 
-# Which it is.
+# Which step is the latest.
 
 
 @pytest.mark.parametrize("name", ["step-{}", "step_{}", "step{}", "global_step_{}", "checkpoint-{}", "{}"])
@@ -96,7 +96,7 @@ def test_where_a_save_overwrote_only_some_parts(tmp_path: Path) -> None:
         latest(tmp_path)
 
 
-# None, and what is an error rather than None.
+# When it returns None, and when it raises.
 
 
 def test_none_where_training_may_begin(tmp_path: Path, run: RunFolder) -> None:
@@ -111,7 +111,7 @@ def test_none_where_nothing_was_ever_committed(run: RunFolder) -> None:
     run.half(2)
     (run.root / "2024").mkdir()
     (run.root / "2024" / "rank_0.log").touch()
-    # A save of several parts that died before the last of them, and one of ranks without collectives.
+    # Step 3: a save of several parts died before the last of them. Step 4: a save of ranks without collectives.
     save_parts(run.root, 3, extra_state={"a": 1})
     shutil.rmtree(run.root / "global_step_3" / "model")
     run.complete(4)
@@ -134,7 +134,7 @@ def test_an_error_where_something_was_committed(run: RunFolder) -> None:
 
 
 def test_checkpoints_in_folders_that_are_not_known(run: RunFolder) -> None:
-    """As of OLMo-core: there are checkpoints, and begun at step 0 would be wrong."""
+    """OLMo-core makes such folders. There are checkpoints, so to begin at step 0 would be wrong."""
     save_at(run.path(3) / "model_and_optim")
     with pytest.raises(CheckpointError, match=r"step-3 is unknown: checkpoints of a layout .* model_and_optim"):
         latest(run.root)
@@ -172,7 +172,7 @@ def test_needs_no_torch(run: RunFolder) -> None:
     assert ran.stdout.split() == [str(run.path(2)), "False"]
 
 
-# What takes it.
+# Loads that take its result.
 
 
 def test_the_loads_take_what_it_gives(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_the_wrong_kind_of_load_says_the_right_one(tmp_path: Path) -> None:
         bytecheckpoint.load(tmp_path / "plain" / "step-3", {"model": nn.Linear(3, 2)}, "ddp")
 
 
-# ByteCheckpoint's own.
+# Runs of ByteCheckpoint.
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
@@ -265,7 +265,7 @@ def test_steps_of_the_reference_below_ours_are_no_matter(tmp_path: Path) -> None
 
 
 def test_a_folder_of_other_names_is_left_alone(tmp_path: Path) -> None:
-    """A name that is longer than any number of a step."""
+    """A number of more than 18 digits is not the number of a step."""
     save_at(tmp_path / "step-5")
     save_at(tmp_path / f"step-{'9' * 200}")
     save_at(tmp_path / f"step-{'9' * 19}")

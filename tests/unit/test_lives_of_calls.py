@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each public call in each circumstance of the ordinary life of a job: its end, threads, forks, hooks, and what callers
-do with futures and errors. In groups: tests/distributed/test_calls_in_subgroups.py."""
+"""Tests each public call in each circumstance of the ordinary life of a job.
+
+The circumstances are the end of the process, threads, forks, hooks, and what callers do with futures and errors. For
+process groups see tests/distributed/test_calls_in_subgroups.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import bytecheckpoint as bcp
 
 AT_ONCE = 4  # processes
 TRIES = 5
-SURELY = {"append_state", "commit", "fill", "run", "verify"}  # functions of our C++ that let the GIL go
+SURELY = {"append_state", "commit", "fill", "run", "verify"}  # functions of our C++ that release the GIL
 NAMES = [str(call) for call in CALLS]
 
 
@@ -27,19 +30,19 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# Of the calls, in their order, and why they cannot work.
+# Calls that cannot work in a circumstance, in their order, and why.
 AT_THE_END = ("dcp_async_save",)  # DCP's own executor takes no saves any more
 STAGING = ("dcp_async_save", "registered_async_save", "async_save_state_dict", "cancel", "save_fast")
 IN_A_CHILD = STAGING  # the memory for staged states is the parent's
 IN_A_HOOK = {
-    # They would wait for the save in the hook of which they are called, or for memory that it has.
+    # They would wait for the save whose hook makes the call, or for memory that it has.
     "in_background_save": ("async_save_state_dict", "cancel", "save_fast", "shutdown"),
     "in_staging": ("shutdown",),
 }
 
 
 def assert_all_worked(ended: Ended, times: int = 1, refused: tuple[str, ...] = ()) -> None:
-    """All calls have, so many times, but for those that were ``refused`` at one of them."""
+    """Asserts that all calls worked, ``times`` times each, except that those in ``refused`` were refused once."""
     assert ended.code == 0, ended.said
     assert "FAILED" not in ended.said, ended.said
     said = [line.removesuffix(" refused") for line in ended.said.splitlines()]
@@ -65,7 +68,7 @@ def test_at_the_end_of_the_interpreter(
 def test_in_a_daemon_thread_at_the_end_of_the_interpreter(
     tmp_path: Path, ready: Path, ending_ranks: EndingRanks
 ) -> None:
-    """Within each function of our C++ that lets the GIL go, and within each call."""
+    """The thread is in each function of our C++ that releases the GIL, and in each call, when the interpreter ends."""
     places, seen = [], set()
     for trial in range(TRIES):
         (found,) = ending_ranks.run(1, lives.find_places, tmp_path / f"look_{trial}", ready, frees_modules=True)
@@ -83,7 +86,7 @@ def test_in_a_daemon_thread_at_the_end_of_the_interpreter(
         for begin in range(0, len(places), AT_ONCE):
             some = places[begin : begin + AT_ONCE]
             ended = ending_ranks.run(len(some), lives.be_inside, tmp_path, ready, some, begin > 0, frees_modules=True)
-            # One that got the GIL back in time: the main thread was asleep.
+            # If the thread got the GIL back in time, because the main thread was asleep, the place is tried again.
             for place, one in zip(some, ended, strict=True):
                 is_again = one.said.startswith("went on")
                 went_on += [place] * is_again

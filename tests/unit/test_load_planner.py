@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BcpLoadPlanner: what it fills, what it refuses, and that it loads what DCP's own planner loads."""
+"""Tests BcpLoadPlanner: what it fills, what it refuses, and that it loads what DCP's own planner loads."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_it_loads_what_the_stock_planner_loads(tmp_path: Path, flatten: bool) ->
     flat = {"w": torch.arange(6.0).reshape(2, 3), "n": 5, "nested": {"x": [1, 2]}}
     planner = dcp.DefaultSavePlanner(flatten_state_dict=flatten)
     dcp.save(flat, storage_writer=BcpWriter(tmp_path), planner=planner, no_dist=True)
-    # In a state that is not flattened DCP's own planner loads objects to where nobody finds them.
+    # If the state is not flattened, DCP's own planner loads objects to where nobody finds them.
     for make in (BcpLoadPlanner, DefaultLoadPlanner) if flatten else (BcpLoadPlanner,):
         got: dict[str, Any] = {"w": torch.zeros(2, 3), "n": 0, "nested": {"x": None}}
         load(got, BcpReader(tmp_path), make(flatten_state_dict=flatten))
@@ -157,7 +157,7 @@ def test_all_shapes_that_do_not_match_are_named_at_once(path: Path) -> None:
 
 @pytest.mark.parametrize("planner", [BcpLoadPlanner, DefaultLoadPlanner])
 def test_what_does_not_match_is_told_in_the_words_of_dcps_planner(path: Path, planner: Any) -> None:
-    """Callers and their tests look for them."""
+    """Callers and their tests look for these words."""
     with pytest.raises(CheckpointException, match=r"Missing key in checkpoint state_dict: model\.nope\."):
         load({"model": {"nope": torch.zeros(1)}}, BcpReader(path), planner())
     sentence = "Size mismatch between saved torch.Size([7, 5]) and current: torch.Size([7, 6]) for model.w"

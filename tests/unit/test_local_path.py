@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is taken for a path, by all that take one."""
+"""Tests what counts as a path, in everything that takes a path."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ def test_home_and_file_urls_from_end_to_end(tmp_path: Path, monkeypatch: pytest.
     assert prune("~/run", keep_latest=1).removed == [str(home / "run" / "step-1")]
 
 
-# Relative paths are those of the call, wherever the process goes before they are used.
+# A relative path belongs to the working directory of the call, even if the process changes directory before it uses it.
 
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
-    """The working directory, and another one that a test may go to."""
+    """Returns the working directory, and another directory that a test may change to."""
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
     elsewhere.mkdir()
@@ -151,7 +151,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pa
 
 
 class Later:
-    """A stager of ``dcp.async_save`` that has staged when a test says so."""
+    """A stager of ``dcp.async_save`` that has staged when a test calls ``go_on``."""
 
     should_synchronize_after_execute = False
 
@@ -209,7 +209,7 @@ def test_a_writer_that_is_directed_to_a_path_takes_that_of_the_call(
 
 
 class Waiting(BcpSavePlanner):
-    """Plans when a test says so."""
+    """Plans once a test has set ``go_on``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ def test_our_own_saves_go_to_the_directory_of_the_call(
     first = bytecheckpoint.async_save_state_dict("run/a", small_state(), planner=planner)
     model = {"model": nn.Linear(1, 1)}
     config = bytecheckpoint.Config(on_staging_busy="double_buffer")
-    second = bytecheckpoint.save("parts", model, "ddp", True, 1, config=config)  # in the thread of the first, after it
+    second = bytecheckpoint.save("parts", model, "ddp", True, 1, config=config)  # after the first, in its thread
     monkeypatch.chdir(elsewhere)
     planner.go_on.set()
     assert first.committed.result(LIMIT_S).path == first.path == str(here / "run" / "a")

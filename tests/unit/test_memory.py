@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a save and a load add to the memory of the process: the ring, whatever the size of the state."""
+"""Tests that a save and a load add only the ring to the memory of a process; a background save adds the state, too."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_memory_is_bounded_by_the_ring(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     save, load, async_save = map(int, done.stdout.split())
-    # 32 MiB of slots, and room for what Python and the allocator do; the state has 384 MiB.
+    # 32 MiB of slots in the ring, and room for Python and the allocator. The state has 384 MiB.
     assert save < 96 << 20
     assert load < 96 << 20
     assert 384 << 20 <= async_save < (384 + 96) << 20, "the state once, and the same as any save"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``merge`` and ``scatter`` against copies made byte by byte."""
+"""Tests ``merge`` and ``scatter`` against copies that are made byte by byte."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def some_bytes(number: int, dtype: torch.dtype, seed: int) -> bytearray:
 
 @st.composite
 def laid(draw: st.DrawFn, can_expand: bool = True) -> Laid:
-    """Up to 5 dims, each whole, with gaps, or expanded, in any order, at any address."""
+    """Draws a tensor of up to 5 dims, each whole, with gaps, or expanded, in any order, at any address."""
     dtype = draw(st.sampled_from(DTYPES))
     sizes = draw(st.lists(st.integers(0, 4), max_size=5))
     gaps = [draw(st.tuples(st.integers(0, 1), st.integers(1, 2))) for _ in sizes]
@@ -81,7 +81,7 @@ def laid(draw: st.DrawFn, can_expand: bool = True) -> Laid:
 
 
 def offsets(tensors: Sequence[torch.Tensor], alignment: int) -> tuple[list[int], int]:
-    """Where each begins, and where the last ends."""
+    """Returns where each tensor begins in the merged bytes, and where the last one ends."""
     begins, end = [], 0
     for tensor in tensors:
         bytes_of_tensor = tensor.numel() * tensor.itemsize

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves and loads within the hooks of another save, and saves of greenlets that take turns in one thread."""
+"""Tests saves and loads in the hooks of another save, and saves of greenlets that take turns in one thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bytecheckpoint.errors import CheckpointBusyError
 
 
 class Calling(BcpSavePlanner):
-    """Calls something while it resolves its first value."""
+    """A planner that calls ``call`` while it resolves its first value."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_greenlets_take_turns(tmp_path: Path) -> None:
     saving = greenlet.greenlet(lambda: dcp_save(tmp_path / "first", 1, planner=Calling(main.switch)))
     saving.switch()
     dcp_save(tmp_path / "second", 2)
-    # In which whoever took the first save for ended would have acted.
+    # If any code thought that the first save has ended, it would act within this time.
     threading.Event().wait(0.5)
     saving.switch()
     assert saving.dead

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects load under torch's weights_only rules; more is for those who ask by name."""
+"""Tests that objects load under torch's weights_only rules, and that all others load only if the caller allows them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Schedule:
 
 
 class Harmful:
-    """Unpickling it makes a file."""
+    """Unpickling it makes a directory."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -44,7 +44,7 @@ def save(path: Path, value: Any) -> None:
 
 def load(path: Path, **arguments: Any) -> Any:
     got: dict[str, Any] = {"a": torch.zeros(3, dtype=torch.int64), "value": None}
-    # Not flattened: a list or dict is one object then, and the planner puts it into `got` itself.
+    # Without flattening a list or dict is one object, and the planner puts it into `got` itself.
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     dcp.load(got, storage_reader=BcpReader(path, **arguments), planner=planner)
     assert torch.equal(got["a"], torch.arange(3))

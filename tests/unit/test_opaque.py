@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that are not plain memory of a plain dtype: stored as torch.save writes them, read under weights_only."""
+"""Tests tensors that are not plain memory of a plain dtype: stored as torch.save does it, read under weights_only."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def empty_like(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("writer", [BcpWriter, dcp.FileSystemWriter])
 @pytest.mark.parametrize("reader", [BcpReader, dcp.FileSystemReader])
 def test_round_trip(name: str, writer: Any, reader: Any, tmp_path: Path) -> None:
-    """All four ways between us and stock DCP; a plain tensor beside it stays a plain record."""
+    """All four pairs of our and stock DCP's writer and reader work. A plain tensor beside it stays a plain record."""
     tensor = MAKE[name]()
     state = {"odd": tensor, "plain": torch.arange(10.0), "step": 3}
     dcp.save(state, storage_writer=writer(tmp_path))
@@ -70,7 +70,7 @@ def test_round_trip(name: str, writer: Any, reader: Any, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("writer", [BcpWriter, dcp.FileSystemWriter])
 def test_other_quantization_is_refused(writer: Any, tmp_path: Path) -> None:
-    """A planner hands out views: their scale can be set, that of the tensor behind them cannot."""
+    """A planner hands out views. A load can set the scale of a view, but not that of the tensor behind it."""
     dcp.save({"odd": per_tensor(), "channels": per_channel()}, storage_writer=writer(tmp_path))
     other = torch.quantize_per_channel(torch.zeros(3, 4), torch.ones(3), torch.tensor([0, 1, 2]), 0, torch.qint8)
     for key, value in (
@@ -96,7 +96,7 @@ def test_a_view_is_stored_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writer", [BcpWriter, dcp.FileSystemWriter])
 def test_subclass(tmp_path: Path, writer: Any) -> None:
-    """Saved as stock saves it; read only by who vouches for its class."""
+    """A subclass is saved as stock DCP saves it, and read only if the caller allows its class."""
     tensor = torch.arange(6.0).as_subclass(Tagged)
     dcp.save({"tagged": tensor, "plain": torch.ones(2)}, storage_writer=writer(tmp_path))
 

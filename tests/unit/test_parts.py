@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of a step say of their save, which may be anything: checksums are no signatures."""
+"""Tests what the parts of a step say of their save. It may be anything, because checksums are no signatures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, Corr
 
 @contextmanager
 def any_number() -> Iterator[None]:
-    """So that a test can write what a save of ours would not."""
+    """Allows numbers of any length, so that a test can write what a save of ours would not."""
     before = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     try:
@@ -33,7 +33,7 @@ def any_number() -> Iterator[None]:
 
 
 def save_with(root: Path, text: str, step: int = 5) -> Path:
-    """A step whose model has this for its user_metadata."""
+    """Saves a step whose model has ``text`` as its user_metadata, and returns its folder."""
     folder = root / f"global_step_{step}"
     writer = BcpWriter(folder / "model")
     writer.user_metadata = text
@@ -104,7 +104,7 @@ ODD_SAVES = {
 
 @pytest.mark.parametrize("case", ODD_SAVES)
 def test_reasons_are_text_of_some_length(tmp_path: Path, case: str) -> None:
-    """They go into logs, and are printed."""
+    """Reasons go into logs, and are printed."""
     step = save_with(tmp_path, json.dumps({"bytecheckpoint": ODD_SAVES[case]}))
     writer = BcpWriter(step / "optimizer", user_metadata={"bytecheckpoint": {"save": "b", "global_step": 10**4000}})
     run_save({"weight": torch.ones(1)}, writer, None, None, None)
@@ -114,7 +114,7 @@ def test_reasons_are_text_of_some_length(tmp_path: Path, case: str) -> None:
 
 
 def test_descriptions_that_are_none_are_those_of_others(tmp_path: Path) -> None:
-    """Whatever JSON it is, nothing raises."""
+    """Whatever JSON the user_metadata is, nothing raises."""
     odd: list[Any] = [5, True, None, [], {}, "x", "\ud800", 1.5, [1], [["a"]], {"a": 1}, [None]]
     texts = ["NaN", "-Infinity", '{"a": 1, "a": 2}', *(json.dumps(value) for value in odd)]
     texts += [json.dumps({"bytecheckpoint": value}) for value in odd if not isinstance(value, dict)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pickle reader against Python's own: what it takes, Python takes for the same; what it refuses, it says where.
+"""Tests the pickle reader against Python's own: both read the same values, and a refusal names the byte.
 
-Python gets to see only what our reader took, with a ``find_class`` that imports nothing: it makes a class that records
-how it is called, and remembers the name it was asked for.
+Python reads only what our reader has read. Its ``find_class`` imports nothing: it makes a class that records how it is
+called, and remembers the name that it was asked for.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ VALUES = st.recursive(
 
 
 class Made:
-    """What a pickle makes of a class or function: never the thing itself."""
+    """Stands for what a pickle makes with a class or function. It is never the real object."""
 
     def __init__(self, kind: str, *parts: Any) -> None:
         self.kind = kind
@@ -64,7 +64,7 @@ class Made:
 
 
 class Recorded(type):
-    """A class that any arguments call, and that any arguments instantiate, which pickle tells apart."""
+    """A class that takes any arguments. Pickle tells a call from ``__new__``, so the two give different results."""
 
     def __call__(cls, *args: Any) -> Made:
         return Made("call", cls, args)
@@ -91,7 +91,7 @@ class Recorder(pickle.Unpickler):
 
 
 def make(kind: str, *parts: Any) -> Any:
-    """The same of what our reader says."""
+    """Makes the same objects as ``Recorder`` from what our reader reports."""
     if kind == "global":
         return named(*parts)
     if kind == "persistent":
@@ -104,7 +104,7 @@ def make(kind: str, *parts: Any) -> Any:
 
 
 def tree_of(value: Any) -> Any:
-    """A value to compare: types, bits of floats and the order of dicts count."""
+    """Returns a value to compare, in which types, bits of floats and the order of dicts count."""
     if isinstance(value, Recorded):
         return "global", value.module, value.name  # type: ignore[attr-defined]
     if isinstance(value, Made):
@@ -117,12 +117,12 @@ def tree_of(value: Any) -> Any:
 
 
 def check(data: bytes) -> str:
-    """What became of one pickle. Fails where the two disagree."""
+    """Reads one pickle with both readers, and returns what became of it. Fails if the two disagree."""
     try:
         value, _, names = read_pickle(data, make)
     except (CorruptCheckpointError, UnsupportedError) as error:
         return check_refusal(data, error)
-    except TypeError:  # a list within a tuple as a key: nothing that a dict of either can hold
+    except TypeError:  # a key is a tuple with a list in it, which no dict can hold
         with pytest.raises(TypeError, match="unhashable"):
             Recorder(data).load()
         return "cannot be hashed"
@@ -136,7 +136,7 @@ def check(data: bytes) -> str:
 
 
 def check_refusal(data: bytes, error: CheckpointError) -> str:
-    """It names opcode and byte, and that opcode is at that byte."""
+    """Asserts that ``error`` names an opcode and a byte, and that this opcode is at that byte."""
     if "than a pickle of this size can mean" in str(error):
         return "too much to compare"
     found = REFUSAL.match(str(error))
@@ -160,7 +160,7 @@ def test_plain_values(value: Any, protocol: int) -> None:
 
 
 def metadata_pickles() -> list[bytes]:
-    """Of DCP: of all versions that are golden, and ours, of which the pickle is the first part."""
+    """Returns metadata of DCP, of all versions with golden files, and ours, whose first part is the pickle."""
     files = [*TESTS.joinpath("cpp/data").glob("*.metadata"), *TESTS.joinpath("interop/golden").rglob("*.metadata")]
     return [file.read_bytes() for file in sorted(files)]
 
@@ -184,7 +184,7 @@ def test_corpora_of_the_fuzzers() -> None:
 
 
 def without_frame(data: bytes) -> bytes:
-    """A pickler frames nearly all there is at once."""
+    """Removes the frame at the start of ``data``, into which a pickler puts nearly all."""
     return data[:2] + data[11:] if data[2:3] == pickle.FRAME else data
 
 
@@ -195,7 +195,7 @@ class Mutator:
         self.rng = random.Random(seed)
         known = [*corpus("pickle_reader"), *corpus("pickle_tree")]
         plain = [pickle.dumps(self.plain(3), protocol) for protocol in PROTOCOLS for _ in range(20)]
-        # Whole ones, without frames: what is changed is then not refused for its length alone.
+        # Whole pickles, without frames: a changed one is then not refused only because its length is wrong.
         small = [without_frame(data) for data in (*known, *plain) if len(data) < 1000]
         self.seeds = [data for data in small if check(data) == "the same"]
         self.tokens = [opcode.code.encode("latin1") for opcode in pickletools.opcodes]
@@ -242,7 +242,7 @@ def test_changed_pickles() -> None:
 
 @pytest.mark.long
 def test_many_changed_pickles() -> None:
-    """As many as BCP_ROUNDS says, from BCP_SEED."""
+    """Checks BCP_ROUNDS pickles, which depend on BCP_SEED."""
     mutate = Mutator(SEED + 1)
     seen = Counter(check(mutate()) for _ in range(LONG_ROUNDS))
     print(f"seed {SEED}, {LONG_ROUNDS} pickles: {dict(seen)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of plans, and what tells them apart."""
+"""Tests what the cache keeps of plans, and what tells plans apart."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that stay in their process while their address travels."""
+"""Tests objects that stay in their process while their address is sent to others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planners whose hooks return the same memory for every item: each item is used before the next is resolved."""
+"""Tests planners whose hooks return the same memory for every item: each item is used before the next is resolved."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_every_item_is_committed_before_the_next_is_resolved(
 
 
 class Gathered(torch.Tensor):
-    """A tensor that gives DCP its elements in memory that all of its kind share."""
+    """A tensor that gives DCP its elements in memory that all tensors of this class share."""
 
     _memory = torch.zeros(6)
 
@@ -131,7 +131,7 @@ def test_values_that_reuse_memory_are_written_one_by_one(tmp_path: Path, base: A
 
 
 class OneMemory(dict[str, Any]):
-    """Gives every value in the same memory."""
+    """Returns every value in the same memory."""
 
     memory = torch.zeros(4)
 

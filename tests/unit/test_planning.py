@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inventories and save plans as Python sees them. What planning decides is tested in tests/cpp."""
+"""Tests inventories and save plans as Python sees them. tests/cpp tests what planning decides."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def entry(fqn: str, kind: str, sizes: list[int], *boxes: tuple[list[int], list[i
 
 
 def inventories() -> list[_testing.Inventory]:
-    """Two ranks: a plain tensor, shards, an object that only the second has."""
+    """Returns those of two ranks: a plain tensor, shards, an object that only the second rank has."""
     return [
         _testing.Inventory.of_rank(
             rank,

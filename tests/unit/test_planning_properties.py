@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of every plan, whatever ranks hold: drawn by hypothesis, planned by the extension, in one process.
+"""Tests what must hold for every plan. Hypothesis draws what ranks hold, the extension plans, all in one process.
 
 Ranks are simulated: see ``simulated_ranks`` for their DTensors and ``dcp_by_hand`` for the calls that DCP would make.
-Inventories at random, of boxes that no mesh makes, are tests/cpp/test_save_plan.cpp's.
+tests/cpp/test_save_plan.cpp tests random inventories, also of boxes that no mesh makes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_OVER_MEAN = 1.02
 
 
 def states_of(world: World) -> list[dict[str, Any]]:
-    """Planning looks at no element, so that tensors are as large as they say, and take no memory."""
+    """Returns the state of each rank. Planning looks at no element, so tensors have full size but take no memory."""
     values = {
         fqn: fqn if spec.dtype is None else torch.empty((), dtype=spec.dtype).expand(spec.shape)
         for fqn, spec in world.specs.items()
@@ -47,7 +47,10 @@ def box_of(item: WriteItem) -> Box:
 
 
 def writers_of(world: World, planned: PlannedSave) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """Who writes each element of each tensor, and who each object; nobody writes twice, or what it does not hold."""
+    """Returns who writes each element of each tensor, and who writes each object.
+
+    Asserts that no element is written twice, or by a rank that does not hold it.
+    """
     elements = {fqn: np.full(spec.shape, NOBODY, np.int8) for fqn, spec in world.tensors()}
     objects: dict[str, list[int]] = {fqn: [] for fqn in world.objects()}
     for rank, plan in enumerate(planned.plans):
@@ -74,7 +77,7 @@ def test_every_element_is_written_once_by_a_rank_that_holds_it(world: World) -> 
     assert objects == {fqn: [min(world.layouts[fqn].ranks)] for fqn in world.objects()}
     for mine, told in zip(planned.plans, planned.told, strict=True):
         assert list(mine.items) == list(told.items)
-    # What stock readers go by.
+    # Stock readers use these chunks.
     written = [item for plan in planned.plans for item in plan.items]
     boxes = {fqn: sorted(box_of(item) for item in written if item.index.fqn == fqn) for fqn in elements}
     for fqn, spec in world.tensors():
@@ -104,7 +107,7 @@ def local(value: torch.Tensor) -> torch.Tensor:
 
 
 def check_reads(planner: BcpLoadPlanner) -> None:
-    """The plan fills each element of this rank from one place."""
+    """Asserts that the plan fills each element of this rank from one place."""
     flat = planner.state_dict
     assert planner.metadata is not None
     items = _C.ReadPlan.of_state(checkpoint_of(planner.metadata), flat, _compat.chunks_of, False).items()
@@ -118,7 +121,7 @@ def check_reads(planner: BcpLoadPlanner) -> None:
 
 @st.composite
 def pairs_of_worlds(draw: st.DrawFn) -> tuple[World, World]:
-    """The same contents in two worlds."""
+    """Draws two worlds with the same contents."""
     saved = draw(worlds())
     return saved, draw(worlds(saved.specs))
 
@@ -157,7 +160,7 @@ def bytes_by_rank(world: World, planned: PlannedSave) -> list[int]:
 
 @st.composite
 def heavy_worlds(draw: st.DrawFn) -> World:
-    """Replicas, and shards of which there are replicas: 24 MiB a rank, most of it in a few tensors, or in many."""
+    """Draws replicas, and shards that have replicas: 24 MiB per rank, most of it in a few tensors, or in many."""
     axes = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
     num_ranks = math.prod(axes)
     plain = Layout(tuple(range(num_ranks)))
@@ -176,7 +179,7 @@ def heavy_worlds(draw: st.DrawFn) -> World:
 @given(heavy_worlds())
 def test_replicas_are_written_in_equal_parts(world: World) -> None:
     num_bytes = bytes_by_rank(world, plan_by_hand(states_of(world)))
-    # Nobody but its replicas can write a shard: where shards are uneven, so are the best of plans.
+    # Only the ranks that have a replica of a shard can write it. If shards are uneven, even the best plan is.
     of_shards = [0.0] * world.num_ranks
     for fqn, layout in world.layouts.items():
         for rank in layout.ranks:
@@ -197,7 +200,7 @@ def test_ties_go_to_the_lower_rank(num_ranks: int, num_tensors: int, size: int) 
 
 
 def shuffled(world: World, rank: int, state: dict[str, Any], random: Random) -> dict[str, Any]:
-    """The same in another order. Keys that no lower rank has keep theirs: it is that of the metadata."""
+    """Returns ``state`` in another order. Keys that no lower rank has keep their order, which the metadata follows."""
     flat, _ = _C.flatten_state_dict(state)
     keys = random.sample(list(flat), len(flat))
     first = iter([fqn for fqn in flat if min(world.layouts[fqn].ranks) == rank])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes: each sees that what it is about is otherwise, and then refuses what relies on it, and nothing else."""
+"""Tests probes: each notices when what it checks has changed, and then refuses what relies on it, and nothing else."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_all_hold_and_what_is_gone_or_otherwise_is_seen(one: Probe, monkeypatch:
     has_conditions = one.takes or one.uses or one.variables or one.calls or one.has or one.text
     assert bool(one.fault()) == bool(has_conditions)
     monkeypatch.delattr(home, last)
-    if one.path != "torch.ops:aten":  # which torch makes when it is asked for
+    if one.path != "torch.ops:aten":  # torch makes this one when it is asked for
         assert one.fault()
 
 
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A module with something of each kind."""
+    """Makes a module with something of each kind, and returns it."""
     made = types.ModuleType("another_package")
     source = """
 KEY = "_key"
@@ -147,7 +147,7 @@ def test_release_reads_the_numbers() -> None:
 
 
 def test_without_each_probe_the_rest_goes_on_working(tmp_path: Path) -> None:
-    """In torch itself, one after the other."""
+    """Breaks the probes of torch itself, one after the other."""
     script = Path(__file__).with_name("without_probes.py")
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=LIMIT_S, check=False

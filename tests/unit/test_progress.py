@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bar of bytes that are done: from real figures, on stderr, only if it is asked for."""
+"""Tests the progress bar: it shows how many bytes are really done, on stderr, only if it is asked for."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SHOWN = Config(progress=True, ring_bytes=16 << 20)
 
 
 def state() -> dict[str, Any]:
-    """Of several slots, a tensor that is opaque, one that is loaded through a copy, and objects."""
+    """Returns a tensor of several slots, one that is opaque, one that is loaded through a copy, and objects."""
     quantized = torch.quantize_per_tensor(torch.arange(2000.0), 0.5, 0, torch.qint8)
     return {"t": torch.arange(6 << 20), "quantized": quantized, "copied": torch.zeros(300), "set": {1, 2}, "step": 3}
 
 
 def last_line(text: str) -> str:
-    """What stands on the terminal in the end."""
+    """Returns what stands on the terminal in the end."""
     return text.rstrip("\n").rpartition("\r")[2]
 
 
@@ -75,7 +75,7 @@ def test_the_bytes_of_a_load_reach_what_it_wants(
     monkeypatch.setattr("bytecheckpoint.dcp.rank_load.progress_bar", Bar)
     dcp.save(state(), storage_writer=(dcp.FileSystemWriter if of_stock else BcpWriter)(tmp_path), no_dist=True)
     reader = BcpReader(tmp_path, config=SHOWN)
-    got = {**state(), "t": torch.zeros(6 << 20, dtype=torch.int32)}  # through a copy
+    got = {**state(), "t": torch.zeros(6 << 20, dtype=torch.int32)}  # loaded through a copy
     with torch.serialization.safe_globals([set]):
         dcp.load(got, storage_reader=reader, no_dist=True)
     assert reader.last_report is not None
@@ -88,7 +88,7 @@ def test_none_unless_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     dcp.save({"t": torch.arange(10)}, storage_writer=BcpWriter(tmp_path), no_dist=True)
     dcp.load({"t": torch.arange(10)}, storage_reader=BcpReader(tmp_path), no_dist=True)
     assert capfd.readouterr().err == ""
-    assert threading.active_count() <= before + 1  # that of a session, which ends within a moment
+    assert threading.active_count() <= before + 1  # the thread of a session, which ends within a moment
 
 
 def test_it_ends_where_the_work_failed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user finds in the package, and what objects say of themselves."""
+"""Tests the names that a user finds in the package, and the repr of its objects."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user sees of a save or a load alone, and of a load of a wrong path: no warning, one error, no log of DCP's."""
+"""Tests that a save or load in one process warns of nothing, and that a wrong path gives one error, no log of DCP."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def state() -> dict[str, Any]:
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Without the events that DCP's own loggers get, which go nowhere but where somebody asks for them."""
+    """Returns the messages without the events of DCP's own loggers, which go nowhere unless somebody asks for them."""
     return [record.getMessage() for record in caplog.records if not record.name.startswith("c10d-")]
 
 

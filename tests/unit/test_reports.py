@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a save and a load report: figures, JSON, one line in the log."""
+"""Tests what a save and a load report: figures, JSON, one line in the log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def coordinator_report(*bytes_written: int, **fields: Any) -> SaveReport:
 
 
 def plain(value: Any) -> Any:
-    """As JSON would give it back."""
+    """Returns ``value`` as JSON gives it back."""
     return json.loads(json.dumps(value))
 
 
@@ -209,7 +209,7 @@ def test_a_reader_that_loads_again_begins_anew(tmp_path: Path) -> None:
 
 
 class Reporting(DefaultSavePlanner):
-    """As a planner does that keeps its plans."""
+    """Reports a plan, as a planner does that keeps its plans."""
 
     last_plan: object = None
 
@@ -260,7 +260,7 @@ def test_dcp_s_own_log_names_the_checkpoint(tmp_path: Path, caplog: pytest.LogCa
 
 
 class Meeting(BcpSavePlanner):
-    """Waits, before it writes, until the other save is as far."""
+    """Waits, before it writes, until the other save has come as far."""
 
     def __init__(self, barrier: threading.Barrier) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which checkpoints of a run a prune keeps, and what it leaves alone."""
+"""Tests which checkpoints of a run a prune keeps, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_dry_run_removes_nothing(run: RunFolder) -> None:
 
 @pytest.mark.parametrize("remove_others", [False, True])
 def test_a_dry_run_says_what_a_prune_frees(run: RunFolder, remove_others: bool) -> None:
-    """Files of others count if they go; a checkpoint within, and what links lead to, does not."""
+    """Files of others count if they are removed. A checkpoint inside, and what links lead to, does not count."""
     run.complete(1, 2, 3)
     (run.path(1) / "logs" / "deep").mkdir(parents=True)
     (run.path(1) / "logs" / "deep" / "log").write_bytes(bytes(1000))
@@ -78,7 +78,7 @@ def test_a_dry_run_says_what_a_prune_frees(run: RunFolder, remove_others: bool) 
 def test_a_step_with_too_little_in_it_is_no_reason_to_remove_another(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A state that is none of those that a prune knows."""
+    """An ``incomplete`` step does not count. It stays, also with ``remove_corrupt``, if no newer step is complete."""
     run.complete(1, 2, 3)
 
     def scan(*arguments: Any, **options: Any) -> list[StepFolder]:
@@ -135,7 +135,10 @@ def test_nothing_goes_where_nothing_is_complete(run: RunFolder) -> None:
 
 
 def test_half_ones(run: RunFolder) -> None:
-    """Those that say that they are dead go once a newer step is complete, the others when nothing has changed."""
+    """Half steps that show that their save is dead go once a newer step is complete.
+
+    The others go once nothing in them has changed for ``grace_s``.
+    """
     run.half(1)
     run.half(2, tmp=False)
     run.half(3, tmp=False, age_s=DAY_S)
@@ -229,7 +232,7 @@ def test_a_live_save_is_left_alone(run: RunFolder, complete: bool) -> None:
     run.complete(1, 2)
     if not complete:
         (run.path(1) / ".metadata").unlink()
-    removal = _core.Removal(_core.Directory(str(run.path(1))))  # has the right that a save has
+    removal = _core.Removal(_core.Directory(str(run.path(1))))  # has the right to commit, as a save has
     report = prune(run.root, keep_latest=1)
     assert report.skipped == {str(run.path(1)): "a save is under way"}
     del removal
@@ -276,7 +279,7 @@ class TestLoads:
         reader = BcpReader(tmp_path / "latest")
         reader.set_up_storage_reader(reader.read_metadata(), True)
         assert left_by(run, keep_latest=1) == [1, 2]
-        del reader  # whoever calls the hooks by hand may stop anywhere
+        del reader  # a caller of the hooks by hand may stop anywhere
         assert left_by(run, keep_latest=1) == [2]
 
     def test_one_that_failed_keeps_nothing(self, run: RunFolder) -> None:

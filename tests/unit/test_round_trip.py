@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Save and load in one process, without torch.distributed."""
+"""Tests a save and a load in one process, without torch.distributed."""
 
 from __future__ import annotations
 

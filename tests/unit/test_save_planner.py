@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BcpSavePlanner in one process: it writes what DCP's planner writes, and its plans are DCP's to whoever looks."""
+"""Tests BcpSavePlanner in one process: it writes what DCP's planner writes, and its plans look like DCP's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_it_saves_what_the_stock_planner_saves(tmp_path: Path, writer: Any) -> N
     assert metadata[0].planner_data == metadata[1].planner_data
     ours, theirs = without_strides(metadata)
     assert list(ours.state_dict_metadata.items()) == list(theirs.state_dict_metadata.items())
-    # From the disk: what dcp.save of torch 2.10 returns does not have them.
+    # Read from the disk, because the metadata that dcp.save of torch 2.10 returns does not have them.
     places: list[Any] = [
         dcp.FileSystemReader(tmp_path / name).read_metadata().storage_data for name in ("ours", "theirs")
     ]
@@ -127,7 +127,7 @@ def test_what_several_ranks_hold_is_split_between_them() -> None:
         part: Any = planner.resolve_data(parts[0])
         assert part.shape == parts[0].tensor_data.chunk.sizes
         rows.append(part)
-        # tensor_storage_size() would say that of the whole tensor.
+        # tensor_storage_size() would return the size of the whole tensor.
         chunks_of_rank = [item.tensor_data.chunk for item in items if item.tensor_data is not None]
         num_bytes.append(sum(chunk.sizes.numel() for chunk in chunks_of_rank) * 4)
     assert torch.equal(torch.cat(rows), value["w"])

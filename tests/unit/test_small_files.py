@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that Python writes and reads: only regular files of our own naming are touched, and nothing is waited for."""
+"""Tests small files: the package touches only regular files with names of its own, and waits for nothing."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_file_that_is_too_large(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["a FIFO", "a symbolic link"])
 @pytest.mark.parametrize("name", [TRACKER, f".{TRACKER}.tmp"])
 def test_a_tracker_in_whose_place_something_else_is(tmp_path: Path, kind: str, name: str) -> None:
-    """Neither a save nor a look for the newest step hangs, and the link leads where it did."""
+    """Neither a save nor a search for the newest step hangs, and a link still leads where it did."""
     IRREGULAR[kind](tmp_path / name)
     script = f"""
 import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves of staged states: of the state at the call, and of bytes that have not changed since."""
+"""Tests that a save of a staged state has the state at the call, and fails if staged bytes have changed since."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def all_tensors(value: Any) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def changing(tensors: list[torch.Tensor]) -> Iterator[None]:
-    """Another thread changes the tensors, over and over."""
+    """Changes the tensors over and over in another thread."""
     changed, stop = threading.Event(), threading.Event()
 
     def change() -> None:
@@ -154,7 +154,7 @@ def halves(item: WriteItem) -> list[WriteItem]:
 
 
 def waiting() -> dict[str, Any]:
-    """Of some stretches of checked bytes, and of less than one."""
+    """Returns a tensor of several stretches of bytes with a checksum each, and one of less than a stretch."""
     return {"model": {"large": numbers("large", (1000, 900)), "small": numbers("small", (6, 4))}, "step": 1}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``BcpStager``: what is staged is the state as it was."""
+"""Tests that ``BcpStager`` stages the state as it was."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from bytecheckpoint.errors import InvalidPlanError, StorageError
 from bytecheckpoint.staging import staged_state as _staged
 
 pytestmark = MARKS
-# Of a process that imports torch, on a busy machine.
+# How long a process that imports torch may take on a busy machine.
 PROCESS_LIMIT_S = 120.0
 
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_copied_is_named() -> None:
 
 @pytest.mark.parametrize("kind", [collections.deque, lambda items: collections.defaultdict(list, enumerate(items))])
 def test_results_of_autograd_in_other_containers(kind: Callable[[Any], Any]) -> None:
-    """DCP's own stager takes them, and so does a save that is not asynchronous."""
+    """DCP's own stager accepts them, and so does a save that is not asynchronous."""
     result = torch.ones(3, requires_grad=True) * 2
     staged: Any = BcpStager(config=RAISES).stage({"other": kind([result])})
     assert torch.equal(staged["other"][0], result)
@@ -211,7 +211,7 @@ def test_tied_tensors_are_staged_once() -> None:
 
 
 def freeze_what_comes(pipe: Connection) -> None:
-    """In another process."""
+    """Runs in another process: receives states, and sends back what they hold."""
     while (state := pipe.recv()) is not None:
         pipe.send((type(state), frozen(state)))
         del state
@@ -227,7 +227,7 @@ def test_staged_states_travel_to_another_process() -> None:
     try:
         for is_shareable in (True, False, True):
             everything = broad()
-            del everything["quantized"]  # whose scales torch does not send
+            del everything["quantized"]  # torch does not send its scales
             part = {"w": numbers("w", (3,)), "list": [numbers("v", (2,)), 1]}
             shared = {"one": part, "tensor": numbers("u", (5,)), "two": ([part, part["list"]], part)}
             for state in (everything, one(1, 300_000), {}, {"empty": torch.empty(0, 3)}, shared):
@@ -248,7 +248,7 @@ def test_staged_states_travel_to_another_process() -> None:
 
 @pytest.mark.timeout(2 * PROCESS_LIMIT_S)
 def test_memory_for_another_process_that_runs_out() -> None:
-    """The sender is told, and sends the same state when there is room again."""
+    """The sender gets an error, and can send the same state when there is room again."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=freeze_what_comes, args=(there,), daemon=True)
@@ -273,7 +273,7 @@ def test_memory_for_another_process_that_runs_out() -> None:
 
 
 def freeze_later(pipe: Connection) -> None:
-    """In another process: looks at a state when it is told to."""
+    """Runs in another process: receives a state, and sends back what it holds when the sender asks."""
     state = pipe.recv()
     pipe.send("received")
     pipe.recv()
@@ -282,7 +282,7 @@ def freeze_later(pipe: Connection) -> None:
 
 @pytest.mark.timeout(2 * PROCESS_LIMIT_S)
 def test_what_was_sent_to_another_process_stays_there() -> None:
-    """The next state is written to the memory of one that is gone here."""
+    """The next state is written to the memory of a state that is gone in this process."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=freeze_later, args=(there,), daemon=True)

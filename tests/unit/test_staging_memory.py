@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of staged states: how many there may be, and how long they stay."""
+"""Tests the memory of staged states: how many there may be, and how long they stay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = MARKS
 
 
 class Gate:
-    """Keeps a save in flight."""
+    """Keeps a save in flight until ``go`` is set."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -60,7 +60,7 @@ class Gate:
 
 
 class Announces:
-    """Tells when it is copied: staging has begun then."""
+    """Sets ``event`` when it is copied: staging has begun then."""
 
     def __init__(self, event: threading.Event) -> None:
         self.event = event
@@ -218,7 +218,7 @@ def test_one_tensor_keeps_the_memory_of_its_state() -> None:
 
 
 class OnceStager(BcpStager):
-    """A user's own: stages the first state that it gets, for two saves of it."""
+    """A user's own stager: it stages the first state that it gets, for two saves of it."""
 
     kept: Any = None
 
@@ -235,7 +235,7 @@ def save_once_staged(path: Path, stager: AsyncStager, planner: DefaultSavePlanne
 
 
 def stage_the_next(number: int) -> None:
-    """Into memory of its own, or into what was given back."""
+    """Stages another state, into memory of its own or into memory that was given back."""
     staged: Any = BcpStager(config=Config(on_staging_busy="double_buffer")).stage(one(number))
     staged.release()
 
@@ -287,7 +287,7 @@ def test_a_writer_that_keeps_what_it_stages(tmp_path: Path) -> None:
 
 
 def test_a_failed_save_of_a_users_stager_keeps_no_memory(tmp_path: Path) -> None:
-    """As long as ``register`` has it: what it failed with knows no frame that holds the state."""
+    """While ``register`` keeps the failed save, its error refers to no frame that holds the state."""
 
     class Wrapping(BcpStager):
         def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -318,7 +318,7 @@ def test_memory_that_is_kept_for_no_save_is_an_error_in_the_end(monkeypatch: pyt
 
 
 class Staging:
-    """A part of a state that stages itself when it is asked, and keeps that."""
+    """A part of a state that stages itself when it is asked for its state, and keeps what was staged."""
 
     kept: Any = None
 
@@ -331,7 +331,7 @@ class Staging:
 
 
 class TwiceStager(BcpStager):
-    """A user's own: stages in two parts, of which the second waits for the first."""
+    """A user's own stager: it stages two parts, and the second waits for the first."""
 
     def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
         first = super().stage({"part": one(1)}, **kwargs)
@@ -374,7 +374,7 @@ def test_a_save_within_a_hook_of_a_save_in_the_same_thread_is_an_error_in_the_en
 
 def test_a_state_of_an_error_of_async_save_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_stays, "_BEGIN_WITHIN_S", 0.1)
-    with pytest.raises(ValueError, match="process group") as raised:  # of a process, which needs one
+    with pytest.raises(ValueError, match="process group") as raised:  # a save in a process needs a process group
         dcp.async_save(
             one(1), storage_writer=BcpWriter(tmp_path), async_checkpointer_type=AsyncCheckpointerType.PROCESS
         )

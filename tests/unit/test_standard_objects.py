@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of standard types load without opting in: C++ makes of a pickle what Python's own unpickler makes."""
+"""Tests that values of standard types load without opting in: C++ unpickles them as Python's own unpickler does."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def archive_of(payload: bytes) -> bytes:
 
 
 class Shown:
-    """A value as what can be compared: types, order, bits, and which parts of it are one object."""
+    """Turns a value into one to compare: types, order and bits count, and which parts of it are one object."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}
@@ -194,11 +194,11 @@ def test_as_pythons_own_unpickler(value: Any, protocol: int) -> None:
 @settings(max_examples=200, deadline=None)
 @given(VALUES, st.sampled_from(PROTOCOLS))
 def test_what_is_written_anew_is_the_same(value: Any, protocol: int) -> None:
-    """As it is for planners that unpickle themselves."""
-    value = [{1}, value]  # no builtin one
+    """Records are written anew for planners that unpickle themselves."""
+    value = [{1}, value]  # no builtin value
     record = _plain_record("value", bytearray(saved(value, protocol)), Config())
     again = torch.load(io.BytesIO(record), weights_only=False)
-    # Pickled a second time, by the protocol that keeps all: PureWindowsPath("//a://") is another path then.
+    # Pickled a second time, with the protocol that keeps all: PureWindowsPath("//a://") becomes another path then.
     assert Shown()(again) == Shown()(pickle.loads(pickle.dumps(loaded(value, protocol), 5)))
 
 
@@ -310,7 +310,7 @@ EXAMPLES: dict[str, Any] = {
 @pytest.mark.parametrize("planner", [DefaultLoadPlanner, BcpLoadPlanner])
 @pytest.mark.parametrize("writer", [dcp.FileSystemWriter, BcpWriter])
 def test_through_dcp(tmp_path: Path, writer: Any, planner: type[LoadPlanner]) -> None:
-    """What stock wrote and what we wrote, into planners that unpickle and into ours; no warning when saving."""
+    """Planners that unpickle, and our planner, load what stock DCP wrote and what we wrote."""
     dcp.save(EXAMPLES, storage_writer=writer(tmp_path))
     got: dict[str, Any] = dict.fromkeys(EXAMPLES)
     dcp.load(got, storage_reader=BcpReader(tmp_path), planner=planner())

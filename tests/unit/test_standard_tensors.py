@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that hold tensors beside values of standard types load without opting in, as torch.load makes them."""
+"""Tests that objects with tensors beside values of standard types load without opting in, as torch.load makes them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def zipped(entries: dict[str, bytes]) -> bytes:
 
 
 def with_pickle(archive: bytes, old: bytes, new: bytes) -> bytes:
-    """The archive with other bytes in its pickle, and the CRC that they have."""
+    """Returns the archive with other bytes in its pickle, and the CRC of these bytes."""
     with zipfile.ZipFile(io.BytesIO(archive)) as source:
         entries = {name: source.read(name) for name in source.namelist()}
     (name,) = (name for name in entries if name.endswith("data.pkl"))
@@ -95,8 +95,8 @@ def test_tensors_beside_standard_types(protocol: int) -> None:
     assert back["losses"].maxlen == 5
     _, first, second = back["losses"]
     first.fill_(9.0)
-    assert second[1, 0] == 9.0  # as torch.load has it: views of one storage share it
-    back["losses"][0].resize_(100)  # memory of its own
+    assert second[1, 0] == 9.0  # as with torch.load, views of one storage share it
+    back["losses"][0].resize_(100)  # it has memory of its own
 
 
 @pytest.mark.parametrize("planner", [DefaultLoadPlanner, BcpLoadPlanner])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our own entry points for state dicts, on one rank: what is saved, how it fails, how it is given up."""
+"""Tests our own entry points for state dicts, on one rank: what a save saves, how it fails, how it is cancelled."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LIMIT_S = 60.0
 
 
 class Counter:
-    """Stateful, as DCP understands it."""
+    """A Stateful, as DCP understands it."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -143,7 +143,7 @@ def test_the_future_tells_what_failed(tmp_path: Path) -> None:
         handle.committed.result(LIMIT_S)
     assert handle.report is None
     assert_is(loaded(tmp_path), 1)
-    save_state_dict(tmp_path, state_of(3))  # it was looked at: nothing is raised again
+    save_state_dict(tmp_path, state_of(3))  # the failure was looked at: nothing is raised again
 
 
 @pytest.mark.parametrize("way", ["save", "async", "shutdown", "registered"])
@@ -265,7 +265,7 @@ def test_threads_that_write_are_as_nice_as_they_are_told(tmp_path: Path) -> None
     def niceness() -> list[int]:
         found = []
         for thread in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(ProcessLookupError):  # others may end
+            with contextlib.suppress(ProcessLookupError):  # other threads may end
                 found.append(os.getpriority(os.PRIO_PROCESS, int(thread.name)))
         return found
 
@@ -273,7 +273,7 @@ def test_threads_that_write_are_as_nice_as_they_are_told(tmp_path: Path) -> None
     handle = async_save_state_dict(tmp_path, state_of(1), planner=planner, config=Config(niceness=7, io_threads=3))
     assert planner.arrived.wait(LIMIT_S)
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    while niceness().count(min(mine + 7, 19)) != 3:  # threads that have begun may not have come so far yet
+    while niceness().count(min(mine + 7, 19)) != 3:  # a thread that has begun may not have set it yet
         assert not handle.committed.done()
         time.sleep(0.001)
     planner.go_on.set()

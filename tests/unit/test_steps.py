@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scan of a run folder says of each step folder."""
+"""Tests what a scan of a run folder says of each step folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def only(run: RunFolder, **options: object) -> StepFolder:
 
 @pytest.fixture
 def live_save(run: RunFolder) -> Iterator[Path]:
-    """Step 5, which a live save holds."""
+    """Returns the folder of step 5, which a live save holds."""
     run.path(5).mkdir()
     path = run.path(5) / f".metadata.{'a' * 32}.tmp"
     with path.open("w") as file:
@@ -138,7 +138,7 @@ def test_corrupt(run: RunFolder) -> None:
     run.complete(2, 3, 4, 5)
     next(run.path(2).glob("*.distcp")).unlink()
     os.truncate(run.path(3) / ".metadata", 200)
-    # Of another save, but of the same size.
+    # The data file of another save, with the same size.
     other = run.root / "other"
     save_at(other)
     next(run.path(4).glob("*.distcp")).write_bytes(next(other.glob("*.distcp")).read_bytes())
@@ -232,7 +232,7 @@ def test_a_removal_holds_the_path(run: RunFolder) -> None:
 
 
 def test_a_scan_takes_no_lock(run: RunFolder, live_save: Path) -> None:
-    """Not even one that is shared, for a moment: a save that begins would find its own tmp locked."""
+    """It takes not even a shared lock for a moment: a save that begins would find its own tmp locked."""
     script = f"from bytecheckpoint import scan_steps; print(scan_steps({str(run.root)!r})[0].state)"
     log = run.root / "log"
     command = ["strace", "-f", "-e", "trace=%file,flock,fcntl", "-o", str(log), sys.executable, "-c", script]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors whose memory is not what their shape says, and defaults that point elsewhere."""
+"""Tests tensors whose memory is not what their shape says, a default device, and metadata that users replace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bytecheckpoint.errors import InvalidPlanError, SaveFailedError
 
 @pytest.mark.parametrize("elements", [0, 999])
 def test_a_freed_storage_is_refused(tmp_path: Path, elements: int) -> None:
-    """FSDP frees storages; what is there instead must not take the place of a checkpoint."""
+    """FSDP frees storages. A save of a freed one must not replace a checkpoint."""
     dcp.save({"t": torch.ones(1000)}, storage_writer=BcpWriter(tmp_path))
     freed = torch.zeros(1000)
     freed.untyped_storage().resize_(4 * elements)
@@ -36,7 +36,7 @@ def test_a_freed_storage_is_refused(tmp_path: Path, elements: int) -> None:
 
 
 def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
-    """Tensors of another dtype are loaded through host copies, which must not be made somewhere else."""
+    """Tensors of another dtype are loaded through host copies, which must not be made on another device."""
     dcp.save({"t": torch.arange(10.0)}, storage_writer=BcpWriter(tmp_path))
     got = {"t": torch.zeros(10, dtype=torch.float64)}
     with torch.device("meta"):

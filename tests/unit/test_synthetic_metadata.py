@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The made-up metadata that benchmarks/metadata.py measures is that of a checkpoint, to stock DCP as to us."""
+"""Tests that stock DCP and we can read the made-up metadata that benchmarks/metadata.py measures."""
 
 from __future__ import annotations
 

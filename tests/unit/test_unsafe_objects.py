@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that will not load without opting in are named when they are saved."""
+"""Tests that a save names the objects that will not load without opting in."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every keyword of the stock FileSystemWriter is honoured, or refused by name."""
+"""Tests that every keyword of the stock FileSystemWriter is honoured, or refused by name."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_paths(tmp_path: Path) -> None:
     "url", ["s3://key:secret@bucket/run?token=secret", "hdfs:///secret", "x://[secret", "://secret"]
 )
 def test_urls(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused, rather than made a directory of that name; and what may be secret in them is not repeated."""
+    """A URL is refused, and does not become a directory of that name. Errors do not repeat what may be secret in it."""
     monkeypatch.chdir(tmp_path)
     writer, reader = BcpWriter("here"), BcpReader("here")
     calls: list[Callable[[], object]] = [
@@ -194,7 +194,7 @@ def test_the_report(tmp_path: Path) -> None:
 
 
 def test_public_attributes_of_the_stock_classes_are_there(tmp_path: Path) -> None:
-    """All but the transforms of streams, which cannot be honoured. Whether to synchronize our stager says."""
+    """Only the transforms of streams are missing; they cannot be honoured. Our stager says whether to synchronize."""
     others = {"transforms", "fs", "save_id", "load_id", "should_synchronize_after_execute"}
     for ours, theirs in (
         (BcpWriter(tmp_path), FileSystemWriter(tmp_path)),
@@ -229,7 +229,7 @@ def test_ids_are_those_of_the_last_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writer", [FileSystemWriter, BcpWriter])
 def test_a_checkpoint_that_is_not_overwritten(tmp_path: Path, writer: Any) -> None:
-    """In words that tests of users match."""
+    """The error has the words that tests of users match."""
     dcp.save(state(), storage_writer=writer(tmp_path))
     with pytest.raises(dcp.api.CheckpointException, match="Checkpoint already exists"):
         dcp.save(state(), storage_writer=writer(tmp_path, overwrite=False))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python without_probes.py FOLDER``: what works with a torch in which one probe after the other does not hold.
+"""``python without_probes.py FOLDER``: finds out what works with a torch in which one probe does not hold.
 
-Each time in a child, forked before the package has been imported: to the package the name is gone, while torch goes on
-using it. Prints JSON: by path of a probe, what each use of the package said; empty if it worked.
+Breaks one probe after the other, each in a child that is forked before the rest of the package has been imported: for
+the package the name is gone, while torch goes on using it. Prints JSON: for the path of each probe, what each use of
+the package said, empty if it worked.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["FAULT", "FEATURES_OF"]
 
 FAULT = "it is gone in this test"
 
-# What each use relies on.
+# The features that each use relies on.
 _BASE = (of_torch.SAVE_AND_LOAD,)
 _ENTRY = (*_BASE, of_torch.ENTRY_POINTS)
 FEATURES_OF: dict[str, tuple[Feature, ...]] = {
@@ -144,7 +145,7 @@ def _lose(path: str) -> None:
 
 
 def _said(path: str, folder: Path) -> dict[str, str]:
-    """What each use says. Saves in a process, which takes seconds to begin, are tried only if they are refused."""
+    """Returns what each use says. A save in a process takes seconds to begin, so it is tried only if it is refused."""
     warnings.simplefilter("ignore")
     _lose(path)
     said = {}
@@ -175,7 +176,7 @@ def _in_child(path: str, folder: Path) -> int:
 
 
 def main(folder: Path) -> None:
-    """Two children at a time."""
+    """Runs a child for each probe, two at a time, and prints what they said."""
     paths = sorted({one.path for feature in of_torch.TORCH_FEATURES for one in feature.probes})
     folders = [folder / str(number) for number in range(len(paths))]
     running: list[int] = []
