@@ -114,7 +114,7 @@ def _begin_server_anew(preloaded: list[str]) -> None:
 
 
 def failures(call: Callable[[], Any]) -> dict[int, BaseException]:
-    """Returns what ``call`` raised inside DCP's CheckpointException, by rank. Fails if it raised nothing or another error.
+    """Returns what ``call`` raised inside DCP's CheckpointException, by rank. Fails if it raises nothing, or another.
 
     They are copies, as another rank would get them: an exception keeps alive the frames that it came through.
     """
