@@ -61,9 +61,9 @@ def parts(path: Path, model: Sharded, number: int, fails: bool) -> None:
 
 
 def fail_once_on_one_rank(path: Path, save: Callable[..., None], failing: int) -> list[str]:
-    """How each of six calls at one path ended here."""
+    """Makes six calls at one path, and returns how each of them ended on this rank."""
     ended = []
-    models = [Sharded(number) for number in range(6)]  # which ranks make together
+    models = [Sharded(number) for number in range(6)]  # ranks make these together
     with registered():
         for number, model in enumerate(models):
             try:

@@ -62,7 +62,7 @@ def state(rank: int, *, filled: bool = True) -> dict[str, Any]:
 
 
 def save_here(save: str, path: str) -> None:
-    """Saves the state of this rank in one of several ways. What a background save has staged changes meanwhile."""
+    """Saves the state of this rank in one of several ways. While a background save runs, the state changes."""
     tree = state(dist.get_rank())
     if save == "ours":
         dcp.save(tree, storage_writer=BcpWriter(path))

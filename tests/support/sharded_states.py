@@ -20,7 +20,7 @@ __all__ = ["FULL_SHAPES", "OBJECTS", "full", "pointers", "state"]
 
 
 class Layout(NamedTuple):
-    """Placements on a mesh of all ranks, or on one of 2 x half of them."""
+    """Placements on a flat mesh of all ranks, or on one of 2 x half the ranks."""
 
     flat: tuple[Placement, ...]
     square: tuple[Placement, ...] | None = None
