@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share."""
+"""Hooks and fixtures that all tests share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from support.ending_ranks import EndingRanks
 from support.leaks import holdings, leaks_since
 from support.sanitizing import IS_UNDER_ASAN
 
-# Files are handed to workers in this order, and then as they were collected: one of these that began last would keep
-# all other workers waiting.
+# Workers get these files first, in this order, and then the others as they were collected. If one of these began last,
+# all other workers would wait for it.
 _SLOWEST_FIRST = (
     "docs/test_snippets.py",
     "unit/test_ends.py",
@@ -40,7 +40,7 @@ _SLOWEST_FIRST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell has what it starts in the background ignore Ctrl-C, and children inherit that.
+    # A shell makes its background processes ignore Ctrl-C, and their children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "not_under_asan(reason): left out by `make sanitize-python`")
@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The lines of what campaigns covered, which are read when all went well."""
+    """Prints what each campaign covered, also when all tests passed."""
     for reports in terminalreporter.stats.values():
         for report in reports:
             for name, value in getattr(report, "user_properties", ()):
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collections of garbage need not look at what torch and the tests' modules have made."""
+    """Makes garbage collections skip the objects that torch and the modules of the tests have made."""
     gc.freeze()
 
 
@@ -80,11 +80,11 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_files_of_this_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A folder for what Python makes of them, so that those of other processes are not taken for its own.
+    """Gives this process its own folder for temporary files, so that it does not take those of others for its own.
 
-    Open to all: some tests let other users in.
+    Every user can enter the folder, because some tests let other users in.
     """
-    tmp_path_factory.getbasetemp()  # not in there
+    tmp_path_factory.getbasetemp()  # made first, so that it is not in that folder
     with tempfile.TemporaryDirectory(prefix="bcp-") as folder:
         Path(folder).chmod(0o755)
         tempfile.tempdir = folder
@@ -94,7 +94,10 @@ def temporary_files_of_this_process(tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def servers_of_multiprocessing() -> None:
-    """Once a test has started them they stay."""
+    """Starts the servers of multiprocessing before the first test.
+
+    They stay once they run, so a test that started them would seem to leave them behind.
+    """
     resource_tracker.ensure_running()
     if "support.ranks" in sys.modules:
         forkserver.ensure_running()
@@ -102,7 +105,7 @@ def servers_of_multiprocessing() -> None:
 
 @pytest.fixture(scope="session")
 def ending_ranks() -> Iterator[EndingRanks]:
-    """Runs functions and scripts in processes of their own, which have not used the package and end as any does."""
+    """Yields a process that forks ranks. They run a function or script, have not used the package, and end as usual."""
     started = EndingRanks()
     yield started
     started.close()
@@ -121,9 +124,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest, servers_of_multiprocessing: None) -> Iterator[None]:
-    """No test leaves threads, open files or processes behind. What fixtures of a module have is there before.
+    """Fails a test that leaves threads, open files, processes or temporary files behind.
 
-    Nor one that failed: but its error keeps what its frames hold, and is enough to look at.
+    What fixtures of a module hold exists before the test, so it does not count. A test that failed is not checked: its
+    error keeps alive what its frames hold, and the error is enough to look at.
     """
     before = holdings()
     yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves and loads in which one rank dies or stops at a place that the test names."""
+"""Saves and loads in which one rank dies or stops at a point that the test names."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from bytecheckpoint.errors import RankLostError
 __all__ = ["DEATH_LIMIT_S", "PHASES", "STALL_S", "STOP_LIMIT_S", "Loss", "lose", "state"]
 
 STALL_S = 3.0
-# What is promised to users.
+# We promise these limits to users.
 DEATH_LIMIT_S = 10.0
 STOP_LIMIT_S = STALL_S + 5.0
 LIMIT_S = 60.0
-# Of a rank: it has not come yet; it plans; its file is begun; it waits for the others; the coordinator is about to
-# commit; it reads.
+# When the rank is lost: it has not called yet; it plans; it has begun its file; it waits for the others; it is the
+# coordinator and about to commit; it reads.
 PHASES = ("before_call", "before_plan", "within_write", "after_write", "before_finish", "within_read")
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What happens to whom, and where.
+    """What happens to which rank, and when.
 
     Attributes:
-        entry: ``own``: our entry points; ``own_async``; ``dcp``: DCP's, on a group of ``new_group``; ``dcp_async``.
+        entry: ``own``, ``own_async``: our entry points; ``dcp``, ``dcp_async``: DCP's, on a group of ``new_group``.
         phase: One of ``PHASES``.
-        victim: Rank; 0 coordinates.
+        victim: The rank that is lost; rank 0 is the coordinator.
         signal: SIGKILL or SIGSTOP.
     """
 
@@ -64,7 +64,7 @@ class Loss:
 
 
 def state(number: int) -> dict[str, Any]:
-    """Something for each of the ranks that are left to write, the same on all of them."""
+    """Returns a state, the same on all ranks, in which each rank that is left has something to write."""
     return {"shared": {f"part_{i}": torch.full((50,), number) for i in range(4)}, "number": number}
 
 
@@ -72,11 +72,11 @@ def empty() -> dict[str, Any]:
     return {"shared": {f"part_{i}": torch.zeros(50, dtype=torch.int64) for i in range(4)}, "number": 0}
 
 
-_has_happened = threading.Event()  # in this process, which is one rank of one test
+_has_happened = threading.Event()  # the process is one rank of one test
 
 
 def happen(loss: Loss, phase: str) -> None:
-    """Once: what was stopped and goes on is not stopped again."""
+    """Sends the signal if this rank and phase are those of ``loss``. Only once, so that a stopped rank can continue."""
     if loss.phase == phase and dist.get_rank() == loss.victim and not _has_happened.is_set():
         _has_happened.set()
         store().set("lost at", repr(time.monotonic()))
@@ -84,7 +84,7 @@ def happen(loss: Loss, phase: str) -> None:
 
 
 def store() -> dist.Store:
-    """A file: it outlives every rank."""
+    """Returns the store of the default group. It is a file, so it outlives every rank."""
     return dist.distributed_c10d._get_default_store()
 
 
@@ -115,7 +115,7 @@ class LosingLoadPlanner(_Losing, DefaultLoadPlanner):
 
 
 def make_writer_lose(loss: Loss) -> None:
-    """In this process, which is one rank of one test: our entry points make writers of their own."""
+    """Makes all writers of this process lose the rank, because our entry points make writers of their own."""
     finish, write_data = BcpWriter.finish, BcpWriter.write_data
 
     def losing_finish(self: BcpWriter, metadata: Any, results: Any) -> None:
@@ -132,7 +132,7 @@ def make_writer_lose(loss: Loss) -> None:
 
 
 def call(loss: Loss, path: Path, group: dist.ProcessGroup | None) -> None:
-    """The save or load in which it happens."""
+    """Makes the save or load in which the rank is lost."""
     config = Config(stall_timeout_s=STALL_S)
     happen(loss, "before_call")
     if loss.phase == "within_read":
@@ -156,7 +156,7 @@ def call(loss: Loss, path: Path, group: dist.ProcessGroup | None) -> None:
 
 
 def lose(root: Path, loss: Loss) -> None:
-    """On each rank: loses ``loss.victim``, and saves again with the others; then the victim goes on."""
+    """Runs on each rank: loses ``loss.victim``, and saves again with the others. Then a stopped victim continues."""
     path, rank = root / "ckpt", dist.get_rank()
     save_state_dict(path, state(1), config=Config(stall_timeout_s=STALL_S))
     group = new_group(stall_timeout=STALL_S) if loss.entry.startswith("dcp") else None
@@ -166,13 +166,13 @@ def lose(root: Path, loss: Loss) -> None:
     error = raised(partial(call, loss, path, group))
     noticed = time.monotonic()
     assert_told(loss, error)
-    if rank == loss.victim:  # it was stopped, and went on
+    if rank == loss.victim:  # it was stopped, and continued
         store().set("went on", "")
         return
     passed = noticed - float(store().get("lost at"))
     assert passed < (DEATH_LIMIT_S if loss.signal == signal.SIGKILL else STOP_LIMIT_S), (passed, error)
     if loss.entry.startswith("own") and loss.signal == signal.SIGKILL:
-        # Who tries again with the group of the dead is not kept waiting for it.
+        # A rank that tries again with the group of the dead rank does not wait for it.
         call_again = partial(save_state_dict, path, state(9), config=Config(stall_timeout_s=STALL_S))
         assert isinstance(raised(call_again), RankLostError)
     left = [other for other in range(len(pids)) if other != loss.victim]

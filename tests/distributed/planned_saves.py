@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States that are saved by plans which ranks exchange, and what stock DCP reads of them."""
+"""Makes states, saves them with plans that ranks exchange, and loads them with stock DCP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers(*shape: int, begin: float = 0.0) -> torch.Tensor:
 
 
 def model(begin: float = 0.0, placement: Any = None, **more: Any) -> dict[str, Any]:
-    """Sharded and replicated tensors, and what each rank alone has."""
+    """Returns sharded and replicated tensors, and what only this rank has."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     rank = dist.get_rank()
     return {
@@ -51,7 +51,7 @@ def blank(value: Any) -> Any:
 
 
 def assert_loads(path: str, wanted: dict[str, Any]) -> None:
-    """By stock DCP, every value as it was saved."""
+    """Asserts that stock DCP loads every value as it was saved."""
     got = blank(wanted)
     dcp.load(got, storage_reader=dcp.FileSystemReader(path))
     assert_equal(got, wanted)

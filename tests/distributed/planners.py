@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planners as users write them: those of DCP's docstrings, with the docstrings' own mistakes put right.
+"""Planners as users write them: the examples in DCP's docstrings, with their mistakes corrected.
 
-Each is written once, as what stands between a user's class and its base, and made over DCP's planners and over ours.
+Each is written once, as a mixin, and combined with DCP's planners and with ours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bytecheckpoint import BcpLoadPlanner, BcpSavePlanner
 __all__ = ["OURS", "STOCK", "Planners"]
 
 
-# What the mixins may use is the same in all bases.
+# The mixins may use only what all bases have in common.
 if TYPE_CHECKING:
     _Save, _Load = DefaultSavePlanner, DefaultLoadPlanner
 else:
@@ -40,7 +40,7 @@ class _RenamePlanner(_Save):
 
 
 class _RenameLoadPlanner(_Load):
-    """Takes the prefix off again. As printed it ignores ``load_bytes`` into nested keys; ours has none."""
+    """Removes the prefix again. DCP's example does not handle ``load_bytes`` into nested keys; our states have none."""
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
@@ -60,7 +60,7 @@ class _RenameLoadPlanner(_Load):
 
 
 class _FP16Planner(_Save):
-    """Declares and resolves float16. As printed it iterates over the plan, which is not iterable."""
+    """Declares and resolves float16. DCP's example iterates over the plan, which is not iterable."""
 
     def create_local_plan(self) -> SavePlan:
         plan = super().create_local_plan()
@@ -75,7 +75,7 @@ class _FP16Planner(_Save):
 
 
 class _OtherDtypePlanner(_Save):
-    """Resolves to float64 what the plan declares as it is; stock DCP stores what is resolved."""
+    """Resolves tensors to float64, but declares their own dtype. Stock DCP stores what is resolved."""
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         item: Any = super().resolve_data(write_item)
@@ -83,7 +83,7 @@ class _OtherDtypePlanner(_Save):
 
 
 class _DDPLoadBalancingPlanner(_Save):
-    """Deals the items of rank 0 out to all ranks. As printed the iterators and the transposition are mixed up."""
+    """Deals the items of rank 0 out to all ranks. DCP's example mixes up the iterators and the transposition."""
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         iterators = [iter(all_plans[0].items)] * len(all_plans)
@@ -94,7 +94,7 @@ class _DDPLoadBalancingPlanner(_Save):
 
 
 class _SaveExtraDataPlanner(_Save):
-    """Each rank adds data of its own. As printed, flattening has already put its mappings where the data goes."""
+    """Each rank adds its own data. In DCP's example, flattening has already put its mappings where the data go."""
 
     def __init__(self, data: Any) -> None:
         super().__init__(flatten_state_dict=False)
@@ -109,7 +109,7 @@ class _SaveExtraDataPlanner(_Save):
 
 
 class _MetaModelMaterialize(_Load):
-    """Makes tensors as they are needed. As printed it extends the save planner and keeps one part per key."""
+    """Makes tensors as they are needed. DCP's example extends the save planner and keeps one part per key."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False)
@@ -132,7 +132,7 @@ class _MetaModelMaterialize(_Load):
 
 @dataclasses.dataclass(frozen=True)
 class Planners:
-    """All of them over one pair of planners."""
+    """All planners above, over one pair of base classes."""
 
     save: type[DefaultSavePlanner]
     load: type[DefaultLoadPlanner]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks save to be reported, and what is logged of it."""
+"""The state that ranks save in tests of reports, and the lines that are logged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Lines(logging.Handler):
 
 
 def logged() -> list[str]:
-    """All that this process logs from now on."""
+    """Returns a list that receives all lines that this package logs from now on in this process."""
     handler = Lines()
     logger = logging.getLogger("bytecheckpoint")
     logger.addHandler(handler)
@@ -31,6 +31,6 @@ def logged() -> list[str]:
 
 
 def state() -> dict[str, Any]:
-    """Of each rank a tensor of its own size, and one that all have."""
+    """Returns a tensor of this rank, with a size of its own, and one that all ranks have."""
     rank = dist.get_rank()
     return {f"of {rank}": torch.full(((rank + 1) * 1000, 100), rank), "shared": torch.arange(100_000)}

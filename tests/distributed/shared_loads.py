@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks load that all want the same bytes."""
+"""States, planners and readers for loads in which all ranks want the same bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = [(1024, 1024), (333, 4097), (7,), (2048, 1500), (1,), (600, 600)]
 
 
 def replicated(*, filled: bool) -> dict[str, Any]:
-    """As of DDP, 24 MiB."""
+    """Returns the same tensors on every rank, as with DDP; 24 MiB."""
     return {f"t{i}": values(i, s) if filled else torch.zeros(s, dtype=torch.int32) for i, s in enumerate(SHAPES)}
 
 
@@ -34,7 +34,7 @@ class OwnFinish(DefaultLoadPlanner):
 
 
 class Wrapper(BcpReader):
-    """Might fail on one rank before all have come."""
+    """A reader that might fail on one rank before all ranks have come to the exchange."""
 
     def read_data(self, plan: Any, planner: Any) -> Any:
         return super().read_data(plan, planner)

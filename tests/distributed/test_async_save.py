@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dcp.async_save`` of several ranks through our writer and our stager, in a thread and in a process."""
+"""``dcp.async_save`` on several ranks works with our writer and our stager, in a thread and in a process."""
 
 from __future__ import annotations
 
@@ -30,13 +30,17 @@ from bytecheckpoint import BcpReader, BcpSavePlanner, BcpStager, BcpWriter, Conf
 from bytecheckpoint.errors import CorruptCheckpointError, SaveFailedError
 
 HOWS = ("writer", "stager", "registered")
-# What is not freed fails by this, instead of waiting.
+# If staging memory is not freed, the next save fails because of this, instead of waiting.
 RAISES = Config(on_staging_busy="raise")
 LIMIT_S = 120.0
 
 
 def save_async(how: str, values: dict[str, Any], path: str, **arguments: Any) -> Future[Any]:
-    """``how``: through our writer, through DCP's with our stager, or as ``register`` has it."""
+    """Begins a save, and returns its future.
+
+    Args:
+        how: ``writer``: our writer; ``stager``: DCP's writer with our stager; ``registered``: after ``register``.
+    """
     if how == "registered":
         with registered(config=RAISES):
             future: Any = dcp.async_save(values, checkpoint_id=path, **arguments)
@@ -50,7 +54,7 @@ def save_async(how: str, values: dict[str, Any], path: str, **arguments: Any) ->
 
 
 def zero(value: Any) -> None:
-    """All tensors, in place; and all that is mutable is emptied."""
+    """Sets all tensors to zero in place, and empties all dicts and lists."""
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             zero(item)
@@ -70,7 +74,7 @@ def assert_loads(path: str, group: Any = None) -> None:
 
 @contextmanager
 def own_group() -> Iterator[Any]:
-    """For saves, while training uses the default one."""
+    """Makes a group for saves, while training uses the default one."""
     group = dist.new_group(backend="gloo")
     yield group
     dist.destroy_process_group(group)
@@ -78,7 +82,7 @@ def own_group() -> Iterator[Any]:
 
 def save_all_kinds_of_tensors(path: str) -> None:
     with own_group() as group:
-        for how in (*HOWS, *HOWS):  # twice: into memory that has been used
+        for how in (*HOWS, *HOWS):  # twice: the second time into used memory
             values = state("saved", filled=True)
             values["objects"] = copy.deepcopy(values["objects"])
             future = save_async(how, values, f"{path}/{how}", process_group=group)
@@ -127,7 +131,7 @@ def train_on_the_group_of_the_job(path: str) -> None:
         for number in range(3):
             wanted.append(copy.deepcopy(training.full_state()))
             future: Any = dcp.async_save(training.state(), checkpoint_id=f"{path}/{number}")
-            training.step(2)  # over the very group that DCP was given
+            training.step(2)  # over the same group that DCP saves over
             futures.append(future)
         for future in futures:
             future.result(LIMIT_S)
@@ -145,7 +149,7 @@ def test_after_register_training_goes_on_over_the_default_group(tmp_path: Path, 
 
 
 def numbered(number: int) -> dict[str, Any]:
-    """Something for each rank to write."""
+    """Returns a state in which each rank has something to write."""
     shared = {f"of_rank_{rank}": torch.full((500,), number) for rank in range(dist.get_world_size())}
     return {"shared": shared, "number": number, "rank": {str(dist.get_rank()): number}}
 
@@ -192,7 +196,7 @@ def test_one_planner_for_all_saves(tmp_path: Path, how: str) -> None:
 
 
 def damage_a_part(path: str, row: int) -> None:
-    """Of a tensor that both ranks have, each writes some rows."""
+    """Changes a staged tensor before it is written. Both ranks have the tensor, and each writes some of its rows."""
     staged: Any = BcpStager(config=RAISES).stage({"whole": torch.ones(1000, 700), "step": 1})
     dcp.save(staged, storage_writer=BcpWriter(path), planner=BcpSavePlanner())
     staged["whole"][row, 3] = 2.0
@@ -213,7 +217,7 @@ def test_staged_bytes_that_change_are_found_in_a_part(tmp_path: Path, row: int) 
 
 
 def save_in_a_process(path: str) -> None:
-    # The daemons meet where this says; a rank of a test has no launcher that would have set it.
+    # The processes that save meet at this address. A launcher would set it, but ranks of tests have none.
     os.environ["MASTER_ADDR"] = "localhost"
     kind = AsyncCheckpointerType.PROCESS
     for step, how in enumerate((*HOWS, *HOWS)):

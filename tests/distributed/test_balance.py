@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several ranks hold is written by all of them, in equal parts, and loads anywhere."""
+"""All ranks that hold the same tensors write equal parts of them, and the checkpoint loads anywhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_OVER_MEAN = 1.02
 
 
 def shapes(kind: str) -> dict[str, tuple[int, ...]]:
-    """Of a small llama, or of a state of which one tensor is half."""
+    """Returns the shapes of a small llama, or of a state in which one tensor is half of the bytes."""
     if kind == "skewed":
         return {"huge": (512, 2048), **{f"t{i}": (1 << i, 512) for i in range(11)}}
     layer = {"q": (256, 256), "k": (64, 256), "v": (64, 256), "o": (256, 256), "norm": (256,)}
@@ -34,7 +34,7 @@ def shapes(kind: str) -> dict[str, tuple[int, ...]]:
 
 
 def state(kind: str, mesh_shape: tuple[int, ...] | None, *, filled: bool) -> dict[str, Any]:
-    """Plain replicas without a mesh; with one of two dims, replicas of shards."""
+    """Returns plain replicas without a mesh, or replicas of shards over a mesh of two dims."""
     tensors = {name: full(name, shape) if filled else torch.zeros(shape) for name, shape in shapes(kind).items()}
     if mesh_shape is not None:
         mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("replicate", "shard"))
@@ -72,7 +72,7 @@ def test_replicas_share_the_writing(
     tmp_path: Path, kind: str, num_ranks: int, mesh_shape: tuple[int, ...] | None
 ) -> None:
     written = run_ranks(num_ranks, save, str(tmp_path), kind, mesh_shape, False)
-    # A fixed part of each file is not data: header, trailer, and what stands around each record.
+    # A fixed part of each file is not data: header, trailer, and what surrounds each record.
     assert max(written) / (sum(written) / num_ranks) < MOST_OVER_MEAN
     run_ranks(2, load, str(tmp_path), kind)
 
@@ -89,7 +89,7 @@ def test_the_same_state_is_split_alike_every_time(tmp_path: Path) -> None:
     for name in ("a", "b"):
         run_ranks(4, save, str(tmp_path / name), "skewed", None, False)
         metadata = BcpReader(tmp_path / name).read_metadata()
-        # Files have drawn names, beginning with the rank.
+        # Names of files are random, but begin with the rank.
         assert metadata.storage_data is not None
         plans.append([(index, info.relative_path.split("_")[2]) for index, info in metadata.storage_data.items()])
     assert plans[0] == plans[1]
@@ -100,7 +100,7 @@ def look_at_what_a_save_returns(path: str) -> int:
     num_bytes = len(pickle.dumps(metadata))
     again = pickle.loads(pickle.dumps(metadata))
     read = BcpReader(path).read_metadata()
-    read.storage_meta.load_id = None  # type: ignore[union-attr]  # of that load
+    read.storage_meta.load_id = None  # type: ignore[union-attr]  # each load has its own
     dist.barrier()
     assert metadata == read
     assert again.state_dict_metadata == read.state_dict_metadata

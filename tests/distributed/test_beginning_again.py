@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A newer commit comes in the middle of a load: our own entry points and ``register()`` load that one, on all ranks."""
+"""A newer commit comes during a load: our entry points and ``register()`` then load the newer one, on all ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def state(number: int) -> dict[str, Any]:
 
 
 class Overtaken(BcpReader):
-    """Behind each read of the metadata comes a newer save, as long as there are some left."""
+    """After each read of the metadata rank 0 commits a newer save, ``saves_left`` times."""
 
     saves_left = 0
     saved = 1
@@ -74,7 +74,7 @@ LOADS_AS_ASKED = (own_with_a_planner, registered_with_a_planner, registered_with
 
 
 def overtaken(load: Callable[..., None], path: str, saves: int, target: dict[str, Any]) -> None:
-    # Where our entry points, and register(), find the reader.
+    # Our entry points and register() look the reader up in these modules.
     state_dicts_module.BcpReader = Overtaken  # type: ignore[misc]
     reader_module.BcpReader = Overtaken  # type: ignore[misc]
     Overtaken.saves_left = saves
@@ -91,7 +91,7 @@ def begins_again(load: Callable[..., None], path: str) -> None:
 def changed(load: Callable[..., None], path: str) -> None:
     try:
         found = failures(partial(overtaken, load, path, 1, state(0)))
-    except CheckpointChangedError as error:  # of our own entry points
+    except CheckpointChangedError as error:  # our own entry points raise it as it is
         found = dict.fromkeys(range(dist.get_world_size()), error)
     assert {rank: type(error) for rank, error in found.items()} == dict.fromkeys((0, 1), CheckpointChangedError)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A resharding load reads the blocks that hold wanted bytes, each once: by the report, and by the kernel's count.
+"""A resharding load reads only the blocks that hold wanted bytes, each once.
 
-Which blocks those are is worked out here, from the boxes that torch says a rank has and from where zipfile finds the
-elements in the files.
+Both the report and the kernel's count must show that. The test itself works out which blocks those are: from the boxes
+that torch says a rank has, and from where zipfile finds the elements in the files.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ BLOCK = 256 << 10
 MOST_OVER_BLOCKS = 1.05
 MOST_BESIDE_BLOCKS = 64 << 10
 
-# 8 MiB and more each: rows far below a block, rows of four blocks, and elements of another size in odd rows.
+# 8 MiB or more each: rows much shorter than a block, rows of four blocks, and elements of another size in odd rows.
 SHAPES = {"tall": (2101, 1024), "long_rows": (9, 262147), "odd": (701, 6151)}
 DTYPES = {"tall": torch.int32, "long_rows": torch.int32, "odd": torch.int16}
 
-# Mesh and placements.
+# Shape of the mesh, and placements.
 Layout = tuple[tuple[int, ...], tuple[Placement, ...]]
 ROWS: Layout = (4,), (Shard(0),)
 COLUMNS: Layout = (4,), (Shard(1),)
@@ -65,7 +65,7 @@ def save(path: str, layout: Layout) -> None:
 
 
 class CountingReader(BcpReader):
-    """Notes what the kernel says that this process has read, in all of its threads, while data were read."""
+    """Notes how many bytes the kernel says that all threads of this process read during ``read_data``."""
 
     kernel_bytes: int | None = None
 
@@ -86,7 +86,7 @@ def bytes_read_by_process() -> int | None:
 
 @dataclass(frozen=True)
 class Loaded:
-    """One rank's load: offsets and sizes of its box of each tensor, and what was read for them."""
+    """The load of one rank: offsets and sizes of its box of each tensor, and the bytes read for them."""
 
     boxes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
     report: LoadReport
@@ -94,7 +94,7 @@ class Loaded:
 
 
 def load(path: str) -> dict[str, Loaded]:
-    """Loads into each layout."""
+    """Loads into each layout, and checks the values."""
     loaded = {}
     for name, layout in LOADED.items():
         got = state(layout, filled=False)
@@ -114,7 +114,7 @@ def load(path: str) -> dict[str, Loaded]:
 @dataclass(frozen=True)
 class StoredChunk:
     file: str
-    begin: int  # of the first element in the file
+    begin: int  # offset of the first element in the file
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
@@ -133,7 +133,7 @@ def stored_chunks(path: Path) -> dict[str, list[StoredChunk]]:
 
 
 def offset_of_elements(path: Path, record_offset: int, record_bytes: int) -> int:
-    """In the record, an archive of torch.save."""
+    """Returns the offset of the elements in a record, which is an archive of torch.save."""
     with path.open("rb") as file:
         file.seek(record_offset)
         record = file.read(record_bytes)
@@ -144,7 +144,7 @@ def offset_of_elements(path: Path, record_offset: int, record_bytes: int) -> int
 
 
 def wanted_blocks(loaded: Loaded, stored: dict[str, list[StoredChunk]]) -> set[tuple[str, int]]:
-    """(file, number of the block) of all that hold an element of the boxes."""
+    """Returns all blocks that hold an element of the boxes, as (file, number of the block)."""
     blocks = set()
     for fqn, (offsets, sizes) in loaded.boxes.items():
         for chunk in stored[fqn]:
@@ -177,7 +177,7 @@ def test_resharding_reads_the_blocks_it_wants(tmp_path: Path, saved: str) -> Non
             assert report.bytes_read <= most, case
             if loaded.kernel_bytes is None:
                 continue
-            # The last block of a file is shorter than the report has it; the ends of files are read beside blocks.
+            # The report counts the last block of a file as a whole one. Besides blocks, the ends of files are read.
             ends = (BLOCK - 1) * report.num_files
             assert report.bytes_read - ends <= loaded.kernel_bytes <= report.bytes_read + MOST_BESIDE_BLOCKS, case
     if any(loaded.kernel_bytes is None for loads in by_rank for loaded in loads.values()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only the blocks that hold wanted bytes are read, each once."""
+"""A load reads only the blocks that hold wanted bytes, each once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load(path: str, dim: int) -> LoadReport:
 
 
 def load_one_column(path: str) -> LoadReport:
-    """Of a tensor whose rows are as long as two blocks, each rank wants a few columns: one block a row."""
+    """Loads a few columns on each rank. A row of the tensor has two blocks, and one of them is wanted."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     shape = (6, 2 * BLOCK)
     target = distribute_tensor(torch.zeros(shape, dtype=torch.uint8), mesh, [Shard(1)], src_data_rank=None)
@@ -57,7 +57,7 @@ def test_a_quarter_of_the_rows_costs_a_quarter(tmp_path: Path) -> None:
     for report in run_ranks(4, load, str(tmp_path), 0):
         assert report.bytes_wanted == total // 4
         assert report.num_files == report.num_boxes == 1
-        # Whole blocks, and the record begins in the middle of one.
+        # It reads whole blocks, and the record begins in the middle of one.
         assert total // 4 <= report.bytes_read <= total // 4 + 2 * BLOCK
 
 

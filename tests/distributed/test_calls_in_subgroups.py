@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each public call in a group of some ranks, while others make it alone or in another group, and then over all."""
+"""Some ranks make each public call in a group, others alone or in another group, and then all ranks together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bytecheckpoint import new_group
 
 
 def call_in_subgroups(root: Path, is_watched: bool) -> None:
-    """Of ranks 0, 1 and 2: the first two together and the last one alone; the last two; all."""
+    """Makes each call on ranks 0 and 1 together and on rank 2 alone; then on ranks 1 and 2; then on all three."""
     rank, ready = dist.get_rank(), root / "ready"
     if is_watched:
         first = new_group([0, 1]) if rank < 2 else None
@@ -25,16 +25,16 @@ def call_in_subgroups(root: Path, is_watched: bool) -> None:
         first, second = (group if dist.get_rank(group) >= 0 else None for group in groups)
     for call in CALLS:
         if not call.is_collective:
-            continue  # it knows no ranks
+            continue  # it has nothing to do with ranks
         name = str(call)
         if first is not None:
             call.run(Place(root / f"{name}-first", ready, first))
-        elif name not in ("save", "save_fast", "load"):  # which cannot be made alone where there are groups
+        elif name not in ("save", "save_fast", "load"):  # a rank cannot make these alone where there are groups
             call.run(Place(root / f"{name}-alone", ready))
         if second is not None:
             call.run(Place(root / f"{name}-second", ready, second))
         call.run(Place(root / f"{name}-all", ready, dist.group.WORLD))
-        # The user's own collectives and groups go on.
+        # The user's own collectives and groups still work.
         total = torch.ones(1)
         dist.all_reduce(total)
         assert total.item() == 3

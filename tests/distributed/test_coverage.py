@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of which some save as if they were alone, and parts that do not cover a tensor together."""
+"""A save whose chunks do not cover a tensor is refused, as when a rank saves as if it were alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def state_of(path: str) -> tuple[str, str]:
 
 
 def save_as_if_alone(path: str, planner: Any) -> None:
-    """All ranks save together, then rank 0 with ``no_dist``: it holds half of what there is."""
+    """All ranks save together. Then rank 0, which holds half of the tensor, saves with ``no_dist``."""
     state = {"w": sharded()}
     dcp.save(state, storage_writer=BcpWriter(path), planner=planner())
     if dist.get_rank() == 0:
@@ -54,7 +54,7 @@ def test_a_rank_that_saves_as_if_alone_is_refused_and_the_checkpoint_before_stay
 
 
 def save_less_than_there_is(path: str, config: Config, writer: Any) -> None:
-    """Rank 1 leaves its shard out: with more than one rank a gap is one for all of them, through the tree, too."""
+    """Rank 1 leaves its shard out. The gap is an error for all ranks, also if they exchange plans through the tree."""
     for _ in range(2):
         state = {"w": sharded()} if dist.get_rank() == 0 else {"other": torch.ones(2)}
         reasons = failures(
@@ -64,7 +64,7 @@ def save_less_than_there_is(path: str, config: Config, writer: Any) -> None:
         assert any(GAP in str(reason) for reason in reasons.values())
     dist.barrier()
     assert not Path(path, ".metadata").exists()
-    # The same ranks and keys, and now all of it: what was refused is not remembered.
+    # Now the same ranks save all of it: the refused plan is not remembered.
     dcp.save({"w": sharded()}, storage_writer=writer(path), planner=BcpSavePlanner(config=config))
 
 
@@ -104,7 +104,7 @@ def save_without_collectives(path: str, planner: Any, writer: Any) -> None:
 def test_parts_of_ranks_are_judged_together(planner: Any, writer: Any, tmp_path: Path) -> None:
     run_ranks(3, save_without_collectives, str(tmp_path / "all"), planner, writer)
     assert state_of(str(tmp_path / "all")) == ("complete", "")
-    # Without the last rank's part nothing but the missing rows says that there was one.
+    # Without the last rank's part, only the missing rows show that there was one.
     shutil.copytree(tmp_path / "all", tmp_path / "fewer")
     (tmp_path / "fewer" / "__2.metadata").unlink()
     fault = "'w': rows 6 to 7 of 8 are in no chunk of any part"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged, cut, swapped and too new files are known as such, on all ranks."""
+"""A load finds damaged, cut, swapped and too new files, and raises the right error on all ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.ranks import failures, run_ranks
 from bytecheckpoint import BcpReader, BcpWriter, Config, _core
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, FormatVersionError
 
-# Of the trailer of .metadata, as in csrc/format/FORMAT.md.
+# Sizes and offsets of the trailer of .metadata, as in csrc/format/FORMAT.md.
 TRAILER_BYTES = 128
 CRC_AT = 56
 VERSION_AT = 112
@@ -53,7 +53,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def patch_version(path: Path) -> None:
-    """Raises the version in the trailer of .metadata and makes the trailer's own CRC right again."""
+    """Raises the version in the trailer of .metadata, and corrects the trailer's own CRC."""
     raw = path.read_bytes()
     trailer = bytearray(raw[-TRAILER_BYTES:])
     assert struct.unpack_from("<I", trailer, VERSION_AT) == (_core.build_info()["format_version"],)
@@ -103,7 +103,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], type[CheckpointError]]] = {
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[int, BaseException]]]:
-    """What each of two ranks gets for each kind of damage."""
+    """Returns what each of two ranks raises, by the kind of damage."""
     root = tmp_path_factory.mktemp("damage")
     run_ranks(2, save, str(root / "whole"))
     directories = []
@@ -135,6 +135,6 @@ def test_a_damaged_block_reaches_no_tensor(tmp_path: Path) -> None:
     found = failures(lambda: dcp.load({"a": got}, storage_reader=BcpReader(tmp_path)))
     assert isinstance(found[0], CorruptCheckpointError)
     assert bool(((got == -1) | (got == wanted)).all())
-    # Not looked at, it is loaded as it is.
+    # Without verification the damaged block is loaded as it is.
     dcp.load({"a": got}, storage_reader=BcpReader(tmp_path, config=Config(verify=False)))
     assert int((got != wanted).sum()) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job under ``torchrun --max-restarts`` of which a rank dies, again and again, in the middle of a background save."""
+"""A job under ``torchrun --max-restarts`` resumes each time a rank has died in the middle of a background save."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_job_that_is_restarted_goes_on_behind_its_last_whole_step(tmp_path: Pa
     )
     assert job.returncode == 0, job.stdout + job.stderr
     said = [line for line in job.stdout.splitlines() if line.startswith("attempt")]
-    # The step before the one of the death was waited for; that one was not committed.
+    # The save before the one in which the rank died was waited for. The one in which it died was not committed.
     wanted = [f"attempt {attempt} begins behind step {step}" for attempt, step in enumerate((0, 1, 3))]
     assert said == wanted, job.stdout + job.stderr
     assert latest(run) == str(run / f"step-{last}")

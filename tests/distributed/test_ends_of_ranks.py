@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that end, in every way, while a background save is at every stage: it is committed whole, or not at all."""
+"""Ranks end in every way at every stage of a background save. The save commits everything or nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IS_LONG = os.environ.get("BCP_LONG") == "1"
 # Python takes seconds to end after torch was imported.
 SOME = STAGES if IS_LONG else STAGES[::3]
 
-# Of the script, of all ranks or of the last one alone.
+# How the script ends, on all ranks or only on the last one.
 ENDS = ("returns", "destroys", "exits", "raises", "last raises", "all vanish", "last vanishes")
 
 
@@ -45,7 +45,7 @@ def save_and_end(rank: int, num_ranks: int, store: str, path: Path, how: str, st
         os._exit(0)
     if end == "destroys":
         dist.destroy_process_group()
-    # The script has ended when the save goes on.
+    # When the save continues, the script has ended.
     threading.Timer(0.2, hold.go_on.set).start()
     if end == "exits":
         sys.exit(3)
@@ -54,7 +54,7 @@ def save_and_end(rank: int, num_ranks: int, store: str, path: Path, how: str, st
 
 
 def number_at(path: Path, num_ranks: int) -> int:
-    """Of the checkpoint that is there, all of which must be of one save."""
+    """Returns the number that was saved. All of the checkpoint must come from one save."""
     got: dict[str, Any] = {"model": {"weight": torch.zeros(8, 4)}, "of_rank": dict.fromkeys(map(str, range(num_ranks)))}
     load_state_dict(path, got, no_dist=True)
     assert not verify(path).problems

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP2 and HSDP with AdamW, saved and resumed on other numbers of ranks."""
+"""Training with FSDP2 or HSDP and AdamW is saved, and resumes on other numbers of ranks."""
 
 from __future__ import annotations
 

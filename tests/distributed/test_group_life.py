@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process groups that end, or are made anew, while a background save is under way: what it was called with counts.
+"""A background save keeps the ranks that it was called with, also if process groups end or begin while it runs.
 
-A save is held before and after each of its exchanges with other ranks, and everywhere the groups are destroyed.
+The tests stop a save before and after each of its exchanges with other ranks, and destroy the groups at each stop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bytecheckpoint.errors import ConfigError
 from distributed.worlds import EXCHANGES, LIMIT_S, STAGES, Hold, begin_world, check_whole, save, sharded
 
 HOWS = ("own", "parts", "registered")
-# For ranks in DCP's own exchanges, which have met another world.
+# Timeout of a later group: ranks that get into it in DCP's own exchanges wait for so long.
 WAIT_S = 2.0
 
 
@@ -71,7 +71,7 @@ def test_a_save_goes_on_without_the_group_on_four_ranks(tmp_path: Path, how: str
 
 
 def plain_async_save(how: str, path: Path, number: int) -> Future[Any]:
-    """Through DCP alone, over the default group, as it is when the save comes to each exchange."""
+    """Begins a save through DCP alone. Each exchange uses what is the default group at that moment."""
     state = {"model": {"weight": sharded(number)}, "of_rank": {str(dist.get_rank()): number}}
     if how == "stock writer":
         writer: Any = dcp.FileSystemWriter(path)
@@ -84,7 +84,7 @@ def destroy_under_plain_dcp(directory: Path, how: str, then: str) -> None:
     everybody = [*range(num_ranks)]
     dist.barrier()
     dist.destroy_process_group()
-    # Before the save begins, too: there no exchange has been.
+    # None: before the save begins, when there has been no exchange.
     for number, stage in enumerate((None, *STAGES)):
         path = directory / f"run-{number}"
         begin_world(directory, 2 * number, everybody, rank)
@@ -109,9 +109,9 @@ def destroy_under_plain_dcp(directory: Path, how: str, then: str) -> None:
             assert found.is_complete, found
             check_whole("own", path, 2 if is_committed else 1, num_ranks)
         else:
-            # It writes over the old one, and asks nobody whether ranks are missing: then nobody calls it whole.
+            # The stock writer overwrites the old checkpoint, and does not check whether ranks are missing.
             assert found.state in ("complete", "incomplete", "half", "corrupt")
-        if how == "our writer" and rank == 0 and then != "other ranks":  # there DCP hears of the end from another rank
+        if how == "our writer" and rank == 0 and then != "other ranks":  # there another rank tells DCP of the end
             assert (error is None) == is_committed or then == "nothing"
     begin_world(directory, -1, everybody, rank)
 

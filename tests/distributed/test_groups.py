@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``new_group`` refuses, what it leaves behind, and what a forked child has of it."""
+"""``new_group`` refuses wrong arguments, leaves nothing behind, and a forked child inherits no connections."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_group_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def give_up_once(path: Path) -> None:
-    """What is raised on one rank between what DCP hands to all: the others hear of it, and all go on together."""
+    """Interrupts one rank in an exchange of DCP. The others raise an error, and then all ranks continue together."""
     save_state_dict(path, {"number": 1})
     wrapper: Any = _group_flow._GroupWrapper
     scatter = wrapper.scatter_object
@@ -94,7 +94,10 @@ def test_all_go_on_after_one_gave_up(tmp_path: Path) -> None:
 
 
 def destroy_again_and_again(path: Path) -> None:
-    """As trainers that follow one another in a process: a group's name must not come twice, its store has the old."""
+    """Destroys our groups again and again, as trainers that follow one another in a process do.
+
+    A new group must not have the name of an old one, because the store still holds what the old one wrote.
+    """
     for number in range(8):
         given = dist.new_group(backend="gloo")
         save_state_dict(path, {"number": number}, process_group=given)
@@ -135,7 +138,7 @@ def make_in_two_threads(path: Path) -> None:
         is_in = [threading.Event(), threading.Event()]
         with ThreadPoolExecutor(2) as threads:
             made = []
-            for peer in (1, 2):  # both are under way
+            for peer in (1, 2):  # both calls are running
                 made.append(threads.submit(new_group, [0, peer]))
                 assert is_in[peer - 1].wait(LIMIT_S)
             for peer in (1, 2):  # the first one ends first

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call that fails on one rank alone leaves the others one call behind: no checkpoint is made of two calls."""
+"""A call that fails on only one rank leaves the others one call behind. No checkpoint mixes two calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FailsHere(RuntimeError):
 
 
 class Step:
-    """Stateful: its state is asked for within the call."""
+    """A Stateful: DCP asks for its state within the call."""
 
     def __init__(self, number: int, fails: bool) -> None:
         self._number, self._fails = number, fails
@@ -61,9 +61,9 @@ def parts(path: Path, model: Sharded, number: int, fails: bool) -> None:
 
 
 def fail_once_on_one_rank(path: Path, save: Callable[..., None], failing: int) -> list[str]:
-    """How each of six calls at one path ended here."""
+    """Makes six calls at one path, and returns how each of them ended on this rank."""
     ended = []
-    models = [Sharded(number) for number in range(6)]  # which ranks make together
+    models = [Sharded(number) for number in range(6)]  # ranks make these together
     with registered():
         for number, model in enumerate(models):
             try:
@@ -81,7 +81,8 @@ def fail_once_on_one_rank(path: Path, save: Callable[..., None], failing: int) -
 @pytest.mark.parametrize("save", [now, background, as_registered, parts])
 def test_calls_of_one_path_never_mix(tmp_path: Path, save: Any, failing: int) -> None:
     ended = run_ranks(2, fail_once_on_one_rank, tmp_path / "ckpt", save, failing)
-    # The second call failed here; the other rank's met the third of this one, and its own third was skipped.
+    # The second call of the failing rank failed. The other rank's second call met the third of the failing one, and the
+    # other rank's third call was skipped.
     assert ended[failing][1].startswith("failed"), ended
     assert [ended[failing][0], *ended[failing][2:]] == ["saved", "out of step", "saved", "saved", "saved"]
     assert ended[1 - failing] == ["saved", "out of step", "out of step", "saved", "saved", "saved"]
@@ -91,7 +92,7 @@ def test_calls_of_one_path_never_mix(tmp_path: Path, save: Any, failing: int) ->
 
 
 def save_over_overlapping_groups(directory: Path) -> None:
-    """Rank 1 belongs to more groups than the others."""
+    """Saves over several groups. Rank 1 is in more groups than the others."""
     rank = dist.get_rank()
     groups = {"a": dist.new_group([0, 1]), "b": dist.new_group([1, 2])}
     mine = {name: group for name, group in groups.items() if dist.get_rank(group) >= 0}
@@ -105,7 +106,7 @@ def save_over_overlapping_groups(directory: Path) -> None:
             assert torch.equal(got[f"of {rank}"], state[f"of {rank}"])
             model = torch.nn.Linear(2, 2)
             bytecheckpoint.save(directory / f"{name}-parts", {"model": model}, "ddp", process_group=group)
-    # Torch names a group by how many a rank has made: ours do not count.
+    # torch names a group by the number of groups that a rank has made. Our own groups do not count.
     everybody = dist.new_group()
     dist.barrier(everybody)
     pair = dist.new_group([0, 2], use_local_synchronization=True) if rank != 1 else None
@@ -119,7 +120,7 @@ def test_ranks_of_different_numbers_of_groups(tmp_path: Path) -> None:
 
 
 def save_over_a_group_made_anew(directory: Path) -> None:
-    """Torch gives it the name of the one that was destroyed."""
+    """Saves over a new group three times. torch gives it the name of the destroyed one."""
     for number in range(3):
         group = dist.new_group([0, 1])
         save_state_dict(directory, {"weight": sharded(number)}, process_group=group)
@@ -133,7 +134,7 @@ def test_a_group_that_is_made_anew(tmp_path: Path) -> None:
 def test_who_calls_alone_is_not_counted() -> None:
     assert next_turn(None, True, "calls") is None
     assert next_turn(None, False, "calls") is None  # there is no group
-    assert next_turn(-100, False, "calls") is None  # type: ignore[arg-type]  # of torch, for who is no member
+    assert next_turn(-100, False, "calls") is None  # type: ignore[arg-type]  # torch's number of no member
 
 
 def test_the_message_names_ranks_and_calls() -> None:

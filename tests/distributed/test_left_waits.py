@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wait for bytes of which only a part has travelled ends, too, when the rank at the other end is lost."""
+"""A wait for bytes ends when the rank at the other end is lost, even if a part of the bytes has arrived."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from bytecheckpoint.distributed.waits import Collective
 from bytecheckpoint.errors import RankLostError
 
 STALL_S = 2.0
-# More than sockets take.
+# More than sockets buffer.
 NUM_BYTES = 1 << 28
 
-# Rank 1 begins something; rank 0 does, too, when it has, stops rank 1 with what it is given, and waits.
+# Rank 1 begins a transfer. Then rank 0 takes part, stops rank 1 with the function that it gets, and waits.
 Begin: TypeAlias = Callable[[dist.ProcessGroup, torch.Tensor], object]
 Wait: TypeAlias = Callable[[dist.ProcessGroup, torch.Tensor, Callable[[], None]], None]
 
@@ -65,7 +65,7 @@ def lose_one(begin: Begin, wait: Wait) -> None:
     pids = [0, 0]
     dist.all_gather_object(pids, os.getpid())
     lose_within_a_group(begin, wait, pids[1])
-    gc.collect()  # the group itself; its own timeout is half an hour
+    gc.collect()  # frees the group itself; its own timeout is half an hour
     os.kill(pids[1], signal.SIGKILL)
 
 

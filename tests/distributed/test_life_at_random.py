@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training job in which groups, ranks, exits, forks, restarts and prunes happen at random times.
 
-After each round all that is called whole loads, bit for bit, into one rank, and the newest of it is no older than the
-last save that was reported as committed.
+After each round, every checkpoint that is reported as complete loads, bit for bit, into one rank. The newest of them is
+no older than the last save that was reported as committed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def campaign(capsys: pytest.CaptureFixture[str]) -> Iterator[Campaign]:
 
 
 def check_whole(folder: StepFolder, num_ranks: set[int]) -> None:
-    """All of it, as it was at its step."""
+    """Asserts that all of the checkpoint is there, with the values of its step."""
     components = [Path(folder.path, name) for name in folder.components] or [Path(folder.path)]
     for component in components:
         assert not verify(component).problems

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A load that fails on one rank fails on all, with the reason; what the stock reader would say stays as it is."""
+"""A load that fails on one rank fails on all, with the reason. Errors of stock DCP stay as they are."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def hooks_raise(path: str, failing: Any) -> None:
 
 
 class Rewriting(DefaultLoadPlanner):
-    """Asks for what is not there, as a planner with a mistake would."""
+    """Asks for what the checkpoint does not have, as a planner with a mistake would."""
 
     def __init__(self, **changes: Any) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def other_paths(path: str, nowhere: str) -> None:
     found = failures(lambda: load(nowhere))
     assert {r: type(e) for r, e in found.items()} == dict.fromkeys((0, 1), CheckpointNotFoundError)
     assert all(getattr(e, "path", "").startswith(nowhere) for e in found.values())
-    # One rank alone does not see it.
+    # Only one rank does not see the checkpoint.
     for rank in (0, 1):
         found = failures(partial(load, nowhere if dist.get_rank() == rank else path))
         assert_one(found, rank, CheckpointNotFoundError, "no checkpoint there")
@@ -117,7 +117,7 @@ def other_paths(path: str, nowhere: str) -> None:
 
 
 class CommitInBetween(DefaultLoadPlanner):
-    """After all ranks have read the metadata, and planned if ``when`` is "finish_plan", rank 1 commits a newer save."""
+    """Rank 1 commits a newer save when all ranks have read the metadata; if ``when`` is "finish_plan", also planned."""
 
     def __init__(self, path: str, when: str) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def a_commit_comes_in_between(path: str) -> None:
     for when in ("create_local_plan", "finish_plan"):
         found = failures(partial(load, path, CommitInBetween(path, when)))
         assert {r: type(e) for r, e in found.items()} == dict.fromkeys((0, 1), CheckpointChangedError), found
-        # Loading again is what the error asks for.
+        # The error asks for another load.
         got = state(0)
         dcp.load(got, storage_reader=BcpReader(path))
         assert_equal(got, state(2))
@@ -204,7 +204,7 @@ def test_ranks_that_see_different_saves(path: str) -> None:
 
 
 def load_nothing(path: str) -> tuple[dict[int, str], list[str]]:
-    """What was raised on which rank, and what was logged here."""
+    """Returns what was raised on which rank, and what was logged on this rank."""
     lines: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks report of a load is what the coordinator reports of them, whatever becomes of the others."""
+"""The coordinator's report of a load contains what each rank reports. No rank hangs if others fail or come late."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_coordinator_knows_all_ranks(path: str, planned_by_us: bool, reading
 
 
 def load_on_a_group(path: str) -> LoadReport | None:
-    """Two groups at once."""
+    """Loads over two groups at once."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     reader = BcpReader(path)
     got = {"shared": torch.zeros_like(state()["shared"])}
@@ -108,7 +108,7 @@ def test_a_group_reports_to_its_coordinator(path: str) -> None:
 
 
 class Plain(BcpReader):
-    """Its hook has the arguments of the base class, so DCP says no rank; and it reads the metadata once."""
+    """Its hook takes only the base class's arguments, so DCP does not pass the rank. It reads the metadata once."""
 
     kept: Any = None
 
@@ -122,7 +122,7 @@ class Plain(BcpReader):
 
 
 def load_thrice(path: str) -> list[tuple[LoadReport, float]]:
-    """With another coordinator than rank 0."""
+    """Loads three times, with a coordinator other than rank 0."""
     reader, reports = Plain(path), []
     for planner in (None, BcpLoadPlanner(), None):
         time.sleep(0.2)
@@ -142,9 +142,8 @@ def test_a_reader_that_keeps_the_metadata_and_is_told_no_rank(path: str) -> None
         reports = [report for report, _ in of_ranks]
         assert [report.rank for report in reports] == [0, 1, 2]
         assert [report.ranks for report in reports] == [(), (), tuple(map(own_part, reports))]
-        assert all(
-            report.total_s <= seconds for report, seconds in of_ranks
-        )  # neither since the load before nor with it
+        # The time of the load before, and the time since, do not count.
+        assert all(report.total_s <= seconds for report, seconds in of_ranks)
 
 
 def one_rank_fails(path: str, failing: Any) -> None:
@@ -169,14 +168,14 @@ def test_a_load_that_failed_on_one_rank_is_no_load(path: str, failing: Any) -> N
 
 
 class Slow(DefaultLoadPlanner):
-    """Takes so long that the others wait for it at the end."""
+    """Takes so long that the other ranks wait for it at the end."""
 
     def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
         time.sleep(0.5)
 
 
 class Stopped(BaseException):
-    """What a handler of a signal raises: neither an error nor a KeyboardInterrupt."""
+    """What a signal handler raises: neither an Exception nor a KeyboardInterrupt."""
 
 
 def stop(number: int, frame: Any) -> None:
@@ -184,7 +183,7 @@ def stop(number: int, frame: Any) -> None:
 
 
 def interrupted_while_waiting(path: str, number: int, interrupted: list[int]) -> None:
-    """Rank 3 is slow."""
+    """Sends a signal to the ranks in ``interrupted`` while they wait for rank 3, which is slow."""
     signal.signal(number, stop)
     exchange = _gather.ReportGather._exchange
     if dist.get_rank() in interrupted:
@@ -215,7 +214,7 @@ def test_a_signal_while_the_coordinator_waits_for_a_slow_rank(path: str, number:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("interrupted", [[1], [0, 1, 2]])
 def test_a_signal_while_ranks_wait_for_a_slow_one(path: str, number: int, interrupted: list[int]) -> None:
-    """Others than the coordinator wait in DCP's own exchange, which is then broken off; no rank hangs in ours."""
+    """The other ranks wait in DCP's own exchange, which then breaks. No rank hangs in our exchange."""
     with pytest.raises(RanksFailed) as caught:
         run_ranks(NUM_RANKS, interrupted_while_waiting, path, number, interrupted, limit_s=40)
     text = str(caught.value)
@@ -224,7 +223,7 @@ def test_a_signal_while_ranks_wait_for_a_slow_one(path: str, number: int, interr
 
 
 def interrupted_at_the_door(path: str) -> None:
-    """Between having read and coming to the gather, and right after having come."""
+    """Interrupts rank 1 after it has read and before it begins the gather, and right after it has begun it."""
     begin = _peers.Peers.begin_gather
 
     def before(peers: Any, numbers: Any) -> Any:
@@ -309,7 +308,7 @@ def test_one_process(path: str) -> None:
 
 
 def load_parts_of(path: str) -> tuple[LoadReport, list[str]]:
-    """Two stages of a pipeline, of two ranks each, that leave a layer out; the last rank lacks one more key."""
+    """Loads in two pipeline stages of two ranks, which leave a layer out. The last rank also wants a key not saved."""
     stage = dist.get_rank() // 2
     got = {"model": {f"layer{2 * stage + n}": torch.zeros(2) for n in range(2 - stage)}, "own": {}}
     if dist.get_rank() == NUM_RANKS - 1:

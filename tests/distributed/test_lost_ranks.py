@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that dies or stops is an error on the others in time; it loses nothing, blocks nothing and commits nothing."""
+"""If a rank dies or stops, the others raise an error in time, and nothing is lost, blocked or committed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bytecheckpoint.errors import RankLostError
 from distributed.losing import PHASES, Loss, lose, store
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-# What differs most from one another; all others are in the long form.
+# The cases that differ most from one another. The long form has all others.
 SHORT = [
     (2, Loss("own", "before_finish", 0, STOP)),
     (4, Loss("own", "within_write", 2, KILL)),
@@ -75,7 +75,7 @@ def stop_in_a_later_call(path: Path, entry: str, victim: int) -> None:
     pids: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
     if entry == "save":
-        save_state_dict(path, of_ranks)  # with 60 s
+        save_state_dict(path, of_ranks)  # with the default of 60 s
         with pytest.raises(RankLostError, match=f"rank {victim} stopped: nothing was heard of it for more than 2 s"):
             save_state_dict(path, of_ranks, planner=Stopping(victim), config=sooner)
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain tensors that say of which boxes of a larger tensor they are made, which torch 2.15 stores as these boxes."""
+"""Plain tensors marked as boxes of a larger tensor (``CheckpointableTensor``): torch 2.15 stores them as such."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _WHOLE = torch.arange(96.0).reshape(8, 12)
 
 
 def marked(local: torch.Tensor, shape: Any, boxes: list[tuple[Any, Any, Any]]) -> torch.Tensor:
-    """``local``, whose box at the second offsets, of the third sizes, is that at the first of a tensor of ``shape``."""
+    """Returns ``local``, marked as boxes of a tensor of ``shape``.
+
+    Each box has its offsets in the whole tensor, its offsets in ``local``, and its sizes.
+    """
     tensor: Any = local
     tensor.global_shape = tuple(shape)
     tensor.global_offsets, tensor.local_offsets, tensor.local_sizes = (tuple(of) for of in zip(*boxes, strict=True))
@@ -34,8 +37,11 @@ def marked(local: torch.Tensor, shape: Any, boxes: list[tuple[Any, Any, Any]]) -
 
 
 def state(rank: int, *, filled: bool = True) -> dict[str, Any]:
-    """On each of two ranks: the rows of it; columns in two blocks, with padding between them; a state within a state;
-    a parameter; one that rank 0 alone has, and one whose part here is empty on rank 1."""
+    """Returns the state of one of two ranks.
+
+    It holds rows of the tensor; columns in two blocks with padding between them; a nested state; a parameter; a tensor
+    of which rank 0 holds all and rank 1 an empty box; and unmarked tensors.
+    """
     whole = _WHOLE if filled else torch.zeros_like(_WHOLE)
     rows = whole[4 * rank : 4 * rank + 4].clone()
     padded = torch.full((8, 7), -1.0)
@@ -51,12 +57,12 @@ def state(rank: int, *, filled: bool = True) -> dict[str, Any]:
         "plain": whole.clone(),
         "unmarked": torch.full((3,), 5.0 if filled else 0.0),
     }
-    made["unmarked"].partition_dim = 0  # an attribute of somebody else
+    made["unmarked"].partition_dim = 0  # an attribute that another library might set
     return made
 
 
 def save_here(save: str, path: str) -> None:
-    """The state of this rank by one of the ways there are; what is staged changes meanwhile."""
+    """Saves the state of this rank in one of several ways. While a background save runs, the state changes."""
     tree = state(dist.get_rank())
     if save == "ours":
         dcp.save(tree, storage_writer=BcpWriter(path))

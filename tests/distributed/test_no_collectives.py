@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``use_collectives=False``: each rank commits a part of its own, and reads it again."""
+"""With ``use_collectives=False`` each rank commits a part of its own, and loads that part."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Counter:
 
 
 def state(generation: int) -> dict[str, Any]:
-    """Differs from rank to rank."""
+    """Returns a state that differs from rank to rank."""
     rank = dist.get_rank()
     return {
         "weight": torch.arange(100_000, dtype=torch.float32) + 7 * rank + generation,
@@ -91,11 +91,11 @@ def save_and_load(path: str) -> None:
     assert report.is_whole
     assert len(report.save_ids) == report.num_files == len(marks)
     dist.barrier()
-    # A save with collectives takes the place of all parts.
+    # A save with collectives replaces all parts.
     dcp.save({"weight": torch.ones(4)}, storage_writer=BcpWriter(path))
     assert not [name for name in names(path) if name in marks]
     dist.barrier()
-    # And is not hidden by parts.
+    # Parts must not hide it.
     with pytest.raises(CheckpointExistsError, match=r"\.metadata of a save with collectives is there"):
         dcp.save(state(3), storage_writer=BcpWriter(path), use_collectives=False)
     got = {"weight": torch.zeros(4)}
@@ -120,7 +120,7 @@ def part_of_another_rank(path: str, stock: bool) -> None:
 
 
 def refused_while_another_saves(path: str) -> None:
-    """A global save meets a rank's and the other way round; ranks do not meet each other."""
+    """A save of all ranks and a save of one rank exclude each other. Saves of different ranks do not."""
     from bytecheckpoint import _C
 
     rank = dist.get_rank()
@@ -151,7 +151,7 @@ def refused_while_another_saves(path: str) -> None:
 
 
 def fails_on_one_rank(path: str) -> None:
-    """There is nobody to undo what the others commit; the failing rank keeps its old part."""
+    """One rank fails. Nothing undoes what the other ranks commit, and the failing rank keeps its old part."""
     rank = dist.get_rank()
     dcp.save(state(1), storage_writer=BcpWriter(path), use_collectives=False)
     dist.barrier()
@@ -159,7 +159,7 @@ def fails_on_one_rank(path: str) -> None:
         value = {"weight": torch.ones(2, 2).to_sparse()}
         with pytest.raises(Exception, match="'weight'"):
             dcp.save(value, storage_writer=BcpWriter(path), use_collectives=False)
-        dist.barrier()  # the one that the others wait in
+        dist.barrier()  # the other rank waits in it
     else:
         dcp.save(state(2), storage_writer=BcpWriter(path), use_collectives=False)
     assert_loads(BcpReader(path), 1 if rank == 1 else 2)
@@ -193,7 +193,7 @@ def test_one_process(tmp_path: Path) -> None:
 
 
 def test_overwrite_false_keeps_the_parts(tmp_path: Path) -> None:
-    """A save with collectives would remove them, and with them a checkpoint."""
+    """A save with collectives would remove the parts, and they are a checkpoint."""
     for writer in (BcpWriter, dcp.FileSystemWriter):
         path = tmp_path / writer.__name__
         dcp.save({"a": torch.arange(5)}, storage_writer=writer(path), use_collectives=False)  # type: ignore[operator]
@@ -207,7 +207,7 @@ def test_overwrite_false_keeps_the_parts(tmp_path: Path) -> None:
 
 
 def test_metadata_that_cannot_be_used_do_not_lead_to_an_older_part(tmp_path: Path) -> None:
-    """DCP would go on to `__0.metadata`, which holds other values."""
+    """DCP would continue with `__0.metadata`, which holds other values."""
     dcp.save({"a": torch.arange(5)}, storage_writer=dcp.FileSystemWriter(tmp_path), use_collectives=False)
     mark = (tmp_path / "__0.metadata").read_bytes()
     (tmp_path / ".metadata").write_bytes(mark[: len(mark) // 2])
@@ -220,7 +220,7 @@ def test_metadata_that_cannot_be_used_do_not_lead_to_an_older_part(tmp_path: Pat
 
 
 def load_some_of_each(path: str) -> None:
-    """One rank sees the save with collectives, the other still its own part."""
+    """Loads while one rank sees the save with collectives, and the other still sees its own part."""
 
     class Late(BcpReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a hook raises, on whichever rank, all ranks of our entry points are told, and nothing is lost."""
+"""Whatever a hook raises on any rank, our entry points raise an error on all ranks, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def reason_of(error: CheckpointError, rank: int) -> BaseException:
 
 
 def odd_ones(hook: str, rank: int) -> list[tuple[Callable[[], BaseException], str]]:
-    """All, or for the short form one, another one for each hook and rank."""
+    """Returns all odd errors; in the short form one of them, which differs between hooks and ranks."""
     hooks = (*SAVE_PLANNER_HOOKS, *LOAD_PLANNER_HOOKS)
     return ODD if IS_LONG else [ODD[(hooks.index(hook) + 2 * rank) % len(ODD)]]
 
@@ -119,7 +119,7 @@ def other_paths(root: Path) -> None:
     save_state_dict(root / "step_1", state(1))
     before = sorted((root / "step_1").iterdir())
     dist.barrier()
-    # Rank 1 is a step ahead; then it works in a directory of its own, in which a relative path is another one.
+    # First rank 1 is a step ahead. Then each rank works in a directory of its own, so relative paths differ.
     own = root / f"of rank {rank}"
     (own / "there").mkdir(parents=True)
     os.chdir(own)
@@ -148,7 +148,7 @@ def other_keys_and_values(path: Path) -> None:
     save_state_dict(path, {"both": torch.ones(5), "step": 7 + rank, f"of_rank_{rank}": torch.full((3,), rank)})
     got = {"step": 0, "both": torch.zeros(5), "of_rank_0": torch.full((3,), 9), "of_rank_1": torch.full((3,), 9)}
     load_state_dict(path, got)
-    # As DCP: keys of all ranks are saved; of an object that all have, the coordinator's.
+    # As with DCP, the keys of all ranks are saved. If all ranks have an object, the coordinator's is saved.
     assert_equal(
         got,
         {"step": 7, "both": torch.ones(5), "of_rank_0": torch.full((3,), 0), "of_rank_1": torch.full((3,), 1)},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom a call of DCP is with, and bytes between them."""
+"""Hooks know the other ranks of their DCP call, and messages between these ranks arrive whole."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LookingReader(BcpReader):
 
 
 def save_and_load(path: str, **how: Any) -> list[Peers | None]:
-    """What is known in each of four hooks."""
+    """Saves and loads, and returns the peers that each of four hooks knows."""
     SEEN.clear()
     state = {"of every rank": torch.ones(3)}
     dcp.save(state, storage_writer=LookingWriter(path), **how)
@@ -130,7 +130,10 @@ def test_ranks_of_a_group_are_numbered_as_in_the_group() -> None:
 
 
 def carry_beside_other_groups() -> None:
-    """With another number of groups on each rank, and two groups of the same ranks, met in another order."""
+    """Connects over two groups of the same ranks, in a different order on each rank.
+
+    Each rank is also in a different number of groups.
+    """
     _peers._compat.is_gloo_on_host = lambda group: False
     rank = dist.get_rank()
     groups = [dist.new_group([0, 1]) for _ in range(2)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache and the tree of plans between real ranks."""
+"""Real ranks exchange plans through the cache and the tree."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_second_save_of_one_structure_sends_digests(num_ranks: int, config: 
     for first, second in run_ranks(num_ranks, save_twice, str(tmp_path), config):
         assert (first.cache, second.cache) == ("miss", "hit")
         assert first.bytes_sent > 100
-        assert second.bytes_sent == 16 + 20  # what it holds, and the plan that it knows of it
+        assert second.bytes_sent == 16 + 20  # a digest of what the rank holds, and the plan that it knows for it
         assert second.bytes_received == 16
 
 
@@ -52,7 +52,7 @@ def test_a_tree_is_taken_above_the_threshold_alone(tmp_path: Path) -> None:
 
 
 def tree_bytes(path: str, config: Config) -> int:
-    """That went over a channel in one save."""
+    """Saves once, and returns how many bytes this rank sent over a channel."""
     counted = []
     exchange = _plan_tree.PlanTree.exchange
 
@@ -70,7 +70,7 @@ def test_a_tree_can_be_turned_off(tmp_path: Path) -> None:
     assert run_ranks(3, tree_bytes, str(tmp_path), Config(tree_topo_threshold=1, enable_tree_topo=False)) == [0, 0, 0]
 
 
-# One kind of change each, on one rank alone or on all of them.
+# Each kind of change is on one rank alone or on all of them.
 
 
 def on_rank_1(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def test_a_change_on_one_rank_is_a_miss_on_all(kind: str, config: Config, tmp_pa
 
 def save_with_other_settings(path: str, config: Config) -> list[str]:
     caches = [save(path, model(0), config).cache]
-    lowest = dist.get_rank() == 1  # which does not decide
+    lowest = dist.get_rank() == 1  # only the coordinator's setting counts
     caches.append(save(path, model(1), config, dedup_save_to_lowest_rank=lowest).cache)
     assert_loads(path, model(1))
     caches.append(save(path, model(2), config, dedup_save_to_lowest_rank=True).cache)
@@ -138,7 +138,7 @@ def test_a_change_of_a_setting_is_a_miss(config: Config, tmp_path: Path) -> None
 
 
 def save_with_fewer_ranks(path: str, config: Config) -> list[str]:
-    """The same state, which every rank has whole, by 3 ranks and by 2 of them."""
+    """Saves the same state, which every rank has whole, with 3 ranks and with 2 of them."""
     state = {"plain": numbers(300, 200), "step": 1}
     caches = [save(path, state, config).cache]
     pair = dist.new_group([1, 2])
@@ -156,7 +156,7 @@ def save_with_fewer_ranks(path: str, config: Config) -> list[str]:
 @pytest.mark.parametrize("config", [GATHER, TREE])
 def test_another_world_size_is_a_miss(config: Config, tmp_path: Path) -> None:
     caches = run_ranks(3, save_with_fewer_ranks, str(tmp_path), config)
-    # Rank 1, which coordinates the pair, knows what rank 0 has planned of its own plan alone.
+    # Rank 1 coordinates the pair. From rank 0's planning it knows only its own plan.
     assert caches == [["miss", "hit"], ["miss", "miss", "hit"], ["miss", "miss", "hit"]]
 
 
@@ -220,7 +220,7 @@ def test_a_cache_can_be_turned_off(config: Config, tmp_path: Path) -> None:
 
 
 def save_beside_the_default_group(path: str) -> None:
-    """Coordinated by another rank than 0, in a group whose numbers are not those of the ranks."""
+    """Saves in a group whose rank numbers are not the global ones, with a coordinator other than rank 0."""
     group = dist.new_group([1, 2, 4, 5])
     if dist.get_rank() not in (1, 2, 4, 5):
         return
@@ -241,7 +241,7 @@ def test_a_tree_in_a_group_with_another_coordinator(tmp_path: Path) -> None:
 
 
 def save_as_another_rank(path: str, config: Config) -> list[str]:
-    """The same plan of the same two processes, which are ranks 0 and 1 of one group and 1 and 0 of the other."""
+    """Saves one plan with the same two processes: ranks 0 and 1 of one group, and ranks 1 and 0 of the other."""
     groups = [dist.new_group([0, 1], sort_ranks=False), dist.new_group([1, 0], sort_ranks=False)]
     assert [dist.get_rank(group) for group in groups] == [dist.get_rank(), 1 - dist.get_rank()]
     caches = []
@@ -260,12 +260,12 @@ def save_as_another_rank(path: str, config: Config) -> list[str]:
 )
 @pytest.mark.parametrize("config", [GATHER, TREE])
 def test_a_process_may_be_another_rank_of_the_same_plan(config: Config, tmp_path: Path) -> None:
-    # Each group has a coordinator of its own.
+    # Each group has another coordinator.
     assert run_ranks(2, save_as_another_rank, str(tmp_path), config) == [["miss", "miss", "hit", "hit"]] * 2
 
 
 class LooksAtItems(BcpWriter):
-    """Lets itself be told first, and looks then."""
+    """Looks at the items of its plan after the base class has prepared it."""
 
     def prepare_local_plan(self, plan: Any) -> Any:
         plan = super().prepare_local_plan(plan)
@@ -307,7 +307,7 @@ def look_at_metadata(path: str) -> None:
     assert sorted(metadata.state_dict_metadata) == sorted(BcpReader(path).read_metadata().state_dict_metadata)
     read = BcpReader(path).read_metadata()
     assert read.storage_meta is not None
-    read.storage_meta.load_id = None  # of the reader
+    read.storage_meta.load_id = None  # each load has its own
     assert metadata == read
 
 

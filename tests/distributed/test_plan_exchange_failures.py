@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong on one rank while plans are exchanged is an error on all, and none waits."""
+"""An error on one rank while ranks exchange plans is an error on all, and no rank waits forever."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_ranks_that_disagree(num_ranks: int, config: Config, tmp_path: Path) -> 
 
 
 class Fails:
-    """Stands for a function of C++ on one rank."""
+    """Replaces a C++ function on one rank by one that raises."""
 
     def __init__(self, module: Any, name: str, error: BaseException) -> None:
         self._where = (module, name, getattr(module, name))
@@ -60,7 +60,7 @@ class Fails:
 
 
 def fail_within(path: str, failing: int, error: BaseException) -> None:
-    """At the node ``failing`` while it joins what is below it."""
+    """Fails at the node ``failing`` while it merges what the nodes below it sent."""
     save(path, model(0), TREE)
     state = {"other": numbers(3), **model(1)}
     name = "plan_tree" if failing == 0 else "merge_below"
@@ -84,7 +84,7 @@ def test_an_error_within_the_exchange_reaches_all_ranks(failing: int, error: Bas
 
 
 class FailsOnce:
-    """Stands for pickle in a process whose memory has just ended."""
+    """Replaces pickle in a process that has just run out of memory."""
 
     loads = staticmethod(pickle.loads)
 
@@ -165,7 +165,7 @@ class Own(BcpSavePlanner):
 
 
 def another_class_on_one_rank(path: str, of_rank_1: type[Any]) -> list[str]:
-    """From the second save on, in which the coordinator has forgotten what the other ranks rely on."""
+    """Rank 1 changes its planner after the first save, and the coordinator has forgotten what other ranks rely on."""
     save(path, model(0), GATHER)
     if dist.get_rank() == 0:
         plan_cache().clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planners whose hooks return the same memory for every item, on several ranks that may share their reading."""
+"""Planners may return the same memory for every item, also on several ranks that share their reading."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def load_with_every_hook(path: str, base: Any, reading: str | None, copy_bytes: 
         assert reading is None or reader.last_report.reading == reading
 
 
-# What fits into no host copy is read in place; a whole tensor has 140 bytes, a shard less.
+# A tensor that fits into no host copy is read in place. A whole tensor has 140 bytes, a shard fewer.
 @pytest.mark.parametrize("copy_bytes", [1, 80, 1 << 20])
 @pytest.mark.parametrize("reading", [None, "independent", "cooperative"])
 @pytest.mark.parametrize("base", [DefaultLoadPlanner, BcpLoadPlanner])

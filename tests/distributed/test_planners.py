@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planners of users work with the writer and the reader as they do with the stock ones."""
+"""Planners of users work with our writer and reader as with the stock ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def halve(path: str, planners: Planners) -> None:
     assert isinstance(entry, TensorStorageMetadata)
     assert entry.properties.dtype == torch.float16
     for reader in (BcpReader(path), dcp.FileSystemReader(path)):
-        # Into tensors of the stored dtype, and converted into others.
+        # It loads into tensors of the stored dtype, and converts for others.
         for dtype in (torch.float16, torch.float64):
             got = {**tensors(dtype, filled=False), "n": 0, "sharded": sharded(filled=False)}
             before = {key: got[key].data_ptr() for key in SHAPES}
@@ -90,7 +90,7 @@ def save_extra_data(path: str, planners: Planners) -> None:
     wanted = [extra_data(rank) for rank in range(dist.get_world_size())]
     for read in (metadata, BcpReader(path).read_metadata(), dcp.FileSystemReader(path).read_metadata()):
         assert read.planner_data == wanted
-        assert repr(read.planner_data) == repr(wanted)  # True == 1 and 1 == 1.0
+        assert repr(read.planner_data) == repr(wanted)  # because True == 1 and 1 == 1.0
 
 
 def materialize(path: str, planners: Planners) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher itself: a launcher that loses a failure makes every test below it pass."""
+"""The launcher of ranks reports every failure. If it lost one, tests that use it would pass wrongly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a save refuses before it has written a byte."""
+"""A save refuses wrong paths and values before it has written a byte."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def listing(path: str) -> dict[str, tuple[int, int, int]]:
 
 
 def refuse(writer: BcpWriter, kind: type[Exception], values: dict[str, Any] | None = None) -> BaseException:
-    """The coordinator's refusal, which reached every rank."""
+    """Returns the error with which the coordinator refused the save. It reached every rank."""
     found = failures(lambda: dcp.save(values or state(2), storage_writer=writer))
     assert {r: type(e) for r, e in found.items()} == {0: kind}, found
     return found[0]
@@ -115,7 +115,7 @@ def test_paths_that_cannot_be_directories(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="changes its user id, which root alone may")
 def test_no_permission(tmp_path: Path) -> None:
     for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(0o755)  # the others may look
+        directory.chmod(0o755)  # other users may enter
     run_ranks(2, no_permission, str(tmp_path / "ckpt"))
 
 

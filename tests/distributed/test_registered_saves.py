@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dcp.async_save`` after ``register()``: what it was called with stays what it saves, and all ranks save the same."""
+"""``dcp.async_save`` after ``register()`` saves what it was called with, and all ranks commit the same save."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_save_goes_where_its_writer_was_directed_to_at_the_call(tmp_path: Path
 
 
 def fail_unseen_on_one_rank(directory: Path) -> None:
-    """The next saves of rank 1, which raises there what nobody has looked at, and of rank 0 must not be mixed."""
+    """On rank 1 the next save raises a failure that nobody looked at. The saves of rank 0 and 1 must not be mixed."""
     path = directory / "ckpt"
     (directory / "file").touch()
     with registered():
@@ -99,7 +99,7 @@ def test_what_one_rank_raises_fails_the_save_of_all(tmp_path: Path) -> None:
 
 
 class LateFailure(BcpStager):
-    """Its future fails, on rank 1, when ``async_save`` has returned."""
+    """On rank 1 its future fails after ``async_save`` has returned."""
 
     later: Future[Any] | None = None
 
@@ -147,7 +147,7 @@ def test_a_state_that_one_rank_cannot_stage_fails_the_save_of_all(tmp_path: Path
 
 
 def save_over_one_of_several_groups(path: Path) -> None:
-    """Ranks that are in different numbers of groups, as with pipelines."""
+    """Saves over one of two groups. Ranks are in different numbers of groups, as with pipelines."""
     rank = dist.get_rank()
     groups = [dist.new_group(ranks, backend="gloo") for ranks in ([0, 1], [1, 2])]
     if rank < 2:
@@ -182,7 +182,7 @@ def lose_the_group_before_plain_dcp_begins(directory: Path) -> None:
     future: Any = dcp.async_save({"of_rank": {str(rank): rank}}, storage_writer=BcpWriter(path))
     assert hold.arrived.wait(LIMIT_S)
     dist.destroy_process_group()
-    gc.collect()  # nobody has the group any more
+    gc.collect()  # now nothing refers to the group any more
     hold.go_on.set()
     assert isinstance(future.exception(LIMIT_S), ProcessGroupChangedError)
     assert not path.exists()

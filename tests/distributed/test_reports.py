@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks report of a save is what the coordinator reports of them, and one of them logs it."""
+"""The coordinator's report of a save contains what each rank reports, and only one rank logs it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_coordinator_knows_all_ranks(tmp_path: Path) -> None:
 
 
 class Plain(BcpWriter):
-    """Its hook has the arguments of the base class, so DCP says no rank."""
+    """Its hook takes only the arguments of the base class, so DCP does not pass the rank."""
 
     def set_up_storage_writer(self, is_coordinator: bool) -> None:  # type: ignore[override]
         super().set_up_storage_writer(is_coordinator)
@@ -91,7 +91,7 @@ def test_without_collectives(tmp_path: Path) -> None:
 
 
 def progress(path: str) -> str:
-    """What this rank has written to stderr in a save and a load."""
+    """Returns what this rank writes to stderr during a save and a load."""
     config, text = Config(progress=True), io.StringIO()
     with contextlib.redirect_stderr(text):
         dcp.save(state(), storage_writer=BcpWriter(path, config=config))

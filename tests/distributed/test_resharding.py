@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved on some ranks, loaded on others and in other layouts, by our reader and by the stock one: exactly equal."""
+"""Our reader and the stock one load exactly what was saved, on other numbers of ranks and in other layouts."""
 
 from __future__ import annotations
 

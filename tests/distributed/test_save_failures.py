@@ -28,12 +28,12 @@ from bytecheckpoint.errors import InvalidPlanError, RankError, SaveFailedError
 
 # Only the coordinator runs these.
 ON_COORDINATOR = {"create_global_plan", "broken_metadata", "prepare_global_plan", "finish", "after_finish"}
-# Ours to turn into one error of the coordinator; what other hooks raise DCP hands to all ranks as it is.
+# We make one error of the coordinator from what these raise. What other hooks raise, DCP hands to all ranks unchanged.
 THROUGH_FINISH = {"resolve_data"}
 
 
 def state(number: int) -> dict[str, Any]:
-    """Something for each rank to write."""
+    """Returns a state in which each rank has something to write."""
     shared = {f"of_rank_{rank}": torch.full((50,), number) for rank in range(2)}
     return {"shared": shared, "number": number, "rank": {str(dist.get_rank()): number}}
 
@@ -62,13 +62,16 @@ class Scene:
     def fail(self, writer: BcpWriter, planner: DefaultSavePlanner) -> dict[int, BaseException]:
         found = {}
         if self.saves:
-            values = state(-1)  # others than those that are there
+            values = state(-1)  # not those that are saved there
             found = failures(lambda: dcp.save(values, storage_writer=writer, planner=planner, process_group=self.group))
         dist.barrier()
         return found
 
     def nothing_is_lost_or_blocked(self, writer: BcpWriter, *, committed: bool = False) -> None:
-        """The old checkpoint loads; another process saves at once, then the same ranks, with ``writer`` and without."""
+        """Asserts that the old checkpoint loads, and another process and then the same ranks can save at once.
+
+        The ranks save with ``writer``, and then with a new writer.
+        """
         load(self.path, -1 if committed else self.number, no_dist=True)
         dist.barrier()
         self.number += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DCP's process for saves is made for the ranks of the first save: what becomes of later ones with other ranks."""
+"""DCP makes its process for saves for the ranks of the first save. Saves of other ranks get a new one, or fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bytecheckpoint.errors import ProcessGroupChangedError
 from distributed.worlds import begin_world, check_whole, sharded
 
 PROCESS = AsyncCheckpointerType.PROCESS
-# A process imports torch.
+# A new process imports torch.
 LIMIT_S = 100.0
 
 
@@ -26,7 +26,7 @@ def state(number: int) -> dict[str, Any]:
 
 
 def save_in_other_worlds(directory: Path) -> None:
-    """The first save is not waited for: its groups are destroyed behind it."""
+    """Saves with other ranks each time. The groups of the first save are destroyed while it runs."""
     rank = dist.get_rank()
     futures: list[Any] = []
     worlds = ([0, 1], [1, 0], [rank])
@@ -46,7 +46,7 @@ def save_in_other_worlds(directory: Path) -> None:
 
 
 def check_answers(directory: Path) -> None:
-    """Saves through one process get each their own answer. Neither is waited for before the other is called."""
+    """Asserts that two saves through one process get their own answers. Both are called before either is waited for."""
     path = directory / f"good-{dist.get_rank()}"
     good = dcp.async_save(state(7), checkpoint_id=path, async_checkpointer_type=PROCESS)
     bad = dcp.async_save(state(7), checkpoint_id="/proc/nowhere", async_checkpointer_type=PROCESS)
@@ -76,7 +76,7 @@ def save_plainly_in_another_world(directory: Path) -> None:
     dist.destroy_process_group()
     begin_world(directory, 0, [rank], rank)
     error = save(2).exception(LIMIT_S)
-    if rank == 1:  # for rank 0 of one the process stands as rank 0 of two
+    if rank == 1:  # on rank 0 the process is rank 0 of 2, and the call is of rank 0 of 1
         assert isinstance(error, ProcessGroupChangedError)
         assert "rank 0 of 1, and DCP's process for saves was made for rank 1 of 2" in str(error)
     assert error is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes save to one path at once: at most one commits, and the other knows before it has written anything."""
+"""Two processes save to one path at once. At most one commits; a second one is refused before it writes anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bytecheckpoint.errors import CheckpointBusyError, CheckpointSupersededError
 
 
 class Meeting(DefaultSavePlanner):
-    """Stops in the middle of a save, lets the other rank act, and goes on."""
+    """Stops in the middle of a save, lets the other rank act, and continues."""
 
     met = False
 

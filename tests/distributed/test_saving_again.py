@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a save goes and what it leaves: a writer used again, a path written again, groups of all kinds."""
+"""Saves go to the right path and leave no old files: with a writer or path used again, and in groups of all kinds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bytecheckpoint import BcpReader, BcpWriter
 
 
 def assert_is_read(returned: Metadata, path: str | Path) -> None:
-    """What a save returned is what is read, but for the id that each load has of its own."""
+    """Asserts that a save returned the metadata that are read, except for the id that each load has of its own."""
     read = BcpReader(path).read_metadata()
     assert returned.storage_meta is not None
     assert read.storage_meta is not None
@@ -66,7 +66,7 @@ def save_again(root: str) -> None:
 
 
 def save_with_cached_plans(path: str) -> None:
-    # Ranks then get their final plan from a cache of DCP, not from the coordinator.
+    # With this setting ranks get their final plan from a cache of DCP, not from the coordinator.
     for number in (1, 2, 3):
         metadata = dcp.save(
             small(number), storage_writer=BcpWriter(path), planner=DefaultSavePlanner(enable_plan_caching=True)
@@ -84,7 +84,7 @@ def save_report_with_cached_plans(path: str) -> None:
         assert isinstance(metadata, Metadata)
         assert writer.last_report is not None
         assert metadata.storage_meta is not None
-        # Peers are not told the id before DCP broadcasts the metadata; their writers have done their part by then.
+        # The other ranks learn the id when DCP broadcasts the metadata. By then their writers have done their part.
         told = metadata.storage_meta.save_id if dist.get_rank() == 0 else "bcp1-"
         assert told == f"bcp1-{writer.last_report.save_id}"
 
@@ -106,7 +106,7 @@ def save_in_subgroups(root: str) -> None:
     for _ in range(2):
         dcp.save(small(number), storage_writer=BcpWriter(path), process_group=mine)
         load_small(path, number, process_group=mine)
-    # All four ranks in an order of their own.
+    # A group of all four ranks in another order.
     turned = dist.new_group([3, 1, 0, 2])
     dcp.save(state("saved", filled=True), storage_writer=BcpWriter(f"{root}/all"), process_group=turned)
     got = state("moved", filled=False)

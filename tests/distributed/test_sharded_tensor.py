@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ShardedTensors of every layout, through every way of saving and loading: what stock DCP gives, bit for bit."""
+"""ShardedTensors of every layout, saved and loaded in every way, give bit for bit what stock DCP gives."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from bytecheckpoint.errors import InvalidPlanError, ShapeMismatchError
 
 LIMIT_S = 60.0
 
-# Of one shard: the rank that has it, its offsets, its sizes.
+# One shard: the rank that has it, its offsets, its sizes.
 Cut = tuple[int, Sequence[int], Sequence[int]]
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Bytes that differ from element to element, so that any mix-up shows."""
+    """Returns values that differ from element to element, so that any mix-up shows."""
     count = torch.arange(torch.Size(shape).numel()).reshape(shape) % 50 + 1
     if dtype is torch.bool:
         return count % 3 == 0
@@ -41,7 +41,7 @@ def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def sharded_by(
     value: torch.Tensor, cuts: Sequence[Cut], group: dist.ProcessGroup | None = None, requires_grad: bool = False
 ) -> ShardedTensor:
-    """The shards of this rank have memory of their own."""
+    """Returns a ShardedTensor with these shards. The shards of this rank have memory of their own."""
     metadata = [ShardMetadata([*offsets], [*sizes], f"rank:{rank}/cpu") for rank, offsets, sizes in cuts]
     shards = []
     for (rank, offsets, sizes), of_shard in zip(cuts, metadata, strict=True):
@@ -64,7 +64,7 @@ def in_rows(
 
 
 def by_chunks(value: torch.Tensor, dim: int, order: Sequence[int]) -> ShardedTensor:
-    """As its users make one. Where there are more ranks than rows, the last shards begin outside."""
+    """Returns a ShardedTensor as its users make it. With more ranks than rows, the last shards begin outside."""
     spec = ChunkShardingSpec(dim, [f"rank:{rank}/cpu" for rank in order])
     sharded = sharded_tensor.empty(spec, *value.shape, dtype=value.dtype)
     for shard in sharded.local_shards():
@@ -82,7 +82,7 @@ def with_strides(sharded: ShardedTensor) -> ShardedTensor:
 
 
 def within_sharded(value: torch.Tensor) -> ShardedTensor:
-    """As of FSDP over tensor parallelism on 2 x 2 ranks: rows of columns."""
+    """Returns rows of columns, as FSDP over tensor parallelism makes them on 2 x 2 ranks."""
     row, column = divmod(dist.get_rank(), 2)
     half = value[4 * row : 4 * row + 4]
     inner = sharded_by(half, [(2 * row + i, (0, 2 * i), (4, 2)) for i in range(2)])
@@ -95,7 +95,7 @@ DTYPES = ("bool", "uint8", "int64", "bfloat16", "float8_e4m3fn", "float8_e5m2", 
 
 
 def plain_layouts(fill: Callable[..., torch.Tensor]) -> dict[str, Any]:
-    """What torch's own checks let pass, and stock DCP saves and loads, on any number of ranks from 2 on."""
+    """Returns layouts that torch's checks accept and stock DCP saves and loads, on any number of ranks from 2 on."""
     size = dist.get_world_size()
     ranks = range(size)
     state: dict[str, Any] = {
@@ -134,7 +134,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def overwrite(state: dict[str, Any]) -> None:
-    """As training goes on behind a staged save."""
+    """Sets all tensors to zero, as training changes them after a save was staged."""
     for tensor in tensors_of(state):
         tensor.detach().zero_()
 
@@ -170,7 +170,7 @@ SAVES: dict[str, Save] = {
     "background": save_in_background,
     "registered": save_registered,
 }
-# With our planner, which takes layouts that stock DCP does not.
+# These use our planner, which accepts layouts that stock DCP refuses.
 OUR_SAVES = [name for name in SAVES if name not in ("stock", "writer", "stager", "staging writer")]
 
 Load = Callable[[dict[str, Any], Path], None]
@@ -214,7 +214,7 @@ def test_what_stock_dcp_stores_we_do(tmp_path: Path, num_ranks: int, others: int
 
 
 def our_layouts(fill: Callable[..., torch.Tensor]) -> dict[str, Any]:
-    """What stock DCP refuses, or stores such that nobody can load it; of 4 ranks."""
+    """Returns layouts of 4 ranks that stock DCP refuses, or stores so that nobody can load them."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     half = dist.get_rank() // 2
     missing = [0, 2, 3]
@@ -252,7 +252,7 @@ def load_beside_what_dcp_does_not_know(root: Path) -> None:
 
     path = root / "ckpt"
     bytecheckpoint.save_state_dict(path, state(values, list=[values(3)]))
-    # A rank without shards, beside a tensor that is made here; and values that DCP's own planner makes None.
+    # Rank 1 has no shards. Beside them are a tensor that this load makes, and values that DCP's own planner makes None.
     inner = [torch.empty(3, device="meta"), {"of": {1, 2}}]
     got = state(zeros, list=inner, dtype=torch.bfloat16, odd={"deep": (1, {2})})
     dcp.load(got, storage_reader=BcpReader(path), planner=BcpLoadPlanner(allow_partial_load=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that fails while ranks share their reading: all raise its error, and none waits."""
+"""If a rank fails while ranks share their reading, all ranks raise its error, and none hangs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def damage(path: str | Path, offset: int) -> None:
 
 
 def own_copy(path: str) -> str:
-    """The checkpoint as one rank alone sees it."""
+    """Copies the checkpoint for this rank alone, and returns the path of the copy."""
     copy = f"{path}.{dist.get_rank()}"
     shutil.copytree(path, copy)
     return copy
@@ -72,7 +72,7 @@ def assert_all(found: dict[int, BaseException], ranks: int, kind: type[BaseExcep
 def read_damaged(path: str) -> dict[int, BaseException]:
     found = failures(partial(load, path))
     assert_all(found, 4, CorruptCheckpointError, r"read\(.*distcp, offset=5242880, 262144 bytes\): block has CRC")
-    # Only the owner raised it by itself.
+    # Only the rank that read the block raised the error itself.
     assert sum(not hasattr(error, "__notes__") for error in found.values()) == 1
     return found
 
@@ -94,11 +94,11 @@ def read_a_copy_that_differs(path: str, spoil: Callable[[str], None], text: str)
         shutil.rmtree(copy)
         shutil.copytree(path, copy)
     dist.barrier()
-    load(copy)  # nothing is left over of the load that failed
+    load(copy)  # the failed load left nothing behind
 
 
 def spoil_much(path: str) -> None:
-    """Some of it this rank will read itself."""
+    """Damages so many blocks that this rank itself reads some of them."""
     for offset in range(MIB, 20 * MIB, 256 << 10):
         damage(path, offset)
 
@@ -120,7 +120,7 @@ def test_a_rank_whose_disk_fails_fails_all(path: Path, spoil: Callable[[str], No
 
 
 class FailingRun:
-    """A SharedRun of rank 1 whose disk fails at the third unit, or whose memory at the begin."""
+    """A SharedRun of rank 1 whose disk fails after ``at`` units."""
 
     def __init__(self, run: Any, at: int) -> None:
         self._run = run
@@ -209,7 +209,7 @@ def interrupted_when_done(path: str) -> None:
         return done
 
     _exchange.Exchange._round = round_and_press  # type: ignore[method-assign]
-    # Objects come in a round of their own, in which rank 1 has nothing left to do.
+    # Objects are sent in a separate round, in which rank 1 has nothing left to do.
     got = replicated(filled=False) | {"step": 0} if dist.get_rank() != 1 else {}
     reader = BcpReader(path, config=COOPERATIVE)
     found = failures(partial(dcp.load, got, storage_reader=reader, planner=BcpLoadPlanner()))
@@ -258,7 +258,7 @@ def partial_on_one_rank(path: str) -> None:
     found = failures(lambda: dcp.load(got, storage_reader=BcpReader(path, config=COOPERATIVE), planner=planner))
     assert list(found) == [0]
     planner = BcpLoadPlanner(allow_partial_load=True)
-    rank_load._COPY_BYTES = MIB if dist.get_rank() == 1 else 64 * MIB  # more rounds than the other
+    rank_load._COPY_BYTES = MIB if dist.get_rank() == 1 else 64 * MIB  # so it has more rounds than rank 0
     if dist.get_rank() == 1:
         got["t0"] = got["t0"].double()
     dcp.load(got, storage_reader=BcpReader(path, config=COOPERATIVE), planner=planner)

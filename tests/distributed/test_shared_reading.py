@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that want the same bytes read each of them once, and send them to one another."""
+"""If ranks want the same bytes, only one rank reads each byte, and sends it to the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 def hybrid(*, filled: bool) -> dict[str, Any]:
-    """As of HSDP 2x2: two replicas of two shards."""
+    """Returns two replicas of two shards on a 2 x 2 mesh, as with HSDP."""
     mesh = init_device_mesh("cpu", (2, 2))
     full = replicated(filled=filled)
     return {k: distribute_tensor(v, mesh, [Replicate(), Shard(0)], src_data_rank=None) for k, v in full.items()}
@@ -59,7 +59,7 @@ def assert_shared(reports: list[LoadReport], path: Path) -> None:
     assert sum(report.bytes_read for report in reports) <= 1.05 * size_of(path)
     mean = sum(report.bytes_read for report in reports) / len(reports)
     assert max(report.bytes_read for report in reports) <= 1.2 * mean
-    # What was not read was received.
+    # A rank received what it did not read.
     assert all(report.bytes_read + report.bytes_received >= report.bytes_wanted for report in reports)
 
 
@@ -104,14 +104,14 @@ def test_any_layout_with_objects_on_any_number_of_ranks(tmp_path: Path, planner:
 
 
 def odd(number: float) -> dict[str, Any]:
-    """What is filled through host copies: other dtypes than stored, expanded memory; and opaque tensors, objects."""
+    """Returns tensors that go through host copies, because the stored dtype differs; an opaque one; and objects."""
     half = torch.quantize_per_tensor(torch.full((50, 7), number), 0.5, 3, torch.qint8)
     out: dict[str, Any] = {f"converted{i}": torch.full((200, 1000), number + i, dtype=torch.float64) for i in range(5)}
     return out | {"quantized": half, "objects": {"epoch": int(number), "names": ["a"] * 3}}
 
 
 def load_odd(path: str, planner: Any) -> LoadReport:
-    rank_load._COPY_BYTES = MIB  # several turns
+    rank_load._COPY_BYTES = MIB  # so small that it takes several turns
     got = odd(0.0)
     if dist.get_rank() == 2:
         del got["converted3"], got["quantized"]
@@ -132,7 +132,7 @@ def test_tensors_that_go_through_host_copies_are_shared_too(tmp_path: Path, plan
     saved = {k: v.to(torch.float32) if k.startswith("converted") else v for k, v in odd(4.0).items()}
     dcp.save(saved, storage_writer=BcpWriter(tmp_path))
     reports = run_ranks(4, load_odd, str(tmp_path), planner)
-    # Turns read blocks at their borders again, and a rank whose turns differ has them of its own.
+    # Turns read the blocks at their borders again. A rank whose turns differ has its own border blocks.
     assert sum(report.bytes_read for report in reports) <= 2.5 * size_of(tmp_path)
     assert {report.reading for report in reports} == {"cooperative"}
 
@@ -156,7 +156,7 @@ def test_ranks_want_different_things_and_one_nothing(tmp_path: Path) -> None:
 
 def load_on_a_group(path: str, own_carrier: bool) -> LoadReport | None:
     if own_carrier:
-        _peers._compat.is_gloo_on_host = lambda group: False  # as of NCCL
+        _peers._compat.is_gloo_on_host = lambda group: False  # as for NCCL
     group = dist.new_group([1, 3], backend="gloo")
     if dist.get_rank() not in (1, 3):
         return None
@@ -223,7 +223,7 @@ def test_ranks_need_not_have_equal_memory(tmp_path: Path) -> None:
 
 
 def load_at_random(path: str, num_loads: int) -> None:
-    """Each rank wants some keys, some of them converted, some only in part."""
+    """Loads random keys on each rank, some of them into another dtype."""
     rank_load._COPY_BYTES = 2 * MIB
     full = replicated(filled=True)
     for number in range(num_loads):
@@ -245,7 +245,7 @@ def test_whatever_ranks_want_they_get_it(tmp_path: Path, num_ranks: int) -> None
 
 
 class _Where:
-    """Stands for the extension module."""
+    """Stands for the extension module, and says whether the checkpoint is in memory."""
 
     def __init__(self, is_in_memory: bool) -> None:
         self._is_in_memory = is_in_memory
@@ -255,7 +255,7 @@ class _Where:
 
 
 def auto(path: str, is_in_memory: bool) -> list[str]:
-    """As if the checkpoint were larger."""
+    """Loads with ``auto``, as if the checkpoint were larger."""
     _intent._C = _Where(is_in_memory)  # type: ignore[assignment]
     _intent._LEAST_SAVED_BYTES = MIB
     mesh = init_device_mesh("cpu", (2,))
@@ -291,7 +291,7 @@ def test_nobody_waits_for_ranks_that_may_not_come(tmp_path: Path) -> None:
 
 
 def parts_of_their_own(path: str) -> str:
-    """DCP plans such a load with collectives, and reads without."""
+    """Saves without collectives, and loads. DCP plans such a load with collectives, and reads without."""
     wanted = {"rank": torch.full((MIB,), dist.get_rank())}
     dcp.save(wanted, storage_writer=BcpWriter(path), use_collectives=False)
     got = {"rank": torch.zeros(MIB, dtype=torch.int64)}
@@ -305,7 +305,7 @@ def test_parts_that_were_saved_without_collectives_are_not_shared(tmp_path: Path
 
 
 def load_metadata_in_parts(path: str) -> LoadReport:
-    """Each rank knows only of the items that it asks for; files have the same numbers on all."""
+    """Each rank reads only the metadata of the items that it asks for. Files have the same numbers on all ranks."""
     reader_module._MAX_WHOLE_METADATA_BYTES = 0
     return load_subsets(path)
 

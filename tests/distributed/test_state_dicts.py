@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our own entry points for state dicts on several ranks: one save, and errors on all of them."""
+"""Our entry points for state dicts on several ranks: all ranks make one save, and all raise its errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def save_while_training_communicates(path: Path) -> None:
         handle = async_save_state_dict(path, state, config=Config(on_staging_busy="double_buffer"))
         state["sharded"].to_local().zero_()
         state["own"][str(dist.get_rank())].zero_()
-        for _ in range(50):  # on the default group, which the save leaves alone
+        for _ in range(50):  # on the default group, which the save does not use
             total = torch.tensor([1.0])
             dist.all_reduce(total)
             assert total.item() == dist.get_world_size()
@@ -116,7 +116,7 @@ def test_a_save_that_one_rank_cancels_is_cancelled_on_all(tmp_path: Path) -> Non
 
 
 class WaitingPlanner(BcpSavePlanner):
-    """Plans when the test lets it: until then its save fails on no rank."""
+    """Waits with its plan until the test lets it continue. Until then its save fails on no rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def fail_unseen(path: Path) -> None:
     planner = WaitingPlanner()
     async_save_state_dict("/proc/nowhere", state_of(1.0), planner=planner)
     second = async_save_state_dict(path, state_of(2.0), config=Config(on_staging_busy="double_buffer"))
-    planner.go_on.set()  # and the first fails, on all ranks
+    planner.go_on.set()  # now the first save fails, on all ranks
     second.committed.result(LIMIT_S)
     with pytest.raises(CheckpointError, match="nobody looked"):
         save_state_dict(path, state_of(3.0))

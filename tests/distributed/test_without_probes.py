@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several ranks with a torch in which a probe does not hold: DCP's own gather, or one error on all ranks."""
+"""If a probe of torch fails, ranks use DCP's own gather, or all of them raise the same error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAULT = "it is gone in this test"
 
 
 def _lose(feature: Feature) -> str:
-    """Before anything of it has been looked at in this process."""
+    """Makes the first probe of ``feature`` fail, and returns its path. Call it before anything has been probed."""
     lost, fault = feature.probes[0].path, Probe.fault
     Probe.fault = lambda self: FAULT if self.path == lost else fault(self)  # type: ignore[method-assign]
     probe._known_faults.cache_clear()

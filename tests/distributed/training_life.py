@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small training job whose groups and processes end at times that are drawn, while it saves in every way."""
+"""A small training job that saves in every way, while its groups and processes end at random times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from distributed.worlds import LIMIT_S, save, sharded
 
 __all__ = ["BEGUN", "COMMITTED", "live"]
 
-# Lines of the log, each with a step and the number of ranks.
+# First words of lines of the log. A step and the number of ranks follow.
 BEGUN, COMMITTED = "begun", "committed"
 
 _INIT_TIMEOUT = timedelta(seconds=10)
@@ -31,7 +31,7 @@ _LONGEST_LIFE_S = 0.6
 
 
 class _Job:
-    """One rank of it."""
+    """One rank of the job."""
 
     def __init__(self, rank: int, num_ranks: int, root: Path, stores: Path, seed: str) -> None:
         self.rank, self.num_ranks, self.root, self._stores = rank, num_ranks, root, stores
@@ -46,13 +46,13 @@ class _Job:
         dist.init_process_group(
             "gloo", init_method=store, rank=self.rank, world_size=self.num_ranks, timeout=_INIT_TIMEOUT
         )
-        dist.barrier()  # who destroyed it at once would break what others are still connecting
+        dist.barrier()  # a rank that destroyed it at once would break connections that others still make
 
     def say(self, what: str, step: int) -> None:
         os.write(self._log, f"{what} {step} {self.num_ranks}\n".encode())
 
     def first_step(self) -> int:
-        """Behind the newest, as all see it."""
+        """Returns the step after the newest one, the same on all ranks."""
         steps = [0]
         if self.rank == 0:
             steps = [max((folder.step for folder in scan_steps(self.root / "run")), default=0) + 1]
@@ -83,7 +83,7 @@ class _Job:
         future.add_done_callback(tell)
 
     def what_all_do(self) -> None:
-        """Between two steps."""
+        """Does between two steps what all ranks do together."""
         event = self.together.choice(("nothing", "nothing", "barrier", "new world", "prune", "shutdown"))
         if event == "barrier":
             dist.barrier()
@@ -104,7 +104,7 @@ class _Job:
 
 
 def live(rank: int, num_ranks: int, root: Path, stores: Path, seed: str) -> None:
-    """A job of ``num_ranks``, until it ends by itself or is ended."""
+    """Runs one rank of a job, until it ends by itself or is killed."""
     job = _Job(rank, num_ranks, root, stores, seed)
     if job.alone.random() < 0.25:
         when = job.alone.uniform(0, _LONGEST_LIFE_S)
@@ -123,7 +123,7 @@ def live(rank: int, num_ranks: int, root: Path, stores: Path, seed: str) -> None
         dist.destroy_process_group()
     elif end == "waits":
         shutdown(LIMIT_S)
-    # What the interpreter does at its end, without taking torch down, which takes seconds.
+    # This is what the interpreter does at its end, except for unloading torch, which takes seconds.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     os._exit(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Background saves that stop at each of their exchanges, and worlds that begin and end around them."""
+"""Stops background saves at each of their exchanges, and begins and ends process groups around them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 LIMIT_S = 30.0
 
-# Each exchange of DCP's flow: plans to the coordinator and back, results to the coordinator and what became of them.
+# The exchanges of DCP's flow: plans to the coordinator and back, results to the coordinator, and the outcome back.
 EXCHANGES = ("gather_object", "scatter_object", "gather_object", "broadcast_object")
 STAGES = tuple(itertools.product(range(len(EXCHANGES)), ("before", "after")))
 
@@ -54,7 +54,7 @@ class Hold:
         assert self.go_on.wait(LIMIT_S)
 
     def patch(self, of: type = _group_flow._GroupWrapper) -> Callable[[], None]:
-        """From now on exchanges of this process pass here; what is returned ends that."""
+        """Makes the exchanges of this process go through this object. Returns a function that ends that."""
         theirs = {name: getattr(of, name) for name in set(EXCHANGES)}
 
         def held(name: str) -> Callable[..., Any]:
@@ -103,7 +103,7 @@ class Sharded(torch.nn.Module):
 
 
 def save(how: str, path: Path, number: int) -> Future[Any]:
-    """Begins to save a tensor that is sharded over all ranks, and something of each rank."""
+    """Begins to save a tensor that is sharded over all ranks and a value of each rank. Returns the future."""
     if how == "parts":
         extra = {"rank": dist.get_rank(), "number": number}
         state = {"model": Sharded(number), "extra_state": extra}
@@ -116,7 +116,7 @@ def save(how: str, path: Path, number: int) -> Future[Any]:
 
 
 def check_whole(how: str, path: Path, number: int, num_ranks: int) -> None:
-    """All of it loads, bit for bit, into one process."""
+    """Asserts that all of the checkpoint loads, bit for bit, into one process."""
     if how == "parts":
         latest = bytecheckpoint.find_latest_ckpt_path(path)
         assert latest == str(path / f"global_step_{number}")
@@ -135,10 +135,10 @@ def check_whole(how: str, path: Path, number: int, num_ranks: int) -> None:
 
 
 def begin_world(directory: Path, number: int, ranks: list[int], rank: int, timeout_s: float = 5.0) -> None:
-    """A default group of ``ranks``, over a store of its own.
+    """Makes a default group of ``ranks`` over a new store, and waits until all ranks have it.
 
-    Torch lets a rank go on when *it* is connected: one that destroyed the group at once would break the connections
-    that others are still making. So all wait for all.
+    torch lets a rank continue as soon as that rank is connected. If it then destroyed the group at once, it would break
+    the connections that others are still making.
     """
     dist.init_process_group(
         "gloo",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs blocks of a page, one after the other, as a reader would type them: ``run_page.py PAGE LINE...``.
+"""Runs blocks of a page one after the other, as a reader would type them: ``run_page.py PAGE LINE...``.
 
-Blocks of Python share their names, which are those of ``__main__``. What ``bcp`` prints must be what the page shows.
+Python blocks share the names of ``__main__``. ``bcp`` must print what the page shows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _run_commands(snippet: Snippet) -> None:
         program, *arguments = shlex.split(command)
         assert program == "bcp", f"{command}: only bcp is run"
         wanted = shown.splitlines()
-        if "..." in wanted:  # a part of what it prints, which is of one machine
+        if "..." in wanted:  # the page shows a part of the output, which differs by machine
             continue
         ran = subprocess.run([sys.executable, "-m", "bytecheckpoint", *arguments], stdout=subprocess.PIPE, text=True)
         # The page shows checkpoints below /mnt.
@@ -47,7 +47,7 @@ def _main() -> None:
         elif snippet.language == "console":
             _run_commands(snippet)
         else:
-            code = "\n" * (snippet.line - 1) + snippet.code  # so that a traceback has the lines of the page
+            code = "\n" * (snippet.line - 1) + snippet.code  # so that a traceback shows line numbers of the page
             exec(compile(code, str(snippet.page), "exec"), globals())
 
 

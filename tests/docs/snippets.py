@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snippets of a page: fenced blocks of Python, and of commands with what they print."""
+"""Finds the snippets of a page: fenced blocks of Python, and of commands with their output."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Snippet:
     """One block.
 
     Attributes:
-        page: File that it stands in.
-        line: Of its first line there, from 1.
+        page: File that contains it.
+        line: Number of its first line there, from 1.
         language: ``python`` or ``console``.
         code: Its text.
-        num_ranks: A script of its own, for so many ranks. 0: it continues the blocks before it.
+        num_ranks: Number of ranks, if it is a script of its own. 0: it continues the blocks before it.
         script: Name of that script.
-        needs: It is left out where this package is not installed, and runs by itself.
+        needs: Package that it needs. It runs by itself, and only where this package is installed.
     """
 
     page: Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages must name, and that their links lead somewhere."""
+"""The pages name everything that they must, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WITH_LINKS += [ROOT / name for name in ("benchmarks/README.md", "csrc/README.md"
 
 
 def anchors(page: Path) -> set[str]:
-    """Those that GitHub and Sphinx make of headings."""
+    """Returns the anchors that GitHub and Sphinx make from the headings of a page."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -44,7 +44,7 @@ def test_the_readme_is_an_overview_that_links_every_page() -> None:
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     for page in DOCS.glob("*.md"):
         assert page.stem == "index" or re.search(rf"^{page.stem}$", index, re.MULTILINE), page
-        # The README links the files that these include, or the page that leads to them.
+        # For these the README links the file that they include, or a page that leads to them.
         if page.stem not in ("index", "format", "security", "measurements", "decisions"):
             assert f"(docs/{page.name}" in readme, page
 
@@ -54,7 +54,7 @@ def test_the_api_has_every_public_name() -> None:
     documented = re.findall(r"^\.\. auto(?:class|function|data):: ([\w.]+)$", page, re.MULTILINE)
     assert len(documented) == len(set(documented))
     own = {name for name in documented if "." not in name}
-    assert own == set(bytecheckpoint.__all__) - {"CheckpointError"}  # which is with the other errors
+    assert own == set(bytecheckpoint.__all__) - {"CheckpointError"}  # listed with the other errors
     assert "automodule:: bytecheckpoint.errors" in page
 
 
@@ -81,7 +81,7 @@ def test_the_commit_protocol_has_every_failpoint() -> None:
 
 
 def config_rows() -> list[tuple[str, str, str]]:
-    """The table that Sphinx puts into docs/configuration.md."""
+    """Returns the table that Sphinx puts into docs/configuration.md."""
     path = DOCS / "extensions/config_rows.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

@@ -15,7 +15,7 @@ import pytest
 from snippets import PAGES, ROOT, Snippet, snippets_of
 
 LIMIT_S = 150.0
-# Of each package that a snippet may need: what is not tested without it.
+# By the package that a snippet may need: what the skip says without it.
 NOT_TESTED = {
     "olmo_core": "OLMo-core is not installed: pip install ai2-olmo-core==3.0.0",
     "torchtitan": "torchtitan is not installed: ITS SNIPPET IS NOT TESTED",
@@ -75,7 +75,7 @@ def test_every_block_is_of_a_language_that_is_run() -> None:
     snippets = [snippet for page in PAGES for snippet in snippets_of(page)]
     assert {snippet.language for snippet in snippets} == {"python", "console"}
     assert {snippet.needs for snippet in snippets} == {"", *NOT_TESTED}
-    # A first line that was meant to say how it is run, and does not.
+    # A first line that looks like a marker must be one that is understood.
     for snippet in snippets:
         first = snippet.code.partition("\n")[0]
         is_marked = bool(snippet.num_ranks or snippet.needs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Staging of CUDA tensors: every byte, in order with what streams do, and with training beside it."""
+"""Stages CUDA tensors: every byte arrives, in the right order with streams, and while training goes on."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from bytecheckpoint.compat.private_names import PLAIN_DTYPES
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:ComplexHalf")]
 
 LIMIT_S = 60.0
-BUSY_CYCLES = 200_000_000  # a tenth of a second of a stream, about
+BUSY_CYCLES = 200_000_000  # keeps a stream busy for about a tenth of a second
 MIB = 1 << 20
 
 
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Device tensors must not take the detour through torch."""
+    """Fails a test in which torch copies a device tensor to the host."""
 
     def host_copy(value: Any, memo: dict[int, Any]) -> Any:
         raise AssertionError(f"copied by torch: {type(value).__name__}")
@@ -53,13 +53,13 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 def drawn(num_bytes: int, seed: int = 0) -> torch.Tensor:
-    """Random bytes on the device."""
+    """Returns random bytes on the device."""
     generator = torch.Generator("cuda").manual_seed(seed)
     return torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device="cuda", generator=generator)
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    """The elements in row-major order, as torch itself copies them."""
+    """Returns the bytes of the elements in row-major order, as torch itself copies them."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().tobytes()
 
@@ -151,7 +151,7 @@ def test_drawn_layouts(seed: int) -> None:
 
 @pytest.mark.usefixtures("direct")
 def test_large_and_small() -> None:
-    """More than scratch holds at once, several times, with large ones between that go past it."""
+    """Small tensors fill the scratch memory several times. The large ones between them do not go through it."""
     state: dict[str, torch.Tensor] = {}
     for number in range(6000):
         state[f"small{number}"] = drawn(4 * (1 + number % 8000), seed=number).view(torch.float32)
@@ -201,7 +201,7 @@ def test_dtensors(mesh: DeviceMesh) -> None:
 
 def test_staged_memory_is_pinned_until_it_is_given_back() -> None:
     bytecheckpoint.shutdown()
-    for size in (1000, 40 * MIB, 100 * MIB, 1000):  # it grows, and is pinned anew
+    for size in (1000, 40 * MIB, 100 * MIB, 1000):  # it grows, and is pinned again
         staged = stage({"t": drawn(size), "host": torch.zeros(10)})
         assert staged["t"].is_pinned()
         assert staged["host"].is_pinned()
@@ -212,7 +212,7 @@ def test_staged_memory_is_pinned_until_it_is_given_back() -> None:
     stages_exactly({"t": drawn(10 * MIB)})
 
 
-# --- order: what is staged is what the caller's stream had written, and later writes do not reach it
+# --- order: staging copies what the caller's stream had written before, and nothing that it writes later
 
 
 @pytest.mark.usefixtures("direct")
@@ -260,21 +260,21 @@ def test_host_tensors_may_change_at_once_and_device_tensors_be_forgotten() -> No
     staging = begin(state)
     state["host"].zero_()
     del state["device"]
-    again = [torch.zeros(200 * MIB, dtype=torch.uint8, device="cuda") for _ in range(2)]  # would be its memory
+    again = [torch.zeros(200 * MIB, dtype=torch.uint8, device="cuda") for _ in range(2)]  # would get its memory
     staged = staging.result(LIMIT_S)
     assert bits(staged["device"]) == wanted
     assert torch.equal(staged["host"], torch.ones(1000))
     assert len(again) == 2
 
 
-# --- memory of the device is short
+# --- the device has little free memory
 
 
 @pytest.mark.usefixtures("direct")
 def test_without_scratch_it_is_slower_and_as_exact() -> None:
     state = {**layouts(), **{f"small{number}": drawn(100 + number, seed=number) for number in range(50)}}
     wanted = {key: bits(tensor) for key, tensor in state.items()}
-    stages_exactly(state)  # whatever CUDA itself allocates at the first use is there
+    stages_exactly(state)  # now CUDA has allocated what it needs at the first use
     bytecheckpoint.shutdown()
     torch.cuda.synchronize()
     filling = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchtitan's trainer with its own debug model on a GPU, in deterministic mode, resumed through our manager."""
+"""torchtitan's trainer resumes through our manager: its own debug model, on a GPU, in deterministic mode."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exhaustive searches of the models beside this, by spin."""
+"""Searches the models in this folder exhaustively, with spin."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def _run(arguments: list[str], folder: Path) -> str:
 
 
 def search(model: Path, flags: str, folder: Path) -> str:
-    """What spin says of ``model`` with these flags. It stops at the first error. Skips the test without spin."""
+    """Returns what spin says of ``model`` with these flags. The search stops at the first error. Skips without spin."""
     if problem := _missing():
         if os.environ.get("CI"):
             pytest.fail(problem)
         pytest.skip(problem)
     said = _run(["spin", "-a", *(f"-D{flag}" for flag in flags.split()), str(model)], folder)
     assert not said.strip(), said
-    # Most searches are shorter than what an optimising compiler takes.
+    # Most searches take less time than a compiler that optimises.
     optimise = "-O2" if "RANKS=3" in flags or "SAVERS=3" in flags else "-O0"
     _run(["gcc", optimise, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=2000", "-o", "pan", "pan.c"], folder)
     return _run(["./pan", "-m20000", "-w20"], folder)
 
 
 def errors_in(said: str) -> int:
-    """Number of errors of a search that was exhaustive but for them."""
+    """Returns the number of errors in a search that was otherwise exhaustive."""
     assert "max search depth too small" not in said, said
     assert "out of memory" not in said, said
     assert "Bit statespace" not in said, said
@@ -53,12 +53,12 @@ def errors_in(said: str) -> int:
 
 
 def unreached_in(said: str) -> set[str]:
-    """Statements of the model that the search never came to."""
+    """Returns the statements of the model that the search never reached."""
     return set(re.findall(r'\.pml:\d+, state \d+, "(.*)"', said)) - {"-end-"}
 
 
 def violated_in(said: str) -> int:
-    """Number of the property that the one error is about."""
+    """Returns the number of the property that the only error violates."""
     assert errors_in(said) == 1, f"not seen\n{said}"
     violated = re.search(r"assertion violated .*\|\|\((\d)==0\)", said)
     assert violated is not None, said

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every order of events that ``commit.pml`` allows, by spin: what is sound, what is not, and that it is the code's.
+"""Searches every order of events in ``commit.pml`` with spin: the protocol is sound, and each part of it is needed.
 
-Each search is exhaustive, by whole states. With BCP_LONG=1 also configurations of millions of states.
+The model must have the failpoints of the code. Each search is exhaustive and compares whole states. With BCP_LONG=1 it
+also searches configurations of millions of states.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MODEL = Path(__file__).with_name("commit.pml")
 # Numbers of the properties, as in the model.
 WHOLE, ONE_RIGHT, NO_BLOCK, NEWEST, LIVE, READS = range(1, 7)
 
-# With the statements that cannot be reached in one of them: nobody else is left to decline for.
+# Flags, and the statements that nothing reaches with them. In one of them nobody else is left to decline for.
 SOUND: dict[str, set[str]] = {
     "LOCKS=1 RANKS=3": set(),
     "LOCKS=0 RANKS=3": set(),
@@ -32,7 +33,7 @@ SOUND: dict[str, set[str]] = {
 }
 SOUND_LONG = ("LOCKS=1 RANKS=3 TAKE_OVER=1", "LOCKS=0 RANKS=2 READER=1")
 
-# What the code must not do, and the property that it would break.
+# What the code must not do, and the property that it would violate.
 MUTATIONS = {
     "LOCKS=1 RANKS=1 M_MARK_FIRST": WHOLE,
     "LOCKS=0 RANKS=1 M_MARK_FIRST": WHOLE,
@@ -52,7 +53,7 @@ MUTATIONS = {
     "LOCKS=1 RANKS=1 M_UNLOCKED_UNLINK": LIVE,
     "LOCKS=1 RANKS=1 M_NO_KILL": NO_BLOCK,
 }
-# What the code does beyond what these properties need: the rename finds out anyway, but later.
+# The code does more than these properties need: without it the rename would find the same, but later.
 HARMLESS = ("LOCKS=1 RANKS=1 M_NO_NLINK", "LOCKS=1 RANKS=1 M_NO_CHECK_RIGHT")
 
 
@@ -87,7 +88,7 @@ def test_what_only_fails_early_is_not_needed(flags: str, tmp_path: Path) -> None
 
 
 def _failpoints() -> dict[str, str]:
-    """Names of failpoints by their constants."""
+    """Returns the names of failpoints by their constants."""
     header = (ROOT / "csrc/base/failpoint.h").read_text()
     constants = re.findall(r"^  (k\w+),", header, re.MULTILINE)
     names = re.findall(r'"(\w+)"', header.split("kFailpointNames[]")[1].split("};")[0])
@@ -96,7 +97,7 @@ def _failpoints() -> dict[str, str]:
 
 
 def _of_functions() -> list[tuple[str, list[str]]]:
-    """The failpoints of each function of the code, in its order."""
+    """Returns the failpoints of each function of the code, in their order."""
     names = _failpoints()
     found = []
     for source in sorted((ROOT / "csrc").rglob("*.cpp")):
@@ -108,13 +109,13 @@ def _of_functions() -> list[tuple[str, list[str]]]:
 
 
 def _labels() -> list[str]:
-    """The labels of the model that stand for failpoints: by what failpoints begin with."""
+    """Returns the labels of the model that stand for failpoints. They begin with the phase, as failpoints do."""
     phases = "|".join(sorted({name.split("_")[0] for name in _failpoints().values()}))
     return re.findall(rf"^((?:{phases})_\w+):", MODEL.read_text(), re.MULTILINE)
 
 
 def test_the_model_has_the_failpoints_of_the_code_in_its_order() -> None:
-    """A failpoint that was added, renamed or moved: look at the model, which must follow the code, then change this."""
+    """Fails if a failpoint was added, renamed or moved. First make the model follow the code, then change this."""
     labels = _labels()
     in_code = [point for _, points in _of_functions() for point in points]
     assert sorted(in_code) == sorted(_failpoints().values()), "a failpoint is used twice or not at all"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every order in which process groups end around a background save, by spin: what makes it whole or nothing."""
+"""Searches every order in which process groups end during a background save: it commits everything or nothing."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SOUND = (
     "RANKS=3 ASTRAY=1",
 )
 
-# What the code must not do, and the property that it would break.
+# What the code must not do, and the property that it would violate.
 MUTATIONS = {
-    # As it was: half of a model was committed.
+    # The code of the past: it committed half of a model.
     "M_ASK_LATE M_NO_COVERAGE": WHOLE,
-    # The check of coverage alone: saves fail for no reason, and what no tensor shows is lost.
+    # Only coverage is checked: saves fail for no reason, and what no tensor shows is lost.
     "M_ASK_LATE": LIVE,
     "M_ASK_LATE SHARDED=0": KEPT,
-    # The fixed world alone: who calls as if alone commits its shards.
+    # Only the ranks are fixed at the call: a rank that calls as if it were alone commits its shards.
     "M_NO_COVERAGE ASTRAY=1": WHOLE,
     "M_NOT_ALL": WHOLE,
     "M_NOT_ALL SHARDED=0": KEPT,

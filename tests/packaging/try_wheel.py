@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tries a wheel as a user would who has torch and no compiler: ``python tests/packaging/try_wheel.py WHEEL``.
+"""Tries a wheel like a user who has torch and no compiler: ``python tests/packaging/try_wheel.py WHEEL``.
 
-The wheel is installed into a virtual environment of its own, which borrows torch and what else is needed from the
-environment that runs this script, but not the package.
+It installs the wheel into a new virtual environment, which takes torch and the other dependencies from the environment
+that runs this script, but not the package.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ for reader in (BcpReader("checkpoint"), dcp.FileSystemReader("checkpoint")):
 
 
 def check_names(wheel: Path) -> None:
-    """What users need is in it, and what only tests call is not."""
+    """Checks that the wheel contains what users need, and nothing that only tests call."""
     names = zipfile.ZipFile(wheel).namelist()
     for wanted in ("bytecheckpoint/py.typed", "bytecheckpoint/_C.pyi", "licenses/LICENSE"):
         assert any(name.endswith(wanted) for name in names), f"{wheel.name} lacks {wanted}"
@@ -52,7 +52,7 @@ def try_wheel(wheel: Path, directory: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
     subprocess.run([*pip, "install", "-q", "--no-deps", str(wheel)], check=True)
     own = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
-    # Files of paths within that folder are not followed: the editable package there stays out.
+    # Python does not follow the .pth files in that folder, so the editable package there stays out.
     (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CC", "CXX")}
     environment["PATH"] = str(home / "bin")  # neither a compiler nor nvcc

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Campaigns of many rounds: drawn by a seed, to be resumed at a round, with a line at the end of what they covered."""
+"""Runs many rounds of a trial. A seed draws them, a run can begin at any round, and a last line says what happened."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _DEFAULT_SEED = 7
 
 
 class Campaign:
-    """What one test tries, a few times or, with BCP_LONG=1, many times.
+    """The rounds of one test: a few or, with BCP_LONG=1, many.
 
-    BCP_SEED draws other rounds; BCP_ROUND begins with that one. A round depends on the seed and on its number alone.
+    Another BCP_SEED draws other rounds, and BCP_ROUND is the number of the first one. A round depends only on the seed
+    and on its number.
 
     Attributes:
         covered: Counts of what happened, for the line at the end.
@@ -30,7 +31,7 @@ class Campaign:
         self.covered: Counter[str] = Counter()
 
     def run(self, trial: Callable[[int, random.Random], None], *, short: int, long: int) -> None:
-        """Calls ``trial`` with the number of each round and what draws it."""
+        """Calls ``trial`` with the number of each round and the random generator of that round."""
         for number in range(self._first, long if IS_LONG else short):
             try:
                 trial(number, random.Random(f"{self._seed} {number}"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, in this process and in processes of its own, and checkpoints for it to look at."""
+"""Runs the command line, in this process or in a new one, and makes checkpoints for it to look at."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["HOSTILE", "STOCK", "as_json", "run", "save", "start", "state", "stoc
 
 ROOT = Path(__file__).parents[2]
 STOCK = ROOT / "tests" / "interop" / "golden" / "stock"
-# A key that would end the line, colour it, reorder it, and pass for another.
+# A key that, printed as it is, would end the line, colour it, reorder it, and look like another key.
 HOSTILE = "a\n\x1b[31m\u202eb\u05d0\\n\x9b'"
 
 
 def stock(name: str) -> str:
-    """A checkpoint that stock DCP wrote."""
+    """Returns the path of a checkpoint that stock DCP wrote."""
     return str(STOCK / name)
 
 
 def state() -> dict[str, Any]:
-    """Tensors of several dtypes, objects, and a hostile name."""
+    """Returns tensors of several dtypes, objects, and a hostile key."""
     return {
         "model": {"embed": torch.arange(600, dtype=torch.float32).reshape(20, 30), "bias": torch.arange(7.0)},
         "step": 7,
@@ -41,20 +41,20 @@ def state() -> dict[str, Any]:
 
 
 def save(path: Path, value: dict[str, Any] | None = None) -> str:
-    """A checkpoint of ours."""
+    """Saves a checkpoint with our writer, and returns its path."""
     dcp.save(state() if value is None else value, storage_writer=BcpWriter(path, sync_files=False), no_dist=True)
     return str(path)
 
 
 def run(*arguments: str) -> Result:
-    """A command in this process; fails on an exception that it did not turn into a message."""
+    """Runs a command in this process; fails on an exception that the command did not turn into a message."""
     result = CliRunner().invoke(bcp, arguments, prog_name="bcp")
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
 
 def as_json(*arguments: str, code: int = 0) -> Any:
-    """What a command prints with ``--json``."""
+    """Runs a command with ``--json``, and returns what it prints."""
     result = run(*arguments, "--json")
     assert result.exit_code == code, result.output
     assert result.stdout.isascii()
@@ -66,7 +66,7 @@ def as_json(*arguments: str, code: int = 0) -> Any:
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """A command in a process of its own."""
+    """Starts a command in a new process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("environment", {})}
     return subprocess.Popen(
         [sys.executable, "-m", "bytecheckpoint", *arguments],

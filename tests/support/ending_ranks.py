@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that end as processes do, with everything that the interpreter does at its end; and scripts.
+"""Runs ranks and scripts in processes that end as usual, with everything that the interpreter does at its end.
 
-They are forked from a process that has imported torch, which takes seconds, and fall off the end of its script.
+They are forked from a process that has already imported torch, because that takes seconds. Each one then returns to the
+end of that process's script.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["Ended", "EndingRanks", "run_script"]
 
 TESTS = Path(__file__).parents[1]
 LIMIT_S = 40.0
-# What triton, which torch imports, says at the end of a process in which it was frozen.
+# What triton, which torch imports, prints at the end of a process in which ``gc.freeze`` was called.
 _OF_FROZEN_MODULES = re.compile(r"^(nanobind: | - leaked | - \.\.\. skipped |See https://nanobind).*\n?", re.MULTILINE)
 SCRIPT = "from support.ending_ranks import serve; work = serve(); work()"
 
@@ -39,8 +40,8 @@ class Ended:
     """How one rank ended.
 
     Attributes:
-        code: Of its exit, or minus the signal that killed it; None if it had to be killed because it hung.
-        said: On stdout and stderr; the stacks of all threads if it hung.
+        code: Its exit code, or minus the signal that killed it; None if it hung and was killed for that.
+        said: What it wrote to stdout and stderr; with the stacks of all threads if it hung.
     """
 
     code: int | None
@@ -49,7 +50,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class _Rank:
-    """One rank, for the process that forked it. ``ended`` and ``said`` are file descriptors."""
+    """One rank, as the process that forked it knows it. ``ended`` and ``said`` are file descriptors."""
 
     ended: int
     pid: int
@@ -66,7 +67,7 @@ class EndingRanks:
     """The process from which ranks are forked.
 
     Args:
-        modules: What it imports besides the package.
+        modules: What it imports besides ``PRELOADED``.
     """
 
     def __init__(self, *modules: str) -> None:
@@ -94,13 +95,13 @@ class EndingRanks:
         frees_modules: bool = False,
         limit_s: float = LIMIT_S,
     ) -> list[Ended]:
-        """``function(rank, *args)`` in a process for each rank, until all have ended.
+        """Runs ``function(rank, *args)`` in a process for each rank, and returns how each of them ended.
 
         Args:
-            grace_s: When a rank has failed, the others are killed after that, as a launcher does.
-            frees_modules: Whether the last collection of garbage frees what torch's modules hold, too, as at the end of
+            grace_s: If a rank fails, the others are killed after this time, as a launcher does. None: they are not.
+            frees_modules: Whether the last garbage collection also frees what torch's modules hold, as at the end of
                 any process. It takes most of a second.
-            limit_s: Ranks that have not ended then hang, and are killed.
+            limit_s: Ranks that have not ended after this time count as hung, and are killed.
         """
         self._requests.send_bytes(pickle.dumps((num_ranks, grace_s, limit_s, frees_modules, function, args)))
         assert self._requests.poll(limit_s + LIMIT_S), "the ranks and what forked them hang"
@@ -113,18 +114,18 @@ class EndingRanks:
 
 
 def run_script(rank: int, script: str, *arguments: object) -> None:
-    """As ``python -c script arguments`` does, in a process that has imported torch before."""
+    """Runs a script as ``python -c script arguments`` does, in a process that has already imported torch."""
     sys.argv[1:] = map(str, arguments)
     exec(compile(script, "<string>", "exec"), vars(sys.modules["__main__"]))
 
 
 def serve() -> Callable[[], Any]:
-    """Forks ranks as they are asked for. Returns in each of them, what it is to do."""
+    """Forks ranks on request. In each rank it returns the function that the rank is to run."""
     for module in (*PRELOADED, *os.environ["BCP_TEST_MODULES"].split()):
         import_module(module)
     sys.modules["torch"].set_num_threads(1)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads must not fork"
-    gc.freeze()  # the last collection of a rank would look at all modules, and so copy their pages
+    gc.freeze()  # else the last garbage collection of a rank would touch all modules, and so copy their pages
     requests = Connection(int(os.environ["BCP_TEST_PIPE"]))
     while True:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing state dicts byte for byte, and blanks of them to load into; and what DCP says of them."""
+"""Compares state dicts byte for byte, makes blank ones to load into, and takes strides out of DCP's metadata."""
 
 from __future__ import annotations
 
@@ -22,31 +22,34 @@ T = TypeVar("T")
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of its elements."""
+    """Returns the bytes of the elements."""
     tensor = tensor.detach()
     tensor = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
-    # A copy: one element is contiguous whatever its strides, and then has no view as bytes.
+    # A copy: a tensor of one element counts as contiguous whatever its strides, and then has no view as bytes.
     return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def settled(value: Any) -> Any:
-    """The same with tensors that are no views: what a load into plain memory must give."""
+    """Returns the same value with tensors in plain memory, as a load into plain memory must give it."""
     if isinstance(value, torch.Tensor):
         return value.detach().resolve_conj().resolve_neg().contiguous()
     if isinstance(value, dict):
         return type(value)((key, settled(item)) for key, item in value.items())
-    # Not subclasses: torch.Size takes numbers alone.
+    # Not for subclasses: torch.Size accepts only numbers.
     return type(value)(settled(item) for item in value) if type(value) in (list, tuple) else value
 
 
 def sorted_keys(value: dict[str, Any]) -> dict[str, Any]:
-    """For comparisons in which the order of keys, of the outermost ones, does not matter."""
+    """Returns the dict with its outermost keys sorted, for comparisons in which their order does not matter."""
     return {key: value[key] for key in sorted(value)}
 
 
 def without_strides(described: T) -> T:
-    """Metadata, a plan or a part of them, as we describe tensors: without what torch 2.15 notes of the strides of one
-    rank's tensor. Nothing of DCP reads it, and older torch refuses metadata that have it."""
+    """Removes the strides from metadata, a plan or a part of them, and returns it.
+
+    torch 2.15 notes the strides of one rank's tensor. We do not: nothing in DCP reads them, and older torch refuses
+    metadata that have them.
+    """
     if isinstance(described, TensorProperties):
         if hasattr(described, "strides"):
             described.strides = None
@@ -61,9 +64,9 @@ def without_strides(described: T) -> T:
 
 
 def blank(value: Any) -> Any:
-    """The same structure with zeros in place of tensors, and with None for what has none.
+    """Returns the same structure with zeros in place of tensors, and None in place of values without tensors.
 
-    A quantized tensor keeps its scales: stock copies the integers alone, whatever the scales they land on.
+    A quantized tensor keeps its scales: stock DCP copies only the integers, whatever the scales of the target.
     """
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(blank(value.detach()))
@@ -87,7 +90,7 @@ def _blank_quantized(value: torch.Tensor) -> torch.Tensor:
 
 
 def local_tensors(value: torch.Tensor) -> list[torch.Tensor]:
-    """The memory of this rank behind a tensor of any kind."""
+    """Returns the plain tensors that hold this rank's part of a tensor of any kind."""
     if isinstance(value, DTensor):
         return [value.to_local()]
     if isinstance(value, ShardedTensor):
@@ -96,9 +99,10 @@ def local_tensors(value: torch.Tensor) -> list[torch.Tensor]:
 
 
 def assert_equal(got: Any, wanted: Any, key: str = "") -> None:
-    """Equal in types, order of keys, dtypes, shapes and every byte: some are NaN, and some dtypes have no comparison.
+    """Asserts equal types, order of keys, dtypes, shapes and bytes.
 
-    Of a sharded tensor what this rank has.
+    It compares bytes, because some elements are NaN and some dtypes have no comparison. It compares this rank's part of
+    a sharded tensor.
     """
     assert type(got) is type(wanted), f"{key}: {type(got)} for {type(wanted)}"
     if isinstance(wanted, torch.Tensor):
@@ -121,7 +125,7 @@ def assert_equal(got: Any, wanted: Any, key: str = "") -> None:
 
 
 def assert_loads(path: Path, wanted: dict[str, Any]) -> None:
-    """This process alone gets back every value as it was saved, with our reader and with stock DCP's."""
+    """Asserts that this process alone loads every value as it was saved, with our reader and with stock DCP's."""
     for reader in (BcpReader(path), dcp.FileSystemReader(path)):
         got = blank(wanted)
         dcp.load(got, storage_reader=reader, no_dist=True)

@@ -62,11 +62,11 @@ LOAD_PLANNER_HOOKS = (
 
 
 class Reason(Exception):
-    """What the hooks raise."""
+    """The error that hooks raise unless the test gives another one."""
 
 
 class Unreadable(Exception):
-    """Can be pickled and not unpickled, as many exceptions of real libraries."""
+    """An error that can be pickled but not unpickled, like many exceptions of real libraries."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
@@ -94,7 +94,7 @@ class _Failing:
             raise self.error or Reason(f"{hook} on rank {self.failing_rank}")
 
 
-# What the mixins may use is the same in DCP's planners and in ours.
+# The mixins may use only what DCP's planners and ours have in common.
 if TYPE_CHECKING:
     _Save, _Load = DefaultSavePlanner, DefaultLoadPlanner
 else:
@@ -143,7 +143,7 @@ class FailingWriter(_Failing, BcpWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         prepared = super().prepare_global_plan(plans)
-        self.at("prepare_global_plan")  # with the right to commit in hand
+        self.at("prepare_global_plan")  # the save has the right to commit here
         return prepared
 
     def write_data(self, plan: SavePlan, planner: Any) -> Any:
@@ -205,7 +205,7 @@ class FailingBcpLoadPlanner(_FailingLoadPlanner, BcpLoadPlanner):
 
 
 class FailsLate(FailingLoadPlanner):
-    """Not before all ranks have come to read."""
+    """Has DCP's own ``finish_plan``, so it fails only after all ranks have come to read, and our reader knows that."""
 
     finish_plan = DefaultLoadPlanner.finish_plan
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test leaves behind: threads of Python and of our C++, open files, processes, temporary files."""
+"""Finds what a test leaves behind: threads of Python and of our C++, open files, processes, temporary files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from pathlib import Path
 
 __all__ = ["Holdings", "holdings", "leaks_since"]
 
-# Threads and sockets may take a moment to go.
+# Threads and sockets may need a moment to end.
 _PATIENCE_S = 5.0
-# What stays once it is there: the thread and the memory of background saves, and what is others' own.
+# These stay once they exist: the thread and the memory of background saves, and what other libraries keep.
 _STAYS = re.compile(
     r"thread '(bytecheckpoint-background|tqdm_monitor|.*\(_serve\))"
     r"|/memfd:bytecheckpoint"
     r"|temporary file (pymp-|torchinductor_)"
 )
-# Of gloo's loop, which torch keeps for good once there has been a group, and of the thread that serves multiprocessing.
+# Descriptors of gloo's event loop, which torch keeps forever once there was a group, and of the thread that serves
+# multiprocessing.
 _OF_LOOPS = re.compile(r"descriptor \d+: (pipe|socket|anon_inode):")
 
-# In words, by a key that stays the same as long as it is there.
+# Descriptions, by a key that stays the same as long as the thing exists.
 Holdings = dict[tuple[str, int, str], str]
 
 
 def holdings() -> Holdings:
-    """What the process has now. Memory for other processes is among its files: it has no names."""
+    """Returns what the process holds now. Memory that it shares with other processes is listed with its open files."""
     held = {("thread", thread.native_id or 0, ""): f"thread '{thread.name}'" for thread in threading.enumerate()}
     for task in Path("/proc/self/task").iterdir():
-        # As csrc/base/named_thread.h names all of ours.
+        # csrc/base/named_thread.h gives all our threads such names.
         if (name := _text(task / "comm")).startswith("bcp-"):
             held["thread", int(task.name), name] = f"thread '{name}'"
         for pid in _text(task / "children").split():
@@ -40,7 +41,7 @@ def holdings() -> Holdings:
         try:
             target = str(entry.readlink())
         except OSError:
-            continue  # the listing's own
+            continue  # the descriptor of the listing itself
         held["file", int(entry.name), target] = f"descriptor {entry.name}: {target}"
     for entry in Path(tempfile.gettempdir()).iterdir():
         held["temporary", 0, entry.name] = f"temporary file {entry.name}"
@@ -48,7 +49,7 @@ def holdings() -> Holdings:
 
 
 def leaks_since(before: Holdings) -> list[str]:
-    """What is there that was not there ``before``, and does not go away."""
+    """Returns what exists now, did not exist ``before``, and does not go away within the deadline."""
     give_up = time.monotonic() + _PATIENCE_S
     while True:
         now = holdings()
@@ -57,7 +58,7 @@ def leaks_since(before: Holdings) -> list[str]:
         leaks = [what for what in leaks if not _STAYS.search(what) and not (has_loop and _OF_LOOPS.search(what))]
         if not leaks or time.monotonic() >= give_up:
             return leaks
-        gc.collect()  # with all of torch it takes longer than most tests: only where it may help
+        gc.collect()  # with all of torch it takes longer than most tests, so it runs only where it may help
         time.sleep(0.02)
 
 

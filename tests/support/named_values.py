@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors by name, the same under every torch from 1.13 on."""
+"""Tensors whose values follow from a name. They are the same under every torch from 1.13 on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["numbers"]
 
 
 def numbers(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Bytes that follow from the name alone; in a floating dtype some are NaN."""
+    """Returns a tensor whose bytes follow from the name alone. In a floating dtype some elements are NaN."""
     elements = 1
     for size in shape:
         elements *= size
-    itemsize = torch.empty((), dtype=dtype).element_size()  # dtype.itemsize is of torch 2.1
+    itemsize = torch.empty((), dtype=dtype).element_size()  # dtype.itemsize needs torch 2.1
     seed = sum(name.encode())
     values = (torch.arange(elements * itemsize) * 37 + seed) % (2 if dtype == torch.bool else 256)
     return values.to(torch.uint8).view(dtype).reshape(shape)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A planner that holds a save up until the test lets it go on."""
+"""A planner that stops a save until the test lets it continue."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LIMIT_S = 60.0
 
 
 class PausingPlanner(BcpSavePlanner):
-    """Stops before it hands over the first value: by then this rank's file is there.
+    """Stops before it returns the first value. By then the file of this rank exists.
 
     Attributes:
-        arrived: Set when it has stopped.
-        go_on: To be set by the test.
+        arrived: Set when the planner has stopped.
+        go_on: The test sets it to let the save continue.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a call takes at its worst, as the kernel counts what is really there."""
+"""Measures the peak memory of a call, as the kernel counts resident memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ __all__ = ["REFUSAL_BYTES", "with_peak"]
 
 T = TypeVar("T")
 
-# What a refusal may take beyond what the process had before, whatever the metadata claim.
+# By so many bytes a process may grow while it refuses a checkpoint, whatever the metadata claim.
 REFUSAL_BYTES = 64 << 20
 _C = ctypes.CDLL(None)
 
 
 def with_peak(call: Callable[[], T]) -> tuple[T, int]:
-    """What ``call`` returns, and by how many bytes the process grew meanwhile, of which it may have given back all."""
-    _C.malloc_trim(0)  # else it could take, unseen, what an earlier call has left to the allocator
+    """Returns what ``call`` returns, and by how many bytes the process grew at the peak. They may be free again."""
+    # Otherwise the call could use memory that an earlier call left in the allocator, and that would not show.
+    _C.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _peak()
     value = call()

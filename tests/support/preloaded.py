@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What servers import before they fork ranks: what most ranks use, and what runs nothing when it is imported."""
+"""The modules that servers import before they fork ranks. Most ranks use them, and importing them runs nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each public call of the package, in a form that can be made anywhere: in any thread, process, group or hook."""
+"""Each public call of the package, in a form that works anywhere: in any thread, process, group or hook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 import bytecheckpoint as bcp
 
 for _name in bcp.__all__:
-    getattr(bcp, _name)  # imports it: what is forked later has it
+    getattr(bcp, _name)  # imports it, so that processes forked later have it
 
 __all__ = ["CALLS", "LIMIT_S", "NO_CALLS", "Place", "PublicCall", "prepare"]
 
@@ -26,12 +26,12 @@ LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where a call is made.
+    """Where a call reads and writes, and which ranks make it.
 
     Attributes:
-        at: What it writes goes there; absent before.
-        ready: What ``prepare`` made.
-        group: Of the ranks that make the call; None: this process makes it alone.
+        at: Path that the call writes to. It does not exist before.
+        ready: Folder that ``prepare`` filled.
+        group: Group of the ranks that make the call together; None: this process makes it alone.
     """
 
     at: Path
@@ -40,12 +40,12 @@ class Place:
 
     @property
     def ranks(self) -> dict[str, Any]:
-        """Arguments of DCP, and of our calls for state dicts."""
+        """Returns the arguments that name the ranks, for DCP and for our calls for state dicts."""
         return {"no_dist": True} if self.group is None else {"process_group": self.group}
 
     @property
     def run(self) -> Path:
-        """What ``bytecheckpoint.save`` made."""
+        """Returns the folder that ``prepare`` filled with ``bytecheckpoint.save``."""
         return self.ready / "run"
 
 
@@ -91,13 +91,14 @@ def check_saved_model(place: Place) -> None:
 
 
 def prepare(ready: Path) -> None:
-    """Makes what the calls find."""
+    """Saves the checkpoints that the calls read."""
     bcp.save_state_dict(ready / "state", state(), no_dist=True)
     for step in (1, 2, 3):
         bcp.save(ready / "run", model_state(7.0), "ddp", global_steps=step, extra_state_policy="replicated")
 
 
-# The calls, in the order of `bytecheckpoint.__all__`. Each checks what it gives; those that save give the future.
+# The calls, in the order of `bytecheckpoint.__all__`. Each checks its result. Those that save in the background return
+# the future.
 
 
 def dcp_save(place: Place) -> None:
@@ -233,11 +234,11 @@ class PublicCall:
     """One call.
 
     Attributes:
-        names: Public names of the package that it uses.
-        begin: Makes it; gives its future, if it has one.
-        check: Checks what it wrote.
-        is_collective: All ranks of a group make it together.
-        may_fail: It raises an error of ours where ``Place.at`` cannot be made and ``Place.ready`` is not there.
+        names: Public names of the package that the call uses.
+        begin: Makes the call; returns its future, if it has one.
+        check: Checks what the call wrote.
+        is_collective: Whether all ranks of a group make the call together.
+        may_fail: Whether it raises an error of ours if ``Place.at`` cannot be made and ``Place.ready`` does not exist.
     """
 
     names: tuple[str, ...]
@@ -250,7 +251,7 @@ class PublicCall:
         return self.begin.__name__
 
     def run(self, place: Place) -> None:
-        """Makes it, to its end, and checks what came of it."""
+        """Makes the call, waits until it has ended, and checks the result."""
         future = self.begin(place)
         if future is not None:
             future.result(LIMIT_S)
@@ -282,7 +283,7 @@ CALLS = (
     PublicCall(("build_info",), build_info, is_collective=False, may_fail=False),
 )
 
-# Public names that are no calls of their own, and why.
+# Public names that have no call here, and why.
 NO_CALLS = {
     "CheckpointError": "is raised",
     "Config": "settings, of plain values",

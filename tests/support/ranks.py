@@ -27,13 +27,13 @@ TESTS = Path(__file__).parents[1]
 
 R = TypeVar("R")
 
-# Ranks are forked from a server that has imported what most of them use, and run nothing: a new process for every rank
-# of every job costs tens of milliseconds, and no job sees what an earlier one left in memory.
+# Ranks are forked from a server that has imported what most of them use, and has run nothing else. So every rank of
+# every job has a new process, which costs tens of milliseconds, and no job sees what an earlier one left in memory.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = [*PRELOADED, "pytest"]
 _CONTEXT.set_forkserver_preload(_PRELOADED)
 
-# Before the limit, so that ranks that hang have said where before they are killed.
+# So long before the limit, ranks that hang write their stacks: they must have done so before they are killed.
 _STACKS_BEFORE_LIMIT_S = 3.0
 
 
@@ -50,12 +50,12 @@ class _Outcome:
 def run_ranks(
     num_ranks: int, function: Callable[..., R], *args: Any, limit_s: float = 60.0, may_die: int | None = None
 ) -> list[R]:
-    """What ``function(*args)`` returns on each of ``num_ranks`` ranks of a default gloo group.
+    """Runs ``function(*args)`` on ``num_ranks`` ranks of a default gloo group, and returns what each of them returns.
 
     Args:
         function: At the top level of its module. It and ``args`` are pickled to the ranks, its value is pickled back.
-        limit_s: All ranks are killed when it has passed.
-        may_die: This rank need not return; what it returns is left out, and nobody waits for the others at the end.
+        limit_s: All ranks are killed after this time.
+        may_die: This rank need not return. Its value is left out, and ranks do not wait for each other at the end.
 
     Raises:
         RanksFailed: With the tracebacks of all ranks that raised; with the stacks of those that hung.
@@ -93,7 +93,7 @@ def run_ranks(
 
 @contextlib.contextmanager
 def forked_with(*modules: str) -> Iterator[None]:
-    """Ranks are forked from a server that has also imported ``modules``, as long as this lasts."""
+    """Within this context, ranks are forked from a server that has also imported ``modules``."""
     paths = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), paths)))
     try:
@@ -114,9 +114,9 @@ def _begin_server_anew(preloaded: list[str]) -> None:
 
 
 def failures(call: Callable[[], Any]) -> dict[int, BaseException]:
-    """What ``call`` raised inside DCP's CheckpointException, by rank; fails if it raises nothing, or anything else.
+    """Returns what ``call`` raised inside DCP's CheckpointException, by rank. Fails if it raises nothing, or another.
 
-    Copies, as another rank would get them: an exception keeps the frames alive that it came through.
+    They are copies, as another rank would get them: an exception keeps alive the frames that it came through.
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -130,7 +130,10 @@ def failures(call: Callable[[], Any]) -> dict[int, BaseException]:
 def _collect(
     pipes: list[multiprocessing.connection.Connection], limit_s: float, may_die: int | None
 ) -> list[_Outcome | None]:
-    """None for a rank that sent nothing: it died, or the time was up. A rank's failure ends the wait for the others."""
+    """Returns the outcomes by rank; None for a rank that sent nothing, because it died or the time was up.
+
+    When a rank has failed, the others have two more seconds.
+    """
     end = time.monotonic() + limit_s
     outcomes: list[_Outcome | None] = [None] * len(pipes)
     waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
@@ -143,7 +146,7 @@ def _collect(
                 outcome = None
             outcomes[rank] = outcome
             if (outcome is None and rank != may_die) or (outcome is not None and outcome.traceback):
-                # The peers of a failed rank wait for it; what they do within a moment may still explain more.
+                # The peers of a failed rank wait for it. What they report in the next moment may still explain more.
                 end = min(end, time.monotonic() + 2.0)
     return outcomes
 

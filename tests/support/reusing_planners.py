@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planners that hand out the same memory for every item, and overwrite it as soon as DCP's contract allows."""
+"""Planners that return the same memory for every item, and overwrite it as soon as DCP's contract allows."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class _Scratch:
         self._bytes.fill_(_POISON)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A poisoned tensor of the same shape and dtype."""
+        """Returns a poisoned tensor of the same shape and dtype, in the reused memory."""
         self.poison()
         num_bytes = tensor.numel() * tensor.element_size()
         return self._bytes[:num_bytes].view(tensor.dtype).view(tensor.shape)
 
     def copy(self, value: Any) -> Any:
-        """The same value in the reused memory."""
+        """Returns the same value in the reused memory."""
         if isinstance(value, io.BytesIO):
             self._file.seek(0)
             self._file.truncate()
@@ -82,7 +82,7 @@ class _LookupObject(_Reusing, _Save):
 
 
 class _Committing(_Reusing, _Load):
-    """Copies what was read to where the state has it. A subclass says which hook returns the reused memory."""
+    """Copies what was read into the tensor of the state. A subclass says which hook returns the reused memory."""
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         self.note("resolve_tensor", read_item)
@@ -120,11 +120,11 @@ class _LookupTensor(_Committing):
         return self.scratch.like(super().lookup_tensor(index))
 
 
-# The hook that returns reused memory, and the class in which it does.
+# By the hook that returns the reused memory: the class in which it does.
 SAVE_HOOKS = {"resolve_data": _ResolveData, "transform_object": _TransformObject, "lookup_object": _LookupObject}
 LOAD_HOOKS = {"resolve_tensor": _ResolveTensor, "transform_tensor": _TransformTensor, "lookup_tensor": _LookupTensor}
 
 
 def reusing(hook: str, base: type) -> Any:
-    """A planner over ``base`` whose ``hook`` returns the same memory for every item."""
+    """Returns a planner over ``base`` whose ``hook`` returns the same memory for every item."""
     return type(hook, ({**SAVE_HOOKS, **LOAD_HOOKS}[hook], base), {})()

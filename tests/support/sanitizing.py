@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether these tests run under AddressSanitizer, as ``make sanitize-python`` runs them.
 
-Tests that cannot are marked ``not_under_asan(reason)``.
+Tests that cannot run so are marked ``not_under_asan(reason)``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real object store on this machine: SeaweedFS, from its package, on free loopback ports."""
+"""Runs a real object store on this machine: SeaweedFS, from its package, on free loopback ports."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _START_LIMIT_S = 60.0
 
 
 def find_weed() -> str | None:
-    """Its program, where the package has been installed."""
+    """Returns the path of its program; None if the package is not installed."""
     return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
 
 
 class SeaweedFS:
-    """A server of its own, which speaks S3 and makes buckets as they are named.
+    """A new server, which speaks S3 and creates a bucket when a request names it.
 
     Attributes:
-        options: ``storage_options`` for it.
+        options: The ``storage_options`` for this server.
     """
 
     def __init__(self, weed: str) -> None:
@@ -37,7 +37,7 @@ class SeaweedFS:
         credentials = [{"accessKey": "key", "secretKey": "secret"}]
         identity = {"name": "tests", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List"]}
         (root / "s3.json").write_text(json.dumps({"identities": [identity]}))
-        # Each of these has another one for gRPC, 10,000 above.
+        # With each of these ports the server takes another one for gRPC, 10,000 above.
         s3, master, volume, filer = _free_ports(4)
         ports = [f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"]
         command = [weed, "server", f"-dir={root / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", *ports]

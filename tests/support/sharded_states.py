@@ -20,7 +20,7 @@ __all__ = ["FULL_SHAPES", "OBJECTS", "full", "pointers", "state"]
 
 
 class Layout(NamedTuple):
-    """Placements on a mesh of all ranks, or on one of 2 x half of them."""
+    """Placements on a flat mesh of all ranks, or on one of 2 x half the ranks."""
 
     flat: tuple[Placement, ...]
     square: tuple[Placement, ...] | None = None
@@ -64,13 +64,13 @@ OBJECTS = {"step": 12, "betas": [0.9, 0.95], "name": "run", "table": {"y": "thre
 
 
 def full(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Values that depend on the name alone."""
+    """Returns a tensor whose values depend on the name alone."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     return torch.randint(-1000, 1000, shape, generator=generator).to(dtype)
 
 
 def state(layout: str, *, filled: bool) -> dict[str, Any]:
-    """The state dict in ``layout``: "saved", "moved", or "plain"; with its values, or with zeros to load into."""
+    """Returns the state dict in ``layout`` ("saved", "moved", "plain"), with its values or with zeros to load into."""
     out: dict[str, Any] = {"tensors": {}, "plain": [], "objects": {}}
     for name, shape in FULL_SHAPES.items():
         value = full(name, shape) if filled else torch.zeros(shape)
@@ -105,7 +105,7 @@ def _sharded_tensor(value: torch.Tensor) -> ShardedTensor:
 
 
 def pointers(value: Any) -> list[int]:
-    """Addresses of all tensors in a state dict, in its order."""
+    """Returns the addresses of all tensors in a state dict, in its order."""
     if isinstance(value, dict):
         return [pointer for item in value.values() for pointer in pointers(item)]
     if isinstance(value, list):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchtitan's own model, optimizers, schedulers and data loader on gloo ranks, for its checkpoint managers.
+"""Builds torchtitan's own model, optimizers, schedulers and data loader on gloo ranks, for its checkpoint managers.
 
-torchtitan is made for GPUs and a torch of its own days. What is changed so that it runs without: what it takes for the
-accelerator is the CPU; where triton is not installed, its triton kernels of expert parallelism, which nobody calls, are
-nothing; and a function of torch that is not there yet, for the timeouts of groups, does nothing.
+torchtitan is made for GPUs and for the torch of its time. Three changes make it run without them. Where there is no
+GPU, it uses the CPU as the accelerator. Where triton is not installed, an empty module stands for its triton kernels of
+expert parallelism, which nobody calls. Where torch does not have the function for timeouts of groups yet, a function
+that does nothing stands for it.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ VOCABULARY, LAYERS, LENGTH, BATCH = 2048, 2, 16, 2
 
 
 def on_cpu() -> None:
-    """To be called before torchtitan is imported."""
+    """Lets torchtitan run without GPU, triton and the newest torch. Call it before torchtitan is imported."""
     kernels = "torchtitan.distributed.minimal_async_ep.kernels"
     if find_spec("triton") is None and kernels not in sys.modules:
         nothing = ModuleType(kernels)
         nothing.__getattr__ = _nothing  # type: ignore[method-assign]
         sys.modules[kernels] = nothing
     if not hasattr(torch.distributed, "set_timeout"):
-        torch.distributed.set_timeout = lambda *_: None  # which torchtitan 0.3 calls and torch 2.13 has not yet
+        torch.distributed.set_timeout = lambda *_: None  # torchtitan 0.3 calls it; torch 2.13 lacks it
     if not torch.cuda.is_available():
         torch._utils._get_available_device_type = lambda: "cpu"
         torch._utils._get_device_module = lambda _: _HostAsDevice()
 
 
 class _HostAsDevice:
-    """What torchtitan asks of ``torch.cuda``, answered for the host."""
+    """Answers for the host what torchtitan asks of ``torch.cuda``."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name, _nothing)
@@ -78,12 +79,12 @@ def _nothing(name: str = "") -> None:
 
 
 def tokens(index: int, length: int = LENGTH) -> torch.Tensor:
-    """One sample of the data, by its number, and the token after it."""
+    """Returns the tokens of one sample, by its number, and the token after them."""
     return torch.randint(0, VOCABULARY, (length + 1,), generator=torch.Generator().manual_seed(index))
 
 
 class Samples(torch.utils.data.IterableDataset[Any]):
-    """Endless; its state is how far it has come."""
+    """Samples without end. The state is the number of samples taken so far."""
 
     def __init__(self, rank: int, num_ranks: int, length: int = LENGTH) -> None:
         self.rank, self.num_ranks, self.length, self.at = rank, num_ranks, length, 0
@@ -113,7 +114,7 @@ class Layout:
 
 @dataclass
 class TrainState:
-    """What the trainer has of its own."""
+    """The state that the trainer itself has."""
 
     step: int = 0
     ntokens_seen: int = 0
@@ -126,7 +127,7 @@ class TrainState:
 
 
 def model_spec() -> Any:
-    """torchtitan's llama3 debug model, smaller, with an attention that also works on CPUs."""
+    """Returns torchtitan's llama3 debug model, made smaller, with an attention that also works on CPUs."""
     from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.models.llama3 import model_registry
 
@@ -142,7 +143,7 @@ def model_spec() -> Any:
         model = theirs(*args, **kwargs)
         for module in model.modules():
             if isinstance(module, FSDPModule):
-                module.set_force_sum_reduction_for_comms(True)  # gloo has no other sum
+                module.set_force_sum_reduction_for_comms(True)  # gloo has only this one
         return model
 
     spec.parallelize_fn = parallelize
@@ -151,7 +152,7 @@ def model_spec() -> Any:
 
 @dataclass
 class Job:
-    """What torchtitan's trainer builds, and hands to a checkpoint manager."""
+    """Builds what torchtitan's trainer builds and hands to a checkpoint manager."""
 
     layout: Layout = field(default_factory=Layout)
     seed: int = 0
@@ -226,7 +227,7 @@ class Job:
         self.train_state = TrainState()
 
     def manager(self, config: Any, folder: Path | str) -> Any:
-        """Built as the trainer does, with ``folder`` as the dump folder."""
+        """Returns a manager, built as the trainer builds it, with ``folder`` as the dump folder."""
         return config.build(
             dataloader=self.dataloader,
             model_parts=self.model_parts,
@@ -238,7 +239,7 @@ class Job:
         )
 
     def step(self, manager: Any = None) -> float:
-        """One step of training; returns the loss of this rank."""
+        """Trains one step; returns the loss of this rank."""
         self.optimizers.zero_grad()
         inputs, labels = next(self.batches)
         with self.context():
@@ -254,7 +255,7 @@ class Job:
         return float(loss.detach())
 
     def step_without_loss(self) -> None:
-        """A step of the optimizers with gradients from nowhere: torch 2.13 has not the schedules that this PP needs."""
+        """Steps the optimizers with random gradients: torch 2.13 lacks the schedules that this PP needs."""
         for part in self.model_parts:
             for parameter in part.parameters():
                 parameter.grad = torch.randn_like(parameter)
@@ -263,11 +264,11 @@ class Job:
         self.train_state.step += 1
 
     def resume(self) -> None:
-        """After a load: the data go on where the loader says."""
+        """Continues the data where the loader says. Call it after a load."""
         self.batches = iter(self.dataloader)
 
     def state(self) -> dict[str, Any]:
-        """All that a checkpoint has to bring back, whole, as copies; the same on all ranks but for ``dataloader``."""
+        """Returns whole copies of all that a checkpoint must restore. Only ``dataloader`` differs between ranks."""
         state = {"model": {}, "optimizer": self.optimizers.state_dict()}
         for part in self.model_parts:
             state["model"].update(part.state_dict())
@@ -280,7 +281,7 @@ class Job:
 
 
 def flat(tree: Any, name: str = "") -> dict[str, Any]:
-    """Values by their joined names; tensors whole, and as copies."""
+    """Returns the values by their joined names. Tensors are whole, and copies."""
     from torch.distributed.tensor import DTensor
 
     if isinstance(tree, dict):
@@ -293,7 +294,7 @@ def flat(tree: Any, name: str = "") -> dict[str, Any]:
 
 
 def digests(state: dict[str, Any]) -> dict[str, str]:
-    """Short stands for values, to be compared with those of another process. ``dataloader`` is a rank's own."""
+    """Returns hashes of values, to compare with another process. Leaves out ``dataloader``, which differs by rank."""
     return {
         name: hashlib.sha256(
             repr(value).encode() if not isinstance(value, torch.Tensor) else _bytes_of(value)
@@ -324,14 +325,14 @@ def same(left: dict[str, Any], right: dict[str, Any], *, without: tuple[str, ...
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
+    """Returns a port of this machine on which nobody listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 def run_processes(num_ranks: int, command: list[str], limit_s: float = 150.0, **variables: str) -> None:
-    """Runs a command once a rank, with what torchrun sets; raises what they said if one fails."""
+    """Runs a command once per rank, with the variables that torchrun sets. If a rank fails, raises its output."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common = {**os.environ, **variables, "OMP_NUM_THREADS": "1", **address}
     processes = []

@@ -17,9 +17,12 @@ __all__ = ["Training"]
 
 
 class Training:
-    """Args:
-    seed: Of the initial weights, the same on all ranks.
-    hybrid: On a mesh of 2 x half the ranks: replicated over the first axis, sharded over the second.
+    """A model and its optimizer, on all ranks of the default group.
+
+    Args:
+        seed: Seed of the initial weights, the same on all ranks.
+        hybrid: True: the mesh has 2 x half the ranks; the model is replicated over the first axis, and sharded over
+            the second.
     """
 
     def __init__(self, seed: int, *, hybrid: bool = False) -> None:
@@ -37,7 +40,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
 
     def step(self, count: int) -> None:
-        """The same batch on every rank, so that sums over ranks do not depend on their number beyond rounding."""
+        """Trains ``count`` steps. All ranks get the same batch, so their number changes sums only by rounding."""
         for number in range(count):
             batch = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
             self.model(batch).square().sum().backward()
@@ -52,7 +55,7 @@ class Training:
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
     def full_state(self) -> dict[str, Any]:
-        """Collective: the state with whole tensors."""
+        """Returns the state with whole tensors. Collective."""
         whole: dict[str, Any] = _gathered(self.state())
         return whole
 
