@@ -17,7 +17,7 @@ __all__ = ["CASES", "Case", "Start", "Starts", "prepare"]
 
 
 class Start(Enum):
-    """What a save finds at its path."""
+    """The content of the path before a save."""
 
     NOTHING = "nothing"
     CHECKPOINT = "checkpoint"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles libraries for LD_PRELOAD. They replace strace where a fault must hit a call whichever thread makes it."""
+"""Compiles libraries for LD_PRELOAD, which can disturb a call whichever thread makes it; strace counts by thread."""
 
 from __future__ import annotations
 

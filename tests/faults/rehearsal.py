@@ -32,7 +32,7 @@ OLD, NEW, NEXT = 1, 2, 3
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a save finds at its path, and how it writes.
+    """The content of the path before a save, and how the save writes.
 
     Attributes:
         old: True if a checkpoint of generation OLD is there. Otherwise the save has ``overwrite=False``, and commits

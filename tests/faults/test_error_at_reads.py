@@ -46,7 +46,7 @@ def failure_of_load(path: Path, config: Config) -> Told | None:
 
 
 def failures_of_loads(library: str, path: Path, config: Config) -> list[Told | None]:
-    """Loads once for each read, which fails, and then once more, which must be right. Returns what the loads raised."""
+    """Loads twice for each read: while it fails, and again, which must be right. Returns what the first load raised."""
     reads = ctypes.CDLL(library)
     reads.fail_read(0)
     assert failure_of_load(path, config) is None
@@ -60,7 +60,7 @@ def failures_of_loads(library: str, path: Path, config: Config) -> list[Told | N
 
 
 def outcomes_of_checks(library: str, path: Path, config: Config) -> list[str]:
-    """Calls ``verify`` once for each read, which fails. Returns what it raised, found or noted, empty for nothing."""
+    """For each read, calls ``verify`` while it fails. Returns what that raised, found or noted, empty for nothing."""
     reads = ctypes.CDLL(library)
     reads.fail_read(0)
     assert verify(path, config=config).is_whole
@@ -133,7 +133,7 @@ def test_load(config: str, path: Path, failing: tuple[str, ForkServer]) -> None:
 
 def test_verify(path: Path, failing: tuple[str, ForkServer]) -> None:
     if (path / "__0_0.distcp").exists():
-        return  # stock DCP's checkpoints have no checksums to check
+        return  # a checkpoint of stock DCP, which has no checksums of blocks
     library, server = failing
     found = server.run(outcomes_of_checks, library, path, replace(CONFIG, io_threads=1)).unwrap()
     assert [text for text in found if "Input/output error" not in text] == []

@@ -190,7 +190,7 @@ def generation_after(case: Case, attempts: list[Attempt]) -> int:
 
 
 def wait_for_generation(case: Case, path: Path, generation: int) -> None:
-    """Waits until ``generation`` is there, because the calls that hung are done."""
+    """Waits until the calls that hung are done and ``generation`` is there."""
     end = time.monotonic() + LIMIT_S / 2
     while True:
         try:
