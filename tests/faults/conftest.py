@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two fork servers: the installed package, and the build with failpoints; the smallest checkpoint; and a home."""
+"""Fixtures: fork servers of the installed package and of the build with failpoints, a small checkpoint, and a home."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def failpoint_server() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="session")
 def small_checkpoint(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of ``faults.small``: two data files, of less than a block each. Not to be changed."""
+    """Returns the checkpoint of ``faults.small``: two data files of less than a block. Tests must not change it."""
     path = tmp_path_factory.mktemp("small") / "ckpt"
     requests = [SaveRequest(path, 0, rank, 2, str(path.parent / "store")) for rank in BOTH_RANKS]
     for pid in [server.start(save_small, request) for request in requests]:
@@ -59,7 +59,7 @@ def small_checkpoint(server: ForkServer, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def campaign(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Iterator[Campaign]:
-    """What it covered stands in the summary of the test run."""
+    """Yields a campaign, and puts what it covered into the summary of the test run."""
     campaign = Campaign(request.node.name)
     yield campaign
     record_property("covered", str(campaign))
@@ -74,7 +74,7 @@ def meeting() -> Iterator[Meeting]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A directory that anybody may write to, and get to."""
+    """Yields a directory that every user may enter and write to."""
     if os.geteuid() != 0:
         yield tmp_path
         return

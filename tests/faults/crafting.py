@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that say what they should not, with every checksum right: only what is behind the checksums can refuse them."""
+"""Makes files with false content and right checksums, so that only the checks after the checksums can refuse them."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ __all__ = [
 ]
 
 BLOCK, DATA_TRAILER, META_TRAILER = 256 << 10, 80, 128
-# Of the manifest: bytes before its directory of sections, number of sections, numbers of some, bytes of an entry.
+# The manifest: bytes before its directory of sections, number of sections, numbers of the sections, bytes of an entry.
 HEAD, NUM_SECTIONS = 32, 8
 STRINGS, ITEMS, DIMS, CHUNKS, FILES, PLANNER_DATA, USER_METADATA, CHECKPOINT_ID = range(NUM_SECTIONS)
 ENTRY = 48
 
 
 def _with_crc(trailer: bytearray, position: int) -> bytes:
-    """``trailer`` with its own checksum, which takes the field for zero."""
+    """Returns ``trailer`` with its own checksum, which is computed with zero in its field."""
     struct.pack_into("<I", trailer, position, 0)
     struct.pack_into("<I", trailer, position, zlib.crc32(trailer))
     return bytes(trailer)
 
 
 def resigned_trailer(content: bytes) -> bytes:
-    """A data file with the checksum of what its trailer is now."""
+    """Returns a data file with the right checksum for its trailer."""
     return content[:-DATA_TRAILER] + _with_crc(bytearray(content[-DATA_TRAILER:]), 48)
 
 
 def resigned_data(content: bytes) -> bytes:
-    """A data file of one block with the checksums of what its records are now. What the metadata want is as before."""
+    """Returns a data file of one block with right checksums for its records. The metadata still want the old ones."""
     out = bytearray(content)
     trailer = len(out) - DATA_TRAILER
     (end_of_records,) = struct.unpack_from("<q", out, trailer + 24)
@@ -50,11 +50,11 @@ def resigned_data(content: bytes) -> bytes:
 
 @dataclass
 class MetadataFile:
-    """A ``.metadata``, in parts that may be changed.
+    """The parts of a ``.metadata``, which a test may change.
 
     Attributes:
-        head: Of the manifest, up to its directory of sections.
-        sections: Of the manifest, in the order of FORMAT.md.
+        head: The manifest up to its directory of sections.
+        sections: The sections of the manifest, in the order of FORMAT.md.
     """
 
     pickle: bytes
@@ -82,7 +82,7 @@ class MetadataFile:
         return self.head + directory + body
 
     def to_bytes(self, manifest: bytes | None = None) -> bytes:
-        """The whole file; ``manifest`` takes the place of what the parts make."""
+        """Returns the whole file; ``manifest`` replaces the one that is made of the parts."""
         manifest = self.manifest() if manifest is None else manifest
         blocks = [manifest[begin : begin + BLOCK] for begin in range(0, len(manifest), BLOCK)]
         table = b"".join(struct.pack("<I", zlib.crc32(block)) for block in blocks)
@@ -93,17 +93,17 @@ class MetadataFile:
         return self.pickle + manifest + table + _with_crc(trailer, 56)
 
     def file_names(self) -> list[str]:
-        """Of the data files, in the order of their numbers in the manifest."""
+        """Returns the names of the data files, in the order of their numbers in the manifest."""
         places = struct.iter_unpack("<QI36x", self.sections[FILES])
         return [self.sections[STRINGS][offset : offset + size].decode() for offset, size in places]
 
     def rename_file(self, number: int, name: str) -> None:
-        """Lets the manifest call a data file ``name``; its id stays."""
+        """Gives a data file the name ``name`` in the manifest; its id stays."""
         text = name.encode()
         struct.pack_into("<QI", self.sections[FILES], ENTRY * number, len(self.sections[STRINGS]), len(text))
         self.sections[STRINGS] += text
 
     def vouch_for(self, number: int, content: bytes) -> None:
-        """Lets the manifest want ``content`` as a data file: its size, and the checksum that its trailer has."""
+        """Makes the manifest expect ``content`` as a data file: its size, and the checksum in its trailer."""
         (crc,) = struct.unpack_from("<I", content, len(content) - DATA_TRAILER + 48)
         struct.pack_into("<Iq", self.sections[FILES], ENTRY * number + 20, crc, len(content))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Put before libc by LD_PRELOAD: one read fails with EIO, whichever thread makes it.
+// LD_PRELOAD puts this library before libc. It makes one read fail with EIO, whichever thread makes that read.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -10,7 +10,7 @@
 static atomic_long made;
 static atomic_long failing;
 
-// From now on reads are counted anew, and the one of this number fails; 0 is none.
+// Starts to count reads again from 1, and makes the read of this number fail. With 0 none fails.
 void fail_read(long number) {
   atomic_store(&failing, number);
   atomic_store(&made, 0);

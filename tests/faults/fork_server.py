@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs functions in processes that may be killed, forked from one that has imported torch and nothing else.
+"""Runs functions in processes that may be killed, which it forks from a server that has already imported torch.
 
 A torch import takes seconds, a fork milliseconds. The server runs the installed package, or another build of it.
 """
@@ -35,10 +35,10 @@ class Outcome:
     """How one process ended.
 
     Attributes:
-        signal: That killed it, or 0.
-        timed_out: It had to be killed; ``stacks`` says where it hung.
-        value: What its function returned, if it did.
-        traceback: Of what its function raised.
+        signal: The signal that killed it, or 0.
+        timed_out: True if it had to be killed; ``stacks`` says where it hung.
+        value: The return value of its function, if it returned.
+        traceback: The traceback of what its function raised, or empty.
     """
 
     signal: int
@@ -52,29 +52,29 @@ class Outcome:
         return self.signal == signal.SIGKILL and not self.timed_out
 
     def unwrap(self) -> Any:
-        """``value``; fails if there is none."""
+        """Returns ``value``; fails if there is none."""
         assert self.signal == 0, f"died of signal {self.signal}, timed_out={self.timed_out}\n{self.stacks}"
         assert not self.traceback, self.traceback
         return self.value
 
 
 class ForkServer:
-    """The server, seen from the tests.
+    """The tests' side of the server.
 
     Args:
         package: Directory that holds another build of the package, or None for the installed one.
-        environment: More of it, for the server and all its processes.
+        environment: More environment variables for the server and all its processes.
     """
 
     def __init__(self, package: Path | None = None, environment: Mapping[str, str] | None = None) -> None:
         ours, theirs = socket.socketpair()
         paths = [*([str(package)] if package else []), str(TESTS), os.environ.get("PYTHONPATH", "")]
-        # -P: else the sources in the working directory would come before the build that is asked for.
+        # Without -P the sources in the working directory would come before the build that is asked for.
         code = f"from faults.fork_server import serve; serve({theirs.fileno()})"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code],
             pass_fds=[theirs.fileno()],
-            # OpenBLAS would start threads when numpy is imported.
+            # Otherwise OpenBLAS starts threads when numpy is imported.
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -89,26 +89,26 @@ class ForkServer:
 
     @property
     def info(self) -> dict[str, Any]:
-        """``file`` of the package, names of its ``failpoints``, number of ``threads`` of the server."""
+        """Returns the ``file`` of the package, its ``failpoints``, and how many ``threads`` the server has."""
         if self._info is None:
             self._info = self._receive(_START_LIMIT_S)
         return self._info
 
     def start(self, function: Callable[..., Any], *args: Any, env: Mapping[str, str] | None = None) -> int:
-        """Runs ``function(*args)`` in a process of its own; it and ``args`` are pickled. Returns the process id."""
+        """Runs ``function(*args)``, which it pickles, in a process of its own. Returns the process id."""
         assert self.info["threads"] == 1, "a process with threads must not fork"
         self._connection.send(("start", pickle.dumps((function, args)), dict(env or {})))
         pid: int = self._receive(LIMIT_S)
         return pid
 
     def wait(self, pid: int, limit_s: float = LIMIT_S) -> Outcome:
-        """Waits for a process to end; kills it when ``limit_s`` has passed."""
+        """Waits for a process to end, and kills it after ``limit_s``. Returns how it ended."""
         self._connection.send(("wait", pid, limit_s))
         outcome: Outcome = self._receive(limit_s + LIMIT_S)
         return outcome
 
     def wait_stopped(self, pid: int, limit_s: float = LIMIT_S) -> bool:
-        """Waits until a process stops by itself, or ends; False if it did not stop. It is still to be waited for."""
+        """Waits until a process stops by itself or ends. Returns whether it stopped. ``wait`` must still be called."""
         self._connection.send(("wait_stopped", pid, limit_s))
         stopped: bool = self._receive(limit_s + LIMIT_S)
         return stopped
@@ -132,12 +132,12 @@ class ForkServer:
 
 
 class Meeting:
-    """A place where a process tells the test that it got somewhere, and waits to be told to go on."""
+    """A socket where a process tells the test how far it got, and waits until the test lets it go on."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(LIMIT_S)
-        self._socket.bind("")  # the kernel makes up an abstract name
+        self._socket.bind("")  # the kernel chooses an abstract name
         self._socket.listen()
         self.address: bytes = self._socket.getsockname()
 
@@ -156,7 +156,7 @@ class Meeting:
 
 
 def meet(address: bytes) -> Connection:
-    """The other side of a Meeting. ``recv`` raises EOFError when the test is over."""
+    """Connects to a Meeting. Returns a connection whose ``recv`` raises EOFError when the test is over."""
     peer = socket.socket(socket.AF_UNIX)
     peer.connect(address)
     return Connection(peer.detach())
@@ -170,14 +170,14 @@ class _Child:
 
 
 def serve(fd: int) -> None:
-    """The server; ends when the tests close their side."""
+    """Runs the server until the tests close their side."""
     import torch
 
     import bytecheckpoint
     from faults import saves  # noqa: F401  # imports what the children need
 
     torch.set_num_threads(1)
-    # Else a child that stops could do so between a look at it and the wait for this signal.
+    # Otherwise a child could stop between the check of its state and the wait for this signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     connection = Connection(fd)
     extension = bytecheckpoint.build_info()["torch_extension"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves by several ranks, each a process of its own, of which some may be killed."""
+"""Runs saves of several ranks, each in a process of its own, and kills some of them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Job", "run_job"]
 
 
 class Job:
-    """One process for each rank of a save, running.
+    """The running processes of a save, one for each rank.
 
     Args:
-        request: As rank 0 of one is asked; the others get theirs from it.
-        function: Called with the rank's request, behind ``arguments``; of single ranks, ``function_of``.
-        env: More environment of single ranks.
+        request: The request as for a single rank; each rank gets its own copy of it.
+        function: Called with ``arguments`` and then the rank's request. ``function_of`` replaces it for single ranks.
+        env: More environment variables, for single ranks.
 
     Attributes:
         requests: By rank.
@@ -42,7 +42,7 @@ class Job:
         env: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
         self._server = server
-        # Not beside the checkpoint, whose disk may be lost.
+        # The store is not beside the checkpoint, because the test may cut the power of that disk.
         self._directory = tempfile.TemporaryDirectory(prefix="job-")
         store = str(Path(self._directory.name) / "store")
         self.requests = [replace(request, rank=rank, num_ranks=num_ranks, store=store) for rank in range(num_ranks)]
@@ -60,15 +60,15 @@ class Job:
             os.kill(self.pids[rank], signal.SIGKILL)
 
     def go_on(self, rank: int) -> None:
-        """After it has stopped."""
+        """Lets a stopped rank go on."""
         os.kill(self.pids[rank], signal.SIGCONT)
 
     def stops(self, rank: int) -> bool:
-        """Waits until the rank stops by itself; False if it ended instead."""
+        """Waits until the rank stops by itself or ends. Returns whether it stopped."""
         return self._server.wait_stopped(self.pids[rank])
 
     def wait(self) -> list[Outcome]:
-        """How each rank ended; fails if one had to be killed because it hung."""
+        """Waits for all ranks and returns how each ended; fails if one hung."""
         outcomes = [self._server.wait(pid) for pid in self.pids]
         self._directory.cleanup()
         for rank, outcome in enumerate(outcomes):
@@ -77,6 +77,6 @@ class Job:
 
 
 def run_job(server: ForkServer, request: SaveRequest, num_ranks: int = 1) -> None:
-    """A save that nothing disturbs, and that succeeds on all ranks."""
+    """Makes an undisturbed save, which must succeed on all ranks."""
     for outcome in Job(server, request, num_ranks).wait():
         assert outcome.unwrap().errors == {}

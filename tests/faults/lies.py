@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata whose numbers lie, with every checksum right, and what becomes of loads and of ``verify``."""
+"""Makes metadata with false numbers and right checksums, and records what loads and ``verify`` do with them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["tell_lies"]
 
 WORDS = (0, 1, 0x7FFFFFFF, 0xFFFFFFFF)
 LONG_WORDS = (0, 1, 2**31, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
-# What a load may add to the process, in address space, whether it is used or not: threads take most of it.
+# How much address space a load may add to the process, whether it is used or not. Threads take most of it.
 MEMORY_BYTES = 2 << 30
 
 
 def twisted(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """``content`` with one of its words, or long words, at an extreme or a little off."""
+    """Yields ``content`` with one of its words, or long words, at an extreme or a little off, and what was changed."""
     for size, code, extremes in ((4, "<I", WORDS), (8, "<Q", LONG_WORDS)):
         for position in range(0, len(content) - size + 1, size):
             (value,) = struct.unpack_from(code, content, position)
@@ -41,7 +41,7 @@ def twisted(content: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def lies(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """What is said, and the files that say it."""
+    """Yields what each lie is, and the files that tell it."""
     whole = MetadataFile.read(path / ".metadata")
     for text, manifest in twisted(whole.manifest()):
         yield f"manifest: {text}", {".metadata": whole.to_bytes(manifest)}
@@ -61,13 +61,13 @@ def limit_memory() -> None:
 
 
 def load_outcome(path: Path, target: Target) -> tuple[str, str]:
-    """In a word, and what was raised."""
+    """Loads. Returns the outcome in one word, and what was raised."""
     target.clear()
     try:
         dcp.load(target.state, storage_reader=BcpReader(path, config=CONFIG), no_dist=True)
     except CheckpointException as caught:
         (error,) = (wrapped[0] for wrapped in caught.failures.values())
-        # A planner of DCP refuses shapes and keys in its own words.
+        # DCP's planner refuses wrong shapes and keys with errors of its own.
         known = isinstance(error, CheckpointError) or type(error) in (RuntimeError, ValueError)
         return "refused" if known else "other", repr(error)
     try:
@@ -88,12 +88,12 @@ def report_outcome(path: Path) -> tuple[str, str]:
 
 
 def tell_lies(original: Path, copy: Path, part: int, num_parts: int) -> tuple[Counter[tuple[str, str]], list[str]]:
-    """How often a load and ``verify`` said what, and what they should not have said."""
+    """Returns how often a load and ``verify`` had which outcomes, and the outcomes that are faults."""
     warnings.simplefilter("ignore")
-    logging.disable()  # DCP tells the log of every failure
+    logging.disable()  # DCP logs every failure
     shutil.copytree(original, copy)
     target = Target()
-    # Twice: the first load may import modules, and takes memory that is kept for the next.
+    # Twice, because the first load may import modules, and takes memory that is kept for the next.
     for _ in range(2):
         assert load_outcome(copy, target) == ("right", "")
         assert report_outcome(copy) == ("whole", "")

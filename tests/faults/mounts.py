@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File systems that a test mounts; of those on a disk of their own the power can be cut."""
+"""Mounts file systems for tests, and cuts the power of a disk that a test has to itself."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ __all__ = [
     "save_then_cut",
 ]
 
-# _IOR('X', 125, __u32): as FS_IOC_SHUTDOWN, EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN have it.
+# _IOR('X', 125, __u32): the number of FS_IOC_SHUTDOWN, EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN.
 _SHUTDOWN = 0x8004587D
-# Neither data nor the log is flushed first: what is not durable yet is lost.
+# The kernel flushes neither data nor the log first, so what is not durable yet is lost.
 _NO_LOG_FLUSH = 2
 
-# What makes them, how large they have to be (the files are sparse), and how they are mounted: a journal that is written
-# every few seconds could save what was not synced, and the control of the tests would see no loss.
+# The command that makes each kind, its size in bytes (the files are sparse), and its mount options. ext4 commits its
+# journal rarely: a journal that is written every few seconds could save what was not synced, and the control of the
+# tests would see no loss.
 DISKS = {
     "ext4": (["mkfs.ext4", "-q"], 64 << 20, "loop,commit=300"),
     "xfs": (["mkfs.xfs", "-q"], 320 << 20, "loop"),
@@ -43,13 +44,13 @@ DISKS = {
 
 
 def complaint_of(*command: str) -> str:
-    """In a line, what went wrong; or nothing."""
+    """Runs ``command``. Returns in one line what went wrong, or an empty string."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     return "" if done.returncode == 0 else f"{' '.join(command)}: {done.stderr.strip().partition(chr(10))[0]}"
 
 
 def file_system_in_file(image: Path, num_bytes: int, *command: str, untested: str) -> None:
-    """Makes one by ``command``, in a sparse file. Where that is not installed it skips ``untested``; CI fails."""
+    """Makes a file system with ``command`` in a sparse file. Skips ``untested`` if it is not installed; CI fails."""
     if shutil.which(command[0]) is None:
         # CI could install it.
         give_up = pytest.fail if os.environ.get("CI") else pytest.skip
@@ -61,14 +62,14 @@ def file_system_in_file(image: Path, num_bytes: int, *command: str, untested: st
 
 @contextlib.contextmanager
 def mounted(path: Path, *arguments: str, untested: str) -> Iterator[Path]:
-    """Mounts at ``path``, a new directory, while the context lasts. Where it may not, it skips ``untested``."""
+    """Mounts at ``path``, a new directory, while the context lasts. Skips ``untested`` if it may not mount."""
     path.mkdir()
     if failed := complaint_of("mount", *arguments, str(path)):
         pytest.skip(f"{untested} NOT TESTED: {failed}")
     try:
         yield path
     finally:
-        # Of a test that failed a process may still be there; it must not hide why.
+        # A process of a failed test may still use the mount. The failed unmount must not hide why the test failed.
         assert not complaint_of("umount", str(path)) or not complaint_of("umount", "--lazy", str(path))
 
 
@@ -77,7 +78,7 @@ def free_blocks(directory: Path) -> int:
 
 
 def fill(directory: Path, leave_blocks: int) -> Callable[[], None]:
-    """Leaves ``leave_blocks`` free; returns what undoes it."""
+    """Fills the disk until ``leave_blocks`` are free. Returns a function that undoes it."""
     filler = directory / "filler"
     with filler.open("wb") as file:
         size = (free_blocks(directory) - leave_blocks) * os.statvfs(directory).f_frsize
@@ -87,7 +88,7 @@ def fill(directory: Path, leave_blocks: int) -> Callable[[], None]:
 
 
 def cut_power(path: Path) -> None:
-    """The file system of ``path`` forgets what is not durable, and refuses everything from now on."""
+    """Makes the file system of ``path`` forget what is not durable, and refuse every call from now on."""
     directory = os.open(path, os.O_RDONLY)
     try:
         fcntl.ioctl(directory, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
@@ -96,10 +97,10 @@ def cut_power(path: Path) -> None:
 
 
 class Disk:
-    """A file system in a file, mounted.
+    """A mounted file system that lives in a file.
 
     Attributes:
-        path: Where. Nothing may be open there when the power comes back.
+        path: The mount point. Nothing may be open there when the power comes back.
     """
 
     def __init__(self, kind: str, directory: Path) -> None:
@@ -112,7 +113,7 @@ class Disk:
         self._mount.enter_context(mounted(self.path, "-t", kind, "-o", self._options, str(self._image), untested=what))
 
     def power_returns(self) -> None:
-        """After a cut, when nobody uses it any more: what is on the disk is read again, and its journal is replayed."""
+        """Mounts the disk again after a cut, which replays its journal. Nobody may use it any more."""
         for command in (("umount", str(self.path)), ("mount", "-o", self._options, str(self._image), str(self.path))):
             assert not (failed := complaint_of(*command)), failed
 
@@ -121,7 +122,7 @@ class Disk:
 
 
 def save_then_cut(disk: Path, request: SaveRequest) -> Attempt:
-    """Makes a save, and cuts the power as soon as it has returned on one rank."""
+    """Saves, and cuts the power as soon as the save has returned on one rank."""
     outcome = save(request)
     with contextlib.suppress(OSError):  # another rank was faster
         cut_power(disk)

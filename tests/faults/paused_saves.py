@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that stop in the middle, until the test lets them go on; what happens meanwhile, in this process."""
+"""Saves that stop in the middle until the test lets them go on, and children that the process forks meanwhile."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["save_beside_a_child", "save_paused", "save_while_a_child_ends", "sav
 
 
 class PausingPlanner(DefaultSavePlanner):
-    """Calls ``pause`` once, before it hands over the first item of a kind.
+    """Calls ``pause`` once, before it returns the data of the first item of a kind.
 
-    Objects come last: when the first of them is asked for, this rank's file exists and the tensors are in it.
+    Objects come last: when the writer asks for the first of them, this rank's file exists and has the tensors.
     """
 
     def __init__(self, pause: Callable[[], None], at: WriteItemType) -> None:
@@ -41,7 +41,7 @@ class PausingPlanner(DefaultSavePlanner):
 
 
 def wait_for_deadline() -> None:
-    """Returns when those who watch over the saves of this process have ended them."""
+    """Waits until the threads that watch the saves of this process have ended them."""
     for thread in threading.enumerate():
         if thread.name == "bytecheckpoint-save":
             thread.join(LIMIT_S)
@@ -49,7 +49,10 @@ def wait_for_deadline() -> None:
 
 
 def save_paused(address: bytes, request: SaveRequest, at: WriteItemType, past_deadline: bool = False) -> Attempt:
-    """Stops, lets its deadline pass if it is to, says so, and goes on when it is told."""
+    """Saves, and pauses at the first item of kind ``at``, with ``past_deadline`` until its deadline has passed.
+
+    It then tells the test, and goes on when the test says so.
+    """
 
     def pause() -> None:
         if past_deadline:
@@ -62,7 +65,7 @@ def save_paused(address: bytes, request: SaveRequest, at: WriteItemType, past_de
 
 
 def save_while_peer_pauses(address: bytes, request: SaveRequest) -> Attempt:
-    """Rank 1 stops; rank 0 waits for it in DCP's gather, and says when its deadline has passed."""
+    """Saves on two ranks. Rank 1 pauses. Rank 0 waits for it in DCP's gather, and reports that its deadline passed."""
 
     def say_when_late() -> None:
         wait_for_deadline()
@@ -81,7 +84,7 @@ def save_while_peer_pauses(address: bytes, request: SaveRequest) -> Attempt:
 
 
 def save_beside_a_child(address: bytes, request: SaveRequest, how: str) -> None:
-    """Starts a child that lives until the test closes its connection, says so, and waits to be killed."""
+    """Saves, starts a child meanwhile that lives until the test closes its connection, and waits to be killed."""
 
     def pause() -> None:
         if how == "fork":
@@ -105,8 +108,8 @@ def save_beside_a_child(address: bytes, request: SaveRequest, how: str) -> None:
 def save_while_a_child_ends(request: SaveRequest, how: str) -> tuple[int, Attempt]:
     """Saves in a thread, and forks meanwhile. Returns how the child ended, and what came of the save.
 
-    ``how`` the child ends: "_exit"; "multiprocessing", as a data loader's worker does; "exit", through the interpreter;
-    "raise" and "interrupt", by an exception that passes through the save itself, whose thread forks.
+    ``how`` says how the child ends: "_exit" at once; "multiprocessing" as a data loader's worker does; "exit" through
+    the interpreter; "raise" and "interrupt" with an exception that passes through the save, whose thread forks.
     """
     parent = os.getpid()
     paused, go_on = threading.Event(), threading.Event()
@@ -152,7 +155,7 @@ def save_while_a_child_ends(request: SaveRequest, how: str) -> tuple[int, Attemp
 
 
 def _wait(child: int) -> int:
-    """Exit status of a child, or of its death when it hangs."""
+    """Waits for a child, and kills it if it hangs. Returns its exit code."""
     ended = select.poll()
     ended.register(os.pidfd_open(child), select.POLLIN)
     if not ended.poll(LIMIT_S / 2 * 1000):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pickles that mean harm: every family of opcodes, every protocol.
+"""Malicious pickles, of every family of opcodes and every protocol.
 
-``HARMFUL`` make a directory when Python unpickles them. ``EXHAUSTING`` would take all memory, all time or the stack;
-``MALFORMED`` are what no pickler writes, or what a reader could take for something else than Python does.
+``HARMFUL`` pickles make a directory when Python unpickles them. ``EXHAUSTING`` ones would take all memory, time or
+stack. ``MALFORMED`` ones are what no pickler writes, or what a reader could understand differently than Python does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 __all__ = ["EXHAUSTING", "EXTENSIONS", "HARMFUL", "MALFORMED", "all_payloads"]
 
 MKDIR = b"cos\nmkdir\n"
-# For `copyreg.add_extension`: codes that fit one, two and four bytes. A function has one code.
+# For `copyreg.add_extension`: codes of one, two and four bytes. A function can have only one code.
 EXTENSIONS = {0x7F: ("os", "mkdir"), 0x1234: ("posix", "mkdir"), 0x123456: ("os", "makedirs")}
 
 
@@ -43,12 +43,12 @@ def framed(body: bytes) -> bytes:
 
 
 def escaped(value: str) -> bytes:
-    """Text of protocol 0, every character as an escape."""
+    """Returns text in protocol 0, with every character as an escape."""
     return b"V" + "".join(f"\\u{ord(character):04x}" for character in value).encode() + b"\n"
 
 
 def partial(path: str, kind: bytes, state: bytes = b"") -> bytes:
-    """An instance of ``functools.partial``, then called."""
+    """Returns opcodes that make an instance of ``functools.partial`` and call it."""
     return b"cfunctools\npartial\n" + kind + state + b")R"
 
 
@@ -131,7 +131,10 @@ BILLION = 2**62
 
 
 def laughs(opening: bytes, end: bytes, drop: bytes) -> bytes:
-    """A collection of ten times a collection of ten times ..., thirty levels: ``drop`` leaves each to the memo."""
+    """Returns a collection that holds ten times a collection that holds ten times ..., for thirty levels.
+
+    ``drop`` removes each level from the stack, so that only the memo keeps it.
+    """
     body = opening + end + b"q\0"
     for level in range(1, 30):
         body += drop + opening + bytes([0x68, level - 1]) * 10 + end + bytes([0x71, level])
@@ -221,7 +224,7 @@ MALFORMED: dict[str, bytes] = {
 
 
 def all_payloads(mark: Path) -> dict[str, bytes]:
-    """All of them; the harmful ones make ``mark``."""
+    """Returns all payloads by name; the harmful ones make ``mark``."""
     harmful = {name: payload(str(mark)) for name, payload in HARMFUL.items()}
     assert len(harmful) + len(EXHAUSTING) + len(MALFORMED) == len({*harmful, *EXHAUSTING, *MALFORMED})
     return {**harmful, **EXHAUSTING, **MALFORMED}

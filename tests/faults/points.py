@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The named points of a save: at which hit of which a save may end, what it found there, and what must load then."""
+"""The cases of saves that end at a named point: at which hit, what was at the path before, and what must load then."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["CASES", "Case", "Start", "Starts", "prepare"]
 
 
 class Start(Enum):
-    """What a save finds at its path."""
+    """The content of the path before a save."""
 
     NOTHING = "nothing"
     CHECKPOINT = "checkpoint"
-    REMAINS = "remains"  # a checkpoint, and what a save left that was killed: its tmp and its data files
-    PARTS = "parts"  # a checkpoint of ranks that each saved their part, without collectives
+    REMAINS = "remains"  # a checkpoint, and the tmp and data files of a killed save
+    PARTS = "parts"  # a checkpoint whose ranks each saved their part, without collectives
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Case:
 
     Attributes:
         survives: Generation that must load afterwards, if there was a checkpoint before.
-        file_a_record: Several files and slots, so that points in a loop are hit in the middle of it.
-        fails: The save fails when all is written, and is undone.
+        file_a_record: True if the save writes several files and slots, so that it is in the middle of a loop at a hit.
+        fails: True if the save fails when all is written, and is undone.
     """
 
     point: str
@@ -48,28 +48,28 @@ class Case:
 
     @property
     def found_after(self) -> int | None:
-        """Generation that is found afterwards, None if no checkpoint is."""
+        """Returns the generation that is there afterwards, or None if there is no checkpoint."""
         return self.survives if self.survives == NEW or self.start != Start.NOTHING else None
 
     def phase(self) -> str:
-        """Of the save: what it is named by, and on which side of the commit it is."""
+        """Returns the phase of the save: the first word of the point, and whether it is before or after the commit."""
         return f"{self.point.partition('_')[0]} {self.survives}"
 
     @property
     def is_of_every_rank(self) -> bool:
-        """Else it is the coordinator's alone."""
+        """Whether every rank reaches the point; otherwise only the coordinator does."""
         return self.point.startswith("write_")
 
     @property
     def all_have_written(self) -> bool:
-        """The coordinator gets there when it needs no other rank any more."""
+        """Whether the coordinator needs no other rank any more when it reaches the point."""
         return self.survives == NEW or self.point.startswith(("commit_", "abort_"))
 
     def env(self, action: str = "") -> dict[str, str]:
         return {"BCP_FAILPOINT": f"{self.point}:{self.hit}{action}"}
 
     def request(self, path: Path) -> SaveRequest:
-        """Of generation NEW. A first save is told not to overwrite, and commits by another system call."""
+        """Returns a request for generation NEW. A first save has overwrite=False and commits by another system call."""
         return SaveRequest(
             path,
             NEW,
@@ -120,7 +120,7 @@ CASES = (
     *(replace(case, start=Start.NOTHING) for case in _ANYWHERE),
     Case("begin_directory_made", start=Start.NOTHING),
     Case("begin_directory_made", start=Start.NOTHING, hit=2),
-    # At begin there is something to remove only after a death.
+    # The sweep at the beginning has something to remove only if an earlier save died.
     Case("sweep_listed", start=Start.REMAINS),
     Case("sweep_tmp_removed", start=Start.REMAINS),
     Case("sweep_directory_synced", start=Start.REMAINS),
@@ -134,7 +134,7 @@ CASES = (
 
 
 def prepare(start: Start, path: Path, server: ForkServer, failpoint_server: ForkServer, num_ranks: int = 1) -> None:
-    """Makes ``path`` what a save is to find there: generation OLD of ``num_ranks``, and what else belongs to it."""
+    """Makes at ``path`` what a save is to find there: generation OLD of ``num_ranks``, and the rest of ``start``."""
     if start == Start.NOTHING:
         return
     run_job(server, SaveRequest(path, OLD, use_collectives=start != Start.PARTS), num_ranks)
@@ -147,7 +147,7 @@ def prepare(start: Start, path: Path, server: ForkServer, failpoint_server: Fork
 
 @dataclass
 class Starts:
-    """The same as copies, which take less time than saves."""
+    """Does what ``prepare`` does, but makes each start once and copies it, which takes less time than a save."""
 
     server: ForkServer
     failpoint_server: ForkServer
@@ -155,7 +155,7 @@ class Starts:
     _made: dict[tuple[Start, int], Path] = field(default_factory=dict)
 
     def copy(self, start: Start, root: Path, num_ranks: int = 1) -> Path:
-        """Returns the path of the checkpoint below ``root``; its parent is missing, too, where there is nothing."""
+        """Returns the path of the checkpoint below ``root``. For Start.NOTHING its parent is missing too."""
         path = root / "new" / "ckpt"
         if (start, num_ranks) not in self._made:
             template = self.directory / f"{start.value}{num_ranks}"

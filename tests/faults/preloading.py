@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries that are put before libc by LD_PRELOAD, where strace cannot aim, as it counts the calls of each thread."""
+"""Compiles libraries for LD_PRELOAD, which can disturb a call whichever thread makes it; strace counts by thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["preloaded"]
 
 
 def preloaded(source: Path, directory: Path, *, untested: str) -> Path:
-    """Compiles one. Without a compiler it skips ``untested``."""
+    """Compiles a library and returns its path. Without a compiler it skips ``untested``."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip(f"{untested} NOT TESTED: there is no C compiler")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run folder to prune, and processes that prune it."""
+"""Makes a run folder to prune, and has the functions of processes that prune it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from faults.saves import SaveRequest, attempt
 __all__ = ["KEPT", "make_run", "prune_as_nobody", "prune_when_told", "save_template", "states_in"]
 
 NOBODY = 65534
-# Of the steps 1 (complete, with files of others), 2 (half) and 3 (complete) this one stays.
+# Steps are 1 (complete, with files of others), 2 (half) and 3 (complete). A prune keeps this one.
 KEPT = 3
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories, on disks of their own, in which a user may take only so much."""
+"""Directories with a quota, each on a disk of its own."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _PROJECT = 7
 
 @dataclass(frozen=True)
 class Kind:
-    """A file system and whom it limits.
+    """A file system, and what its quota limits.
 
     Attributes:
         make: The command that makes it.
-        limits: "-u" a user, "-P" a project, as setquota has it; empty for a subvolume of btrfs.
-        errnos: What a call gets that would take too much.
-        tools: That are needed besides, and what to install for them.
+        limits: Option of setquota: "-u" limits a user, "-P" a project; empty for a subvolume of btrfs.
+        errnos: Errors of a call that would exceed the quota.
+        tools: The other program that is needed, and the package to install for it.
     """
 
     make: tuple[str, ...]
@@ -49,11 +49,11 @@ KINDS = {
         64 << 20,
         "loop,prjquota",
         "-P",
-        # ENOSPC from those who ask for room before they write: statvfs tells what the project has left.
+        # Whoever checks for room before writing gets ENOSPC, because statvfs reports what the project has left.
         (errno.EDQUOT, errno.ENOSPC),
     ),
     "xfs user": Kind(("mkfs.xfs", "-q"), 320 << 20, "loop,usrquota", "-u"),
-    # Of a project xfs says that its disk is full.
+    # For a project, xfs reports that the disk is full.
     "xfs project": Kind(("mkfs.xfs", "-q"), 320 << 20, "loop,prjquota", "-P", (errno.ENOSPC,)),
 }
 
@@ -65,10 +65,10 @@ def _must(*command: str) -> str:
 
 
 class Quota:
-    """Of one kind, in force. Skips the test, with the reason, where it cannot be had.
+    """An active quota of one kind. Skips the test, with the reason, if the system cannot provide it.
 
     Attributes:
-        path: A directory that anybody may write to. Who is limited is a user without privileges.
+        path: A directory that anybody may write to. The quota limits a user without privileges.
     """
 
     def __init__(self, name: str, directory: Path) -> None:
@@ -82,7 +82,7 @@ class Quota:
         file_system_in_file(image, self.kind.num_bytes, *self.kind.make, untested=what)
         self._disk = directory / "disk"
         self._mount = contextlib.ExitStack()
-        # A kernel may have the file system, and no quotas.
+        # A kernel may support the file system, but not its quotas.
         options = ("-t", name.split()[0], "-o", self.kind.options, str(image))
         self._mount.enter_context(mounted(self._disk, *options, untested=what))
         self.path = self._disk / "limited"
@@ -107,25 +107,25 @@ class Quota:
         self.path.chmod(0o777)
 
     def limit(self, num_bytes: int | None, num_files: int = 0) -> None:
-        """From now on no more than that, in all; None for no limit. ``num_files`` 0 is any number."""
+        """Sets the limits on the total from now on. ``num_bytes`` None and ``num_files`` 0 mean no limit."""
         if self.kind.limits:
             who, blocks = self._who(), -(-(num_bytes or 0) // 1024)
             _must("setquota", self.kind.limits, who, "0", str(blocks), "0", str(num_files), str(self._disk))
         else:
             assert not num_files, "btrfs does not limit them"
             limit = "none" if num_bytes is None else str(num_bytes)
-            # By way of the disk: a change of the limit would count for the subvolume, and might be too much for it.
+            # Addressed through the disk: a change through the subvolume would count there, and might exceed its limit.
             _must("btrfs", "qgroup", "limit", limit, self._subvolume, str(self._disk))
 
     def used_bytes(self) -> int:
-        """What counts against the limit."""
+        """Returns how many bytes count against the limit."""
         return self._used()[0]
 
     def num_files(self) -> int:
         return self._used()[1]
 
     def _used(self) -> tuple[int, int]:
-        # What is only in memory yet is counted, too late, where it is found room on the disk.
+        # Data that are only in memory count too late: when the file system allocates their space on disk.
         _must("sync", "-f", str(self.path))
         if not self.kind.limits:
             last = _must("btrfs", "qgroup", "show", "--raw", "-f", str(self.path)).splitlines()[-1]
@@ -134,8 +134,8 @@ class Quota:
         table = _must("repquota", self.kind.limits, "-n", "-v", str(self._disk)).splitlines()
         fields = next((line.split() for line in table if line.split()[:1] == [user]), [])
         if not fields:
-            return 0, 0  # who has nothing is not listed
-        # Name, two signs for limits that are exceeded; used, soft, hard, grace of blocks; the same of files.
+            return 0, 0  # repquota does not list who has nothing
+        # The fields: name, two signs for exceeded limits; used, soft, hard and grace for blocks; the same for files.
         return int(fields[2]) * 1024, int(next(field for field in fields[5:] if field.isdigit()))
 
     def _who(self) -> str:

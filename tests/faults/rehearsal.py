@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A save whose system calls are recorded once, so that others like it can be disturbed at any of these calls."""
+"""Records the system calls of a save once, so that a test can disturb other saves like it at any of these calls."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from faults.strace import Call, calls_in, injected, reachable, recorded
 
 __all__ = ["NEW", "NEXT", "OLD", "Rehearsal", "Scenario", "for_each", "one_of_each", "spread"]
 
-# Generations: of what is there, of the save that is disturbed, of the one after it.
+# Generations: what is there before, what the disturbed save writes, and what the save after it writes.
 OLD, NEW, NEXT = 1, 2, 3
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a save finds at its path, and how it writes.
+    """The content of the path before a save, and how the save writes.
 
     Attributes:
-        old: There is a checkpoint, of generation OLD. Else the save is told not to overwrite one, and commits by
-            another system call.
-        remains: An earlier save died when its files were complete: they are there, and its tmp.
-        file_a_record: Several files.
-        num_rows: Of the largest tensor; see ``saves.state``.
-        io_threads: With more than one, which of them makes what call is chance, and cannot be aimed at.
-        num_ranks: That save.
-        rank: Whose calls are recorded.
-        sync: As ``sync_files`` of the writer.
+        old: True if a checkpoint of generation OLD is there. Otherwise the save has ``overwrite=False``, and commits
+            with another system call.
+        remains: True if an earlier save died when its files were complete: they are there, and its tmp.
+        file_a_record: True if the save writes several files.
+        num_rows: Rows of the largest tensor; see ``saves.state``.
+        io_threads: With more than one it is chance which of them makes which call, so a test cannot choose one.
+        num_ranks: How many ranks save.
+        rank: The rank whose calls are recorded.
+        sync: ``sync_files`` of the writer.
     """
 
     name: str
@@ -68,8 +68,8 @@ class Rehearsal:
     """A scenario, a directory as its saves find it, and the calls that a save of generation NEW makes there.
 
     Attributes:
-        calls: Those at which another such save can be stopped, in order.
-        left_out: The others; see ``strace.reachable``.
+        calls: The calls at which a test can stop another such save, in order.
+        left_out: The other calls; see ``strace.reachable``.
     """
 
     def __init__(self, scenario: Scenario, server: ForkServer, directory: Path) -> None:
@@ -79,7 +79,7 @@ class Rehearsal:
         self._num_requests = 0
         directory.mkdir(exist_ok=True)
         self._template = directory / "template"
-        # Also for a first save: the first of all may have to compile modules that it imports.
+        # Done also for a scenario without an old checkpoint, because the first save of all may compile modules.
         self.save_all(self._template, OLD)
         if not scenario.old:
             shutil.rmtree(self._template)
@@ -93,16 +93,16 @@ class Rehearsal:
             self.calls, self.left_out = self._record()
 
     def copy(self, root: Path) -> Path:
-        """A directory as the saves find it."""
+        """Makes ``root`` a directory as the saves find it, and returns it."""
         return Path(shutil.copytree(self._template, root))
 
     @staticmethod
     def path(root: Path) -> Path:
-        """Of the checkpoint. A first save has to make two directories."""
+        """Returns the path of the checkpoint. A first save has to make two directories."""
         return root / "new" / "ckpt"
 
     def requests(self, root: Path, generation: int) -> list[SaveRequest]:
-        """What each rank is asked to save."""
+        """Returns the request of each rank."""
         self._num_requests += 1
         scenario = self.scenario
         request = SaveRequest(
@@ -110,7 +110,7 @@ class Rehearsal:
             generation,
             num_ranks=scenario.num_ranks,
             store=str(self._directory / f"store{self._num_requests}"),
-            # All calls but those of the writers in the thread of the save, since strace counts by thread.
+            # The thread of the save makes all calls but those of the writers, because strace counts by thread.
             config=replace(IN_ONE_THREAD, io_threads=scenario.io_threads),
             num_rows=scenario.num_rows,
             writer={
@@ -122,7 +122,7 @@ class Rehearsal:
         return [replace(request, rank=rank) for rank in scenario.ranks]
 
     def save_all(self, root: Path, generation: int) -> None:
-        """Saves, undisturbed, in new processes."""
+        """Makes an undisturbed save in new processes."""
         pids = [self._server.start(save, request) for request in self.requests(root, generation)]
         for pid in pids:
             assert self._server.wait(pid).unwrap().errors == {}
@@ -134,13 +134,13 @@ class Rehearsal:
         return any(other.name.startswith("rename") for other in self.calls[: self.calls.index(call)])
 
     def kill(self, root: Path, call: Call, peer: Callable[[SaveRequest], object] = save) -> list[Outcome]:
-        """Saves NEW, and kills the rank that was recorded, just before it makes ``call``.
+        """Saves NEW, and kills the recorded rank just before it makes ``call``.
 
         Args:
-            peer: What the other ranks do.
+            peer: The function that the other ranks run.
 
         Returns:
-            How the others ended.
+            How the other ranks ended.
         """
         pid, process, peers = self._start(root, peer)
         log = root.with_suffix(".log")
@@ -153,7 +153,7 @@ class Rehearsal:
 
     @contextmanager
     def failing(self, root: Path, call: Call, error: str) -> Iterator[list[Attempt]]:
-        """Saves NEW; ``call`` of the rank that was recorded returns ``error``. Gives what each rank was told.
+        """Saves NEW while ``call`` of the recorded rank returns ``error``. Yields what came of it on each rank.
 
         When the context ends, the same processes save NEXT, which must succeed.
         """
@@ -176,7 +176,7 @@ class Rehearsal:
             assert self._server.wait(pid).unwrap() == Attempt({}, ())
 
     def record(self, root: Path) -> list[Call]:
-        """Saves NEW, and returns all calls of the rank that is looked at."""
+        """Saves NEW, and returns all calls of the rank of the scenario."""
         log = root.with_suffix(".log")
         pid, process, peers = self._start(root, save)
         with recorded(pid, log):
@@ -192,7 +192,7 @@ class Rehearsal:
         return calls, [call for call in made if call.files and call not in calls]
 
     def _start(self, root: Path, peer: Callable[[SaveRequest], object]) -> tuple[int, Connection, list[int]]:
-        """A save that waits to be told before it begins; the peers wait for it."""
+        """Starts a save that begins when its process is told "go"; the peers wait for it."""
         requests = self.requests(root, NEW)
         with closing(Meeting()) as meeting:
             watched = requests[self.scenario.rank]
@@ -209,12 +209,12 @@ def assert_was_hit(call: Call, log: Path, root: Path, pid: int) -> None:
 
 
 def one_of_each(calls: Iterable[Call]) -> list[Call]:
-    """The last of each name."""
+    """Returns the last call of each name."""
     return list({call.name: call for call in calls}.values())
 
 
 def spread(calls: Sequence[Call], count: int, always: Sequence[Call] = ()) -> list[Call]:
-    """``always``, and evenly as many others as make ``count``."""
+    """Returns ``always``, and evenly spread others, so that there are ``count`` in all."""
     others = [call for call in calls if call not in always]
     more = max(count - len(always), 0)
     evenly = [others[(2 * number + 1) * len(others) // (2 * more)] for number in range(more)]
@@ -222,7 +222,7 @@ def spread(calls: Sequence[Call], count: int, always: Sequence[Call] = ()) -> li
 
 
 def for_each(calls: Sequence[Call], trial: Callable[[Call], None]) -> None:
-    """Tries all of them, and then fails with everything that went wrong."""
+    """Runs ``trial`` for all calls, and then fails with everything that went wrong."""
     failures = []
     for call in calls:
         try:

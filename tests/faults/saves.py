@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of numbered generations, how they are saved in processes of their own, and what is found on disk after."""
+"""Makes states of numbered generations, saves them in processes of their own, and checks what is on disk afterwards."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ __all__ = [
     "state",
 ]
 
-# The smallest ring: a save of a few kilobytes should not wait for the kernel to make pages.
+# The smallest ring, so that a save of a few kilobytes does not wait for the kernel to make pages.
 CONFIG = Config(ring_bytes=16 << 20)
-# All calls but the writes of data in the main thread: strace counts those of each thread by themselves.
+# The main thread makes all calls but the writes of data, because strace counts the calls of each thread separately.
 IN_ONE_THREAD = dataclasses.replace(CONFIG, io_timeout_s=0.0)
 BOTH_RANKS = (0, 1)
 NUM_ROWS = 120
 
 
 def state(generation: int, ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS) -> dict[str, Any]:
-    """What generation ``generation`` looks like on ``ranks``: no value is equal to that of another generation.
+    """Returns generation ``generation`` on ``ranks``. No value is equal to that of another generation.
 
-    With few rows tensors stay below the size from which torch uses several threads, which on a busy machine wait for
-    each other. A row is 1600 bytes of the largest tensor.
+    With few rows the tensors stay below the size from which torch uses several threads, which wait for each other on a
+    busy machine. A row of the largest tensor is 1600 bytes.
     """
     values: dict[str, Any] = {
         "generation": generation,
@@ -70,10 +70,10 @@ class SaveRequest:
 
     Attributes:
         path: Directory of the checkpoint.
-        store: File through which several ranks meet; unused by one.
+        store: File store through which several ranks meet; unused for one rank.
         writer: More arguments of the BcpWriter.
-        num_rows: Of the largest tensor.
-        use_collectives: As of ``dcp.save``.
+        num_rows: Rows of the largest tensor.
+        use_collectives: Argument of ``dcp.save``.
     """
 
     path: Path
@@ -89,7 +89,7 @@ class SaveRequest:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What came of a save: errors by rank, as DCP reports them, and the package's warnings."""
+    """The result of a save: errors by rank, as DCP reports them, and the package's warnings."""
 
     errors: dict[int, BaseException]
     warnings: tuple[str, ...]
@@ -104,7 +104,7 @@ def save(request: SaveRequest) -> Attempt:
 
 
 def save_when_told(address: bytes, request: SaveRequest) -> Attempt:
-    """The same, once the test says that it watches."""
+    """Makes one save, once the test says that it watches."""
     with contextlib.nullcontext() if request.num_ranks == 1 else gloo(request):
         test = meet(address)
         test.send("ready")
@@ -113,7 +113,7 @@ def save_when_told(address: bytes, request: SaveRequest) -> Attempt:
 
 
 def save_then_look(request: SaveRequest) -> list[str]:
-    """Makes a save that fails because a peer dies, and returns the names of the tmps that are there afterwards."""
+    """Makes a save that fails because a peer dies. Returns the names of the tmps that are there afterwards."""
     with gloo(request):
         try:
             attempt(request)
@@ -125,9 +125,9 @@ def save_then_look(request: SaveRequest) -> list[str]:
 
 
 def save_twice(address: bytes, first: SaveRequest, then: SaveRequest) -> Attempt:
-    """Makes a save, once the test says that its fault is in place, tells what came of it, and makes another.
+    """Saves, once the test says that its fault is in place, and sends the result. Saves again and returns that result.
 
-    The test looks at the directory in between; then it ends the fault.
+    In between the test looks at the directory and ends the fault.
     """
     with contextlib.nullcontext() if first.num_ranks == 1 else gloo(first):
         test = meet(address)
@@ -139,7 +139,7 @@ def save_twice(address: bytes, first: SaveRequest, then: SaveRequest) -> Attempt
 
 
 def attempt(request: SaveRequest, planner: dcp.SavePlanner | None = None, writer: BcpWriter | None = None) -> Attempt:
-    """Makes one save in the process group that there is; ``writer`` takes the place of the one that is asked for."""
+    """Makes one save in the current process group; ``writer`` replaces the one that ``request`` describes."""
     writer = writer or BcpWriter(request.path, config=request.config, **request.writer)
     errors: dict[int, BaseException] = {}
     with warnings.catch_warnings(record=True) as caught:
@@ -159,9 +159,9 @@ def attempt(request: SaveRequest, planner: dcp.SavePlanner | None = None, writer
 
 @contextlib.contextmanager
 def gloo(request: SaveRequest) -> Iterator[None]:
-    """A default process group for the ranks of ``request``; left alone when the save raises, as peers may be dead."""
+    """Makes a default process group for the ranks of ``request``. It stays if the save raises, as peers may be dead."""
     r = request
-    # Less than what a test waits: gloo does not always notice at once that a peer was killed.
+    # The timeout is shorter than a test waits, because gloo does not always notice at once that a peer was killed.
     timeout = timedelta(seconds=20)
     store = f"file://{r.store}"
     dist.init_process_group("gloo", store, timeout, rank=r.rank, world_size=r.num_ranks)
@@ -170,7 +170,7 @@ def gloo(request: SaveRequest) -> Iterator[None]:
 
 
 def blank(ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS) -> dict[str, Any]:
-    """All that a generation has names for, with values of none."""
+    """Returns a state with all names of a generation, and with values that no generation has."""
     return {
         name: torch.full_like(value, -1) if isinstance(value, torch.Tensor) else -1
         for name, value in state(0, ranks, num_rows).items()
@@ -180,7 +180,7 @@ def blank(ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS) -> dict[str, 
 def load(
     reader: dcp.StorageReader, ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS, *, no_dist: bool = True
 ) -> dict[str, Any]:
-    """All that a generation has names for, read by ``reader`` in this process alone, or by its process group."""
+    """Returns all that a generation has names for, loaded by this process alone, or by its process group."""
     target = blank(ranks, num_rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -189,7 +189,7 @@ def load(
 
 
 def load_then_save(saved_by: tuple[int, ...], request: SaveRequest) -> tuple[int, Attempt]:
-    """Loads what other ranks have saved, tells its generation, and makes a save over it."""
+    """Loads what other ranks have saved, and saves over it. Returns the loaded generation and the save's result."""
     with contextlib.nullcontext() if request.num_ranks == 1 else gloo(request):
         got = load(BcpReader(request.path, config=request.config), saved_by, no_dist=request.num_ranks == 1)
         return generation_of(got, saved_by), attempt(request)
@@ -201,14 +201,14 @@ def are_equal(got: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 
 def generation_of(got: dict[str, Any], ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS) -> int:
-    """Of all that was loaded; fails if it is a mix, or holds other values."""
+    """Returns the generation of all that was loaded; fails if it is a mix, or holds other values."""
     generation: int = got["generation"]
     assert are_equal(got, state(generation, ranks, num_rows)), f"a mix, or wrong values, of generation {generation}"
     return generation
 
 
 def load_twice(address: bytes, path: Path) -> dict[int, BaseException]:
-    """The same for loads: what the first raised is told, what the second raised is returned, both by rank."""
+    """Loads twice, when the test says so. Sends the errors of the first load, returns those of the second, by rank."""
     test = meet(address)
     test.send("ready")
     errors: list[dict[int, BaseException]] = []
@@ -225,7 +225,7 @@ def load_twice(address: bytes, path: Path) -> dict[int, BaseException]:
 
 
 def generation_on_disk(path: Path, ranks: tuple[int, ...] = (0,), num_rows: int = NUM_ROWS) -> int | None:
-    """Which generation both readers find, None if there is no checkpoint; fails on a mix of two, or on damage."""
+    """Returns the generation that our reader and stock DCP's find, or None; fails on a mix of two, or on damage."""
     if not (path / ".metadata").exists():
         with pytest.raises(CheckpointException) as caught:
             load(BcpReader(path, config=CONFIG), ranks, num_rows)
@@ -242,11 +242,11 @@ def names_in(path: Path) -> list[str]:
 
 
 def data_files(path: Path) -> list[str]:
-    """Names of the data files that the commit mark refers to, as stock DCP reads it."""
+    """Returns the names of the data files that the commit mark refers to, as stock DCP reads it."""
     storage = dcp.FileSystemReader(path).read_metadata().storage_data
     return sorted({info.relative_path for info in storage.values()})
 
 
 def assert_only_own_files(path: Path) -> None:
-    """The directory holds the commit mark and the files that it names, and nothing else."""
+    """Fails unless the directory holds just the commit mark and the files that it names."""
     assert names_in(path) == sorted([".metadata", *data_files(path)])

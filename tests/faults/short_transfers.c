@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Put before libc by LD_PRELOAD: transfers to files that are interrupted, or do less than they were asked to, as the
-// standard allows of every call. Direct transfers stay aligned.
+// LD_PRELOAD puts this library before libc. It interrupts transfers to files, or does only part of them, which the
+// standard allows for every call. Direct transfers stay aligned.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -18,7 +18,7 @@ unsigned long num_disturbed(void) {
   return atomic_load(&disturbed);
 }
 
-// What to do with a transfer of `size` bytes: -1 interrupts it, anything else is how much of it is done.
+// Returns how many of the `size` bytes to transfer, or -1 to interrupt the transfer.
 static ssize_t part_of(size_t size, off_t offset, const void* bytes) {
   uint64_t draw = atomic_fetch_add(&calls, 1) * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
   draw ^= draw >> 29;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storage that does not answer: a directory behind a program of a FUSE mount, which can be stopped."""
+"""Storage that does not answer: a directory behind a FUSE mount, whose program a test can stop."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MOUNTS = Path("/proc/self/mounts")
 
 
 class SilentStorage:
-    """A mount that answers until it is told not to.
+    """A mount that answers until ``stop`` is called.
 
     Attributes:
-        path: By way of the program.
-        real: The same directory itself, which always answers.
+        path: The directory through the mount.
+        real: The directory itself, which always answers.
     """
 
     def __init__(self, root: Path, program: subprocess.Popen[bytes]) -> None:
@@ -35,28 +35,28 @@ class SilentStorage:
         self._program = program
 
     def stop(self) -> None:
-        """Calls from now on hang."""
+        """Makes all calls hang from now on."""
         self._program.send_signal(signal.SIGSTOP)
         change = os.waitid(os.P_PID, self._program.pid, os.WSTOPPED | os.WEXITED)
         assert change is not None
         assert change.si_code == os.CLD_STOPPED, "the program of the mount has ended"
 
     def answer(self) -> None:
-        """Calls that hang are answered, and all after them."""
+        """Answers the calls that hang, and all after them."""
         self._program.send_signal(signal.SIGCONT)
 
     def die(self) -> None:
-        """Calls that hang fail, and all after them, with ENOTCONN or ECONNABORTED."""
+        """Makes the calls that hang, and all after them, fail with ENOTCONN or ECONNABORTED."""
         self._program.kill()
         self._program.wait(LIMIT_S)
 
 
 @contextmanager
 def silent_storage(root: Path, *options: str) -> Iterator[SilentStorage]:
-    """A mount below ``root`` for as long as the context lasts. Skips the test, with the reason, where none can be made.
+    """Mounts below ``root`` while the context lasts. Skips the test, with the reason, if that is not possible.
 
     Args:
-        options: More of bindfs's.
+        options: More options for bindfs.
     """
     program = shutil.which("bindfs")
     if program is None or not os.access("/dev/fuse", os.R_OK | os.W_OK):
@@ -73,7 +73,7 @@ def silent_storage(root: Path, *options: str) -> Iterator[SilentStorage]:
         finally:
             if running.poll() is None:
                 storage.answer()
-            # Lazily: what still has files open keeps the program until it closes them.
+            # Unmounts lazily: the program lives on until the last open file is closed.
             unmount = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount", "-u", "-z"]
             subprocess.run([*unmount, str(storage.path)], check=False, stderr=subprocess.DEVNULL)
             try:
@@ -83,7 +83,7 @@ def silent_storage(root: Path, *options: str) -> Iterator[SilentStorage]:
 
 
 def _is_mounted(path: Path) -> bool:
-    """Waits until it is, which the kernel tells whoever polls the list of mounts."""
+    """Waits until ``path`` is mounted; False if it never is. The kernel notifies whoever polls the list of mounts."""
     with _MOUNTS.open() as mounts:
         changed = select.poll()
         changed.register(mounts, select.POLLPRI | select.POLLERR)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest checkpoint that has everything; what becomes of it when each of its bytes is damaged in turn."""
+"""The smallest checkpoint that has everything, and checks that damage to each of its bytes is seen."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ __all__ = [
     "small_state",
 ]
 
-# Buffered, since the damage has just been written through the cache; the ring is kept between loads.
+# Reads are buffered, because the damage has just been written through the cache. The ring is kept between loads.
 CONFIG = Config(ring_bytes=16 << 20, direct_io=False, io_threads=1)
 SEED = 20240612
-# One of so many loads goes all the way through dcp.load.
+# One of so many loads goes through dcp.load itself.
 _DCP_EVERY = 64
 _MAX_FAULTS = 20
 
 
 def small_state(rank: int, factor: int = 1) -> dict[str, Any]:
-    """A file each for two ranks: plain tensors in one; one that is not plain, and an object, also in the other.
+    """Returns the state of one of two ranks. Both have plain tensors; rank 1 also a quantized tensor and an object.
 
-    With ``factor`` 0 every value is another one.
+    ``factor`` 0 gives a state in which every value differs.
     """
     if rank == 0:
         beta = torch.tensor([[1, 2], [3, 4]], dtype=torch.int16)
@@ -58,7 +58,7 @@ def small_state(rank: int, factor: int = 1) -> dict[str, Any]:
 
 
 def small_states(factor: int = 1) -> dict[str, Any]:
-    """Of both ranks."""
+    """Returns the state of both ranks together."""
     return {key: value for rank in BOTH_RANKS for key, value in small_state(rank, factor).items()}
 
 
@@ -68,12 +68,12 @@ def save_small(request: SaveRequest) -> None:
 
 
 def raw(value: Any) -> Any:
-    """``value``, or the integers behind it."""
+    """Returns ``value``, or its integers if it is a quantized tensor."""
     return value.int_repr() if isinstance(value, torch.Tensor) and value.is_quantized else value
 
 
 class Target:
-    """What a load of everything fills."""
+    """The state that a load of everything fills."""
 
     def __init__(self) -> None:
         self.state = small_states(0)
@@ -87,7 +87,7 @@ class Target:
                 self.state[key] = blank
 
     def check(self, *, failed: bool) -> None:
-        """Fails on any value that was not saved. A load that failed may have left some as they were."""
+        """Fails on any value that was not saved. A failed load may have left some values as they were."""
         for key, wanted in self._wanted.items():
             got, wanted, blank = raw(self.state[key]), raw(wanted), raw(self._blank[key])
             if isinstance(got, torch.Tensor):
@@ -99,7 +99,7 @@ class Target:
 
 
 def load_small(path: Path, config: Config = CONFIG, target: Target | None = None) -> CheckpointError | None:
-    """What a load of everything raises; None if it gives what was saved. Fails on any value that was not saved."""
+    """Loads everything. Returns what that raises, or None; fails on any value that was not saved."""
     target = target or Target()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -115,7 +115,7 @@ def load_small(path: Path, config: Config = CONFIG, target: Target | None = None
 
 
 def load_when_told(address: bytes, path: Path) -> CheckpointError | None:
-    """The same, once the test says that it watches."""
+    """Returns ``load_small``, called once the test says that it watches."""
     test = meet(address)
     test.send("ready")
     test.recv()
@@ -123,9 +123,9 @@ def load_when_told(address: bytes, path: Path) -> CheckpointError | None:
 
 
 class Loads:
-    """Loads of one checkpoint into one target, each of which looks at the files anew.
+    """Loads one checkpoint into one target, and reads the files anew each time.
 
-    ``dcp.load`` spends most of its time on plans, which are the same every time, so they are made once.
+    ``dcp.load`` spends most of its time on plans, which are the same every time, so this class makes them once.
     """
 
     def __init__(self, path: Path, config: Config) -> None:
@@ -138,7 +138,7 @@ class Loads:
         self._plan = self._planner.create_local_plan()
 
     def failure(self, *, through_dcp: bool = False) -> CheckpointError | None:
-        """Like ``load_small``."""
+        """Returns what ``load_small`` returns."""
         self._target.clear()
         if through_dcp:
             return load_small(self._path, self._config, self._target)
@@ -157,11 +157,11 @@ class Loads:
 
 @dataclass
 class Findings:
-    """What one process found.
+    """The findings of one process.
 
     Attributes:
-        faults: Damage that was not seen, or not told rightly; the first few.
-        num_faults: All of them.
+        faults: The first few cases of damage that was missed or reported wrongly.
+        num_faults: How many such cases there were.
     """
 
     num_flips: int = 0
@@ -180,9 +180,9 @@ class Findings:
 
 
 class Examination:
-    """Damages the files of a checkpoint, and looks at what ``verify`` and a load make of it.
+    """Damages the files of a checkpoint, and checks that ``verify`` and a load see it.
 
-    Both must see every damage: all files lie in one block each, which a load of everything needs.
+    Both must see all damage: each file is one block, which a load of everything needs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -226,7 +226,7 @@ class Examination:
         assert error.path == str(self._path / name), repr(error)
         assert name in str(error), repr(error)
         if name == ".metadata":
-            self._load_rewritten.failure()  # whatever it says, it gives no wrong values
+            self._load_rewritten.failure()  # it may fail or not, but must give no wrong values
 
     def _check_report(self, name: str, position: int, content: bytes) -> None:
         report = verify(self._path, config=CONFIG)
@@ -241,13 +241,13 @@ class Examination:
         if position >= end_of_records:
             assert (problem.section, problem.fqns) == ("block table or trailer", []), problem
             return
-        # Header and records are one block.
+        # The header and the records are in one block.
         assert (problem.section, problem.offset, problem.num_bytes) == ("records", 0, end_of_records), problem
         assert problem.fqns == list(small_state(int(name[2]))), problem
 
 
 def damage_every_byte(original: Path, copy: Path, part: int, num_parts: int, all_bits: bool) -> Findings:
-    """Flips a bit of, or all bits of, each ``num_parts``-th byte, and cuts at each ``num_parts``-th length."""
+    """Flips one bit, or all bits, of each ``num_parts``-th byte, and cuts at each ``num_parts``-th length."""
     examination = Examination(Path(shutil.copytree(original, copy)))
     for name in names_in(copy):
         positions = range(part, (copy / name).stat().st_size, num_parts)

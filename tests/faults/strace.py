@@ -41,7 +41,7 @@ _DRAWN = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16}")
 
 
 def without_ids(path: str) -> str:
-    """``path`` with ``*`` for the ids in it, which every save draws anew."""
+    """Returns ``path`` with ``*`` for the ids in it, which every save draws anew."""
     return _DRAWN.sub("*", path)
 
 
@@ -51,10 +51,10 @@ class Call:
 
     Attributes:
         name: As strace takes and prints it.
-        number: The how-manieth of this name it was in its thread, whatever the earlier ones were about.
-        thread: Its id, 0 for the main thread.
-        files: What it was about below the directory of interest, as paths from there, "." being the directory itself,
-            without ids. Empty if it was about something else.
+        number: Counts the calls of this name in this thread from 1, whatever files they were about.
+        thread: Id of the thread, 0 for the main thread.
+        files: The paths below the directory of interest that the call was about, relative to it and without ids. "." is
+            the directory itself. Empty if the call was about something else.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Call:
     files: str
 
     def is_like(self, other: Call) -> bool:
-        """Is it the same call of another run?"""
+        """Whether ``other`` is the same call in another run."""
         mine, theirs = ((c.name, c.number, c.thread == 0, c.files) for c in (self, other))
         return mine == theirs
 
@@ -72,7 +72,7 @@ class Call:
 
 
 def strace_or_skip() -> str:
-    """Where it is. Skips the test, with the reason, where it is missing; missing in CI is a failure."""
+    """Returns the path of strace. If it is missing, skips the test, with the reason, or fails it in CI."""
     program = shutil.which("strace")
     if program is None:
         # CI could install it.
@@ -83,17 +83,17 @@ def strace_or_skip() -> str:
 
 @contextmanager
 def traced(pid: int, log: Path, *options: str, all_threads: bool = False) -> Iterator[None]:
-    """Lets strace write the calls of a process to ``log`` while the context lasts, which begins when it is attached.
+    """Lets strace write the calls of a process to ``log`` while the context lasts, which begins once it is attached.
 
-    Skips the test, with the reason, where it may not trace; and as ``strace_or_skip``.
+    Skips the test, with the reason, if strace may not trace, and like ``strace_or_skip``.
 
     Args:
-        options: More of strace's.
-        all_threads: Also those that begin later; else only the thread of the process that has its id.
+        options: More options for strace.
+        all_threads: True for all threads, also those that begin later; False for the main thread only.
     """
     program = strace_or_skip()
     follow = ["-f"] if all_threads else []
-    # -s 0: what is written may contain paths.
+    # -s 0 hides the data of writes, because they may contain paths.
     command = [program, *follow, "-y", "-s", "0", "-o", str(log), *options, "-p", str(pid)]
     tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert tracer.stderr is not None
@@ -105,7 +105,7 @@ def traced(pid: int, log: Path, *options: str, all_threads: bool = False) -> Ite
                 pytest.skip(f"SYSTEM CALLS NOT TESTED: {first.strip()}")
             yield
         finally:
-            tracer.terminate()  # lets go of the process
+            tracer.terminate()  # strace then detaches from the process
             tracer.wait(LIMIT_S)
 
 
@@ -120,14 +120,14 @@ def injected(
     all_threads: bool = False,
     path: Path | None = None,
 ) -> Iterator[None]:
-    """Does ``what`` at the ``when``-th of each of ``calls``, or from it on ("2+"), while the context lasts.
+    """Does ``what`` at the ``when``-th of each of ``calls``, or from that call on ("2+"), while the context lasts.
 
     Skips like ``traced``.
 
     Args:
-        calls: Names of system calls, with commas. Each is counted by itself, in each thread by itself.
-        what: ``error=EIO`` returns that without making the call, ``signal=KILL`` comes before the call is made.
-        path: Count only calls on this file.
+        calls: Names of system calls, with commas. strace counts each name separately in each thread.
+        what: ``error=EIO`` returns that error without making the call; ``signal=KILL`` comes before the call is made.
+        path: If set, only calls on this file count.
     """
     only = ["-P", str(path)] if path else []
     inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:{what}:when={when}"]
@@ -136,7 +136,7 @@ def injected(
 
 
 def wait_until_stopped(log: Path) -> None:
-    """Until the process that strace stops is so. It is a child of the fork server's, so only strace tells us."""
+    """Waits until strace has stopped the process. It is a child of the fork server, so only strace can tell us."""
     end = time.monotonic() + LIMIT_S
     while "stopped by SIGSTOP" not in log.read_text():
         assert time.monotonic() < end, "it does not stop"
@@ -144,7 +144,10 @@ def wait_until_stopped(log: Path) -> None:
 
 
 def whole_lines(log: Path) -> list[str]:
-    """Of a log, one a call: strace writes two for a call during which another thread's began or ended."""
+    """Returns the lines of a log, one for each call.
+
+    strace writes two lines for a call during which a call of another thread began or ended.
+    """
     begun: dict[str, str] = {}
     lines = []
     for line in log.read_text().splitlines():
@@ -159,22 +162,22 @@ def whole_lines(log: Path) -> list[str]:
 
 @contextmanager
 def recorded(pid: int, log: Path) -> Iterator[None]:
-    """Writes every call with a file name or a descriptor among its arguments to ``log``. Skips like ``traced``."""
+    """Writes every call to ``log`` that has a file name or a descriptor as an argument. Skips like ``traced``."""
     with traced(pid, log, "-e", "trace=%file,%desc", all_threads=True):
         yield
 
 
 def calls_in(log: Path, directory: Path, pid: int) -> list[Call]:
-    """The calls of a log of the process ``pid``, in the order in which they began."""
+    """Returns the calls in a log of the process ``pid``, in the order in which they began."""
     below = re.compile(re.escape(str(directory)) + r'(?:/([^">]*))?(?=[">])')
     numbers: Counter[tuple[int, str]] = Counter()
     calls = []
     for line in log.read_text().splitlines():
-        # Lines about signals, ends, and the second half of a call that another thread's interrupted do not match.
+        # Lines about signals and exits do not match, nor does the second line of a call that strace splits.
         match = _LINE.match(line)
         if match is None:
             continue
-        # A process that is killed has no result.
+        # The last call of a killed process has no result.
         name, arguments = match[2], _IN_DIRECTORY.sub(r'"\1/\2"', match[3].rsplit(") = ", 1)[0])
         thread = int(match[1] or pid)
         thread = 0 if thread == pid else thread
@@ -185,11 +188,12 @@ def calls_in(log: Path, directory: Path, pid: int) -> list[Call]:
 
 
 def reachable(calls: list[Call], *, several_files: bool) -> list[Call]:
-    """Those calls of a recorded save, below the directory, at which another save like it can be stopped.
+    """Returns those calls of a recorded save, below the directory, at which a test can stop another save like it.
 
-    strace counts the calls of each thread by itself and cannot be told which thread is meant, other than the main one.
-    So left out are calls of other threads if some thread makes as many of that name earlier; and, from where several
-    threads share the check of ``several_files``, calls of the kinds by which they do, as who reads what is chance.
+    strace counts the calls of each thread separately, and can select no thread other than the main one. So this leaves
+    out a call of another thread if some thread makes the call of that name and number earlier. With ``several_files``
+    several threads share the check of the files, and it is chance which thread reads what; so from there on this also
+    leaves out the kinds of calls that the check makes.
     """
     seen: set[tuple[str, int]] = set()
     firsts = set()
@@ -201,7 +205,8 @@ def reachable(calls: list[Call], *, several_files: bool) -> list[Call]:
     begin = len(calls)
     shared: set[str] = set()
     if several_files:
-        # A save opens data files to read them only then: the directory is opened, the file in it, the directory closed.
+        # Only the check opens data files with openat2: it opens the directory, then the file in it, and closes the
+        # directory.
         opens = [at for at, call in enumerate(calls) if ".distcp" in call.files and call.name == "openat2"]
         begin = opens[0] - 1 if opens else len(calls)
         end = (

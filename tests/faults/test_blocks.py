@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of 4 KiB that are zeroed, repeated, exchanged or left from another save: what disks and caches do.
+"""Tests blocks of 4 KiB that are zeroed, repeated, exchanged or left from another save, as disks and caches do it.
 
-Random, by a seed: 400 pieces of damage, or 100,000 with BCP_LONG=1 (``make torture``).
+The damage is random, from a seed: 400 cases, or 100,000 with BCP_LONG=1 (``make torture``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bytecheckpoint.errors import CorruptCheckpointError
 from faults.fork_server import ForkServer
 from faults.saves import BOTH_RANKS, SaveRequest, are_equal, gloo, names_in
 
-# Buffered, since the damage has just been written through the cache.
+# Reads are buffered, because the damage has just been written through the cache.
 CONFIG = Config(ring_bytes=16 << 20, direct_io=False, io_threads=1)
 BLOCK = 4096
 NUM_PROCESSES = 2
@@ -35,7 +35,7 @@ KINDS = ("zeros", "repeated", "swapped", "of the other rank", "of another save",
 
 
 def state(ranks: tuple[int, ...], generation: int) -> dict[str, Any]:
-    """A file of three quarters of a megabyte a rank, and metadata of several blocks."""
+    """Returns a state with a file of three quarters of a megabyte for each rank, and metadata of several blocks."""
     values: dict[str, Any] = {}
     for rank in ranks:
         generator = torch.Generator().manual_seed(100 * generation + rank)
@@ -53,7 +53,7 @@ def save_state(request: SaveRequest) -> None:
 
 
 def failure(path: Path, wanted: dict[str, Any]) -> BaseException | None:
-    """What a load raised, None if it gave ``wanted``; fails on anything else."""
+    """Returns what a load raised, or None if it gave ``wanted``; fails on anything else."""
     target = {key: torch.zeros_like(v) if isinstance(v, torch.Tensor) else -1 for key, v in wanted.items()}
     try:
         dcp.load(target, storage_reader=BcpReader(path, config=CONFIG), planner=BcpLoadPlanner(), no_dist=True)
@@ -64,7 +64,7 @@ def failure(path: Path, wanted: dict[str, Any]) -> BaseException | None:
 
 
 class Damager:
-    """Damages one block of a file, in one of many ways."""
+    """Damages one block of a file in a random way."""
 
     def __init__(self, path: Path, other_save: Path) -> None:
         self._files = {name: (path / name).read_bytes() for name in names_in(path)}
@@ -72,7 +72,7 @@ class Damager:
         self._others = [(other_save / name).read_bytes() for name in names_in(other_save)]
 
     def draw(self, rng: random.Random) -> tuple[str, str, bytes]:
-        """Kind, name of the file, its damaged content."""
+        """Returns the kind of the damage, the name of the file, and its damaged content."""
         kind = rng.choice(KINDS)
         name = rng.choice(self._data if kind == "of the other rank" else list(self._files))
         content = self._files[name]
@@ -99,7 +99,7 @@ class Damager:
 
 
 def damage_blocks(original: Path, other_save: Path, copy: Path, part: int) -> tuple[Counter[str], list[str]]:
-    """What was seen how often, and what was not seen, or not told rightly."""
+    """Returns how often each kind was tried, and the damage that was missed or reported wrongly."""
     warnings.simplefilter("ignore")
     shutil.copytree(original, copy)
     damager, wanted = Damager(copy, other_save), state(BOTH_RANKS, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged files: a load names the damaged file, or gives exactly what was saved because it never needed the damage."""
+"""Tests loads of damaged files: a load names the damaged file, or does not need the damaged bytes and is exact."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from faults.crafting import resigned_data
 from faults.fork_server import ForkServer
 from faults.saves import BOTH_RANKS, SaveRequest, are_equal, data_files, load, names_in, save, state
 
-# Buffered, since the damage has just been written through the cache; one test below reads directly.
+# Reads are buffered, because the damage has just been written through the cache. One test below reads directly.
 CONFIG = Config(ring_bytes=16 << 20, direct_io=False)
 GENERATION = 5
 BLOCK, HEADER, DATA_TRAILER, META_TRAILER = 256 << 10, 4096, 80, 128
@@ -34,7 +34,7 @@ SEED = 20240611
 
 @pytest.fixture(scope="module")
 def saved(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of two ranks: three files, of which every byte is needed by a full load."""
+    """Returns a checkpoint of two ranks: three files. A full load needs every byte of them."""
     path = tmp_path_factory.mktemp("damage") / "ckpt"
     store = str(path.parent / "store")
     pids = [server.start(save, SaveRequest(path, GENERATION, rank, 2, store)) for rank in BOTH_RANKS]
@@ -47,7 +47,7 @@ def saved(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def replaced(file: Path, content: bytes | bytearray) -> Iterator[None]:
-    """``file`` has ``content``, for a while. In place: its name stays that of the same file."""
+    """Overwrites ``file`` in place with ``content`` while the context lasts, so that its name keeps its inode."""
     original = file.read_bytes()
     file.write_bytes(content)
     try:
@@ -57,7 +57,7 @@ def replaced(file: Path, content: bytes | bytearray) -> Iterator[None]:
 
 
 def failure_of(path: Path, config: Config = CONFIG) -> CheckpointError | None:
-    """What a full load raised, or None if it gave what was saved. Fails on any value that was not saved."""
+    """Returns what a full load raised, or None if it gave what was saved. Fails on any value that was not saved."""
     wanted = state(GENERATION, BOTH_RANKS)
     target: dict[str, Any] = {
         name: torch.full_like(value, -1) if isinstance(value, torch.Tensor) else -1 for name, value in wanted.items()
@@ -65,7 +65,7 @@ def failure_of(path: Path, config: Config = CONFIG) -> CheckpointError | None:
     try:
         dcp.load(target, storage_reader=BcpReader(path, config=config), no_dist=True)
     except CheckpointException as caught:
-        # A tensor that a failed load had got to holds what was saved, one that it had not what was there before.
+        # A failed load leaves in a tensor what was saved, or, if it has not reached it, what was there before.
         for name, value in target.items():
             if isinstance(value, torch.Tensor):
                 assert torch.logical_or(value == wanted[name], value == -1).all(), f"unverified bytes reached {name}"
@@ -87,7 +87,7 @@ def assert_seen(path: Path, name: str, what: str, kinds: tuple[type[CheckpointEr
 
 
 def structure_of(name: str, content: bytes) -> tuple[list[int], list[int]]:
-    """Positions of the bytes that describe others, and of the rest."""
+    """Returns the positions of the bytes that describe other bytes, and those of the rest."""
     size = len(content)
     if name == ".metadata":
         pickle_bytes, manifest_bytes = struct.unpack_from("<qq", content, size - META_TRAILER + 16)
@@ -105,7 +105,7 @@ def test_the_checkpoint_is_whole(saved: Path) -> None:
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=[".metadata", "rank 0", "rank 1"])
 def test_flipped_bits(saved: Path, which: int) -> None:
-    """One bit of every structural byte, and of a sample of the others."""
+    """Flips one bit of every structural byte, and of a sample of the others."""
     name = names_in(saved)[which]
     assert (name == ".metadata") == (which == 0)
     content = (saved / name).read_bytes()
@@ -115,14 +115,14 @@ def test_flipped_bits(saved: Path, which: int) -> None:
         damaged = bytearray(content)
         damaged[position] ^= 1 << rng.randrange(8)
         with replaced(saved / name, damaged):
-            # A version above ours is refused as such, before anything that a later version may have moved.
+            # A load refuses a version above ours before it reads anything that a later version may have moved.
             kinds = (CorruptCheckpointError, FormatVersionError)
             assert_seen(saved, name, f"a flip at {position} of {len(content)}", kinds)
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=[".metadata", "rank 0", "rank 1"])
 def test_wrong_lengths(saved: Path, which: int) -> None:
-    """Cut, or followed by more bytes. A `.metadata` without its trailer is not taken for that of another tool."""
+    """Cuts files, or appends bytes. A `.metadata` without its trailer is not taken for that of another tool."""
     name = names_in(saved)[which]
     content = (saved / name).read_bytes()
     size = len(content)
@@ -140,7 +140,7 @@ def test_wrong_lengths(saved: Path, which: int) -> None:
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=[".metadata", "rank 0", "rank 1"])
 def test_zeroed_ranges(saved: Path, which: int) -> None:
-    """What a disk that lost writes leaves: sectors, the tail, all of it."""
+    """Zeroes what a disk loses with lost writes: sectors, the end of a file, or all of it."""
     name = names_in(saved)[which]
     content = (saved / name).read_bytes()
     size = len(content)
@@ -157,7 +157,7 @@ def test_zeroed_ranges(saved: Path, which: int) -> None:
 
 
 def test_files_of_another_save(saved: Path, tmp_path: Path, server: ForkServer) -> None:
-    """Whole, valid files in the wrong place: stale ones of the same rank, and those of two ranks swapped."""
+    """Puts whole, valid files in the wrong place: stale files of the same rank, and files of two ranks swapped."""
     other = tmp_path / "ckpt"
     pids = [server.start(save, SaveRequest(other, 6, rank, 2, str(tmp_path / "store"))) for rank in BOTH_RANKS]
     for pid in pids:
@@ -179,7 +179,7 @@ def test_files_of_another_save(saved: Path, tmp_path: Path, server: ForkServer) 
 
 
 def test_stale_file_of_the_same_size_and_name(saved: Path) -> None:
-    """The hardest to see: header, records, table and trailer agree with each other, but are of other data."""
+    """The hardest damage to see: header, records, table and trailer agree with each other, but hold other data."""
     for name in data_files(saved):
         content = bytearray((saved / name).read_bytes())
         with replaced(saved / name, with_other_data(content)):
@@ -188,7 +188,7 @@ def test_stale_file_of_the_same_size_and_name(saved: Path) -> None:
 
 
 def with_other_data(content: bytearray) -> bytes:
-    """A file that passes every check that it contains, with one byte of its records changed."""
+    """Returns a file that passes every check of its own, but has one byte of its records changed."""
     (end_of_records,) = struct.unpack_from("<q", content, len(content) - DATA_TRAILER + 24)
     content[end_of_records - 2000] ^= 1
     return resigned_data(bytes(content))
@@ -204,7 +204,7 @@ def test_missing_file(saved: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("which", [0, 1], ids=[".metadata", "data"])
 @pytest.mark.parametrize("kind", ["fifo", "directory", "dangling link"])
 def test_not_a_file(saved: Path, tmp_path: Path, which: int, kind: str) -> None:
-    """No hang on a FIFO that nobody writes to; no matter what is there, a load ends with an error."""
+    """A load ends with an error, whatever is there, and does not hang on a FIFO that nobody writes to."""
     copy = Path(shutil.copytree(saved, tmp_path / "ckpt"))
     file = copy / names_in(copy)[which]
     file.unlink()
@@ -234,7 +234,7 @@ def test_damage_is_seen_by_direct_reads(saved: Path) -> None:
 
 
 def data_range(content: bytes, record: Any) -> range:
-    """Bytes of the file that hold the elements of a tensor record."""
+    """Returns which bytes of the file hold the elements of a tensor record."""
     zip_file = content[record.offset : record.offset + record.length]
     header = zipfile.ZipFile(io.BytesIO(zip_file)).getinfo("archive/data/0")
     name_bytes, extra_bytes = struct.unpack_from("<HH", zip_file, header.header_offset + 26)
@@ -243,7 +243,7 @@ def data_range(content: bytes, record: Any) -> range:
 
 
 def test_partial_load_needs_its_blocks_only(tmp_path: Path) -> None:
-    """One tensor of a file of many blocks is wanted: its blocks, the table and the trailer must be whole, no others."""
+    """A load of one tensor from a file of many blocks needs its blocks, the table and the trailer, and no others."""
     path = tmp_path / "ckpt"
     tensors = {f"t{i}": torch.full((100_000,), float(i)) for i in range(8)}
     dcp.save(tensors, storage_writer=BcpWriter(path), no_dist=True)
@@ -276,5 +276,5 @@ def test_partial_load_needs_its_blocks_only(tmp_path: Path) -> None:
 
 
 def test_loads_again_once_it_is_whole(saved: Path) -> None:
-    """The tests above put everything back; no load has left anything behind that disturbs the next."""
+    """The tests above put everything back, and no load has left anything that disturbs the next one."""
     assert are_equal(load(BcpReader(saved, config=CONFIG), BOTH_RANKS), state(GENERATION, BOTH_RANKS))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ENOSPC and EIO at every write, reservation, cut, sync, rename and close of a save, and EIO at all that it reads back.
+"""Tests ENOSPC and EIO at every write, reservation, truncation, sync, rename and close of a save, and EIO at its reads.
 
-The calls are taken from a recording.
+The calls come from a recording.
 
-Before the rename: every rank is told, with the reason; what was there loads, nothing of the failed save is left, and
-the same process can save again. After it: committed, with an error or a warning, and nothing is deleted.
+If a call before the rename fails, every rank gets the reason, the old checkpoint loads, nothing of the failed save is
+left, and the same process can save again. If a call after it fails, the save is committed, with an error or a warning,
+and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from faults.saves import Attempt, assert_only_own_files, data_files, names_in
 from faults.strace import Call, without_ids
 
 WRITING = ("pwrite", "fsync", "fdatasync", "fallocate", "ftruncate", "rename", "mkdir")
-# With the kinds of calls that are looked at, where the others would be those of another scenario again.
+# The kinds of calls that each scenario tries. The other kinds would only repeat those of another scenario.
 SCENARIOS = {
     Scenario("over a checkpoint"): (*WRITING, "pread", "close"),
     Scenario("over a checkpoint, without syncs", sync=False): ("close",),
@@ -44,13 +45,13 @@ def rehearsal(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call that fails must lead to.
+    """The result that a failed call must lead to.
 
     Attributes:
-        raised: On all ranks; SaveFailedError has a StorageError as the reason of the rank that failed.
-        commits: The new checkpoint is there.
-        keeps_files: The rename was attempted, so nothing is deleted.
-        warned: Must be found in the only warning.
+        raised: Error on all ranks; a SaveFailedError has a StorageError as the reason of the rank that failed.
+        commits: True if the new checkpoint is there.
+        keeps_files: True if the rename was attempted, so nothing is deleted.
+        warned: Text of the only warning.
     """
 
     raised: type[CheckpointError] | None = None
@@ -64,7 +65,7 @@ def outcome_of(rehearsal: Rehearsal, call: Call, error: str) -> Outcome:
     if call.name == "close":
         return outcome_of_close(rehearsal, call, earlier)
     if call.name.startswith("rename"):
-        return Outcome(StorageError, keeps_files=error != "ENOSPC")  # then it surely did not happen
+        return Outcome(StorageError, keeps_files=error != "ENOSPC")  # with ENOSPC the rename surely did not happen
     if any(other.name.startswith("rename") for other in earlier):
         is_first = not any(rehearsal.comes_after_the_commit(other) for other in earlier if other.name == call.name)
         if call.name.startswith("pread"):
@@ -73,24 +74,24 @@ def outcome_of(rehearsal: Rehearsal, call: Call, error: str) -> Outcome:
             return Outcome(DurabilityUnknownError, commits=True, keeps_files=True)
         return Outcome(commits=True, keeps_files=True, warned="sweep: fsync")
     if call.name == "fallocate" and error == "EIO":
-        return Outcome(commits=True)  # space cannot be reserved here; whether there is any, the writes will tell
+        return Outcome(commits=True)  # the file system cannot reserve space; the writes will show whether there is any
     if call.name.startswith("pread"):
-        # Its own files are looked at before the commit; what is there before the save concerns only the sweep.
+        # The save reads its own data files before the commit. Only the sweep needs what was there before.
         return Outcome(StorageError) if ".distcp" in call.files else Outcome(commits=True)
     if ".tmp" in call.files:
         return Outcome(StorageError)
     if any(other.name.startswith("open") and ".distcp" in other.files for other in earlier):
         return Outcome(SaveFailedError)
     if any(".tmp" in other.files for other in earlier):
-        return Outcome(commits=True)  # the sweep before the save: what it cannot remove, the next one will
+        return Outcome(commits=True)  # the sweep before the save; the next sweep removes what this one cannot
     return Outcome(StorageError)
 
 
 def outcome_of_close(rehearsal: Rehearsal, call: Call, earlier: list[Call]) -> Outcome:
-    """Of what was written and not synced a close may be the first to say that it is lost; the others are harmless."""
+    """Returns what a failed close leads to: it may be the first to report a loss of unsynced data, or is harmless."""
     was_closed = any(other.name == "close" and other.files == call.files for other in earlier)
     if ".distcp" in call.files and not was_closed:
-        return Outcome(SaveFailedError)  # also where it has been synced
+        return Outcome(SaveFailedError)  # even if the file has been synced
     if ".tmp" in call.files:
         assert not rehearsal.scenario.sync, "it is synced, and closed once it is the checkpoint's metadata"
         return Outcome(StorageError)
@@ -132,7 +133,7 @@ def fail_and_look(rehearsal: Rehearsal, root: Path, call: Call, error: str, outc
             assert_only_own_files(path)
         else:
             earlier = rehearsal.calls[: rehearsal.calls.index(call)] if call in rehearsal.calls else rehearsal.calls
-            begun = any(".tmp" in other.files for other in earlier)  # and swept what was there
+            begun = any(".tmp" in other.files for other in earlier)  # then the save has also swept what was there
             assert names_in(path) == (sorted(old_names) if begun else names_before)
     assert rehearsal.generation_on_disk(root) == NEXT
     assert_only_own_files(path)
@@ -140,12 +141,12 @@ def fail_and_look(rehearsal: Rehearsal, root: Path, call: Call, error: str, outc
 
 def points_of(rehearsal: Rehearsal) -> list[Call]:
     calls = [call for call in rehearsal.calls if call.name.startswith(SCENARIOS[rehearsal.scenario])]
-    # Directories are not written: that closing one is harmless is left to the long form.
+    # A save does not write to directories, so only the long form tests that a failed close of one is harmless.
     return [call for call in calls if call.name != "close" or ".metadata" in call.files or ".distcp" in call.files]
 
 
 def test_nothing_is_missed(rehearsal: Rehearsal) -> None:
-    """Every call that writes can be aimed at, and there are such calls for every file of the save."""
+    """Every call that writes can be made to fail, and the recording has such calls for every file of the save."""
 
     def files(kind: str) -> set[str]:
         return {call.files for call in rehearsal.calls if call.name.startswith(kind) and "*" in call.files}
@@ -157,7 +158,7 @@ def test_nothing_is_missed(rehearsal: Rehearsal) -> None:
     if scenario.sync:
         assert files("fsync") == files("pwrite")
     else:
-        # Before the commit each is closed instead, or a copy of its descriptor is.
+        # Instead the save closes each file, or a copy of its descriptor, before the commit.
         assert files("fsync") == set()
         assert {call.files for call in points_of(rehearsal) if "*" in call.files} == files("pwrite")
 
@@ -175,7 +176,7 @@ def test_error_at_calls(error: str, rehearsal: Rehearsal, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_error_in_any_of_several_threads(number: int, server: ForkServer, tmp_path: Path) -> None:
-    """Of four writes by two threads, those fail that are the first, or the second, of their thread."""
+    """Two threads make four writes; the first, or the second, write of each thread fails."""
     scenario = Scenario("several threads", io_threads=2, num_rows=14_000)
     rehearsal = Rehearsal(scenario, server, tmp_path / "rehearsal")
     call = Call("pwrite64", number, thread=1, files="new/ckpt/__0_0.*.distcp")
@@ -185,7 +186,7 @@ def test_error_in_any_of_several_threads(number: int, server: ForkServer, tmp_pa
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_error_at_every_call(rehearsal: Rehearsal, tmp_path: Path) -> None:
-    """Also at those that only look: old with an error, or new; and the next save succeeds."""
+    """Calls that only read fail too: the old checkpoint is there with an error, or the new; the next save succeeds."""
 
     def trial(call: Call) -> None:
         root = rehearsal.copy(tmp_path / str(rehearsal.calls.index(call)))

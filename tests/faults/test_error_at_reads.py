@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EIO at every read of a load and of a check, whichever thread makes it: told, with the file; and the next is right.
+"""Tests EIO at every read of a load and of ``verify``, whichever thread makes it: the error names the file.
 
-What a save reads is in ``test_error_at_calls.py``.
+The load after it is right. ``test_error_at_calls.py`` tests the reads of a save.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from faults.saves import CONFIG, SaveRequest, generation_of, load, names_in, sav
 from faults.strace import calls_in, recorded
 
 SOURCE = Path(__file__).with_name("failing_reads.c")
-# Two slots of the largest tensor.
+# The largest tensor takes two slots.
 NUM_ROWS = 6000
 STOCK = "of stock DCP"
 CONFIGS = {
     "four threads, buffered": replace(CONFIG, io_threads=4, direct_io=False, io_timeout_s=0.0),
     **({"one thread": replace(CONFIG, io_threads=1)} if IS_LONG else {}),
 }
-# What of a read that failed is told: the kind of the error, its number, its file.
+# What the error of a failed read says: its type, its errno, its file.
 Told = tuple[type[BaseException], int | None, str | None]
 
 
@@ -46,7 +46,7 @@ def failure_of_load(path: Path, config: Config) -> Told | None:
 
 
 def failures_of_loads(library: str, path: Path, config: Config) -> list[Told | None]:
-    """Of loads in which the first, the second, ... of all reads fails; each is followed by one that must be right."""
+    """Loads twice for each read: while it fails, and again, which must be right. Returns what the first load raised."""
     reads = ctypes.CDLL(library)
     reads.fail_read(0)
     assert failure_of_load(path, config) is None
@@ -60,7 +60,7 @@ def failures_of_loads(library: str, path: Path, config: Config) -> list[Told | N
 
 
 def outcomes_of_checks(library: str, path: Path, config: Config) -> list[str]:
-    """The same of ``verify``: what it raised, found or noted, empty if it found nothing."""
+    """For each read, calls ``verify`` while it fails. Returns what that raised, found or noted, empty for nothing."""
     reads = ctypes.CDLL(library)
     reads.fail_read(0)
     assert verify(path, config=config).is_whole
@@ -87,7 +87,7 @@ def count_reads(library: str, address: bytes, path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ForkServer]]:
-    """The library that makes reads fail, and processes in which it does."""
+    """Returns the library that makes reads fail, and a fork server whose processes use it."""
     library = str(preloaded(SOURCE, tmp_path_factory.mktemp("library"), untested="ERRORS OF READS"))
     server = ForkServer(environment={"LD_PRELOAD": library})
     yield library, server
@@ -98,7 +98,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, For
 def path(
     request: pytest.FixtureRequest, failing: tuple[str, ForkServer], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A checkpoint of several records. Not to be changed."""
+    """Returns a checkpoint of several records. Tests must not change it."""
     path = tmp_path_factory.mktemp("checkpoint") / "ckpt"
     if request.param == STOCK:
         dcp.save(state(1, num_rows=NUM_ROWS), storage_writer=dcp.FileSystemWriter(path), no_dist=True)
@@ -133,7 +133,7 @@ def test_load(config: str, path: Path, failing: tuple[str, ForkServer]) -> None:
 
 def test_verify(path: Path, failing: tuple[str, ForkServer]) -> None:
     if (path / "__0_0.distcp").exists():
-        return  # of stock DCP, without checksums to check
+        return  # a checkpoint of stock DCP, which has no checksums of blocks
     library, server = failing
     found = server.run(outcomes_of_checks, library, path, replace(CONFIG, io_threads=1)).unwrap()
     assert [text for text in found if "Input/output error" not in text] == []

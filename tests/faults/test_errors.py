@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file system can refuse: a size limit, and errors that strace puts for results.
+"""Tests errors of the file system: a limit on file sizes, and errors that strace returns from system calls.
 
 After every failed save the old checkpoint loads, nothing of the failed one is left unless its rename was attempted, and
 the same process can save again.
@@ -47,13 +47,13 @@ class Fault:
 
     Attributes:
         calls: Names of system calls, as strace takes them.
-        at: Must be found in the line of the call that was hit: proof that it was the one that is meant.
+        at: Pattern that must match the line of the call that was hit, which proves that it was the right one.
         when: Which call of each thread is hit.
         raised: Class of the error, None if the save must succeed.
-        all_threads: Else only the main thread is hit.
+        all_threads: True for all threads, False for the main thread only.
         survives: Generation that loads afterwards.
-        keeps_files: The files of the failed save stay, since its rename was attempted.
-        warned: Must be found in the warnings of the save.
+        keeps_files: True if the files of the failed save stay, because its rename was attempted.
+        warned: Text of the warnings of the save.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Trial:
 
 
 def reason_of(attempt: Attempt, rank: int = 0) -> StorageError:
-    """Why a rank failed to write; the coordinator's SaveFailedError says it."""
+    """Returns why a rank failed to write, from the coordinator's SaveFailedError."""
     error = attempt.errors[0]
     assert type(error) is SaveFailedError
     assert "undone" in str(error)
@@ -175,7 +175,7 @@ def test_error_of_a_call(fault: Fault, server: ForkServer, meeting: Meeting, tmp
 
 
 def test_clean_up_fails_too(server: ForkServer, meeting: Meeting, tmp_path: Path) -> None:
-    """A disk that is gone fails the sync, and then the removal of what was written: the reason is still the sync."""
+    """A lost disk fails the sync, and then the removal of the files. The error still gives the sync as the reason."""
     trial = Trial(server, meeting, tmp_path / "ckpt")
     with injected(trial.pid, tmp_path / "strace.log", f"fsync,{UNLINK}", "error=EIO", "2+"):
         attempt = trial.first_attempt()
@@ -188,7 +188,7 @@ def test_clean_up_fails_too(server: ForkServer, meeting: Meeting, tmp_path: Path
 
 
 def test_other_rank_cannot_write(server: ForkServer, meeting: Meeting, tmp_path: Path) -> None:
-    """Every rank is told, with the reason of the one that failed, and the files of both are removed."""
+    """Every rank gets the reason of the rank that failed, and the files of both are removed."""
     path = tmp_path / "ckpt"
     assert server.run(save, SaveRequest(path, OLD)).unwrap().errors == {}
     before = names_in(path)

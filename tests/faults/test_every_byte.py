@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bits of a checkpoint flipped, and its files cut: verify and a load see each of them.
+"""Flips bits of a checkpoint and cuts its files, and tests that verify and a load see each change.
 
-A bit of every seventh byte and every seventh length; with BCP_LONG=1 (``make torture``) every bit and every length.
-Loads go through the reader's hooks, as ``dcp.load`` calls them, with a plan made once; one of 64 goes through
-``dcp.load`` itself.
+The short form tries a bit of every seventh byte and every seventh length; with BCP_LONG=1 (``make torture``) every bit
+and every length. Loads call the reader's hooks, as ``dcp.load`` does, with a plan that is made once. One load of 64
+goes through ``dcp.load`` itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUM_WORKERS = 2
 def assert_all_are_seen(
     server: ForkServer, path: Path, tmp_path: Path, *, every: int, all_bits: bool, limit_s: float
 ) -> None:
-    """Each worker has its part of every ``every``-th byte and length."""
+    """Tries every ``every``-th byte and length, split between the workers; fails on any damage that was missed."""
     num_parts = every * NUM_WORKERS
     parts = range(0, num_parts, every)
     pids = [server.start(damage_every_byte, path, tmp_path / str(p), p, num_parts, all_bits) for p in parts]
@@ -66,7 +66,7 @@ WHERE: dict[str, tuple[int, int]] = {  # number of the file among the sorted nam
 
 @pytest.mark.parametrize("where", WHERE)
 def test_damage_is_told_with_its_offset(where: str, small_checkpoint: Path, tmp_path: Path) -> None:
-    """By verify as a number, in the right block or section, and by a load in its text."""
+    """verify gives the offset as a number, in the right block or section; a load gives it in the text of its error."""
     path = Path(shutil.copytree(small_checkpoint, tmp_path / "ckpt"))
     number, position = WHERE[where]
     file = path / names_in(path)[number]
@@ -82,7 +82,7 @@ def test_damage_is_told_with_its_offset(where: str, small_checkpoint: Path, tmp_
 
 
 def test_verify_names_block_and_keys(tmp_path: Path) -> None:
-    """In a file of many blocks: just the block with the damage, and just the keys with bytes in it."""
+    """In a file of many blocks verify names only the damaged block, and only the keys with bytes in it."""
     path = tmp_path / "ckpt"
     tensors = {f"t{i}": torch.full((50_000,), float(i)) for i in range(8)}
     dcp.save(tensors, storage_writer=BcpWriter(path), no_dist=True)
@@ -109,7 +109,7 @@ def test_verify_names_block_and_keys(tmp_path: Path) -> None:
         assert (problem.file, problem.section) == (name, "records")
         assert (problem.offset, problem.num_bytes) == (begin, end - begin)
         assert sorted(problem.fqns) == sorted(k for k, r in records.items() if r.start < end and begin < r.stop)
-    # All at once: each block is a problem of its own.
+    # With all blocks damaged, each block is a problem of its own.
     damaged = bytearray(content)
     for block in blocks:
         damaged[block + 100] ^= 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file system that is full, or gets full in the middle of a save: refused, undone, and its space is given back."""
+"""Tests saves on a file system that is full, or gets full during the save: they fail, and give all space back."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from faults.saves import SaveRequest, assert_only_own_files, generation_on_disk,
 
 OLD, NEW, NEXT = 1, 2, 3
 IS_LONG = os.environ.get("BCP_LONG") == "1"
-# A save takes some sixty blocks of it, most of them in its data file.
+# A save takes some sixty blocks, most of them in its data file.
 FREE_BLOCKS = range(0, 201) if IS_LONG else (0, 2, 20, 50, 55, 60, 200)
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB of its own."""
+    """Returns a mounted file system of 4 MiB."""
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=4m", "none", untested="FULL DISK") as path:
         yield path
 
@@ -32,7 +32,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("one_file", [True, False], ids=["one file", "a file a record"])
 @pytest.mark.timeout(1200)
 def test_every_number_of_free_blocks(one_file: bool, server: ForkServer, small_disk: Path) -> None:
-    """The new checkpoint or the old one, with all space that the failed save took given back."""
+    """The new checkpoint is there, or the old one; a failed save gives back all space that it took."""
     outcomes = set()
     for blocks in FREE_BLOCKS:
         path = small_disk / "ckpt"
@@ -64,7 +64,7 @@ def test_every_number_of_free_blocks(one_file: bool, server: ForkServer, small_d
 
 
 def test_metadata_has_room_before_data_is_written(server: ForkServer, small_disk: Path) -> None:
-    """Without it the coordinator refuses, and no rank has created a file."""
+    """Without room for the metadata the coordinator refuses the save, and no rank has created a file."""
     path = small_disk / "ckpt"
     assert server.run(save, SaveRequest(path, OLD)).unwrap().errors == {}
     fill(small_disk, 0)
@@ -75,7 +75,7 @@ def test_metadata_has_room_before_data_is_written(server: ForkServer, small_disk
 
 
 def test_leftovers_make_room(server: ForkServer, small_disk: Path) -> None:
-    """What a dead save left is swept before space is asked for, so it cannot keep the next one from beginning."""
+    """A save removes what a dead save left before it reserves space, so a dead save cannot block the next one."""
     path = small_disk / "ckpt"
     assert server.run(save, SaveRequest(path, OLD)).unwrap().errors == {}
     taken = (path / next(name for name in names_in(path) if name.endswith(".distcp"))).stat().st_size

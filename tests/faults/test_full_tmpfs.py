@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tmpfs that gets full, of bytes or of inodes, at each point of ``bytecheckpoint.save``.
+"""Tests a tmpfs that runs out of bytes or of inodes at each point of ``bytecheckpoint.save``.
 
-Every rank is told what has no room; the step before loads and is the newest; the failed step is not taken for a
-checkpoint; once there is room the same processes save it.
+Every rank gets an error that says what has no room. The step before loads and is the newest. The failed step does not
+count as a checkpoint. Once there is room, the same processes save it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from faults.saves import SaveRequest, gloo
 
 NUM_INODES = 64
 BEFORE, FAILING, NEXT = 1.0, 2.0, 3.0
-# Each takes a block of 4 KiB, twice in the model and once in the optimizer: a step that replaces one gets room back
-# with each part of it, so that only a larger part can be the first that has too little.
+# Each row takes a block of 4 KiB, twice in the model and once in the optimizer. A save that replaces a step gets room
+# back with each part, so only a larger part than the one before can be the first without room.
 NUM_ROWS = 64 if IS_LONG else 8
 
 
@@ -49,7 +49,7 @@ class Run:
     """How the ranks of a run save it.
 
     Attributes:
-        is_over: The failing save replaces a step, else it makes one.
+        is_over: True if the failing save replaces a step, False if it makes a new one.
     """
 
     root: Path
@@ -88,7 +88,7 @@ def value_in(state: dict[str, Any]) -> float:
 
 
 def rank_of_run(address: bytes, run: Run, request: SaveRequest) -> None:
-    """Saves and loads as the test asks; answers with errors, or with the value that was loaded."""
+    """Saves and loads as the test asks. Answers with an error, with the value that was loaded, or with None."""
     with contextlib.nullcontext() if run.num_ranks == 1 else gloo(request):
         test = meet(address)
         test.send(request.rank)
@@ -123,7 +123,7 @@ class Ranks:
         self._server = server
 
     def ask(self, what: str, step: int, value: float = -1.0) -> list[Any]:
-        """What each rank answers."""
+        """Asks all ranks, and returns their answers by rank."""
         for process in self._of_rank.values():
             process.send((what, step, value))
         return [Meeting.receive(self._of_rank[rank]) for rank in sorted(self._of_rank)]
@@ -136,7 +136,7 @@ class Ranks:
 
 
 def fill_inodes(directory: Path, leave: int) -> Callable[[], None]:
-    """Leaves ``leave`` free; returns what undoes it."""
+    """Uses up inodes until ``leave`` are free. Returns a function that undoes it."""
     folder = directory / "fillers"
     folder.mkdir()
     for number in range(os.statvfs(directory).f_favail - leave):
@@ -169,7 +169,7 @@ def run(request: pytest.FixtureRequest, disk: Path) -> Run:
 def test_full_at_every_point(
     filling: Callable[[Path, int], Callable[[], None]], run: Run, server: ForkServer, tmp_path: Path, campaign: Campaign
 ) -> None:
-    """From no room at all on, a little more at a time, until a save succeeds."""
+    """Tries saves with no room at all, then with a little more each time, until one succeeds."""
     failed_in = set()
     stride = 3 if filling is fill and run.num_ranks > 1 and not IS_LONG else 1
     with closing(Ranks(server, run, tmp_path / "store")) as ranks:
@@ -201,14 +201,14 @@ def test_full_at_every_point(
             assert [folder.state for folder in scan_steps(run.root, deep=True)] == ["complete"] * 2
             shutil.rmtree(run.folder(2))
             write_tracker(run.root, 1)
-    # Bytes for the tracker there are: the commit before it gives back what it asked for and did not need.
-    # Of a step that is replaced each part takes as many inodes as the one before it gave back.
+    # There are always bytes for the tracker, because the commit before it gives back what it reserved and did not need.
+    # When a save replaces a step, each part takes as many inodes as the part before it gave back.
     everywhere = {*PARTS} if filling is fill else {"extra_state"} if run.is_over else {"step", *PARTS, TRACKER}
     assert failed_in == everywhere
 
 
 def test_no_bytes_for_the_tracker(disk: Path) -> None:
-    """Somebody else has taken the last of them since the commit."""
+    """Another process has taken the last bytes since the commit."""
     write_tracker(disk, 1)
     make_room = fill(disk, 0)
     with pytest.raises(StorageError, match=os.strerror(errno.ENOSPC)) as caught:
@@ -223,7 +223,7 @@ def test_no_bytes_for_the_tracker(disk: Path) -> None:
 
 
 def _storage_error(answer: object) -> tuple[str, str]:
-    """Path and text of what had no room; fails for anything else than that."""
+    """Returns the path that had no room and the text of the error; fails on any other error."""
     reason = next(iter(answer.reasons.values())) if isinstance(answer, SaveFailedError) else answer
     assert isinstance(reason, StorageError), repr(reason)
     assert reason.errno == errno.ENOSPC, repr(reason)
@@ -234,7 +234,7 @@ def _storage_error(answer: object) -> tuple[str, str]:
 
 
 def _where(run: Run, reasons: set[tuple[str, str]]) -> str:
-    """In which part, or "step" for the folders, all ranks were told the same."""
+    """Returns the part that had no room, or "step" for the folders; fails if the ranks got different errors."""
     ((path, text),) = reasons
     assert Path(path).is_relative_to(run.root), text
     names = Path(path).relative_to(run.root).parts
@@ -248,7 +248,7 @@ def assert_step_before_is_whole(run: Run, ranks: Ranks) -> None:
 
 
 def assert_failed_step_is_none(run: Run, ranks: Ranks, where: str) -> None:
-    """What of it is committed does not count, unless all of it is; and of what is not nothing is left."""
+    """Fails if a step with only some committed parts counts as a checkpoint, or if an uncommitted part left files."""
     committed = PARTS[: PARTS.index(where)] if where in PARTS else () if where == "step" else PARTS
     is_whole = len(committed) == len(PARTS) or (run.is_over and not committed)
     for part in PARTS:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input that means harm, in its basic form: refused, nothing outside the directory opened, nothing run.
+"""Tests malicious checkpoints in our format: a load refuses them, opens no file outside the directory, runs no code.
 
-Of ours, with right checksums wherever that makes it harder. ``tests/interop/test_foreign.py`` has names and code in
-checkpoints of stock DCP, ``tests/unit/test_objects.py`` code in objects, ``test_damage.py`` files of other saves,
-FIFOs and directories in place of files, ``test_every_byte.py`` files cut at every length.
+The checksums are right wherever that makes the attack harder to see. ``tests/interop/test_foreign.py`` tests names and
+code in checkpoints of stock DCP, ``tests/unit/test_objects.py`` code in objects, ``test_damage.py`` files of other
+saves, FIFOs and directories in place of files, and ``test_every_byte.py`` files cut at every length.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from faults.strace import calls_in, traced
 
 
 class Harmful:
-    """Unpickling it makes a directory."""
+    """Makes a directory when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -52,20 +52,20 @@ class Harmful:
 
 @pytest.fixture
 def path(small_checkpoint: Path, tmp_path: Path) -> Path:
-    """A copy of the small checkpoint."""
+    """Returns a copy of the small checkpoint."""
     return Path(shutil.copytree(small_checkpoint, tmp_path / "ckpt"))
 
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A directory beside the checkpoint, which nobody has any business with."""
+    """Returns a directory beside the checkpoint, which nobody should open."""
     outside = tmp_path / "outside"
     outside.mkdir()
     return outside
 
 
 def load_watched(server: ForkServer, meeting: Meeting, path: Path, outside: Path, log: Path) -> CheckpointError | None:
-    """What a load raises, in a process whose calls are watched: none is about ``outside``."""
+    """Loads in a watched process, which must make no call about ``outside``. Returns what the load raises, or None."""
     pid = server.start(load_when_told, meeting.address, path)
     process = meeting.accept()
     assert meeting.receive(process) == "ready"
@@ -98,7 +98,7 @@ def load_watched(server: ForkServer, meeting: Meeting, path: Path, outside: Path
 def test_file_names_in_the_manifest(
     name: str, path: Path, outside: Path, server: ForkServer, meeting: Meeting, tmp_path: Path
 ) -> None:
-    """The file is there, whole, under that name: it would load. But a name must follow from the id beside it."""
+    """A whole file is there under that name, so it would load. But the name must follow from the id beside it."""
     crafted = MetadataFile.read(path / ".metadata")
     file, other = crafted.file_names()
     shutil.copy(path / file, outside / file)
@@ -118,7 +118,7 @@ def test_file_names_in_the_manifest(
 def test_checkpoint_id_is_only_told(
     path: Path, outside: Path, server: ForkServer, meeting: Meeting, tmp_path: Path
 ) -> None:
-    """It says where the checkpoint was written; what is read is where the caller points to."""
+    """The id says where the checkpoint was written. A load reads from where the caller points."""
     crafted = MetadataFile.read(path / ".metadata")
     crafted.sections[CHECKPOINT_ID] = bytearray(str(outside).encode())
     (path / ".metadata").write_bytes(crafted.to_bytes())
@@ -129,7 +129,7 @@ def test_checkpoint_id_is_only_told(
 def test_names_in_our_pickle_are_not_followed(
     path: Path, outside: Path, server: ForkServer, meeting: Meeting, tmp_path: Path
 ) -> None:
-    """Stock DCP would follow them; a load of ours goes by the manifest, and verify sees that the two differ."""
+    """Stock DCP would follow them. Our load uses the manifest, and verify sees that the two differ."""
     crafted = MetadataFile.read(path / ".metadata")
     metadata = pickle.loads(crafted.pickle)
     for index, place in metadata.storage_data.items():
@@ -146,7 +146,7 @@ def test_names_in_our_pickle_are_not_followed(
 
 
 def test_bare_pickle_is_no_way_round_the_checks(path: Path) -> None:
-    """Alone it looks like stock DCP's. Who says that a tool has rewritten it still gets the checks of the blocks."""
+    """The pickle alone looks like stock DCP's. With ``accept_rewritten_metadata`` a load still checks the blocks."""
     whole = MetadataFile.read(path / ".metadata")
     (path / ".metadata").write_bytes(whole.pickle)
     rewritten = replace(CONFIG, accept_rewritten_metadata=True)
@@ -167,7 +167,7 @@ def test_bare_pickle_is_no_way_round_the_checks(path: Path) -> None:
 
 
 def test_data_file_without_its_trailer(path: Path) -> None:
-    """Also when the manifest, signed anew, wants it to be as long as that."""
+    """A load refuses it even if the manifest, with right checksums, expects that length."""
     crafted = MetadataFile.read(path / ".metadata")
     name = crafted.file_names()[0]
     file = path / name
@@ -184,7 +184,7 @@ def test_data_file_without_its_trailer(path: Path) -> None:
 
 @pytest.mark.parametrize("position", [0, 16, 20], ids=["id", "rank", "number"])
 def test_trailer_of_another_file(position: int, path: Path) -> None:
-    """It is signed, and the manifest vouches for it; but the two disagree about what file it is."""
+    """Its checksum is right and the manifest expects it, but the two disagree about which file it is."""
     crafted = MetadataFile.read(path / ".metadata")
     file = path / crafted.file_names()[0]
     content = bytearray(file.read_bytes())
@@ -202,10 +202,10 @@ def test_trailer_of_another_file(position: int, path: Path) -> None:
 
 
 def test_numbers_that_lie(small_checkpoint: Path, server: ForkServer, tmp_path: Path) -> None:
-    """Every number of the manifest and of the trailers of data files, at its extremes, under right checksums.
+    """Sets every number of the manifest and of the data files' trailers to extremes, under right checksums.
 
-    Whatever they say: no crash, no gigabytes, no exception of another kind; and verify does not call whole what gives
-    wrong values, or does not load.
+    No value may cause a crash, an allocation of gigabytes or an exception of another kind. verify must not report a
+    checkpoint as whole if it gives wrong values or does not load.
     """
     pids = [server.start(tell_lies, small_checkpoint, tmp_path / str(part), part, 2) for part in range(2)]
     results = [server.wait(pid, 280).unwrap() for pid in pids]
@@ -243,7 +243,7 @@ CODE: dict[str, Callable[[bytes, bytes], bytes]] = {
     "for our trailer": lambda ours, evil: ours[:-META_TRAILER] + evil,
     "over our pickle": lambda ours, evil: evil + ours[len(evil) :],
 }
-# Of the pickle; everything is signed anew.
+# Changes of the pickle, after which all checksums are made right again.
 SIGNED_CODE: dict[str, Callable[[bytes, bytes], bytes]] = {
     "alone": lambda ours, evil: evil,
     "before ours": lambda ours, evil: evil + ours,
@@ -252,13 +252,13 @@ SIGNED_CODE: dict[str, Callable[[bytes, bytes], bytes]] = {
 
 
 def evil_pickles(mark: Path) -> list[bytes]:
-    """What makes ``mark`` if it is unpickled; the second would be metadata for stock DCP."""
+    """Returns pickles that make ``mark`` when they are unpickled. Half of them are metadata for stock DCP."""
     metadata = Metadata(state_dict_metadata={}, planner_data={"a": Harmful(mark)}, storage_data={})
     return [pickle.dumps(value, protocol) for value in (Harmful(mark), metadata) for protocol in (2, 4)]
 
 
 def assert_harmless(path: Path, mark: Path) -> None:
-    """Whoever looks at the checkpoint, and whoever saves over it, runs nothing."""
+    """Fails if a load or ``verify`` of the checkpoint, or a save over it, runs the code."""
     for config in (CONFIG, replace(CONFIG, accept_rewritten_metadata=True)):
         load_small(path, config)
     with pytest.raises(CheckpointError):
@@ -289,7 +289,7 @@ def test_code_in_the_metadata(where: str, small_checkpoint: Path, tmp_path: Path
 
 @pytest.mark.parametrize("where", SIGNED_CODE)
 def test_code_in_our_pickle(where: str, small_checkpoint: Path, tmp_path: Path) -> None:
-    """With right checksums. We do not need the pickle: the load is right, and verify says that the pickle is not."""
+    """The checksums are right. A load does not need the pickle and is right; verify reports the pickle."""
     mark = tmp_path / "it ran"
     for number, evil in enumerate(evil_pickles(mark)):
         path = Path(shutil.copytree(small_checkpoint, tmp_path / str(number)))
@@ -303,7 +303,7 @@ def test_code_in_our_pickle(where: str, small_checkpoint: Path, tmp_path: Path) 
 
 
 def test_code_alone_in_a_directory(tmp_path: Path) -> None:
-    """Nothing says that it was ours."""
+    """Nothing shows that the checkpoint was ours."""
     mark = tmp_path / "it ran"
     for evil in evil_pickles(mark):
         (tmp_path / ".metadata").write_bytes(evil)
@@ -314,7 +314,7 @@ def test_code_alone_in_a_directory(tmp_path: Path) -> None:
 
 
 class HarmfulTensor(torch.Tensor):
-    """Unpickling it makes a directory."""
+    """Makes a directory when it is unpickled."""
 
     mark = Path()
 

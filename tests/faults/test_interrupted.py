@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are interrupted by signals, and transfers that do less than they were asked to: nothing of it is seen."""
+"""Tests that neither signals that interrupt calls nor transfers that are cut short disturb a save or a load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from faults.preloading import preloaded
 from faults.saves import CONFIG, SaveRequest, are_equal, attempt, load, state
 
 SOURCE = Path(__file__).with_name("short_transfers.c")
-# Several slots; a few hundred transfers once they are cut in parts.
+# The data take several slots, and a few hundred transfers once these are cut into parts.
 NUM_ROWS = 14_000
 
 
@@ -30,7 +30,7 @@ def save_and_load(request: SaveRequest) -> None:
 
 
 def save_and_load_disturbed(library: str, request: SaveRequest) -> int:
-    """How many transfers were disturbed meanwhile."""
+    """Saves and loads. Returns how many transfers were disturbed meanwhile."""
     disturbed = ctypes.CDLL(library).num_disturbed
     disturbed.restype = ctypes.c_ulong
     before: int = disturbed()
@@ -39,7 +39,7 @@ def save_and_load_disturbed(library: str, request: SaveRequest) -> int:
 
 
 def save_and_load_in_a_storm(request: SaveRequest) -> int:
-    """How many signals came meanwhile."""
+    """Saves and loads. Returns how many signals came meanwhile."""
     signals = 0
 
     def count(number: int, frame: Any) -> None:
@@ -58,7 +58,7 @@ def save_and_load_in_a_storm(request: SaveRequest) -> int:
 
 @pytest.fixture(scope="module")
 def disturbing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ForkServer]]:
-    """The library that disturbs, and processes in which it does."""
+    """Returns the library that disturbs transfers, and a fork server whose processes use it."""
     library = preloaded(SOURCE, tmp_path_factory.mktemp("library"), untested="SHORT TRANSFERS")
     server = ForkServer(environment={"LD_PRELOAD": str(library)})
     yield str(library), server

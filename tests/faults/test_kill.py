@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGKILL at every named point of a save: what is on disk is the old checkpoint or the new one, and the path is free.
+"""Tests SIGKILL at every named point of a save: the old or the new checkpoint is on disk, and the path is free.
 
-Every case says at which hit of its point the process dies, and which generation must then load. A point that is not
-reached lets the save end normally, which fails the case.
+Every case says at which hit of its point the process dies, and which generation must then load. If a save does not
+reach the point, it ends normally, and the case fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from faults.saves import (
 )
 
 NUM_RANKS = 4
-OTHER = 2  # the rank that dies where neither the coordinator does nor all
+OTHER = 2  # the rank that dies if neither the coordinator nor all ranks die
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_kill(case: Case, failpoint_server: ForkServer, server: ForkServer, star
 
 @dataclass(frozen=True)
 class Death:
-    """Who of four ranks dies when a save has come to a point, and how many load what is there and save next."""
+    """Which of four ranks die when a save has reached a point, and how many ranks then load and save."""
 
     case: Case
     who: str
@@ -71,12 +71,12 @@ class Death:
 
     @property
     def stops(self) -> int:
-        """The rank that comes to the point, and waits there for the deaths."""
+        """Returns the rank that reaches the point, and waits there for the deaths."""
         return OTHER if self.case.is_of_every_rank and self.who != "coordinator" else 0
 
     @property
     def found_after(self) -> int | None:
-        """A coordinator that lives, and has what it needs, commits."""
+        """Returns the generation that is there afterwards. A live coordinator that has what it needs commits."""
         case = self.case
         commits = self.who == "one" and case.all_have_written and not case.fails
         return NEW if commits else case.found_after
@@ -86,8 +86,12 @@ WHO, NEXT_RANKS = ("one", "coordinator", "all"), (1, 2, 3)
 
 
 def deaths() -> Iterator[Death]:
-    """Every case with all who may die; else every phase of a save with all of them, at its ends and in its middle."""
-    everywhere = [case for case in CASES if not case.file_a_record]  # most ranks have but one tensor
+    """Yields deaths. The long form has every case with every choice of dead ranks.
+
+    The short form has every phase of a save with every choice: one choice at its beginning, one in its middle, one at
+    its end.
+    """
+    everywhere = [case for case in CASES if not case.file_a_record]  # most ranks have only one tensor
     cases = [case for case in everywhere if case.start != Start.NOTHING]
     phases = [list(of) for _, of in itertools.groupby(sorted(cases, key=Case.phase), key=Case.phase)]
     for turn, of_one in enumerate([[case] for case in everywhere] if IS_LONG else phases):

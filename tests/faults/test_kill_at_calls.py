@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGKILL at the system calls of a save: what is on disk is the old checkpoint or the new one, and the path is free.
+"""Tests SIGKILL at the system calls of a save: the old or the new checkpoint is on disk, and the path is free.
 
-The calls are those that strace saw a save make on its directory; nothing here lists them. Each point is a save of its
-own, from the same beginning, that dies just before one of these calls. Sixty points are tried always, all of them with
+strace records the calls that a save makes on its directory; this file does not list them. Each point is a save of its
+own, from the same beginning, that dies just before one of these calls. Sixty points are always tried, all of them with
 BCP_LONG=1 (``make torture``).
 """
 
@@ -20,8 +20,8 @@ from faults.rehearsal import NEW, NEXT, OLD, Rehearsal, Scenario, for_each, one_
 from faults.saves import assert_only_own_files, save, save_then_look
 from faults.strace import Call
 
-# With the choice of those points that are tried always: twenty of each of the first two, which have every kind of call
-# among them, at its first and at its last occurrence.
+# Each scenario with the choice of points that are always tried. The first two have twenty points each, which together
+# contain the first and the last call of every kind.
 SCENARIOS: dict[Scenario, Callable[[Sequence[Call]], list[Call]]] = {
     Scenario("first save", old=False): lambda calls: spread(calls, 20, one_of_each(reversed(calls))),
     Scenario("over a checkpoint"): lambda calls: spread(calls, 20, one_of_each(calls)),
@@ -30,9 +30,9 @@ SCENARIOS: dict[Scenario, Callable[[Sequence[Call]], list[Call]]] = {
     Scenario("coordinator of two", num_ranks=2): lambda calls: spread(calls, 4),
     Scenario("other of two", num_ranks=2, rank=1): lambda calls: spread(calls, 3),
 }
-# Of a single rank. Names on other architectures are longer.
+# Calls that the save of a single rank always makes. These are prefixes: other architectures have longer names.
 ALWAYS_MADE = ("open", "close", "flock", "fallocate", "pwrite", "pread", "ftruncate", "fsync", "rename", "getdents")
-# What changes nothing on disk; fcntl, the flags of a descriptor alone.
+# Calls that change nothing on disk. fcntl changes only the flags of a descriptor.
 READING = ("open", "close", "newfstatat", "fstat", "statx", "pread", "fcntl")
 
 
@@ -61,7 +61,7 @@ def kill_and_look(rehearsal: Rehearsal, root: Path, call: Call) -> None:
 
 
 def test_nothing_is_missed(rehearsal: Rehearsal) -> None:
-    """The recording has the calls that a save must make, and what cannot be aimed at changes nothing on disk."""
+    """The recording has the calls that a save must make, and calls that no test can hit change nothing on disk."""
     names = {call.name for call in rehearsal.calls}
     wanted = [*ALWAYS_MADE, "unlink" if rehearsal.scenario.old else "mkdir"]
     if rehearsal.scenario.num_ranks == 1:
@@ -89,7 +89,7 @@ def test_there_are_enough_calls(rehearse: Callable[[Scenario], Rehearsal], campa
 
 
 def test_directories_of_a_dead_save_are_synced(server: ForkServer, tmp_path: Path) -> None:
-    """A save that dies may leave directories whose names are not on disk yet. The next one must see to that."""
+    """A save that dies may leave directories whose names are not durable yet. The next save must sync them."""
     rehearsal = Rehearsal(Scenario("first save", old=False), server, tmp_path / "rehearsal")
     begun = next(number for number, call in enumerate(rehearsal.calls) if ".tmp" in call.files)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that save over one path again and again, and die at a time that is drawn: every round finds a whole generation.
+"""Ranks save over one path again and again, and die at random times: every round finds one whole generation.
 
-Nothing is cleaned between rounds: what a death leaves, the next saves find.
+Nothing is cleaned between rounds: the next saves find what a death leaves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WARM_UP = 4
 
 
 class Trainer:
-    """Two ranks that save one generation after another, as soon as they are told to begin."""
+    """Two ranks that save one generation after another, as soon as ``begin`` is called."""
 
     def __init__(self, server: ForkServer, path: Path, first: int) -> None:
         with closing(Meeting()) as meeting:
@@ -38,14 +38,14 @@ class Trainer:
             self._open = [meeting.accept() for _ in self.job.ranks]
         for connection in self._open:
             Meeting.receive(connection)
-        self.reported = first - 1  # the last generation that a rank said was saved
+        self.reported = first - 1  # the last generation that a rank reported as saved
 
     def begin(self) -> None:
         for connection in self._open:
             connection.send("go")
 
     def listen(self, seconds: float, until: int | None = None) -> None:
-        """Hears reports for so long, until generation ``until`` is saved, or until all ranks have died."""
+        """Receives reports for ``seconds``, until generation ``until`` is saved, or until all ranks have died."""
         end = time.monotonic() + seconds
         while self._open and (until is None or self.reported < until):
             left = end - time.monotonic()
@@ -60,7 +60,7 @@ class Trainer:
                     self._open.remove(connection)
 
     def end(self) -> None:
-        """All that is still said, and the end of those that live on without their peer."""
+        """Receives all remaining reports, and waits for ranks that live on without their peer."""
         self.listen(LIMIT_S)
         self.job.wait()
 
@@ -90,7 +90,7 @@ def test_kill_at_random(server: ForkServer, tmp_path: Path, campaign: Campaign) 
         trainer.job.kill(dying)
         trainer.end()
         found = generation_on_disk(path, BOTH_RANKS)
-        # Never older than what was reported, and of what was not the one save that was under way.
+        # It is what was reported last, or the one save that was under way and had not reported yet.
         assert found in (trainer.reported, trainer.reported + 1)
         campaign.covered["found what was reported" if found == trainer.reported else "found what was not yet"] += 1
         campaign.covered[f"deaths of {'both ranks' if len(dying) == 2 else f'rank {dying[0]}'}"] += 1

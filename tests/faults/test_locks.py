@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may save at a path: one live save at a time, and no dead or stuck one for ever."""
+"""Tests who may save at a path: only one live save at a time, and no dead or stuck save holds the path for ever."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from faults.saves import (
 )
 
 OLD, NEW, NEXT = 1, 2, 3
-# Before the stuck save has made a file, and when its file is there.
+# The stuck save stops before it has made a file, or when its file is there.
 STAGES = [WriteItemType.TENSOR, WriteItemType.BYTE_IO]
 
 
 @pytest.fixture
 def path(server: ForkServer, tmp_path: Path) -> Path:
-    """A directory with generation OLD."""
+    """Returns a directory with generation OLD."""
     path = tmp_path / "ckpt"
     assert server.run(save, SaveRequest(path, OLD)).unwrap() == Attempt({}, ())
     return path
@@ -87,7 +87,7 @@ def test_hanging_save_loses_its_right(at: WriteItemType, path: Path, server: For
 
 @pytest.mark.parametrize("at", STAGES, ids=lambda at: at.name)
 def test_save_past_its_deadline_is_undone(at: WriteItemType, path: Path, server: ForkServer, meeting: Meeting) -> None:
-    """Also when nobody else wants the path."""
+    """It is undone even if no other save wants the path."""
     request = SaveRequest(path, NEW, config=replace(CONFIG, commit_deadline_s=0.1))
     pid = server.start(save_paused, meeting.address, request, at, True)
     process = meeting.accept()
@@ -99,7 +99,7 @@ def test_save_past_its_deadline_is_undone(at: WriteItemType, path: Path, server:
 
 
 def test_save_whose_peer_hangs_loses_its_right(path: Path, server: ForkServer, meeting: Meeting) -> None:
-    """Both ranks are told in the end, and the late rank's file goes too."""
+    """Both ranks get the error in the end, and the file of the late rank is removed too."""
     config = replace(CONFIG, commit_deadline_s=0.5)
     store = str(path.parent / "store")
     requests = [SaveRequest(path, NEW, rank, 2, store, config) for rank in BOTH_RANKS]
@@ -117,7 +117,7 @@ def test_save_whose_peer_hangs_loses_its_right(path: Path, server: ForkServer, m
 
 @pytest.mark.parametrize("at", STAGES, ids=lambda at: at.name)
 def test_take_over(at: WriteItemType, path: Path, server: ForkServer, meeting: Meeting) -> None:
-    """A live save is Busy for others, who leave nothing behind, and loses to one that is told to take over."""
+    """Other saves fail with a busy error and leave nothing behind; one with ``take_over`` wins over the live save."""
     pid = server.start(save_paused, meeting.address, SaveRequest(path, NEW), at)
     process = meeting.accept()
     assert meeting.receive(process) == "paused"
@@ -129,7 +129,7 @@ def test_take_over(at: WriteItemType, path: Path, server: ForkServer, meeting: M
     process.send("go")
     error = error_of(server.wait(pid).unwrap())
     assert generation_on_disk(path) == NEXT
-    # The loser's file may be left, since it may have attempted its rename; the next sweep takes it.
+    # The loser's file may stay, because the loser may have attempted its rename; the next sweep removes it.
     assert set(names_in(path)) >= {".metadata", *data_files(path)}
     assert not any(name.endswith(".tmp") for name in names_in(path))
     assert save_next(server, path) == {}
@@ -147,7 +147,7 @@ def test_child_that_ends_disturbs_nothing(how: str, path: Path, server: ForkServ
 
 @pytest.mark.parametrize("how", ["raise", "interrupt"])
 def test_child_that_leaves_the_save(how: str, path: Path, server: ForkServer) -> None:
-    """The save belongs to the process that began it: its copy in a child ends with an error, and touches no file."""
+    """The save belongs to the process that began it. Its copy in a child ends with an error and touches no file."""
     status, attempt = server.run(save_while_a_child_ends, SaveRequest(path, NEW), how).unwrap()
     assert attempt.errors == {}
     assert status == 0

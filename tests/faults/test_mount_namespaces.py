@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks on one host that see different disks at one path, as containers do: refused on all ranks, naming who is alone.
+"""Tests ranks on one host that see different disks at one path, as containers do.
 
-Nothing is committed, on either disk; the checkpoint that some of them see stays.
+The save fails on all ranks, and the error names the rank whose disk differs. Nothing is committed on either disk, and
+the checkpoint that some ranks see stays.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def namespaces() -> None:
 
 
 def mount_own(at: Path) -> None:
-    """From now on this process sees an empty disk of its own there."""
+    """Mounts an empty disk at ``at`` that only this process sees."""
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.unshare(_CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
     for command in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "size=8m", "none", str(at)]):
@@ -44,7 +45,7 @@ def mount_own(at: Path) -> None:
 
 
 def save_on_own_disk(at: Path, request: SaveRequest) -> tuple[Attempt, list[str]]:
-    """What came of it, and what this rank finds at the path."""
+    """Saves on a disk of its own. Returns the result, and the names that this rank sees at the path."""
     mount_own(at)
     return save(request), names_in(request.path)
 
@@ -69,7 +70,7 @@ def test_rank_with_a_disk_of_its_own(
 ) -> None:
     """
     Args:
-        disk: Where it is mounted, below the parent of the checkpoint.
+        disk: The mount point, below the parent of the checkpoint.
     """
     path = tmp_path / "shared" / "ckpt"
     path.mkdir(parents=True)
@@ -92,7 +93,7 @@ def test_rank_with_a_disk_of_its_own(
     assert len({(type(error), str(error)) for error in errors}) == 1, errors
     assert isinstance(errors[0], (StorageError, SaveFailedError))
     assert "the path is not shared between the ranks" in str(errors[0])
-    # If it is the coordinator that is alone, it is the others whom it does not see.
+    # If the coordinator is alone, the error names the others, because it does not see them.
     named = alone or 1
     if disk or (old and alone == 0):
         assert f"does not see what was written by rank {named} to {path}" in str(errors[0])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The basic promises on a network file system: an NFS export of this machine, mounted on it, where the kernel has both.
+"""Tests the basic promises on a network file system: this machine mounts its own NFS export.
 
-Kernels without an NFS server are common: there this says so, and tests nothing.
+Many kernels have no NFS server. There the tests are skipped, and say so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from faults.saves import BOTH_RANKS, CONFIG, SaveRequest, assert_only_own_files,
 
 OLD, NEW, NEXT = 1, 2, 3
 UNTESTED = "NFS"
-# What a death there leaves: nothing new, a save that can no longer commit, one that has.
+# Which generation loads after a death at each point. The save there has written its data; has checked its right to
+# commit for the last time; has committed.
 POINTS = {"write_data_done": OLD, "commit_decided": OLD, "commit_renamed": NEW}
 
 
@@ -31,7 +32,7 @@ def network_disk(tmp_path: Path) -> Iterator[Path]:
     if missing := [tool for tool in ("exportfs", "rpc.nfsd", "rpc.mountd", "mount.nfs4") if shutil.which(tool) is None]:
         pytest.skip(f"{UNTESTED} NOT TESTED: {', '.join(missing)} not installed (nfs-kernel-server)")
     for module in ("nfsd", "nfsv4"):
-        complaint_of("modprobe", module)  # they may be in the kernel itself
+        complaint_of("modprobe", module)  # may fail, because the kernel may have it built in
     if "nfsd" not in Path("/proc/filesystems").read_text():
         pytest.skip(f"{UNTESTED} NOT TESTED: this kernel has no NFS server")
     export = tmp_path / "export"
@@ -44,7 +45,7 @@ def network_disk(tmp_path: Path) -> Iterator[Path]:
             ("rpc.nfsd", "4"),
         ):
             failed = complaint_of(*command)
-            if failed and command[0] != "mount":  # which may have been done before
+            if failed and command[0] != "mount":  # mount may fail because it was done before
                 pytest.skip(f"{UNTESTED} NOT TESTED: {failed}")
         mountd = undo.enter_context(subprocess.Popen(["rpc.mountd", "--foreground"]))
         undo.callback(mountd.wait, LIMIT_S)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storage that never answers, at every stage of a save and of a load: each rank is told in time, and nothing is lost.
+"""Tests storage that stops answering at any stage of a save or load: each rank gets an error in time, nothing is lost.
 
-Once the storage is back, what was there loads, the same process can save again, and nothing of the save that failed is
-left: no file, no descriptor.
+Once the storage is back, the old checkpoint loads, the same process can save again, and the failed save has left no
+file and no descriptor.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from faults.unanswered import load_twice_pausing, save_then_exit, save_twice_and
 
 OLD, NEW, NEXT = 1, 2, 3
 IO_TIMEOUT_S = 2.0
-# Within which each rank is told: a promise to users, and so the one time that tests measure.
+# Each rank must get its error within this time. It is a promise to users, and so the one time that tests measure.
 TOLD_S = IO_TIMEOUT_S + 5
 IMPATIENT = replace(CONFIG, io_timeout_s=IO_TIMEOUT_S)
-# Three slots, of which one is written while the next is filled.
+# The data take three slots, and one is written while the next is filled.
 MANY_ROWS = 14_000
 
 
 @dataclass(frozen=True)
 class Case:
-    """Storage stops to answer when one rank of a save has come to a failpoint.
+    """Storage stops answering when one rank of a save has reached a failpoint.
 
     Attributes:
-        point: Empty: before the save begins.
-        rank: That comes there.
-        num_rows: Of the largest tensor.
+        point: The failpoint; empty for the time before the save begins.
+        rank: The rank that reaches it.
+        num_rows: Rows of the largest tensor.
     """
 
     point: str
@@ -104,7 +104,10 @@ ALL = (
 
 
 class Server:
-    """A fork server that several threads use. None keeps it for long: it waits for processes that have their result."""
+    """A fork server that several threads share.
+
+    No thread holds the lock for long, because ``result`` waits only for processes that are about to end.
+    """
 
     def __init__(self, server: ForkServer) -> None:
         self._server = server
@@ -142,7 +145,7 @@ def save_all(server: Server, requests: Iterable[SaveRequest]) -> None:
 
 
 def hear(processes: Sequence[Connection], since: float) -> list[Any]:
-    """What each of them tells; all in time."""
+    """Returns what each process sends; fails if that takes too long."""
     told = [Meeting.receive(process) for process in processes]
     seconds = time.monotonic() - since
     assert seconds < TOLD_S, f"told after {seconds:.1f} s"
@@ -156,7 +159,7 @@ def assert_is_silence(error: BaseException) -> None:
 
 
 def generation_after(case: Case, attempts: list[Attempt]) -> int:
-    """Which generation is there once the storage is back, if the ranks were told the truth."""
+    """Checks what the ranks were told. Returns the generation that must then be there once the storage is back."""
     if case.point == "commit_directory_synced":
         assert [attempt.errors for attempt in attempts] == [{}] * case.num_ranks
         (warning,) = (text for attempt in attempts for text in attempt.warnings)  # of the coordinator
@@ -173,7 +176,7 @@ def generation_after(case: Case, attempts: list[Attempt]) -> int:
     if case.point.startswith("write_") and case.point != "write_directory_synced":
         assert isinstance(error, SaveFailedError)
         assert case.rank in error.reasons
-    # The other of two ranks may be writing when storage falls silent.
+    # The other of two ranks may be writing when the storage stops answering.
     reasons = error.reasons.values() if isinstance(error, SaveFailedError) else [error]
     for reason in reasons:
         assert_is_silence(reason)
@@ -181,18 +184,18 @@ def generation_after(case: Case, attempts: list[Attempt]) -> int:
     if case.point == "commit_decided":
         assert is_open
     if case.point in ("commit_metadata_synced", "commit_decided") and is_open:
-        return NEW  # the rename waits with all that the storage has not answered
+        return NEW  # the rename is one of the calls that the storage will still answer
     assert not is_open
     return OLD
 
 
 def wait_for_generation(case: Case, path: Path, generation: int) -> None:
-    """Until what had hung has happened."""
+    """Waits until the calls that hung are done and ``generation`` is there."""
     end = time.monotonic() + LIMIT_S / 2
     while True:
         try:
             found = generation_on_disk(path, BOTH_RANKS[: case.num_ranks], case.num_rows)
-        except CheckpointException as error:  # it has happened while this looked
+        except CheckpointException as error:  # the checkpoint was replaced during this load
             reason = error.failures[0][0]
             assert isinstance(reason, CheckpointChangedError), reason
             continue
@@ -261,7 +264,7 @@ def try_load(server: Server, num_ranks: int, at: str, root: Path) -> None:
 
 
 def try_exit(server: Server, root: Path) -> None:
-    """A process that has given its storage up can exit, although threads of it wait there and files are open."""
+    """A process whose save has failed can exit, although its threads still wait for the storage and files are open."""
     with silent_storage(root) as storage, closing(Meeting()) as meeting:
         save_all(server, requests_of(Case(""), storage, OLD))
         (request,) = requests_of(Case(""), storage, NEW)
@@ -283,7 +286,7 @@ def try_exit(server: Server, root: Path) -> None:
 
 
 def try_death(server: Server, root: Path) -> None:
-    """Storage that is gone for good says so, which is an error like others, and comes earlier."""
+    """Storage that is gone for good returns an error at once, and a save fails with that error."""
     with silent_storage(root) as storage, closing(Meeting()) as meeting:
         save_all(server, requests_of(Case(""), storage, OLD))
         (request,) = requests_of(Case(""), storage, NEW)
@@ -307,12 +310,12 @@ def try_death(server: Server, root: Path) -> None:
 
 
 def try_all(trials: Sequence[Callable[[Path], None]], root: Path, at_once: int) -> None:
-    """Several at once, as they spend their time waiting; then fails with everything that went wrong."""
+    """Runs ``at_once`` trials at a time, because they mostly wait; then fails with everything that went wrong."""
 
     def outcome(number: int) -> str:
         try:
             trials[number](root / str(number))
-        except (AssertionError, EOFError, OSError) as error:  # EOF of a process that died
+        except (AssertionError, EOFError, OSError) as error:  # EOFError if a process died
             return f"{trials[number]}: {error!r}"
         return ""
 
@@ -347,7 +350,7 @@ def test_no_answer_to_loads(shared: Server, tmp_path: Path) -> None:
 
 
 def test_a_lost_coordinator_is_given_up_though_its_storage_is_silent(tmp_path: Path) -> None:
-    """Its tmp is removed when that can be; whoever noticed the loss goes on to tell it."""
+    """Its tmp is removed once the storage answers; the rank that noticed the loss does not wait for that."""
     with silent_storage(tmp_path) as storage:
         save_id = "ab" * 16
         tmp = storage.real / f".metadata.{save_id}.tmp"
@@ -377,7 +380,7 @@ def load_by_itself(request: SaveRequest) -> int:
 def test_slow_storage_works(
     megabytes: int, per_s: int, io_timeout_s: float, server: ForkServer, tmp_path: Path
 ) -> None:
-    """Saves and loads may take longer than storage may be silent, if no call by itself does."""
+    """Saves and loads may take longer than ``io_timeout_s``, if no single call does."""
     with silent_storage(tmp_path, f"--write-rate={per_s}M", f"--read-rate={per_s}M") as storage:
         config = replace(CONFIG, io_timeout_s=io_timeout_s)
         request = SaveRequest(storage.path / "ckpt", NEW, config=config, num_rows=megabytes * 625)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGKILL within ``bytecheckpoint.save``, at named points of each part, and within a removal of all of them.
+"""Tests SIGKILL in ``bytecheckpoint.save``, at named points of each part, and in a removal of a whole step.
 
-What is found is the step before or the new one, whole; a step of which only some parts are new is never taken for one.
+Afterwards the old step or the new one is there, whole. A step with only some new parts never counts as a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundErro
 from faults.fork_server import ForkServer
 
 PARTS = 3
-# In the order of a save of one part.
+# In the order in which the save of one part reaches them.
 POINTS = ("begin_locked", "write_data_done", "commit_metadata_synced", "commit_renamed", "commit_done")
 
 
@@ -60,7 +60,7 @@ def loaded(path: str | Path) -> float:
 def test_kill(failpoint_server: ForkServer, tmp_path: Path, point: str, hit: int) -> None:
     env = {"BCP_FAILPOINT": f"{point}:{hit}"}
     save_value(str(tmp_path), 1, 1)
-    # A new step: it is there with all of its parts, or not at all.
+    # The save makes a new step: it is there with all of its parts, or not at all.
     assert failpoint_server.run(save_value, str(tmp_path), 2, 2.0, env=env).was_killed
     is_last = hit == PARTS and POINTS.index(point) >= POINTS.index("commit_renamed")
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "1"
@@ -75,7 +75,7 @@ def test_kill(failpoint_server: ForkServer, tmp_path: Path, point: str, hit: int
     save_value(str(tmp_path), 2, 3)
     assert loaded(find_latest_ckpt_path(tmp_path) or "") == 3
 
-    # Over an old one: whole or refused, never of both.
+    # The save replaces a step: a load gets a whole step or fails, and never mixes the two.
     assert failpoint_server.run(save_value, str(tmp_path), 2, 4.0, env=env).was_killed
     is_renamed = POINTS.index(point) >= POINTS.index("commit_renamed")
     num_new = hit - 1 + is_renamed
@@ -95,7 +95,7 @@ def test_kill(failpoint_server: ForkServer, tmp_path: Path, point: str, hit: int
 
 
 def prune_and_die(root: str, number: int) -> None:
-    """Before the ``number``-th thing that changes what is on disk."""
+    """Prunes, and kills itself before operation ``number``, counted from 0, of those that change the disk."""
     numbers = itertools.count()
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,13 +134,14 @@ def test_kill_of_a_prune(server: ForkServer, tmp_path: Path) -> None:
         if states.get(1) == "complete":
             assert loaded(root / "global_step_1") == 1
         elif 1 in states:
-            with pytest.raises(CheckpointNotFoundError):  # nor the model alone: its mark goes first
+            with pytest.raises(CheckpointNotFoundError):  # not even the model loads: its mark is removed first
                 load(root / "global_step_1", {"model": torch.nn.Linear(3, 5)}, "ddp")
         report = prune(root, keep_latest=1, grace_s=0)
         assert report.warnings == []
         assert report.skipped == {}, number
         left = [path.name for path in (root / "global_step_1").rglob("*")] if 1 in states else []
-        # Killed between the removal of all files and that of the folders, empty folders are no checkpoint of ours.
+        # A prune that dies after it removed all files leaves empty folders, and the next prune does not take those for
+        # a checkpoint.
         assert left in ([], ["model"], ["optimizer"], ["extra_state"]), left
         assert loaded(root / "global_step_2") == 2
     assert num_killed >= 3 * 4

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths that a user may not write, read or enter; in processes of a user without privileges."""
+"""Tests paths that a user without privileges may not write, read or enter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OLD, NEW, NEXT = 1, 2, 3
 
 
 def save_as_nobody(request: SaveRequest) -> BaseException | None:
-    """What it raised."""
+    """Saves, and returns what the save raised, or None."""
     as_nobody()
     return attempt(request).errors.get(0)
 
@@ -40,7 +40,7 @@ def load_as_nobody(path: Path) -> BaseException | None:
 
 
 def verify_as_nobody(path: Path) -> BaseException | list[str]:
-    """What it raised, or the messages of what it found."""
+    """Returns what ``verify`` raised, or the messages of the problems that it found."""
     as_nobody()
     try:
         return [problem.message for problem in verify(path, config=CONFIG).problems]
@@ -56,7 +56,7 @@ def reason_of(error: BaseException | None) -> StorageError:
 
 @pytest.fixture
 def path(home: Path, server: ForkServer) -> Path:
-    """A checkpoint of generation OLD, saved without privileges."""
+    """Returns a checkpoint of generation OLD, saved without privileges."""
     path = home / "ckpt"
     assert server.run(save_as_nobody, SaveRequest(path, OLD)).unwrap() is None
     return path
@@ -93,7 +93,7 @@ def test_parent(mode: int, home: Path, server: ForkServer) -> None:
 
 @pytest.mark.parametrize("which", [".metadata", ".distcp"])
 def test_file_that_may_not_be_read(which: str, path: Path, server: ForkServer) -> None:
-    """A load says which; a save over it is none of that file's business."""
+    """A load says which file it is. A save over the checkpoint works, because it does not read that file."""
     file = path / next(name for name in names_in(path) if name.endswith(which))
     file.chmod(0o200)
     error = server.run(load_as_nobody, path).unwrap()
@@ -119,7 +119,7 @@ def test_what_is_no_checkpoint(make: Callable[[Path], None], home: Path, server:
 
 
 def test_read_only_file_system(home: Path, server: ForkServer) -> None:
-    """A save says so and leaves nothing; loads and verify work."""
+    """A save fails with EROFS and leaves nothing; loads and verify work."""
     options = ("-t", "tmpfs", "-o", "size=4m,mode=777", "none")
     with mounted(home / "disk", *options, untested="READ-ONLY FILE SYSTEMS") as disk:
         path = disk / "ckpt"
@@ -132,14 +132,14 @@ def test_read_only_file_system(home: Path, server: ForkServer) -> None:
 
 
 def commands_as_nobody(*commands: list[str]) -> list[tuple[int, str, str]]:
-    """Exit codes, and what went to stdout and to stderr."""
+    """Runs the commands. Returns for each its exit code, its stdout and its stderr."""
     as_nobody()
     results = [run_command(*command) for command in commands]
     return [(result.exit_code, result.stdout, result.stderr) for result in results]
 
 
 def latest_as_nobody(root: Path) -> BaseException | tuple[str | None, list[str]]:
-    """What it raised, or what it found and its warnings."""
+    """Returns what ``latest`` raised, or what it found and its warnings."""
     as_nobody()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -150,7 +150,7 @@ def latest_as_nobody(root: Path) -> BaseException | tuple[str | None, list[str]]
 
 
 def test_what_a_command_could_not_read_is_no_damage(path: Path, server: ForkServer) -> None:
-    """verify ends with 2 then; with 1 if another file is damaged all the same, or is not there."""
+    """verify then exits with 2, or with 1 if another file is damaged, or a file is missing."""
     (data,) = (path / name for name in names_in(path) if name.endswith(".distcp"))
     data.chmod(0)
     ((code, listed, said),) = server.run(commands_as_nobody, ["verify", str(path)]).unwrap()
@@ -164,7 +164,7 @@ def test_what_a_command_could_not_read_is_no_damage(path: Path, server: ForkServ
 
 
 def test_a_step_that_may_not_be_looked_at(home: Path, server: ForkServer) -> None:
-    """It is a finding of bcp steps, and no reason to begin at step 0."""
+    """bcp steps reports it. latest returns an older step or raises, so that a run does not begin at step 0."""
     run = home / "run"
     for step in (1, 2):
         assert server.run(save_as_nobody, SaveRequest(run / f"step-{step}", OLD)).unwrap() is None
@@ -176,7 +176,7 @@ def test_a_step_that_may_not_be_looked_at(home: Path, server: ForkServer) -> Non
     assert isinstance(found, tuple)
     assert found[0] == str(run / "step-1")
     assert "step-2, which is unknown" in found[1][0]
-    for mode in (0o444, 0o111):  # its names can be seen, and nothing more; or only what has a known name
+    for mode in (0o444, 0o111):  # the folder can only be listed; or only files of known name can be opened
         (run / "step-2").chmod(mode)
         assert server.run(latest_as_nobody, run).unwrap()[0] == str(run / "step-1")
     (run / "step-1").chmod(0)

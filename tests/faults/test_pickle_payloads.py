@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pickles that mean harm, wherever a checkpoint has pickles: nothing of them runs, whoever reads it.
+"""Tests malicious pickles wherever a checkpoint has pickles: nothing in them runs, whoever reads the checkpoint.
 
-As ``.metadata`` alone, as what stands before our manifest, and as objects. That they are dangerous Python itself says.
+They stand for a whole ``.metadata``, for the pickle before our manifest, and for objects. A first test shows that
+Python itself would run them.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from faults.small import CONFIG, load_small
 
 NAMES = [*HARMFUL, *EXHAUSTING, *MALFORMED]
 AUDITED = re.compile(r"exec|compile|import|open|os\.|subprocess\.|shutil\.|pickle\.|ctypes\.|socket\.")
-# Where payloads have their names from. Errors are pickled, too, by DCP, but from modules of theirs.
+# The modules that payloads import from. DCP also pickles errors, but those are from modules of their own.
 SUSPECT = {"os", "posix", "builtins", "__builtin__", "shutil", "functools", "operator", "importlib", "evil_module"}
 # `pickle: GLOBAL (0x63) at byte 2: ...`, or that the pickle has no end.
 REFUSAL = re.compile(r"pickle: ([A-Z0-9_]+ \(0x..\)|byte 0x..) at byte (\d+)|pickle: ends at byte \d+")
-# The metadata are read, and are none: what they are instead is said without an opcode.
+# The reader walks these pickles to the end and finds no metadata. Its error says what it found, without an opcode.
 WITHOUT_OPCODE = {
     "a key of a dict",
     "tuples, a million deep",
@@ -63,9 +64,9 @@ WITHOUT_OPCODE = {
 
 
 def could_be_of_payload(event: str, args: tuple[Any, ...], below: Path) -> bool:
-    if event == "open":  # by us below the checkpoint; by Python the sources that it quotes in the log of an exception
+    if event == "open":  # we open files of the checkpoint, and Python the sources that it quotes with an exception
         return not str(args[0]).startswith(str(below)) and not str(args[0]).endswith(".py")
-    if event == "compile":  # by `ast.parse`, of the lines quoted there
+    if event == "compile":  # `ast.parse` compiles the lines quoted there
         return args[1] != "<unknown>"
     if event == "pickle.find_class":
         return args[0] in SUSPECT and not str(args[1]).endswith("Error")
@@ -73,7 +74,7 @@ def could_be_of_payload(event: str, args: tuple[Any, ...], below: Path) -> bool:
 
 
 class Audit:
-    """What Python's audit events say; a hook cannot be taken away, so it listens only when told."""
+    """Records Python's audit events. A hook cannot be removed, so this one records only inside a context."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, tuple[Any, ...]]] | None = None
@@ -107,7 +108,7 @@ def mark(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def payloads(mark: Path) -> Iterator[dict[str, bytes]]:
-    """The codes of extensions have their meaning meanwhile."""
+    """Yields all payloads. Meanwhile the extension codes are registered."""
     for code, (module, name) in EXTENSIONS.items():
         copyreg.add_extension(module, name, code)
     yield all_payloads(mark)
@@ -116,18 +117,18 @@ def payloads(mark: Path) -> Iterator[dict[str, bytes]]:
 
 
 def test_they_are_dangerous(payloads: dict[str, bytes], mark: Path) -> None:
-    """Python runs every one of them; this is what the rest of this file is about."""
+    """Python's unpickler runs every one of them, so the tests below have something to show."""
     assert len(HARMFUL) >= 30
     assert len(NAMES) >= 90
     for name in HARMFUL:
-        with suppress(Exception):  # what comes of the value is of no interest
+        with suppress(Exception):  # only what ran matters, not whether the value is usable
             pickle.loads(payloads[name])
         assert mark.exists(), name
         mark.rmdir()
 
 
 def test_bare_metadata(audit: Audit, payloads: dict[str, bytes], mark: Path, tmp_path: Path) -> None:
-    """As stock DCP's would be. The refusal names the opcode and where it is."""
+    """The payload is all of ``.metadata``, as stock DCP's pickle is. The error names the opcode and its position."""
     path = tmp_path / "ckpt"
     path.mkdir()
     without_opcode = set()
@@ -156,7 +157,7 @@ def refusal_of(audit: Audit, path: Path, mark: Path) -> CheckpointError:
 def test_behind_our_trailer(
     audit: Audit, payloads: dict[str, bytes], mark: Path, small_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """A load goes by the manifest and is right; verify says that the pickle, signed as it is, is another."""
+    """A load uses the manifest and is right. verify reports that the pickle differs, although its checksum is right."""
     path = Path(shutil.copytree(small_checkpoint, tmp_path / "ckpt"))
     crafted = MetadataFile.read(path / ".metadata")
     assert load_small(path) is None
@@ -172,7 +173,7 @@ def test_behind_our_trailer(
 
 
 def archive_of(payload: bytes) -> bytes:
-    """What ``torch.save`` would have written, had it pickled so."""
+    """Returns the archive that ``torch.save`` would have written for this pickle."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, content in (("data.pkl", payload), ("byteorder", b"little"), ("version", b"3\n")):
@@ -188,7 +189,7 @@ class Smuggler(DefaultSavePlanner):
 
 
 def load_object(path: Path, name: str, planner: LoadPlanner | None = None) -> BaseException | None:
-    """What a load raises: our own refusal, or what a planner says that unpickles what torch let in."""
+    """Loads one object. Returns None, our refusal, or what a planner raises that unpickles what torch let in."""
     state: dict[str, Any] = {name: None}
     planner = planner or DefaultLoadPlanner()
     try:
@@ -200,15 +201,15 @@ def load_object(path: Path, name: str, planner: LoadPlanner | None = None) -> Ba
 
 
 def test_objects(audit: Audit, payloads: dict[str, bytes], mark: Path, tmp_path: Path) -> None:
-    """Under torch's rules, which some of them pass: those are values then, and nothing ran."""
+    """Objects are loaded under torch's rules. Payloads that pass these rules give values, and nothing runs."""
     path = tmp_path / "ckpt"
-    # A million opcodes are torch's to walk, in Python.
+    # torch walks opcodes in Python, so pickles of a million opcodes are left out.
     state = {name: archive_of(payload) for name, payload in payloads.items() if len(payload) < 10_000}
     dcp.save(
         {**state, "good": archive_of(b"\x80\x02K\7.")}, storage_writer=BcpWriter(path), planner=Smuggler(), no_dist=True
     )
     assert load_object(path, "good") is None
-    load_object(path, next(iter(HARMFUL)))  # what torch imports for its message
+    load_object(path, next(iter(HARMFUL)))  # torch now imports what it needs for its message
     assert {*HARMFUL, *MALFORMED} <= {*state}
     for name in state:
         with audit.nothing_happens(path, mark):
@@ -220,7 +221,7 @@ def test_objects(audit: Audit, payloads: dict[str, bytes], mark: Path, tmp_path:
 
 
 def test_archives_that_inflate(tmp_path: Path) -> None:
-    """Before torch inflates them. Honest compression is read."""
+    """A load refuses a bomb before torch inflates it. An archive with honest compression loads."""
     path = tmp_path / "ckpt"
     archives = {}
     for name, payload in (("small", b"\x80\x02K\7."), ("bomb", b"\x80\x02" + b"N0" * (1 << 20) + b"K\7.")):
@@ -238,7 +239,7 @@ def test_archives_that_inflate(tmp_path: Path) -> None:
 
 
 def old_file_of(payload: bytes) -> bytes:
-    """What ``torch.save`` wrote before there were archives: five pickles, of which the fourth is the object."""
+    """Returns what ``torch.save`` wrote before it had archives: five pickles, the fourth of which is the object."""
     out = io.BytesIO()
     torch.save(None, out, _use_new_zipfile_serialization=False)
     data = out.getvalue()
@@ -249,7 +250,7 @@ def old_file_of(payload: bytes) -> bytes:
 @pytest.mark.parametrize("file_of", [archive_of, old_file_of])
 @pytest.mark.parametrize("planner", [DefaultLoadPlanner, BcpLoadPlanner])
 def test_memo_entries_far_away(file_of: Callable[[bytes], bytes], planner: type[LoadPlanner], tmp_path: Path) -> None:
-    """To torch's ``weights_only`` these are None; Python's unpickler would make an array of that many entries."""
+    """torch's ``weights_only`` loads these as None; Python's unpickler would make an array of that many entries."""
     path = tmp_path / "ckpt"
     payloads = {str(entry): b"\x80\x02]Nr" + struct.pack("<I", entry) + b"a." for entry in (255, 256, 2**26, 2**32 - 1)}
     state = {name: file_of(payload) for name, payload in payloads.items()}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links and other things planted under names that a save makes, replaces or removes: it never reaches through them.
+"""Tests links and other things planted under names that a save makes, replaces or removes: it never follows them.
 
-``tests/cpp/test_file.cpp`` has the same for the call that makes files, ``test_sweep.cpp`` for the sweep.
+``tests/cpp/test_file.cpp`` tests the same for the call that makes files, ``test_sweep.cpp`` for the sweep.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TMP, DATA, MARK_OF_RANK = f".metadata.{ID}.tmp", f"__0_0.{ID[:16]}.distcp", "__7
 
 @pytest.fixture
 def path(server: ForkServer, tmp_path: Path) -> Path:
-    """A checkpoint of generation OLD."""
+    """Returns a checkpoint of generation OLD."""
     path = tmp_path / "ckpt"
     assert save_at(server, path, OLD).errors == {}
     return path
@@ -43,7 +43,7 @@ def path(server: ForkServer, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Path:
-    """A file outside the checkpoint."""
+    """Returns a file outside the checkpoint."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_bytes(PRECIOUS)
@@ -92,11 +92,11 @@ LINKS = (link, dangling_link, link_to_directory, link_to_itself)
 Plant = Callable[[Path, Path], None]
 
 
-# The names of the next save, which strace makes known by what it lets the kernel draw.
+# The names of the next save. They are known because strace replaces the random bytes from the kernel.
 
 
 def save_with_known_ids(server: ForkServer, meeting: Meeting, path: Path, log: Path) -> CheckpointError:
-    """What a save of NEW raises whose ids are all ID."""
+    """Saves NEW, with ID for every id. Returns what the save raises."""
     pid = server.start(save_when_told, meeting.address, SaveRequest(path, NEW))
     process = meeting.accept()
     assert meeting.receive(process) == "ready"
@@ -115,7 +115,7 @@ def save_with_known_ids(server: ForkServer, meeting: Meeting, path: Path, log: P
 def test_name_that_the_save_makes(
     name: str, plant: Plant, path: Path, precious: Path, server: ForkServer, meeting: Meeting, tmp_path: Path
 ) -> None:
-    """It is taken: the save fails, and says so."""
+    """The name is taken: the save fails and says so."""
     before = names_in(path)
     plant(path / name, precious)
     error = save_with_known_ids(server, meeting, path, tmp_path / "strace.log")
@@ -136,7 +136,7 @@ def test_name_that_the_save_makes(
 def test_name_that_cannot_be_cleaned_up(
     path: Path, precious: Path, server: ForkServer, meeting: Meeting, tmp_path: Path
 ) -> None:
-    """The directory there cannot be unlinked; that is no reason to say no more why the save failed."""
+    """The directory there cannot be unlinked, but the error still says why the save failed."""
     directory(path / DATA, precious)
     error = save_with_known_ids(server, meeting, path, tmp_path / "strace.log")
     assert isinstance(error, SaveFailedError), error
@@ -149,7 +149,7 @@ def test_name_that_cannot_be_cleaned_up(
 
 @pytest.mark.parametrize("plant", [*LINKS, hard_link, fifo])
 def test_commit_mark(plant: Plant, path: Path, precious: Path, server: ForkServer) -> None:
-    """Replaced, not written through; with overwrite=False it counts as a checkpoint."""
+    """The save replaces it and does not write through it. With overwrite=False it counts as a checkpoint."""
     mark = path / ".metadata"
     mark.unlink()
     plant(mark, precious)
@@ -191,7 +191,7 @@ def test_directory_for_a_commit_mark(path: Path, precious: Path, server: ForkSer
 
 
 def test_link_to_the_directory(path: Path, server: ForkServer, tmp_path: Path) -> None:
-    """Is followed: it is the caller who named it."""
+    """The save follows the link, because the caller named it."""
     entry = tmp_path / "latest"
     entry.symlink_to("ckpt")
     assert save_at(server, entry, NEW) == Attempt({}, ())
@@ -214,7 +214,7 @@ def test_no_directory(plant: Plant, precious: Path, server: ForkServer, tmp_path
 @pytest.mark.parametrize("plant", [*LINKS, hard_link, fifo, directory])
 @pytest.mark.parametrize("name", [TMP, DATA, MARK_OF_RANK])
 def test_names_of_earlier_saves(name: str, plant: Plant, path: Path, precious: Path, server: ForkServer) -> None:
-    """What is no file of a save stays or goes, but nothing happens to what it leads to, and the save goes on."""
+    """A planted entry stays or is removed, but nothing happens to what it leads to, and the save succeeds."""
     plant(path / name, precious)
     assert save_at(server, path, NEW).errors == {}
     assert generation_on_disk(path) == NEW

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real file systems that forget, in the middle of a save or right behind it, all that is not durable yet.
+"""Tests power cuts during a save and right after it, on real file systems that then forget all that is not durable.
 
-The loss is real: saves that sync nothing, on the same disks, are gone.
+The loss is real: on the same disks, saves that do not sync are gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from faults.points import CASES, Case, Start, prepare
 from faults.rehearsal import NEW, NEXT, OLD
 from faults.saves import SaveRequest, assert_only_own_files, generation_on_disk
 
-# Where what is durable changes; all others, and other beginnings, in the long form.
+# The points where it changes what is durable. The long form has all others, and other beginnings.
 ALWAYS = (
     Case("begin_directory_made", start=Start.NOTHING, hit=2),
     Case("write_files_synced", start=Start.NOTHING),
@@ -42,12 +42,12 @@ def disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def root(disk: Disk, request: pytest.FixtureRequest) -> Path:
-    """A place of its own on the disk, of which nothing is there yet."""
+    """Returns a path on the disk that only this test uses, and that does not exist yet."""
     return disk.path / request.node.name
 
 
 def save_next(server: ForkServer, path: Path, num_ranks: int) -> None:
-    """The path is free, and what was lost or left disturbs nobody."""
+    """Saves again: the path must be free, and what was lost or left must not disturb the save."""
     run_job(server, SaveRequest(path, NEXT), num_ranks)
     assert generation_on_disk(path, tuple(range(num_ranks))) == NEXT
     assert_only_own_files(path)
@@ -78,7 +78,7 @@ def cut_at(
     *,
     sync: bool = True,
 ) -> None:
-    """Cuts the power when a save has come to ``case``."""
+    """Cuts the power when a save has reached the point of ``case``."""
     prepare(case.start, path, server, failpoint_server, num_ranks)
     stops = num_ranks - 1 if case.is_of_every_rank else 0
     request = case.request(path)
@@ -91,14 +91,14 @@ def cut_at(
     disk.power_returns()
 
 
-# Committed, and nothing has been synced that the save itself does not sync: a sweep syncs before it removes something.
+# Both saves are committed, and only their own syncs have run: a sweep syncs only before it removes something.
 @pytest.mark.parametrize(
     "case",
     [Case("commit_done", survives=NEW, start=Start.NOTHING), Case("sweep_listed", survives=NEW, hit=2)],
     ids=str,
 )
 def test_loss_is_seen(case: Case, disk: Disk, root: Path, server: ForkServer, failpoint_server: ForkServer) -> None:
-    """A save that does not sync is gone where the very same save that does is there: the tests here would see it."""
+    """A save without syncs is lost where the same save with syncs is there, so the tests here would see a loss."""
     found = []
     for sync in (True, False):
         path = root / str(sync) / "ckpt"
@@ -112,7 +112,7 @@ def test_loss_is_seen(case: Case, disk: Disk, root: Path, server: ForkServer, fa
 
 
 def may_be_found(case: Case) -> tuple[int | None, ...]:
-    if case.point == "commit_renamed":  # not synced yet: either is right
+    if case.point == "commit_renamed":  # the rename is not synced yet, so either is right
         return (replace(case, survives=OLD).found_after, NEW)
     return (case.found_after,)
 
@@ -122,8 +122,8 @@ def may_be_found(case: Case) -> tuple[int | None, ...]:
 def test_power_cut(
     num_ranks: int, disk: Disk, root: Path, server: ForkServer, failpoint_server: ForkServer, campaign: Campaign
 ) -> None:
-    of_all = [case for case in CASES if num_ranks == 1 or not case.file_a_record]  # rank 1 has but one tensor
-    always = ALWAYS[num_ranks - 1 :: len(NUM_RANKS)]  # some alone, the others by two ranks
+    of_all = [case for case in CASES if num_ranks == 1 or not case.file_a_record]  # rank 1 has only one tensor
+    always = ALWAYS[num_ranks - 1 :: len(NUM_RANKS)]  # one rank saves half of the cases, two ranks the others
     for case in of_all if IS_LONG else always:
         path = root / str(case) / "ckpt"
         cut_at(case, num_ranks, disk, path, server, failpoint_server)

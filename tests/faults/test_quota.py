@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user, a project or a subvolume whose quota is used up before a save or in the middle of it.
+"""Tests saves of a user, a project or a subvolume whose quota is used up before or during the save.
 
-Every rank is told, the old checkpoint stays, what the save took is given back, and once there is room again the same
-processes save the next one.
+Every rank gets the error, the old checkpoint stays, the save gives back what it took, and once there is room again the
+same processes save the next generation.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from faults.unprivileged import save_as_nobody, save_twice_as_nobody
 
 OLD, NEW, NEXT = 1, 2, 3
 KIB = 1024
-# A save takes some 240, most of them in its data file; for a rename btrfs wants to have 512 more.
+# A save takes some 240 KiB, most of it in its data file. For a rename btrfs needs 512 KiB more.
 ROOMS_KIB = (*range(0, 400, 8), *range(400, 2000, 100)) if IS_LONG else (0, 100, 400, 2000)
-# Which a file system may take for the names of files that have been there.
+# A file system may keep so much for the names of files that have been there.
 SLACK_BYTES = 32 * KIB
 
 
@@ -41,10 +41,10 @@ def quota(request: pytest.FixtureRequest, home: Path) -> Iterator[Quota]:
 def limited_save(
     server: ForkServer, quota: Quota, room_bytes: int | None, num_files: int = 0, *, num_ranks: int = 1, **writer: bool
 ) -> Iterator[StorageError | None]:
-    """Saves over a checkpoint, with no more than ``room_bytes`` and ``num_files`` above what there is.
+    """Saves over a checkpoint, with a quota of ``room_bytes`` and ``num_files`` above what is used.
 
-    Gives what every rank was told, when all is as it was before; None if the new checkpoint is there. When the context
-    ends, so does the limit, and the same processes save the next one.
+    Yields the error that every rank got, after checking that the save is undone; None if the new checkpoint is there.
+    When the context ends, the limit ends too, and the same processes save the next generation.
     """
     path = quota.path / "ckpt"
     ranks = BOTH_RANKS[:num_ranks]
@@ -101,7 +101,7 @@ def test_bytes(one_file: bool, quota: Quota, server: ForkServer, campaign: Campa
 
 
 def test_files(quota: Quota, server: ForkServer) -> None:
-    """None at all, and too few for all data files of a save."""
+    """The quota allows too few files for the data files of a save."""
     if not quota.kind.limits:
         pytest.skip("NUMBERS OF FILES NOT LIMITED: btrfs cannot")
     for num_files in (1, 2):
@@ -112,7 +112,7 @@ def test_files(quota: Quota, server: ForkServer) -> None:
 
 
 def test_several_ranks(quota: Quota, server: ForkServer) -> None:
-    """Of which the first to ask gets what there is."""
+    """The first rank that asks for space gets what there is."""
     with limited_save(server, quota, 300 * KIB, num_ranks=2) as error:
         assert error
         assert error.errno in quota.kind.errnos

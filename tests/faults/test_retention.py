@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deletions that are killed at their system calls, or refused: what loads is whole, and a later prune goes on.
+"""Tests prunes that die at a system call, or whose deletions fail: what loads is whole, and a later prune goes on.
 
-The calls are those that strace saw a prune make on the run folder. All that change something are tried always, the
+strace records the calls that a prune makes on the run folder. The calls that change something are always tried, the
 others with BCP_LONG=1 (``make torture``).
 """
 
@@ -32,7 +32,7 @@ from faults.saves import Attempt, SaveRequest, generation_on_disk, save
 from faults.strace import Call, calls_in, injected, recorded, wait_until_stopped
 
 REMOVING = ("unlink",)  # and unlinkat, which also removes folders
-# A change of what is on disk, or a step of the protocol.
+# Calls that change the disk, or are a step of the protocol.
 CHANGING = (*REMOVING, "fsync", "flock")
 
 
@@ -110,7 +110,7 @@ def assert_what_loads_is_whole(root: Path) -> None:
 
 
 def test_marks_go_first_and_that_is_synced(pruned: Pruned) -> None:
-    """Power loss may then undo any of the later deletions, but not bring back a mark without its files."""
+    """A power loss may then undo later deletions, but cannot bring back a mark without its files."""
     calls = [call for call in pruned.calls if is_of(call, CHANGING)]
     at = {f"{call.name} {call.files}": place for place, call in enumerate(calls)}
     mark = next(place for key, place in at.items() if key.startswith("unlink") and key.endswith("step-1/.metadata"))
@@ -172,9 +172,9 @@ def test_a_sync_that_fails_stops_the_deletion(pruned: Pruned, tmp_path: Path) ->
 
 
 def test_on_a_full_disk(pruned: Pruned, tmp_path: Path) -> None:
-    """It has no room for a tmp, which is why somebody prunes."""
+    """A full disk has no room for a tmp, and a full disk is why somebody prunes."""
     root = pruned.copy(tmp_path / "run")
-    # The first tmp there; step 1 has none before.
+    # The call that creates the tmp of step 1, which has none before.
     creating = next(
         call for call in pruned.calls if call.name.startswith("open") and "step-1/.metadata.*.tmp" in call.files
     )
@@ -185,10 +185,10 @@ def test_on_a_full_disk(pruned: Pruned, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("swapped", ["step-1", "step-1/hf", "."])
 def test_a_folder_that_turns_into_a_link(pruned: Pruned, tmp_path: Path, swapped: str) -> None:
-    """After each call of the prune: what the link leads to, which looks the same, stays as it is."""
+    """The folder turns into a link after each call of the prune. What the link leads to looks the same, and stays."""
     outside = pruned.copy(tmp_path / "outside")
     before = sorted(outside.rglob("*"))
-    # From the moment on at which the removal of step 1 opens it; the folder of the run is open by then.
+    # Starts at the call with which the removal of step 1 opens it. The run folder is open by then.
     begun = next(at for at, call in enumerate(pruned.calls) if is_of(call, ("flock",)))
     opens = max(at for at, call in enumerate(pruned.calls[:begun]) if call.files == "step-1")
     points = [call for call in pruned.calls[opens:] if call.files.startswith("step-1")]
@@ -211,7 +211,7 @@ def test_a_folder_that_turns_into_a_link(pruned: Pruned, tmp_path: Path, swapped
 
 
 def test_what_is_mounted_in_a_folder_stays(pruned: Pruned, tmp_path: Path) -> None:
-    """Also a folder of the same file system."""
+    """It stays even if it is a folder of the same file system."""
     root = pruned.copy(tmp_path / "run")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "precious").touch()
@@ -226,7 +226,7 @@ def test_what_is_mounted_in_a_folder_stays(pruned: Pruned, tmp_path: Path) -> No
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """That others may enter; pytest's are its user's alone."""
+    """Yields a folder that other users may enter; only the user of pytest may enter its folders."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -270,7 +270,7 @@ def test_files_that_may_not_change(pruned: Pruned, tmp_path: Path, name: str) ->
 
 
 def test_a_live_save_is_left_alone(pruned: Pruned, server: ForkServer, meeting: Meeting, tmp_path: Path) -> None:
-    """One that replaces a checkpoint, in another process; it is not disturbed, and commits."""
+    """A save in another process replaces a checkpoint. Prunes do not disturb it, and it commits."""
     root = pruned.copy(tmp_path / "run")
     pid = server.start(save_paused, meeting.address, SaveRequest(root / "step-1", 2), WriteItemType.BYTE_IO)
     process = meeting.accept()
@@ -303,7 +303,7 @@ def test_what_a_killed_save_leaves_is_swept(
 def test_saves_and_prunes_keep_each_other_out(
     pruned: Pruned, server: ForkServer, meeting: Meeting, tmp_path: Path
 ) -> None:
-    """A prune that stops in the middle holds the path: a save is told so; and when it dies, a save goes on."""
+    """A prune that stops in the middle holds the path, and a save fails. When the prune dies, a save succeeds."""
     root = pruned.copy(tmp_path / "run")
     removals = [call for call in pruned.calls if is_of(call, ("unlink",)) and call.files.startswith("step-1/__")]
     pid = server.start(prune_when_told, meeting.address, root)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A save and a load of ours, in the background as well, open no socket."""
+"""Tests that our saves and loads open no socket, in the background either."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders and files that turn into symbolic links while Python code of ours writes there: the tracker, merged tensors.
+"""Tests folders and files that turn into symbolic links while our Python code writes there: tracker, merged tensors.
 
-Whatever the links lead to stays as it is. The rule: links in the path that the caller names are followed once, when it
-is opened; what is made or looked up in there is never reached through a link. ``test_retention.py`` has the same for
-removals, ``test_planted.py`` for saves.
+Whatever the links lead to stays as it is. The rule: our code follows links in the path that the caller names once, when
+it opens that path, and never reaches what it makes or looks up inside through a link. ``test_retention.py`` tests the
+same for removals, ``test_planted.py`` for saves.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def save_step(root: Path) -> None:
 
 
 def operate_when_told(address: bytes, operation: Operation, step: Path, folder: Path) -> str:
-    """What it raises. Made once elsewhere before, so that what it imports is no part of what is watched."""
+    """Returns what the operation raises. Runs it once elsewhere first, so that its imports are not watched."""
     warm = folder.with_name(f"{folder.name} warm")
     warm.mkdir()
     operation(step, warm)
@@ -78,7 +78,7 @@ class Operations:
         self._step = directory / "run" / "global_step_1"
 
     def record(self, operation: Operation, folder: Path) -> list[Call]:
-        """Its calls that are about the folder or something in it."""
+        """Returns the calls of the operation that concern the folder or something in it."""
         log = folder.with_suffix(".log")
         with self._started(operation, folder) as (pid, process), recorded(pid, log):
             process.send("go")
@@ -112,14 +112,14 @@ def operations(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Of everything in it, and of itself: what would change with any change."""
+    """Returns, for the folder and everything in it, the attributes that would show any change."""
     paths = [folder, *folder.rglob("*")]
     stats = [(str(path.relative_to(folder)), path.lstat()) for path in paths]
     return {name: (of.st_ino, of.st_mode, of.st_size, of.st_mtime_ns, of.st_nlink) for name, of in stats}
 
 
 def plant(outside: Path, names: list[str]) -> None:
-    """Files that an operation could write over, or remove."""
+    """Makes files that an operation could overwrite or remove."""
     outside.mkdir()
     for name in names:
         (outside / name).write_bytes(b"theirs")
@@ -145,11 +145,11 @@ NAMES = [
 
 @pytest.mark.parametrize(
     ("operation", "is_new"),
-    # That of the tracker the save has made.
+    # The tracker has no case with a new folder, because the save has made its folder.
     [*((operation, False) for operation in OPERATIONS), (merge_for_torch, True), (merge_to_safetensors, True)],
 )
 def test_the_folder(operations: Operations, tmp_path: Path, operation: Operation, is_new: bool) -> None:
-    """From the moment on at which it is opened, or made."""
+    """The folder turns into a link at any call from the one that opens or makes it."""
 
     def folder_for(name: str) -> Path:
         folder = tmp_path / name / "out"
@@ -182,9 +182,9 @@ def test_the_folder(operations: Operations, tmp_path: Path, operation: Operation
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_is_in_the_folder(operations: Operations, tmp_path: Path, operation: Operation) -> None:
-    """Every file and folder that is there at the moment turns into a link to a file or a folder outside.
+    """Every file and folder that is there at that moment turns into a link to a file or a folder outside.
 
-    Not what is in the folder that is made aside: nobody else may enter that.
+    What is in the temporary folder stays, because nobody else may enter it.
     """
     recorded_in = tmp_path / "recorded"
     plant(recorded_in, NAMES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two jobs that save at one path, and readers while a job overwrites it: always one whole generation."""
+"""Tests two jobs that save at one path, and readers of a path that a job overwrites: all see one whole generation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOW = ("dcp.load", "register", "load_state_dict")
 
 
 class Crew:
-    """Ranks that do, all together, what the test asks of them."""
+    """Ranks that together do what the test asks."""
 
     def __init__(self, server: ForkServer, function: Any, path: Path, num_ranks: int, first: int = 0) -> None:
         with closing(Meeting()) as meeting:
@@ -40,11 +40,11 @@ class Crew:
             connection.send(what)
 
     def answers(self) -> list[Any]:
-        """By rank."""
+        """Returns the answers by rank."""
         return [Meeting.receive(connection) for connection in self.connections]
 
     def end(self) -> None:
-        """They notice that nobody asks any more."""
+        """Closes the connections, which ends the ranks, and waits for them."""
         for connection in self.connections:
             connection.close()
         for outcome in self.job.wait():
@@ -59,7 +59,7 @@ def crew(server: ForkServer, function: Any, path: Path, num_ranks: int) -> Itera
 
 
 def committed(answers: list[Saved]) -> bool:
-    """Did the save of one job commit? Its ranks must agree, and an error must be that of the other job."""
+    """Whether the save of one job committed. Its ranks must agree, and only the other job may have caused an error."""
     errors = [error for answer in answers for error in answer.errors.values()]
     assert len(errors) in (0, len(answers)), errors
     assert {type(error) for error in errors} <= {CheckpointBusyError, CheckpointSupersededError}, errors
@@ -80,7 +80,7 @@ def test_two_jobs(num_ranks: int, server: ForkServer, tmp_path: Path, campaign: 
     ):
 
         def save_alone() -> float:
-            """Nobody blocks the path, and what one that was refused or taken over has left is swept. Its seconds."""
+            """Saves alone, which must succeed and sweep what a refused save left. Returns how many seconds it took."""
             nonlocal before
             before += 3
             begin = time.monotonic()
@@ -103,7 +103,7 @@ def test_two_jobs(num_ranks: int, server: ForkServer, tmp_path: Path, campaign: 
                 for which in (0, 1)
             ]
             one.ask(asked[0])
-            # The second begins with the first or within it; before it holds the path the first may have let go.
+            # The second job begins with the first or during it. Before it holds the path the first may have let it go.
             wait(one.connections, draw.uniform(0, save_s / 2))
             other.ask(asked[1])
             answers = [one.answers(), other.answers()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp verify`` asks the system for nothing that changes anything, from its start to its end, as strace sees it."""
+"""Tests with strace that ``bcp verify`` makes no system call that changes anything, from its start to its end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _CHANGING = re.compile(
     r"|symlink|[fl]?chmod|[fl]?chown|f?utime|[fl]?setxattr|[fl]?removexattr|u?mount"
 )
 _WRITING = re.compile(r"p?writev?(64|2)?$")
-# Who called it, and what has no name: pipes, events, memory.
+# Writes to the caller's streams, and to what has no name: pipes, events, memory.
 _OURS = re.compile(r"[12]<|\d+<(pipe|socket|anon_inode|/memfd)|\d+</dev/(null|tty|pts/\d+)>")
 _LOCKING = re.compile(r"F_(OFD_)?SETLKW?\b")
 
 
 def changes_in(log: Path) -> list[str]:
-    """The calls that change a file or a directory, or would if they did not fail, or that take a lock."""
+    """Returns the calls that change a file or a directory, or would if they did not fail, or that take a lock."""
     found = []
     for line in log.read_text().splitlines():
         match = _CALL.match(line)
@@ -53,10 +53,10 @@ def changes_in(log: Path) -> list[str]:
 
 
 def watched(log: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command, and all that it starts, under strace from its begin."""
+    """Runs a command, and all that it starts, under strace from the beginning."""
     return subprocess.run(
         [strace_or_skip(), "-f", "-y", "-s", "0", "-e", "trace=%file,%desc", "-o", str(log), *command],
-        # Python would leave compiled modules beside its sources.
+        # Otherwise Python writes compiled modules beside its sources.
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
@@ -73,14 +73,14 @@ def damaged(path: Path) -> None:
 
 
 def half(path: Path) -> None:
-    """As a save that dies leaves it: a tmp, and files, of which one is cut off, that nobody refers to."""
+    """Leaves what a save leaves that dies: a tmp, and files that no commit mark names, one of them cut off."""
     (path / ".metadata").rename(path / ".metadata.0123456789abcdef0123456789abcdef.tmp")
     file = next(path.glob("*.distcp"))
     os.truncate(file, file.stat().st_size // 2)
 
 
 def remains(path: Path) -> None:
-    """Of another save, beside a whole one."""
+    """Adds the remains of another save beside a whole checkpoint."""
     (path / ".metadata.0123456789abcdef0123456789abcdef.tmp").touch()
     (path / "__0_0.0123456789abcdef.distcp").write_bytes(bytes(5000))
 

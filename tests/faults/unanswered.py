@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes do whose storage stops to answer: saves and loads that fail in time, others after them, and an end."""
+"""Functions of processes whose storage stops answering: their save or load fails in time; they try again, or exit."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = ["load_twice_pausing", "save_then_exit", "save_twice_and_look"]
 
 
 def save_twice_and_look(address: bytes, first: SaveRequest, then: SaveRequest) -> tuple[Attempt, list[str]]:
-    """As ``save_twice``; also tells which files below the path are still open in the end."""
+    """Does what ``save_twice`` does. Also returns which files below the path are still open in the end."""
     second = save_twice(address, first, then)
     end = time.monotonic() + LIMIT_S / 2
-    # Threads that nobody waits for close them when they can.
+    # Threads that nobody waits for close these files when they can.
     while (left := _open_below(then.path)) and time.monotonic() < end:
         threading.Event().wait(0.01)
     return second, left
@@ -47,7 +47,7 @@ def _open_below(path: Path) -> list[str]:
 
 
 class PausingLoadPlanner(DefaultLoadPlanner):
-    """Calls ``pause`` once: when the tensors are about to be read, or when they have been and objects have not."""
+    """Calls ``pause`` once: before the tensors are read, or after them but before the objects."""
 
     def __init__(self, pause: Callable[[], None], at: str) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class PausingLoadPlanner(DefaultLoadPlanner):
 
 
 def load_twice_pausing(address: bytes, request: SaveRequest, ranks: tuple[int, ...], at: str) -> int | None:
-    """Loads, pausing ``at`` that place on the last rank, tells what was raised by rank, and loads again when told.
+    """Loads, with a pause at ``at`` on the last rank, sends the errors by rank, and loads again when the test says so.
 
     Returns the generation that the second load found.
     """
@@ -101,7 +101,7 @@ def load_twice_pausing(address: bytes, request: SaveRequest, ranks: tuple[int, .
 
 
 def save_then_exit(address: bytes, request: SaveRequest) -> int:
-    """Lets a child make a save that pauses when its file is there, and then exit as programs do. Returns its status."""
+    """Forks a child that saves, pauses when its file is there, and then exits as programs do. Returns its status."""
     child = os.fork()
     if child == 0:
         test = meet(address)
@@ -115,5 +115,5 @@ def save_then_exit(address: bytes, request: SaveRequest) -> int:
     ended = select.poll()
     ended.register(os.pidfd_open(child), select.POLLIN)
     if not ended.poll(LIMIT_S * 800):
-        return -1  # it may be that nothing ends it
+        return -1  # it may be that no signal can end it
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes of a user without privileges do, whom permissions and quotas stop."""
+"""Functions of processes that run as a user without privileges, so that permissions and quotas apply to them."""
 
 from __future__ import annotations
 

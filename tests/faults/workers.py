@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that save or load again and again: until they are killed, or each time that the test asks."""
+"""Functions of processes that save or load again and again: until they are killed, or each time that the test asks."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = ["LoadAsked", "Loaded", "SaveAsked", "Saved", "load_when_asked", "save
 
 @contextlib.contextmanager
 def _told_by(address: bytes, request: SaveRequest) -> Iterator[Connection]:
-    """The test, once it may ask; in the process group of ``request``, if that has several ranks."""
+    """Connects to the test and says that it may ask; in a process group if ``request`` has several ranks."""
     with contextlib.nullcontext() if request.num_ranks == 1 else gloo(request):
         test = meet(address)
         test.send(request.rank)
-        # Both ends of a connection are closed when a test is over.
+        # When a test is over, its end of the connection is closed.
         with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
             yield test
 
 
 def save_until_killed(address: bytes, request: SaveRequest) -> None:
-    """Saves that generation and all after it, and tells of each that is saved."""
+    """Saves the generation of ``request`` and all after it, and reports each that is saved."""
     with _told_by(address, request) as test:
         test.recv()
         while True:
@@ -51,7 +51,7 @@ class SaveAsked:
     """One save of a process that makes many.
 
     Attributes:
-        patience_s: How long it waits for another save to end before it is refused.
+        patience_s: How long it waits for another save to end before it fails with a busy error.
     """
 
     generation: int
@@ -61,10 +61,12 @@ class SaveAsked:
 
 @dataclass(frozen=True)
 class Saved:
-    """What came of it on one rank: errors by rank, and when this one, if it is the coordinator, held the path.
+    """The result of a save on one rank.
 
     Attributes:
-        held: Times of the system's clock that surely lie within: behind its begin, and before the commit.
+        errors: By rank.
+        held: Two times of the system's clock between which the coordinator surely held the path: after the save began,
+            and before its commit. None on other ranks, and if the save did not get that far.
     """
 
     errors: dict[int, BaseException]
@@ -72,7 +74,7 @@ class Saved:
 
 
 class _TimedWriter(BcpWriter):
-    """Takes note of when it has the right to commit."""
+    """Records when it has the right to commit."""
 
     began = ended = 0.0
 
@@ -107,7 +109,7 @@ class LoadAsked:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What came of it on one rank: the generation of everything that was loaded, or errors by rank."""
+    """The result of a load on one rank: the generation of everything that was loaded, or errors by rank."""
 
     generation: int | None
     errors: dict[int, BaseException]

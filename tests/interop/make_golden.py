@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the golden checkpoint of format version 1: ``python tests/interop/make_golden.py tests/interop/golden/v1``.
-With ``... tests/interop/golden/v2`` that with a manifest of version 2, whose tensors are partial; with
-``... tests/interop/golden/torch`` what we write under the torch that is installed, in a directory named after it.
+"""Writes a golden checkpoint: ``python tests/interop/make_golden.py tests/interop/golden/v1`` for format version 1.
 
-Each is made once. When a test of it fails, the format has changed: that is a new version with a golden file of its own.
+``... tests/interop/golden/v2`` writes one with a manifest of version 2, whose tensors are partial.
+``... tests/interop/golden/torch`` writes one under the installed torch, in a directory named after it.
+
+Each is made once. If a test of one fails, the format has changed. That needs a new version with its own golden file.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ DTYPES = (
     "float4_e2m1fn_x2",
 )
 
-# Over two ranks: rows, uneven rows, one empty shard, columns.
+# Shapes of tensors that are sharded over two ranks: by rows, by uneven rows, with one empty shard, by columns.
 SHARDED_SHAPES = {"rows": (8, 4), "uneven": (5, 3), "one": (1, 6), "columns": (3, 10)}
 
 OBJECTS: dict[str, Any] = {
@@ -58,7 +59,7 @@ USER_METADATA = {"made by": "tests/interop/make_golden.py", "numbers": [1, 2.5, 
 
 
 def pattern(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Bytes that follow from the name alone, without a random generator that may change; as ``dtype``."""
+    """Returns bytes as ``dtype`` that follow from the name alone, without a random generator that may change."""
     elements = 1
     for size in shape:
         elements *= size
@@ -68,7 +69,7 @@ def pattern(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
 
 
 def golden_state(*, filled: bool) -> dict[str, Any]:
-    """What the checkpoint holds, as one process sees it; or the same with zeros, to load into."""
+    """Returns the whole content of the checkpoint, or the same with zeros, to load into."""
     tensors = {name: pattern(name, getattr(torch, name), (3, 4)) for name in DTYPES}
     tensors["scalar"] = pattern("scalar", torch.float32, ())
     tensors["empty"] = pattern("empty", torch.int16, (0, 7))
@@ -85,7 +86,7 @@ def golden_state(*, filled: bool) -> dict[str, Any]:
 
 
 def partial_state(*, filled: bool) -> dict[str, Any]:
-    """What the checkpoint of version 2 holds: rows 1 and 2 of 5, a box, nothing but whole tensors beside."""
+    """Returns the content of the checkpoint of version 2: rows 1 and 2 of 5, a box, a whole tensor, and an object."""
     from bytecheckpoint.tensors.chunks import LocalChunks
 
     def part(name: str, shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]) -> LocalChunks:
@@ -104,7 +105,7 @@ def partial_state(*, filled: bool) -> dict[str, Any]:
 
 
 def write_partial(path: str) -> None:
-    """In one process."""
+    """Writes the checkpoint of version 2 in one process."""
     import torch.distributed.checkpoint as dcp
 
     from bytecheckpoint import BcpSavePlanner, BcpWriter, Config
@@ -115,7 +116,7 @@ def write_partial(path: str) -> None:
 
 
 def write(path: str, planner: Any = None) -> None:
-    """On each of two ranks."""
+    """Writes the checkpoint of version 1. Runs on each of two ranks."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -147,7 +148,7 @@ if __name__ == "__main__":
         write_partial(sys.argv[1])
     elif Path(sys.argv[1]).name == "torch":
         version = torch.__version__.partition("+")[0]
-        # A checkpoint names its path; this one says nothing of the machine.
+        # A checkpoint contains its path, so this one must not reveal the machine.
         run_ranks(2, make_golden.write_with_our_planner, f"/tmp/golden/{version}")
         shutil.move(f"/tmp/golden/{version}", sys.argv[1])
     else:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes golden checkpoints by stock DCP: ``python tests/interop/make_stock_golden.py DIRECTORY KIND...``.
+"""Writes golden checkpoints with stock DCP: ``python tests/interop/make_stock_golden.py DIRECTORY KIND...``.
 
-The installed torch writes them, and they are named after it. bytecheckpoint is not needed, but for some kinds the
-package that has the writer is: fsspec, zstandard, safetensors, ai2-olmo-core.
+The installed torch writes them, and they are named after it. The script does not need bytecheckpoint. Some kinds need
+the package of their writer: fsspec, zstandard, safetensors, ai2-olmo-core.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 __all__ = ["KINDS", "write"]
 
-# How many ranks save it.
+# How many ranks save each kind.
 KINDS = {
     "dtypes": 1,
     "plain": 1,
@@ -42,7 +42,7 @@ KINDS = {
 
 
 def write(kind: str, name: str) -> None:
-    """Collective: saves a checkpoint of ``kind`` into the directory ``name``, which it also has for an id."""
+    """Saves a checkpoint of ``kind`` into the directory ``name``, which is also its id. Collective."""
     from support.equality import settled
 
     from interop.stock_states import Counter, as_saved, laid_out, state_of
@@ -55,7 +55,7 @@ def write(kind: str, name: str) -> None:
         state["stateful"] = Counter(7)
     state = as_saved(state, version)
     if kind == "safetensors":
-        state = settled(state)  # it refuses views
+        state = settled(state)  # safetensors refuses views
     options: dict[str, Any] = {}
     if kind == "no_collectives":
         options["use_collectives"] = False
@@ -76,7 +76,7 @@ def _dcp() -> Any:
     try:
         return import_module("torch.distributed.checkpoint")
     except ImportError:
-        return import_module("torch.distributed._shard.checkpoint")  # where it was until 2.0
+        return import_module("torch.distributed._shard.checkpoint")  # DCP was here until 2.0
 
 
 def _writer(dcp: Any, kind: str, name: str) -> Any:
@@ -108,9 +108,9 @@ if __name__ == "__main__":
 
     from interop.make_stock_golden import write as importable_write
 
-    # The id of a checkpoint is its path: relative, it says nothing of this machine.
+    # The id of a checkpoint is its path. A relative path does not reveal the machine.
     os.chdir(sys.argv[1])
-    # Which pickles paths in its own way.
+    # Python 3.13 pickles paths differently, so it is part of the name.
     python = "-py3.13" if sys.version_info[:2] == (3, 13) else ""
     for kind in sys.argv[2:]:
         name = f"{torch.__version__.partition('+')[0]}-{kind}{python}"

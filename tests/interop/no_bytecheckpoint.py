@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a checkpoint with stock DCP alone, in a process where bytecheckpoint cannot be imported.
 
-Run as a script: ``no_bytecheckpoint.py CHECKPOINT REFERENCE SCRATCH``; it fails by exit status.
+Run it as a script: ``no_bytecheckpoint.py CHECKPOINT REFERENCE SCRATCH``. On failure its exit status is not 0.
 """
 
 from __future__ import annotations

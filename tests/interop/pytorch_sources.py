@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own tests of DCP, of the release that is installed."""
+"""Fetches PyTorch's own tests of DCP for an installed release, and the packages that they need."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pathlib import Path
 FOLDER = "test/distributed/checkpoint"
 REPOSITORY = "https://github.com/pytorch/pytorch"
 _LIMIT_S = 600
-_PACKAGES = ("expecttest", "zstandard")  # called as their modules are
+_PACKAGES = ("expecttest", "zstandard")  # their modules have the same names
 
 
 class SourcesError(Exception):
-    """The tests, or what they import, cannot be had here."""
+    """The tests, or packages that they import, are not available here."""
 
 
 def fetch_tests(version: str, cache: Path, repository: str = REPOSITORY) -> Path:
-    """The folder of the tests of a release; fetched with git if it is not in ``cache`` yet.
+    """Returns the folder of the tests of a release, and fetches it with git if it is not in ``cache`` yet.
 
     Args:
-        version: Of torch, as ``2.15.0``; its tag is ``v2.15.0``.
+        version: Version of torch, such as ``2.15.0``; its tag is ``v2.15.0``.
 
     Raises:
-        SourcesError: git is not there, or the tag cannot be fetched.
+        SourcesError: git is missing, or cannot fetch the tag.
     """
     place = cache / version
     if not place.exists():
@@ -44,10 +44,10 @@ def fetch_tests(version: str, cache: Path, repository: str = REPOSITORY) -> Path
 
 
 def tests_of(source: Path) -> Path:
-    """The folder of the tests in a checkout of PyTorch.
+    """Returns the folder of the tests in a checkout of PyTorch.
 
     Raises:
-        SourcesError: It has none.
+        SourcesError: The checkout has no such folder.
     """
     tests = source / FOLDER
     if not tests.is_dir():
@@ -56,7 +56,7 @@ def tests_of(source: Path) -> Path:
 
 
 def fetch_packages(cache: Path) -> Path:
-    """A folder for ``PYTHONPATH`` with the packages that the tests need and that are not installed.
+    """Returns a folder for ``PYTHONPATH`` with the packages that the tests need and that are not installed.
 
     Raises:
         SourcesError: pip cannot install them.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs PyTorch's own tests of DCP with our classes: ``python tests/interop/pytorch_tests.py``.
 
-Each file of ``test/distributed/checkpoint`` of the torch that is installed runs in a process of its own, with stock
-classes and with ours (swapped.py says how). A test that passes with stock classes is run with ours and has to pass,
-unless ``pytorch_differences.toml`` lists it with the reason; a listed test that passes after all is a failure, too.
+The script runs each file of ``test/distributed/checkpoint`` of the installed torch in a process of its own, with stock
+classes and with ours (swapped.py says how). A test that passes with stock classes must also pass with ours, unless
+``pytorch_differences.toml`` lists it with the reason. A listed test that passes is a failure, too.
 
-Exit status: 0 if all is as listed, 1 if not, 77 if the tests cannot be had here.
+Exit status: 0 if all is as listed, 1 if not, 77 if the tests are not available here.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ TABLE = HERE / "pytorch_differences.toml"
 
 @dataclass
 class Listed:
-    """An entry of the table: tests of a file that do not pass with our classes, and why."""
+    """An entry of the table: tests of a file that do not pass with our classes, and the reason."""
 
     file: str
     tests: list[str]
     modes: list[str]
     reason: str
-    seen: set[str] = field(default_factory=set)  # what of it was found to differ
+    seen: set[str] = field(default_factory=set)  # tests of the entry that did not pass
     passed: set[str] = field(default_factory=set)
 
     def covers(self, file: str, mode: str, test: str) -> bool:
@@ -55,7 +55,7 @@ class Listed:
 
 @dataclass
 class Outcome:
-    """What became of a test: passed, failed, error, skipped, or killed at the time limit."""
+    """The outcome of a test: passed, failed, error, skipped, or killed at the time limit."""
 
     is_what: str
     why: str = ""
@@ -70,10 +70,10 @@ def read_table(path: Path) -> list[Listed]:
 def run_file(
     path: Path, mode: str, where: str, limit_s: float, packages: Path, wanted: Sequence[str] | None = None
 ) -> dict[str, Outcome]:
-    """Runs a file of tests in a process of its own, which ends with all that it started at the limit.
+    """Runs a file of tests in a process of its own, and kills that and all that it started at the limit.
 
     Args:
-        wanted: Of its tests, those to be run; None runs all.
+        wanted: The tests to run; None runs all.
     """
     with tempfile.TemporaryDirectory(prefix="pytorch-tests-") as temporary:
         folder = Path(temporary)
@@ -124,7 +124,7 @@ def _read(path: Path, ended: str) -> dict[str, Outcome]:
 def compare(
     file: str, mode: str, stock: Mapping[str, Outcome], ours: Mapping[str, Outcome], table: Sequence[Listed]
 ) -> tuple[int, list[str]]:
-    """How many differences are listed, and a line for each that is not; notes in the table what was seen."""
+    """Returns how many differences are listed, and a line for each that is not. Records in the table what was seen."""
     listed, unlisted = 0, []
     for test, outcome in stock.items():
         if outcome.is_what != "passed":
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(version: str, rows: list[list[str]], unlisted: list[str], table: Sequence[Listed]) -> int:
-    """Prints what was found and returns the exit status."""
+    """Prints the results and returns the exit status."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print(f"\nPyTorch's tests of DCP, torch {version}")
     for row in rows:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the golden checkpoints of stock DCP hold: by formula, so that one torch writes it and another computes it again.
+"""Computes the states in the golden checkpoints of stock DCP, so that one torch can write them and another check them.
 
-Runs under every torch from 1.13 on, and must give the same values under each.
+The module runs under every torch from 1.13 on, and must give the same values under each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 Version = tuple[int, int]
 
-# With the first torch whose DCP can save them; the dtypes themselves are older, some of them.
+# Dtypes, each with the first torch whose DCP can save it. Some of the dtypes themselves are older.
 DTYPES: dict[str, Version] = {
     "float64": (1, 13),
     "float32": (1, 13),
@@ -61,12 +61,12 @@ OBJECTS: dict[str, Any] = {
     "flags": [True, False],
 }
 
-# Keys of the model and of the optimizer's averages, with the dim over which they are sharded; None is replicated.
+# Keys of the model and of the optimizer's averages, with their shape and the dim that is sharded; None is replicated.
 SHARDED: dict[str, tuple[tuple[int, ...], int | None]] = {
     "layers.0.weight": ((4, 6), 0),
     "layers.0.bias": ((5,), 0),
     "layers.1.weight": ((3, 5), 1),
-    "layers.1.bias": ((1, 6), 0),  # fewer rows than ranks, which DCP takes since 2.3
+    "layers.1.bias": ((1, 6), 0),  # fewer rows than ranks, which DCP supports since 2.3
     "norm.weight": ((4,), None),
     "scale": ((), None),
 }
@@ -75,7 +75,7 @@ MESHED = {"replicated rows": (6, 5), "rows and columns": (5, 6), "columns and ro
 
 
 class Counter:
-    """A Stateful object, as DCP calls it."""
+    """A Stateful object in the sense of DCP."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -89,16 +89,16 @@ class Counter:
 
 
 class Tagged(torch.Tensor):
-    """A subclass of Tensor of somebody's own."""
+    """A subclass of Tensor that a user defines."""
 
 
 def state_of(kind: str, version: Version, rank: int = 0) -> dict[str, Any]:
-    """The state dict of a kind of checkpoint, with whole tensors.
+    """Returns the state dict of a kind of checkpoint, with whole tensors.
 
     Args:
         kind: A name of ``make_stock_golden.KINDS``.
-        version: Of the torch that writes it.
-        rank: Whose it is, where the ranks' differ.
+        version: Version of the torch that writes it.
+        rank: The rank whose state it is; matters only if the states of ranks differ.
     """
     if kind == "dtypes":
         return {"dtypes": {name: numbers(name, (2, 3), getattr(torch, name)) for name in dtypes_of(version)}}
@@ -131,7 +131,7 @@ def state_of(kind: str, version: Version, rank: int = 0) -> dict[str, Any]:
 
 
 def as_saved(state: dict[str, Any], version: Version) -> dict[str, Any]:
-    """``state`` as its writer gave it to DCP, which did not flatten before 2.0."""
+    """Returns ``state`` as its writer passed it to DCP, which did not flatten before 2.0."""
     if version >= (2, 0):
         return state
     flat: dict[str, Any] = {}
@@ -168,7 +168,7 @@ def _views() -> dict[str, torch.Tensor]:
         "sliced": whole[1:3, ::2],
         "expanded": numbers("expanded", (1, 3)).expand(4, 3),
         "channels_last": numbers("images", (2, 3, 2, 2)).contiguous(memory_format=torch.channels_last),
-        # As many elements as their storage, and yet not all of it: DCP saves these as they are.
+        # These have as many elements as their storage, but do not cover all of it. DCP saves them as they are.
         "second half twice": line.as_strided((2, 3), (0, 1), 3),
         "overlapping": line.as_strided((3, 2), (1, 1)),
         "conjugate": complexes.conj(),
@@ -179,7 +179,7 @@ def _views() -> dict[str, torch.Tensor]:
         "scalar": numbers("scalar", (), torch.float64),
         "empty": numbers("empty", (0, 7), torch.int16),
         "long " * 60: numbers("long", (1,)),
-        # Numbers of four and of more bytes, in a checkpoint that has few.
+        # Gives the metadata numbers of four bytes and of more, which a small checkpoint otherwise lacks.
         "empty and large": torch.empty(70_000, 0, 1 << 40),
     }
 
@@ -218,7 +218,7 @@ def _quantized() -> dict[str, torch.Tensor]:
 
 
 def laid_out(kind: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Collective: ``state`` with its tensors over the ranks of the default group, as many as there are."""
+    """Returns ``state`` with its tensors distributed over all ranks of the default group. Collective."""
     from torch.distributed._shard import sharded_tensor
     from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
@@ -259,7 +259,7 @@ def _distributed(value: torch.Tensor, dim: int | None) -> torch.Tensor:
 
 
 def _meshed(state: dict[str, Any]) -> dict[str, Any]:
-    """On a mesh of 2 x half the ranks; of one dim if they are odd."""
+    """Returns ``state`` on a mesh of 2 x half the ranks, or of one dim if the number of ranks is odd."""
     from torch.distributed._tensor import DeviceMesh, Replicate, Shard, distribute_tensor
 
     size = dist.get_world_size()

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one file of PyTorch's tests: ``python swapped.py MODE WHERE OUTCOMES FILE [TESTS]``.
 
-``MODE`` says whose classes the tests get, by the names that they import:
+``MODE`` says which classes the tests get under the names that they import:
 
 - ``stock``: PyTorch's.
 - ``classes``: ``BcpWriter`` for ``FileSystemWriter``, ``BcpReader`` for ``FileSystemReader``, ``BcpSavePlanner`` and
   ``BcpLoadPlanner`` for ``DefaultSavePlanner`` and ``DefaultLoadPlanner``, in every module of DCP. Classes that DCP
   derives from its own stay as they are.
-- ``register``: ``bytecheckpoint.register()`` was called.
+- ``register``: PyTorch's, after a call of ``bytecheckpoint.register()``.
 
-``WHERE`` is ``as-is``, or ``cpu`` to run tests on CPU ranks that would skip for want of GPUs. The outcome of each test
-is a line of JSON in the file ``OUTCOMES``. ``TESTS`` is a file with the names of those to be run, a line each; without
-it all run. Processes that a test starts import this file as their main module, and so get the same classes.
+``WHERE`` is ``as-is``, or ``cpu`` to run tests on CPU ranks that would otherwise skip because there are no GPUs. The
+script writes the outcome of each test as a line of JSON to the file ``OUTCOMES``. ``TESTS`` is a file with the names of
+the tests to run, one a line; without it all run. Processes that a test starts import this file as their main module,
+and so get the same classes.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def swap(mode: str) -> None:
     if mode == "stock":
         return
     for module in pkgutil.walk_packages(dcp.__path__, f"{dcp.__name__}."):
-        with suppress(ImportError):  # of packages that are not installed
-            importlib.import_module(module.name)  # so that its classes derive from DCP's own
+        with suppress(ImportError):  # some modules need packages that are not installed
+            importlib.import_module(module.name)  # imported before the swap, so its classes derive from DCP's own
     import bytecheckpoint
 
     if mode == "register":
@@ -62,9 +63,9 @@ def swap(mode: str) -> None:
 
 
 def run_on_cpu() -> None:
-    """Takes away what makes tests skip where there are no GPUs; groups are of gloo, and values stay where they are.
+    """Lets tests run that skip without GPUs. Process groups use gloo, and tensors stay on the CPU.
 
-    FSDP (not ``fully_shard``) refuses to choose the CPU itself, so it is told to.
+    FSDP (not ``fully_shard``) refuses to choose the CPU itself, so this function sets its device.
     """
     import torch
     import torch.distributed as dist
@@ -83,7 +84,7 @@ def run_on_cpu() -> None:
         def init_on_cpu(backend: Any = None, *args: Any, **kwargs: Any) -> None:
             parts = [
                 part for part in str(backend).split(",") if not part.startswith("cuda:")
-            ]  # of `cpu:gloo,cuda:nccl`
+            ]  # the backend may be `cpu:gloo,cuda:nccl`
             init(",".join(dict.fromkeys(parts)) if backend else None, *args, **kwargs)
 
         dist.init_process_group = init_on_cpu
@@ -95,7 +96,7 @@ def run_on_cpu() -> None:
 
 
 class Outcomes(unittest.TestResult):
-    """Writes what became of each test, as soon as it is known.
+    """Writes the outcome of each test as soon as it is known.
 
     A line without ``outcome`` says that a test began.
     """
@@ -144,7 +145,7 @@ def _why(error: tuple[type[BaseException], BaseException, TracebackType | None])
 
 
 class InOrder(unittest.TestLoader):
-    """Tests of a class in the order in which they stand there, as pytest runs them: some rely on it."""
+    """Loads the tests of a class in the order of its source, as pytest does, because some tests rely on it."""
 
     def getTestCaseNames(self, testCaseClass: type) -> list[str]:
         names = dict.fromkeys(name for of in reversed(testCaseClass.__mro__) for name in vars(of))
@@ -160,10 +161,10 @@ def run(path: Path, outcomes: Outcomes, wanted: frozenset[str] | None) -> None:
     except unittest.SkipTest as skip:
         outcomes.write("(import)", "skipped", str(skip))
         return
-    except ImportError as error:  # what this version of torch does not have
+    except ImportError as error:  # this version of torch lacks something
         outcomes.write("(import)", "error", f"{type(error).__name__}: {error}")
         return
-    # By class: the suite of each sets it up, and takes it down.
+    # One suite for each class, because the suite sets the class up and tears it down.
     suites = [unittest.TestSuite(_chosen(suite, wanted)) for suite in InOrder().loadTestsFromModule(module)]
     unittest.TestSuite(suites).run(outcomes)
 

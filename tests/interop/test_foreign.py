@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that stock DCP has just written: layouts, layouts over ranks, damage, and what must not be followed."""
+"""Tests checkpoints that stock DCP has just written: layouts, resharding, damage, and paths and code to refuse."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_metadata_is_equal(layouts: Path) -> None:
 
 
 def test_damaged_elements_are_seen(tmp_path: Path) -> None:
-    """torch.load does not compare them; the archive has a checksum all the same."""
+    """torch.load does not compare the archive's checksums, but the archive has them, and we do."""
     wanted = {"small": numbers(100), "large": numbers(3_000_000)}
     dcp.save(wanted, storage_writer=dcp.FileSystemWriter(tmp_path))
     (file,) = tmp_path.glob("*.distcp")
@@ -225,7 +225,7 @@ class Harmful:
 
 
 def test_nothing_of_a_pickle_is_run(tmp_path: Path) -> None:
-    """In the metadata, in an object, in a tensor's record."""
+    """The code is in the metadata, in an object, or in the record of a tensor."""
     path, mark = tmp_path / "ckpt", tmp_path / "it ran"
     dcp.save({"a": numbers(10), "step": 3}, storage_writer=dcp.FileSystemWriter(path))
     original = (path / ".metadata").read_bytes()
@@ -268,7 +268,7 @@ def test_records_that_are_no_archives_are_refused(tmp_path: Path) -> None:
 
 
 def test_compressed_archives_are_left_to_torch(tmp_path: Path) -> None:
-    """A zip with another method is no layout that we know; torch.load decides."""
+    """We do not know the layout of a zip with a compression method, so torch.load decides."""
     dcp.save({"a": numbers(10)}, storage_writer=dcp.FileSystemWriter(tmp_path))
     (file,) = tmp_path.glob("*.distcp")
     packed = tmp_path / "packed"
@@ -289,7 +289,7 @@ def test_compressed_archives_are_left_to_torch(tmp_path: Path) -> None:
 
 
 def verified(path: Path) -> VerifyReport:
-    """Of some bytes it is known that they have no checksum; all others are compared."""
+    """Returns the report of ``verify``, which must count each byte of a record as checked or as without a checksum."""
     report = verify(path)
     records = dcp.FileSystemReader(path).read_metadata().storage_data.values()
     assert report.num_records == len(records)
@@ -357,7 +357,7 @@ def test_saving_over_a_stock_checkpoint_and_back(tmp_path: Path) -> None:
 
 
 def test_rewritten_metadata(tmp_path: Path) -> None:
-    """Of our own checkpoint: refused, unless asked for; blocks are checked then, too."""
+    """A load refuses our checkpoint with rewritten metadata unless the config accepts it; it then checks blocks too."""
     wanted = {"a": numbers(1000), "b": torch.quantize_per_tensor(numbers(4), 0.5, 0, torch.qint8), "step": 3}
     dcp.save(wanted, storage_writer=BcpWriter(tmp_path))
     rewrite(tmp_path, lambda metadata: None)
@@ -381,7 +381,7 @@ def test_rewritten_metadata(tmp_path: Path) -> None:
 
 
 def replaced_meanwhile(path: str) -> None:
-    """One rank has read the metadata of the stock checkpoint, the other those of ours that replaced it."""
+    """Lets one rank read the metadata of a stock checkpoint, and the other those of ours that replaced it."""
     if dist.get_rank() == 0:
         dcp.save({"a": numbers(8)}, storage_writer=dcp.FileSystemWriter(path), no_dist=True)
 

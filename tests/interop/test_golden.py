@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of each version that were written once stay readable, and their bytes stay what they were."""
+"""Tests that golden checkpoints of each version stay readable, and that we still write the same bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from interop.make_golden import DTYPES, SHARDED_SHAPES, USER_METADATA, golden_st
 
 GOLDEN = Path(__file__).with_name("golden") / "v1"
 PARTIAL = GOLDEN.with_name("v2")
-# Each written by us under the version of torch that it is named after.
+# We wrote each under the version of torch that it is named after.
 OF_TORCH = sorted(GOLDEN.with_name("torch").iterdir())
 
 
@@ -43,7 +43,7 @@ def test_what_we_write_under_any_version_of_torch_loads_under_this_one(golden: P
 
 
 def test_each_version_of_torch_that_make_compat_tries_wrote_all() -> None:
-    """Ours, and, beside it, stock's own; the table of pairs in docs/compatibility.md has a row for each."""
+    """Each version wrote our checkpoint and stock's; docs/compatibility.md has a row for each in its table of pairs."""
     (found,) = re.findall(r"^VERSIONS := (.*)$", (Path(__file__).parents[1] / "compat.mk").read_text(), re.MULTILINE)
     versions = {version.partition("-")[0] for version in found.split()}
     assert {golden.name for golden in OF_TORCH} == versions
@@ -87,7 +87,7 @@ def test_its_two_parts_agree() -> None:
 
 @pytest.mark.parametrize("golden", [GOLDEN, PARTIAL])
 def test_the_encoder_writes_the_same_bytes(golden: Path) -> None:
-    """Decoded and encoded again. A difference is a new version of the format, or a mistake."""
+    """Decodes the metadata and encodes them again. A difference is a new version of the format, or a mistake."""
     assert _core.Checkpoint.open(str(golden), check_pickle=True).metadata_file() == (golden / ".metadata").read_bytes()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels between processes comes back as it was: DCP gathers exceptions, async_save sends writers to daemons."""
+"""Tests that what DCP pickles survives: it gathers exceptions from ranks, and async_save sends writers to a process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def realistic() -> list[errors.CheckpointError]:
-    """One of each class, as the code makes them."""
+    """Returns an error of each class, as the code makes them."""
     odd = ("OutOfStepError", "RankLostError", "SaveFailedError")
     kinds = [getattr(errors, name) for name in errors.__all__ if name not in odd]
     plain = [kind(f"save(/ckpt): {kind.__name__} happened", "/ckpt/7/.metadata") for kind in kinds]
@@ -104,7 +104,7 @@ def test_what_is_huge_is_cut_and_says_so() -> None:
 
 
 class Elsewhere(Exception):
-    """Comes back as something that is no exception."""
+    """An exception that unpickles as something else."""
 
     def __reduce__(self) -> str:
         return "realistic"
@@ -135,7 +135,7 @@ def test_writer_reader_and_reports(tmp_path: Path) -> None:
     )
     writer = pickle.loads(pickle.dumps(writer))
     dcp.save(state, storage_writer=writer, checkpoint_id=tmp_path / "1")
-    # With a save behind it, too; its state is not what travels.
+    # The writer can also be pickled after a save; the state of that save is not part of the pickle.
     again: BcpWriter = pickle.loads(pickle.dumps(writer))
     assert type(again) is BcpWriter
     assert again.last_report == writer.last_report
@@ -170,7 +170,7 @@ def test_metadata(tmp_path: Path) -> None:
 
 
 def test_the_metadata_is_the_callers_own(tmp_path: Path) -> None:
-    """Stock code changes the metadata it gets."""
+    """Stock code changes the metadata that it gets, so each call must return new ones."""
     dcp.save({"a": torch.arange(10), "n": 1}, storage_writer=BcpWriter(tmp_path))
     reader = BcpReader(tmp_path)
     metadata = reader.read_metadata()

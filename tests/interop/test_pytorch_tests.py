@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The script that runs PyTorch's own tests: what it fetches, and what it finds. PyTorch's tests themselves are long."""
+"""Tests the script that runs PyTorch's own tests: what it fetches and what it reports. The long form runs them all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from interop.pytorch_tests import NO_SOURCES, Listed, Outcome, compare, read_tab
 SCRIPT = Path(__file__).with_name("pytorch_tests.py")
 VERSION = torch.__version__.partition("+")[0]
 
-# What a test of PyTorch might look like, without what those import.
+# A file like those of PyTorch's tests, but without their imports.
 TESTS = """
 import os, tempfile, unittest
 import torch
@@ -62,7 +62,7 @@ class TestAll(unittest.TestCase):
     def test_skipped(self):
         pass
 """
-# What asks for GPUs, and for FSDP to find one.
+# A test that asks for GPUs, with FSDP, which looks for one.
 TESTS_OF_GPUS = """
 import unittest
 import torch
@@ -101,7 +101,7 @@ def git(*arguments: str, at: Path) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> str:
-    """With the layout of PyTorch's, and a tag for the installed version."""
+    """Returns the URL of a repository with the layout of PyTorch's, and a tag for the installed version."""
     root = tmp_path / "pytorch"
     (root / FOLDER / "sub").mkdir(parents=True)
     (root / "torch").mkdir()
@@ -170,7 +170,7 @@ def test_on_cpu_ranks_a_test_of_gpus_runs_with_fsdp(tmp_path: Path) -> None:
     tests, packages = tmp_path / "test_gpus.py", tmp_path / "packages"
     tests.write_text(TESTS_OF_GPUS)
     packages.mkdir()
-    (packages / "expecttest.py").write_text("from unittest import TestCase")  # the name that torch.testing derives from
+    (packages / "expecttest.py").write_text("from unittest import TestCase")  # torch.testing derives from this name
     outcomes = run_file(tests, "stock", "cpu", 120, packages)
     assert outcomes == {"TestGpus.test_fsdp": Outcome("passed"), "(process)": Outcome("passed")}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``register``: scripts that know nothing of it use bytecheckpoint, and get what they name; all of it can be undone."""
+"""Tests ``register``: unchanged scripts then use bytecheckpoint, explicit arguments still win, and it can be undone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bytecheckpoint.errors import UnsupportedError
 LIMIT_S = 60.0
 TESTS = Path(__file__).parent.parent
 STEPS = ("save", "save_in_a_thread", "save_in_a_process", "explicit_arguments", "stock_checkpoint", "url", "no_path")
-# Of these the registered script's files are ours; all else must be equal.
+# In these steps the registered script writes our files. Everything else must be equal.
 OURS = {"save", "save_in_a_thread", "save_in_a_process"}
 
 
@@ -113,7 +113,7 @@ def test_register_in_a_block_stays_and_unregister_leaves_the_block_alone() -> No
 
 
 def test_blocks_of_several_threads(tmp_path: Path) -> None:
-    """Who leaves first takes nothing from the others."""
+    """The thread that leaves its block first does not unregister for the others."""
     before = names()
     is_in, may_leave = threading.Event(), threading.Event()
 
@@ -183,7 +183,7 @@ def test_settings_are_those_of_planners_too() -> None:
 
 
 class Counter:
-    """Stateful."""
+    """A Stateful object."""
 
     def __init__(self, count: int) -> None:
         self.count = count

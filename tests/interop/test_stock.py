@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No lock-in: what is written here is an ordinary DCP checkpoint, byte for byte where DCP looks."""
+"""Tests that there is no lock-in: our files are an ordinary DCP checkpoint, byte for byte where DCP reads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plain_state() -> dict[str, Any]:
 
 
 def odd_keys() -> dict[str, Any]:
-    """Keys that DCP flattens; int keys of nested dicts among them, which it cannot load back to where they were."""
+    """Returns keys that DCP flattens. Among them are int keys of nested dicts, which DCP cannot load back in place."""
     return {
         "state": {0: {"step": full("s0", ()), "m": full("m0", (3,))}, 10: {"step": 5}, 2: full("s2", (2,))},
         "tuple": (full("t0", (2,)), 1, "two"),
@@ -96,13 +96,13 @@ def stock_part(path: Path) -> Any:
 
 
 def look_at(metadata: Metadata) -> None:
-    """Large fields are built when somebody looks; once all are, it is a plain Metadata."""
+    """Reads every field: large ones are built on first access, and once all are built it is a plain Metadata."""
     for field in dataclasses.fields(metadata):
         getattr(metadata, field.name)
 
 
 def assert_same_metadata(ours: Metadata, theirs: Metadata) -> None:
-    """Every field but what must differ: save id, file names, offsets and lengths."""
+    """Compares every field except those that must differ: save id, file names, offsets and lengths."""
     look_at(ours)
     without_strides(theirs)
     assert ours.storage_data is not None
@@ -134,7 +134,7 @@ def assert_same_metadata(ours: Metadata, theirs: Metadata) -> None:
 
 
 def typed(value: Any) -> Any:
-    """A value with the types of all its parts, in order: 1 == True and torch.Size([1]) == (1,) hide differences."""
+    """Returns a value with the types of all its parts: 1 == True and torch.Size([1]) == (1,) would hide differences."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return type(value), [(field.name, typed(getattr(value, field.name))) for field in dataclasses.fields(value)]
     if isinstance(value, dict):
@@ -145,11 +145,11 @@ def typed(value: Any) -> Any:
 
 
 def assert_published(returned: Metadata, path: Path) -> None:
-    """What ``dcp.save`` returned is what both readers read."""
+    """Fails unless both readers read what ``dcp.save`` returned."""
     for reader in (BcpReader(path), dcp.FileSystemReader(path)):
         read = reader.read_metadata()
         assert read.storage_meta is not None
-        read.storage_meta.load_id = None  # the stock reader's own, of this load
+        read.storage_meta.load_id = None  # each load has its own
         assert typed_metadata(read) == typed_metadata(without_strides(returned))
 
 
@@ -201,7 +201,7 @@ def test_metadata_of_many_ranks(tmp_path: Path, num_ranks: int, kind: str) -> No
 
 
 def assert_records_stand_alone(path: Path) -> None:
-    """Each tensor record, cut out of its file, is an archive of its own; offsets and lengths mean what DCP means."""
+    """Fails unless each tensor record, cut out of its file, is an archive; offsets and lengths mean what DCP means."""
     metadata = stock_part(path)
     for index, info in metadata.storage_data.items():
         with (path / info.relative_path).open("rb") as file:
@@ -226,7 +226,6 @@ def assert_records_stand_alone(path: Path) -> None:
 def test_records_stand_alone(tmp_path: Path) -> None:
     dcp.save(plain_state(), storage_writer=BcpWriter(tmp_path))
     assert_records_stand_alone(tmp_path)
-    # A record that its neighbours' bytes do not help: read at its place in the file, too.
     metadata = stock_part(tmp_path)
     tensor_offsets = [
         info.offset for index, info in metadata.storage_data.items() if index.fqn in ("z", "large", "parameter")

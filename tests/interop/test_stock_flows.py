@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people do with DCP beside ``save`` and ``load``, each by its name, over our classes: with checkpoints of ours
-and with stock ones.
+"""Tests the flows of DCP beside ``save`` and ``load`` with our classes, on our checkpoints and on stock ones.
+
+Most tests have the name of DCP's function or option.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from bytecheckpoint import BcpReader, BcpWriter
 
 BOTH_WRITERS = pytest.mark.parametrize("writer", [BcpWriter, dcp.FileSystemWriter])
 BOTH_READERS = pytest.mark.parametrize("reader", [BcpReader, dcp.FileSystemReader])
-# Not stock to stock, which is not ours to test.
+# Stock to stock is left out, because it does not test our code.
 PAIRS = pytest.mark.parametrize(
     ("writer", "reader"),
     [(BcpWriter, BcpReader), (BcpWriter, dcp.FileSystemReader), (dcp.FileSystemWriter, BcpReader)],
@@ -56,7 +57,7 @@ class Trained(NamedTuple):
 
     @property
     def file(self) -> Path:
-        """With whole tensors, by ``torch.save``."""
+        """Returns the file of ``torch.save`` with whole tensors."""
         return self.directory / "whole.pt"
 
     @property
@@ -91,7 +92,10 @@ def zeros_of(value: Any) -> Any:
 
 
 def in_order(value: Any) -> Any:
-    """What DCP builds from metadata has their order of keys; what it has gathered has lists for tuples."""
+    """Returns ``value`` with keys sorted and tuples as lists.
+
+    What DCP builds from metadata has the order of keys of the metadata, and what it has gathered has lists for tuples.
+    """
     if isinstance(value, dict):
         return {key: in_order(value[key]) for key in sorted(value)}
     return [in_order(item) for item in value] if isinstance(value, list | tuple) else value
@@ -106,7 +110,7 @@ def check_parts(got: Any, wanted: Any) -> None:
 
 @BOTH_WRITERS
 def test_dcp_to_torch_save(trained: Trained, writer: Any, tmp_path: Path) -> None:
-    """It names the stock reader; what it does goes by our reader as well, and comes to the same."""
+    """It uses the stock reader itself. The same steps with our reader give the same result."""
     path = trained.saved_by(writer)
     dcp_to_torch_save(path, tmp_path / "theirs.pt")
     check_parts(torch.load(tmp_path / "theirs.pt", weights_only=True), trained.whole)
@@ -126,7 +130,7 @@ def test_torch_save_to_dcp(trained: Trained, tmp_path: Path) -> None:
 
 
 def resume_whole(reader: Any, path: str, trained: Trained) -> None:
-    """Saved as whole tensors, loaded into sharded ones."""
+    """Loads a checkpoint of whole tensors into sharded ones."""
     training = Training(seed=2)
     state = training.state()
     dcp.load(state, storage_reader=reader(path))
@@ -152,9 +156,9 @@ def broadcast_and_save(trained: Trained, path: str) -> None:
 
 
 def test_broadcasting_torch_save_reader(trained: Trained, tmp_path: Path) -> None:
-    """And DynamicMetaLoadPlanner, without which it is of no use: a file of ``torch.save`` becomes our checkpoint.
+    """Turns a file of ``torch.save`` into our checkpoint. The reader needs DynamicMetaLoadPlanner.
 
-    Into whole tensors, which it broadcasts: of torch 2.13 it hangs on DTensors.
+    It broadcasts whole tensors; in torch 2.13 it hangs on DTensors.
     """
     torch.save({"model": trained.whole["model"]}, tmp_path / "ckpt.pt")
     run_ranks(2, broadcast_and_save, trained, str(tmp_path / "ckpt"))
@@ -207,13 +211,13 @@ def resume_parts(reader: Any, path: str, options: StateDictOptions, trained: Tra
 def test_model_and_optimizer_state_dicts(
     trained: Trained, tmp_path: Path, writer: Any, reader: Any, options: StateDictOptions
 ) -> None:
-    """``get_`` and ``set_model_state_dict``, ``get_`` and ``set_optimizer_state_dict``: two ranks save, four resume."""
+    """Two ranks save with ``get_model_state_dict`` and ``get_optimizer_state_dict``; four resume with ``set_...``."""
     run_ranks(2, save_parts, writer, str(tmp_path / "ckpt"), options)
     run_ranks(4, resume_parts, reader, str(tmp_path / "ckpt"), options, trained)
 
 
 def resume_from_the_first_rank(reader: Any, path: str, trained: Trained) -> None:
-    """One rank reads the whole model, the others get their parts of it from there."""
+    """One rank reads the whole model, and the others get their parts from it."""
     training = Training(seed=2)
     model: dict[str, Any] = {}
     if dist.get_rank() == 0:
@@ -230,7 +234,7 @@ def test_broadcast_from_rank0(trained: Trained, writer: Any, reader: Any) -> Non
 
 
 class AppState(Stateful):
-    """As in the DCP tutorial: the whole application is one entry of the state dict."""
+    """The whole application as one entry of the state dict, as in the DCP tutorial."""
 
     def __init__(self, training: Training, step: int) -> None:
         self.training = training
@@ -273,14 +277,14 @@ def test_stateful_app_state(trained: Trained, tmp_path: Path, writer: Any, reade
 
 
 def partly(flatten: bool, *, partial: bool = True) -> dcp.DefaultLoadPlanner:
-    # With flatten_sharded_tensors, DCP would put objects into a dict of its own.
+    # With flatten_sharded_tensors DCP puts objects into a dict of its own.
     return dcp.DefaultLoadPlanner(flatten, flatten, allow_partial_load=partial)
 
 
 @PAIRS
 @pytest.mark.parametrize("flatten", [True, False])
 def test_default_load_planner_partial(tmp_path: Path, writer: Any, reader: Any, flatten: bool) -> None:
-    """``allow_partial_load``: keys that the checkpoint lacks keep their values; without it they are an error."""
+    """With ``allow_partial_load`` keys that the checkpoint lacks keep their values; without it they are an error."""
     saved = {"weight": torch.arange(6.0).reshape(2, 3), "dropped": torch.ones(2), "step": 7, "nested": {"lr": 0.5}}
     dcp.save(saved, storage_writer=writer(tmp_path), planner=dcp.DefaultSavePlanner(flatten_state_dict=flatten))
     got: dict[str, Any] = {"weight": torch.zeros(2, 3), "new": torch.full((2,), 9.0), "step": 0, "name": "kept"}
@@ -302,7 +306,7 @@ def test_partial_load_of_a_training(trained: Trained, reader: Any) -> None:
 
 
 def add_a_layer(reader: Any, trained: Trained) -> None:
-    """A model that has grown since loads what there is."""
+    """Loads into a model that has grown since the save; the new layer keeps its values."""
     model = Training(seed=2).state()["model"]
     added = torch.full((3,), 5.0)
     state = {"model": {**model, "added": added}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that stock DCP wrote under many versions of torch load, and say of themselves what stock says of them."""
+"""Tests that checkpoints of stock DCP from many versions of torch load, and that we read the same metadata as stock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RANKED = [name for name in NAMES if kind_of(name) in ("sharded", "mesh")]
 PLAIN = [name for name in NAMES if kind_of(name) == "plain"]
 UNCOORDINATED = [name for name in NAMES if kind_of(name) == "no_collectives"]
 
-# All that the pickles of these metadata are made of.
+# All opcodes and globals in the pickles of these metadata.
 OPCODES = (
     "APPEND APPENDS BINGET BININT BININT1 BININT2 BINUNICODE BUILD EMPTY_DICT EMPTY_LIST EMPTY_TUPLE FRAME LONG1 "
     "LONG_BINGET MARK MEMOIZE NEWFALSE NEWOBJ NEWTRUE NONE PROTO REDUCE SETITEM SETITEMS SHORT_BINUNICODE STACK_GLOBAL "
@@ -74,7 +74,7 @@ GLOBALS = {
 
 
 def why_stock_cannot(name: str) -> str | None:
-    """Why the stock reader of this torch does not load what stock wrote; None if it does."""
+    """Returns why the stock reader of this torch cannot load what stock wrote; None if it can."""
     major, minor = torch.__version__.split(".")[:2]
     if kind_of(name) == "olmo":
         return "its metadata name a class of olmo_core, which is not installed"
@@ -90,7 +90,7 @@ def why_stock_cannot(name: str) -> str | None:
 
 
 def by_both_readers(names: list[str]) -> list[Any]:
-    """Each name with BcpReader, and with the stock reader, which must fail where it is said to."""
+    """Returns test parameters: each name with BcpReader and with the stock reader, marked where that must fail."""
     cases = []
     for name in names:
         reason = why_stock_cannot(name)
@@ -111,9 +111,10 @@ def wanted_of(name: str, rank: int = 0) -> Any:
 
 
 def as_kept_by_113(tensor: torch.Tensor) -> torch.Tensor:
-    """torch.save of 1.13 wrote the memory of a view and not that it was to be conjugated or negated.
+    """Returns what is left of a tensor that was saved by torch 1.13.
 
-    DCP had it cloned, and so negated, if it was part of something larger.
+    Its torch.save wrote the memory of a view, but not that the view is conjugated or negated. If the view was part of a
+    larger tensor, DCP cloned it first, which applied the negation.
     """
     tensor = tensor.conj() if tensor.is_conj() else tensor
     is_whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
@@ -121,7 +122,7 @@ def as_kept_by_113(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def load(state: dict[str, Any], name: str, reader: Any) -> None:
-    # With flatten_sharded_tensors, DCP would put objects into a dict of its own.
+    # With flatten_sharded_tensors DCP puts objects into a dict of its own.
     flatten = kind_of(name) != "unflattened" and version_of(name) >= (2, 0)
     planner = dcp.DefaultLoadPlanner(flatten_state_dict=flatten, flatten_sharded_tensors=flatten)
     dcp.load(state, storage_reader=reader(GOLDEN / name), planner=planner)
@@ -136,7 +137,7 @@ def test_it_loads(name: str, reader: Any) -> None:
 
 
 def turned(value: torch.Tensor) -> torch.Tensor:
-    """Zeros of the same shape, whose last stride is the largest."""
+    """Returns zeros of the same shape, whose last stride is the largest."""
     return torch.zeros(value.shape[::-1], dtype=value.dtype).permute(list(reversed(range(value.ndim))))
 
 
@@ -150,7 +151,7 @@ def test_it_loads_into_views(name: str, reader: Any) -> None:
 
 @pytest.mark.parametrize(("name", "reader"), by_both_readers([name for name in PLAIN if version_of(name) >= (2, 0)]))
 def test_single_keys_load(name: str, reader: Any) -> None:
-    """Before 2.0 there is no ``planner_data``, without which DCP itself cannot tell keys from prefixes."""
+    """Checkpoints from before 2.0 have no ``planner_data``, without which DCP itself cannot tell keys from prefixes."""
     wanted = wanted_of(name)
     for key, value in wanted.items():
         assert_equal(_load_state_dict_from_keys({key}, storage_reader=reader(GOLDEN / name)), {key: value})
@@ -159,7 +160,7 @@ def test_single_keys_load(name: str, reader: Any) -> None:
 
 
 def in_parts(value: Any) -> Any:
-    """The memory of this rank behind each tensor."""
+    """Returns ``value`` with this rank's local tensors in place of each distributed tensor."""
     if isinstance(value, dict):
         return {key: in_parts(item) for key, item in value.items()}
     return settled(local_tensors(value)) if isinstance(value, DTensor | ShardedTensor) else value
@@ -186,14 +187,14 @@ def test_uncoordinated_ranks_load_their_own(name: str, reader: Any) -> None:
 @pytest.mark.parametrize(("name", "reader"), by_both_readers(UNCOORDINATED))
 def test_one_process_loads_of_uncoordinated_ranks_the_first(name: str, reader: Any) -> None:
     wanted = wanted_of(name)
-    del wanted["rows"]  # of which this rank wrote a part
+    del wanted["rows"]  # the first rank wrote only a part of it
     got = blank(wanted)
     load(got, name, reader)
     assert_equal(got, wanted)
 
 
 def described(value: Any) -> Any:
-    """All fields of metadata, with the names of types: those of older torch are classes of other modules."""
+    """Returns all fields of metadata, with the names of types, because older torch has the classes in other modules."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {}
         for field in dataclasses.fields(value):
@@ -209,7 +210,7 @@ def described(value: Any) -> Any:
 
 
 def has_metadata_to_compare(name: str) -> bool:
-    """Metadata of before 2.0 can be read, if not used; compressed ones we refuse."""
+    """Whether both read the metadata. Stock can read, but not use, those from before 2.0; we refuse compressed ones."""
     return (why_stock_cannot(name) is None or version_of(name) < (2, 0)) and kind_of(name) != "compressed"
 
 
@@ -225,22 +226,22 @@ def test_metadata_are_what_stock_reads(name: str) -> None:
         assert ours.version == theirs.version
         assert ours.storage_meta is not None
         assert theirs.storage_meta is not None
-        ours.storage_meta.load_id = theirs.storage_meta.load_id = None  # of each load its own
+        ours.storage_meta.load_id = theirs.storage_meta.load_id = None  # each load has its own
         assert described(ours.storage_meta) == described(theirs.storage_meta)
         assert places(ours.storage_data) == places(theirs.storage_data)
 
 
 def places(storage_data: Any) -> dict[Any, Any]:
-    """By all fields of the index, one of which it does not compare; in no order."""
+    """Returns the storage data by all fields of the index, because its ``==`` leaves one out. The order is lost."""
     return {(index.fqn, index.offset, index.index): described(info) for index, info in storage_data.items()}
 
 
 @pytest.mark.parametrize(
     ("kind", "named"),
     [
-        # Stock could, given the package; we say which transform we lack.
+        # Stock can load these if the package is installed. Our error names the transform that we lack.
         ("compressed", r"stream\.zstd"),
-        # Stock can write these files and has no reader for them.
+        # Stock can write these files, but has no reader for them.
         ("safetensors", "safetensors"),
     ],
 )
@@ -269,7 +270,7 @@ def test_every_element_is_there_and_is_what_was_written(name: str) -> None:
 def test_a_subclass_of_tensor_loads_if_its_class_is_trusted(
     version: str, reader: Any, error: type[BaseException]
 ) -> None:
-    """As under torch's ``weights_only``, which is how stock reads tensors since 2.4; the keys beside it load."""
+    """The rule is that of torch's ``weights_only``, with which stock reads tensors since 2.4. The other keys load."""
     name = f"{version}-subclass"
     wanted = {"tagged": wanted_of(name)["tagged"].as_subclass(torch.Tensor), "plain": wanted_of(name)["plain"]}
     errors = failures(lambda: load(blank(wanted), name, reader))
@@ -288,7 +289,7 @@ def test_a_subclass_of_tensor_loads_if_its_class_is_trusted(
     ("reader", "error"), [(BcpReader, UnsafeObjectError), (dcp.FileSystemReader, pickle.UnpicklingError)]
 )
 def test_a_tensor_that_wraps_tensors_loads_if_its_class_is_trusted(reader: Any, error: type[BaseException]) -> None:
-    """Into one of its own class, and then all that it wraps."""
+    """It loads into a tensor of its own class, with all that it wraps."""
     name = "2.13.0-wrapper"
     wanted = state_of("wrapper", (2, 13))
     got = {"wrapped": TwoTensor(torch.zeros(2, 3), torch.zeros(2, 3)), "plain": torch.zeros(2)}
@@ -302,7 +303,7 @@ def test_a_tensor_that_wraps_tensors_loads_if_its_class_is_trusted(reader: Any, 
 
 
 class _Anything:
-    """Stands for whatever a pickle names, so that it can be read without that."""
+    """Replaces every class that a pickle names, so that the pickle can be read without it."""
 
     def __init__(self, *args: object) -> None:
         pass
@@ -322,7 +323,7 @@ class _Names(pickle.Unpickler):
 
 
 def test_what_the_metadata_are_made_of() -> None:
-    """These pickles between them have every opcode and every global that our reader of pickles must know."""
+    """Together these pickles have every opcode and every global that our reader of pickles must know."""
     opcodes: set[str] = set()
     found: set[tuple[str, str]] = set()
     for path in GOLDEN.glob("*/*.metadata"):

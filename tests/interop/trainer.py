@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's script, which knows nothing of bytecheckpoint: run with ``register`` before it, and without.
+"""A user's script that does not use bytecheckpoint itself. Tests run it with and without a call of ``register`` first.
 
     python -m interop.trainer ROOT {stock|registered} STEP...
 
-Prints one JSON object: what each step found.
+Prints one JSON object with the result of each step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def loaded(**arguments: Any) -> dict[str, Any]:
 
 
 def is_ours(path: Path) -> bool:
-    """Were the files written by bytecheckpoint? Told by what stands in them, not by who was asked."""
+    """Whether bytecheckpoint wrote the files, judged by their content."""
     return (path / ".metadata").read_bytes()[-8:-1] == b"BCPMETA"
 
 
@@ -66,7 +66,7 @@ def save_in_a_process() -> Any:
 def explicit_arguments() -> Any:
     planner = dcp.DefaultSavePlanner()
     dcp.save(state(5), storage_writer=dcp.FileSystemWriter(ROOT / "explicit"), planner=planner)
-    mine = hasattr(planner, "plan")  # it was used
+    mine = hasattr(planner, "plan")  # only a planner that was used has a plan
     return is_ours(ROOT / "explicit"), mine, loaded(storage_reader=dcp.FileSystemReader(ROOT / "explicit"))
 
 
