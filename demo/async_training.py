@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a transformer four times, and shows what its checkpoints cost each step.
 
-Each run has the same model, data and seed, in one process: without checkpoints, with stock ``dcp.save``, with stock ``dcp.async_save``, and with ``bytecheckpoint.async_save_state_dict``. A chart in the terminal shows the time of every step (``--png`` also draws it to a file), and a table shows the stall of a checkpoint: how much longer its step takes than the median step without one, including the wait for the previous save. At the end, stock ``dcp.load`` loads the last checkpoint of each run, and the demo compares everything in it exactly with the state at that step.
+Each run has the same model, data and seed, in one process: without checkpoints, with stock ``dcp.save``, with stock
+``dcp.async_save``, and with ``bytecheckpoint.async_save_state_dict``. A chart in the terminal shows the time of every
+step (``--png`` also draws it to a file), and a table shows the stall of a checkpoint: how much longer its step takes
+than the median step without one, including the wait for the previous save. At the end, stock ``dcp.load`` loads the
+last checkpoint of each run, and the demo compares everything in it exactly with the state at that step.
 
 The exit status is 0 if and only if all of them are equal.
 """

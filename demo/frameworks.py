@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves a transformer under one framework, and continues under another or on other numbers of ranks.
 
-Each demo trains a few steps, saves with ``bytecheckpoint.save``, and starts new processes that load with ``bytecheckpoint.load``. Every tensor and option must then equal, bit for bit, what torch gathered at the save. The new processes train on, and the demo prints their losses beside those of the job that was not interrupted.
+Each demo trains a few steps, saves with ``bytecheckpoint.save``, and starts new processes that load with
+``bytecheckpoint.load``. Every tensor and option must then equal, bit for bit, what torch gathered at the save. The new
+processes train on, and the demo prints their losses beside those of the job that was not interrupted.
 
     python demo/frameworks.py            # all of them, on CPU, in about a minute
     python demo/frameworks.py fsdp1 tp

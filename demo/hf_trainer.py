@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers.Trainer with our checkpoints, on two CPU ranks.
 
-A callback saves model, optimizer, schedule and random number state in the background. Trainer itself writes the weights for ``from_pretrained`` and its own counters (``save_only_model=True``). A second Trainer resumes in the middle, and at the end both have the same weights and optimizer, bit for bit. Needs ``pip install transformers accelerate``.
+A callback saves model, optimizer, schedule and random number state in the background. Trainer itself writes the weights
+for ``from_pretrained`` and its own counters (``save_only_model=True``). A second Trainer resumes in the middle, and at
+the end both have the same weights and optimizer, bit for bit. Needs ``pip install transformers accelerate``.
 """
 
 from __future__ import annotations

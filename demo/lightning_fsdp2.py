@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch Lightning's ModelParallelStrategy with our checkpoints, on two CPU ranks.
 
-Lightning saves and loads sharded models with ``dcp.save(state, checkpoint_id=...)`` and ``dcp.load``, so one call of ``bytecheckpoint.register()`` is enough. A second Trainer resumes after the first epoch, and at the end both have the same weights and optimizer, bit for bit. Needs ``pip install lightning``.
+Lightning saves and loads sharded models with ``dcp.save(state, checkpoint_id=...)`` and ``dcp.load``, so one call of
+``bytecheckpoint.register()`` is enough. A second Trainer resumes after the first epoch, and at the end both have the
+same weights and optimizer, bit for bit. Needs ``pip install lightning``.
 """
 
 from __future__ import annotations

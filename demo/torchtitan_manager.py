@@ -4,8 +4,8 @@
 1. Ranks train a transformer with FSDP2 and torchtitan's optimizers, schedulers and data loader. The manager comes from
    torchtitan's configuration after ``--override.imports bytecheckpoint.torchtitan.use``. It saves in the background.
 2. Both managers save and load the same state in turn, and the demo times them.
-3. A job with fewer ranks resumes through the manager on bytecheckpoint, which reshards. Its state must exactly equal the
-   saved one. torchtitan's own manager loads the same checkpoint, and must get the same state.
+3. A job with fewer ranks resumes through the manager on bytecheckpoint, which reshards. Its state must exactly equal
+   the saved one. torchtitan's own manager loads the same checkpoint, and must get the same state.
 
 The exit status is 0 if and only if all comparisons hold.
 """
