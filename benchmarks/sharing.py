@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times loads by several ranks of one machine: each reads for itself, or one reads each byte and sends it to the others.
+"""Times loads by several ranks of one machine: each reads for itself, or one reads each byte and sends it to all.
 
 All ranks load one checkpoint at once, over gloo: everything on every rank (ddp), two replicas of shards (hsdp), or only
 shards (fsdp, where nothing can be shared). Modes take turns, in another order each round. A load takes as long as its

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the cost of asynchronous saves for training beside them: bytecheckpoint's and DCP's, in turn, in one process.
+"""Measures what asynchronous saves cost training beside them: bytecheckpoint's and DCP's, in turn, in one process.
 
 Each contender saves a state of host tensors four times a round, each time to a fresh path:
 
