@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What takes the most memory for its bytes, by hand: under AddressSanitizer the properties of tests/fuzz measure it.
+// Inputs that take the most memory for their bytes, written by hand. Under AddressSanitizer the properties of
+// tests/fuzz measure the memory.
 #include "tests/fuzz/peak_memory.h"
 
 #include <string>
@@ -22,7 +23,7 @@ namespace {
 using namespace std::string_literals;  // NOLINT: many parts hold zeros
 using namespace test::pickled;         // NOLINT
 
-// Where nothing is measured, small ones do.
+// Builds that measure nothing use small inputs.
 #ifdef __SANITIZE_ADDRESS__  // gcc's macro
 constexpr size_t kCounts[] = {1, 10, 1000, 5000, 300000};
 #else
