@@ -325,7 +325,7 @@ TEST_CASE("commit: files are looked at before the commit") {
   std::string damaged = good;
   damaged[good.size() - 10] ^= 1;
   EXPECT_CODE(kCorrupt, checked(damaged));
-  // A trailer that is valid and has the same ids, but is not the one that was handed in.
+  // A trailer that is valid and has the same ids, but is not the one in the manifest.
   const size_t tail = good.size() - format::kDataTrailerBytes;
   format::DataTrailer trailer =
       test::value_of(format::decode_data_trailer(good.substr(tail), static_cast<int64_t>(good.size())));

@@ -56,7 +56,7 @@ def one_rank_fails(folder: str) -> list[str]:
             bytecheckpoint.save(folder, parts, "ddp", fast_saving=is_fast).committed.result()
         except bytecheckpoint.errors.CheckpointError as error:
             found.append(str(error))
-        # # What the failed save left behind does not block the next one.
+        # What the failed save left behind does not block the next one.
         parts = {"model": model, "optimizer": optimizer_of(model)}
         bytecheckpoint.save(folder, parts, "ddp", fast_saving=is_fast).committed.result()
     bytecheckpoint.shutdown()

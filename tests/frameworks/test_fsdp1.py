@@ -167,7 +167,7 @@ def test_the_same_with_and_without_taking_apart(tmp_path: Path) -> None:
     assert [text for of_rank in run_ranks(2, both_ways, str(tmp_path), limit_s=200) for text in of_rank] == []
 
 
-# What cannot be taken apart
+# Models that cannot be decomposed
 
 
 class Doubled(nn.Linear):

@@ -118,7 +118,7 @@ def test_a_parameter_twice_in_one_group(tmp_path: Path) -> None:
     assert_same(other["optimizer"].state_dict(), state["optimizer"].state_dict())
 
 
-# State dicts of their own.
+# Optimizers with their own state dict.
 
 
 class Averaging(torch.optim.SGD):

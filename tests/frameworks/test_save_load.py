@@ -37,7 +37,7 @@ LIMIT_S = 60.0
 pytestmark = pytest.mark.usefixtures("all_is_saved")
 
 
-# What is saved, and where.
+# Contents and paths of a save.
 
 
 def test_a_run_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:

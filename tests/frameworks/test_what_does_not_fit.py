@@ -29,7 +29,7 @@ LIMIT_S = 60.0
 pytestmark = pytest.mark.usefixtures("all_is_saved")
 
 
-# What does not fit.
+# Keys, shapes and dtypes that do not fit.
 
 
 def with_head(model: nn.Module) -> nn.Module:
