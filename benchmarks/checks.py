@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What checksums cost: saves with them and without, loads that verify and that do not, interleaved in one run.
+"""Measures the cost of checksums: saves with and without them, loads with and without verification, interleaved.
 
-A load without is Config(verify=False). A save always takes checksums, so saving without needs another build of the
-package (--without DIR) whose crc32 returns 0; it is shown to be that by the ordinary build, which must refuse what it
-wrote. Each build runs in a child process that lives through all rounds. Wall-clock seconds are what a user waits;
-processor seconds are what checksums take from whatever else runs, and move less.
+A load without verification uses Config(verify=False). A save always computes checksums, so a save without them needs
+another build of the package (--without DIR), whose crc32 returns 0. To prove that it is such a build, the ordinary
+build must refuse what it wrote. Each build runs in a child process that lives through all rounds. Wall-clock seconds
+are what a user waits. Processor seconds are what checksums take from other work, and vary less.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Figures = dict[str, dict[str, list[float]]]
 
 @dataclass(frozen=True)
 class Call:
-    """One of the calls that are compared."""
+    """One of the compared calls."""
 
     name: str
     process: BuildProcess
@@ -42,7 +42,7 @@ class Call:
 
 
 def measure(calls: list[Call], stopwatch: Stopwatch, repetitions: int) -> Figures:
-    """Seconds by call and clock, one figure a round."""
+    """Returns seconds by call and clock, one figure for each round."""
     figures: Figures = {call.name: {clock: [] for clock in CLOCKS} for call in calls}
     saves = [call for call in calls if call.action == "save"]
     loads = [call for call in calls if call.action == "load"]
@@ -60,7 +60,7 @@ def measure(calls: list[Call], stopwatch: Stopwatch, repetitions: int) -> Figure
             sys.exit("--without: this build takes checksums")
         for path in {call.path for call in saves}:
             shutil.rmtree(path)
-        saves.reverse()  # nobody shall always have the disk as the same one left it
+        saves.reverse()  # no contender should always get the disk in the state in which the same other one left it
         loads.reverse()
     return figures
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Save and load of one state by every contender, interleaved in one run.
+"""Saves and loads one state by every contender, interleaved in one run.
 
 Every save is durable: files, directory and its entry are synced. Every load goes into existing, zeroed tensors with the
 files' page cache dropped, and is compared byte by byte with what was saved. Each timed call begins on an idle machine
-with warm memory. "disk" is the ceiling: O_DIRECT requests of 8 MiB, with one and with two threads, of which the faster
-counts in each round. Prints medians; absolute figures move with the machine, ratios within a run less.
+with warm memory. "disk" is the ceiling: O_DIRECT requests of 8 MiB, with one and with two threads, and the faster one
+counts in each round. Prints medians. Absolute figures vary with the machine, ratios within a run vary less.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-# What a save or a load of `huge` takes beside the state fits a machine of 24 GB for these only; --only adds DCP.
+# Only for these does the memory of a `huge` save or load, besides the state, fit a machine of 24 GB. --only adds DCP.
 HUGE_CONTENDERS = (OURS, DISK)
 
 
 def one_round(state: State, contender: Contender, path: Path, stopwatch: Stopwatch) -> tuple[float, float]:
-    """Seconds of one save and of one load, which is compared."""
+    """Returns the seconds of one save and of one load, whose result is compared."""
     save_s = stopwatch.time(lambda: contender.save(state, path))
     drop_page_cache(path)
     if contender.holds_state:
@@ -46,17 +46,17 @@ def one_round(state: State, contender: Contender, path: Path, stopwatch: Stopwat
 def run(
     comparison: Comparison, state: State, contenders: dict[str, Contender], root: Path, arguments: argparse.Namespace
 ) -> None:
-    """Fills ``comparison``; writes it down after every round, so that a long run can be ended early."""
+    """Fills ``comparison``. Writes it after every round, so that a long run can be stopped early."""
     console = Console(stderr=True)
     path = root / "checkpoint"
     with (
         Stopwatch(arguments.warm_gib, arguments.idle_limit_s) as stopwatch,
-        # Drawn between the calls alone: a thread that refreshes would take its share of what is timed.
+        # Drawn only between the calls: a thread that refreshes would take time from the measured calls.
         Progress(console=console, disable=not console.is_terminal, auto_refresh=False) as progress,
     ):
         task = progress.add_task("", total=(arguments.repetitions + 1) * len(contenders))
         for repetition in range(arguments.repetitions + 1):
-            # Nobody shall always have the disk as the same one left it.
+            # No contender should always get the disk in the state in which the same other one left it.
             for name in random.Random(repetition).sample(list(contenders), len(contenders)):
                 progress.update(task, description=f"round {repetition}: {contenders[name].label}", refresh=True)
                 figures = one_round(state, contenders[name], path, stopwatch)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk's own ceiling: sequential O_DIRECT writes and reads of one file, in requests of 8 MiB.
+"""Measures the disk's own ceiling: sequential O_DIRECT writes and reads of one file, in requests of 8 MiB.
 
-Buffers lie on pages of 2 MiB, which let a request reach the device in few pieces; on pages of 4 KiB for reference. The
-file is preallocated within the timed write, and synced at its end, as an engine does. Nothing is copied, and no
+Buffers lie on pages of 2 MiB, with which a request reaches the device in few pieces, and on pages of 4 KiB for
+reference. The timed write preallocates the file and syncs it at the end, as an engine does. Nothing is copied, and no
 checksum is computed.
 """
 
@@ -24,7 +24,10 @@ from rich.table import Table
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Seconds of each configuration by round, configurations interleaved; the first round is not counted."""
+    """Returns seconds of each configuration by round.
+
+    Configurations are interleaved, the first round does not count.
+    """
     disks = {
         f"{pages}, {threads} thread{'s' * (threads > 1)}": Disk(threads, pages == "2 MiB pages")
         for pages in ("2 MiB pages", "4 KiB pages")

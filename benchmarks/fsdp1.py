@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Saves and loads FSDP1's flat parameters: FSDP's own sharded state dict, boxes taken apart, blocks merged.
+"""Saves and loads FSDP1's flat parameters: FSDP's own sharded state dict, decomposed boxes, merged blocks.
 
-A model with AdamW states on several gloo ranks of one machine. FSDP's own state dict gathers each flat parameter before
-it is written or filled; the others do not. Contenders take turns, in another order each round; a call begins for all
-ranks at once and ends with the last. Models: `transformer`, matrices of many rows; `conv`, kernels of four dims, of
-which a cut makes up to seven boxes; `embedding`, one matrix that is cut over all ranks. Every load is compared.
+A model with AdamW states runs on several gloo ranks of one machine. FSDP's own state dict gathers each flat parameter
+before it is written or filled; the other contenders do not. Contenders take turns, in another order each round. A call
+begins for all ranks at once and ends with the last. Models: `transformer`, matrices of many rows; `conv`, kernels of
+four dims, which a cut splits into up to seven boxes; `embedding`, one matrix that is cut over all ranks. Every load is
+compared.
 
     python benchmarks/fsdp1.py transformer
     python benchmarks/fsdp1.py conv --ranks 8 --gigabytes 0.3
@@ -45,12 +46,12 @@ import bytecheckpoint
 from bytecheckpoint import _core
 
 BASELINE = "FSDP's state dict, DCP"
-_BYTES_AN_ELEMENT = 12  # the parameter, and what AdamW keeps
+_BYTES_AN_ELEMENT = 12  # the parameter and AdamW's two states
 _LAYERS = 8
 
 
 class Layer(nn.Module):
-    """What FSDP wraps. Sizes are odd, as a cut meets them."""
+    """The module that FSDP wraps. Its sizes are odd, so shards are cut within rows."""
 
     def __init__(self, kind: str, elements: int) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Layers of ``elements`` together."""
+    """A model of layers with ``elements`` elements together."""
 
     def __init__(self, kind: str, elements: int) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class Model(nn.Module):
 
 
 def make_state(kind: str, elements: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A wrapped model, and an optimizer with states; of known content."""
+    """Returns a wrapped model and an optimizer with states, all with known content."""
     torch.manual_seed(0)
     model = FullyShardedDataParallel(
         Model(kind, elements),
@@ -145,7 +146,10 @@ def tensors_of(state: State) -> list[torch.Tensor]:
 
 
 def one_round(name: str, state: State, path: Path, stopwatch: Stopwatch | None) -> dict[str, float]:
-    """Seconds until the save has returned and is committed, and of the load; by the clock of the last rank."""
+    """Returns the seconds until the save returns, until it is committed, and of the load.
+
+    The last rank's end counts.
+    """
     save, load = CONTENDERS[name]
     figures = {}
     with stopwatch.conditions() if stopwatch is not None else nullcontext():

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long training stands still while its state leaves the GPU: BcpStager against DCP's DefaultStager, in turn.
+"""Measures how long training stalls while its state leaves the GPU: BcpStager against DCP's DefaultStager, in turn.
 
 Two states, seeded random bytes on one CUDA device:
 
-  mixed  --gigabytes in --tensors bf16, float32 and strided tensors: a quarter of them 1 KiB, the rest what is left
-  small  --small-gigabytes in --small-tensors float32 tensors of one size, as of norms and biases
+  mixed  --gigabytes in --tensors bf16, float32 and strided tensors: a quarter of them 1 KiB, the others share the rest
+  small  --small-gigabytes in --small-tensors float32 tensors of one size, like norms and biases
 
-and how each is staged, from the call until its tensors may change:
+and the contenders, timed from the call until the tensors may change:
 
-  ceiling       one cudaMemcpy of as many contiguous bytes to pinned memory: what the link can do
-  ours          BcpStager(overlap=False): the call, checksums of the staged bytes included
-  ours, future  BcpStager(overlap=True): the call and the wait for staging_completion; checksums come behind it
-  ours, call    of that the call alone: what training cannot overlap with anything
+  ceiling       one cudaMemcpy of as many contiguous bytes to pinned memory: the limit of the link
+  ours          BcpStager(overlap=False): the call, including checksums of the staged bytes
+  ours, future  BcpStager(overlap=True): the call and the wait for staging_completion; checksums follow later
+  ours, call    only the call of that: the part that training cannot overlap with anything
   dcp           DefaultStager with pinned memory and non-blocking copies, in the calling thread
   dcp, future   the same with async staging: the call and the wait
 
-Kernel time is what the gather kernel takes of the device, by torch's profiler, in a run of its own. Nothing is counted
-of a first round: memory is pinned in it. Every byte is compared after the last round of each contender.
+Kernel time is the device time of the gather kernel, from torch's profiler, in a separate run. The first round does not
+count, because memory is pinned in it. Every byte is compared after the last round of each contender.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from bytecheckpoint import BcpStager, Config
 
 KIB = 1 << 10
 KERNEL = "move_tiles"
-# Asked of ours.
+# Goals for our stager.
 LEAST_OF_CEILING, LEAST_TIMES_DCP = 0.9, 10.0
 
 State = dict[str, torch.Tensor]
@@ -80,7 +80,7 @@ def bytes_of(state: State) -> int:
 
 
 class Ours:
-    """Stages as ``async_save`` does; the arena stays between calls, the staged state does not."""
+    """Stages as ``async_save`` does. The arena stays between calls, the staged state does not."""
 
     def __init__(self, threads: int, overlap: bool) -> None:
         self._stager = BcpStager(overlap=overlap, config=Config(staging_threads=threads))
@@ -94,7 +94,7 @@ class Ours:
 
     @staticmethod
     def settle(staged: Any) -> None:
-        """What goes on behind the call must not be in the way of the next contender."""
+        """Waits for the checksums, so that work behind the call does not slow the next contender."""
         staged.wait_for_checksums()
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ def measure(name: str, contender: Any, state: State, repetitions: int) -> list[f
 
 
 def kernel_s(state: State, threads: int) -> float | None:
-    """Seconds of the device that our kernel takes for one state; None if the profiler cannot see it."""
+    """Returns the device seconds that our kernel takes for one state, or None if the profiler cannot see it."""
     ours = Ours(threads, overlap=False)
     ours(state)
     gc.collect()
@@ -171,14 +171,14 @@ def kernel_s(state: State, threads: int) -> float | None:
 def measure_state(state: State, arguments: argparse.Namespace) -> dict[str, Any]:
     seconds: Seconds = {"ceiling": ceiling_s(bytes_of(state), arguments.repetitions)}
     gc.collect()
-    getattr(torch._C, "_host_emptyCache", lambda: None)()  # the pinned memory of the ceiling
+    getattr(torch._C, "_host_emptyCache", lambda: None)()  # frees the ceiling's pinned memory
     made: dict[str, Callable[[], Any]] = {
         "ours": lambda: Ours(arguments.threads, overlap=False),
         "ours, future": lambda: Ours(arguments.threads, overlap=True),
         "dcp": lambda: Dcp(is_async=False),
         "dcp, future": lambda: Dcp(is_async=True),
     }
-    for name, make in made.items():  # one after the other: two pinned copies may be more memory than there is
+    for name, make in made.items():  # one after the other, because two pinned copies may not fit in memory
         contender = make()
         seconds[name] = measure(name, contender, state, arguments.repetitions)
         if name == "ours, future":

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a save and a load add to a process, beside the state.
+"""Measures the memory that a save and a load add to a process, besides the state.
 
-Each call runs in a process of its own, after a save and a load of a small state, so that imports do not count. What is
-reported is the highest resident size during the call less that before it: VmHWM, reset through /proc/self/clear_refs.
-The page cache does not count, but pages of a mapped file do, as in torch.load(mmap=True).
+Each call runs in a separate process, after a save and a load of a small state, so imports do not count. The result is
+the highest resident size during the call minus the size before it: VmHWM, reset through /proc/self/clear_refs. The page
+cache does not count, but pages of a mapped file do, as in torch.load(mmap=True).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _status_bytes(field: str) -> int:
 
 
 def measure_here(name: str, action: str, kind: str, gigabytes: float | None, path: Path) -> dict[str, int]:
-    """Resident bytes around one save to ``path``, or one load from it, in this process."""
+    """Returns resident bytes around one save to ``path``, or one load from it, in this process."""
     contender = make_contenders([name])[name]
     warm_up = make_state(kind, WARM_UP_GIGABYTES)
     contender.save(warm_up, path.with_name("warm-up"))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata of a save by thousands of ranks: what the coordinator does for all of them, and one rank that loads.
+"""Measures metadata of a save by thousands of ranks: the coordinator's work for all of them, and one loading rank.
 
-No rank runs and no data is written: plan and results are made up in C++. Timed are the offsets of all records, joining
-plan and results, making `.metadata`, and finding the chunks of one rank in that file, opened anew each time and in the
-page cache. "fsdp" shards every tensor over all ranks, "3d" over groups of 80. Memory is the highest resident size of
-this process during a step, less that before the first.
+No rank runs and no data is written. C++ code makes up plan and results. The script times the offsets of all records,
+joining plan and results, making `.metadata`, and finding the chunks of one rank in that file, which is opened anew each
+time and is in the page cache. "fsdp" shards every tensor over all ranks, "3d" over groups of 80. Memory is the highest
+resident size of this process during a step, minus the size before the first step.
 
-Stock DCP is given the same metadata, as Python objects, for as many ranks as --stock-ranks says, and pickles them.
+Stock DCP gets the same metadata as Python objects, for --stock-ranks ranks, and pickles them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Meter:
 
 
 def measure_round(meter: Meter, kind: str, num_ranks: int, num_chunks: int, folder: Path) -> dict[str, int]:
-    """One save and the look of one rank. Returns what there was to count."""
+    """Measures one save and one rank's search. Returns the counts."""
     made = _testing.SyntheticMetadata(kind, num_ranks, num_chunks)
     boxes = made.boxes_of(num_ranks // 3)
     meter.measure("lay_out", made.lay_out)
@@ -82,7 +82,7 @@ def measure_round(meter: Meter, kind: str, num_ranks: int, num_chunks: int, fold
 
 
 def measure_stock(meter: Meter, path: Path) -> int:
-    """Pickles what stock DCP finds in the metadata file of the last round. Returns the bytes."""
+    """Pickles what stock DCP finds in the metadata file of the last round. Returns the number of bytes."""
     with path.open("rb") as file:
         metadata = pickle.load(file)
     num_bytes = len(meter.measure("stock", lambda: pickle.dumps(metadata)))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an object costs: torch.save and torch.load against dump_builtin and load_builtin, microseconds each.
+"""Measures the cost of an object: torch.save and torch.load against dump_builtin and load_builtin, in microseconds.
 
-Contenders take turns, in another order each round; a first round is not counted. Each turn is the mean of as many calls
-as fit into --turn-ms; the least of all turns is printed, since whatever else runs can only add to it. All are kept.
-load_builtin reads both archives, its own and torch.save's. Every value is compared before it is timed.
+Contenders take turns, in another order each round. The first round does not count. Each turn is the mean of as many
+calls as fit into --turn-ms. The table shows the shortest turn, because other work can only add to it. --json keeps all
+turns. load_builtin reads both its own archives and torch.save's. Every value is compared before it is timed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def torch_load(archive: bytes, weights_only: bool) -> Any:
 
 
 def calls_of(value: Any) -> dict[str, Callable[[], Any]]:
-    """The contenders, by the column of the table."""
+    """Returns the contenders by their column in the table."""
     ours, theirs = dump_builtin(value), torch_save(value)
     assert ours is not None
     calls: dict[str, Callable[[], Any]] = {
@@ -78,7 +78,7 @@ def calls_of(value: Any) -> dict[str, Callable[[], Any]]:
 
 
 def microseconds(call: Callable[[], Any], turn_s: float) -> float:
-    """Mean of one call, over a turn."""
+    """Returns the mean time of one call, over a turn."""
     number, begin = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < turn_s:
         for _ in range(10):
@@ -88,7 +88,7 @@ def microseconds(call: Callable[[], Any], turn_s: float) -> float:
 
 
 def measure(repetitions: int, turn_s: float) -> Figures:
-    """Microseconds by object and contender, one figure a round."""
+    """Returns microseconds by object and contender, one figure for each round."""
     figures: Figures = {}
     for name, value in OBJECTS.items():
         calls = calls_of(value)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a save goes when the same state is saved again and again, from the reports of the saves.
+"""Splits the time of a save when the same state is saved again and again, from the reports of the saves.
 
-One path, one writer, a new planner each time, as a training loop has them. With several ranks, on this machine with
-gloo, each holds the whole state, as in DDP, and the planner shares the writing out. A first save is not counted.
-
-What is neither writing nor the removal of the save before is planning (plans and their exchange) or metadata and commit
-(lock, manifest, `.metadata`, rename, and their fsyncs, which wait for whoever else uses the disk).
+Like a training loop, it uses one path, one writer, and a new planner each time. With several ranks, on this machine
+with gloo, each rank holds the whole state, as in DDP, and the planner divides the writing among them. The first save
+does not count. Time that is neither writing nor the removal of the previous save is planning (plans and their exchange)
+or metadata and commit (lock, manifest, `.metadata`, rename, and their fsyncs, which wait for other users of the disk).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ PLANNERS: dict[str, Callable[[], Any]] = {
 
 
 def measure(rank: int, arguments: argparse.Namespace, root: str) -> None:
-    """Saves on one rank; rank 0 writes its reports to a file below ``root``."""
+    """Saves on one rank. Rank 0 writes its reports to a file in ``root``."""
     warnings.filterwarnings("ignore")
     several = arguments.ranks > 1
     if several:
@@ -75,7 +74,7 @@ def measure(rank: int, arguments: argparse.Namespace, root: str) -> None:
             assert writer.last_report is not None
             if repetition:
                 reports.append(json.loads(writer.last_report.to_json()))
-                del reports[-1]["path"]  # figures are published: where they were taken is not
+                del reports[-1]["path"]  # figures are published, but not the path
         if stopwatch is not None:
             kept = {"description": state.description, "busy_starts": stopwatch.busy_starts, "reports": reports}
             (Path(root) / "kept.json").write_text(json.dumps(kept))
@@ -84,7 +83,7 @@ def measure(rank: int, arguments: argparse.Namespace, root: str) -> None:
 
 
 def median(reports: list[Report], *phases: str) -> float:
-    """Of the sums of ``phases``."""
+    """Returns the median of the sums of ``phases``."""
     return statistics.median(sum(report[phase] for phase in phases) for report in reports)
 
 

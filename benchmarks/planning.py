@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planning a save of very many ranks, simulated in one process: what the coordinator does with what they send.
+"""Simulates planning a save of very many ranks in one process: the coordinator's work on what they send.
 
-Each rank holds about 200 chunks. Ours begins with the ranks' inventories as bytes and ends with assignments as bytes;
-stock DCP begins with the ranks' pickled plans and ends with pickled plans for them. Stock needs minutes and gigabytes
-where ours needs a second, so it runs at sizes of its own (--stock-ranks). One thread that waits for nothing: what is
-printed is processor seconds, which move less than the wall clock's on a machine that others use; the kernel's part is
-memory that it clears before it hands it out. Medians of --repetitions. Where ranks do not divide evenly, some shards
-have one replica more, and no plan is even.
+Each rank holds about 200 chunks. Ours begins with the ranks' inventories as bytes and ends with assignments as bytes.
+Stock DCP begins with the ranks' pickled plans and ends with pickled plans for them. Stock needs minutes and gigabytes
+where ours needs a second, so it runs at separate sizes (--stock-ranks). One thread runs without waiting. The table
+shows processor seconds, which vary less than wall-clock seconds on a machine that others use. The kernel's part is the
+clearing of memory before the kernel hands it out. Figures are medians of --repetitions. If ranks do not divide evenly,
+some shards have one replica more, and no plan is even.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bytecheckpoint import _testing
 
 MIB = 1 << 20
 NUM_TENSORS = 200
-# Rows of the tensors of a layer: what does not divide evenly leaves some ranks less than others, and some nothing.
+# Rows of the tensors of a layer. Sizes that do not divide evenly give some ranks less than others, and some nothing.
 ROWS = (1_000_003, 524_288, 131_072, 262_144, 1_000_000, 524_288, 131_072, 262_147)
 COLUMNS = 1024
 CLOCKS: dict[str, Callable[[], float]] = {
@@ -56,7 +56,7 @@ class LocalInventory:
 
 
 def _chunk(size: int, num_chunks: int, number: int) -> tuple[int, int]:
-    """Offset and size of one chunk, as torch.chunk cuts; an empty one lies at the end, as in DTensor."""
+    """Returns offset and size of one chunk, as torch.chunk cuts. An empty chunk lies at the end, as in DTensor."""
     full = -(-size // num_chunks)
     begin = min(full * number, size)
     return begin, min(full, size - begin)
@@ -74,25 +74,27 @@ def _sharded(rank: int, num_shards: int, first: int = 0) -> Iterator[LocalInvent
 
 
 def ddp(rank: int, num_ranks: int) -> Iterator[LocalInventory]:
-    """Everybody holds everything."""
+    """Every rank holds everything."""
     for tensor in range(NUM_TENSORS):
         sizes = [ROWS[tensor % len(ROWS)], COLUMNS]
         yield LocalInventory(_name(tensor), sizes, ([0, 0], sizes), is_whole=True)
 
 
 def fsdp(rank: int, num_ranks: int) -> Iterator[LocalInventory]:
-    """Every tensor cut into as many shards as there are ranks."""
+    """Every tensor is cut into as many shards as there are ranks."""
     return _sharded(rank, num_ranks)
 
 
 def hsdp(rank: int, num_ranks: int) -> Iterator[LocalInventory]:
-    """Eight replicas, each cut into shards."""
+    """There are eight replicas, each cut into shards."""
     return _sharded(rank, max(num_ranks // 8, 1))
 
 
 def three_d(rank: int, num_ranks: int) -> Iterator[LocalInventory]:
-    """Five pipeline stages of 200 tensors, tensor parallel by columns in fours, FSDP by rows; a quarter of the tensors
-    are not tensor parallel, so that four ranks hold each of their shards."""
+    """Five pipeline stages of 200 tensors, tensor parallelism of 4 by columns, FSDP by rows.
+
+    A quarter of the tensors are not tensor parallel, so four ranks hold each of their shards.
+    """
     num_shards = max(num_ranks // 20, 1)
     stage, place = divmod(rank, 4 * num_shards)
     shard, column = divmod(place, 4)
@@ -138,7 +140,7 @@ class Timer:
         return result
 
     def take_off(self, step: str, part: str) -> None:
-        """Leaves ``part``, which was timed apart, out of the last time of ``step``."""
+        """Subtracts ``part``, which was timed separately, from the last time of ``step``."""
         for seconds in self.seconds.values():
             seconds[step][-1] -= seconds[part][-1]
 
@@ -152,7 +154,7 @@ def measure_ours(kind: str, num_ranks: int, repetitions: int, idle_limit_s: floa
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
     before = _status_bytes("VmRSS")
     for _ in range(repetitions):
-        inventory = plan = assignments = None  # a coordinator has them once
+        inventory = plan = assignments = None  # a coordinator holds them only once
         wait_until_idle(idle_limit_s)
         inventory = timer.time("receive", lambda: _testing.Inventory.merge(blobs))
         timer.time("validate", inventory.validate)
@@ -176,7 +178,7 @@ def measure_ours(kind: str, num_ranks: int, repetitions: int, idle_limit_s: floa
 
 
 def measure_kept(num_ranks: int, repetitions: int, idle_limit_s: float) -> dict[str, Any]:
-    """A save whose plan the coordinator has kept: from the ranks' unpickled digests to what DCP pickles for them."""
+    """Measures a save whose plan is cached: from the ranks' unpickled digests to what DCP pickles for them."""
     from torch.distributed.checkpoint.planner import SavePlan
 
     from bytecheckpoint import _C, BcpSavePlanner
@@ -190,7 +192,7 @@ def measure_kept(num_ranks: int, repetitions: int, idle_limit_s: float) -> dict[
         for rank in range(num_ranks)
     ]
     plans = [SavePlan(PlanItems(of_rank), planner_data=LazyPaths(of_rank)) for of_rank in ranks]
-    key = source_of(planner.create_global_plan(plans)[0][0].items).key  # of the exchange that it asks for
+    key = source_of(planner.create_global_plan(plans)[0][0].items).key  # the key of the exchange that the plan requests
     for rank, of_rank in enumerate(ranks):
         of_rank.known_assignments = (part_of(key, rank),)
     assignments = [EncodedAssignment(b"", NUM_TENSORS)] * num_ranks
@@ -259,7 +261,7 @@ def measure_stock(kind: str, num_ranks: int, repetitions: int, idle_limit_s: flo
 
 
 def medians_of(figures: dict[str, Any], clock: str) -> list[float]:
-    """Seconds of each step."""
+    """Returns the median seconds of each step."""
     return [statistics.median(figures["seconds"][clock][step]) for step in STEPS]
 
 
@@ -295,7 +297,7 @@ def main() -> None:
     if unknown := set(kinds) - KINDS.keys():
         parser.error(f"unknown layout: {', '.join(sorted(unknown))}")
 
-    # What needs torch comes later, and stock last: imports and garbage would count among our memory and time.
+    # Measurements that need torch run later, and stock last, so that imports and garbage do not count in our figures.
     limits = (arguments.repetitions, arguments.idle_limit_s)
     rows = [(kind, "ours", measure_ours(kind, size, *limits)) for kind in kinds for size in arguments.ranks]
     kept = [measure_kept(num_ranks, *limits) for num_ranks in arguments.ranks]

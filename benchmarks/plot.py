@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the results of compare.py: speed of save and load by contender, one panel for each JSON file.
 
-Longer is better. The dashed lines are the disk itself in the same run; they are left out where every contender stays
-far below them.
+Longer is better. The dashed lines are the disk itself in the same run. They are omitted if every contender stays far
+below them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from measurement import machine
 from measurement.results import ACTIONS, DISK, Comparison
 
 WIDTH_PX, HEIGHT_PX, DPI = 1400, 700, 100
-# Distinct in lightness too: the figure must be readable without colours.
+# Distinct in lightness too, so that the figure is readable without colours.
 COLOURS = {"save": "#1f5fa8", "load": "#b35806"}
 PALE_COLOURS = {"save": "#a6bfdb", "load": "#f3cfa0"}
 BAR = 0.38
@@ -24,7 +24,7 @@ INK, GREY = "#222222", "#666666"
 
 
 def draw_panel(axes: Any, comparison: Comparison) -> None:
-    """Two bars for each contender, the fastest at saving on top."""
+    """Draws two bars for each contender, the fastest at saving on top."""
     names = [name for name in comparison.names() if name != DISK]
     names.sort(key=lambda name: comparison.gb_per_s(name, "save"))
     right = 1.5 * max(comparison.gb_per_s(name, action) for name in names for action in ACTIONS)
@@ -50,7 +50,7 @@ def draw_panel(axes: Any, comparison: Comparison) -> None:
 
 
 def draw_bar(axes: Any, comparison: Comparison, name: str, action: str, centre: float, right: float) -> None:
-    """One bar and its label: within the bar if that is long, beside it otherwise."""
+    """Draws one bar and its label: inside the bar if it is long, beside it otherwise."""
     ours = name == comparison.ours
     speed = comparison.gb_per_s(name, action)
     axes.barh(centre, speed, height=BAR, color=(COLOURS if ours else PALE_COLOURS)[action], zorder=5)
@@ -59,7 +59,7 @@ def draw_bar(axes: Any, comparison: Comparison, name: str, action: str, centre: 
     if speed > 0.45 * right:
         axes.text(speed, centre, text, ha="right", color="white" if ours else INK, zorder=6, **style)
     else:
-        # On white, so that the lines of the disk do not run through it.
+        # White, so that the lines of the disk do not run through the label.
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
         axes.text(speed, centre, text, ha="left", color=INK, bbox=box, zorder=4, **style)
 

@@ -3,7 +3,7 @@
 """Times a save and a load of DTensors on several gloo ranks: ours with its planners against stock DCP.
 
 Every rank holds its shard of every tensor. A call begins for all ranks at once and ends with the last. Every load is
-compared, byte by byte. Contenders take turns, in another order each round.
+compared byte by byte. Contenders take turns, in another order each round.
 
     python benchmarks/ranks.py
     python benchmarks/ranks.py --ranks 2 --tensors 1000 --json ranks.json
@@ -39,7 +39,7 @@ from torch.distributed.tensor import DTensor, Shard
 import bytecheckpoint
 
 BASELINE, OURS = "DCP, 2 threads", "bytecheckpoint, its planners"
-_ROWS = 64  # of each tensor; they are divided among the ranks
+_ROWS = 64  # rows of each tensor, divided among the ranks
 
 Seconds = dict[str, dict[str, list[float]]]
 
@@ -69,7 +69,7 @@ CONTENDERS: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
 
 
 def make_state(num_tensors: int, tensor_bytes: int) -> dict[str, Any]:
-    """Sharded by rows over all ranks; of known content, which differs from rank to rank."""
+    """Makes a state that is sharded by rows over all ranks. Its content is known and differs between ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     generator = torch.Generator().manual_seed(dist.get_rank())
     shape = (_ROWS // dist.get_world_size(), tensor_bytes // 4 // _ROWS)
@@ -82,7 +82,7 @@ def make_state(num_tensors: int, tensor_bytes: int) -> dict[str, Any]:
 
 
 def time_call(call: Callable[[], None], stopwatch: Stopwatch | None) -> float:
-    """Seconds until the last rank is done, as the first one sees it; nothing of the other ranks is timed alone."""
+    """Returns the seconds until the last rank is done, measured on rank 0. No other rank is timed separately."""
     with stopwatch.conditions() if stopwatch is not None else nullcontext():
         dist.barrier()
         begin = time.perf_counter()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads by several ranks of one machine: each reads for itself, or each byte is read by one and sent to the others.
+"""Times loads by several ranks of one machine: each reads for itself, or one reads each byte and sends it to all.
 
-All ranks load one checkpoint at once, over gloo: everything on every rank (ddp), two replicas of shards (hsdp), or
-shards alone (fsdp, where nothing can be shared). Modes take turns, in another order each round. A load takes as long as
-its slowest rank. The page cache is dropped before each; "page cache" is independent reading without O_DIRECT, where the
-ranks of one machine find there what another has read. Elements are compared after the last round.
+All ranks load one checkpoint at once, over gloo: everything on every rank (ddp), two replicas of shards (hsdp), or only
+shards (fsdp, where nothing can be shared). Modes take turns, in another order each round. A load takes as long as its
+slowest rank. The page cache is dropped before each load. "page cache" is independent reading without O_DIRECT, so the
+ranks of one machine find in the cache what another rank has read. Elements are compared after the last round.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLUMNS = 1024
 
 
 def make_state(layout: str, num_tensors: int, *, is_filled: bool) -> dict[str, Any]:
-    """int32 tensors whose values follow from their numbers, as this rank of the default group holds them."""
+    """Makes int32 tensors whose values follow from their numbers, as this rank of the default group holds them."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -64,7 +64,7 @@ def check(state: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 def measure(rank: int, arguments: argparse.Namespace, directory: str, answers: Any) -> None:
-    """One rank's part; rank 0 answers with the figures of all."""
+    """Runs one rank's part. Rank 0 sends the figures of all ranks."""
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What asynchronous saves cost the training beside them: bytecheckpoint's against DCP's, in turn, in one process.
+"""Measures what asynchronous saves cost training beside them: bytecheckpoint's and DCP's, in turn, in one process.
 
 Each contender saves a state of host tensors four times a round, each time to a fresh path:
 
   alone      the main thread waits: seconds until async_save returns, until the state is staged, until it is committed
   loop       beside a thread that counts in Python and never yields: seconds until committed, how much slower it counts
   training   beside forward, backward and step of a small model, one torch thread: how many fewer steps a second
-  ticks      beside a thread that sleeps 0.5 ms again and again: by how much it wakes late, from the call to the commit
+  ticks      beside a thread that sleeps 0.5 ms again and again: how late it wakes, from the call to the commit
 
-Loop and training are compared with their own speed just before and after, from when async_save has returned to when the
-save is committed. The row "no save" has half a second of nothing in the place of a save: what the machine itself does.
-A late tick waited for the GIL or for a core; the time for a core, as Linux counts it, is taken off in the last column.
-Python threads that both compute hand the GIL over every 5 ms, so up to 5.5 ms are no fault of a native call.
-The paced contender writes no more than 0.5 GB/s. A first save of each contender is not counted: it touches memory, and
-starts DCP's process.
+Loop and training are compared with their own speed just before and after, from the return of async_save to the commit.
+In the row "no save", half a second of nothing replaces the save, which shows what the machine itself does. A late tick
+waited for the GIL or for a core. The last column subtracts the time for a core, as Linux counts it. Python threads that
+both compute hand over the GIL every 5 ms, so a native call is not to blame for gaps up to 5.5 ms. The paced contender
+writes at most 0.5 GB/s. The first save of each contender does not count, because it touches memory and starts DCP's
+process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ BASELINE, OURS, NO_SAVE = "dcp-thread", "bytecheckpoint", "no save"
 NO_SAVE_S = 0.5
 PACED, PACE = "bytecheckpoint-paced", 500_000_000
 FILES_OF_OTHERS = 1024
-# Asked of ours; a cell beyond is marked.
+# Goals for our saves. The table marks a cell that misses its goal.
 RETURN_S_A_GB, BESIDE_LOOP, SLOWDOWN, GAP_MS, RETURNS_FASTER = 0.05, 1.2, 0.05, 6.0, 12.0
 
 Tree = dict[str, Any]
@@ -64,7 +64,7 @@ Begin = Callable[[Tree, Path], tuple[Any, Any]]
 Figures = dict[str, dict[str, list[float]]]
 
 
-# --- contenders: each begins a save, and gives the future of its staging, if it has one, and that of its commit
+# --- contenders: each starts a save, and returns the future of its staging, if it has one, and that of its commit
 
 
 def _dcp(kind: AsyncCheckpointerType) -> Begin:
@@ -128,15 +128,15 @@ def _ten(gigabytes: float) -> State:
 KINDS = {"large": Kind("10 float32 tensors below one key", 1.0, _ten), "small": states.KINDS["small"]}
 
 
-# --- one save, in its surroundings
+# --- one save and what runs beside it
 
 
 class Flight:
-    """A save that has been begun.
+    """A save that has started.
 
     Attributes:
-        returned_s, staged_s, committed_s: After the call.
-        at_commit: What ``look`` saw in the thread that ended the save; a thread that waits hears of it later.
+        returned_s, staged_s, committed_s: Seconds after the call.
+        at_commit: What ``look`` returned in the thread that ended the save. A waiting thread would learn of it later.
     """
 
     def __init__(self, begin: Begin, tree: Tree, path: Path, look: Callable[[], Any] = lambda: None) -> None:
@@ -165,7 +165,7 @@ class Flight:
         self._over.wait()
 
     def wait(self) -> Flight:
-        """Removes the checkpoint; raises what went wrong."""
+        """Waits, and removes the checkpoint. Raises the save's error."""
         self.wait_for_commit()
         self._future.result()
         shutil.rmtree(self._path)
@@ -173,7 +173,7 @@ class Flight:
 
 
 class Bench:
-    """The four measurements of one state, each of which adds to ``figures`` of a contender."""
+    """The four measurements of one state. Each adds to the ``figures`` of a contender."""
 
     def __init__(self, state: State, root: Path, stopwatch: Stopwatch, window_s: float) -> None:
         self._tree = state.tree
@@ -221,7 +221,7 @@ class Bench:
         torch.set_num_threads(1)
         try:
             with self._stopwatch.conditions():
-                self._training.rate_for(self._window_s / 4)  # caches and clocks
+                self._training.rate_for(self._window_s / 4)  # warms caches and clocks
                 before = self._training.rate_for(self._window_s)
                 flight = Flight(begin, self._tree, self._path())
                 during = self._training.rate(flight.is_over)
@@ -240,7 +240,7 @@ class Bench:
             first = len(ticker.gaps)
             flight = Flight(begin, self._tree, self._path(), lambda: len(ticker.gaps))
             flight.wait_for_commit()
-            time.sleep(4 * TICK_S)  # the gap that the commit may have ended is counted, too
+            time.sleep(4 * TICK_S)  # counts also the gap that the commit may have ended
             last = flight.at_commit + 1
             flight.wait()
         gaps = ticker.gaps[first:last]
@@ -257,7 +257,7 @@ class Bench:
 
 @contextmanager
 def _stderr_of_children_dropped() -> Iterator[None]:
-    """DCP's process, which the first save starts, logs each request; what goes wrong there is raised here."""
+    """Hides the request log of DCP's process, which the first save starts. Its errors are still raised here."""
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try:
@@ -269,17 +269,17 @@ def _stderr_of_children_dropped() -> Iterator[None]:
 
 
 def _difference(earlier: tuple[float, int], later: tuple[float, int]) -> tuple[int, float]:
-    """Counted, and in how many seconds."""
+    """Returns the count, and the seconds that it took."""
     return later[1] - earlier[1], later[0] - earlier[0]
 
 
 def _slowdown(during: tuple[int, float], before: tuple[int, float], after: tuple[int, float]) -> float:
-    """The share of its speed that is lost; negative if it was faster."""
+    """Returns the share of its speed that is lost, negative if it was faster."""
     usual = (before[0] + after[0]) / (before[1] + after[1])
     return 1.0 - during[0] / max(during[1], 1e-9) / usual
 
 
-# --- the run, and what it prints
+# --- the run and its output
 
 
 def run(state: State, names: list[str], root: Path, stopwatch: Stopwatch, arguments: argparse.Namespace) -> Figures:
@@ -289,7 +289,7 @@ def run(state: State, names: list[str], root: Path, stopwatch: Stopwatch, argume
     bench = Bench(state, root, stopwatch, arguments.window_s)
     for name in names:
         bench.warm_up(CONTENDERS[name])
-    # Drawn between the calls alone, as in compare.py.
+    # Drawn only between the calls, as in compare.py.
     with Progress(console=console, disable=not console.is_terminal, auto_refresh=False) as progress:
         task = progress.add_task("", total=arguments.repetitions * len(names))
         for repetition in range(arguments.repetitions):
@@ -302,7 +302,7 @@ def run(state: State, names: list[str], root: Path, stopwatch: Stopwatch, argume
 
 
 def share_tensors(state: State) -> str:
-    """How DCP's process gets tensors: two open files for each at torch's default, else by names."""
+    """Chooses how DCP's process gets tensors: by two open files each, torch's default, or else by names."""
     enough_files = 2 * state.num_tensors + FILES_OF_OTHERS
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     is_enough = most_files == resource.RLIM_INFINITY or most_files >= enough_files
@@ -314,7 +314,7 @@ def share_tensors(state: State) -> str:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The least value that ``share`` of all do not exceed."""
+    """Returns the smallest value that ``share`` of all values do not exceed."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, max(0, -int(-share * len(ranked) // 1) - 1))]
 
@@ -391,10 +391,10 @@ def main() -> None:
     as_typed = argparse.Namespace(**{**vars(arguments), "kind": " ".join(arguments.kind) or None})
     kept: dict[str, Any] = {"command": machine.command("stall.py", as_typed, parser), "machine": facts}
     kept |= {"versions": machine.versions(), "repetitions": arguments.repetitions, "states": {}}
-    # Unwinds the stack, so that what was written does not outlive a run that is told to end.
+    # Unwinds the stack, so that SIGTERM does not leave files behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="stall-") as root:
-        # DCP's process wants a group, if only of one.
+        # DCP's process needs a group, even for one rank.
         dist.init_process_group("gloo", init_method=f"file://{Path(root).resolve()}/store", rank=0, world_size=1)
         with Stopwatch(arguments.warm_gib, arguments.idle_limit_s) as stopwatch:
             for kind in arguments.kind or KINDS:

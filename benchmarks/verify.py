@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a checkpoint is verified, beside the disk's own speed: sequential O_DIRECT reads of as many bytes.
+"""Measures how fast a checkpoint is verified, beside the disk's own speed: sequential O_DIRECT reads of as many bytes.
 
-`verify` by number of threads that read (as many sum), within this process; `bcp verify` as a user runs it, start of the
-interpreter included. In turn within one run, page caches dropped before each.
+`verify` runs in this process with several numbers of reading threads (as many threads compute checksums). `bcp verify`
+runs as a user starts it, including the start of the interpreter. They take turns in one run, and page caches are
+dropped before each.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ def verify_with(path: Path, num_threads: int) -> None:
 
 
 def run_command(path: Path) -> None:
-    # Without what the environment of this process may set.
+    # Drops settings from the environment of this process.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BYTECHECKPOINT_")}
     command = [sys.executable, "-m", "bytecheckpoint", "verify", str(path)]
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 def measure(arguments: argparse.Namespace, root: Path) -> tuple[dict[str, list[float]], int, str]:
-    """Seconds by contender, bytes that each reads, and the state in words."""
+    """Returns seconds by contender, the number of bytes that each reads, and the state in words."""
     path, raw = root / "ckpt", root / "raw"
     state = make_state(arguments.kind, arguments.gigabytes)
     dcp.save(state.tree, storage_writer=BcpWriter(path), no_dist=True)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Accelerate and transformers.Trainer save under FSDP2, through our writer, reader and planners.
+"""Saves and loads through our writer, reader and planners what Accelerate and transformers.Trainer save under FSDP2.
 
-Both leave it to ``save_fsdp_model``, ``save_fsdp_optimizer`` and their counterparts, with ``SHARDED_STATE_DICT``. These
-name DCP's classes themselves, so ``bytecheckpoint.register()`` does not reach them, and ``use_bytecheckpoint`` below
-puts ours where they look. On CPU Accelerate has no FSDP; so this runs those four functions on a model that is sharded
-by FSDP2 on two gloo ranks, where with GPUs you call ``accelerator.save_state`` or train with ``fsdp="full_shard"``.
-Needs ``pip install accelerate``.
+Both call ``save_fsdp_model``, ``save_fsdp_optimizer`` and their counterparts, with ``SHARDED_STATE_DICT``. These
+functions name DCP's classes themselves, so ``bytecheckpoint.register()`` does not reach them, and
+``use_bytecheckpoint`` below replaces the classes where the functions look. Accelerate has no FSDP on CPU, so this demo
+runs those four functions on a model that FSDP2 shards on two gloo ranks. With GPUs you call ``accelerator.save_state``
+or train with ``fsdp="full_shard"`` instead. Needs ``pip install accelerate``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter
 
 
 def use_bytecheckpoint() -> None:
-    """For the rest of the process; before the first checkpoint is saved or loaded."""
+    """Replaces DCP's classes for the rest of the process. Call it before the first save or load."""
     dcp.FileSystemWriter, dcp.FileSystemReader = BcpWriter, BcpReader
     default_planner.DefaultSavePlanner, default_planner.DefaultLoadPlanner = BcpSavePlanner, BcpLoadPlanner
 
@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
     save_fsdp_model(plugin, accelerator, model, folder)
     save_fsdp_optimizer(plugin, accelerator, optimizer, model, folder)
 
-    # Other weights to begin with: what is equal in the end has come from the checkpoint.
+    # The other weights make sure that values that are equal at the end came from the checkpoint.
     other_model, other_optimizer = trained(seed=1, num_steps=1)
     load_fsdp_model(plugin, accelerator, other_model, folder)
     load_fsdp_optimizer(plugin, accelerator, other_optimizer, other_model, folder)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a transformer four times, and shows what its checkpoints cost each step.
 
-The same model, data and seed each time, on one process: without checkpoints, with stock ``dcp.save``, with stock
+Each run has the same model, data and seed, in one process: without checkpoints, with stock ``dcp.save``, with stock
 ``dcp.async_save``, and with ``bytecheckpoint.async_save_state_dict``. A chart in the terminal shows the time of every
-step (``--png`` draws it, too), a table the stall of a checkpoint: what its step takes longer than the median of those
-without, waiting for the save before included. In the end stock ``dcp.load`` loads the last checkpoint of each, and
-everything in it is compared, exactly, with the state at that step.
+step (``--png`` also draws it to a file), and a table shows the stall of a checkpoint: how much longer its step takes
+than the median step without one, including the wait for the previous save. At the end, stock ``dcp.load`` loads the
+last checkpoint of each run, and the demo compares everything in it exactly with the state at that step.
 
 The exit status is 0 if and only if all of them are equal.
 """
@@ -38,7 +38,7 @@ from training.model import Decoder, ModelConfig, global_batch, next_token_loss
 import bytecheckpoint
 
 State = dict[str, Any]
-# Begins a save; gives what there is to wait for before the next one, if it goes on in the background.
+# Starts a save. Returns what to wait for before the next save, if this one continues in the background.
 Save = Callable[[Path, State], Any]
 
 
@@ -68,13 +68,13 @@ MARKERS = {NO_SAVES: ".", "dcp.save": "S", "dcp.async_save": "a", "bytecheckpoin
 
 @dataclass
 class Run:
-    """One training, and its last checkpoint.
+    """One training run and its last checkpoint.
 
     Attributes:
-        step_s: Seconds of each step, the checkpoint's begin included.
+        step_s: Seconds of each step, including the start of the checkpoint.
         total_s: From the first step to the last commit.
-        path: Of the last checkpoint.
-        state: A copy of what it has to hold.
+        path: Path of the last checkpoint.
+        state: A copy of the state that the checkpoint must hold.
     """
 
     step_s: list[float] = field(default_factory=list)
@@ -86,14 +86,14 @@ class Run:
         return statistics.median(self.step_s)
 
     def stalls_s(self, every: int) -> list[float]:
-        """Of each step that began a checkpoint: its seconds beyond the median of those that did not."""
+        """Returns, for each step that started a checkpoint, its seconds beyond the median of the other steps."""
         others = [s for step, s in enumerate(self.step_s, 1) if step % every]
         usual = statistics.median(others or self.step_s)
         return [s - usual for step, s in enumerate(self.step_s, 1) if step % every == 0]
 
 
 class Trainer:
-    """A model and its Adam, as they are before the first step."""
+    """A model and its Adam optimizer, in their state before the first step."""
 
     def __init__(self, config: ModelConfig, num_sequences: int, seed: int) -> None:
         torch.manual_seed(seed)
@@ -116,7 +116,7 @@ class Trainer:
 def train(save: Save | None, directory: Path, arguments: argparse.Namespace, display: Display) -> Run:
     config = ModelConfig(layers=arguments.layers, width=arguments.dim)
     trainer = Trainer(config, arguments.batch, arguments.seed)
-    trainer.step(0)  # the first one allocates what the others use
+    trainer.step(0)  # the first step allocates memory that the others use
     run = Run()
     future: Future[Any] | None = None
     last_checkpoint = arguments.steps // arguments.every * arguments.every
@@ -127,7 +127,7 @@ def train(save: Save | None, directory: Path, arguments: argparse.Namespace, dis
         trainer.step(step)
         if save is not None and step % arguments.every == 0:
             if future is not None:
-                future.result()  # one at a time, as training jobs do
+                future.result()  # one save at a time, as training jobs do
             run.path = directory / f"step-{step}"
             future = save(run.path, trainer.state(step))
         run.step_s.append(time.perf_counter() - step_begin)
@@ -143,7 +143,7 @@ def train(save: Save | None, directory: Path, arguments: argparse.Namespace, dis
 
 
 def check(name: str, run: Run, display: Display) -> bool:
-    """Does stock DCP find what was saved?"""
+    """Whether stock DCP loads what was saved."""
     assert run.path is not None
     loaded = blank_copy(run.state)
     dcp.load(loaded, storage_reader=dcp.FileSystemReader(run.path))
@@ -153,7 +153,7 @@ def check(name: str, run: Run, display: Display) -> bool:
 
 
 def show_chart(runs: dict[str, Run], display: Display) -> None:
-    """Steps to the right, seconds up; where the letters leave the dots is a stall."""
+    """Shows steps on the x axis and milliseconds on the y axis. A letter above the dots is a stall."""
     if find_spec("plotext") is None:
         display.line("no chart: plotext is not installed")
         return
@@ -173,7 +173,7 @@ def show_chart(runs: dict[str, Run], display: Display) -> None:
 
 
 def draw_png(runs: dict[str, Run], every: int, file: Path) -> None:
-    """One panel a run, all of one scale; the steps that began a checkpoint are filled."""
+    """Draws one panel for each run, all to the same scale. Steps that started a checkpoint are opaque."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -230,7 +230,7 @@ def run_demo(arguments: argparse.Namespace, directory: Path, display: Display) -
         if save is not None:
             are_equal.append(check(name, runs[name], display))
             shutil.rmtree(below)
-        runs[name].state = None  # memory
+        runs[name].state = None  # frees memory
     bytecheckpoint.shutdown()
     show_chart(runs, display)
     show_table(runs, arguments.every, display)
@@ -271,9 +271,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    # One process without a process group is what is meant here.
+    # The demo uses one process without a process group on purpose.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    # Unwinds the stack, so that the directory does not outlive a demo that is told to end.
+    # Unwinds the stack, so that SIGTERM does not leave the directory behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with (
         tempfile.TemporaryDirectory(prefix="bytecheckpoint_demo_", dir=arguments.dir) as directory,

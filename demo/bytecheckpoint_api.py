@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of ByteCheckpoint over this engine: FSDP2, two ranks, two roles, saves in the background.
+"""The calls of ByteCheckpoint on this engine: FSDP2, two ranks, two roles, saves in the background.
 
-An actor and a critic train side by side. Both save every 2 steps with ``fast_saving=True``; a callback says when a step
-is committed. Then everything is made anew and loaded from the newest checkpoints; weights, optimizers and generators of
-random numbers are compared bit for bit. At last ``strict=False`` loads the actor into a model that has grown.
+An actor and a critic train side by side. Both save every 2 steps with ``fast_saving=True``, and a callback reports when
+a step is committed. Then the demo creates everything again, loads the newest checkpoints, and compares weights,
+optimizers and random number generators bit for bit. Finally ``strict=False`` loads the actor into a larger model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEPS = 4
 
 
 def make(role: str, num_layers: int = 3) -> dict[str, Any]:
-    """The checkpoint state of a role: live objects, as a training loop has them."""
+    """Returns the checkpoint state of a role: live objects, as a training loop has them."""
     width = 96 if role == "actor" else 48
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(num_layers)))
     for layer in model:
@@ -67,7 +67,7 @@ def run(folder: Path) -> None:
                     callback=lambda role=role, step=step: say(f"{role}: step {step} is committed"),
                     role=role,
                 )
-    bytecheckpoint.shutdown()  # waits for what is saved in the background
+    bytecheckpoint.shutdown()  # waits for saves in the background
 
     wanted = torch.rand(3)
     resumed = {role: make(role) for role in ROLES}

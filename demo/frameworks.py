@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves a transformer under one framework, and goes on under another, or on other numbers of ranks.
+"""Saves a transformer under one framework, and continues under another or on other numbers of ranks.
 
 Each demo trains a few steps, saves with ``bytecheckpoint.save``, and starts new processes that load with
-``bytecheckpoint.load``: every tensor and option must then equal, bit for bit, what torch gathered at the save. They
-train on, and their losses stand beside those of the job that was not interrupted.
+``bytecheckpoint.load``. Every tensor and option must then equal, bit for bit, what torch gathered at the save. The new
+processes train on, and the demo prints their losses beside those of the job that was not interrupted.
 
     python demo/frameworks.py            # all of them, on CPU, in about a minute
     python demo/frameworks.py fsdp1 tp
 
-The exit status is 0 if and only if all of that held.
+The exit status is 0 if and only if all comparisons hold.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ import bytecheckpoint
 CONFIG = ModelConfig(layers=2, width=128)
 STEPS = 3
 SEQUENCES = 12  # 2, 3 and 4 ranks share them evenly
-# Between other numbers of ranks, sums are taken in another order.
+# Other numbers of ranks add in another order, so losses differ slightly.
 LARGEST_RELATIVE_DIFFERENCE = 1e-3
 
 
@@ -81,7 +81,7 @@ def tensor_parallel(model: Decoder) -> nn.Module:
 
 @dataclass(frozen=True)
 class Stage:
-    """A job of some ranks, whose model is wrapped in one way."""
+    """A job on some ranks, with one wrapping of the model."""
 
     title: str
     num_ranks: int
@@ -112,7 +112,7 @@ DEMOS = {
 
 
 class Run:
-    """A model, its optimizer, and the steps that it has made."""
+    """A model, its optimizer, and the number of steps taken."""
 
     def __init__(self, stage: Stage, seed: int) -> None:
         torch.manual_seed(seed)
@@ -125,8 +125,9 @@ class Run:
         return {"model": self.model, "optimizer": self.optimizer, "extra_state": self.extra_state}
 
     def train(self, num_steps: int) -> list[float]:
-        """Losses over the whole batch, the same on all ranks."""
-        is_shared = self.stage.wrap is not tensor_parallel  # by data; ranks of tensor parallelism see all of it
+        """Trains and returns the losses over the whole batch, which are the same on all ranks."""
+        # ranks share the batch, except that those of tensor parallelism all see the whole batch
+        is_shared = self.stage.wrap is not tensor_parallel
         ranks, rank = (dist.get_world_size(), dist.get_rank()) if is_shared else (1, 0)
         losses = []
         for _ in range(num_steps):
@@ -142,12 +143,12 @@ class Run:
         return losses
 
     def full_state(self) -> Any:
-        """As torch gathers it."""
+        """Returns the state as torch gathers it."""
         return get_state_dict(self.model, self.optimizer, options=StateDictOptions(full_state_dict=True))
 
 
 def run_stage(rank: int, number: int, demo: str, folder: Path) -> None:
-    """One job: loads what the stage before saved, if there was one, and saves for the next."""
+    """Runs one job: loads what the previous stage saved, if there was one, and saves for the next stage."""
     stages = DEMOS[demo]
     stage = stages[number]
     told: list[str] = []

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers.Trainer with our checkpoints, from two ranks, on CPU.
+"""transformers.Trainer with our checkpoints, on two CPU ranks.
 
-A callback saves model, optimizer, schedule and random numbers in the background, beside what Trainer writes itself
-(``save_only_model=True``: the weights for ``from_pretrained``, and its own counters). A second Trainer resumes in the
-middle, and in the end both have the same weights and optimizer, bit for bit. Needs ``pip install transformers
-accelerate``.
+A callback saves model, optimizer, schedule and random number state in the background. Trainer itself writes the weights
+for ``from_pretrained`` and its own counters (``save_only_model=True``). A second Trainer resumes in the middle, and at
+the end both have the same weights and optimizer, bit for bit. Needs ``pip install transformers accelerate``.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ SAVED_AT = 3
 class Checkpoints(TrainerCallback):
     """Saves to ``checkpoint-<step>/bytecheckpoint`` whenever Trainer saves, and loads from there to resume.
 
-    Trainer removes old folders before it calls ``on_save``: a ``save_total_limit`` must be 2 or more, so that what it
-    removes is never what is being saved.
+    Trainer removes old folders before it calls ``on_save``. A ``save_total_limit`` must be 2 or more, so that Trainer
+    never removes a folder that is still being saved.
 
     Args:
-        resume_from: What ``Trainer.train(resume_from_checkpoint=...)`` is given; None begins anew.
+        resume_from: The argument of ``Trainer.train(resume_from_checkpoint=...)``. None starts a new run.
     """
 
     def __init__(self, resume_from: Path | None = None) -> None:
@@ -60,7 +59,7 @@ class Checkpoints(TrainerCallback):
         self.random_numbers = loaded["random_numbers"][str(dist.get_rank())]
 
     def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **of_trainer: Any) -> None:
-        if self.random_numbers is not None:  # now that Trainer has skipped what had been trained on
+        if self.random_numbers is not None:  # Trainer has by now skipped the data of earlier steps
             torch.set_rng_state(self.random_numbers)
             self.random_numbers = None
 
@@ -83,7 +82,7 @@ class Checkpoints(TrainerCallback):
 
 
 def train(folder: Path, seed: int, resume_from: Path | None = None) -> dict[str, Any]:
-    """The state in the end."""
+    """Returns the state at the end."""
     torch.manual_seed(seed)
     tokens = {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(n_positions=32, n_embd=64, n_layer=2, n_head=2, **tokens))
@@ -114,7 +113,7 @@ def train(folder: Path, seed: int, resume_from: Path | None = None) -> dict[str,
 def main(folder: Path) -> None:
     logging.disable_progress_bar()
     whole = train(folder / "whole", seed=0)
-    # Other weights to begin with: what is equal in the end has come from the checkpoint.
+    # The other weights make sure that values that are equal at the end came from the checkpoint.
     resumed = train(folder / "resumed", seed=1, resume_from=folder / "whole" / f"checkpoint-{SAVED_AT}")
     comparison = compare(whole, resumed)
     assert comparison.equal, comparison

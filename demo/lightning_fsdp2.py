@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch Lightning's ModelParallelStrategy with our checkpoints, from two ranks, on CPU.
+"""PyTorch Lightning's ModelParallelStrategy with our checkpoints, on two CPU ranks.
 
 Lightning saves and loads sharded models with ``dcp.save(state, checkpoint_id=...)`` and ``dcp.load``, so one call of
-``bytecheckpoint.register()`` is all. A second Trainer resumes after the first epoch, and in the end both have the same
-weights and optimizer, bit for bit. Needs ``pip install lightning``.
+``bytecheckpoint.register()`` is enough. A second Trainer resumes after the first epoch, and at the end both have the
+same weights and optimizer, bit for bit. Needs ``pip install lightning``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Regression(lightning.LightningModule):
 
 
 def train(folder: Path, seed: int, resume_from: Path | None = None) -> dict[str, Any]:
-    """This rank's part of the state in the end."""
+    """Returns this rank's part of the state at the end."""
     torch.manual_seed(seed)
     model = Regression()
     rows = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
@@ -72,7 +72,7 @@ def main(folder: Path) -> None:
     warnings.filterwarnings("ignore", module="lightning")
     bytecheckpoint.register()
     whole = train(folder / "whole", seed=0)
-    # Other weights to begin with: what is equal in the end has come from the checkpoint.
+    # The other weights make sure that values that are equal at the end came from the checkpoint.
     resumed = train(folder / "resumed", seed=1, resume_from=folder / "whole" / "epoch=0-step=4.ckpt")
     comparison = compare(whole, resumed)
     assert comparison.equal, comparison

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shortest use: one process saves a model with its optimizer through bytecheckpoint, loads it back, compares."""
+"""The shortest use: one process saves a model and its optimizer through bytecheckpoint, loads them and compares."""
 
 import tempfile
 import warnings
@@ -11,7 +11,7 @@ from training.comparison import blank_copy, compare
 
 from bytecheckpoint import BcpReader, BcpWriter
 
-# One process without a process group is what is meant here.
+# The demo uses one process without a process group on purpose.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 model = torch.nn.TransformerEncoderLayer(d_model=256, nhead=8)

@@ -26,7 +26,7 @@ class HidingFinder(MetaPathFinder):
 
 
 def hide_bytecheckpoint() -> None:
-    """Hides the package, then proves that it is hidden; to be called before anything else is imported."""
+    """Hides the package, then proves that it is hidden. Call it before anything else is imported."""
     assert_not_imported()
     sys.meta_path.insert(0, HidingFinder())
     try:
@@ -49,7 +49,7 @@ def load_and_compare(checkpoint: Path, reference: Path) -> bool:
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
     from training.comparison import blank_copy, compare
 
-    # DCP warns of every tensor that one process loads alone, which is what is wanted here.
+    # DCP warns about every tensor that one process loads alone, which is the purpose here.
     warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
     wanted = torch.load(reference, weights_only=True, mmap=True)
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchtitan's checkpoint manager, its own and on bytecheckpoint by its flag, beside each other on CPU ranks.
+"""Compares torchtitan's own checkpoint manager with the one on bytecheckpoint, which a flag selects, on CPU ranks.
 
-1. Ranks train a transformer with FSDP2, torchtitan's optimizers, schedulers and data loader. The manager comes from
-   torchtitan's configuration after ``--override.imports bytecheckpoint.torchtitan.use``; it saves in the background.
-2. Both managers save and load the same state in turn, and are timed.
-3. A job of fewer ranks resumes through the manager on bytecheckpoint, which reshards; its state must equal, exactly,
-   the one that was saved. torchtitan's own manager loads the same checkpoint, and its state must be the same.
+1. Ranks train a transformer with FSDP2 and torchtitan's optimizers, schedulers and data loader. The manager comes from
+   torchtitan's configuration after ``--override.imports bytecheckpoint.torchtitan.use``. It saves in the background.
+2. Both managers save and load the same state in turn, and the demo times them.
+3. A job with fewer ranks resumes through the manager on bytecheckpoint, which reshards. Its state must exactly equal
+   the saved one. torchtitan's own manager loads the same checkpoint, and must get the same state.
 
-The exit status is 0 if and only if all of that held.
+The exit status is 0 if and only if all comparisons hold.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SAVE, RETURNS, COMMITTED, LOAD = "save", "background, returns", "background, com
 
 
 class Samples(torch.utils.data.IterableDataset[Any]):
-    """The stream that the model learns, and how far it has come."""
+    """The data stream that the model learns, and its current position."""
 
     def __init__(self, rank: int, num_ranks: int, num_sequences: int) -> None:
         self.rank, self.num_ranks, self.num_sequences, self.step = rank, num_ranks, num_sequences, 0
@@ -64,9 +64,9 @@ class Samples(torch.utils.data.IterableDataset[Any]):
 
 
 class TitanJob:
-    """What torchtitan's trainer builds and hands to its checkpoint manager. Collective: all methods.
+    """The objects that torchtitan's trainer builds and gives to its checkpoint manager. All methods are collective.
 
-    torchtitan's own models and trainer want GPUs, so the model and the loop are the demo's.
+    torchtitan's own models and trainer need GPUs, so the model and the training loop are the demo's.
     """
 
     def __init__(self, options: JobOptions, seed: int) -> None:
@@ -95,7 +95,7 @@ class TitanJob:
         self.step = state["step"]
 
     def manager(self, options: JobOptions, engine: str, **fields: Any) -> Any:
-        """The manager, by torchtitan's own way from a configuration and a flag."""
+        """Returns the manager that torchtitan itself makes from a configuration and a flag."""
         from torchtitan.components.checkpointer import CheckpointManager
         from torchtitan.config import Configurable
         from torchtitan.config.override import OverrideConfig, apply_overrides, parse_cli_imports
@@ -132,7 +132,7 @@ class TitanJob:
         return float(mean) / dist.get_world_size()
 
     def digest(self) -> str:
-        """Of every byte of the state but the data loader's, whatever the number of ranks."""
+        """Returns a digest of every byte of the state except the data loader's, for any number of ranks."""
         state = {**self.model.state_dict(), **self.optimizers.state_dict(), **self.schedulers.state_dict()}
         digest = hashlib.sha256(str(self.step).encode())
         for name, value in sorted(state.items()):
@@ -164,7 +164,7 @@ def pretrain(options: JobOptions, tell: Callable[[Event], None]) -> None:
 
 
 def measure(job: TitanJob, options: JobOptions, tell: Callable[[Event], None]) -> None:
-    """Both managers in turn; a first round is not reported."""
+    """Times both managers in turn. The first round is not reported."""
     tell(PhaseBegun("measure both managers in turn", 2 * (options.repetitions + 1)))
     engines = [THEIRS, OURS]
     for repetition in range(options.repetitions + 1):
@@ -191,7 +191,7 @@ def measure_once(job: TitanJob, options: JobOptions, engine: str, folder: str) -
     manager.close()
     manager = job.manager(options, engine, folder=folder, async_mode="async")
     manager.save(2)
-    manager.maybe_wait_for_saving()  # the first one makes memory that later ones find
+    manager.maybe_wait_for_saving()  # the first save allocates memory that later saves reuse
     timings[RETURNS] = timed(lambda: manager.save(3))
     timings[COMMITTED] = timings[RETURNS] + timed(manager.maybe_wait_for_saving)
     manager.close()
@@ -204,7 +204,7 @@ def resume(options: JobOptions, tell: Callable[[Event], None]) -> None:
     for number, engine in enumerate((OURS, THEIRS)):
         job = TitanJob(options, options.seed + 1 + number)
         tell(PhaseBegun(f"resume through the manager of {engine}", 2))
-        # The data loader of torchtitan cannot be resharded: the data begin anew.
+        # torchtitan's data loader cannot be resharded, so the data start from the beginning.
         manager = job.manager(options, engine, folder=OURS, exclude_from_loading=["dataloader"])
         loaded = manager.load()
         same = loaded and job.digest() == wanted
@@ -217,13 +217,13 @@ def resume(options: JobOptions, tell: Callable[[Event], None]) -> None:
 
 
 def quiet() -> None:
-    """torchtitan logs to the root logger what the demo says itself; what torch and torchdata warn of is theirs."""
+    """Silences torchtitan's root logger, which repeats what the demo prints, and warnings of torch and torchdata."""
     warnings.simplefilter("ignore")
     logging.getLogger().setLevel(logging.ERROR)
 
 
 class Narrator:
-    """Prints the events as they come, and keeps the timings."""
+    """Prints the events as they arrive, and keeps the timings."""
 
     def __init__(self, display: Display) -> None:
         self.display = display

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a transformer with FSDP2, saves it through bytecheckpoint, and resumes it on another number of ranks.
 
-1. Ranks on the CPU train; their state is saved with ``dcp.save(..., storage_writer=BcpWriter(path))``.
-2. Saving and loading are timed beside stock DCP; then the same ranks train on, uninterrupted.
-3. A job of fewer ranks loads the checkpoint, resharding it. Every tensor and every other value must equal, exactly, the
-   full state gathered at the save. It trains on; its losses stand beside those of the uninterrupted job.
+1. Ranks on the CPU train and save their state with ``dcp.save(..., storage_writer=BcpWriter(path))``.
+2. The demo times saving and loading beside stock DCP. Then the same ranks train on, uninterrupted.
+3. A job with fewer ranks loads the checkpoint, resharding it. Every tensor and every other value must exactly equal the
+   full state gathered at the save. It trains on, and the demo prints its losses beside those of the uninterrupted job.
 4. A process that cannot import bytecheckpoint loads the checkpoint with stock DCP, and compares it too.
 
-The exit status is 0 if and only if all of that held.
+The exit status is 0 if and only if all comparisons hold.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from training.model import ModelConfig
 
 import bytecheckpoint
 
-# Between other numbers of ranks, sums are taken in another order: equal losses are not to be expected, close ones are.
+# Other numbers of ranks add in another order, so losses are close but not equal.
 LARGEST_RELATIVE_DIFFERENCE = 1e-3
 
 
 class Narrator:
-    """Prints the events of both jobs as they come, and keeps what is said about them at the end."""
+    """Prints the events of both jobs as they arrive, and keeps timings and losses for the end."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
@@ -88,7 +88,7 @@ class Narrator:
         self.display.line(f"{timing.action}: {timing.disk_bytes / 1e6:.1f} MB in {timing.seconds:.2f} s, {speed}")
 
     def tell_speeds(self) -> None:
-        """Prints the medians of what was timed, and between what it lay."""
+        """Prints the medians of the timings, and their ranges."""
         if not self.timings:
             return
         rows = []
@@ -108,7 +108,7 @@ def gb_per_s(num_bytes: int, seconds: float) -> str:
 
 
 def load_with_stock(options: JobOptions, display: Display) -> None:
-    """Runs ``stock_load.py`` in a process of its own and prints what it says."""
+    """Runs ``stock_load.py`` in a separate process and prints its output."""
     display.begin("load with stock DCP, bytecheckpoint hidden")
     script = Path(__file__).with_name("stock_load.py")
     command = [sys.executable, str(script), str(options.checkpoint), str(options.reference)]
@@ -182,7 +182,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     start = time.monotonic()
-    # Unwinds the stack, so that ranks and directory do not outlive a demo that is told to end.
+    # Unwinds the stack, so that SIGTERM does not leave ranks and the directory behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     directory = Path(tempfile.mkdtemp(prefix="bytecheckpoint_demo_", dir=arguments.dir))
     try:

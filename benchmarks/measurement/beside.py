@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs beside a save, and notices it: a loop of Python, a thread that ticks, a training loop."""
+"""Work that runs beside a save and notices it: a Python loop, a thread that ticks, a training loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import torch
 
 TICK_S = 0.0005
-CROWD = 1000  # of what the loop counts, before it says so
+CROWD = 1000  # iterations for each increment of the loop's count
 
 
 class Loop:
-    """A thread that counts, and never yields of its own accord. A context manager."""
+    """A thread that counts, and never yields voluntarily. A context manager."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -38,15 +38,16 @@ class Loop:
         self._thread.join()
 
     def look(self) -> tuple[float, int]:
-        """Time and count, of one moment."""
+        """Returns the time and the count at one moment."""
         return time.perf_counter(), self.count
 
 
 class Ticker:
-    """A thread that sleeps a little, again and again. A context manager.
+    """A thread that sleeps for a short time, again and again. A context manager.
 
     Attributes:
-        gaps: Seconds from tick to tick, and how many of them the thread waited for a core (0 where nobody counts them).
+        gaps: Seconds from tick to tick, and for how many of them the thread waited for a core (0 where the kernel does
+            not count them).
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class Ticker:
 
 @contextmanager
 def _core_waits() -> Iterator[Callable[[], float]]:
-    """Says how many seconds the calling thread has been ready to run and had no core."""
+    """Yields a function that returns the seconds for which the calling thread was ready to run but had no core."""
     try:
         fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     except OSError:
@@ -88,7 +89,7 @@ def _core_waits() -> Iterator[Callable[[], float]]:
 
 
 class Training:
-    """A model that is small enough for some hundred steps a second: Python and torch take turns often."""
+    """A model small enough for some hundred steps a second, so that Python and torch alternate often."""
 
     def __init__(self) -> None:
         width = 192
@@ -103,7 +104,7 @@ class Training:
         self._optimizer.step()
 
     def rate(self, is_over: Callable[[], bool]) -> tuple[int, float]:
-        """Steps and their seconds, until it is over; at least one."""
+        """Trains until ``is_over``, at least one step. Returns the number of steps and their seconds."""
         begin, steps = time.perf_counter(), 0
         while True:
             self.step()

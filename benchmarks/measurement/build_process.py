@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child process that saves and loads with one build of the package, as often as it is told to.
+"""A child process that saves and loads with one build of the package, as often as the parent asks.
 
-Two builds cannot be imported into one process. The child lives through all rounds, so that both are equally warmed up.
-Parent and child exchange lines of JSON; run as a script, this file is the child.
+Two builds cannot be imported into one process. The child lives through all rounds, so both builds are equally warm.
+Parent and child exchange lines of JSON. Run as a script, this file is the child.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 
 class BuildProcess:
-    """The parent's end.
+    """The parent's side.
 
     Args:
-        build: Directory that holds the package; None for the one that is installed.
+        build: Directory that holds the package. None for the installed one.
         kind: Kind of the state to save and load.
-        gigabytes: Its size; None for the kind's own.
+        gigabytes: Its size. None for the kind's own size.
 
     Raises:
         RuntimeError: The child has ended, or imported another build.
@@ -44,19 +44,19 @@ class BuildProcess:
             raise RuntimeError(f"the package was imported from {hello['build']}, wanted {build}")
 
     def prepare(self, action: str, path: Path, verify: bool) -> None:
-        """Makes ready for one ``save`` to ``path``, or one ``load`` from it into blank tensors."""
+        """Prepares one ``save`` to ``path``, or one ``load`` from it into blank tensors."""
         self._ask(do="prepare", action=action, path=str(path), verify=verify)
 
     def go(self) -> dict[str, float]:
-        """Does what was prepared. Returns its ``wall_s`` and its ``cpu_s``, of all threads."""
+        """Runs the prepared action. Returns its ``wall_s``, and the ``cpu_s`` of all threads."""
         return self._ask(do="go")
 
     def check(self) -> None:
-        """Compares the state byte by byte with what it was when it was made."""
+        """Compares the state byte by byte with its original content."""
         self._ask(do="check")
 
     def refuses(self, path: Path) -> bool:
-        """Does this build find the checkpoint at ``path`` corrupt?"""
+        """Whether this build finds the checkpoint at ``path`` corrupt."""
         return bool(self._ask(do="refuse", path=str(path))["refused"])
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class BuildProcess:
 
 
 def serve(kind: str, gigabytes: float | None) -> None:
-    """The child's end: answers requests until there are none."""
+    """The child's side: answers requests until there are none."""
     import torch.distributed.checkpoint as dcp
 
     import bytecheckpoint
@@ -125,6 +125,6 @@ def serve(kind: str, gigabytes: float | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # the scripts' folder, as for them
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # the scripts' folder, as when a script runs
     warnings.filterwarnings("ignore")
     serve(sys.argv[1], json.loads(sys.argv[2]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of one ``dcp.save`` or ``dcp.load`` goes: the planner, the storage plug-in, DCP around them."""
+"""Splits the time of one ``dcp.save`` or ``dcp.load`` into planner, storage plug-in, and DCP itself."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _READER = ("read_metadata", "set_up_storage_reader", "prepare_local_plan", "prep
 class CallClock:
     """Sums up the time spent in methods of the objects it watches.
 
-    A method that calls another one that is watched is charged for its own time alone, so the sums of all labels add up
-    to the time since the clock was started. For one thread.
+    A watched method that calls another watched method is charged only for its own time, so the sums of all labels add
+    up to the time since the clock was started. For one thread.
     """
 
     def __init__(self, rest: str) -> None:
@@ -50,12 +50,12 @@ class CallClock:
         self._since = time.perf_counter()
 
     def watch(self, watched: Any, label: str, methods: tuple[str, ...]) -> None:
-        """Puts a timing method in front of each of ``methods``; ``{}`` in the label stands for its name."""
+        """Puts a timing wrapper around each of ``methods``. ``{}`` in the label stands for the method's name."""
         for name in methods:
             setattr(watched, name, self._timing(getattr(watched, name), label.format(name)))
 
     def charge(self, label: str) -> str:
-        """Charges what follows to ``label``; returns what was charged until now."""
+        """Charges the time from now on to ``label``. Returns the label charged until now."""
         now = time.perf_counter()
         before, self._charged = self._charged, label
         self.seconds[before] += now - self._since
@@ -63,7 +63,7 @@ class CallClock:
         return before
 
     def _timing(self, method: Callable[..., Any], label: str) -> Callable[..., Any]:
-        @functools.wraps(method)  # DCP looks at the signatures of hooks
+        @functools.wraps(method)  # DCP inspects the signatures of hooks
         def timed(*args: Any, **kwargs: Any) -> Any:
             before = self.charge(label)
             try:
@@ -75,7 +75,7 @@ class CallClock:
 
 
 def split_of_save(state: State, path: Path) -> dict[str, float]:
-    """Seconds of one save by our writer and the stock planner, by who spent them."""
+    """Returns the seconds of one save by our writer and the stock planner, split by component."""
     writer, planner = bytecheckpoint.BcpWriter(path), dcp.DefaultSavePlanner()
     clock = CallClock("dcp")
     clock.watch(planner, "planner: {}", _SAVE_PLANNER)
@@ -86,7 +86,7 @@ def split_of_save(state: State, path: Path) -> dict[str, float]:
 
 
 def split_of_load(state: State, path: Path) -> dict[str, float]:
-    """Seconds of one load by our reader and the stock planner, by who spent them."""
+    """Returns the seconds of one load by our reader and the stock planner, split by component."""
     reader, planner = bytecheckpoint.BcpReader(path), dcp.DefaultLoadPlanner()
     clock = CallClock("dcp")
     clock.watch(planner, "planner: {}", _LOAD_PLANNER)
@@ -97,7 +97,10 @@ def split_of_load(state: State, path: Path) -> dict[str, float]:
 
 
 def measure_split(state: State, path: Path, stopwatch: Stopwatch) -> dict[str, dict[str, float]]:
-    """A save and a load of their own, since watching costs a microsecond a call. Leaves the checkpoint at ``path``."""
+    """Splits a separate save and load, because watching costs a microsecond a call.
+
+    Leaves the checkpoint at ``path``.
+    """
     with stopwatch.conditions():
         save = split_of_save(state, path)
     drop_page_cache(path)

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Less than this share of one core in use counts as idle: daemons and the benchmark's own terminal stay below it.
+# A machine counts as idle if less than this share of one core is in use. Daemons and the benchmark's terminal use less.
 _IDLE_CORES = 0.3
 _IDLE_WINDOW_S = 0.25
 
-# Private memory: Python's default is shared, which on most systems never gets huge pages. Every 4 KiB is touched, since
-# there may be too few huge pages left.
+# The memory is private, because Python's default is shared memory, which on most systems never gets huge pages. Every 4
+# KiB is touched, because there may be too few huge pages left.
 _KEEPER = """
 import mmap, sys
 size = int(sys.argv[1])
@@ -34,10 +34,10 @@ for _ in sys.stdin:
 
 
 class WarmMemory:
-    """A child process that holds memory of the machine between timed calls, and lets go of it just before each.
+    """A child process that holds the machine's memory between timed calls, and frees it just before each.
 
-    A virtual machine hands memory that nobody uses back to its host within seconds, and whoever asks for it next pays:
-    0.3 to 0.6 GB/s were seen, against 15 and more for memory that the machine still has.
+    A virtual machine returns unused memory to its host within seconds, and then the next process that needs memory
+    pays: 0.3 to 0.6 GB/s were measured, against 15 and more for memory that the machine still has.
     """
 
     def __init__(self, size: int) -> None:
@@ -46,11 +46,11 @@ class WarmMemory:
         self.hold()
 
     def hold(self) -> None:
-        """Takes the memory, and touches all of it."""
+        """Allocates the memory and touches all of it."""
         self._ask("hold", "held")
 
     def free(self) -> None:
-        """Gives it to whoever asks first: what is timed must begin at once."""
+        """Frees the memory for any process, so the timed call must begin at once."""
         self._ask("free", "free")
 
     def close(self) -> None:
@@ -70,13 +70,13 @@ class Stopwatch:
     """Times calls that all begin under the same conditions. A context manager.
 
     Args:
-        warm_gib: Memory, in GiB, that is kept warm for the calls; 0 for none.
-        idle_limit_s: Seconds to wait for an idle machine before each call; after that the call begins anyway, and
-            counts among ``busy_starts``.
+        warm_gib: Memory, in GiB, to keep warm for the calls. 0 for none.
+        idle_limit_s: Seconds to wait for an idle machine before each call. After that the call begins anyway and counts
+            in ``busy_starts``.
 
     Attributes:
-        num_calls: Calls begun so far.
-        busy_starts: How many of them began on a machine that was not idle.
+        num_calls: Calls started so far.
+        busy_starts: Number of calls that started on a machine that was not idle.
     """
 
     def __init__(self, warm_gib: float, idle_limit_s: float) -> None:
@@ -94,7 +94,7 @@ class Stopwatch:
 
     @contextmanager
     def conditions(self) -> Iterator[None]:
-        """Around a timed call: begins it on an idle machine with warm memory to be had."""
+        """Surrounds a timed call, which begins on an idle machine with warm memory available."""
         gc.collect()
         self.num_calls += 1
         if not wait_until_idle(self._idle_limit_s):
@@ -108,7 +108,7 @@ class Stopwatch:
                 self._memory.hold()
 
     def time(self, call: Callable[[], Any]) -> float:
-        """Wall-clock seconds of ``call``."""
+        """Returns the wall-clock seconds of ``call``."""
         with self.conditions():
             begin = time.perf_counter()
             call()
@@ -116,7 +116,7 @@ class Stopwatch:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of every script that times."""
+    """Adds the arguments that all timing scripts share."""
     parser.add_argument("--repetitions", type=int, default=5, help="counted rounds, after one that is not (default 5)")
     parser.add_argument("--warm-gib", type=float, default=4.0, help="memory kept warm for the calls (default 4)")
     parser.add_argument("--idle-limit-s", type=float, default=20.0, help="longest wait for idleness (default 20)")
@@ -127,10 +127,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def wait_until_idle(limit_s: float) -> bool:
     """Waits until a quarter of a second passes with hardly any work on any core.
 
-    A core that waits for the disk is not idle: somebody is writing.
+    A core that waits for the disk is not idle, because some process is writing.
 
     Returns:
-        False if the machine was still busy after ``limit_s`` seconds; a limit of 0 asks nothing and is True.
+        False if the machine was still busy after ``limit_s`` seconds. With a limit of 0 it is True without a check.
     """
     if limit_s <= 0:
         return True
@@ -147,9 +147,9 @@ def wait_until_idle(limit_s: float) -> bool:
 
 
 def _ticks() -> tuple[int, int]:
-    """Clock ticks since boot that the cores were busy, and all."""
+    """Returns the clock ticks since boot in which cores were busy, and all ticks."""
     first_line = Path("/proc/stat").read_text().partition("\n")[0]
-    # user, nice, system, idle, iowait, irq, softirq, steal; what follows is counted in user already.
+    # user, nice, system, idle, iowait, irq, softirq, steal. The later fields are already counted in user.
     fields = [int(field) for field in first_line.split()[1:9]]
     return sum(fields) - fields[3], sum(fields)
 
@@ -169,7 +169,7 @@ def sync_directories(path: Path) -> None:
 
 
 def drop_page_cache(path: Path) -> None:
-    """Lets the next read of these files come from the disk; nothing else in the page cache is touched."""
+    """Makes the next read of these files come from disk. Does not touch anything else in the page cache."""
     for file in _files(path):
         fd = os.open(file, os.O_RDONLY)
         try:

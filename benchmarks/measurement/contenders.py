@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is compared: how each saves and loads a state, durably and into existing tensors.
+"""The contenders: each saves and loads a state, durably and into existing tensors.
 
 A ``save`` returns when files, their directory and its entry are on the disk. A ``load`` leaves everything in the
-state's own tensors; whoever returns new ones pays for the copy.
+state's own tensors, and a contender that returns new tensors pays for the copy.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Contender:
     """One way to save and load a state.
 
     Attributes:
-        label: What tables and figures call it.
-        save: Writes the state into a directory that is not there yet.
+        label: Its name in tables and figures.
+        save: Writes the state into a directory that does not exist yet.
         load: Reads that directory back into the state.
-        holds_state: False for the disk itself, which moves as many bytes but other ones.
+        holds_state: False for the disk itself, which moves the same number of bytes but not the state's.
     """
 
     label: str
@@ -92,7 +92,7 @@ def _torch_checkpointing() -> Contender:
 
     def manager() -> Any:
         config = CheckpointManager.Config.with_sync_save()
-        # Its O_DIRECT stream, the default, fails on ext4 with EINVAL.
+        # Its default, an O_DIRECT stream, fails on ext4 with EINVAL.
         config.storage_config = LocalFileSystemStorageConfig(use_direct_io=False)
         return CheckpointManager(config)
 
@@ -133,7 +133,7 @@ def _bytecheckpoint_planners() -> Contender:
 
 
 def _registered() -> Contender:
-    """As a program calls DCP that has called ``bytecheckpoint.register()``."""
+    """Returns a contender that calls DCP as a program does after ``bytecheckpoint.register()``."""
 
     def save(state: State, path: Path) -> None:
         with bytecheckpoint.registered():
@@ -175,7 +175,7 @@ NAMES = tuple(name for name in _MAKERS if name not in CEILING)
 
 
 def reason_to_leave_out(name: str, state: State, directory: Path) -> str | None:
-    """Why a contender cannot take part here, or None."""
+    """Returns why a contender cannot take part here, or None."""
     if name in ("safetensors", "torch_checkpointing") and find_spec(name) is None:
         return "not installed"
     if name == "safetensors" and state.has_plain_values:

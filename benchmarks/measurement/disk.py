@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequential O_DIRECT writes and reads of one file, in requests of 8 MiB.
 
-Buffers lie on pages of 2 MiB, which let a request reach the device in few pieces, or on pages of 4 KiB. Nothing is
+Buffers lie on pages of 2 MiB, with which a request reaches the device in few pieces, or on pages of 4 KiB. Nothing is
 copied, and no checksum is computed.
 """
 
@@ -19,29 +19,30 @@ from pathlib import Path
 ALIGNMENT = 4096
 REQUEST_BYTES = 8 << 20
 HUGE_PAGE_BYTES = 2 << 20
-# Each thread goes round a few buffers, like an engine's ring: one alone would be as warm in the caches as nothing real.
+# Each thread uses a few buffers in turn, like an engine's ring: one buffer alone would be unrealistically warm in
+# caches.
 BUFFERS_PER_THREAD = 4
 
 
 class Disk:
-    """Moves bytes between the disk and buffers that exist already.
+    """Moves bytes between the disk and existing buffers.
 
     Args:
-        num_threads: Threads that each have one request under way.
-        huge_pages: Buffers on pages of 2 MiB, else of 4 KiB.
+        num_threads: Threads. Each has one request in progress.
+        huge_pages: Whether buffers lie on pages of 2 MiB instead of 4 KiB.
     """
 
     def __init__(self, num_threads: int, huge_pages: bool = True) -> None:
         self._num_threads = num_threads
         num_buffers = num_threads * BUFFERS_PER_THREAD
         size = num_buffers * REQUEST_BYTES + HUGE_PAGE_BYTES
-        # Private: Python's default is shared memory, which on most systems never gets huge pages.
+        # Private, because Python's default is shared memory, which on most systems never gets huge pages.
         self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
         first = -ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) % HUGE_PAGE_BYTES
         view = memoryview(self._memory)
         self._buffers = [view[first + i * REQUEST_BYTES :][:REQUEST_BYTES] for i in range(num_buffers)]
-        for buffer in self._buffers:  # touches every page; random, because a disk may be fast at zeros
+        for buffer in self._buffers:  # touches every page; random, because a disk may be fast with zeros
             buffer[:] = os.urandom(REQUEST_BYTES)
 
     def write(self, path: Path, num_bytes: int) -> None:
@@ -61,7 +62,7 @@ class Disk:
             os.close(directory)
 
     def read(self, path: Path, num_bytes: int) -> None:
-        """Reads back what ``write`` wrote."""
+        """Reads what ``write`` wrote."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
         try:
             self._each_request(_aligned(num_bytes), lambda buffer, offset: os.preadv(fd, [buffer], offset))
@@ -69,7 +70,7 @@ class Disk:
             os.close(fd)
 
     def _each_request(self, size: int, transfer: Callable[[memoryview, int], int]) -> None:
-        offsets = iter(range(0, size, REQUEST_BYTES))  # shared: each request goes to the thread that is free first
+        offsets = iter(range(0, size, REQUEST_BYTES))  # shared, so each request goes to the first free thread
 
         def work(thread: int) -> None:
             mine = self._buffers[thread * BUFFERS_PER_THREAD :][:BUFFERS_PER_THREAD]
@@ -87,7 +88,7 @@ class Disk:
 
 
 def has_direct_io(directory: Path) -> bool:
-    """Does the file system of ``directory`` take O_DIRECT?"""
+    """Whether the file system of ``directory`` supports O_DIRECT."""
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         try:
             os.close(os.open(Path(folder) / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a figure has to be read with: the machine, the versions, the command. No names of hosts, no paths."""
+"""The facts needed to interpret a figure: machine, versions and command. No host names and no paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("torch", "safetensors", "torch_checkpointing")
 
 
 def facts(directory: Path) -> dict[str, Any]:
-    """The machine that measures, on the file system of ``directory``."""
+    """Returns facts about the machine and the file system of ``directory``."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cores": len(os.sched_getaffinity(0)),
@@ -31,7 +31,7 @@ def facts(directory: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, Any]:
-    """Versions of the packages that are compared; None for one that is not installed."""
+    """Returns versions of the compared packages. None for one that is not installed."""
     found: dict[str, Any] = {"bytecheckpoint": bytecheckpoint.build_info()}
     for package in PACKAGES:
         try:
@@ -42,7 +42,7 @@ def versions() -> dict[str, Any]:
 
 
 def summary(machine: dict[str, Any]) -> str:
-    """The same in one line, for a table's or a figure's caption."""
+    """Returns the same in one line, for a table's or a figure's caption."""
     return (
         f"{machine['cores']} cores, {machine['memory_gib']:.0f} GiB, {machine['file_system']}, "
         f"torch {machine['torch']}, Python {machine['python']}, {machine['date'][:10]}"
@@ -50,7 +50,10 @@ def summary(machine: dict[str, Any]) -> str:
 
 
 def command(script: str, arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
-    """The command that repeats the run: every argument that is not at its default. Paths are left out or metavars."""
+    """Returns the command that repeats the run, with all arguments not at their defaults.
+
+    Paths become metavars or are omitted.
+    """
     words = ["python", f"benchmarks/{script}"]
     for action in parser._actions:
         value = getattr(arguments, action.dest, None)

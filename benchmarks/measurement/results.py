@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of one comparison: kept as JSON, read by tables and figures."""
+"""The results of one comparison: stored as JSON, read by tables and figures."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ ACTIONS = ("save", "load")
 
 @dataclass
 class Comparison:
-    """All figures of one run, and what they have to be read with.
+    """All figures of one run, and the facts needed to interpret them.
 
     Attributes:
         kind: Kind of the state.
         state: The state in words.
         num_bytes: Bytes of its tensors.
         num_tensors: Their number.
-        baseline: Contender that ratios refer to.
-        ours: Contender that is set off from the others.
+        baseline: The contender that ratios refer to.
+        ours: The contender to highlight.
         repetitions: Rounds that were counted.
-        command: What repeats the run.
-        machine: As ``machine.facts`` found it.
-        versions: Of every package compared.
-        labels: What to call each contender.
+        command: The command that repeats the run.
+        machine: Facts from ``machine.facts``.
+        versions: Versions of every compared package.
+        labels: Name of each contender in tables.
         left_out: Why contenders are missing.
-        seconds: By contender and action (``save`` or ``load``), one figure a round.
-        num_calls: Timed calls, those of the round that is not counted among them.
-        busy_starts: How many of them began on a machine that was not idle.
-        split: Seconds by who spent them within our own save and load, of a call of its own.
+        seconds: By contender and action (``save`` or ``load``), one figure for each round.
+        num_calls: Number of timed calls, including those of the round that does not count.
+        busy_starts: Number of calls that began on a machine that was not idle.
+        split: Seconds of our own save and load, split by component, from a separate call.
     """
 
     kind: str
@@ -61,11 +61,11 @@ class Comparison:
 
     @classmethod
     def read(cls, file: Path) -> Comparison:
-        """Raises TypeError if fields are missing or unknown."""
+        """Reads a comparison. Raises TypeError if fields are missing or unknown."""
         return cls(**json.loads(file.read_text()))
 
     def names(self) -> Iterator[str]:
-        """Contenders in the order of the table; the disk, if it took part, is one and comes last."""
+        """Yields contenders in the order of the table. The disk, if it took part, comes last."""
         yield from (name for name in self.seconds if name not in CEILING)
         if all(name in self.seconds for name in CEILING):
             yield DISK
@@ -74,7 +74,7 @@ class Comparison:
         return "the disk itself" if name == DISK else self.labels[name]
 
     def all_s(self, name: str, action: str) -> list[float]:
-        """Seconds by round. The disk's are those of the number of threads that was faster in that round."""
+        """Returns seconds by round. For the disk, the faster number of threads counts in each round."""
         if name != DISK:
             return self.seconds[name][action]
         return [min(pair) for pair in zip(*(self.seconds[part][action] for part in CEILING), strict=True)]
@@ -86,7 +86,7 @@ class Comparison:
         return self.num_bytes / 1e9 / self.median_s(name, action)
 
     def ratio(self, name: str, other: str, action: str) -> float | None:
-        """How many times as fast as ``other``, from medians; None if that one took no part."""
+        """Returns how many times as fast as ``other`` it is, from medians, or None if ``other`` took no part."""
         if other not in self.names():
             return None
         return self.median_s(other, action) / self.median_s(name, action)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States to save and load: of known content, which can be made again, so that a load is checked byte by byte."""
+"""States to save and load. Their content is reproducible, so that a load can be checked byte by byte."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import torch
 
 Tree = dict[str, Any]
 
-# Content is made and compared in pieces of this size: a tensor of 8 GiB needs no second one beside it.
+# Content is made and compared in pieces of this size, so a tensor of 8 GiB needs no second one in memory.
 _PIECE_BYTES = 64 << 20
 _LEAST_INT64 = -(1 << 63)
 
 
 class WrongContentError(Exception):
-    """A load brought something else than was saved."""
+    """A load returned content that differs from what was saved."""
 
 
 class State:
     """A tree of dicts and lists whose leaves are tensors of seeded random bits, and plain values.
-
-    Random bits, because a disk or a host may be fast at zeros. They include NaN, so bytes are compared, not numbers.
+    Bits are random because a disk or a host may be fast with zeros. They include NaN, so bytes are compared, not
+    numbers.
 
     Args:
         description: The state in a few words, for tables.
-        tree: Its tensors need no content yet; they must be contiguous.
+        tree: The tree. Its tensors need no content yet. They must be contiguous.
     """
 
     def __init__(self, description: str, tree: Tree) -> None:
@@ -47,7 +47,7 @@ class State:
         return bool(self._values)
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors by dotted name, in the order of the tree."""
+        """Returns the tensors by dotted name, in the order of the tree."""
         return {name: value for name, _, _, value in _leaves(self.tree) if _is_tensor(value)}
 
     def blank(self) -> None:
@@ -59,7 +59,7 @@ class State:
                 parent[key] = None
 
     def check(self) -> None:
-        """Raises WrongContentError, which names the leaf, unless every byte and value is what was made."""
+        """Raises WrongContentError, which names the leaf, unless every byte and value has its original content."""
         for seed, (name, tensor) in enumerate(self.named_tensors().items()):
             for piece, bits in _pieces(tensor, seed):
                 if not torch.equal(piece, bits):
@@ -70,7 +70,7 @@ class State:
 
 
 def copy_into(target: Tree, source: Tree) -> None:
-    """Copies a loaded tree into existing tensors, as a program does whose loader returns new ones."""
+    """Copies a loaded tree into existing tensors, as a program must if its loader returns new ones."""
     found = {name: value for name, _, _, value in _leaves(source)}
     for name, parent, key, value in list(_leaves(target)):
         if _is_tensor(value):
@@ -82,7 +82,7 @@ def copy_into(target: Tree, source: Tree) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of state: how it is made, and its usual size in GB (10^9 bytes)."""
+    """A kind of state: how to make it, and its usual size in GB (10^9 bytes)."""
 
     meaning: str
     gigabytes: float
@@ -90,7 +90,10 @@ class Kind:
 
 
 def _like_one(shape: tuple[int, ...], dtype: torch.dtype, size: str, flat: bool = False) -> Callable[[float], State]:
-    """Tensors of one shape below one key, as of a model; ``flat``: at the top, where DCP logs each key by itself."""
+    """Returns a maker of tensors of one shape below one key, like a model's.
+
+    ``flat`` puts them at the top, where DCP logs each key separately.
+    """
 
     def make(gigabytes: float) -> State:
         one_bytes = torch.Size(shape).numel() * dtype.itemsize
@@ -109,7 +112,7 @@ def _huge(gigabytes: float) -> State:
 
 
 def _adamw(gigabytes: float) -> State:
-    """Parameters of 16 KiB with AdamW's moments and steps, four tensors each; nested as torch nests them."""
+    """Makes parameters of 16 KiB with AdamW's moments and steps, four tensors each, nested as torch nests them."""
     names = [f"layers.{i}.weight" for i in range(max(1, round(gigabytes * 1e9 / (3 * 16384))))]
     tree: Tree = {
         "model": {name: torch.empty(4096) for name in names},
@@ -127,7 +130,7 @@ def _adamw(gigabytes: float) -> State:
 
 
 def _optimizer(gigabytes: float) -> State:
-    """A transformer's parameters in bf16 and AdamW's moments in float32: matrices, norms, biases, scalars, values."""
+    """Makes a transformer's bf16 parameters and AdamW's float32 moments: matrices, norms, biases, scalars, values."""
     width = 1024 if gigabytes >= 0.25 else 128
     shapes: dict[str, tuple[int, ...]] = {
         "attention.qkv.weight": (3 * width, width),
@@ -176,7 +179,7 @@ KINDS = {
 
 
 def make_state(kind: str, gigabytes: float | None = None) -> State:
-    """A state of one of the ``KINDS``, of its usual size unless ``gigabytes`` says otherwise."""
+    """Makes a state of one of the ``KINDS``, of its usual size unless ``gigabytes`` is given."""
     return KINDS[kind].make(KINDS[kind].gigabytes if gigabytes is None else gigabytes)
 
 
@@ -185,7 +188,10 @@ def _is_tensor(value: object) -> bool:
 
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
-    """(dotted name, container, key in it, value) of every leaf. A list is a leaf unless it holds dicts, as in DCP."""
+    """Yields (dotted name, container, key in it, value) of every leaf.
+
+    A list is a leaf unless it holds dicts, as in DCP.
+    """
     pairs = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in pairs:
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(entry, dict) for entry in value)):
@@ -195,7 +201,7 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
 
 
 def _pieces(tensor: torch.Tensor, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The bytes of ``tensor`` piece by piece, each with the random bytes that belong there."""
+    """Yields the bytes of ``tensor`` piece by piece, each with the random bytes that it should contain."""
     generator = torch.Generator().manual_seed(seed)
     for piece in torch.split(tensor.reshape(-1).view(torch.uint8), _PIECE_BYTES):
         words = torch.empty(-(-piece.numel() // 8), dtype=torch.int64)

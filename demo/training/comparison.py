@@ -12,7 +12,7 @@ import torch
 
 @dataclass
 class Comparison:
-    """What was compared, and every place where the two sides differ."""
+    """Counts what was compared, and lists every place where the two sides differ."""
 
     num_tensors: int = 0
     tensor_bytes: int = 0
@@ -71,9 +71,9 @@ def _compare_tensor(path: str, wanted: torch.Tensor, got: torch.Tensor, result: 
 
 
 def blank_copy(node: Any) -> Any:
-    """Copies a tree with the same keys, shapes and types but none of its values: what to load into and then compare.
+    """Copies a tree with the same keys, shapes and types but none of its values, to load into and then compare.
 
-    Placements of DTensors are kept. Floating-point tensors become NaN, so that an element nobody loaded cannot pass.
+    The copy keeps placements of DTensors. Floating-point tensors become NaN, so an element that nobody loaded differs.
     """
     if isinstance(node, torch.Tensor):
         empty = torch.zeros_like(node)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's output: a progress bar and lines on a terminal, lines alone elsewhere."""
+"""The demo's output: a progress bar and lines on a terminal, only lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 class Display:
-    """Shows one bar, that of the phase under way, below the lines printed so far. A context manager."""
+    """Shows the progress bar of the current phase below the lines printed so far. A context manager."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)
@@ -36,7 +36,7 @@ class Display:
         self._progress.stop()
 
     def begin(self, title: str, num_ticks: int | None = None) -> None:
-        """Replaces the bar; without ``num_ticks`` it only shows that something is going on."""
+        """Replaces the bar. Without ``num_ticks`` it only shows that work is in progress."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(title, total=num_ticks)
@@ -51,7 +51,7 @@ class Display:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def table(self, columns: list[str], rows: list[list[str]]) -> None:
-        """Prints a table whose columns, all but the first, hold numbers."""
+        """Prints a table. All columns except the first hold numbers."""
         table = Table()
         for index, column in enumerate(columns):
             table.add_column(column, justify="right" if index else "left")

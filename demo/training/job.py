@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of the demo's two jobs do. Rank 0 tells the parent process of it through a queue of events."""
+"""The work of the ranks in the demo's two jobs. Rank 0 reports to the parent process through a queue of events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STOCK = "stock DCP"
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What both jobs need to know; ``steps`` are trained before the save, and as many again after it."""
+    """Options of both jobs. Ranks train ``steps`` steps before the save, and as many again after it."""
 
     directory: Path
     model: ModelConfig
@@ -61,7 +61,7 @@ class PhaseBegun:
 
 @dataclass(frozen=True)
 class Tick:
-    """One ``num_ticks``-th of the phase is done."""
+    """One of the phase's ``num_ticks`` parts is done."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ Job = Callable[[JobOptions, Callable[[Event], None]], None]
 
 def run_rank(rank: int, num_ranks: int, job: Job, options: JobOptions, events: Queue[Event]) -> None:
     """Entry point of a rank's process: joins the group, runs the job, leaves the group. Ends the process."""
-    # A watchdog of this process's own: it ends the rank, and shows where it hung, even when the parent is gone.
+    # This process's own time limit: it ends the rank and shows where it hung, even if the parent is gone.
     faulthandler.dump_traceback_later(options.time_limit_s, exit=True)
 
     def tell(event: Event) -> None:
@@ -104,10 +104,10 @@ def run_rank(rank: int, num_ranks: int, job: Job, options: JobOptions, events: Q
         with process_group(rank, num_ranks, options.directory / f"rendezvous_{job.__name__}"):
             job(options, tell)
     except CheckpointException as error:
-        # Not an Exception, so multiprocessing would lose its message.
+        # It is not an Exception, so multiprocessing would lose its message.
         raise RuntimeError(f"rank {rank} has failed to save or to load") from error
-    # gloo's threads outlive the group. One that still drops a tensor asks for the interpreter, which, if it is shutting
-    # down by then, aborts the process. So the process ends without shutting it down.
+    # gloo's threads outlive the group. If one of them drops a tensor while the interpreter shuts down, it aborts the
+    # process. So the process ends without shutting the interpreter down.
     events.close()
     events.join_thread()
     os._exit(0)
@@ -115,10 +115,10 @@ def run_rank(rank: int, num_ranks: int, job: Job, options: JobOptions, events: Q
 
 @contextmanager
 def process_group(rank: int, num_ranks: int, store: Path) -> Iterator[None]:
-    """Joins a gloo group that meets through a file, so that no port has to be free."""
+    """Joins a gloo group that meets through a file, so it needs no free port."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    # Plain tensors among DTensors, a directory that exists: DCP warns of what is meant here.
+    # DCP warns about plain tensors among DTensors and about an existing directory, but both are intended.
     warnings.filterwarnings("ignore", module="torch.distributed")
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=timedelta(seconds=120)
@@ -129,7 +129,7 @@ def process_group(rank: int, num_ranks: int, store: Path) -> Iterator[None]:
 
 
 def pretrain(options: JobOptions, tell: Callable[[Event], None]) -> None:
-    """Trains, saves, measures, and trains on without interruption: what the resumed job is held against."""
+    """Trains, saves, measures, and trains on without interruption, for comparison with the resumed job."""
     trainer = Trainer(options.model, options.num_sequences, data_seed=options.seed, init_seed=options.seed)
     tell(PhaseBegun("train", options.steps))
     train(trainer, options.steps, tell)
@@ -151,7 +151,7 @@ def pretrain(options: JobOptions, tell: Callable[[Event], None]) -> None:
 
 def resume(options: JobOptions, tell: Callable[[Event], None]) -> None:
     """Loads on this job's ranks what the ranks of ``pretrain`` saved, compares all of it, and trains on."""
-    # Other initial parameters, another seed: what is equal afterwards has come from the checkpoint.
+    # Initial parameters and the seed differ, so values that are equal afterwards came from the checkpoint.
     trainer = Trainer(options.model, options.num_sequences, data_seed=0, init_seed=options.seed + 1)
     tell(PhaseBegun("load and compare", 2))
     state = trainer.state()
@@ -179,21 +179,21 @@ def train(trainer: Trainer, num_steps: int, tell: Callable[[Event], None]) -> No
 
 
 def write_reference(full_state: dict[str, Any], path: Path) -> None:
-    """Keeps the gathered state on rank 0, by means that have nothing to do with DCP."""
+    """Writes the gathered state on rank 0, without DCP."""
     if dist.get_rank() == 0:
         with path.open("wb") as file:
             torch.save(full_state, file)
             file.flush()
-            # Otherwise its writing back would fall into the measurement.
+            # Otherwise the kernel would write it back during the measurement.
             os.fsync(file.fileno())
     dist.barrier()
 
 
 def measure(state: dict[str, Any], options: JobOptions, tell: Callable[[Event], None]) -> None:
-    """Saves and loads ``state`` by both engines in turn; a first round of it is not reported.
+    """Saves and loads ``state`` by both engines in turn. The first round is not reported.
 
-    Each save goes to a fresh directory, is durable when it ends (stock syncs its files by default), and is read back
-    with its files dropped from the page cache, into tensors of NaN that are then compared.
+    Each save goes to a fresh directory and is durable when it ends (stock syncs its files by default). Each load finds
+    the files dropped from the page cache, and loads into tensors of NaN that are then compared.
     """
     engines = [(STOCK, dcp.FileSystemWriter, dcp.FileSystemReader), (OURS, BcpWriter, BcpReader)]
     for repetition in range(options.repetitions + 1):
@@ -204,7 +204,7 @@ def measure(state: dict[str, Any], options: JobOptions, tell: Callable[[Event], 
                 tell(Tick())
                 if repetition > 0:
                     tell(timing)
-        # Neither of them shall always have the disk as the other left it.
+        # Neither engine should always get the disk in the state in which the other left it.
         engines.reverse()
 
 
@@ -232,7 +232,7 @@ def measure_engine(
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Seconds from when the last rank is ready until the last rank has finished."""
+    """Returns the seconds from when the last rank is ready until the last rank has finished."""
     dist.barrier()
     start = time.perf_counter()
     action()
@@ -241,7 +241,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def local_shards(node: Any) -> Any:
-    """Copies a tree with this rank's part in the place of every DTensor."""
+    """Copies a tree, replacing every DTensor by this rank's part."""
     if isinstance(node, dict):
         return {key: local_shards(value) for key, value in node.items()}
     return node.to_local() if isinstance(node, DTensor) else node
@@ -252,7 +252,7 @@ def directory_bytes(path: Path) -> int:
 
 
 def drop_page_cache(path: Path) -> None:
-    """Makes the next load read the disk. The files must have been synced: dirty pages stay."""
+    """Makes the next load read from disk. The files must have been synced, because dirty pages stay in the cache."""
     for file in path.iterdir():
         descriptor = os.open(file, os.O_RDONLY)
         try:

@@ -13,16 +13,16 @@ from torch.multiprocessing.spawn import ProcessException
 
 from training.job import Event, Job, JobOptions, run_rank
 
-# What the parent waits beyond the ranks' own time limit, so that it is they who say where they hung.
+# The parent waits this much longer than the ranks' own time limit, so that the ranks report where they hung.
 GRACE_S = 10.0
 
 
 class DemoError(Exception):
-    """The demo has not shown what it set out to show."""
+    """The demo has failed."""
 
 
 def run_job(job: Job, num_ranks: int, options: JobOptions, tell: Callable[[Event], None]) -> None:
-    """Runs the ranks of a job and passes on their events; raises if a rank fails or the time limit passes."""
+    """Runs the ranks of a job and passes on their events. Raises if a rank fails or the time limit passes."""
     events = mp.get_context("spawn").Queue()
     deadline = time.monotonic() + options.time_limit_s + GRACE_S
     context = mp.start_processes(
@@ -48,7 +48,7 @@ def run_job(job: Job, num_ranks: int, options: JobOptions, tell: Callable[[Event
 
 
 def pass_on_events(events: Queue[Event], tell: Callable[[Event], None]) -> None:
-    """Waits a moment for a first event, then takes all that are there."""
+    """Passes on all events, until none arrives for 0.1 s."""
     try:
         while True:
             tell(events.get(timeout=0.1))

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Neither 2 nor 4 divides it: the embedding rows of 4 ranks straddle those of 2, so that loading has to cut shards.
+# Neither 2 nor 4 divides it, so the embedding rows of 4 ranks straddle those of 2, and loading has to cut shards.
 VOCABULARY = 1003
-# The stream uses only these first symbols. Learning that is quick, which lets the loss fall within a few steps.
+# The stream uses only these first symbols. The model learns that quickly, so the loss falls within a few steps.
 ALPHABET = 61
 CONTEXT = 64
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids of shape (batch, time) to logits of shape (batch, time, vocabulary)."""
+    """Maps token ids of shape (batch, time) to logits of shape (batch, time, vocabulary)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ class Decoder(nn.Module):
 def global_batch(step: int, num_sequences: int, seed: int) -> Tensor:
     """Draws the tokens of a step, of shape (num_sequences, CONTEXT + 1), for all ranks together.
 
-    A function of its arguments alone: a job resumed on another number of ranks sees the same data.
-    Every sequence walks around the alphabet with a stride of its own, which its first two tokens give away.
+    The result depends only on the arguments, so a job resumed on another number of ranks sees the same data. Every
+    sequence walks around the alphabet with its own stride, which its first two tokens reveal.
     """
     generator = torch.Generator().manual_seed(1_000_003 * seed + step)
     start = torch.randint(ALPHABET, (num_sequences, 1), generator=generator)
@@ -79,6 +79,6 @@ def global_batch(step: int, num_sequences: int, seed: int) -> Tensor:
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean cross entropy, a scalar, of predicting ``tokens[:, 1:]`` from what comes before."""
+    """Returns the mean cross entropy, a scalar, of predicting ``tokens[:, 1:]`` from the tokens before."""
     logits = model(tokens[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

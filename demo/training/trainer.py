@@ -17,13 +17,13 @@ WARMUP_STEPS = 20
 
 
 class Trainer:
-    """A sharded decoder with AdamW and a learning-rate schedule. Collective: construction and every method.
+    """A sharded decoder with AdamW and a learning-rate schedule. Construction and all methods are collective.
 
     Args:
         config: Size of the model.
         num_sequences: Sequences in the global batch; a multiple of the number of ranks.
-        data_seed: Which data is learned; two jobs that are to see the same data pass the same.
-        init_seed: What the parameters start from, the same on every rank.
+        data_seed: Seed of the data. Two jobs with the same seed see the same data.
+        init_seed: Seed of the initial parameters, the same on every rank.
     """
 
     def __init__(self, config: ModelConfig, num_sequences: int, data_seed: int, init_seed: int) -> None:
@@ -39,7 +39,7 @@ class Trainer:
         self.progress = {"step": 0, "data_seed": data_seed}
 
     def train_step(self) -> tuple[int, float]:
-        """Trains on the next global batch; returns the step's number, from 1, and the loss over that whole batch."""
+        """Trains on the next global batch. Returns the step's number, from 1, and the loss over that whole batch."""
         self.progress["step"] += 1
         step = self.progress["step"]
         batch = global_batch(step, self.num_sequences, self.progress["data_seed"])
@@ -53,15 +53,15 @@ class Trainer:
         return step, mean_loss.item() / dist.get_world_size()
 
     def state(self) -> dict[str, Any]:
-        """The state to save or to load into: DTensors that share memory with the model and the optimizer."""
+        """Returns the state to save or to load into: DTensors that share memory with the model and the optimizer."""
         return self._state(StateDictOptions())
 
     def full_state(self) -> dict[str, Any]:
-        """The same state gathered into whole tensors in host memory on rank 0; no tensors elsewhere."""
+        """Returns the same state, gathered into whole tensors in host memory on rank 0. Other ranks get no tensors."""
         return self._state(StateDictOptions(full_state_dict=True, cpu_offload=True))
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes over a loaded ``state()``, including what is not a tensor."""
+        """Takes over a loaded ``state()``, including values that are not tensors."""
         set_state_dict(
             self.model,
             self.optimizer,

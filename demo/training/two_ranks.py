@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a script again as two ranks, as ``torchrun --nproc-per-node 2`` does."""
+"""Starts a script again on two ranks, as ``torchrun --nproc-per-node 2`` does."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 
 def on_two_ranks(script: str, job: Callable[[Path], None]) -> None:
-    """Calls ``job`` on each rank. Exits with their status.
+    """Calls ``job`` on each rank. Exits with the ranks' status.
 
     Args:
-        script: That calls this, and is given a folder that stays, or nothing.
-        job: Takes the folder.
+        script: The calling script. Its argument is a folder to keep; without one it uses a temporary folder.
+        job: Called with the folder.
     """
     if "RANK" in os.environ:
         job(Path(sys.argv[1]))

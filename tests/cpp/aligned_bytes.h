@@ -17,7 +17,7 @@ struct FreeBytes {
 };
 using AlignedBytes = std::unique_ptr<uint8_t[], FreeBytes>;
 
-/// Memory that direct I/O takes.
+/// Zeroed memory that is aligned for direct I/O.
 inline AlignedBytes aligned_bytes(int64_t size) {
   const auto rounded = static_cast<size_t>(base::align_up(size + 1, io::kDirectAlignment));
   AlignedBytes bytes(static_cast<uint8_t*>(std::aligned_alloc(io::kDirectAlignment, rounded)));
@@ -31,7 +31,7 @@ inline AlignedBytes aligned_bytes(const std::string& content) {
   return bytes;
 }
 
-/// Bytes that differ from their neighbours at every distance that matters.
+/// Pseudo-random bytes, which differ from their neighbours at every distance that matters.
 inline std::string patterned(int64_t size, uint32_t seed = 1) {
   std::string bytes(static_cast<size_t>(size), '\0');
   for (char& byte : bytes) {

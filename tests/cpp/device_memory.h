@@ -26,13 +26,13 @@ inline tensor::DType dtype_of(int64_t itemsize) {
   }
 }
 
-/// A tensor of random bytes that lies in a random way, as a device would hold it: the memory around it begins at a
-/// chosen remainder of 16, and its bytes in row-major order are known from copying element by element.
+/// A tensor of random bytes in a random layout, as a device would hold it. The memory around it begins at a chosen
+/// remainder of 16. Copying element by element gives its bytes in row-major order.
 class SampleTensor {
  public:
   SampleTensor(Random* random, const tensor::Dims& sizes, int64_t itemsize, bool expand)
       : itemsize_(itemsize), memory_(draw_memory(random, sizes, itemsize, expand)) {
-    // Sliced: elements of the memory that are not the tensor's stay around it, as canaries.
+    // Slicing keeps elements around the tensor that are not its own, as canaries.
     const int64_t shift = draw(random, 0, 2) == 0 ? draw(random, 0, 15) : 0;
     const int64_t room = static_cast<int64_t>(memory_.bytes.size());
     block_.resize(static_cast<size_t>(room + 64));
@@ -56,7 +56,7 @@ class SampleTensor {
     return packed;
   }
 
-  /// What all of the block should be once `packed` is the tensor's content.
+  /// The expected content of the whole block once `packed` is the tensor's content.
   std::vector<uint8_t> block_with(const std::vector<uint8_t>& packed) const {
     std::vector<uint8_t> block = block_;
     const uint8_t* next = packed.data();

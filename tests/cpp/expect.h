@@ -19,7 +19,7 @@ base::Status status_of(const base::Result<T>& result) {
   return result.status();
 }
 
-/// The value; ends the test case, showing the message, if there is none.
+/// Returns the value. If there is none, shows the message and ends the test case.
 template <class T>
 T value_of(base::Result<T> result) {
   INFO(result.status().message());
@@ -33,7 +33,7 @@ inline bool contains(std::string_view text, std::string_view part) {
 
 }  // namespace bytecheckpoint::test
 
-/// A Status or Result that must be ok.
+/// Requires a Status or Result to be ok.
 #define EXPECT_OK(...)                                                                             \
   do {                                                                                             \
     const ::bytecheckpoint::base::Status status_ = ::bytecheckpoint::test::status_of(__VA_ARGS__); \
@@ -41,7 +41,7 @@ inline bool contains(std::string_view text, std::string_view part) {
     REQUIRE(status_.is_ok());                                                                      \
   } while (false)
 
-/// A Status or Result that must have failed in this way.
+/// Requires a Status or Result to have failed with this code.
 #define EXPECT_CODE(wanted, ...)                                                                         \
   do {                                                                                                   \
     const ::bytecheckpoint::base::Status status_ = ::bytecheckpoint::test::status_of(__VA_ARGS__);       \
@@ -49,7 +49,7 @@ inline bool contains(std::string_view text, std::string_view part) {
     REQUIRE(static_cast<int>(status_.code()) == static_cast<int>(::bytecheckpoint::base::Code::wanted)); \
   } while (false)
 
-/// That, with a message that contains `part`.
+/// Requires that too, and a message that contains `part`.
 #define EXPECT_FAILURE(wanted, part, ...)                                                                \
   do {                                                                                                   \
     const ::bytecheckpoint::base::Status status_ = ::bytecheckpoint::test::status_of(__VA_ARGS__);       \

@@ -16,17 +16,17 @@ namespace {
 
 using Kind = io::FileSystemChange::Kind;
 
-constexpr int64_t kRows = 32, kColumns = 64;  // 8 KiB: enough sectors to be torn in many ways
+constexpr int64_t kRows = 32, kColumns = 64;  // 8 KiB: enough sectors to tear in many ways
 constexpr int64_t kElementBytes = 4;
 const std::string kWeights = "weights";
 
-/// What one rank saves in one save.
+/// The values that one rank saves in one save.
 struct Values {
   std::string elements, note;
 };
 
 const Values& values_of(int number, uint32_t rank) {
-  static std::map<std::pair<int, uint32_t>, Values> known;  // made once: they are compared with all that is loaded
+  static std::map<std::pair<int, uint32_t>, Values> known;  // made once, because every load is compared with them
   Values& values = known[{number, rank}];
   if (values.note.empty()) {
     const uint32_t seed = static_cast<uint32_t>(number) * 64 + rank;
@@ -50,7 +50,7 @@ tensor::Box chunk_of(uint32_t place) {
   return {{kRows * place, 0}, {kRows, kColumns}};
 }
 
-/// Ranks of a save, in the order of their chunks.
+/// The ranks of a save, in the order of their chunks.
 std::vector<uint32_t> ranks_of(engine::Scope scope, uint32_t num_ranks) {
   if (scope.has_value()) return {*scope};
   std::vector<uint32_t> ranks;
@@ -102,7 +102,7 @@ Loaded load_numbered(const std::string& directory, engine::Scope scope, uint32_t
   options.direct_io = false;
   options.ring_bytes = 16 << 20;
   engine::LoadJob job(options, manifest);
-  std::vector<std::pair<const std::string*, std::string>> wanted_and_got;  // not moved while the job runs
+  std::vector<std::pair<const std::string*, std::string>> wanted_and_got;  // must not move while the job runs
   wanted_and_got.reserve(2 * ranks.size());
   const format::Item* weights = manifest.find(kWeights);
   if (weights == nullptr || weights->chunks.size() != ranks.size()) return {0, "chunks are missing or too many"};
@@ -222,7 +222,7 @@ std::set<int> JournaledSaves::allowed(size_t num_changes, engine::Scope scope) c
       if (span.returned.has_value() && *span.returned <= num_changes) numbers.clear();
       numbers.insert(span.wish.number);
     } else if (!span.wish.scope.has_value()) {
-      numbers.insert(0);  // a save with collectives removes what single ranks had saved
+      numbers.insert(0);  // a save with collectives removes the checkpoints of single ranks
     }
   }
   return numbers;

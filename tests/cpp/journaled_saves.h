@@ -23,40 +23,40 @@ struct NumberedSave {
   bool sync = true;
 };
 
-/// What `directory` holds: the number of the save, 0 if there is none. Every value is read and compared.
+/// The number of the save that `directory` holds, or 0 for none. Every value is read and compared.
 struct Loaded {
   int number = 0;
-  std::string fault;  // of what is neither; empty if all is well
+  std::string fault;  // why it is neither; empty if all is well
 };
 Loaded load_numbered(const std::string& directory, engine::Scope scope, uint32_t num_ranks);
 
-/// Saves of one directory, one after the other, with a journal of what they changed.
+/// Saves one after the other into one directory, and keeps a journal of their changes.
 class JournaledSaves {
  public:
-  /// \param directory  Of the checkpoint, below the root of the disk.
-  /// \param num_ranks  Each writes a file in saves with collectives.
+  /// \param directory  Directory of the checkpoint, relative to the root of the disk.
+  /// \param num_ranks  Ranks in a save with collectives. Each writes a file.
   JournaledSaves(std::string directory, uint32_t num_ranks) : directory_(std::move(directory)), num_ranks_(num_ranks) {}
 
   void save(const NumberedSave& wish);
-  /// A save that ends when all is written: its files are removed.
+  /// A save that is aborted when all data is written, so its files are removed.
   void abort_save(const NumberedSave& wish);
-  /// A save that is refused.
+  /// A save that must be refused.
   void refused_save(const NumberedSave& wish);
-  /// The process is killed after its first `num_changes` changes. The system lives, and what it holds in memory.
+  /// Kills the process after its first `num_changes` changes. The system stays up and keeps what it holds in memory.
   void kill(size_t num_changes);
-  /// The power fails. \param left  What the disk holds then. \param number  What that loads as.
+  /// Loses power. \param left  What the disk holds then. \param number  The save that it loads as.
   void lose_power(const DiskTree& left, int number);
 
   const std::vector<io::FileSystemChange>& journal() const { return journal_; }
-  /// For a disk that lies, and tests that look whether that is seen.
+  /// For a lying disk, in tests of whether the survey notices it.
   std::vector<io::FileSystemChange>* journal_to_change() { return &journal_; }
-  /// A disk that takes no notice of this change.
+  /// Makes the disk ignore this change.
   void ignore(size_t change) { ignored_.insert(change); }
 
   /// The disk after 0, 1, ... changes.
   std::vector<SimulatedDisk> disks() const;
-  /// What may be loaded if the power fails after `num_changes`: the last save that had returned, or a later one, if it
-  /// had been renamed into place.
+  /// The saves that a load may find if the power fails after `num_changes`: the last save that had returned, or a later
+  /// one that had been renamed into place.
   std::set<int> allowed(size_t num_changes, engine::Scope scope) const;
 
   const std::string& directory() const { return directory_; }
@@ -65,10 +65,10 @@ class JournaledSaves {
  private:
   struct Span {
     NumberedSave wish;
-    size_t begun;                    // changes before it
-    std::optional<size_t> returned;  // changes until it said that it was committed
+    size_t begun;                    // changes before the save
+    std::optional<size_t> returned;  // changes until the save reported its commit
   };
-  /// Changes until it may be loaded.
+  /// Changes until a load may find the save.
   std::optional<size_t> renamed(const Span& span) const;
   template <class Run>
   void record(const NumberedSave& wish, bool commits, Run&& run);
@@ -84,7 +84,7 @@ class JournaledSaves {
   std::vector<Span> spans_;
 };
 
-/// Saves in the usual way into `directory`, without a journal. \returns the names of its data files.
+/// Saves into `directory` without a journal. \returns the names of the data files.
 std::vector<std::string> save_numbered(const std::string& directory, const NumberedSave& wish, uint32_t num_ranks);
 
 }  // namespace bytecheckpoint::test

@@ -7,7 +7,7 @@
 
 #include "csrc/format/tree.h"
 
-/// Trees from their parts, and their parts again.
+/// Makes trees from their parts, and takes trees apart.
 namespace bytecheckpoint::test {
 
 using format::Tree;
@@ -40,12 +40,12 @@ inline Tree holding(Tree::Kind kind, const std::vector<Tree>& children) {
   return Tree::from_encoded(out.take());
 }
 
-/// The outermost value; its text points into the tree.
+/// The outermost value. Its text points into the tree.
 inline format::TreeNode root_of(const Tree& tree) {
   return format::TreeReader(tree).next();
 }
 inline std::vector<Tree> children_of(const Tree& tree) {
-  // Each child ends where what follows it begins.
+  // Each child ends where the next one begins.
   std::vector<Tree> children;
   std::string_view left = std::string_view(tree.bytes()).substr(format::kContainerBytes);
   for (uint32_t i = root_of(tree).num_children; i != 0; --i) {
@@ -58,7 +58,7 @@ inline std::vector<Tree> children_of(const Tree& tree) {
   return children;
 }
 
-/// The bytes of the same tree from its values, one by one.
+/// Writes the same tree again from its values, one by one.
 inline void write_anew(format::TreeReader* in, base::ByteWriter* out) {
   const format::TreeNode node = in->next();
   switch (node.kind) {

@@ -10,11 +10,12 @@
 
 namespace bytecheckpoint::test {
 
-/// Changes bytes as damage and malice do: flips, extremes in fields, cuts, insertions, doublings, parts of others.
+/// Changes bytes as damage or an attacker would: flipped bits, extremes in fields, cuts, insertions, repetitions,
+/// splices.
 class Mutator {
  public:
-  /// \param others  Where spliced parts come from.
-  /// \param tokens  Bytes that mean something in the format (opcodes, for instance); inserted and overwritten with.
+  /// \param others  Source of spliced parts.
+  /// \param tokens  Bytes with a meaning in the format, such as opcodes, to insert and to overwrite with.
   Mutator(uint64_t seed, std::vector<std::string> others, std::string tokens)
       : random_(seed), others_(std::move(others)), tokens_(std::move(tokens)) {}
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-/// Pieces of pickles as bytes, to be put together into what no pickler would write.
+/// Pieces of pickles as bytes, to build pickles that no pickler would write.
 namespace bytecheckpoint::test::pickled {
 
 /// Every opcode of protocol 5.
@@ -40,13 +40,13 @@ inline std::string list(std::initializer_list<std::string> values) {
   for (const std::string& value : values) bytes += value;
   return bytes + "e";
 }
-/// Keys that are strings, with values.
+/// A dict with string keys.
 inline std::string dict(std::initializer_list<std::pair<std::string, std::string>> entries) {
   std::string bytes = "}(";
   for (const auto& [key, value] : entries) bytes += text(key) + value;
   return bytes + "u";
 }
-/// What `callee(*args)` returned.
+/// The result of `callee(*args)`.
 inline std::string call(const std::string& callee, const std::string& args) {
   return callee + args + "R";
 }
@@ -66,7 +66,7 @@ inline std::string repeated(std::string_view part, size_t times) {
   for (size_t i = 0; i < times; ++i) bytes += part;
   return bytes;
 }
-/// A whole pickle.
+/// A complete pickle.
 inline std::string whole(const std::string& value) {
   return "\x80\x02" + value + ".";
 }

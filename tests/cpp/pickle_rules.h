@@ -6,7 +6,7 @@
 
 #include "csrc/format/pickle_tree.h"
 
-/// Small rules to read pickles by, for tests of the machine itself.
+/// Small rules for reading pickles, for tests of the machine itself.
 namespace bytecheckpoint::test {
 
 using format::Pickle;
@@ -14,7 +14,7 @@ using format::PickleRules;
 using format::Tree;
 using format::UnfoldBudget;
 
-/// Lets in `m.C` as 1 and `m.f` as 2.
+/// Allows `m.C` as 1 and `m.f` as 2.
 inline const PickleRules kRules{[](std::string_view module, std::string_view name) -> std::optional<uint32_t> {
                                   if (module == "m" && name == "C") return 1;
                                   if (module == "m" && name == "f") return 2;

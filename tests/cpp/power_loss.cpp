@@ -12,9 +12,9 @@
 namespace bytecheckpoint::test {
 namespace {
 
-// Of new trees, every so many are verified, and saved into.
+// One in so many new trees is verified, and one is saved into.
 constexpr int64_t kVerifyEvery = 8, kSaveEvery = 50;
-// Random trees of one point in a row that were all seen before: then it has no more to show.
+// After this many random trees of one point in a row that were all known, the survey leaves the point.
 constexpr int kBarren = 300;
 constexpr int kDrawsAtOnce = 16;
 constexpr int kFaulty = -1;
@@ -48,7 +48,7 @@ PowerLossSurvey::PowerLossSurvey(const JournaledSaves& saves, engine::Scope watc
 const PowerLossTally& PowerLossSurvey::run(int64_t num_states, bool until_violated) {
   const auto over = [&] { return until_violated && tally_.violations > 0; };
   const auto num_points = static_cast<int64_t>(disks_.size());
-  // Half of the states at most: points with few have room left for those with many.
+  // At most half of the states go to landmarks, so points with few leave room for those with many.
   const int64_t each = std::max<int64_t>(2, num_states / 2 / num_points);
   for (size_t point = 0; point < disks_.size(); ++point) {
     const int64_t landmarks = disks_[point].num_landmarks();
@@ -80,7 +80,8 @@ bool PowerLossSurvey::look_at(size_t point, const DiskTree& tree) {
     tally_.undecided += allowed_[point].size() > 1 ? 1 : 0;
     if (seen->second >= 0) ++tally_.loaded[seen->second];
   }
-  // A tree that was seen may be one too many here: what was there before the save returned must not be there after it.
+  // A known tree may still be wrong at this point: a state from before the save must not appear after the save
+  // returned.
   const std::set<int>& allowed = allowed_[point];
   if (!fault.empty()) {
     violate(point, tree, fault);
@@ -95,7 +96,7 @@ int PowerLossSurvey::examine(const DiskTree& tree, std::string* fault) {
   const Loaded loaded = load_numbered(directory_, watched_, saves_.num_ranks());
   *fault = loaded.fault;
   if (fault->empty() && tally_.states % kVerifyEvery == 0) {
-    // Without a mark of the scope that is watched there may be others, which are as whole.
+    // If there is no mark of the watched scope, there may be others, and they must be whole too.
     *fault = verified(directory_, loaded.number != 0);
     ++tally_.verified;
   }
@@ -108,7 +109,7 @@ int PowerLossSurvey::examine(const DiskTree& tree, std::string* fault) {
 
 std::string PowerLossSurvey::save_again() {
   shown_.forget();
-  // A save of one rank is refused where one with collectives is.
+  // A save of one rank is refused if a checkpoint of a save with collectives exists.
   const bool global = engine::open_checkpoint(directory_).is_ok();
   NumberedSave wish;
   wish.number = kSaveAgain;
@@ -117,7 +118,7 @@ std::string PowerLossSurvey::save_again() {
   const Loaded loaded = load_numbered(directory_, wish.scope, saves_.num_ranks());
   if (!loaded.fault.empty()) return "saved again: " + loaded.fault;
   if (loaded.number != kSaveAgain) return base::text("saved again, loads as ", loaded.number);
-  if (wish.scope.has_value()) return "";  // others may have files of their own there
+  if (wish.scope.has_value()) return "";  // other ranks may have files there
   wanted.push_back(engine::mark_name({}));
   std::sort(wanted.begin(), wanted.end());
   std::vector<std::string> names = value_of(io::list_directory(directory_));

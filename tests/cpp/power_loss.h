@@ -17,28 +17,29 @@
 
 namespace bytecheckpoint::test {
 
-/// What a survey has seen.
+/// What a survey has found.
 struct PowerLossTally {
-  int64_t states = 0;       // different trees, each loaded by our own code
-  int64_t undecided = 0;    // of them, first seen where two saves may be there: renamed, and not known to be on disk
-  int64_t verified = 0;     // of them, by reading every byte
-  int64_t saved_again = 0;  // of them, into which another save was made
+  int64_t states = 0;  // different trees, each loaded by our own code
+  // those first seen where two saves may be there: one is renamed, but not known to be on disk
+  int64_t undecided = 0;
+  int64_t verified = 0;           // those verified by reading every byte
+  int64_t saved_again = 0;        // those into which another save was made
   std::map<int, int64_t> loaded;  // by the number of the save, 0 for none
   int64_t violations = 0;
   std::string first_violation;
 };
 
-/// Takes the power away after each change of some saves, in as many ways as a disk may take it, and looks what is left:
-/// one of the saves that may be there, whole, or nothing where nothing may be.
+/// Removes power after each change of some saves, in as many ways as a disk may fail, and checks what is left: one of
+/// the saves that may be there, whole, or nothing if nothing may be there.
 ///
-/// Trees are real directories, in memory where the machine has such a file system.
+/// Trees are real directories, in memory if the machine has such a file system.
 class PowerLossSurvey {
  public:
-  /// \param watched  Whose checkpoint is loaded.
+  /// \param watched  The scope whose checkpoint is loaded.
   PowerLossSurvey(const JournaledSaves& saves, engine::Scope watched, uint64_t seed);
 
-  /// Goes on until `num_states` different trees have been seen, or random ones no longer give new ones.
-  /// \param until_violated  Ends at the first violation, too.
+  /// Runs until `num_states` different trees have been seen, or random trees are no longer new.
+  /// \param until_violated  Also ends at the first violation.
   const PowerLossTally& run(int64_t num_states, bool until_violated);
 
  private:
@@ -52,11 +53,11 @@ class PowerLossSurvey {
   const engine::Scope watched_;
   std::mt19937_64 random_;
   const std::vector<SimulatedDisk> disks_;  // after 0, 1, ... changes
-  std::vector<std::set<int>> allowed_;      // likewise
+  std::vector<std::set<int>> allowed_;      // after 0, 1, ... changes
   const TempDir dir_;
-  const std::string directory_;  // of the checkpoint, in it
+  const std::string directory_;  // of the checkpoint, in dir_
   ShownTree shown_;
-  std::unordered_map<uint64_t, int> seen_;  // by the hash of the tree: what it loads as
+  std::unordered_map<uint64_t, int> seen_;  // hash of a tree to the save it loads as
   PowerLossTally tally_;
 };
 

@@ -21,7 +21,7 @@ inline tensor::Dims draw_sizes(Random* random, int64_t max_dims, int64_t max_siz
   return sizes;
 }
 
-/// Inside `sizes`; now and then without elements.
+/// A box inside `sizes`, sometimes without elements.
 inline tensor::Box draw_box(Random* random, const tensor::Dims& sizes) {
   tensor::Box box = tensor::whole(sizes);
   for (size_t d = 0; d < sizes.size(); ++d) {
@@ -53,11 +53,11 @@ inline int64_t dot(const tensor::Dims& index, const tensor::Dims& strides) {
   return sum;
 }
 
-/// Memory in which a tensor of some sizes lies in a random way: dims permuted, padded, reversed or expanded.
+/// Memory that holds a tensor in a random layout: dims permuted, padded, reversed or expanded.
 struct RandomMemory {
   std::vector<uint8_t> bytes;
   tensor::Dims strides_bytes;
-  int64_t first = 0;  // of the element at index 0
+  int64_t first = 0;  // offset of the element at index 0
 
   uint8_t* data() { return bytes.data() + first; }
 };

@@ -12,7 +12,7 @@
 
 namespace bytecheckpoint::test {
 
-/// Cuts a tensor into chunks that do not overlap: along random places of each dim, or of each part anew.
+/// Cuts a tensor into chunks that do not overlap, at random places of each dim, the same or different in each part.
 inline void draw_partition(Random* random, const tensor::Box& part, size_t dim, bool grid,
                            const std::vector<std::vector<int64_t>>& cuts, std::vector<tensor::Box>* out) {
   if (dim == part.num_dims()) return out->push_back(part);
@@ -43,7 +43,7 @@ inline std::vector<tensor::Box> draw_partition(Random* random, const tensor::Dim
   return boxes;
 }
 
-/// Valid, of any shapes; chunks of an item never overlap, and mostly stand in order.
+/// A valid manifest of any shapes. Chunks of an item never overlap, and are mostly in order.
 inline format::Manifest draw_manifest(Random* random, int64_t max_items, int64_t max_cuts) {
   using namespace format;  // NOLINT
   Manifest manifest;

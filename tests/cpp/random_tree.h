@@ -9,12 +9,12 @@
 
 namespace bytecheckpoint::test {
 
-/// A tree as Python could have it: what stands in the place of a key can be hashed.
+/// A tree that Python could have: a key is always hashable.
 inline Tree draw_tree(Random* random, int depth, bool as_key = false) {
   using Kind = Tree::Kind;
   auto kind = static_cast<Kind>((*random)() % (depth == 0 ? 7 : 10));
   if (as_key && (kind == Kind::kList || kind == Kind::kDict)) kind = Kind::kTuple;
-  // Of all sizes: the shorter an int, the shorter what a pickle has for it.
+  // Ints have all sizes, because pickle has shorter opcodes for shorter ints.
   if (kind == Kind::kInt) return integer(static_cast<int64_t>((*random)()) >> (*random)() % 64);
   if (kind == Kind::kFloat) return real(static_cast<double>((*random)()) / 7 - 1e18);
   if (kind == Kind::kString || kind == Kind::kBytes) {

@@ -15,7 +15,7 @@
 
 namespace bytecheckpoint::test {
 
-/// One entry as one rank has it.
+/// One entry as one rank holds it.
 struct HeldEntry {
   std::string fqn;
   planner::EntryKind kind = planner::EntryKind::kBytes;
@@ -25,7 +25,7 @@ struct HeldEntry {
   std::vector<tensor::Box> boxes;  // of a shard
 };
 
-/// What each rank of a world holds.
+/// Encodes what one rank of a world holds.
 using World = std::vector<std::vector<HeldEntry>>;
 
 inline std::string blob_of(uint32_t rank, const std::vector<HeldEntry>& held) {
@@ -51,15 +51,15 @@ inline tensor::TensorInfo info_of(tensor::Dims sizes, tensor::DType dtype = tens
   return info;
 }
 
-/// A mesh: ranks in row-major order, and which dim of the tensor each axis shards (-1: it replicates).
+/// A mesh: ranks in row-major order, and the tensor dim that each axis shards (-1: the axis replicates).
 struct Mesh {
   std::vector<uint32_t> ranks;
   tensor::Dims axes;
   std::vector<int64_t> placements;
 };
 
-/// What the member `position` of the mesh holds: chunks of `torch.chunk`, and behind them empty ones at the end, as
-/// DTensor has it.
+/// The box that member `position` of the mesh holds: chunks as `torch.chunk` cuts them, then empty ones at the end, as
+/// in DTensor.
 inline tensor::Box shard_of(const Mesh& mesh, size_t position, const tensor::Dims& sizes) {
   tensor::Box box = tensor::whole(sizes);
   auto rest = static_cast<int64_t>(position);
@@ -80,7 +80,7 @@ inline tensor::Box shard_of(const Mesh& mesh, size_t position, const tensor::Dim
   return box;
 }
 
-/// Gives an entry to the members of the mesh.
+/// Gives the entry to the members of the mesh.
 inline void add_sharded(World* world, const std::string& fqn, const tensor::TensorInfo& info, const Mesh& mesh,
                         bool can_split = true) {
   for (size_t i = 0; i < mesh.ranks.size(); ++i) {
@@ -99,7 +99,7 @@ inline Mesh draw_mesh(Random* random, uint32_t num_ranks, size_t num_dims) {
   mesh.ranks.resize(num_ranks);
   for (uint32_t rank = 0; rank < num_ranks; ++rank) mesh.ranks[rank] = rank;
   if (draw(random, 0, 3) == 0) std::shuffle(mesh.ranks.begin(), mesh.ranks.end(), *random);
-  if (draw(random, 0, 3) == 0) mesh.ranks.resize(static_cast<size_t>(draw(random, 1, num_ranks)));  // a stage
+  if (draw(random, 0, 3) == 0) mesh.ranks.resize(static_cast<size_t>(draw(random, 1, num_ranks)));  // a pipeline stage
   for (auto left = static_cast<int64_t>(mesh.ranks.size()); left > 1 || mesh.axes.empty();) {
     int64_t axis = draw(random, 1, left);
     while (left % axis != 0) --axis;
@@ -111,8 +111,8 @@ inline Mesh draw_mesh(Random* random, uint32_t num_ranks, size_t num_dims) {
   return mesh;
 }
 
-/// Objects, plain tensors and shards of meshes, small enough to be looked at element by element. Every rank has the
-/// entries in an order of its own now and then.
+/// Objects, plain tensors and shards of meshes, small enough to check element by element. Sometimes every rank has the
+/// entries in its own order.
 inline World draw_world(Random* random, uint32_t num_ranks) {
   World world(num_ranks);
   const int64_t num_entries = draw(random, 0, 12);

@@ -3,10 +3,10 @@
 
 namespace bytecheckpoint::test {
 
-/// How often a case that has no threads repeats itself: `n` times, less under ASan, which slows it down, and under
-/// TSan, which finds nothing in it.
+/// Number of repetitions of a case without threads: `n`, or less under ASan, which slows it down, and under TSan, which
+/// finds nothing in it.
 constexpr int rounds(int n) {
-#if defined(__SANITIZE_THREAD__)  // of gcc
+#if defined(__SANITIZE_THREAD__)  // gcc's macro
   return n / 10;
 #elif defined(__SANITIZE_ADDRESS__)
   return n / 4;

@@ -9,7 +9,7 @@
 
 namespace bytecheckpoint::test {
 
-/// Bytes of a file of tests/cpp/data, which make_data.py made.
+/// The bytes of a file of tests/cpp/data, which make_data.py made.
 inline std::string sample_file(const std::string& name) {
   std::ifstream file(std::string(BCP_TEST_DATA "/") + name, std::ios::binary);
   REQUIRE_MESSAGE(file.good(), name);

@@ -10,7 +10,7 @@
 
 namespace bytecheckpoint::test {
 
-/// Two tensors (one in two chunks, one without elements, one scalar), an opaque record, bytes, in two files.
+/// Tensors (one in two chunks, one without elements, one opaque, one scalar) and bytes, in two files.
 inline format::Manifest sample_manifest() {
   using namespace format;  // NOLINT
   using tensor::DType;

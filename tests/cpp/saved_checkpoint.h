@@ -34,7 +34,7 @@ inline engine::SaveOptions save_options(const std::string& directory) {
   engine::SaveOptions options;
   options.directory = directory;
   options.ring_bytes = 16 << 20;
-  options.io_timeout_s = 60;  // so that all is tested with the threads that this takes
+  options.io_timeout_s = 60;  // tests run with the threads that a timeout needs
   return options;
 }
 
@@ -46,7 +46,7 @@ inline engine::CommitOptions commit_options(const std::string& directory, uint8_
   return options;
 }
 
-/// What a coordinator would plan for `items`; chunks of one fqn are joined.
+/// The manifest that a coordinator would plan for `items`. Chunks of one fqn are joined.
 inline format::Manifest planned(const std::vector<SaveItem>& items, const base::Id& save_id) {
   format::Manifest manifest;
   manifest.save_id = save_id;
@@ -69,7 +69,7 @@ inline format::Manifest planned(const std::vector<SaveItem>& items, const base::
   return manifest;
 }
 
-/// One rank's part: tensors first, then bytes.
+/// Writes one rank's part: tensors first, then bytes.
 inline base::Result<format::WriteResult> write_items(const std::vector<SaveItem>& items, engine::SaveOptions options) {
   BCP_ASSIGN_OR_RETURN(const auto job, engine::SaveJob::start(std::move(options)));
   for (const SaveItem& item : items) {
@@ -98,7 +98,7 @@ inline SaveItem bytes_item(std::string content) {
   return {"content", {}, {}, {}, std::move(content)};
 }
 
-/// \param of_ranks  What each rank saves; of the one rank in a save without collectives.
+/// \param of_ranks  The items of each rank, or of the one rank in a save without collectives.
 inline PendingSave begin_save(engine::CommitOptions options, const std::vector<std::vector<SaveItem>>& of_ranks) {
   PendingSave save;
   const engine::CommitOptions asked = options;
@@ -117,12 +117,12 @@ inline PendingSave begin_save(engine::CommitOptions options, const std::vector<s
   return save;
 }
 
-/// Of one item of bytes.
+/// Begins a save of one item of bytes.
 inline PendingSave begin_save(engine::CommitOptions options, const std::string& content) {
   return begin_save(std::move(options), std::vector<std::vector<SaveItem>>{{bytes_item(content)}});
 }
 
-/// A finished checkpoint; \returns the name of its data file.
+/// Saves a checkpoint. \returns the name of its data file.
 inline std::string save_checkpoint(const std::string& directory, uint8_t save_number, const std::string& content) {
   PendingSave save = begin_save(commit_options(directory, save_number), content);
   EXPECT_OK(save.finish());

@@ -17,7 +17,7 @@ namespace bytecheckpoint::test {
 /// A real directory that shows one tree after another, for code that opens files. Changes only what differs.
 class ShownTree {
  public:
-  /// \param root  An existing directory. What is in it goes with the first tree.
+  /// \param root  An existing directory. The first tree replaces its content.
   explicit ShownTree(std::string root) : root_(std::move(root)) { forget(); }
 
   void show(const DiskTree& tree) {
@@ -25,7 +25,7 @@ class ShownTree {
     for (const auto& [path, content] : shown_.files) {
       if (tree.files.count(path) == 0) must(::unlink(at(path).c_str()), path);
     }
-    // From the leaves up: a directory sorts before what is in it.
+    // In reverse, because a directory sorts before its content.
     for (auto path = shown_.directories.rbegin(); path != shown_.directories.rend(); ++path) {
       if (tree.directories.count(*path) == 0) must(::rmdir(at(*path).c_str()), *path);
     }
@@ -40,7 +40,7 @@ class ShownTree {
     is_known_ = true;
   }
 
-  /// Somebody else has changed it.
+  /// Call this after other code has changed the directory.
   void forget() { is_known_ = false; }
 
  private:

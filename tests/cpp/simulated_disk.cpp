@@ -102,7 +102,7 @@ void SimulatedDisk::apply(const io::FileSystemChange& change) {
       after.replace(offset, change.bytes.size(), change.bytes);
       return change_file(change.file, std::move(after));
     }
-    case Kind::kReserve:  // of space beyond the size, which it leaves
+    case Kind::kReserve:  // reserves space beyond the size, which stays
       return;
     case Kind::kTruncate:
       return change_file(change.file,
@@ -134,7 +134,7 @@ void SimulatedDisk::apply(const io::FileSystemChange& change) {
 template <class ValueOf, class ContentOf>
 DiskTree SimulatedDisk::tree(ValueOf&& value_of, ContentOf&& content_of_file) const {
   DiskTree out;
-  std::unordered_map<int, Content> contents;  // two names of one file show the same
+  std::unordered_map<int, Content> contents;  // two names of one file show the same content
   for (const auto& [path, values] : names_) {
     const int node = value_of(values).node;
     const std::string parent = parent_of(path);
@@ -174,7 +174,7 @@ DiskTree SimulatedDisk::landmark(int64_t index) const {
     index /= static_cast<int64_t>(base);
     return value;
   };
-  // Of all files, also of those that this tree does not show: the index counts them.
+  // All files count in the index, including those that this tree does not show.
   std::vector<Content> contents;
   for (const Node& node : nodes_) {
     if (node.versions.empty()) {
@@ -207,7 +207,7 @@ Content SimulatedDisk::torn(const Node& node, std::mt19937_64* random) const {
   }
   const size_t unit = below(random, 4) == 0 ? kPageBytes : kSectorBytes;
   const size_t units = (size + unit - 1) / unit;
-  // Half of the time nearly all has arrived: one sector that is missing hides best.
+  // Half of the time nearly all sectors have arrived, because one missing sector is the hardest to notice.
   const bool nearly_whole = below(random, 2) == 0;
   const size_t lost = units == 0 ? 0 : below(random, units), more_lost = units == 0 ? 0 : below(random, 2 * units);
   const std::string& stale = [&]() -> const std::string& {
@@ -219,7 +219,7 @@ Content SimulatedDisk::torn(const Node& node, std::mt19937_64* random) const {
     const size_t begin = u * unit;
     size_t choice = versions.size() - 1;
     if (!nearly_whole || u == lost || u == more_lost) choice = below(random, versions.size() + 2);
-    // What was once on the disk is overwritten or not.
+    // A sector that was once on disk keeps the old value or gets the new one.
     if (choice >= versions.size() && begin < synced) choice = below(random, versions.size());
     if (choice == versions.size()) continue;
     const std::string& from = choice < versions.size() ? versions[choice]->bytes : stale;

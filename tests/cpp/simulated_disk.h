@@ -15,7 +15,7 @@
 
 namespace bytecheckpoint::test {
 
-/// What a file holds; shared by all trees that have it.
+/// Content of a file, shared by all trees that have it.
 struct FileBytes {
   std::string bytes;
   uint64_t hash;
@@ -23,7 +23,7 @@ struct FileBytes {
 using Content = std::shared_ptr<const FileBytes>;
 Content content_of(std::string bytes);
 
-/// Directories and files by their paths below some root, which is itself not among them.
+/// Directories and files by their paths relative to some root, which is not in the set.
 struct DiskTree {
   std::set<std::string> directories;
   std::map<std::string, Content> files;
@@ -31,45 +31,44 @@ struct DiskTree {
   uint64_t hash() const;
 };
 
-/// A disk to which changes are done in the order of a journal, and what it may hold if the power fails then.
+/// A disk to which the changes of a journal are applied in order, and all states it may be in if the power then fails.
 ///
-/// Weaker than any file system that keeps the promises of fsync, so that what survives it survives them:
+/// It promises less than any file system that keeps the promises of fsync, so code that survives it survives those:
 ///
-/// - A name takes any of the values that it had since its directory was last synced, or the one it had then; each name
-///   on its own. So creations, removals and the two halves of a rename are lost or kept in any order; a removed file
-///   is back, a renamed one has both names or none. The name that a rename replaces is never gone: it had the old
-///   value, then the new one. A sync of a file says nothing about its name, a sync of a directory nothing about its
-///   own.
-/// - In a part of the states, names instead are as they were at one time, no earlier than any sync: file systems that
-///   keep a log of their metadata, as ext4 and xfs do.
-/// - A file that was synced is whole. Later changes to it are lost or kept by the sector of 512 bytes, the page of 4
-/// KiB
-///   or as a whole, in any order; the size is any that it had since, or ends at a sector in between. A sector beyond
-///   the size that was synced may also be zeros (reserved, or extended, and not written) or what lay on the disk
-///   before: the bytes of another file at the same place.
-/// - A disk keeps what it said was synced, writes a sector whole or not at all, and gives the blocks of a removed file
-///   to another only once the removal cannot be undone.
+/// - A name takes the value that it had when its directory was last synced, or any value since, independently of other
+///   names. So creations, removals and the two halves of a rename are lost or kept in any order; a removed file may be
+///   back, a renamed one may have both names or none. The name that a rename replaces never disappears: it has the old
+///   value or the new one. A sync of a file does not cover its name, and a sync of a directory does not cover its own
+///   name.
+/// - In some of the states, all names are instead as they were at one moment, no earlier than any sync. File systems
+///   with a metadata log, such as ext4 and xfs, behave like this.
+/// - A synced file is whole. Later changes to it are lost or kept by sectors of 512 bytes, by pages of 4 KiB or as a
+///   whole, in any order. Its size is any that it had since, or ends at a sector in between. A sector beyond the synced
+///   size may also be zeros (reserved or extended, but not written) or what lay on the disk before: the bytes of
+///   another file at the same place.
+/// - A disk keeps what it reported as synced, writes a sector whole or not at all, and gives the blocks of a removed
+///   file to another file only once the removal cannot be undone.
 ///
-/// Semantics in the spirit of ALICE (OSDI'14) and CrashMonkey (OSDI'18). Copies share their files.
+/// The semantics follow ALICE (OSDI'14) and CrashMonkey (OSDI'18). Copies share their files.
 class SimulatedDisk {
  public:
-  /// \param root     Changes below it are followed. Syncs elsewhere are passed over.
-  /// \param durable  What is on the disk, and was synced.
+  /// \param root     Follows changes below it, and ignores syncs elsewhere.
+  /// \param durable  The synced content of the disk.
   explicit SimulatedDisk(std::string root, const DiskTree& durable = {});
 
   void apply(const io::FileSystemChange& change);
 
-  /// What a process sees.
+  /// The tree that a process sees.
   DiskTree latest() const;
 
-  /// Combinations of values of names with the contents that each file had after one of its changes, or with its sectors
-  /// all zeros: no torn files. Saturates at kManyLandmarks.
+  /// Number of combinations of name values with file contents, where a file has its content after one of its changes,
+  /// or all sectors zero. There are no torn files. Saturates at kManyLandmarks.
   int64_t num_landmarks() const;
   static constexpr int64_t kManyLandmarks = int64_t{1} << 40;
-  /// \param index  0: all that was not synced is lost.
+  /// \param index  At 0, everything that was not synced is lost.
   DiskTree landmark(int64_t index) const;
 
-  /// Any state, torn files included.
+  /// Any state, including torn files.
   DiskTree random_tree(std::mt19937_64* random) const;
 
  private:
@@ -77,7 +76,7 @@ class SimulatedDisk {
 
   struct Node {
     bool is_directory = false;
-    std::vector<Content> versions;  // of a file: synced, then after each change since
+    std::vector<Content> versions;  // of a file: the synced content, then the content after each later change
   };
   struct Value {
     int64_t time;
@@ -93,7 +92,7 @@ class SimulatedDisk {
   const Node& file_of(uint64_t inode) const;
   Content zeroed(const Node& node) const;
   Content torn(const Node& node, std::mt19937_64* random) const;
-  /// \param value_of  Which of the values of a name; \param content_of_file  What a file holds.
+  /// \param value_of  Picks one of a name's values. \param content_of_file  Picks the content of a file.
   template <class ValueOf, class ContentOf>
   DiskTree tree(ValueOf&& value_of, ContentOf&& content_of_file) const;
 

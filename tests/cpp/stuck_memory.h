@@ -13,7 +13,7 @@
 
 namespace bytecheckpoint::test {
 
-/// Memory that nobody gets to see: a system call that is to copy from it, or to it, hangs until it is let go. As a call
+/// Memory that no system call can read or write: a call that copies from it or to it hangs until `let_go`, like a call
 /// to storage that does not answer.
 class StuckMemory {
  public:
@@ -36,10 +36,10 @@ class StuckMemory {
   StuckMemory(const StuckMemory&) = delete;
   StuckMemory& operator=(const StuckMemory&) = delete;
 
-  /// False where the system does not let this user have such memory.
+  /// False if the system does not let this user have such memory.
   bool is_stuck() const { return is_stuck_; }
   uint8_t* get() const { return memory_; }
-  /// What hangs goes on, and finds zeros.
+  /// Lets hanging calls continue. They find zeros.
   void let_go() {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;

@@ -15,17 +15,17 @@
 
 namespace bytecheckpoint::test {
 
-/// Where directories of tests that need no disk are made: in memory, unless `$TMPDIR` is set; null: no such place.
+/// Directory for tests that need no disk: in memory, unless `$TMPDIR` is set. Null if there is no such directory.
 inline const char* memory_root() {
   const char* root = std::getenv("TMPDIR");
   return root == nullptr && io::is_in_memory("/dev/shm") ? "/dev/shm" : root;
 }
 
-/// A directory of its own for one test, gone with it. `$TMPDIR` if set, so that a run can choose its file system.
+/// A directory for one test, which its destructor removes. `$TMPDIR` if set, so that a run can choose its file system.
 class TempDir {
  public:
   TempDir() : TempDir(std::getenv("TMPDIR")) {}
-  /// \param root  Where it is made; null: /tmp.
+  /// \param root  The parent directory. Null: /tmp.
   explicit TempDir(const char* root) {
     path_ = std::string(root == nullptr ? "/tmp" : root) + "/bcp_test_XXXXXX";
     if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("mkdtemp(" + path_ + ")");
@@ -40,7 +40,7 @@ class TempDir {
   const std::string& path() const { return path_; }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
-  /// Sorted names in it.
+  /// Sorted names of its entries.
   std::vector<std::string> names() const {
     std::vector<std::string> out;
     for (const auto& entry : std::filesystem::directory_iterator(path_)) out.push_back(entry.path().filename());
@@ -68,7 +68,7 @@ inline void write_all(const std::string& path, std::string_view bytes) {
   if (!out.flush()) throw std::runtime_error("cannot write " + path);
 }
 
-/// Changes one bit of the file.
+/// Flips one bit of the file.
 inline void flip_bit(const std::string& path, int64_t offset) {
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
   const int byte = file.seekg(offset).get();

@@ -28,7 +28,7 @@ TEST_CASE("pages: what is kept for their memory ends while it is there, and with
   std::vector<int> ended;
   const auto held = [&](int number) {
     return std::shared_ptr<void>(nullptr, [&ended, first, number](void*) {
-      first[number] = 1;  // faults if it is not mapped any more
+      first[number] = 1;  // faults if the memory is no longer mapped
       ended.push_back(number);
     });
   };
@@ -64,7 +64,7 @@ TEST_CASE("arena: as many states as the terms allow, no more") {
   CHECK(other->pages().get() != one->pages().get());
   CHECK(arena.try_lease(1, two).status().code() == Code::kStagingBusy);
   one->release();
-  CHECK(arena.try_lease(1, kOneState).status().code() == Code::kStagingBusy);  // the other is still there
+  CHECK(arena.try_lease(1, kOneState).status().code() == Code::kStagingBusy);  // the other lease still holds its region
   other->release();
   other->release();
   CHECK(arena.try_lease(1, kOneState).is_ok());
@@ -172,7 +172,7 @@ TEST_CASE("arena: prepared memory is what the first state gets") {
   const int64_t mapped = arena.mapped_bytes();
   CHECK(mapped >= 20 << 20);
   const auto lease = test::value_of(arena.try_lease(20 << 20, kOneState));
-  EXPECT_OK(arena.prepare(40 << 20, kOneState));  // in use: nothing happens
+  EXPECT_OK(arena.prepare(40 << 20, kOneState));  // in use: has no effect
   CHECK(arena.mapped_bytes() == mapped);
 }
 

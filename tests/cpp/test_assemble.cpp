@@ -112,7 +112,7 @@ TEST_CASE(
                  assemble_manifest(plan, {rank0}));
   EXPECT_OK(assemble_manifest(plan, {rank0}, Gaps::kIgnore));
   CHECK(test::value_of(assemble_manifest(plan, {rank0}, Gaps::kMark)).items[0].is_partial);
-  plan.items[0].is_partial = true;  // the planner has been told
+  plan.items[0].is_partial = true;  // the planner knows that it is partial
   EXPECT_OK(assemble_manifest(plan, {rank0}));
   plan.items = {planned_tensor("model.0.weight", {256, 4}, {{{0, 0}, {128, 4}}, {{100, 0}, {156, 4}}})};
   for (const Gaps gaps : {Gaps::kRefuse, Gaps::kMark, Gaps::kIgnore}) {
@@ -189,7 +189,7 @@ TEST_CASE("assemble: any order of chunks and records, records twice, chunks that
     for (const char* fqn : {"b", "a", "c"}) {
       std::vector<Box> boxes;
       for (int64_t row = 0; row < test::draw(&random, 0, 6); ++row) {
-        const int64_t rows = test::draw(&random, 0, 3) == 0 ? 0 : 1;  // empty shards may share their place
+        const int64_t rows = test::draw(&random, 0, 3) == 0 ? 0 : 1;  // empty shards may share an offset
         boxes.push_back({{row - (rows == 0 && row != 0 ? 1 : 0), 2}, {0, 3}});
       }
       if (test::draw(&random, 0, 1) == 0) std::shuffle(boxes.begin(), boxes.end(), random);
@@ -197,7 +197,7 @@ TEST_CASE("assemble: any order of chunks and records, records twice, chunks that
     }
     std::vector<WriteResult> results(3);
     for (uint32_t rank = 0; rank < 3; ++rank) results[rank].files = {file_of(rank)};
-    // By name and offsets: the record of the last rank, of those the last.
+    // By name and offsets: the record of the last rank that wrote it, and its last one.
     std::map<std::pair<std::string, int64_t>, std::pair<size_t, int64_t>> wanted;
     for (size_t rank = 0; rank < 3; ++rank) {
       for (const Item& item : plan.items) {

@@ -17,8 +17,8 @@
 #include "tests/cpp/sample_file.h"
 #include "tests/cpp/zip_of.h"
 
-// That torch.load reads these archives, and that those of torch.save are read, is checked with more values from Python
-// (tests/unit/test_builtin_objects.py).
+// tests/unit/test_builtin_objects.py checks from Python, with more values, that torch.load reads these archives, and
+// that we read those of torch.save.
 
 namespace bytecheckpoint::format {
 namespace {
@@ -36,7 +36,7 @@ Decoded decoded(const std::string& archive) {
   return test::value_of(decode_builtin_archive(archive));
 }
 
-/// An archive around a pickle.
+/// A torch.save archive around a pickle.
 std::string archive_of(const std::string& pickle) {
   return test::zip_of({{"archive/data.pkl", pickle}, {"archive/version", "3\n"}});
 }
@@ -44,7 +44,7 @@ Decoded unpickled(const std::string& value) {
   return decoded(archive_of(whole(value)));
 }
 
-/// make_data.py's `BUILTIN`.
+/// The value of `BUILTIN` in make_data.py.
 Tree sample_tree() {
   return holding(
       Kind::kDict,
@@ -128,7 +128,7 @@ TEST_CASE("builtin_archive: bytes are a call of one function, with one encoding,
   CHECK_FALSE(unpickled(encode(tuple({number(1), latin1}))).has_value());
   CHECK_FALSE(unpickled(encode(tuple({text("a"), latin1})) + "}b").has_value());
   CHECK_FALSE(unpickled(object(global("_codecs", "encode"), "N")).has_value());
-  // Other functions are other names.
+  // Functions of other names.
   CHECK_FALSE(unpickled(call(global("codecs", "encode"), tuple({text("a"), latin1}))).has_value());
   CHECK_FALSE(unpickled(call(global("_codecs", "decode"), tuple({text("a"), latin1}))).has_value());
 }
@@ -137,14 +137,14 @@ TEST_CASE("builtin_archive: a list or dict in two places is one, so it is left; 
   CHECK_FALSE(unpickled("](]q\1h\1e").has_value());
   CHECK_FALSE(unpickled("](}q\1h\1e").has_value());
   CHECK_FALSE(unpickled("(]q\1\x85h\1t").has_value());
-  CHECK_FALSE(unpickled("](]\x85q\1h\1e").has_value());  // by a tuple that holds it
+  CHECK_FALSE(unpickled("](]\x85q\1h\1e").has_value());  // in a tuple that holds it
   CHECK_FALSE(unpickled("]q\1h\1a").has_value());        // holds itself
   CHECK(unpickled("](]q\1]e").has_value());
   const Decoded pair = unpickled("](K\1\x85q\1h\1e");
   const Tree one = holding(Kind::kTuple, {integer(1)});
   CHECK(pair == Decoded(holding(Kind::kList, {one, one})));
   CHECK(unpickled("](" + text("x") + "q\1h\1e").has_value());
-  // Tuples of two references to the tuple before: small as a pickle, beyond any memory as a tree.
+  // Each tuple holds the previous tuple twice: small as a pickle, too large for any memory as a tree.
   std::string laughs = ")q" + std::string(1, '\0');
   for (char level = 1; level < 60; ++level) {
     laughs += std::string("h") + static_cast<char>(level - 1) + "h" + static_cast<char>(level - 1) + "\x86q" + level;
@@ -224,9 +224,9 @@ TEST_CASE("builtin_archive: a damaged pickle is seen by its CRC") {
 
 TEST_CASE("builtin_archive: what torch.load would take for something else is nothing of ours") {
   const std::string archive = encode_builtin_archive(sample_tree());
-  // It looks at the first bytes alone: this is a bare pickle to it.
+  // torch.load looks only at the first bytes, and takes this for a bare pickle.
   CHECK_FALSE(decoded(whole("N") + archive).has_value());
-  // A program.
+  // A TorchScript program.
   CHECK_FALSE(decoded(test::zip_of({{"a/data.pkl", whole("N")}, {"a/constants.pkl", whole("N")}})).has_value());
   CHECK(decoded(test::zip_of({{"a/data.pkl", whole("N")}})).has_value());
   EXPECT_CODE(kCorrupt,
@@ -244,7 +244,7 @@ TEST_CASE("builtin_archive: mutated archives never crash, and what is accepted e
   int accepted = 0, left = 0, corrupt = 0;
   for (int round = 0; round < 30000; ++round) {
     const std::string& sample = samples[mutate.below(samples.size())];
-    // Half of them with pickles whose CRC is right again.
+    // Half of the rounds mutate only the pickle and give it a correct CRC.
     const bool is_pickle = round % 2 == 0;
     const size_t begin = sample.find('\x80'), end = sample.find("PK", begin);
     const std::string archive = is_pickle ? archive_of(mutate(sample.substr(begin, end - begin))) : mutate(sample);

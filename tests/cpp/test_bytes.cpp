@@ -113,7 +113,7 @@ TEST_CASE("bytes: reading past the end gives zeros and is remembered") {
   ByteReader in("\x01\x02\x03");
   CHECK(in.u32() == 0);
   CHECK_FALSE(in.ok());
-  CHECK(in.u16() == 0x0201);  // what is there is still read
+  CHECK(in.u16() == 0x0201);  // the bytes that exist are still read
   CHECK_FALSE(in.ok());
   CHECK(in.u64() == 0);
   CHECK(in.id() == Id{});

@@ -86,7 +86,7 @@ TEST_CASE("commit: take_over takes the right away from a live save") {
   CommitOptions options = commit_options(dir.path(), 3);
   options.take_over = true;
   const auto winner = test::value_of(Commit::begin(options));
-  // The winner's sweep took the loser's files; what the loser hears is why, not that its files are damaged.
+  // The winner's sweep removed the loser's files. The loser's error says why, and does not call its files damaged.
   EXPECT_CODE(kSuperseded, loser.commit->check_files(loser.manifest.files));
   EXPECT_CODE(kSuperseded, loser.finish());
   CHECK(committed_id(dir) == save_id_of(1));
@@ -128,7 +128,7 @@ TEST_CASE("commit: overwrite=false finds the checkpoint that appeared meanwhile"
   EXPECT_CODE(kExists, save.finish());
   CHECK(committed_id(dir) == save_id_of(7));
   CHECK_FALSE(dir.has(tmp_name(save_id_of(2))));
-  // A rename was attempted: the files are a sweep's now, not ours.
+  // A rename was attempted, so the next save's sweep must remove the files.
   EXPECT_OK(save.commit->abort({save.file_name()}));
   CHECK(dir.has(save.file_name()));
 }
@@ -212,7 +212,7 @@ TEST_CASE("commit: a save that is not committed removes the empty directories th
     const auto of_other = test::value_of(Commit::begin(commit_options(dir / "there", 4)));
   }
   CHECK(dir.names() == std::vector<std::string>{"there"});
-  // A name that a file has: the directory above it was made for nothing.
+  // A file has that name, so the directory above it was made in vain.
   test::write_all(dir / "file", "");
   EXPECT_CODE(kStorage, Commit::begin(commit_options(dir / "file/step-1", 5)));
   EXPECT_CODE(kStorage, Commit::begin(commit_options(dir / ("run/" + std::string(300, 'x')), 6)));
@@ -229,7 +229,7 @@ TEST_CASE("commit: directories that others use stay") {
   second.commit->abandon();
   EXPECT_OK(open_checkpoint(dir / "run/step-2"));
   PendingSave third = begin_save(commit_options(dir / "run/step-3", 3), "three");
-  third.commit->abandon();  // its files are a sweep's
+  third.commit->abandon();  // the next sweep removes its files
   CHECK(dir.has("run/step-3/" + third.file_name()));
 }
 
@@ -247,7 +247,7 @@ TEST_CASE("commit: saves that end as others begin never take a directory from th
   }
   for (std::thread& thread : threads) thread.join();
   for (const base::Status& outcome : outcomes) EXPECT_OK(outcome);
-  // The one that had made `run` may have ended before the others.
+  // The save that made `run` may have ended before the others.
   for (size_t t = 0; t < outcomes.size(); ++t) CHECK_FALSE(dir.has(base::text("run/step-", t)));
 }
 
@@ -325,13 +325,13 @@ TEST_CASE("commit: files are looked at before the commit") {
   std::string damaged = good;
   damaged[good.size() - 10] ^= 1;
   EXPECT_CODE(kCorrupt, checked(damaged));
-  // The same ids in a trailer that is valid, but not the one that was handed in.
+  // A trailer that is valid and has the same ids, but is not the one in the manifest.
   const size_t tail = good.size() - format::kDataTrailerBytes;
   format::DataTrailer trailer =
       test::value_of(format::decode_data_trailer(good.substr(tail), static_cast<int64_t>(good.size())));
   ++trailer.table_crc;
   EXPECT_FAILURE(kCorrupt, "rank 0", checked(good.substr(0, tail) + format::encode_data_trailer(&trailer)));
-  // A whole file of ours of the same size, but of another save.
+  // An undamaged file of ours with the same size, but of another save.
   const TempDir other;
   const std::string swapped = test::save_checkpoint(other.path(), 2, "two");
   EXPECT_FAILURE(kCorrupt, "rank 0", checked(test::read_all(other / swapped)));

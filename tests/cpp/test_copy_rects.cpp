@@ -22,10 +22,10 @@ TEST_CASE("copy_rects: one for what is contiguous or a matrix with a pitch, more
   CHECK(num_rects({3, 0}, {0, 4}) == 0);
   CHECK(num_rects({3, 4}, {16, 4}) == 1);
   CHECK(num_rects({3, 4}, {32, 4}) == 1);
-  CHECK(num_rects({3, 4}, {4, 12}) == 3);      // transposed: a row of the packed side at a time
-  CHECK(num_rects({3, 4}, {32, 4}, 31) == 3);  // further apart than a pitch may be
-  CHECK(num_rects({3, 4}, {-32, 4}) == 3);     // backwards
-  CHECK(num_rects({3, 4}, {0, 4}) == 3);       // on top of one another
+  CHECK(num_rects({3, 4}, {4, 12}) == 3);      // transposed: each rectangle is one row of the packed side
+  CHECK(num_rects({3, 4}, {32, 4}, 31) == 3);  // rows further apart than the largest pitch
+  CHECK(num_rects({3, 4}, {-32, 4}) == 3);     // rows go backwards
+  CHECK(num_rects({3, 4}, {0, 4}) == 3);       // rows overlap
   CHECK(num_rects({2, 3, 4}, {200, 32, 4}) == 2);
   const CopyRect one = CopyRects({nullptr, DType::kFloat32, {3, 4}, {32, 4}}, 32).rect(0);
   CHECK(one.row_bytes == 16);

@@ -31,7 +31,7 @@ std::optional<TilingFault> fault_of(const std::vector<Box>& boxes, const Dims& s
   return find_tiling_fault(numbers.boxes(sizes.size()), sizes);
 }
 
-/// How often each element is in a box.
+/// Returns how many boxes contain each element.
 std::map<Dims, int> counts_of(const std::vector<Box>& boxes, const Dims& sizes) {
   std::map<Dims, int> counts;
   test::for_each_index(sizes, [&](const Dims& index) { counts[index] = 0; });
@@ -54,7 +54,7 @@ bool has(const std::map<Dims, int>& counts, const Box& region, int low, int high
   });
 }
 
-/// The box that a text names, read back.
+/// Parses the box that a message names.
 Box box_in(const std::string& said, const Dims& sizes) {
   Box box = tensor::whole(sizes);
   const auto number_behind = [&](size_t* at) {
@@ -142,7 +142,7 @@ TEST_CASE("coverage: a gap is said in rows where it has whole ones, else as a bo
   CHECK(gap_of({}, {}) == "its only element is");
   CHECK(gap_of({{{}, {}}}, {}).empty());
   CHECK(gap_of({}, {0, 3}).empty());
-  // What lies outside the region is nobody's concern.
+  // Gaps outside the region do not count.
   CHECK(gap_of({{{2}, {4}}}, {{3}, {2}}, {8}).empty());
   CHECK(gap_of({{{2}, {4}}}, {{3}, {4}}, {8}) == "rows 6 to 6 of 8 are");
 }
@@ -159,7 +159,7 @@ TEST_CASE("coverage: shards along one dim are judged in one walk, those of other
 }
 
 TEST_CASE("coverage: boxes that cannot be judged in so many steps count as a gap, and that is said") {
-  // Each row of the diagonal is missing: as many parts as rows times columns.
+  // The strips cut the tensor into as many parts as rows times columns.
   std::vector<Box> strips;
   for (int64_t i = 0; i < 1000; ++i) {
     strips.push_back({{i, 0, 0}, {1, 1000, 500}});
@@ -226,7 +226,7 @@ TEST_CASE("coverage: parts of ranks are judged together, by name and shape") {
   parts.add(item_of("shared", {4}, {{{0}, {2}}}));
   parts.add(item_of("shared", {4}, {{{2}, {2}}}));
   CHECK(parts.faults().empty());
-  // Of another shape it is another tensor.
+  // Another shape makes it another tensor.
   parts.add(item_of("shared", {6}, {{{0}, {4}}}));
   parts.add(item_of("half", {4}, {{{2}, {2}}}));
   Item meant = item_of("meant", {4}, {{{2}, {2}}});

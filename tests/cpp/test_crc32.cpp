@@ -14,7 +14,7 @@
 namespace bytecheckpoint::base {
 namespace {
 
-/// Bit by bit, as the standard defines it.
+/// Computes the CRC bit by bit, as the standard defines it.
 uint32_t slow_crc32(uint32_t crc, const uint8_t* bytes, size_t size) {
   crc = ~crc;
   for (size_t i = 0; i < size; ++i) {
@@ -45,7 +45,7 @@ TEST_CASE("crc32_kernels: the table last, the chosen one first") {
     CAPTURE(kernel.name);
     CHECK(kernel.update(0, "123456789", 9) == 0xCBF43926u);
     CHECK(kernel.update(0x12345678u, nullptr, 0) == 0x12345678u);
-    // 32 bytes of zeros, of ones, and counting up.
+    // 32 bytes of zeros, 32 bytes of ones, and 32 rising bytes.
     const std::string zeros(32, '\0'), ones(32, '\xFF');
     std::string rising;
     for (char c = 0; c < 32; ++c) rising.push_back(c);
@@ -67,7 +67,7 @@ TEST_CASE("crc32_kernels: each equal to the bitwise definition for all short len
     for (size_t size = 0; size <= kMaxSize; ++size) {
       for (const Crc32Kernel& kernel : kernels) {
         const uint32_t computed = kernel.update(initial, bytes + begin, size);
-        if (computed == expected) continue;  // a check for each would take most of the time
+        if (computed == expected) continue;  // a CHECK for each would take most of the time
         CAPTURE(kernel.name);
         CAPTURE(begin);
         CAPTURE(size);
@@ -79,7 +79,7 @@ TEST_CASE("crc32_kernels: each equal to the bitwise definition for all short len
 }
 
 TEST_CASE("crc32_kernels: none reads outside of its bytes") {
-  // Exact allocations: AddressSanitizer sees a read past either end.
+  // Allocations are exact, so AddressSanitizer notices a read past either end.
   std::mt19937_64 random(2);
   for (size_t size = 0; size < 600; ++size) {
     const auto bytes = random_bytes(size, &random);
@@ -106,7 +106,7 @@ TEST_CASE("crc32_kernels: megabytes, whole and in any parts") {
       for (int round = 0; round < 4; ++round) {
         uint32_t crc = initial;
         for (size_t done = 0; done < bytes.size();) {
-          // From bytes to a quarter of everything, each order of magnitude as likely as the next.
+          // Part lengths range from bytes to 512 KiB. Each order of magnitude is equally likely.
           const size_t limit = size_t{1} << (random() % 20);
           const size_t part = std::min<size_t>(bytes.size() - done, random() % limit);
           crc = kernel.update(crc, bytes.data() + done, part);
@@ -141,7 +141,7 @@ TEST_CASE("crc32_combine: joins the CRCs of neighbours") {
 }
 
 TEST_CASE("crc32_combine: equal to appending zero bytes, for every length of a few blocks") {
-  // combine(a, crc of n zero bytes, n) is the CRC of a and n zero bytes, which grows byte by byte.
+  // combine(a, crc of n zero bytes, n) is the CRC of a followed by n zero bytes, which grows byte by byte.
   constexpr size_t kMaxLength = 300'000;
   const uint8_t zero = 0;
   const uint32_t a = crc32(0, "123456789", 9);
@@ -156,7 +156,7 @@ TEST_CASE("crc32_combine: equal to appending zero bytes, for every length of a f
   }
 }
 
-/// a * b modulo the polynomial, bit by bit; x^0 is the top bit.
+/// Returns a * b modulo the polynomial, bit by bit. x^0 is the top bit.
 uint32_t slow_multiply(uint32_t a, uint32_t b) {
   uint32_t product = 0;
   for (; a != 0; a <<= 1) {
@@ -166,7 +166,7 @@ uint32_t slow_multiply(uint32_t a, uint32_t b) {
   return product;
 }
 
-/// A square for each bit of the length: the definition.
+/// Combines by the definition: one squaring for each bit of the length.
 uint32_t slow_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) {
   uint32_t power = 0x00800000u;  // x^8
   for (; length_b != 0; length_b >>= 1) {
@@ -190,14 +190,14 @@ TEST_CASE("crc32_combine: equal to the definition for any CRCs and any 64-bit le
     CAPTURE(length);
     REQUIRE(crc32_combine(a, b, length) == slow_combine(a, b, length));
   }
-  // Every bit of both operands of the multiplication meets every other.
+  // Every bit of both operands of the multiplication is combined with every other.
   for (const uint32_t a : {0xFFFFFFFFu, 0x80000000u, 1u}) {
     for (uint64_t length = 0; length < 256; ++length) CHECK(crc32_combine(a, 0, length) == slow_combine(a, 0, length));
   }
 }
 
 TEST_CASE("crc32_combine: holds for lengths no test can store") {
-  // Doubling: the CRC of 2^k zero bytes from that of 2^(k-1), and the same length reached in two other parts.
+  // Doubling: the CRC of 2^k zero bytes from that of 2^(k-1). The same length is also reached with two other parts.
   std::vector<uint32_t> zeros(61);
   const uint8_t zero = 0;
   zeros[0] = crc32(0, &zero, 1);
@@ -211,7 +211,7 @@ TEST_CASE("crc32_combine: holds for lengths no test can store") {
   }
 }
 
-// Asked while this file's globals are constructed, which may be before those of csrc are.
+// Computed while this file's globals are constructed, possibly before those of csrc.
 const uint32_t kCheckValueOfAGlobal = crc32(0, "123456789", 9);
 
 TEST_CASE("crc32: works while globals are constructed, and from many threads") {

@@ -10,7 +10,7 @@
 namespace bytecheckpoint::staging {
 namespace {
 
-// These tests are built without nvcc; tests/cuda has what happens with device code, tests/gpu what a device does.
+// These tests are built without nvcc. tests/cuda tests device code on the host, tests/gpu tests a device.
 TEST_CASE("device_gather: where no device can be copied from, it is said each time, and nothing is under way") {
   for (int i = 0; i < 2; ++i) {
     CHECK(SharedDeviceMerge::find(0).status().code() == base::Code::kUnsupported);

@@ -8,7 +8,7 @@
 namespace bytecheckpoint::staging {
 namespace {
 
-// These tests are built without nvcc; tests/gpu has what a device does.
+// These tests are built without nvcc. tests/gpu tests a device.
 TEST_CASE("device_merge: without device code it says that it is unsupported, and why") {
   CHECK(!DeviceMerge::is_built());
   CHECK(std::string(DeviceMerge::architectures()).empty());

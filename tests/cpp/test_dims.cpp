@@ -41,7 +41,7 @@ TEST_CASE("dims: copies are apart, moved ones are empty and usable") {
     CHECK(vector_of(dims) == std::vector<int64_t>(count, 9));
     const Dims moved = std::move(dims);
     CHECK(vector_of(moved) == std::vector<int64_t>(count, 9));
-    CHECK(dims.empty());  // NOLINT: what is tested
+    CHECK(dims.empty());  // NOLINT: the moved-from state is what is tested
     dims.push_back(3);
     CHECK(vector_of(dims) == std::vector<int64_t>{3});
     Dims& same = copy;

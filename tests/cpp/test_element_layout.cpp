@@ -35,7 +35,7 @@ std::vector<Tile> draw_tiles(Random* random, const ElementLayout& layout) {
   return tiles;
 }
 
-/// Threads in a random order: they are independent of each other.
+/// Runs the threads in a random order, because they must not depend on each other.
 template <class Move>
 void for_each_thread(Random* random, Move&& move) {
   const auto num_threads = static_cast<uint32_t>(test::draw(random, 1, test::draw(random, 0, 1) == 0 ? 3 : 40));
@@ -62,7 +62,7 @@ TEST_CASE("element_layout: a contiguous tensor is units of 16 bytes and a tail")
 TEST_CASE("element_layout: units are no wider than address, run and strides permit") {
   CHECK(layout_at(4, DType::kFloat32, {8}, {4}).unit_bytes == 4);
   CHECK(layout_at(8, DType::kFloat32, {8}, {4}).unit_bytes == 8);
-  CHECK(layout_at(1, DType::kComplex128, {3}, {16}).unit_bytes == 1);  // more than one unit an element
+  CHECK(layout_at(1, DType::kComplex128, {3}, {16}).unit_bytes == 1);  // more than one unit per element
   CHECK(layout_at(0, DType::kFloat32, {3, 6}, {32, 4}).unit_bytes == 8);
   CHECK(layout_at(0, DType::kFloat32, {3, 8}, {32, 4}).unit_bytes == 16);
   CHECK(layout_at(0, DType::kFloat32, {3, 4}, {24, 4}).unit_bytes == 8);
@@ -103,7 +103,7 @@ TEST_CASE("element_layout: eight dims are what there is room for") {
 }
 
 TEST_CASE("element_layout: positions beyond 32 bits") {
-  // Nothing is read: only where units would be is asked for.
+  // Nothing is read. The test only computes where units would be.
   const int64_t rows = int64_t{1} << 33;
   const ElementLayout tall = layout_at(0, DType::kInt8, {rows, 3}, {8, 2});
   CHECK(tall.num_units == 3 * rows);

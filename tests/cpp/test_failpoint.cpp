@@ -14,7 +14,8 @@
 namespace bytecheckpoint::base {
 namespace {
 
-/// Signal that ended a child in which `hits` commits were done under BCP_FAILPOINT=wanted; 0 if it lived.
+/// Returns the signal that ended a child, in which `hits` commits were done under BCP_FAILPOINT=wanted, or 0 if it
+/// survived.
 int signal_of_child(const char* wanted, int hits) {
   const pid_t child = ::fork();
   if (child == 0) {

@@ -159,7 +159,7 @@ TEST_CASE("file: moved, the descriptor has one owner; closed, it is gone") {
   File first = created(dir / "a");
   const int fd = first.fd();
   File second = std::move(first);
-  CHECK_FALSE(first.is_open());  // NOLINT: what a moved-from file is, is the question
+  CHECK_FALSE(first.is_open());  // NOLINT: the moved-from state is what is tested
   CHECK(second.fd() == fd);
   second = created(dir / "b");
   CHECK(::fcntl(fd, F_GETFD) == -1);

@@ -13,7 +13,7 @@ namespace {
 using tensor::Box;
 using tensor::Dims;
 
-/// Every element of every box, one by one.
+/// Checks every element of every box, one by one.
 bool overlap_somewhere(const std::vector<Box>& boxes) {
   std::set<Dims> seen;
   bool twice = false;
@@ -41,7 +41,7 @@ void check_overlap(const std::vector<Box>& boxes, size_t num_dims) {
   REQUIRE(tensor::intersect(boxes[a], boxes[b], &common));
 }
 
-/// Cuts the tensor into boxes at random places: guillotine cuts, or layers all cut alike.
+/// Cuts the tensor into boxes at random places, each cut through a whole box.
 void cut(test::Random* random, const Box& box, int depth, std::vector<Box>* out) {
   const size_t d =
       box.sizes.empty() ? 0 : static_cast<size_t>(test::draw(random, 0, static_cast<int64_t>(box.sizes.size()) - 1));
@@ -83,7 +83,7 @@ TEST_CASE("find_overlap: boxes round a hole, which no cut divides") {
   check_overlap(filled, 2);
   filled.push_back({{1, 1}, {1, 2}});
   check_overlap(filled, 2);
-  // The same with a third dim in which they differ, too.
+  // The same with a third dim, in which the boxes also differ.
   for (int64_t depth : {1, 2}) {
     std::vector<Box> deep;
     for (size_t i = 0; i < around.size(); ++i) {

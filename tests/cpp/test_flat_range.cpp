@@ -18,7 +18,7 @@ std::vector<Box> boxes_of(const Dims& sizes, int64_t begin, int64_t end) {
   return boxes.value();
 }
 
-/// Positions of the elements of `boxes`, one box behind the other, in the flat tensor.
+/// Positions in the flat tensor of the elements of `boxes`, one box after the other.
 std::vector<int64_t> positions_of(const std::vector<Box>& boxes, const Dims& sizes) {
   const Dims strides = row_major_strides(sizes);
   std::vector<int64_t> positions;

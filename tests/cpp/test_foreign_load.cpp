@@ -22,7 +22,8 @@ using test::TempDir;
 
 constexpr int64_t kRows = 2100, kColumns = 1200;  // 10 MB of float: more than a slot
 
-/// A file that is none of ours, with one archive that begins at `offset`, and a manifest as its pickle would say it.
+/// Writes a file that is not ours, with one archive that begins at `offset`. Returns the manifest that its pickle
+/// describes.
 format::Manifest write_foreign(const TempDir& dir, int64_t offset, const std::vector<float>& values) {
   const auto* bytes = reinterpret_cast<const char*>(values.data());
   const auto zip = test::value_of(format::ZipRecord::layout(DType::kFloat32, {kRows, kColumns}, 0));
@@ -77,7 +78,7 @@ TEST_CASE("foreign load: an archive may begin anywhere, so that segments end ins
     CHECK(place.data_crc.has_value());
     LoadJob job(options_for(dir), manifest);
     const format::Chunk& chunk = manifest.items[0].chunks[0];
-    // Whole; a box; and a box into columns.
+    // Into the whole tensor, into a box, and into a transposed box.
     std::vector<float> whole(values.size()), part(5 * 7), turned(5 * 7);
     const Box box{{kRows - 6, 3}, {5, 7}};
     auto* memory = reinterpret_cast<uint8_t*>(whole.data());

@@ -20,7 +20,7 @@ using namespace test::pickled;  // NOLINT
 using tensor::Dims;
 using tensor::DType;
 
-/// What later code relies on without looking again.
+/// The properties that later code relies on without checking again.
 bool is_valid(const Manifest& manifest) {
   if (!manifest.foreign.has_value()) return false;
   for (size_t i = 0; i < manifest.items.size(); ++i) {
@@ -63,7 +63,7 @@ const std::string& file_of(const Manifest& manifest, const Chunk& chunk) {
   return manifest.files[chunk.record.file].name;
 }
 
-/// The value of a key of a dict.
+/// Returns the value of a key of a dict.
 Tree value_of(const Tree& dict, std::string_view key) {
   REQUIRE((dict.kind() == Tree::Kind::kDict));
   const std::vector<Tree> children = test::children_of(dict);
@@ -74,7 +74,7 @@ Tree value_of(const Tree& dict, std::string_view key) {
   return dict;
 }
 
-// --- what stock DCP wrote
+// --- metadata that stock DCP wrote
 
 TEST_CASE("foreign_metadata: a stock checkpoint of two ranks, in three protocols") {
   for (const char* name : {"stock.metadata", "protocol2.metadata", "protocol5.metadata"}) {
@@ -159,7 +159,7 @@ TEST_CASE("foreign_metadata: every dtype of torch, every flag, every builtin typ
     CHECK(item.tensor.pin_memory == (item.ordinal % 5 == 0));
     CHECK((item.chunks[0].record.kind == RecordKind::kAbsent));
   }
-  // make_data.py's planner data
+  // The planner data that make_data.py wrote.
   using Kind = Tree::Kind;
   const Tree pair = test::holding(Kind::kTuple, {test::integer(1), test::holding(Kind::kTuple, {test::integer(2)})});
   CHECK(value_of(manifest.planner_data, "kinds") ==
@@ -206,7 +206,7 @@ TEST_CASE("foreign_metadata: the pickle that we write beside our manifest says t
   EXPECT_CODE(kCorrupt, read_foreign_metadata(pickle + "."));
 }
 
-// --- what is put together by hand
+// --- metadata put together by hand
 
 const std::string kModule = "torch.distributed.checkpoint.metadata";
 
@@ -251,7 +251,7 @@ std::string info(const std::string& name, int64_t offset = 0, int64_t length = 1
                 dict({{"relative_path", text(name)}, {"offset", number(offset)}, {"length", number(length)}}));
 }
 
-/// A whole metadata pickle. `storage` alternates keys and values.
+/// A complete metadata pickle. `storage` alternates keys and values.
 std::string metadata(const std::string& entries, std::initializer_list<std::string> storage,
                      const std::string& planner_data = "N") {
   std::string places = "}(";
@@ -266,7 +266,7 @@ std::string two_chunks() {
   return dict({{"w", tensor_entry(size({4}), list({chunk({0}, {2}), chunk({2}, {2})}))}});
 }
 
-/// Offset of the record of each chunk of `w`; -1 if it has none.
+/// Offset of the record of each chunk of `w`, or -1 if it has none.
 std::vector<int64_t> offsets_of(const std::string& pickle) {
   const Manifest manifest = test::value_of(read_foreign_metadata(pickle));
   CHECK(is_valid(manifest));
@@ -284,10 +284,10 @@ TEST_CASE("foreign_metadata: places are found by offset; the last of equal ones 
   CHECK(offsets_of(metadata(two_chunks(), {index("w", size({2})), info("a", 7)})) == Offsets{-1, 7});
   CHECK(offsets_of(metadata(two_chunks(), {index("w", size({2})), info("a", 7), index("w", size({0})), info("a", 8),
                                            index("w", size({2})), info("a", 9)})) == Offsets{8, 9});
-  // Other names, other offsets and other ranks of offsets are no places of this tensor.
+  // Other names, other offsets and offsets with other numbers of dims do not belong to this tensor.
   CHECK(offsets_of(metadata(two_chunks(), {index("v", size({0})), info("a", 7), index("w", size({1})), info("a", 7),
                                            index("w", size({0, 0})), info("a", 7)})) == Offsets{-1, -1});
-  // A plain tuple or list for torch.Size.
+  // A plain tuple or list instead of torch.Size.
   CHECK(offsets_of(metadata(two_chunks(), {index("w", tuple({number(2)})), info("a", 7), index("w", list({number(0)})),
                                            info("a", 8)})) == Offsets{8, 7});
 }
@@ -305,7 +305,7 @@ TEST_CASE("foreign_metadata: without offset the index says which chunk, or there
   CHECK(offsets_of(metadata(two_chunks(), {index("w", "N", number(-1)), info("a", 7)})) == Offsets{-1, -1});
   const std::string one = dict({{"w", tensor_entry(size({4}), list({chunk({0}, {4})}))}});
   CHECK(offsets_of(metadata(one, {index("w", "N"), info("a", 7)})) == Offsets{7});
-  // An exact offset is worth more.
+  // An exact offset takes precedence.
   CHECK(offsets_of(metadata(one, {index("w", size({0})), info("a", 8), index("w", "N"), info("a", 7)})) == Offsets{8});
 }
 
@@ -428,7 +428,7 @@ TEST_CASE("foreign_metadata: paths become strings, as pathlib joins them") {
   CHECK(id_of("pathlib._local", "PureWindowsPath", tuple({text("a"), text("b")})) == "a\\b");
 }
 
-// --- what tries to be large
+// --- input that tries to grow large
 
 TEST_CASE("foreign_metadata: what is shared by many keys is not multiplied without end") {
   // A thousand keys share an entry of a thousand chunks.
@@ -436,7 +436,7 @@ TEST_CASE("foreign_metadata: what is shared by many keys is not multiplied witho
   std::string entries = "}(" + text("0") + tensor_entry(size({4}), chunks) + put(1);
   for (int i = 1; i < 1000; ++i) entries += text(std::to_string(i)) + get(1);
   EXPECT_FAILURE(kCorrupt, "more values", read_foreign_metadata(metadata(entries + "u", {})));
-  // Many places share a long name.
+  // Many storage entries share a long name.
   const std::string name(1 << 20, 'n');
   std::string places =
       object(dcp("MetadataIndex"), "}" + text("fqn") + text(name) + put(0) + "s") + put(1) + info("a") + put(2);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fuzzing keeps and what it found, through the same properties, in every build of the tests: tests/fuzz/README.md.
+// Replays the fuzzing corpora and findings through the same properties in every build of the tests:
+// tests/fuzz/README.md.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -28,7 +29,7 @@ std::string content_of(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// As tests/fuzz/corpus.py packs them.
+/// Unpacks inputs that tests/fuzz/corpus.py packed.
 std::vector<std::string> inputs_of(const fs::path& corpus) {
   const std::string packed = content_of(corpus);
   std::vector<std::string> inputs;
@@ -39,13 +40,13 @@ std::vector<std::string> inputs_of(const fs::path& corpus) {
 }
 
 void replay(const Target& target, const std::string& bytes, const std::string& what) {
-  // In memory of its own size, so that a read past the end is seen.
+  // The memory has exactly the input's size, so that sanitizers notice a read past the end.
   const std::vector<char> exact(bytes.begin(), bytes.end());
   const std::string fault = target.property({exact.data(), exact.size()});
   CHECK_MESSAGE(fault.empty(), target.name, ", ", what, ": ", fault);
 }
 
-/// Leaves everything as it is, so that what a mutation makes is what it was, signed anew.
+/// Changes nothing, so a mutation returns its input, signed again.
 struct NoChange : Change {
   std::string operator()(std::string_view part, size_t) override { return std::string(part); }
   size_t below(size_t limit) override { return limit > next ? next++ : limit - 1; }

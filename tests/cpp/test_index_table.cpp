@@ -11,7 +11,7 @@ namespace bytecheckpoint::base {
 namespace {
 
 TEST_CASE("index_table: finds what was inserted, whatever the hashes") {
-  for (const uint64_t mask : {uint64_t{0}, uint64_t{7}, ~uint64_t{0}}) {  // all alike, few, many different
+  for (const uint64_t mask : {uint64_t{0}, uint64_t{7}, ~uint64_t{0}}) {  // all equal, few different, many different
     std::mt19937_64 random(2);
     IndexTable table;
     std::vector<uint64_t> values;

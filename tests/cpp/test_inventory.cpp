@@ -71,7 +71,8 @@ TEST_CASE("inventory: what cannot be is refused, and leaves no trace") {
   EXPECT_CODE(kInvalidArgument, builder.add("b", EntryKind::kTensor, "", test::info_of({2}, DType::kNone), true, {}));
   EXPECT_CODE(kInvalidArgument,
               builder.add("b", EntryKind::kTensor, "", test::info_of(tensor::Dims(256, 1)), true, {}));
-  EXPECT_OK(builder.add("b", EntryKind::kShard, "", info, true, {{{3, 3}, {kMost, kMost}}}));  // asked later
+  // the box's end is checked later
+  EXPECT_OK(builder.add("b", EntryKind::kShard, "", info, true, {{{3, 3}, {kMost, kMost}}}));
   const Inventory inventory = test::value_of(builder.finish());
   CHECK(inventory.entries.size() == 2);
   CHECK(encode_inventory(test::value_of(decode_inventory(encode_inventory(inventory)))) == encode_inventory(inventory));

@@ -47,7 +47,7 @@ TEST_CASE("inventory_blob: a rank's entries come back from their bytes as they w
   }
 }
 
-/// Everything that later code relies on without looking again.
+/// Everything that later code relies on without checking again.
 void check_decoded(const Inventory& inventory, size_t blob_bytes) {
   REQUIRE(inventory.text.size() <= 600 * blob_bytes);
   REQUIRE(inventory.dims.size() <= 256 * blob_bytes);
@@ -91,7 +91,7 @@ TEST_CASE("inventory_blob: damaged bytes are refused or read as something valid"
     check_decoded(decoded.value(), damaged.size());
     const std::string again = encode_inventory(decoded.value());
     REQUIRE(encode_inventory(test::value_of(decode_inventory(again))) == again);
-    // What a coordinator does next: it refuses, or it plans for every rank.
+    // Next a coordinator refuses it, or plans for every rank.
     const Inventory& inventory = decoded.value();
     if (inventory.rank_sets.size(inventory.ranks) > 1000) continue;
     const auto plan = plan_save(inventory, {});
@@ -108,7 +108,7 @@ TEST_CASE("inventory_blob: damaged bytes can be merged, or are refused, in any o
   std::vector<std::string> blobs;
   for (int i = 0; i < 40; ++i) {
     const std::vector<std::string> of_ranks = test::blobs_of(test::draw_world(&random, 6));
-    // Two halves of a world, of which each knows its own ranks.
+    // Two halves of a world. Each half knows its own ranks.
     blobs.push_back(encode_inventory(test::merged({of_ranks[0], of_ranks[2], of_ranks[4]})));
     blobs.push_back(encode_inventory(test::merged({of_ranks[1], of_ranks[3], of_ranks[5]})));
   }
@@ -119,7 +119,7 @@ TEST_CASE("inventory_blob: damaged bytes can be merged, or are refused, in any o
     const size_t pair = mutate.below(blobs.size() / 2);
     std::vector<std::string> halves{mutate(blobs[2 * pair]), blobs[2 * pair + 1]};
     if (round % 4 == 0) halves[1] = mutate(halves[1]);
-    bool is_small = true;  // a million ranks take long, and are no more than a thousand
+    bool is_small = true;  // a million ranks take long, and test no more than a thousand
     for (const std::string& half : halves) {
       const auto decoded = decode_inventory(half);
       is_small &= !decoded.is_ok() || decoded.value().rank_sets.highest(decoded.value().ranks) < 1000;
@@ -145,7 +145,7 @@ TEST_CASE("inventory_blob: damaged bytes can be merged, or are refused, in any o
 }
 
 TEST_CASE("inventory_blob: very many ranks that several claim are refused in little memory") {
-  // 2000 blobs of a million ranks each, which unrolled are 8 GB.
+  // 2000 blobs of a million ranks each. Unrolled they would take 8 GB.
   std::vector<uint32_t> ranks(kMaxRanks);
   std::iota(ranks.begin(), ranks.end(), 0u);
   Inventory all;

@@ -23,7 +23,7 @@ using base::Status;
 constexpr double kShortS = 0.05;
 constexpr double kLongS = 60;
 
-/// What storage waits for before it answers.
+/// Storage answers when this opens.
 struct Gate {
   std::promise<void> opening;
   std::shared_future<void> opened{opening.get_future()};
@@ -46,7 +46,7 @@ TEST_CASE("io deadline: all calls are made by one other thread, and their outcom
   CHECK((first != std::this_thread::get_id()));
   CHECK((test::value_of(deadline.run("stat", "/a", thread)) == first));
   EXPECT_FAILURE(kBusy, "held", deadline.run("open", "/a", [] { return Status::make(base::Code::kBusy, "held"); }));
-  // What can only be moved, in and out.
+  // Move-only values go in and come out.
   auto in = std::make_unique<int>(7);
   const auto out = deadline.run("open", "/a",
                                 [in = std::move(in)]() mutable { return Result<std::unique_ptr<int>>(std::move(in)); });
@@ -72,7 +72,7 @@ TEST_CASE("io deadline: a call that is not answered fails, and nothing more is a
     CHECK(late == 0);
     gate.open();
   }
-  // The first ended late; the second never began.
+  // The first call ended late, the second never began.
   CHECK(calls == 1);
   CHECK(late == 1);
 }
@@ -173,7 +173,7 @@ TEST_CASE("io deadline: an object whose end hangs is deleted when it can be") {
   CHECK(has_ended.wait_for(std::chrono::seconds(0)) == std::future_status::timeout);
   gate.open();
   has_ended.wait();
-  // One that ends in time has ended when its owner goes on; without a limit its owner ends it himself.
+  // An object that ends in time has ended when its owner continues. Without a limit the owner itself ends it.
   std::promise<void> quick, own;
   std::unique_ptr<Slow, DeleteInBackground>(new Slow{gate.opened, &quick}).reset();
   CHECK(quick.get_future().wait_for(std::chrono::seconds(60)) == std::future_status::ready);

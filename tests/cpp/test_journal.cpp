@@ -19,7 +19,7 @@ namespace {
 using Kind = FileSystemChange::Kind;
 using test::TempDir;
 
-/// What `run` changes.
+/// Returns the changes that `run` makes.
 template <class Run>
 std::vector<FileSystemChange> journal_of(Run&& run) {
   std::vector<FileSystemChange> changes;

@@ -14,7 +14,7 @@ namespace {
 
 using tensor::Dims;
 
-/// (file, block) -> boxes with a byte in it, byte by byte.
+/// (file, block) -> boxes with a byte in it, found byte by byte.
 std::map<std::pair<uint32_t, int64_t>, std::set<uint32_t>> wanted_blocks(const std::vector<WantedBox>& wanted,
                                                                          int64_t block_bytes) {
   std::map<std::pair<uint32_t, int64_t>, std::set<uint32_t>> blocks;
@@ -48,7 +48,7 @@ void check_plan(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64
     REQUIRE(segment.bytes > 0);
     REQUIRE(segment.bytes <= max_segment_bytes);
     REQUIRE(segment.offset >= covered);
-    // Neighbours are joined as far as the limit lets them.
+    // Adjacent segments are joined up to the limit.
     if (segment.offset == covered) REQUIRE(plan.segments[s - 1].bytes == max_segment_bytes);
     covered = segment.offset + segment.bytes;
     bytes_read += segment.bytes;
@@ -56,7 +56,7 @@ void check_plan(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64
     std::set<uint32_t> in_blocks;
     for (int64_t block = segment.offset / block_bytes; block < covered / block_bytes; ++block) {
       const auto found = expected.find({segment.file, block});
-      REQUIRE(found != expected.end());  // no block that nobody wants, none twice
+      REQUIRE(found != expected.end());  // no unwanted block, and none twice
       in_blocks.insert(found->second.begin(), found->second.end());
       expected.erase(found);
     }
@@ -92,7 +92,7 @@ TEST_CASE("load_plan: reads every block that holds a wanted byte once, and no ot
 }
 
 TEST_CASE("load_plan: a segment names only boxes that its blocks serve, up to what one range spans") {
-  // One box in block 0 and one in block 2: two segments, each with its own box.
+  // One box in block 0 and one in block 2 make two segments, each with its own box.
   const std::vector<WantedBox> wanted = {{0, 0, {8}, tensor::whole({8}), 1}, {0, 32, {8}, tensor::whole({8}), 1}};
   const LoadPlan plan = test::value_of(plan_load(wanted, 16, 64));
   CHECK(plan.num_files() == 1);

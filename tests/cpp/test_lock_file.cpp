@@ -39,7 +39,7 @@ struct Gate {
   std::array<int, 2> ends{};
 };
 
-/// What a child forked by a saver does: it lives on until told to end.
+/// The code of a child that a saver forks: it stays alive until it is told to end.
 [[noreturn]] void live_on(const Gate& started, const Gate& end) {
   started.open();  // fork handlers have run when fork returns
   end.wait();
@@ -105,7 +105,7 @@ TEST_CASE("lock_file: a forked child does not keep the lock after its parent let
   started.wait();
   CHECK((probed(dir / "tmp") == Probe::kHeld));
   lock.release();
-  CHECK((probed(dir / "tmp") == Probe::kFree));  // while the child lives
+  CHECK((probed(dir / "tmp") == Probe::kFree));  // while the child is alive
   end.open();
   REQUIRE(::waitpid(child, nullptr, 0) == child);
 }
@@ -119,7 +119,7 @@ TEST_CASE("lock_file: the lock goes with its process, although a child of that p
     if (!lock.is_ok()) ::_exit(1);
     if (::fork() == 0) live_on(started, end);
     started.wait();
-    ::_exit(0);  // no destructor, like a crash
+    ::_exit(0);  // no destructor, as in a crash
   }
   int status = 0;
   REQUIRE(::waitpid(saver, &status, 0) == saver);
@@ -135,7 +135,7 @@ TEST_CASE(
   LockFile lock = test::value_of(LockFile::create(dir / "tmp"));
   const pid_t child = ::fork();
   if (child == 0) {
-    const int own = ::dup(0);  // takes the number that the fork handler freed
+    const int own = ::dup(0);  // takes the descriptor number that the fork handler freed
     (void)lock.remove().is_ok();
     lock.release();
     {

@@ -11,7 +11,7 @@
 namespace bytecheckpoint::format {
 namespace {
 
-/// What later code relies on without looking again.
+/// The properties that later code relies on without checking again.
 bool is_valid(const Manifest& manifest) {
   for (size_t i = 0; i < manifest.items.size(); ++i) {
     const Item& item = manifest.items[i];
@@ -85,7 +85,7 @@ TEST_CASE("manifest: found by name, by the bytes of UTF-8") {
 TEST_CASE("manifest: cut at any byte it is corrupt, or what was cut off said nothing") {
   const std::string bytes = encode_manifest(test::sample_manifest());
   for (size_t size = 0; size < bytes.size(); ++size) {
-    const std::string cut = bytes.substr(0, size);  // on the heap: the sanitizer sees a read behind it
+    const std::string cut = bytes.substr(0, size);  // on the heap, so the sanitizer notices a read past its end
     EXPECT_CODE(kCorrupt, decode_manifest(cut));
   }
 }
@@ -105,7 +105,7 @@ TEST_CASE("manifest: every byte changed in every bit never crashes, and what is 
       REQUIRE((code == base::Code::kCorrupt || code == base::Code::kVersion));
     }
   }
-  CHECK(accepted > 0);  // a changed letter of a name is no fault that this layer can see
+  CHECK(accepted > 0);  // this layer cannot notice a changed letter of a name
 }
 
 TEST_CASE("manifest: many changed fields never crash, and what is accepted is valid") {
@@ -196,7 +196,7 @@ TEST_CASE("manifest: names may not share bytes, which would make a small file fi
   EXPECT_OK(decode_manifest(bytes));
   uint64_t items_offset;
   std::memcpy(&items_offset, &bytes[32 + 16], sizeof items_offset);
-  // The second name begins where the first does.
+  // The second name begins where the first one begins.
   const uint64_t shared = 0;
   std::memcpy(&bytes[items_offset + 48], &shared, sizeof shared);
   EXPECT_CODE(kCorrupt, decode_manifest(bytes));

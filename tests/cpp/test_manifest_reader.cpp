@@ -37,8 +37,8 @@ TEST_CASE("manifest_reader: head and parts say what the whole says") {
     const auto found = test::value_of(reader.find_item(item.fqn));
     REQUIRE(found.has_value());
     const tensor::Box all = tensor::whole(item.tensor.sizes);
-    read.items.push_back(test::value_of(reader.read_part(*found, {all, all})));    // each chunk once
-    if (read.items.back().chunks.empty()) read.items.back().chunks = item.chunks;  // without elements nobody wants it
+    read.items.push_back(test::value_of(reader.read_part(*found, {all, all})));    // returns each chunk once
+    if (read.items.back().chunks.empty()) read.items.back().chunks = item.chunks;  // no box overlaps an empty chunk
     if (item.is_tensor) CHECK(test::value_of(reader.read_part(*found, {})).chunks.empty());
   }
   CHECK(format::encode_metadata_file(read) == format::encode_metadata_file(whole));
@@ -51,7 +51,7 @@ TEST_CASE("manifest_reader: what cannot be read is told by name") {
   test::write_all(path, "\x80\x04N.");
   EXPECT_FAILURE(kUnsupported, path, ManifestReader::open(dir.path()));
   std::string file = format::encode_metadata_file(test::sample_manifest());
-  file[file.size() - 140] ^= 1;  // of the manifest or its table
+  file[file.size() - 140] ^= 1;  // a byte of the manifest or its table
   test::write_all(path, file);
   const auto damaged = ManifestReader::open(dir.path());
   EXPECT_FAILURE(kCorrupt, path, damaged);

@@ -10,7 +10,7 @@
 #include "tests/cpp/rounds.h"
 #include "tests/cpp/sample_manifest.h"
 
-// The oracle is decode_manifest and a look at every chunk.
+// The expected values come from decode_manifest and a scan of all chunks.
 
 namespace bytecheckpoint::format {
 namespace {
@@ -52,7 +52,7 @@ int64_t numel_of(const tensor::Dims& sizes) {
   return numel;
 }
 
-/// All that a view says of `item`, against the item.
+/// Compares everything that a view says about `item` with the item.
 void check_item(ManifestView* view, const Item& item, test::Random* random) {
   const auto found = test::value_of(view->find_item(item.fqn));
   REQUIRE(found.has_value());
@@ -122,7 +122,7 @@ TEST_CASE("manifest_view: a box outside the tensor is refused, one without eleme
   CHECK(test::value_of(view.read_overlapping(*weight, {{1, 1}, {0, 4}})).empty());
 }
 
-/// `rows` x `columns` shards of one element each, of each of `num_items` tensors.
+/// Makes `num_items` tensors, each in `rows` x `columns` shards of one element.
 Manifest grid_manifest(int64_t num_items, int64_t rows, int64_t columns) {
   Manifest manifest = test::sample_manifest();
   const FileEntry file = manifest.files[0];
@@ -154,7 +154,7 @@ TEST_CASE("manifest_view: of many blocks few are read, and each once") {
   for (int64_t row = 12345; row < 12349; ++row) {
     REQUIRE(test::value_of(view.read_overlapping(*found, {{row, 0}, {1, 1}})).size() == 1);
   }
-  CHECK(view.num_blocks_read() - before <= 4);  // box and chunk, at worst on two blocks each
+  CHECK(view.num_blocks_read() - before <= 4);  // box and chunk, each on two blocks at worst
   REQUIRE(test::value_of(view.read_overlapping(*found, {{12340, 0}, {100, 1}})).size() == 100);
   CHECK(view.num_blocks_read() - before <= 4);
 
@@ -240,7 +240,7 @@ TEST_CASE("manifest_view: no trailer, a cut file, a newer version, another save'
   EXPECT_CODE(kVersion, open(newer));
 }
 
-/// A metadata file around `manifest`, with right checksums: what a hostile writer hands in.
+/// A metadata file around `manifest` with correct checksums, as a hostile writer makes it.
 std::string sealed(const std::string& manifest) {
   std::string file = manifest;
   std::vector<uint32_t> crcs;
@@ -250,7 +250,7 @@ std::string sealed(const std::string& manifest) {
   }
   const std::string table = encode_block_table(crcs);
   file += table;
-  // The trailer of a file of ours, its lengths and sums replaced.
+  // The trailer of a file of ours, with its lengths and checksums replaced.
   const std::string good = encode_metadata_file(test::sample_manifest());
   base::ByteWriter trailer(good.substr(good.size() - kMetadataTrailerBytes));
   trailer.put_u64(16, 0);
@@ -262,7 +262,7 @@ std::string sealed(const std::string& manifest) {
   return file + trailer.bytes();
 }
 
-/// What was handed out is what later code may rely on.
+/// Checks that what was returned has the properties that later code relies on.
 void check_valid(ManifestView* view, const FoundItem& found, const std::vector<Chunk>& chunks) {
   const Item& item = found.item;
   REQUIRE((!item.is_tensor || tensor::find_dtype(item.tensor.dtype) != nullptr));
@@ -301,7 +301,7 @@ TEST_CASE("manifest_view: changed fields under right checksums never crash; what
     const uint64_t extremes[] = {
         0, 1, 8, 48, ~uint64_t{0} >> 1, uint64_t{1} << 63, ~uint64_t{0}, bytes.size(), 0xFFFFFFFFull, 1ull << 62};
     for (uint64_t changes = 1 + random() % 3; changes != 0; --changes) {
-      // Behind magic, version and save id: those are another test's.
+      // After magic, version and save id, which another test covers.
       const size_t at = 32 + (random() % ((bytes.size() - 32) / 4 - 2)) * 4;
       const uint64_t value = random() % 2 == 0 ? extremes[random() % 10] : random() % (2 * bytes.size());
       std::memcpy(&bytes[at], &value, random() % 2 == 0 ? 4 : 8);

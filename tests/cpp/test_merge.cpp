@@ -58,7 +58,7 @@ TEST_CASE("merge: gathering in windows equals copying element by element") {
     std::vector<uint8_t> gathered;
     const auto cuts = draw_cuts(&random, bytes, itemsize);
     for (size_t c = 0; c + 1 < cuts.size(); ++c) {
-      // A heap buffer of its own, so that the sanitizer sees a byte too many.
+      // A separate heap buffer, so that the sanitizer notices a byte too many.
       std::vector<uint8_t> window(static_cast<size_t>(cuts[c + 1] - cuts[c]), 0xAA);
       gather_window(runs, memory.data(), cuts[c], cuts[c + 1], window.data());
       gathered.insert(gathered.end(), window.begin(), window.end());

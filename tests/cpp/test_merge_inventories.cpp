@@ -90,7 +90,7 @@ TEST_CASE("merge_inventories: replicas travel once") {
   test::World world(1000);
   test::add_replicated(&world, "replicated", test::info_of({64, 64}));
   CHECK(merged_blob(test::blobs_of(world)).size() < 50);
-  // HSDP: 8 replicas of 125 shards, and their 125 sets of holders.
+  // HSDP: 8 replicas of 125 shards, so there are 125 sets of holders.
   test::Mesh mesh{{}, {8, 125}, {-1, 0}};
   for (uint32_t rank = 0; rank < 1000; ++rank) mesh.ranks.push_back(rank);
   for (int i = 0; i < 10; ++i) test::add_sharded(&world, "w" + std::to_string(i), test::info_of({1000, 64}), mesh);
@@ -169,7 +169,8 @@ TEST_CASE("merge_below: a tree of ranks gives what all of them at once do") {
     CHECK(handed_up[0] == merged_blob(test::blobs_of(world)));
   }
   const std::string of_rank_0 = test::blob_of(0, {});
-  CHECK(merge_below(of_rank_0, 0, {of_rank_0}).status().code() == base::Code::kInvalidArgument);  // twice the same
+  // the same inventory twice
+  CHECK(merge_below(of_rank_0, 0, {of_rank_0}).status().code() == base::Code::kInvalidArgument);
 }
 
 TEST_CASE("merge_ranks: ranks that do not know their numbers, by their order") {

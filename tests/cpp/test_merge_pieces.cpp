@@ -33,7 +33,7 @@ StridedView draw_view(Random* random, std::vector<RandomMemory>* memories, int64
   return view;
 }
 
-/// Row-major bytes, element by element.
+/// Row-major bytes, collected element by element.
 std::vector<uint8_t> elements_of(const StridedView& view) {
   const int64_t itemsize = tensor::find_dtype(view.dtype)->itemsize_bytes;
   std::vector<uint8_t> bytes;

@@ -23,7 +23,7 @@ TEST_CASE("metadata_file: pickle, manifest, table and trailer, and nothing else"
   CHECK(trailer.save_id == manifest.save_id);
   const auto pickle_bytes = static_cast<size_t>(trailer.pickle_bytes);
   CHECK(file.substr(0, pickle_bytes) == metadata_pickle(manifest));
-  CHECK(file[pickle_bytes - 1] == '.');  // where pickle.load stops
+  CHECK(file[pickle_bytes - 1] == '.');  // pickle.load stops here
   CHECK(file.substr(pickle_bytes, static_cast<size_t>(trailer.manifest_bytes)) == encode_manifest(manifest));
   EXPECT_OK(check_pickle(file));
   CHECK(encode_manifest(test::value_of(decode_metadata_file(file))) == encode_manifest(manifest));
@@ -58,7 +58,7 @@ TEST_CASE("metadata_file: cut or lengthened it has no trailer; a foreign file ne
   EXPECT_CODE(kNotFound, decode_metadata_file(good + "x"));
   EXPECT_CODE(kNotFound, decode_metadata_file(""));
   EXPECT_CODE(kNotFound, decode_metadata_file(std::string(1000, '.')));
-  // Bytes taken out in front leave the trailer whole, and it knows the length.
+  // Bytes removed at the front leave the trailer whole, but it stores the length.
   EXPECT_FAILURE(kCorrupt, "another length", decode_metadata_file(good.substr(1)));
 }
 
@@ -86,8 +86,8 @@ TEST_CASE("metadata_file: the pickle carries the save id and keeps the order of 
   CHECK(pickle.find("extra") < pickle.find("layer.opaque"));
 }
 
-/// Whatever makes opcodes differ: names that are words of the pickle, memo entries beyond one byte, integers of all
-/// lengths, more than three dims, chunks before and after bytes items.
+/// Everything that makes opcodes differ: names that are words of the pickle, memo entries beyond one byte, integers of
+/// all lengths, more than three dims, chunks before and after bytes items.
 Manifest crowded_manifest() {
   Manifest manifest = test::sample_manifest();
   manifest.items.clear();

@@ -19,7 +19,7 @@ using base::Status;
 
 namespace {
 
-/// Objects in memory, each with the number of the upload that made it as its version.
+/// Objects in memory. The version of each is the number of the upload that made it.
 class MemoryObjects : public io::ObjectStore {
  public:
   base::Result<Object> open(const std::string& name) override {
@@ -34,7 +34,7 @@ class MemoryObjects : public io::ObjectStore {
     base::MutexLock lock(mutex_);
     const Stored& stored = objects_.at(name);
     if (std::to_string(stored.version) != object.version) return Status::make(Code::kChanged, name + " was replaced");
-    // Stores may send less than they are asked for.
+    // Stores may send less than requested.
     const int64_t part = std::min<int64_t>({size, most_at_once, static_cast<int64_t>(stored.bytes.size()) - offset});
     std::memcpy(to, stored.bytes.data() + offset, static_cast<size_t>(part));
     return part;
@@ -115,7 +115,7 @@ TEST_CASE("object store: an object is written and read as a file, in pieces if t
     CHECK(file.value().size().value() == 10);
     CHECK(file.value().read(2, 5).value() == "23456");
     char bytes[4096];
-    // Direct reads ask for more than there is.
+    // Direct reads ask for more than the object has.
     CHECK(file.value().read_at(bytes, sizeof bytes, 4, 6).value() == 6);
     CHECK(std::string(bytes, 6) == "456789");
     CHECK(file.value().read(8, 3).status().code() == Code::kCorrupt);

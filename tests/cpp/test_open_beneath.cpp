@@ -17,8 +17,8 @@ namespace {
 
 using namespace std::string_literals;  // NOLINT: a name holds a zero
 
-/// A directory with a file, a directory with a file, links of all kinds, a FIFO, and a neighbour that is none of its
-/// business.
+/// A directory with a file, a directory with a file, links of all kinds and a FIFO, and a file beside it that must not
+/// be opened.
 class Tree {
  public:
   Tree() {
@@ -55,7 +55,7 @@ class Tree {
 
 using Open = int (*)(int, const std::string&, int);
 
-/// What is read through `name`, or the errno.
+/// Returns what is read through `name`, or the errno.
 std::string outcome(Open open, const Tree& tree, const std::string& name) {
   const int fd = open(tree.fd(), name, O_RDONLY);
   if (fd < 0) return ::strerrorname_np(errno);

@@ -52,7 +52,7 @@ TEST_CASE("open_checkpoint: another writer's metadata is read, unless it lies ov
   const TempDir dir;
   test::write_all(dir / ".metadata", test::sample_file("stock.metadata"));
   test::write_all(dir / "__0_0.distcp", "PK\x03\x04");
-  // Left from a save of ours that stock DCP has saved over.
+  // Left from a save of ours, before stock DCP saved over it.
   test::write_all(dir / "__9_0.0123456789abcdef.distcp", format::encode_header({}));
   const format::Manifest manifest = test::value_of(open_checkpoint(dir.path()));
   CHECK(manifest.foreign.has_value());

@@ -15,9 +15,9 @@ using tensor::DType;
 using test::Random;
 using test::SampleTensor;
 
-constexpr uint8_t kGapByte = 0x5A;  // what the host buffer holds before anything is copied
+constexpr uint8_t kGapByte = 0x5A;  // content of the host buffer before the copies
 
-/// Tensors, and offsets that leave gaps now and then, as headers and padding do.
+/// Tensors, and offsets that sometimes leave gaps, as headers and padding do.
 struct Transfer {
   std::vector<SampleTensor> tensors;
   std::vector<DevicePiece> pieces;
@@ -27,7 +27,7 @@ struct Transfer {
     const int64_t count = test::draw(random, 0, 12);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t itemsize = int64_t{1} << test::draw(random, 0, 4);
-      const bool many = test::draw(random, 0, 9) == 0;  // dims, so that some have no layout
+      const bool many = test::draw(random, 0, 9) == 0;  // many dims, so that some have no layout
       const int64_t max_size = test::draw(random, 0, 4) == 0 ? 24 : 6;
       tensors.emplace_back(random, test::draw_sizes(random, many ? 11 : 3, many ? 2 : max_size), itemsize, expand);
       const int64_t gap = test::draw(random, 0, 1) == 0 ? 0 : test::draw(random, 1, 300);
@@ -66,7 +66,7 @@ void check_batch(const PackBatch& batch, const PackLimits& limits) {
   REQUIRE(scratch_end == batch.scratch_bytes);
 }
 
-/// What a device does with a batch, in another order: threads and tiles are independent of each other.
+/// Does what a device does with a batch, but in another order, because threads and tiles are independent of each other.
 template <class Move>
 void for_each_tile(const PackBatch& batch, std::vector<uint8_t>* scratch, Move&& move) {
   for (const Tile& tile : batch.tiles) {
@@ -94,11 +94,11 @@ TEST_CASE("pack_plan: batches gathered in turn fill the host buffer, and gaps wi
     while (plan.next(&batch)) {
       check_batch(batch, limits);
       num_packed += batch.pieces.size();
-      scratch = test::random_bytes(&random, scratch.size());  // what an earlier batch left
+      scratch = test::random_bytes(&random, scratch.size());  // stale content of an earlier batch
       if (batch.has_gaps) std::fill_n(scratch.begin(), batch.scratch_bytes, uint8_t{0});
       num_gaps += batch.has_gaps;
       for_each_tile(batch, &scratch, [](auto&&... of_tile) { gather_tile(of_tile...); });
-      // First, so that a range that covers them would be seen to write over them.
+      // Direct copies come first, so that the test notices a range that overwrites them.
       for (const size_t piece : batch.direct) {
         const std::vector<uint8_t> packed = transfer.tensors[piece].packed();
         std::copy(packed.begin(), packed.end(), host.begin() + transfer.pieces[piece].host_offset);
@@ -122,7 +122,7 @@ TEST_CASE("pack_plan: batches gathered in turn fill the host buffer, and gaps wi
     }
     for (; end < transfer.host_bytes; ++end) REQUIRE(host[static_cast<size_t>(end)] == kGapByte);
   }
-  // What is to be tried has been.
+  // All the cases have occurred.
   CHECK(num_gaps > 100);
   CHECK(num_divided > 20);
   CHECK(num_direct > 100);
@@ -174,7 +174,7 @@ TEST_CASE("pack_plan: many small tensors are one range, a large one between them
   limits.scratch_bytes = 1 << 20;
   limits.max_pieces = 100;
   limits.max_packed_bytes = 100000;
-  limits.max_gap_bytes = 1 << 20;  // more than the large one has
+  limits.max_gap_bytes = 1 << 20;  // more than the large tensor's size
   PackPlan plan(pieces, limits);
   PackBatch batch;
   REQUIRE(plan.next(&batch));
@@ -197,7 +197,7 @@ TEST_CASE("pack_plan: pieces that no transfer can have") {
   using base::Code;
   CHECK(code_of({}) == Code::kOk);
   CHECK(code_of({of(8, 0), of(8, 8), of(8, 100)}) == Code::kOk);
-  CHECK(code_of({of(8, 8), of(0, 3), of(8, 16)}) == Code::kOk);  // an empty one is nowhere
+  CHECK(code_of({of(8, 8), of(0, 3), of(8, 16)}) == Code::kOk);  // an empty piece occupies nothing
   CHECK(code_of({of(8, -1)}) == Code::kInvalidArgument);
   CHECK(code_of({of(8, 0), of(8, 7)}) == Code::kInvalidArgument);
   CHECK(code_of({of(8, 8), of(8, 0)}) == Code::kInvalidArgument);

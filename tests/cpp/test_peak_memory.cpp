@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What takes the most memory for its bytes, by hand: under AddressSanitizer the properties of tests/fuzz measure it.
+// Inputs that take the most memory for their bytes, written by hand. Under AddressSanitizer the properties of
+// tests/fuzz measure the memory.
 #include "tests/fuzz/peak_memory.h"
 
 #include <string>
@@ -22,14 +23,15 @@ namespace {
 using namespace std::string_literals;  // NOLINT: many parts hold zeros
 using namespace test::pickled;         // NOLINT
 
-// Where nothing is measured, small ones do.
-#ifdef __SANITIZE_ADDRESS__  // of gcc
+// Builds that measure nothing use small inputs.
+#ifdef __SANITIZE_ADDRESS__  // gcc's macro
 constexpr size_t kCounts[] = {1, 10, 1000, 5000, 300000};
 #else
 constexpr size_t kCounts[] = {1, 1000};
 #endif
 
-/// Programs of `count` steps or so, most of one byte. Not all come to an end: what they took counts all the same.
+/// Programs of about `count` steps, most of one byte. Some do not reach their end, but their memory counts all the
+/// same.
 std::vector<std::pair<const char*, std::string>> worst_pickles(size_t count) {
   const auto times = [&](const std::string& step) { return repeated(step, count / step.size() + 1); };
   const size_t half = count / 2 + 1;
@@ -73,7 +75,7 @@ std::vector<std::pair<const char*, std::string>> worst_pickles(size_t count) {
   };
 }
 
-/// Is what `parse` takes of the bytes within the bound?
+/// Checks that the memory that `parse` takes for the bytes is within the bound.
 template <class Parse>
 void check(const std::string& parser, const std::string& what, const std::string& bytes, Parse&& parse) {
   fuzz::PeakMemory memory(bytes.size());
@@ -136,7 +138,7 @@ TEST_CASE("peak_memory: honest values of a byte each are read, a million of them
   }
 }
 
-/// Many keys, chunks and places that share all they can, or hold as little as can be.
+/// Many keys, chunks and storage entries that share all they can, or hold as little as possible.
 TEST_CASE("peak_memory: metadata") {
   const std::string module = "torch.distributed.checkpoint.metadata";
   for (const size_t count : {10, 1000, 60000}) {

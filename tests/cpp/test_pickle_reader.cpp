@@ -80,14 +80,14 @@ TEST_CASE("pickle_reader: memo by number, by count, overwritten; lists seen from
   const Tree one = test::holding(Tree::Kind::kList, {test::integer(1)});
   CHECK(test::value_of(tree_of(whole("(]q\5h\5K\1aj\5\0\0\0t"s))) ==
         test::holding(Tree::Kind::kTuple, {one, one, one}));
-  // MEMOIZE numbers by how many entries there are.
+  // MEMOIZE gives each entry the current number of entries as its number.
   const Tree seven = test::integer(7), eight = test::integer(8);
   CHECK(test::value_of(tree_of("\x80\x04(K\7\x94K\x08\x94h\1h\0t."s)) ==
         test::holding(Tree::Kind::kTuple, {seven, eight, eight, seven}));
 }
 
 TEST_CASE("pickle_reader: lists and dicts that are filled in turn, in many steps") {
-  // Two lists and a dict, a thousand times one or two elements each.
+  // Two lists and a dict each get one or two elements, a thousand times.
   std::string program = "(]\x94]\x94}\x94";
   std::vector<Tree> first, second, third;
   for (int i = 0; i < 1000; ++i) {
@@ -146,7 +146,7 @@ TEST_CASE("pickle_reader: globals outside the list are refused by name and byte,
   EXPECT_FAILURE(kUnsupported, "global 'm.C.__init__'", read(whole(text("m") + text("C.__init__") + "\x93")));
   EXPECT_FAILURE(kUnsupported, "at byte 2", read(whole(system)));
   EXPECT_FAILURE(kUnsupported, "nothing of the pickle was run", read(whole(system)));
-  // The opcodes that find globals in other ways are not known at all.
+  // The reader does not know the opcodes that find globals in other ways.
   EXPECT_FAILURE(kUnsupported, "INST (0x69) at byte 3", read(whole("(iposix\nsystem\n")));
   EXPECT_FAILURE(kUnsupported, "OBJ (0x6f)", read(whole("(" + global("m", "C") + text("true") + "o")));
   EXPECT_FAILURE(kUnsupported, "NEWOBJ_EX (0x92)", read(whole(global("m", "C") + ")}\x92")));
@@ -174,7 +174,7 @@ TEST_CASE("pickle_reader: what is cut anywhere is corrupt") {
     const PickleRules any{[](std::string_view, std::string_view) { return std::optional<uint32_t>(0); }, true};
     EXPECT_OK(read_pickle(bytes, any));
     for (size_t size = 0; size < bytes.size(); ++size) {
-      const std::string cut = bytes.substr(0, size);  // on the heap: the sanitizer sees a read behind it
+      const std::string cut = bytes.substr(0, size);  // on the heap, so the sanitizer notices a read past its end
       EXPECT_CODE(kCorrupt, read_pickle(cut, any));
     }
   }
@@ -254,8 +254,8 @@ TEST_CASE("pickle_reader: mutated pickles never crash, and say what is wrong in 
   CHECK(accepted > test::rounds(100));
 }
 
-/// A random program of the stack machine: opcodes with operands that fit, names that are allowed, memo entries that may
-/// be there.
+/// A random program of the stack machine: opcodes with fitting operands, names that are allowed, memo entries that may
+/// exist.
 std::string random_program(test::Mutator* random) {
   const std::string parts[] = {"(",       ")",       "N",       "\x88",    "K\1",        "]",         "}",
                                "a",       "e",       "s",       "u",       "t",          "\x85",      "\x86",
@@ -264,7 +264,7 @@ std::string random_program(test::Mutator* random) {
                                "\x8c\1m", "\x8c\1C", "cm\nC\n", "cm\nf\n", "C\2\xff\xff"};
   std::string program = "\x80\x04";
   for (size_t steps = 1 + random->below(40); steps != 0; --steps) program += parts[random->below(std::size(parts))];
-  // Ends that leave one value: everything into one tuple.
+  // Half of the programs end by putting everything into one tuple, so that one value is left.
   return random->below(2) == 0 ? program + "." : program.insert(2, "(") + "t.";
 }
 

@@ -17,7 +17,7 @@ using test::read;
 using test::tree_of;
 
 TEST_CASE("pickle_tree: sharing that would unfold beyond measure is corrupt") {
-  // Thirty lists in a tuple, each of them ten times the one before.
+  // Thirty lists in a tuple. Each holds the previous one ten times.
   std::string laughs = "(]" + put(0);
   for (uint32_t level = 1; level < 30; ++level) laughs += "]" + put(level) + "(" + repeated(get(level - 1), 10) + "e";
   EXPECT_FAILURE(kCorrupt, "more values", tree_of(whole(laughs + "t")));
@@ -72,7 +72,7 @@ TEST_CASE("pickle_tree: lists and dicts that stand in two places are copied, unl
   }
   EXPECT_OK(unfold("](K\1\x85q\1h\1e", {true, {}}));
   EXPECT_OK(unfold("](]]e", {true, {}}));
-  // An empty tuple of a mark is no container of its own, and stands in no list's place.
+  // An empty tuple made from a mark is not a container of its own, and does not count as a list in two places.
   EXPECT_OK(unfold("(t", {true, {}}));
   EXPECT_OK(unfold("((t]Nat", {true, {}}));
 }

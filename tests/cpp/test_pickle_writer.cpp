@@ -6,12 +6,13 @@
 #include <limits>
 #include <string>
 
-// What the opcodes mean is checked from Python, by unpickling (tests/unit/test_format.py); here, which are chosen.
+// tests/unit/test_format.py checks from Python, by unpickling, what the opcodes mean. These tests check which are
+// chosen.
 
 namespace bytecheckpoint::format {
 namespace {
 
-/// Bytes between the protocol header and STOP.
+/// Returns the bytes between the protocol header and STOP.
 template <class Emit>
 std::string body(int protocol, Emit&& emit) {
   PickleWriter writer(protocol);

@@ -11,8 +11,8 @@
 #include "tests/cpp/expect.h"
 #include "tests/cpp/rounds.h"
 
-// Power loss at every change of a save, in every way that a disk may lose what was not synced. 5,000 states; with
-// BCP_LONG=1 in the environment a million. BCP_SEED=n: others.
+// Power loss at every change of a save, in every way that a disk may lose what was not synced. About 5,000 states, or a
+// million with BCP_LONG=1 in the environment. BCP_SEED=n selects other states.
 
 namespace bytecheckpoint::test {
 namespace {
@@ -45,7 +45,7 @@ PowerLossTally survey(const JournaledSaves& saves, int64_t num_states, engine::S
   return tally;
 }
 
-/// All states are as they may be. \param share  Of the states of a scenario that this is a part of.
+/// Expects all states to be allowed ones. \param share  Number of parts of the scenario, which share its states.
 void expect_safe(const JournaledSaves& saves, engine::Scope watched = {}, int share = 1) {
   const int64_t wanted = (is_long() ? kLongStates : rounds(kStates)) / share;
   const PowerLossTally tally = survey(saves, wanted, watched, false);
@@ -53,7 +53,7 @@ void expect_safe(const JournaledSaves& saves, engine::Scope watched = {}, int sh
   CHECK_MESSAGE(tally.violations == 0, tally.first_violation);
 }
 
-/// Some state is not.
+/// Expects a violation in some state.
 void expect_seen(const JournaledSaves& saves, engine::Scope watched = {}) {
   CHECK(survey(saves, kStates, watched, true).violations > 0);
 }
@@ -164,7 +164,7 @@ TEST_CASE("power_loss: in a save of all ranks over those of ranks on their own")
   }
 }
 
-// Disks that lie, and saves in another order: each must be seen, or the cases above show nothing.
+// Disks that lie, and saves in another order. The survey must notice each, or the cases above prove nothing.
 
 bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
@@ -189,14 +189,14 @@ void ignore(JournaledSaves* saves, const std::vector<size_t>& positions) {
   for (const size_t position : positions) saves->ignore(position);
 }
 
-/// Two saves, the second over the first, of two ranks.
+/// Two saves of two ranks, the second over the first.
 struct TwoSaves : JournaledSaves {
   TwoSaves() : JournaledSaves("last", 2) {
     save({1});
     begin = journal().size();
     save({2});
   }
-  size_t begin;  // of the second
+  size_t begin;  // first change of the second save
 };
 
 TEST_CASE("power_loss: a disk that does not sync data files is seen") {
@@ -242,7 +242,8 @@ TEST_CASE("power_loss: a disk that does not sync for the sweep of a save that fo
     saves.kill(last_rename(saves) + 1);
     const size_t killed = saves.journal().size();
     saves.save({3});
-    // Only removals of the sweep that begins the third save are of interest: the first has no other sync before it.
+    // Only removals of the sweep at the start of the third save matter, because the first of them has no other sync
+    // before it.
     const size_t removal = changes(saves, Kind::kRemoveFile, ".distcp", killed).at(0);
     const std::vector<size_t> syncs = changes(saves, Kind::kSyncDirectory, "/last", killed, removal);
     REQUIRE(syncs.size() == 1);

@@ -8,7 +8,7 @@
 namespace bytecheckpoint::planner {
 namespace {
 
-// That answers, applied, write everything once is shown in test_save_plan.cpp.
+// test_save_plan.cpp shows that the assignments, when applied, write everything once.
 
 Inventory local_of(uint32_t rank, const test::World& world) {
   return test::value_of(decode_inventory(test::blob_of(rank, world[rank])));
@@ -24,7 +24,8 @@ TEST_CASE("rank_assignment: in the order of the state dict, from the rank's own 
   const std::vector<std::string> assignments = encode_assignments(inventory, test::value_of(plan_save(inventory, {})));
   const auto of_0 = test::value_of(apply_assignment(local_of(0, world), assignments[0]));
   REQUIRE(of_0.size() == 3);
-  for (uint32_t i = 0; i < 3; ++i) CHECK(of_0[i].entry == i);  // z, a, m, where names are sorted a, m, z
+  // z, a, m in the state dict; sorted names would be a, m, z
+  for (uint32_t i = 0; i < 3; ++i) CHECK(of_0[i].entry == i);
   CHECK_FALSE(of_0[0].is_whole);
   CHECK(of_0[0].box.offsets == tensor::Dims{0, 0});
   CHECK(of_0[1].is_whole);

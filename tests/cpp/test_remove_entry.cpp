@@ -21,12 +21,12 @@ namespace fs = std::filesystem;
 using base::Status;
 using test::TempDir;
 
-/// Removes everything, unless a test changes that.
+/// Rules that allow every removal, unless a test changes them.
 RemovalRules rules() {
   return {[](const std::string& name) { return name == "mark"; }, [] { return Status::ok(); }, false};
 }
 
-/// `top`, with files of 10 bytes in it and in `top/mid` and `top/mid/low`.
+/// Makes `top`, with files of 10 bytes in it, in `top/mid` and in `top/mid/low`.
 void make_tree(const std::string& top) {
   fs::create_directories(top + "/mid/low");
   fs::create_directories(top + "/empty");
@@ -109,7 +109,7 @@ TEST_CASE("remove_entry: ends where it may not go on") {
 
 TEST_CASE("remove_entry: any depth, with few descriptors") {
   const TempDir dir;
-  constexpr int kDepth = 3000;  // no path leads there
+  constexpr int kDepth = 3000;  // too deep for any path
   REQUIRE(::mkdir((dir / "deep").c_str(), 0777) == 0);
   OpenDirectory at = test::value_of(OpenDirectory::open(dir / "deep"));
   for (int i = 0; i < kDepth; ++i) {
@@ -121,7 +121,7 @@ TEST_CASE("remove_entry: any depth, with few descriptors") {
   CHECK(dir.names().empty());
 }
 
-/// What takes the place of a directory, which is moved out of the way.
+/// What replaces a directory that is moved away.
 enum class Swap { kLink, kDirectory, kFile };
 
 TEST_CASE("remove_entry: whatever takes the place of a directory at any step, nothing outside goes") {
@@ -153,7 +153,7 @@ TEST_CASE("remove_entry: whatever takes the place of a directory at any step, no
   }
 }
 
-/// A descriptor that is free now.
+/// Returns a descriptor number that is free now.
 int next_descriptor() {
   const int fd = ::dup(0);
   ::close(fd);
@@ -167,7 +167,7 @@ TEST_CASE("remove_entry: a directory that was moved while it is emptied is a fai
   const int before = next_descriptor();
   RemovalRules moving = rules();
   moving.may_go_on = [&] {
-    // The last of its files is gone, it is not.
+    // The last of its files is gone, but the directory is not.
     if (fs::exists(dir / "tree/mid/low") && fs::is_empty(dir / "tree/mid/low")) {
       fs::rename(dir / "tree/mid/low", dir / "elsewhere/low");
     }

@@ -50,7 +50,7 @@ int64_t bytes_of(const Dims& sizes, DType dtype) {
   return numel * tensor::find_dtype(dtype)->itemsize_bytes;
 }
 
-/// A tensor that is saved whole, with memory of its own that lies as `strides_bytes` say.
+/// A tensor that is saved whole. It has its own memory, whose layout `strides_bytes` gives.
 struct Saved {
   std::string fqn;
   DType dtype;
@@ -93,7 +93,7 @@ std::vector<Saved> sample_tensors() {
   return tensors;
 }
 
-/// Saved, assembled, committed, opened again.
+/// Saves, assembles, commits and opens a checkpoint. Returns its manifest.
 format::Manifest save(const TempDir& dir, std::vector<Saved>* tensors, SaveOptions options, uint8_t number = 1) {
   std::vector<SaveItem> items;
   for (Saved& tensor : *tensors) items.push_back(tensor.item());
@@ -248,7 +248,7 @@ TEST_CASE("save_load_job: a changed byte is found, named by file and block, and 
   LoadJob job(load_options(dir.path()), manifest);
   std::string loaded;
   add(&job, manifest, "contiguous", tensor::whole(tensors[0].sizes), &loaded);
-  EXPECT_OK(job.run(kNever));  // in another block
+  EXPECT_OK(job.run(kNever));  // the changed byte is in another block
   LoadOptions unverified = load_options(dir.path());
   unverified.verify = false;
   LoadJob trusting(unverified, manifest);

@@ -28,7 +28,8 @@ SavePlan plan_of(const test::World& world, const SaveOptions& options = {}) {
   return test::value_of(plan_save(test::merged(test::blobs_of(world)), options));
 }
 
-/// What the ranks of `world` write by their answers: (fqn, element) -> writers; objects have one element without dims.
+/// Maps (fqn, element) to the ranks of `world` that write it by their assignments. Objects have one element without
+/// dims.
 std::map<std::pair<std::string, Dims>, std::vector<uint32_t>> written(const test::World& world,
                                                                       const std::vector<std::string>& answers) {
   std::map<std::pair<std::string, Dims>, std::vector<uint32_t>> writers;
@@ -38,7 +39,7 @@ std::map<std::pair<std::string, Dims>, std::vector<uint32_t>> written(const test
       const test::HeldEntry& held = world[rank].at(write.entry);
       const Box box = held.boxes.empty() ? tensor::whole(held.info.sizes) : held.boxes.at(0);
       REQUIRE((write.is_whole ? write.box == box : !(write.box == box)));
-      for (size_t d = 0; d < box.sizes.size(); ++d) {  // nobody writes what it does not hold
+      for (size_t d = 0; d < box.sizes.size(); ++d) {  // no rank writes what it does not hold
         REQUIRE(write.box.offsets[d] >= box.offsets[d]);
         REQUIRE(write.box.offsets[d] + write.box.sizes[d] <= box.offsets[d] + box.sizes[d]);
       }
@@ -51,7 +52,7 @@ std::map<std::pair<std::string, Dims>, std::vector<uint32_t>> written(const test
   return writers;
 }
 
-/// Every element of what is held is written once, and the metadata says so.
+/// Checks that every held element is written once, and that the metadata matches.
 void check_plan(const test::World& world, const SaveOptions& options) {
   const Inventory inventory = test::merged(test::blobs_of(world));
   const SavePlan plan = test::value_of(plan_save(inventory, options));
@@ -102,7 +103,8 @@ TEST_CASE("save_plan: every element is written once, by a rank that holds it") {
     options.min_part_bytes = int64_t{1} << test::draw(&random, 0, 8);
     options.dedup_to_lowest_rank = test::draw(&random, 0, 5) == 0;
     const Inventory inventory = test::merged(test::blobs_of(world));
-    if (!plan_save(inventory, options).is_ok()) {  // of a mesh that leaves out ranks nothing is missing but replicas
+    // draw_mesh may leave out ranks, but only as replicas, so nothing is missing
+    if (!plan_save(inventory, options).is_ok()) {
       REQUIRE(world.size() > 1);
       FAIL("a plan was refused");
     }
@@ -110,7 +112,7 @@ TEST_CASE("save_plan: every element is written once, by a rank that holds it") {
   }
 }
 
-/// Boxes of many elements and cheap records, so that balance is by elements and splits are common.
+/// The boxes have many elements and their records cost little, so balance is by elements and splits are common.
 TEST_CASE("save_plan: split boxes, too") {
   test::Random random(41);
   int num_splits = 0;
@@ -155,14 +157,14 @@ TEST_CASE("save_plan: ties go to the lower rank, the rest to the least loaded") 
   test::World world(4);
   for (int i = 0; i < 6; ++i) test::add_replicated(&world, "w" + std::to_string(i), test::info_of({1024}));
   CHECK(plan_of(world).writers == std::vector<uint32_t>{0, 1, 2, 3, 0, 1});
-  // Rank 0 and 2 are loaded already, rank 2 more.
+  // Ranks 0 and 2 already hold data of their own, rank 2 more.
   world[0].push_back({"own 0", EntryKind::kTensor, "", test::info_of({1500}), true, {}});
   world[2].push_back({"own 2", EntryKind::kTensor, "", test::info_of({4000}), true, {}});
   CHECK(plan_of(world).writers == std::vector<uint32_t>{1, 3, 1, 3, 0, 1, 0, 2});
 }
 
 TEST_CASE("save_plan: smallest sets of holders first, then largest boxes") {
-  // Were "of all" given away first, rank 0 would have it and "of 0 and 1" would have to go to rank 1: 30, 20, 0.
+  // If "of all" were assigned first, rank 0 would get it and "of 0 and 1" would have to go to rank 1: 30, 20, 0.
   test::World world(3);
   test::add_replicated(&world, "of all", test::info_of({30000}), false);
   test::add_sharded(&world, "of 0 and 1", test::info_of({20000}), test::Mesh{{0, 1}, {2}, {-1}}, false);
@@ -187,7 +189,7 @@ TEST_CASE("save_plan: objects are written by the lowest of those that have them"
   test::World world(3);
   for (uint32_t rank : {1u, 2u}) world[rank].push_back({"step", EntryKind::kBytes, "", {}, {}, {}});
   for (auto& held : world) held.push_back({"rng", EntryKind::kBytes, "", {}, {}, {}});
-  CHECK(plan_of(world).writers == std::vector<uint32_t>{0, 1});  // "rng" is rank 0's first
+  CHECK(plan_of(world).writers == std::vector<uint32_t>{0, 1});  // "rng" comes first on rank 0
 }
 
 TEST_CASE("save_plan: what may not be split is not") {
@@ -197,7 +199,7 @@ TEST_CASE("save_plan: what may not be split is not") {
   test::add_replicated(&world, "one row", test::info_of({1, 1, 1}));
   test::add_replicated(&world, "small", test::info_of({65535}));
   CHECK(plan_of(world).parts.empty());
-  // One objection is enough.
+  // One rank's objection is enough.
   test::World other(4);
   test::add_replicated(&other, "w", test::info_of({1 << 22}));
   CHECK(plan_of(other).parts.size() == 4);
@@ -251,7 +253,7 @@ TEST_CASE("save_plan: parts are all of the box, and never too small, whatever ra
   }
 }
 
-/// A transformer as LLaMA has it, with AdamW's moments, `add` giving each tensor to the ranks.
+/// A transformer like LLaMA with AdamW's moments. `add` gives each tensor to the ranks.
 template <class Add>
 void add_llama(int64_t num_layers, int64_t width, int64_t hidden, int64_t vocabulary, Add&& add) {
   const auto add_all = [&](const std::string& name, const Dims& sizes) {
@@ -289,7 +291,7 @@ TEST_CASE("save_plan: DDP is balanced within 2 percent") {
       const SavePlan plan = plan_of(world);
       INFO(num_ranks, " ranks, ", num_layers, " layers: ", ratio(plan));
       CHECK(ratio(plan) <= 1.02);
-      CHECK(plan.parts.size() <= 2 * num_ranks);  // one cut a rank
+      CHECK(plan.parts.size() <= 2 * num_ranks);  // one cut per rank
     }
   }
 }
@@ -311,7 +313,7 @@ TEST_CASE("save_plan: HSDP is balanced within 2 percent") {
 
 TEST_CASE("save_plan: skewed sizes are balanced within 2 percent") {
   for (const uint32_t num_ranks : {2u, 3u, 4u, 8u}) {
-    test::World half(num_ranks);  // one tensor is half of all
+    test::World half(num_ranks);  // one tensor is half of all bytes
     for (int i = 0; i < 100; ++i) test::add_replicated(&half, "w" + std::to_string(i), test::info_of({1000, 1024}));
     test::add_replicated(&half, "big", test::info_of({100000, 1024}));
     CHECK(ratio(plan_of(half)) <= 1.02);
@@ -320,7 +322,7 @@ TEST_CASE("save_plan: skewed sizes are balanced within 2 percent") {
       test::add_replicated(&geometric, "w" + std::to_string(i), test::info_of({int64_t{1} << (i + 6), 16}));
     }
     CHECK(ratio(plan_of(geometric)) <= 1.02);
-    test::World fixed(num_ranks);  // what cannot be split is given away first, splits make up for it
+    test::World fixed(num_ranks);  // tensors that cannot be split are assigned first, and splits make up for it
     test::add_replicated(&fixed, "a", test::info_of({5000, 1024}));
     test::add_replicated(&fixed, "b", test::info_of({5000, 1024}));
     test::add_replicated(&fixed, "fixed", test::info_of({10000 / num_ranks, 1024}), false);
@@ -339,7 +341,7 @@ TEST_CASE("save_plan: ranks that hold much alone are given less of what is share
   const SavePlan plan = plan_of(world);
   CHECK(ratio(plan) <= 1.02);
   CHECK(plan.writers[1] == 1);
-  CHECK(plan.writers[2] == 2);  // below everybody's share: no need to split it
+  CHECK(plan.writers[2] == 2);  // smaller than every rank's share, so it need not be split
 }
 
 TEST_CASE("save_plan: many small tensors spread by number, not only by bytes") {

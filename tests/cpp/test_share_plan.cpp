@@ -44,7 +44,7 @@ SharePlan check_plan(const Ranges& wanted, int64_t max_unit_bytes) {
     REQUIRE(unit.bytes > 0);
     REQUIRE(unit.bytes <= max_unit_bytes);
     REQUIRE(unit.offset % kBlock == 0);
-    if (u != 0) {  // one order for all
+    if (u != 0) {  // all ranks use one order
       const ShareUnit& before = plan.units[u - 1];
       REQUIRE(std::pair(before.file, before.offset + before.bytes) <= std::pair(unit.file, unit.offset));
     }
@@ -52,7 +52,7 @@ SharePlan check_plan(const Ranges& wanted, int64_t max_unit_bytes) {
     REQUIRE(ranks.count(unit.owner) == 1);
     for (int64_t at = unit.offset; at < unit.offset + unit.bytes; at += kBlock) {
       const auto found = expected.find({unit.file, at});
-      REQUIRE(found != expected.end());  // no block that nobody wants, none twice
+      REQUIRE(found != expected.end());  // no unwanted block, and none twice
       REQUIRE(found->second == ranks);
       expected.erase(found);
     }
@@ -69,7 +69,7 @@ SharePlan check_plan(const Ranges& wanted, int64_t max_unit_bytes) {
 
 Ranges draw_world(test::Random* random) {
   Ranges wanted(static_cast<size_t>(test::draw(random, 1, 9)));
-  // Borders are drawn from few places, so that ranges of ranks coincide, touch and overlap.
+  // Borders come from few places, so that ranges of different ranks coincide, touch and overlap.
   for (auto& ranges : wanted) {
     for (uint32_t file = 0; file < 3; ++file) {
       for (int64_t at = test::draw(random, 0, 4) * 5; at < 60; at += test::draw(random, 1, 4) * 5) {
@@ -88,7 +88,8 @@ TEST_CASE("share_plan: every wanted block has one owner, who wants it, whatever 
     const Ranges wanted = draw_world(&random);
     const int64_t max_unit_bytes = kBlock * test::draw(&random, 1, 40);
     const SharePlan plan = check_plan(wanted, max_unit_bytes);
-    // What all want is given out last: then a rank that got some had no more than the least loaded has now.
+    // Units that all ranks want are assigned last. So a rank that got one had at most what the least loaded rank has
+    // now.
     std::map<uint32_t, int64_t> last_bytes;
     for (const ShareUnit& unit : plan.units) {
       if (plan.sets.size(unit.wanted_by) == wanted.size()) last_bytes[unit.owner] = unit.bytes;
@@ -120,7 +121,7 @@ TEST_CASE("share_plan: what all want is read by all in nearly equal parts, in tu
     CHECK(static_cast<double>(*most) * num_ranks <= 1.15 * static_cast<double>(plan.bytes_distinct));
     std::set<uint32_t> first;
     for (size_t u = 0; u < num_ranks; ++u) first.insert(plan.units[u].owner);
-    CHECK(first.size() == num_ranks);  // all begin at once
+    CHECK(first.size() == num_ranks);  // all ranks start at once
   }
 }
 

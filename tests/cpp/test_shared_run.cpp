@@ -23,7 +23,7 @@ using test::TempDir;
 
 constexpr size_t kBytes = (12 << 20) + 4321;
 
-/// Ranks of one process that load one item of bytes; what a process group would carry is copied.
+/// Ranks of one process that load one item of bytes. A copy replaces the transfer through a process group.
 struct World {
   World(const TempDir& dir, const format::Manifest& manifest, uint32_t num_ranks) {
     LoadOptions options;
@@ -52,7 +52,7 @@ struct World {
     }
   }
 
-  /// Unit by unit, in the order of all. \param spoil  Done to each unit on its way.
+  /// Exchanges unit by unit, in the common order. \param spoil  Called on each unit in transit.
   base::Status exchange(const std::function<void(uint8_t*)>& spoil) {
     for (size_t u = 0; u < plan.units.size(); ++u) {
       SharedRun& owner = *runs[plan.units[u].owner];
@@ -78,7 +78,7 @@ struct World {
   std::vector<std::string> contents;
   std::vector<std::unique_ptr<LoadJob>> jobs;
   planner::SharePlan plan;
-  std::vector<std::unique_ptr<SharedRun>> runs;  // before the jobs that they use
+  std::vector<std::unique_ptr<SharedRun>> runs;  // destroyed before the jobs that they use
 };
 
 format::Manifest save_content(const TempDir& dir) {

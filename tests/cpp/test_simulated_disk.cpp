@@ -17,7 +17,7 @@ namespace {
 
 using Kind = io::FileSystemChange::Kind;
 
-/// A disk with short words for changes.
+/// A disk with short names for changes.
 struct Disk : SimulatedDisk {
   Disk() : SimulatedDisk("/disk") {}
   void create(const std::string& path, uint64_t inode) {
@@ -37,7 +37,7 @@ struct Disk : SimulatedDisk {
   }
   void remove(const std::string& path) { apply({Kind::kRemoveFile, "/disk/" + path, "", 0, 0, ""}); }
   void sync_names(const std::string& path = "/disk") { apply({Kind::kSyncDirectory, path, "", 0, 0, ""}); }
-  /// A file with a name, both on the disk.
+  /// Adds a file with a name, both synced.
   void have(const std::string& path, uint64_t inode, const std::string& bytes) {
     create(path, inode);
     write(inode, bytes);

@@ -44,7 +44,7 @@ TEST_CASE("slot_ring: a ring that was given back is borrowed again, warm") {
   CHECK(again->slot(0) == memory);
 }
 
-/// Pages of `bytes` bytes that are in memory.
+/// Number of pages among these `bytes` bytes that are in memory.
 size_t resident_pages(const uint8_t* from, int64_t bytes) {
   std::vector<unsigned char> resident(static_cast<size_t>(bytes / 4096));
   REQUIRE(::mincore(const_cast<uint8_t*>(from), static_cast<size_t>(bytes), resident.data()) == 0);
@@ -57,7 +57,7 @@ TEST_CASE("slot_ring: populating touches the pages that are asked for, and leave
   const auto ring = test::value_of(SlotRing::map(4));
   ring->slot(0)[5] = 7;
   ring->populate(2);
-  ring->slot(1)[6] = 8;  // meanwhile
+  ring->slot(1)[6] = 8;  // while populate runs
   while (resident_pages(ring->slot(0), 2 * kSlotBytes) < 2 * kSlotBytes / 4096) std::this_thread::yield();
   CHECK(resident_pages(ring->slot(2), 2 * kSlotBytes) == 0);
   CHECK(ring->slot(0)[5] == 7);

@@ -13,7 +13,7 @@ namespace {
 
 using base::Code;
 
-/// Pieces of these sizes, one behind the other at multiples of 64, merged and listed.
+/// Pieces of these sizes, one after the other at multiples of 64, merged and listed.
 struct Merged {
   explicit Merged(const std::vector<int64_t>& sizes) {
     std::vector<tensor::StridedView> views;

@@ -9,7 +9,7 @@
 #include "tests/cpp/pickle_parts.h"
 #include "tests/cpp/zip_of.h"
 
-// What is made of them, and that it is what Python makes, is checked from Python (tests/unit/test_standard_objects.py).
+// tests/unit/test_standard_objects.py checks from Python what is made of these pickles, and that Python makes the same.
 
 namespace bytecheckpoint::format {
 namespace {
@@ -130,7 +130,7 @@ TEST_CASE("standard_pickle: opcodes of later protocols") {
   CHECK(lets_in("\x8A\x0A"s + std::string(10, '\x7F')));
   EXPECT_CODE(kCorrupt, checked(whole("](K\1\x90")));
   EXPECT_CODE(kCorrupt, checked(whole("\x8FNa")));
-  // Not where only builtin values are wanted.
+  // They are refused where only builtin values are allowed.
   const PickleRules builtin_rules{find_standard_global, false};
   for (const std::string& value : {"\x8F"s, "(\x91"s, "\x8A\x0A"s + std::string(10, '\x7F')}) {
     EXPECT_CODE(kUnsupported, read_pickle(whole(value), builtin_rules));
@@ -147,20 +147,20 @@ TEST_CASE("standard_pickle: references and cycles are let in, arguments that oth
 TEST_CASE("standard_pickle: depth, and the steps of hashing, are bounded") {
   CHECK(lets_in(repeated("]", 101) + repeated("a", 100)));
   CHECK_FALSE(lets_in(repeated("]", 102) + repeated("a", 101)));
-  // Doubled sixty times: a few bytes, whose hash nobody ever sees.
+  // A tuple doubled sixty times: it takes a few bytes, but its hash would never end.
   std::string key = "K\1\x85";
   for (uint32_t i = 0; i < 60; ++i) key += put(i) + get(i) + "\x86";
   CHECK(lets_in(list({key})));
   CHECK_FALSE(lets_in("}" + key + "Ns"));
   CHECK_FALSE(lets_in("\x8F(" + key + "\x90"));
   CHECK_FALSE(lets_in(made(builtin("set"), {list({key})})));
-  // So is a long number in many places.
+  // The same holds for a long number in many places.
   const std::string number = made(global("decimal", "Decimal"), {text(std::string(10000, '1'))}) + put(0);
   CHECK(lets_in("}" + number + "Ns"));
   CHECK_FALSE(lets_in("}(" + number + "N" + repeated(get(0) + "N", 1000) + "u"));
 }
 
-/// What torch.save writes of a tensor of uint8 over a storage of 8 bytes.
+/// The pickle that torch.save writes for a uint8 tensor over a storage of 8 bytes.
 std::string tensor_of(const std::string& sizes, const std::string& strides,
                       const std::string& storage = "ByteStorage") {
   const std::string id = tuple({text("storage"), global("torch", storage), text("0"), text("cpu"), "K\x08"});
@@ -180,7 +180,7 @@ TEST_CASE("standard_pickle: plain tensors beside standard types") {
   CHECK(holds(tuple({set, tensor, tensor})) == 2);
   CHECK(holds(tuple({set, tensor + put(7), get(7)})) == 1);
   CHECK(holds(tuple({set, made(global("torch._utils", "_rebuild_parameter"), {tensor, "\x88", hooks})})) == 1);
-  // Torch's own rules let in what has no standard types. Without a place for them tensors are refused.
+  // Torch's own rules accept a tensor without standard types. Without a map to put tensors into, tensors are refused.
   CHECK(holds(list({tensor})) == 0);
   CHECK_FALSE(lets_in(tuple({set, tensor})));
   // Hooks, a storage alone, a storage of another kind, a tensor with a state.
@@ -191,7 +191,7 @@ TEST_CASE("standard_pickle: plain tensors beside standard types") {
   CHECK(holds(tuple({set, tensor_of("K\4", "K\1")})) == 0);
   CHECK(holds(tuple({set, tensor_of(tuple({"K\4"}), tuple({"K\1"}), "QInt8Storage")})) == 0);
   CHECK(holds(tuple({set, tensor + "}b"})) == 0);
-  // Arguments that stand in many places: a few bytes for each tensor.
+  // Arguments that are used in many places take only a few bytes for each tensor.
   const std::string rebuild = global("torch._utils", "_rebuild_tensor_v2");
   const std::string args = tensor.substr(rebuild.size(), tensor.size() - rebuild.size() - 1);
   const std::string many = "](" + set + rebuild + put(1) + args + put(2) + "R";
@@ -206,7 +206,7 @@ TEST_CASE("standard_pickle: tensors lie in their storages, which are as they wer
     return test::zip_of(
         {{"archive/data.pkl", whole(tuple({set, tensor}))}, {"archive/data/0", storage}, {"archive/version", "3\n"}});
   };
-  const std::string archive = archive_of("K\4", "01234567");  // which what is found refers to
+  const std::string archive = archive_of("K\4", "01234567");  // must outlive the result, which refers to it
   const auto found = test::value_of(read_standard_archive(archive));
   REQUIRE(found.has_value());
   REQUIRE(found->tensors.size() == 1);

@@ -26,7 +26,7 @@ using tensor::DType;
 using test::zip_of;
 using Archived = std::optional<ArchivedTensor>;
 
-/// \param num_reads  Counts them, if given.
+/// \param num_reads  If given, counts the reads.
 base::Result<Archived> read(const std::string& archive, int* num_reads = nullptr) {
   const ReadBytes read_bytes = [&](int64_t offset, int64_t size) -> base::Result<std::string> {
     if (num_reads != nullptr) ++*num_reads;
@@ -79,7 +79,7 @@ std::string no_hooks() {
   return call(global("collections", "OrderedDict"), ")");
 }
 
-/// data.pkl of a float32 tensor over a storage of `elements`.
+/// The data.pkl of a float32 tensor over a storage of `elements`.
 std::string pickle_of(std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides, int64_t first,
                       int64_t elements) {
   return whole(call(global("torch._utils", "_rebuild_tensor_v2"),
@@ -91,7 +91,7 @@ std::string archive_of(const std::string& pickle, int64_t storage_bytes) {
   return zip_of({{"a/data.pkl", pickle}, {"a/data/0", std::string(static_cast<size_t>(storage_bytes), 's')}});
 }
 
-// --- what torch.save wrote
+// --- archives that torch.save wrote
 
 TEST_CASE("torch_archive: a plain tensor of torch.save, by whatever name, protocol and alignment") {
   for (const char* name : {"plain.pt", "protocol4.pt", "named.pt", "aligned.pt", "older.pt"}) {
@@ -199,7 +199,7 @@ TEST_CASE("torch_archive: what is no archive of torch.save is told from a damage
   }
 }
 
-// --- what ours look like
+// --- our own records
 
 TEST_CASE("torch_archive: our own records are archives of torch.save, all dtypes") {
   test::Random random(21);
@@ -245,7 +245,7 @@ TEST_CASE("torch_archive: beyond 4 GiB, of which only the ends are read") {
   CHECK(reads == 2);
 }
 
-// --- what is put together by hand
+// --- archives put together by hand
 
 TEST_CASE("torch_archive: elements lie inside their storage") {
   EXPECT_OK(read(archive_of(pickle_of({2, 3}, {3, 1}, 0, 6), 24)));

@@ -85,7 +85,7 @@ TEST_CASE("tree: depth and counts of hostile bytes are bounded") {
   many.u8(static_cast<uint8_t>(Tree::Kind::kList));
   many.u32(0xFFFFFFFFu);
   EXPECT_CODE(kCorrupt, decode_tree(many.bytes()));
-  // Lists within one another may each claim what is left: nothing is allocated on the word of a count.
+  // Nested lists may each claim the bytes that are left. The decoder allocates nothing because of a count.
   base::ByteWriter twice;
   twice.u8(static_cast<uint8_t>(Tree::Kind::kList));
   twice.u32(25);

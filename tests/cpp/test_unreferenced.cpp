@@ -25,7 +25,7 @@ Unreferenced found_in(const TempDir& dir) {
   return test::value_of(find_unreferenced(dir.path()));
 }
 
-/// Is a note about `file` among them?
+/// Whether a note about `file` is among them.
 bool is_noted(const Unreferenced& found, const std::string& file) {
   for (const std::string& note : found.notes) {
     if (note.rfind(file, 0) == 0) return true;
@@ -72,7 +72,8 @@ TEST_CASE("unreferenced: nothing while a save is under way, or may be") {
   CHECK(found_in(dir).notes.empty());
 
   test::write_all(dir / kOurs, "x");
-  for (const std::string& tmp : {kTmp, std::string(".metadata.tmp")}) {  // of a save that died; of stock DCP
+  // left by a save that died; the one of stock DCP
+  for (const std::string& tmp : {kTmp, std::string(".metadata.tmp")}) {
     test::write_all(dir / tmp, "x");
     const Unreferenced found = found_in(dir);
     CHECK(found.files.empty());

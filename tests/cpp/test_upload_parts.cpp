@@ -16,12 +16,12 @@ namespace {
 
 constexpr int64_t kPart = 100;
 
-/// Writes `text` in parts, from several threads, of which each has a part of its own at a time.
+/// Writes `text` in parts from several threads, each with one part at a time.
 std::vector<base::Status> write_all(UploadParts* parts, const std::string& text) {
   const size_t count = (text.size() + kPart - 1) / kPart;
   std::vector<base::Status> outcomes(count);
   std::vector<std::thread> writers;
-  for (size_t i = count; i-- > 0;) {  // the last part is there first
+  for (size_t i = count; i-- > 0;) {  // the last part comes first
     writers.emplace_back([&, i] {
       const size_t begin = i * kPart, size = std::min<size_t>(kPart, text.size() - begin);
       outcomes[i] = parts->write(reinterpret_cast<const uint8_t*>(text.data()) + begin, static_cast<int64_t>(size),

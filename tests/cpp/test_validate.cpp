@@ -33,7 +33,7 @@ TEST_CASE("validate: bounds, overlaps and gaps are named with key, boxes and ran
                  validate({{top}, {{{1, 0}, {3, 6}}}}));
   EXPECT_FAILURE(kInvalidArgument, "overlap", validate({{top}, {bottom}, {tensor::whole({4, 6})}}));
   EXPECT_FAILURE(kInvalidArgument, "'layers.0': rows 2 to 3 of 4 are in no chunk", validate({{top}, {top}}));
-  // As much as the tensor has, but not all of it.
+  // As many elements as the tensor has, but not all of them.
   EXPECT_FAILURE(kInvalidArgument, "overlap", validate({{top}, {{{1, 0}, {2, 6}}}}));
 }
 

@@ -26,7 +26,8 @@ VerifyReport verified(const TempDir& dir, int num_threads = 3) {
   return test::value_of(verify_checkpoint({dir.path(), true, num_threads, 16 << 20}, kGoOn));
 }
 
-/// A page without end: a pattern for each byte takes most of the time of a test that is not optimized.
+/// Repeats one page, because in a build without optimization a pattern for each byte would take most of the test's
+/// time.
 std::string repeated(size_t size, uint32_t seed) {
   const std::string page = test::patterned(4099, seed);
   std::string bytes;
@@ -35,7 +36,7 @@ std::string repeated(size_t size, uint32_t seed) {
   return bytes;
 }
 
-/// A tensor of bytes: a row of `memory`.
+/// A one-dimensional tensor of bytes over `memory`.
 SaveItem tensor_item(const std::string& fqn, std::string* memory) {
   const tensor::Dims sizes = {static_cast<int64_t>(memory->size())};
   return {fqn,
@@ -62,7 +63,7 @@ struct Sample {
     manifest = test::value_of(open_checkpoint(dir.path(), {}));
   }
 
-  /// Whose record has the byte at `offset` of file `number`; empty if it is of none.
+  /// The fqn whose record has the byte at `offset` of file `number`, or empty if there is none.
   std::string owner(size_t number, int64_t offset) const {
     for (const format::Item& item : manifest.items) {
       for (const format::Chunk& chunk : item.chunks) {
@@ -100,7 +101,7 @@ TEST_CASE("verify_job: a changed bit of any data file is a problem, with its fil
   for (int round = 0; round < test::rounds(40); ++round) {
     const size_t number = random() % sample.manifest.files.size();
     const format::FileEntry& file = sample.manifest.files[number];
-    // Every other one near an end, where headers, tables and trailers are.
+    // Every other offset is near an end, where headers, tables and trailers are.
     const int64_t range = round % 2 == 0 ? file.bytes : std::min<int64_t>(file.bytes, 6000);
     const auto from_end = static_cast<int64_t>(random() % static_cast<uint64_t>(range));
     const int64_t offset = round % 4 == 1 ? from_end : file.bytes - 1 - from_end;

@@ -26,7 +26,7 @@ using test::TempDir;
 
 constexpr int64_t kSlotBytes = 16 << 10;
 
-/// Slots and the queue of those that are free, as a save has them.
+/// Slots and the queue of free slots, as a save has them.
 struct Slots {
   explicit Slots(int count) : memory(test::aligned_bytes(count * kSlotBytes)), free(static_cast<size_t>(count)) {
     for (int slot = 0; slot < count; ++slot) free.push(slot);
@@ -128,7 +128,7 @@ TEST_CASE(
     Writer writer({num_threads, 12, 0, /*bytes_per_s=*/100'000}, [](int) {});
     submit_all(&writer, &file);
     EXPECT_OK(writer.finish());
-    CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(110));  // the first need not wait
+    CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(110));  // the first write need not wait
     CHECK((test::read_all(dir / std::to_string(num_threads)) == content));
   }
   File file = test::value_of(File::create(dir / "slow", false));
@@ -140,7 +140,7 @@ TEST_CASE(
   CHECK(writer.bytes_written() == 1000);
 }
 
-/// Requests for all of a file in parts of kSlotBytes.
+/// Returns a source of requests that cover a file in parts of kSlotBytes.
 Reader::Source parts_of(const std::shared_ptr<File>& file, int64_t bytes) {
   return [file, bytes, next = int64_t{0}]() mutable -> base::Result<std::optional<ReadRequest>> {
     if (next >= bytes) return std::optional<ReadRequest>();

@@ -10,7 +10,7 @@
 #include "tests/cpp/expect.h"
 #include "tests/cpp/random_box.h"
 
-// That zipfile and torch.load read these archives is checked from Python (tests/unit/test_format.py).
+// tests/unit/test_format.py checks from Python that zipfile and torch.load read these archives.
 
 namespace bytecheckpoint::format {
 namespace {
@@ -25,7 +25,7 @@ uint32_t u32_at(const std::string& bytes, size_t position) {
   return value;
 }
 
-/// The end record of a small archive and what it points at.
+/// Checks the end record of a small archive, and the entries that it points at.
 void check_directory(const std::string& archive, uint32_t data_crc, int64_t data_bytes) {
   const size_t end = archive.size() - 22;
   REQUIRE(u32_at(archive, end) == 0x06054B50u);
@@ -72,7 +72,7 @@ TEST_CASE("zip_record: lengths and places are known before the data") {
   }
 }
 
-/// As long as its text is: what is measured is what is laid out.
+/// Checks that the measured lengths equal those of the text that is laid out.
 void check_measured(DType dtype, const Dims& sizes, int64_t offset) {
   const ZipRecord record = test::value_of(ZipRecord::layout(dtype, sizes, offset));
   const RecordExtent extent = test::value_of(ZipRecord::measure(dtype, sizes, offset));
@@ -158,7 +158,7 @@ TEST_CASE("zip_record: what cannot be stored is refused, with shape and dtype") 
   EXPECT_CODE(kInvalidArgument, ZipRecord::layout(DType::kUInt8, {max, 2}, 0));
   EXPECT_CODE(kInvalidArgument, ZipRecord::layout(DType::kFloat64, {max / 4}, 0));
   EXPECT_CODE(kInvalidArgument, ZipRecord::layout(DType::kUInt8, {max}, 0));
-  // Without elements, but with strides that torch has no number for.
+  // There are no elements, but torch cannot represent the strides.
   EXPECT_CODE(kInvalidArgument, ZipRecord::layout(DType::kUInt8, {0, max, 2}, 0));
   EXPECT_OK(ZipRecord::layout(DType::kUInt8, {max, 0, max}, 0));
 }

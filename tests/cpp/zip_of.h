@@ -10,7 +10,7 @@
 
 namespace bytecheckpoint::test {
 
-/// A stored zip archive, entry after entry, as small as can be.
+/// A stored zip archive, as small as possible.
 inline std::string zip_of(const std::vector<std::pair<std::string, std::string>>& entries,
                           const std::string& comment = "") {
   base::ByteWriter out, directory;

@@ -21,7 +21,7 @@
 namespace bytecheckpoint::test::cuda_on_host {
 namespace {
 
-/// Returns false as long as it has to wait.
+/// Runs the operation. Returns false if it must still wait.
 using Operation = std::function<bool()>;
 
 struct Stream {
@@ -38,7 +38,7 @@ struct State {
   std::mt19937_64 random;
   int64_t device_bytes = 0;
   int64_t calls_until_failure = -1;
-  bool has_unseen_error = false;  // that cudaGetLastError tells
+  bool has_unseen_error = false;  // what cudaGetLastError reports
   std::set<Stream*> streams;
   std::map<void*, size_t> device_blocks;
   Counts counts;
@@ -49,7 +49,7 @@ State& state() {
   return state;
 }
 
-/// By the address that stands for it on the host: does it gather? Registered before `main`.
+/// Whether each kernel gathers, by the host address that stands for it. Filled before `main`.
 std::map<const void*, bool>& kernels() {
   static std::map<const void*, bool> kernels;
   return kernels;
@@ -99,7 +99,7 @@ void enqueue(cudaStream_t handle, std::function<void()> run) {
   });
 }
 
-/// Is it this call's turn to fail?
+/// Whether this call must fail.
 bool fails() {
   int64_t& left = state().calls_until_failure;
   if (left < 0) return false;
@@ -211,7 +211,7 @@ Counts counts() {
 
 extern "C" {
 
-// What nvcc's host code calls before `main`, and around `<<<>>>`.
+// Functions that nvcc's host code calls before `main`, and around `<<<>>>`.
 
 void** __cudaRegisterFatBinary(void*) {
   static void* handle;
@@ -336,7 +336,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
     return cudaErrorMemoryAllocation;
   }
   *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  std::memset(*memory, 0xC3, bytes);  // what is there before must not get into a checkpoint
+  std::memset(*memory, 0xC3, bytes);  // stale content, which must not get into a checkpoint
   state().device_bytes -= static_cast<int64_t>(bytes);
   state().device_blocks[*memory] = bytes;
   return cudaSuccess;

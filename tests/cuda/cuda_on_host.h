@@ -5,25 +5,26 @@
 #include <functional>
 #include <memory>
 
-/// Stands in for a CUDA device that is not there: as much of the CUDA runtime as `cuda_device_merge.cu` calls, in host
-/// memory, linked in the place of the real one.
+/// Replaces a CUDA device: the part of the CUDA runtime that `cuda_device_merge.cu` calls, in host memory, linked
+/// instead of the real runtime.
 ///
-/// A stream is a queue of operations. None runs when it is enqueued: whenever the host calls the runtime, or waits,
-/// some run, of streams that are drawn, as far as events allow. So an event that is missing shows as wrong bytes in one
-/// order or another, one that is waited for in vain as a deadlock. Kernels run the lines that device code is compiled
-/// from, on the host. What only a device can show, speed and alignment among it, does not show here.
+/// A stream is a queue of operations. None runs when it is enqueued. Whenever the host calls the runtime, or waits,
+/// some operations of randomly chosen streams run, as far as events allow. So a missing event shows as wrong bytes in
+/// some order, and a wait for an event that never comes shows as a deadlock. Kernels run on the host, from the same
+/// lines that device code is compiled from. Properties of a real device, such as speed and alignment, are not tested.
 ///
-/// What no correct caller does (a deadlock, a busy stream that is destroyed, an event that was never recorded) ends the
-/// process with a message. One thread at a time.
+/// Calls that no correct caller makes (a deadlock, destroying a busy stream, waiting for an event that was never
+/// recorded) end the process with a message. One thread at a time.
 namespace bytecheckpoint::test::cuda_on_host {
 
-/// Begins anew; nothing of an earlier round may be left. \param device_bytes  That cudaMalloc can still give.
+/// Starts a new round. Nothing of an earlier round may be left. \param device_bytes  Memory that cudaMalloc can still
+/// give.
 void begin_round(uint64_t seed, int64_t device_bytes);
 
-/// Lets one call of the runtime fail, the one behind the next `calls`; a negative number lets none fail.
+/// Makes one call of the runtime fail, after the next `calls` calls. A negative number lets none fail.
 void fail_after(int64_t calls);
 
-/// A stream of the caller's.
+/// A stream of the caller.
 class CallerStream {
  public:
   CallerStream();
@@ -42,17 +43,17 @@ class CallerStream {
   std::unique_ptr<Queue> queue_;
 };
 
-/// Runs one operation of some stream; false if none can.
+/// Runs one operation of some stream. Returns false if none can run.
 bool step();
-/// Operations that wait in streams of the runtime's caller, those of CallerStreams apart.
+/// Number of operations that wait in streams of the runtime's caller, except CallerStreams.
 int64_t num_enqueued();
 
 struct Counts {
   int64_t launches = 0;
   int64_t copies = 0;
-  int64_t streams = 0;         // that exist, of the runtime's caller
-  int64_t pinned_blocks = 0;   // of cudaMallocHost, now
-  int64_t locked_regions = 0;  // of cudaHostRegister, now
+  int64_t streams = 0;         // existing ones of the runtime's caller
+  int64_t pinned_blocks = 0;   // currently allocated by cudaMallocHost
+  int64_t locked_regions = 0;  // currently registered by cudaHostRegister
 };
 Counts counts();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeviceMerge as nvcc compiles it, with a stand-in for the device: bytes and order, not speed.
+// Tests DeviceMerge as nvcc compiles it, with a stand-in for the device: bytes and order, not speed.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -35,10 +35,11 @@ tensor::Dims draw_shape(Random* random, int64_t max_numel) {
   return sizes;
 }
 
-/// Tensors "on the device", and where they stand in a host buffer.
+/// Tensors "on the device", and their offsets in a host buffer.
 struct Sample {
   Sample(Random* random, bool expand) {
-    const int64_t kind = draw(random, 0, 2);  // many tiny ones, some, or a few of which the large ones go past scratch
+    // many tiny ones, some medium ones, or a few, of which the large ones bypass scratch
+    const int64_t kind = draw(random, 0, 2);
     int64_t end = draw(random, 0, 5000);
     for (int64_t left = draw(random, 0, kind == 0 ? 300 : 20); left > 0; --left) {
       const int64_t itemsize = int64_t{1} << draw(random, 0, 4);
@@ -54,7 +55,7 @@ struct Sample {
     host.assign(static_cast<size_t>(end + 64), kUntouched);
   }
 
-  /// Writes elements, each as often as it is in the tensor.
+  /// Writes the elements of tensor `t`, each at all of its positions.
   void write(size_t t, const std::vector<uint8_t>& packed) {
     const std::vector<uint8_t> block = tensors[t].block_with(packed);
     std::memcpy(const_cast<uint8_t*>(tensors[t].block().data()), block.data(), block.size());
@@ -88,7 +89,7 @@ struct Sample {
   std::vector<uint8_t> host;
 };
 
-/// A transfer and the caller's stream around it, which writes before and behind.
+/// A transfer, and the caller's stream, which writes before and after it.
 struct Transfer {
   Transfer(Random* random, bool gathers) : sample(random, gathers), gathers(gathers) {}
 
@@ -102,14 +103,14 @@ struct Transfer {
                     sample.wanted[t].size());
         blocks.push_back(sample.tensors[t].block_with(sample.wanted[t]));
       }
-      caller->enqueue([this] { sample.fill(0x11); });  // a scatter that does not wait is written over
+      caller->enqueue([this] { sample.fill(0x11); });  // overwrites a scatter that does not wait
     }
     if (fails_after >= 0) cuda::fail_after(fails_after);
     auto begun = gathers ? merge->begin_gather(sample.pieces, sample.host.data(), caller->handle())
                          : merge->begin_scatter(sample.pieces, sample.host.data(), caller->handle());
     cuda::fail_after(-1);
     if (!begun.is_ok()) {
-      // Nothing of it runs on; earlier transfers do, if it failed because of them.
+      // No part of it continues. Earlier transfers do, if it failed because of them.
       if (!test::contains(begun.status().message(), "device transfer")) CHECK(cuda::num_enqueued() == 0);
       caller->synchronize();
       return begun;
@@ -131,8 +132,8 @@ struct Transfer {
   const bool gathers;
   int64_t fails_after = -1;
   int64_t number = -1;
-  std::vector<std::vector<uint8_t>> blocks;  // of the tensors, canaries among them, as a scatter should leave them
-  std::vector<std::vector<uint8_t>> seen;    // and as the caller's stream found them behind it
+  std::vector<std::vector<uint8_t>> blocks;  // the tensors' blocks with canaries, as a scatter should leave them
+  std::vector<std::vector<uint8_t>> seen;    // the blocks as the caller's stream found them after it
 };
 
 void wait_somehow(Random* random, DeviceMerge* merge, int64_t number) {
@@ -204,7 +205,7 @@ TEST_CASE("device_gather on host: tensors of two devices, and pages that are loc
       REQUIRE(pin_pages(0, 1000, pages.get()).is_ok());
       REQUIRE(pin_pages(1, 1000, pages.get()).is_ok());
       CHECK(cuda::counts().locked_regions == 1);
-      REQUIRE(pin_pages(1, 5 << 20, pages.get()).is_ok());  // anew, as one region
+      REQUIRE(pin_pages(1, 5 << 20, pages.get()).is_ok());  // locked again, as one region
       CHECK(cuda::counts().locked_regions == 1);
       CHECK(pages->held_bytes() == 6 << 20);
       pages.reset();
@@ -228,13 +229,13 @@ TEST_CASE("device_gather on host: tensors of two devices, and pages that are loc
       second.check_host();
 
       REQUIRE(gather.begin(merge, first.pieces, first.host.data(), caller.handle()).is_ok());
-      cuda::fail_after(0);  // of the other device nothing is begun, of this one nothing runs on
+      cuda::fail_after(0);  // nothing starts on the other device, and nothing continues on this one
       CHECK(!gather.begin(other, second.pieces, second.host.data(), caller.handle()).is_ok());
       cuda::fail_after(-1);
       CHECK(!gather.is_under_way());
       CHECK(cuda::num_enqueued() == 0);
       SharedDeviceMerge::drop_all();
-      CHECK(cuda::counts().streams == 4);  // who uses them keeps them
+      CHECK(cuda::counts().streams == 4);  // their users keep them
     }
     CHECK(cuda::counts().streams == 0);
   }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of `bytecheckpoint.save` and `load` share."""
+"""Fixtures that tests of `bytecheckpoint.save` and `load` share."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bytecheckpoint import shutdown
 
 @pytest.fixture
 def all_is_saved() -> Iterator[None]:
-    """No save goes on behind the test."""
+    """Waits after the test until every background save has finished."""
     yield
     shutdown(60.0)
 
 
 @pytest.fixture(scope="module")
 def ranks_with_torchtitan() -> Iterator[None]:
-    """Ranks of the module are forked from a process that has imported torchtitan, which takes seconds."""
+    """Forks the module's ranks from a process that has imported torchtitan, because that import takes seconds."""
     with forked_with("frameworks.titan_imported"):
         yield

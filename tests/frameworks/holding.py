@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the saves of ``bytecheckpoint.save`` at a part, or has them fail there."""
+"""Stops the saves of ``bytecheckpoint.save`` before they write a chosen part, or makes them fail there."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _LIMIT_S = 60.0
 
 
 class Gate:
-    """Before a part of a save is written, in this process.
+    """Stops a save of this process before it writes one part.
 
     Args:
-        part: Name of it.
-        error: Raised there, instead of a wait.
+        part: Name of the part.
+        error: Raised at that point, instead of waiting.
 
     Attributes:
-        arrived: Set when a save has come there.
-        go_on: To be set by the test.
+        arrived: Set when a save has reached that point.
+        go_on: The test sets it to let the save continue.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, part: str, error: Exception | None = None) -> None:
@@ -44,6 +44,6 @@ class Gate:
         monkeypatch.setattr(saving, "BcpWriter", Gated)
 
     def open(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Lets the save go on, and later ones through."""
+        """Lets the save continue, and does not stop later ones."""
         monkeypatch.setattr(saving, "BcpWriter", BcpWriter)
         self.go_on.set()

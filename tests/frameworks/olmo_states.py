@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small transformer of OLMo-core in its train module, sharded by FSDP2 where there are ranks."""
+"""A small transformer in OLMo-core's train module. FSDP2 shards it if there are ranks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ _CONTEXT_TOKENS = 16
 
 
 def train_module(seed: int, num_steps: int, **options: Any) -> TransformerTrainModule:
-    """Built and trained for some steps; without a step there is no optimizer state. On ranks, once in a process.
+    """Returns a module that was built and trained for ``num_steps``. Without a step there is no optimizer state.
+
+    On ranks, call it once in a process.
 
     Args:
-        options: Of ``TransformerTrainModule``.
+        options: Passed to ``TransformerTrainModule``.
     """
     torch.manual_seed(seed)
     model = TransformerConfig.llama_like(d_model=32, vocab_size=64, n_layers=2, n_heads=4).build(init_device="cpu")
@@ -46,7 +48,7 @@ def train_module(seed: int, num_steps: int, **options: Any) -> TransformerTrainM
 
 
 def states(module: TransformerTrainModule) -> dict[str, Any]:
-    """Of model and optimizer, as plain values under flat names. Collective."""
+    """Returns the state of model and optimizer as plain values under flat names. Collective."""
     options = dcp_states.StateDictOptions(flatten_optimizer_state_dict=True)
     model, optim = dcp_states.get_state_dict(module.model, module.optim, options=options)
     return {name: whole(value) for name, value in {**model, **optim}.items()}
@@ -59,7 +61,7 @@ def whole(value: Any) -> Any:
 
 @torch.no_grad()
 def change(module: TransformerTrainModule) -> None:
-    """Every element of parameters and optimizer, and the learning rate."""
+    """Changes every element of parameters and optimizer state, and the learning rate."""
     for parameter in module.model.parameters():
         parameter.add_(1)
     for state in module.optim.state.values():

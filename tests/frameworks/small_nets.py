@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small model and its optimizer, trained a little, and all that a save must leave as it is."""
+"""A small model and its optimizer, trained a few steps, and a record of everything that a save must not change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def train_all(model: nn.Module, optimizer: Any, steps: int) -> None:
 
 
 def fingerprint(state: dict[str, Any]) -> dict[str, Any]:
-    """All that training may look at, as copies."""
+    """Returns copies of all state that training can see."""
     model, optimizers = state["model"], state.get("optimizer", [])
     optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live objects of every framework, saved in the background while training goes on."""
+"""Saves live objects of every framework in the background while training continues."""
 
 from __future__ import annotations
 
@@ -38,12 +38,15 @@ def saved_while_training(folder: str) -> list[str]:
 
 
 def test_the_state_of_the_call_is_saved(tmp_path: Path) -> None:
-    """Parameters and optimizer states may change as soon as there is a handle."""
+    """Parameters and optimizer states may change once the call has returned a handle.
+
+    The save holds the earlier state.
+    """
     assert run_ranks(2, saved_while_training, str(tmp_path), limit_s=200)[0] == []
 
 
 def one_rank_fails(folder: str) -> list[str]:
-    """Of the first rank the optimizer is another model's."""
+    """Saves with an optimizer that, on rank 0, belongs to another model."""
     found = []
     for is_fast in (False, True):
         model = wrap("ddp", seed=1)
@@ -53,7 +56,7 @@ def one_rank_fails(folder: str) -> list[str]:
             bytecheckpoint.save(folder, parts, "ddp", fast_saving=is_fast).committed.result()
         except bytecheckpoint.errors.CheckpointError as error:
             found.append(str(error))
-        # And the next one is not in the way of what was left.
+        # What the failed save left behind does not block the next one.
         parts = {"model": model, "optimizer": optimizer_of(model)}
         bytecheckpoint.save(folder, parts, "ddp", fast_saving=is_fast).committed.result()
     bytecheckpoint.shutdown()
@@ -61,7 +64,7 @@ def one_rank_fails(folder: str) -> list[str]:
 
 
 def test_a_rank_that_cannot_save_tells_the_others(tmp_path: Path) -> None:
-    """Though they ask first who holds which buffer."""
+    """All ranks raise the error, although the ranks first exchange who holds which buffer."""
     for found in run_ranks(2, one_rank_fails, str(tmp_path), limit_s=60):
         assert len(found) == 2
         assert all("none of the model's: give the model that the optimizer was made for" in text for text in found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is sent between ranks while live objects are saved and loaded: plans over a group of our own, and no tensor."""
+"""Saves and loads of live objects send only plans between ranks, over a process group of our own, and no tensor."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bytecheckpoint
 from frameworks.wrapped import FRAMEWORK_OF, WRAPPINGS, full_state, optimizer_of, train, wrap
 
-# The others differ from these in what is computed.
+# The wrappings left out differ from these only in what they compute.
 KINDS = [
     name
     for name in WRAPPINGS
     if name not in ("plain", "fsdp orig root", "fsdp flat leaves", "fsdp mixed", "fsdp checkpointed", "fsdp2 mixed")
 ]
-# All that can be asked of a group, in Python, in whatever thread.
+# All collectives and sends that Python can call on a group, from any thread.
 _METHODS = [
     name
     for name in vars(dist.ProcessGroup)
@@ -34,7 +34,7 @@ _METHODS = [
 
 
 class _Functional(TorchDispatchMode):
-    """Collectives of DTensors, which never were methods of a group."""
+    """Records the collectives of DTensors, which are not methods of a process group."""
 
     def __init__(self, seen: list[tuple[str, str]]) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _Functional(TorchDispatchMode):
 
 @contextmanager
 def collectives() -> Iterator[list[tuple[str, str]]]:
-    """Group and name of each that begins within."""
+    """Yields a list that receives the group and name of each collective that starts inside the block."""
     seen: list[tuple[str, str]] = []
     originals = {name: vars(dist.ProcessGroup)[name] for name in _METHODS}
 
@@ -70,7 +70,7 @@ def collectives() -> Iterator[list[tuple[str, str]]]:
 
 
 def groups_of(model: nn.Module) -> set[str]:
-    """Names of the groups that training uses."""
+    """Returns the names of the groups that training uses."""
     names = {dist.group.WORLD.group_name}
     for module in model.modules():
         group = getattr(module, "process_group", None)
@@ -87,7 +87,7 @@ def saved_in_background(save: Callable[..., Any]) -> None:
 
 
 def sent(folder: str) -> dict[str, dict[str, set[str]]]:
-    """By wrapping and call: what was sent in groups of training, or by DTensors."""
+    """Returns, by wrapping and call, what was sent in groups of training or by DTensors."""
     found: dict[str, dict[str, set[str]]] = {}
     for name in KINDS:
         model = wrap(name)
@@ -95,7 +95,7 @@ def sent(folder: str) -> dict[str, dict[str, set[str]]]:
         train(model, optimizer)
         parts = {"model": model, "optimizer": optimizer}
         framework, path = FRAMEWORK_OF[name], f"{folder}/{name}"
-        bytecheckpoint.save(path, parts, framework)  # groups of our own are there from now on
+        bytecheckpoint.save(path, parts, framework)  # creates our own groups
         of_training = groups_of(model) | {"functional"}
         save = partial(bytecheckpoint.save, path, parts, framework)
         load = partial(bytecheckpoint.load, path, parts, framework)
@@ -119,7 +119,10 @@ def sent(folder: str) -> dict[str, dict[str, set[str]]]:
 
 
 def test_no_tensor_is_sent(tmp_path: Path) -> None:
-    """The same record sees FSDP gather for its own state dict, and DTensors for a full one."""
+    """Saves and loads send nothing over training's groups.
+
+    The same record does see FSDP gather for its own state dict, and DTensors gather for a full one.
+    """
     for of_rank in run_ranks(4, sent, str(tmp_path), limit_s=200):
         for name, calls in of_rank.items():
             for call in ("save", "load", "save in the background"):

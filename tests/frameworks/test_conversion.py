@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints merged into whole tensors: torch's files, safetensors, a dict."""
+"""Merges checkpoints into whole tensors: torch's files, safetensors, or a dict."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def wanted_of(saved: Path) -> dict[str, Any]:
-    """The model as torch gathered it."""
+    """Returns the model's state as torch gathered it."""
     wanted = torch.load(saved / "wanted.pt", weights_only=True)
     return {key.removeprefix("model."): value for key, value in wanted.items() if key.startswith("model.")}
 
 
 def test_a_plain_process_loads_what_is_merged(saved: Path, tmp_path: Path) -> None:
-    """torch's files load into a model and an optimizer that know nothing of us."""
+    """torch's files load into a model and an optimizer that do not use bytecheckpoint."""
     assert bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", tmp_path) == {}
     model = Net()
     state = torch.load(tmp_path / "model.pt", weights_only=True)
@@ -73,7 +73,7 @@ def test_a_plain_process_loads_what_is_merged(saved: Path, tmp_path: Path) -> No
 
 
 def test_safetensors_have_tied_parameters_once_or_twice(saved: Path, tmp_path: Path) -> None:
-    """Shards with an index; what was one parameter is one tensor, unless it is untied."""
+    """Shards come with an index. Tied parameters are one tensor, unless ``untie_embeddings`` is given."""
     wanted = wanted_of(saved)
     kwargs: dict[str, Any] = {"model_only": True, "safetensors_format": True, "max_shard_size": 600}
     bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", tmp_path / "tied", **kwargs)
@@ -89,7 +89,7 @@ def test_safetensors_have_tied_parameters_once_or_twice(saved: Path, tmp_path: P
 
 
 def test_a_dict_of_another_dtype(saved: Path) -> None:
-    """Without files; floating-point tensors are converted, and nothing else is."""
+    """A merge into a dict writes no files. It converts floating-point tensors of the model and nothing else."""
     merged = bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", None, return_dict=True, dtype=torch.bfloat16)
     assert_equal(
         sorted_keys(merged["model"]), sorted_keys({key: value.bfloat16() for key, value in wanted_of(saved).items()})
@@ -101,7 +101,7 @@ def test_a_dict_of_another_dtype(saved: Path) -> None:
 
 
 class WithExtra(nn.Linear):
-    """Containers in a state dict, which a checkpoint has by their leaves."""
+    """Has containers in its state dict, which a checkpoint stores leaf by leaf."""
 
     extra: Any = None
 
@@ -113,7 +113,7 @@ class WithExtra(nn.Linear):
 
 
 def test_containers_are_containers_again(tmp_path: Path) -> None:
-    """Extra state of a module, and the lists that LBFGS keeps: as they were given."""
+    """Extra state of a module and the lists that LBFGS keeps are restored as they were given."""
     model = WithExtra(3, 2)
     model.extra = {"scale": torch.arange(3), "history": [torch.ones(2), 5], "name": "x"}
     optimizer = torch.optim.LBFGS([model.weight])
@@ -139,7 +139,7 @@ def test_containers_are_containers_again(tmp_path: Path) -> None:
 
 
 def test_groups_by_number(tmp_path: Path) -> None:
-    """As torch's own state dict of an optimizer has them: they stay groups."""
+    """Groups that torch's own state dict of an optimizer numbers stay groups."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(3)).sum().backward()
@@ -154,7 +154,7 @@ def test_groups_by_number(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("safetensors_format", [False, True])
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, safetensors_format: bool) -> None:
-    """No half of a file, and a StorageError whoever met it."""
+    """No partial file is left, and a full disk raises StorageError for either writer."""
     bytecheckpoint.save(tmp_path / "step", {"model": nn.Linear(200, 300)}, "ddp")
     out = tmp_path / "out"
     kwargs: dict[str, Any] = {"safetensors_format": safetensors_format, "max_shard_size": 1000}
@@ -179,7 +179,7 @@ def link_to(theirs: Path) -> Callable[[Path], None]:
     "name", ["model.pt", ".model.pt.{pid}.tmp", "model.safetensors", "model.safetensors.index.json"]
 )
 def test_nothing_but_files_of_its_own_is_written_over(tmp_path: Path, name: str) -> None:
-    """A link, or a FIFO, in the place of an output is refused; a model under another name stays."""
+    """A link or a FIFO at the path of an output is refused. A model file with another name stays."""
     bytecheckpoint.save(tmp_path / "step", {"model": nn.Linear(200, 300)}, "ddp")
     kwargs: dict[str, Any] = {"safetensors_format": "safetensors" in name, "max_shard_size": 1000}
     for number, make in enumerate((link_to(tmp_path / "theirs"), os.mkfifo)):
@@ -199,7 +199,7 @@ def test_nothing_but_files_of_its_own_is_written_over(tmp_path: Path, name: str)
 
 
 def test_what_does_not_fit_is_refused(saved: Path, tmp_path: Path) -> None:
-    """Each with a sentence that says what to do."""
+    """Each error message says what to do."""
     with pytest.raises(ConfigError, match="framework='megatron': one of 'ddp', 'fsdp', 'fsdp2'"):
         bytecheckpoint_ckpt_to_pytorch_ckpt(saved / "step", tmp_path, framework="megatron")
     with pytest.raises(ConfigError, match="one of them at most"):
@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_refused(saved: Path, tmp_path: Path) -> None:
 
 
 def test_damage_is_seen(tmp_path: Path) -> None:
-    """A merged file is made of nothing that does not have its checksum."""
+    """A merge reads no bytes whose checksum does not match."""
     bytecheckpoint.save(tmp_path / "step", {"model": wrap("plain")}, "ddp")
     (file,) = (tmp_path / "step" / "model").glob("*.distcp")
     damaged = bytearray(file.read_bytes())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demos of frameworks: what they print is what they have compared, and they fail if it is not so."""
+"""The demos of frameworks print only what they have compared, and fail if a comparison fails."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_frameworks(demo: str, num_resumed: int) -> None:
 
 
 def test_an_unknown_demo_is_refused() -> None:
-    """With the names of those that there are."""
+    """The message lists the demos that exist."""
     done = run("frameworks.py", "megatron")
     assert done.returncode == 2
     assert "megatron: no such demo; there are ddp, fsdp1, fsdp2, hsdp, tp" in done.stderr
 
 
 def test_calls_of_bytecheckpoint() -> None:
-    """Roles, background saves, callbacks, the newest step, strict or not."""
+    """The demo runs roles, background saves, callbacks, the newest step, and loads with and without ``strict``."""
     done = run("bytecheckpoint_api.py")
     assert done.returncode == 0, done.stdout + done.stderr
     for line in (
@@ -59,7 +59,7 @@ def test_calls_of_bytecheckpoint() -> None:
 
 
 def test_the_manager_of_torchtitan() -> None:
-    """Both managers in turn, on two ranks and on one."""
+    """The demo runs both managers in turn, on two ranks and on one."""
     if importlib.util.find_spec("torchtitan") is None:
         pytest.skip("torchtitan is not installed: ITS DEMO IS NOT RUN")
     done = run("torchtitan_manager.py", *TITAN_TINY)

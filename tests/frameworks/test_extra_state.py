@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of a run besides model and optimizer: of each rank, of all, dealt out; on another number of ranks."""
+"""Tests extra state: per rank, replicated, or sharded over ranks, also when another number of ranks loads it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def extra_state_of(rank: int, size: int) -> dict[str, Any]:
         "nothing": None,
     }
     if rank % 2 == 1:
-        state["odd"] = (rank, [rank])  # some ranks have what others have not
+        state["odd"] = (rank, [rank])  # some ranks have keys that others lack
         state["late"] = "from rank 1 on"
     return state
 
@@ -91,7 +91,7 @@ def test_other_numbers_of_ranks(tmp_path: Path) -> None:
 
 
 def load_without_own(path: Path, again: Path) -> None:
-    """What was saved by two has keys of its own, which these have not asked for."""
+    """Loads what two ranks saved. It holds keys of single ranks, which three ranks cannot load."""
     with pytest.raises(KeyMismatchError, match="'own tensor', 'position'"):
         load(path, {"model": nn.Linear(2, 2), "extra_state": {}}, "ddp")
     state: dict[str, Any] = {"model": nn.Linear(2, 2), "extra_state": {}}
@@ -99,7 +99,7 @@ def load_without_own(path: Path, again: Path) -> None:
     wanted = extra_state_of(dist.get_rank(), dist.get_world_size())
     shared = {key: wanted[key] for key in ("step", "table", "queue", "rows")}
     assert_equal(sorted_keys(state["extra_state"]), sorted_keys({**shared, "late": "from rank 1 on"}))
-    # All of it can be told to be for any number.
+    # "replicated" for the whole state makes it loadable on any number of ranks.
     save(again, state, "ddp", extra_state_policy="replicated")
     load(again, state, "ddp")
 
@@ -164,7 +164,10 @@ def test_an_empty_one(tmp_path: Path) -> None:
 
 
 def write_expanded(path: Path, key: str, numel: int) -> int:
-    """A checkpoint as stock DCP makes it, of one tensor whose elements are one in its record. Its bytes on disk."""
+    """Writes a checkpoint as stock DCP does, whose one tensor stores one element expanded to ``numel``.
+
+    Returns its bytes on disk.
+    """
     dcp.save({key: torch.zeros(1)}, storage_writer=dcp.FileSystemWriter(path), no_dist=True)
     record = io.BytesIO()
     torch.save(torch.full((1,), 7.0).expand(numel), record)
@@ -219,7 +222,7 @@ def test_views_that_are_small_are_loaded(tmp_path: Path) -> None:
 
 
 class Settings(dict[str, Any]):
-    """No plain dict."""
+    """A mapping that is not a plain dict."""
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -227,7 +230,7 @@ def test_containers_come_back_with_their_keys(tmp_path: Path, fast: bool) -> Non
     model, optimizer = training()
     shared = [{"same": torch.ones(1)}]
     value = {
-        "optimizer": optimizer.state_dict(),  # its states are by number
+        "optimizer": optimizer.state_dict(),  # its states are keyed by number
         "both": {0: torch.ones(2), "0": "text", (1, 2): None, None: {}},
         "empty": {"a": [], "b": {}, "c": ()},
         "listed": [{3: torch.zeros(1)}, [], ({5: 6},)],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP1's flat parameters: taken apart where they lie, in few boxes, in whatever state FSDP left them."""
+"""Decomposes FSDP1's flat parameters in place into few boxes, in any state in which FSDP may leave them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def raised(call: Callable[[], Any]) -> str:
 
 
 def boxes() -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-    """Of each entry of every unit: name, shape, offsets and sizes of the boxes; and that these are its elements."""
+    """Returns name, shape, offsets and sizes of every entry's boxes, after checking the boxes' elements."""
     found = []
     for name in ("fsdp orig", "fsdp flat"):
         kind = KINDS[name]
@@ -65,7 +65,7 @@ def window(at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5])
 def test_few_boxes_that_are_all(num_ranks: int) -> None:
-    """At most 2 * ndim - 1 of a shard and a parameter; those of all ranks are each element once."""
+    """A shard of a parameter has at most 2 * ndim - 1 boxes. The boxes of all ranks cover each element exactly once."""
     times: dict[str, torch.Tensor] = {}
     for name, shape, at, sizes in [box for of_rank in run_ranks(num_ranks, boxes) for box in of_rank]:
         times.setdefault(name, torch.zeros(shape))[window(at, sizes)] += 1
@@ -99,7 +99,7 @@ def after_forwards(folder: str) -> list[str]:
             wanted_state = copy.deepcopy(full_state(other, other_optimizer))
             with torch.set_grad_enabled(has_grad):
                 wanted_loss = loss_of(other).item()
-            wanted_next = train(other, other_optimizer, steps=2)  # what torch makes of such a forward before it
+            wanted_next = train(other, other_optimizer, steps=2)  # what torch computes after such a forward
             model = make_model(1)
             optimizer = optimizer_by_module(model)
             train(model, optimizer)
@@ -108,7 +108,7 @@ def after_forwards(folder: str) -> list[str]:
             with torch.set_grad_enabled(has_grad):
                 loss_of(model)
                 bytecheckpoint.save(f"{folder}/{name}", parts, "fsdp")
-                # A forward later it is loaded in the place of what is gathered.
+                # The load happens after another forward, and replaces what FSDP has gathered.
                 loss_of(model)
                 bytecheckpoint.load(f"{folder}/{name} other", parts, "fsdp")
                 loss = loss_of(model).item()
@@ -128,7 +128,7 @@ def optimizer_by_module(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def test_after_a_forward_without_backward(tmp_path: Path) -> None:
-    """FSDP keeps what it gathered: the local shard is saved, and the next forward is of what was loaded."""
+    """FSDP keeps gathered parameters. The local shard is saved, and the next forward uses what was loaded."""
     assert [text for of_rank in run_ranks(2, after_forwards, str(tmp_path), limit_s=200) for text in of_rank] == []
 
 
@@ -163,15 +163,15 @@ def both_ways(folder: str) -> list[str]:
 
 
 def test_the_same_with_and_without_taking_apart(tmp_path: Path) -> None:
-    """Keys, shapes, dtypes and bytes; what one way saved the other loads."""
+    """Keys, shapes, dtypes and bytes are equal, and each setting loads what the other saved."""
     assert [text for of_rank in run_ranks(2, both_ways, str(tmp_path), limit_s=200) for text in of_rank] == []
 
 
-# What cannot be taken apart
+# Models that cannot be decomposed
 
 
 class Doubled(nn.Linear):
-    """Saves twice its weight."""
+    """Saves its bias doubled."""
 
     def __init__(self) -> None:
         super().__init__(3, 5)
@@ -193,7 +193,7 @@ class Renamed(nn.Linear):
 
 
 class OwnNorm(nn.BatchNorm1d):
-    """Nothing of its own but its name."""
+    """Differs from its base class only in name."""
 
 
 def fsdp(*modules: nn.Module, **kwargs: Any) -> nn.Module:
@@ -205,7 +205,7 @@ def refused(folder: str) -> dict[str, str]:
     for name, module in (("hook", Doubled), ("method", partial(Renamed, 3, 5))):
         path, model = f"{folder}/{name}", fsdp(nn.Linear(3, 3), module())
         found[name] = raised(lambda path=path, model=model: bytecheckpoint.save(path, {"model": model}, "fsdp"))
-    # With hooks and all by FSDP's own state dict.
+    # FSDP's own state dict runs the hooks.
     model, other = fsdp(nn.Linear(3, 3), Doubled()), fsdp(nn.Linear(3, 3), Doubled())
     path = f"{folder}/hook"
     bytecheckpoint.save(path, {"model": model}, "fsdp", save_decomposed_model_optimizer=False)
@@ -267,7 +267,7 @@ def lbfgs_loss(model: nn.Module) -> float:
 
 
 def test_what_cannot_be_taken_apart(tmp_path: Path) -> None:
-    """Says so on all ranks, and what to do; and that can be done."""
+    """All ranks raise an error that says what to do, and that advice works."""
     for found in run_ranks(2, refused, str(tmp_path)):
         assert "'1', a Doubled, has a state dict hook of" in found["hook"]
         assert "'1', a Renamed, has its own _save_to_state_dict" in found["method"]
@@ -293,7 +293,7 @@ class Eighths(nn.Module):
 
 
 def parts_of_units(folder: str) -> None:
-    # Frozen weights of eight bits: torch makes such units without `use_orig_params` alone.
+    # Frozen 8-bit weights: torch makes such units only without `use_orig_params`.
     torch.manual_seed(1)
     plain = nn.Sequential(Eighths(), nn.Linear(3, 3))
     wanted = plain[0].weight.detach().clone()
@@ -303,7 +303,7 @@ def parts_of_units(folder: str) -> None:
     bytecheckpoint.load(f"{folder}/fp8", {"model": other}, "ddp")
     assert not differences({"weight": other[0].weight.detach()}, {"weight": wanted})
 
-    # A parameter that had no gradient has no state: what a flat one has for it from before is gone.
+    # A parameter that had no gradient has no state, so a load clears what a flat parameter held for it before.
     single = wrap("plain", 1)
     single.layers["0"].up.bias.requires_grad_(False)  # type: ignore[index,union-attr]
     optimizer = torch.optim.AdamW(single.parameters())
@@ -325,7 +325,7 @@ def test_parts_of_units(tmp_path: Path) -> None:
 
 
 def one_shared_unit() -> list[str]:
-    """A module that FSDP wraps once and the model has twice."""
+    """Returns the keys of a model that contains one FSDP unit twice."""
     unit = FullyShardedDataParallel(nn.Linear(3, 3), use_orig_params=True, device_id=CPU)
     model = fsdp(unit, nn.Linear(3, 3), unit)
     return sorted(ModuleState(model).values)
@@ -337,7 +337,10 @@ def test_a_unit_under_two_names() -> None:
 
 
 def save_twice(folder: Path) -> str:
-    """FSDP gathers for its own state dict, which all ranks must come to, before the first one looks what is there."""
+    """Saves with FSDP's own state dict, twice.
+
+    FSDP gathers on all ranks before rank 0 checks whether a checkpoint exists.
+    """
     model = wrap("fsdp orig")
     kwargs: dict[str, Any] = {"save_decomposed_model_optimizer": False, "overwrite": False}
     bytecheckpoint.save(folder, {"model": model}, "fsdp", **kwargs)
@@ -347,5 +350,5 @@ def save_twice(folder: Path) -> str:
 
 
 def test_what_is_there_is_refused_where_fsdp_gathers(tmp_path: Path) -> None:
-    """On all ranks, none of which waits for the one that has seen it."""
+    """All ranks raise the error, and no rank waits for the one that found the checkpoint."""
     assert all("overwrite=False" in text for text in run_ranks(2, save_twice, tmp_path, limit_s=30.0))

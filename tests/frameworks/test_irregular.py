@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flat shards that are cut within a row: taken apart where they lie, or merged into blocks of whole rows."""
+"""Saves flat shards that are cut within a row: decomposed in place, or merged into blocks of whole rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FSDP1 = ("fsdp orig", "fsdp orig root", "fsdp flat", "fsdp grad op", "fsdp hybri
 
 
 def chunks_by_key(path: Path) -> dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]:
-    """Offsets and sizes of the chunks of each tensor."""
+    """Returns offsets and sizes of the chunks of each tensor."""
     checkpoint = _core.Checkpoint.open(str(path))
     names = [fqn for fqn, *_ in checkpoint.contents()]
     return {
@@ -43,7 +43,7 @@ def is_of_whole_rows(offsets: tuple[int, ...], sizes: tuple[int, ...], shape: to
 
 
 def save_both_ways(folder: Path, wrapping: str, fast_saving: bool) -> bool:
-    """Saves one state decomposed and merged, and loads both into a plain model; blocks of any size are merged."""
+    """Saves one state decomposed and merged, and loads both into a plain model. Merges blocks of any size."""
     warnings.simplefilter("ignore")
     regular_blocks._MIN_BLOCK_BYTES = 1
     model = wrap(wrapping)
@@ -68,7 +68,7 @@ def save_both_ways(folder: Path, wrapping: str, fast_saving: bool) -> bool:
 @pytest.mark.parametrize("fast_saving", [False, True])
 @pytest.mark.parametrize("wrapping", FSDP1)
 def test_merged_blocks_hold_the_same_and_are_regular(tmp_path: Path, wrapping: str, fast_saving: bool) -> None:
-    """The same bytes; each rank writes whole rows, and there are fewer chunks."""
+    """Both saves hold the same bytes. With "merge" each rank writes whole rows, and there are fewer chunks."""
     assert any(run_ranks(4, save_both_ways, tmp_path, wrapping, fast_saving, limit_s=LIMIT_S))
     shapes = {name: parameter.shape for name, parameter in wrap("plain").named_parameters()}
     num_chunks = {}
@@ -87,7 +87,7 @@ def test_merged_blocks_hold_the_same_and_are_regular(tmp_path: Path, wrapping: s
 
 
 class Uneven(nn.Module):
-    """Of four dims, larger than a shard, so that it is cut over all ranks; and one that no cut meets."""
+    """Has a parameter of four dims that is larger than a shard, and so is cut over all ranks, and a small uncut one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,13 +115,13 @@ def save_uneven(folder: Path, min_block_bytes: int) -> int:
     ("num_ranks", "min_block_bytes", "num_chunks"), [(2, 1, 2), (3, 1, 3), (5, 1, 5), (5, 1 << 20, 1)]
 )
 def test_one_block_a_rank(tmp_path: Path, num_ranks: int, min_block_bytes: int, num_chunks: int) -> None:
-    """Each rank has one block of a tensor that is cut over all of them; what is small is written whole by one."""
+    """Each rank writes one block of a tensor that is cut over all ranks. One rank writes a small tensor whole."""
     run_ranks(num_ranks, save_uneven, tmp_path, min_block_bytes, limit_s=LIMIT_S)
     assert len(chunks_by_key(tmp_path / "model")["large"]) == num_chunks
 
 
 def fail_on_one_rank(folder: Path, what: str) -> None:
-    """Rank 1 cannot take part, before anything travels."""
+    """Saves although rank 1 fails before any piece is sent."""
     warnings.simplefilter("ignore")
     model = wrap("fsdp orig")
     optimizer = optimizer_of(model)
@@ -137,7 +137,7 @@ def fail_on_one_rank(folder: Path, what: str) -> None:
 
 @pytest.mark.parametrize(("what", "error"), [("states differ", InvalidPlanError), ("no model", ConfigError)])
 def test_a_rank_that_cannot_take_part_is_heard(tmp_path: Path, what: str, error: type[Exception]) -> None:
-    """Nobody waits for pieces that do not come; all ranks say why, and nothing is written."""
+    """No rank waits for pieces that never come. All ranks raise the reason, and nothing is written."""
     with pytest.raises(RanksFailed) as raised:
         run_ranks(2, fail_on_one_rank, tmp_path / "run", what, limit_s=LIMIT_S)
     message = str(raised.value)
@@ -147,7 +147,10 @@ def test_a_rank_that_cannot_take_part_is_heard(tmp_path: Path, what: str, error:
 
 
 def want_memory_on_one_rank(folder: Path, fast_saving: bool, lacking: str) -> str:
-    """Rank 1 cannot merge what it sends, or what it writes; what was saved before is whole, and so is the next save."""
+    """Saves although rank 1 has no memory to merge pieces.
+
+    The earlier checkpoint stays whole, and the next save works.
+    """
     warnings.simplefilter("ignore")
     regular_blocks._MIN_BLOCK_BYTES = 1
     model = wrap("fsdp orig root")
@@ -179,13 +182,13 @@ def want_memory_on_one_rank(folder: Path, fast_saving: bool, lacking: str) -> st
 
 @pytest.mark.parametrize(("fast_saving", "lacking"), [(True, "merge"), (False, "_block_of")])
 def test_a_rank_without_memory_is_heard(tmp_path: Path, fast_saving: bool, lacking: str) -> None:
-    """Nobody waits for the pieces of a rank that could not make them, or for it to write its block."""
+    """No rank waits for the pieces or the block of a rank that had no memory for them."""
     messages = run_ranks(3, want_memory_on_one_rank, tmp_path, fast_saving, lacking, limit_s=LIMIT_S)
     assert messages == [f"no memory for {lacking}"] * 3
 
 
 def save_without_others(folder: Path, wrapping: str, irregular: str) -> str:
-    """Each rank by itself, of a model that is sharded over both."""
+    """Each rank saves alone a model that is sharded over both."""
     warnings.simplefilter("ignore")
     model = wrap(wrapping)
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
@@ -200,7 +203,7 @@ def save_without_others(folder: Path, wrapping: str, irregular: str) -> str:
     ("wrapping", "irregular"), [("fsdp orig", "decompose"), ("fsdp orig", "merge"), ("fsdp2", "decompose")]
 )
 def test_shards_of_ranks_that_do_not_save_are_missed(tmp_path: Path, wrapping: str, irregular: str) -> None:
-    """The checkpoint would lack what they hold, and say so only when it is loaded."""
+    """Without this check, the checkpoint would lack the other rank's shards, and only a load would report it."""
     messages = run_ranks(2, save_without_others, tmp_path, wrapping, irregular, limit_s=LIMIT_S)
     assert all(
         f"has the ranks [{rank}], and" in text and f"[{1 - rank}] too" in text for rank, text in enumerate(messages)
@@ -208,7 +211,10 @@ def test_shards_of_ranks_that_do_not_save_are_missed(tmp_path: Path, wrapping: s
 
 
 def lose_while_pieces_travel(folder: Path, victim: int, by: int, fast_saving: bool) -> None:
-    """What was saved before is whole, and those that are left save and load again in a group of their own."""
+    """Loses a rank while pieces are sent.
+
+    The earlier checkpoint stays whole, and the other ranks save and load again in a group of their own.
+    """
     warnings.simplefilter("ignore")
     regular_blocks._MIN_BLOCK_BYTES = 1
     config = Config(stall_timeout_s=STALL_S)
@@ -232,7 +238,7 @@ def lose_while_pieces_travel(folder: Path, victim: int, by: int, fast_saving: bo
     with pytest.raises(RankLostError) as raised:
         bytecheckpoint.save(folder, state, "fsdp", fast_saving, irregular="merge", config=config).committed.result()
     store.wait(["lost"])
-    if dist.get_rank() == victim:  # it was stopped, and went on
+    if dist.get_rank() == victim:  # it was stopped and then continued
         store.set("went on", "")
         return
     assert list(raised.value.ranks) == [victim], raised.value
@@ -258,13 +264,13 @@ def lose_while_pieces_travel(folder: Path, victim: int, by: int, fast_saving: bo
     ("victim", "by", "fast_saving"), [(1, signal.SIGKILL, True), (0, signal.SIGKILL, False), (1, signal.SIGSTOP, True)]
 )
 def test_a_rank_is_lost_while_pieces_travel(tmp_path: Path, victim: int, by: int, fast_saving: bool) -> None:
-    """All others are told, and nobody waits for its pieces."""
+    """All other ranks raise RankLostError, and no rank waits for the lost rank's pieces."""
     may_die = victim if by == signal.SIGKILL else None
     run_ranks(3, lose_while_pieces_travel, tmp_path, victim, int(by), fast_saving, limit_s=LIMIT_S, may_die=may_die)
 
 
 def save_a_replica(folder: Path) -> bool:
-    """Ranks 0 and 1 hold one replica of two, and save it without the others."""
+    """Ranks 0 and 1 hold one of two replicas, and save it without the other ranks."""
     warnings.simplefilter("ignore")
     model = wrap("fsdp2 hybrid")
     group = dist.new_group([0, 1])
@@ -277,11 +283,11 @@ def save_a_replica(folder: Path) -> bool:
 
 
 def test_a_replica_may_be_saved_without_the_others(tmp_path: Path) -> None:
-    """It has all of the model."""
+    """One replica holds the whole model."""
     assert all(run_ranks(4, save_a_replica, tmp_path, limit_s=LIMIT_S))
 
 
 def test_an_unknown_way_is_refused(tmp_path: Path) -> None:
-    """The message names those that there are."""
+    """The message names the accepted values."""
     with pytest.raises(ConfigError, match=r"irregular='split': one of 'decompose', 'merge' wanted"):
         bytecheckpoint.save(tmp_path, {"model": wrap("plain")}, "ddp", irregular="split")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is saved under one kind of parallelism, loaded under every other and on other numbers of ranks.
+"""Saves under each kind of parallelism, and loads under every other and on other numbers of ranks.
 
-One job saves all, and one for each number of ranks loads: processes cost more than loads.
+One job saves all, and one job for each number of ranks loads all, because starting processes costs more than loading.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from frameworks.wrapped import FRAMEWORK_OF, WRAPPINGS, differences, full_state,
 
 SAVING_RANKS = 4
 SAVERS = [*WRAPPINGS]
-# Meshes of two dims, the first of 2 ranks.
+# Meshes of two dims whose first dim has 2 ranks.
 OF_EVEN_RANKS = {"fsdp hybrid", "fsdp2 hybrid", "fsdp2 tp"}
 
 
 def optimizer_by_unit(model: nn.Module) -> torch.optim.Optimizer:
-    """With groups that do not divide a flat parameter, in which all of it has the same options."""
+    """Returns an optimizer whose groups do not split a flat parameter, so that all of it has the same options."""
     return optimizer_of(model, is_decayed=lambda name: "layers." in name)
 
 
 def save_all(folder: str) -> None:
-    """Each wrapping after two steps, with what torch says of it then and after one step more."""
+    """Saves each wrapping after two steps, and keeps torch's full state then and after one more step."""
     for seed, name in enumerate(SAVERS):
         model = wrap(name, seed)
         optimizer = optimizer_by_unit(model)
@@ -47,7 +47,7 @@ def keep(path: str, state: dict[str, Any]) -> None:
 
 
 def load_all(folder: str, every: int) -> list[str]:
-    """Into each wrapping what each was saved as, or one of ``every`` of them. What differs; on rank 0 alone."""
+    """Loads every checkpoint, or one of ``every`` of them, into each wrapping. Returns the differences, on rank 0."""
     is_first, num_ranks = dist.get_rank() == 0, dist.get_world_size()
     told = {name: torch.load(f"{folder}/{name}.saved.pt", weights_only=True) for name in SAVERS}
     found = []
@@ -56,13 +56,14 @@ def load_all(folder: str, every: int) -> list[str]:
             continue
         model = wrap(name, seed=1000)
         optimizer = optimizer_by_unit(model)
-        # Another one each time meets the optimizer that has no state; the last is what this one saved itself.
+        # A different checkpoint is loaded first each time, into an optimizer without state. The last one is the
+        # wrapping's own.
         for saver in (SAVERS[number + 1 :] + SAVERS[: number + 1])[every - 1 :: every]:
             parts = {"model": model, "optimizer": optimizer}
             bytecheckpoint.load(f"{folder}/{saver}", parts, FRAMEWORK_OF[name])
             state = full_state(model, optimizer)
             found += [f"{saver} in {name}: {key}" for key in differences(state, told[saver]) if is_first]
-        if num_ranks == SAVING_RANKS:  # the same arithmetic as after the save
+        if num_ranks == SAVING_RANKS:  # the arithmetic is the same as after the save
             losses = train(model, optimizer, steps=1, seed=100 + number)
             state = {**full_state(model, optimizer), "losses": losses}
             after = torch.load(f"{folder}/{name}.after.pt", weights_only=True)
@@ -83,11 +84,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(2, 1, marks=pytest.mark.long),
         (2, 8),
         (4, 8),
-        (3, 8),  # an odd number, for which each unit is padded otherwise
+        (3, 8),  # an odd number pads each unit differently
         pytest.param(4, 1, marks=pytest.mark.long),
         pytest.param(3, 1, marks=pytest.mark.long),
     ],
 )
 def test_every_wrapping_loads_every_other(saved: Path, num_ranks: int, every: int) -> None:
-    """16 x 16 in `make torture`, some here: on half as many ranks, on as many, where training goes on, and on 3."""
+    """`make torture` runs all 16 x 16 pairs; otherwise some of them, on 2, 3 and 4 ranks.
+
+    On 4 ranks training continues.
+    """
     assert run_ranks(num_ranks, load_all, str(saved), every, limit_s=300)[0] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose state dict is more than their tensors: hooks, and methods that they override."""
+"""Models whose state dict needs more than copied tensors: hooks, and overridden methods."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT_S = 90.0
 
 
 class Derived(nn.Linear):
-    """Has a buffer that is made of its weight, and not saved."""
+    """Has a buffer that is computed from its weight and not saved."""
 
     def __init__(self) -> None:
         super().__init__(4, 4)
@@ -45,7 +45,7 @@ class PostHook(Derived):
 
 
 class PreHook(Derived):
-    """Derives of what is loaded, before it is copied."""
+    """Computes its buffer in a hook, from the loaded values, before they are copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class OwnLoad(Derived):
 
 
 class OwnExtraState(Derived):
-    """Its extra state is a tensor that it has."""
+    """Its extra state is one of its own tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def test_hooks_of_a_wrapper_are_called(tmp_path: Path) -> None:
     assert run_ranks(1, of_wrapper, str(tmp_path)) == [["hook of DDP"]]
 
 
-# Ordinary models are loaded in place, by us alone.
+# Ordinary models: our load copies in place, and torch's load does not run.
 
 
 def ordinary(name: str) -> nn.Module:
@@ -164,7 +164,7 @@ def ordinary(name: str) -> nn.Module:
 
 
 def loads_of(folder: str, wrap: Callable[[], nn.Module], framework: str) -> int:
-    """How many modules copied what was loaded once more."""
+    """Returns how many modules torch's load copied once more."""
     calls = []
     torchs = nn.Module._load_from_state_dict
     nn.Module._load_from_state_dict = lambda *args: calls.append(torchs(*args))  # type: ignore[method-assign]
@@ -194,11 +194,11 @@ def test_wrapped_models_are_loaded_in_place(tmp_path: Path) -> None:
     assert found == [{"ddp": 0, "fsdp2": 0, "fsdp2 mixed": 0}] * 2
 
 
-# What a state dict has beside parameters and buffers.
+# Entries of a state dict besides parameters and buffers.
 
 
 class Noted(nn.Linear):
-    """Saves a tensor that is no buffer, under a name that is no attribute."""
+    """Saves a tensor that is not a buffer, under a name that is not an attribute."""
 
     def __init__(self) -> None:
         super().__init__(3, 2)

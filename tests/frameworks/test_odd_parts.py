@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Odd parts of models under every framework, on 1, 3 and 5 ranks: from the wrapped model into a plain one, and back."""
+"""Saves odd parts of models under every framework on 1, 3 and 5 ranks, and loads them in a plain model, and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAVED, OTHER = 1, 2  # seeds
 
 
 def through(folder: str, name: str, kind: Kind) -> list[str]:
-    """What differs."""
+    """Saves from the wrapped model into a plain one and back. Returns the differences."""
     rank, plain = dist.get_rank(), "ddp"
     model = make(kind, SAVED)
     optimizer = optimizer_of_zoo(kind, model)
@@ -36,7 +36,7 @@ def through(folder: str, name: str, kind: Kind) -> list[str]:
     single_parts = {"model": single, "optimizer": single_optimizer}
     bytecheckpoint.load(f"{folder}/{name}", single_parts, plain)
     wanted = make(kind, SAVED, is_wrapped=False)
-    mark(wanted, 0)  # the first rank's buffers and extra states
+    mark(wanted, 0)  # rank 0's buffers and extra states
     found = [f"of {name}: {key}" for key in differences(flat(single.state_dict()), flat(wanted.state_dict()))]
     found += [f"of {name}: {key}" for key in odd_states(single_optimizer)]
     found += [f"of {name}: options"] * (options(single_optimizer) != options(optimizer_of_zoo(kind, wanted)))
@@ -56,7 +56,7 @@ def through(folder: str, name: str, kind: Kind) -> list[str]:
 
 
 def full(model: nn.Module, kind: Kind) -> dict[str, Any]:
-    """As torch gathers it; gloo does not send eight-bit floats, but their bytes."""
+    """Returns the state as torch gathers it. gloo cannot send 8-bit floats, so ``whole`` sends their bytes."""
     if kind.framework != "fsdp2":
         return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     return {key: whole(value) for key, value in get_model_state_dict(model).items()}
@@ -75,7 +75,7 @@ def whole(value: Any) -> Any:
 
 
 def mark(model: nn.Module, rank: int) -> None:
-    """What may differ from rank to rank."""
+    """Sets what may differ from rank to rank."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d):
             module.running_mean.fill_(rank + 0.5)
@@ -85,7 +85,7 @@ def mark(model: nn.Module, rank: int) -> None:
 
 
 def flat(state: dict[str, Any]) -> dict[str, Any]:
-    """Of one level, as extra states are dicts."""
+    """Returns the state in one level. Extra states are dicts."""
     level: dict[str, Any] = {}
     for key, value in state.items():
         level |= {f"{key}.{name}": of_it for name, of_it in value.items()} if isinstance(value, dict) else {key: value}
@@ -97,7 +97,7 @@ def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def odd_states(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Where an optimizer does not have what ``fill`` makes, though there is something to have it for."""
+    """Returns where an optimizer lacks the state that ``fill`` makes. Parameters without local elements are skipped."""
     found = []
     for number, group in enumerate(optimizer.param_groups):
         for at, parameter in enumerate(group["params"]):
@@ -126,5 +126,5 @@ def all_through(folder: str) -> list[str]:
 
 @pytest.mark.parametrize("num_ranks", [1, 3, pytest.param(5, marks=pytest.mark.long)])
 def test_odd_parts(tmp_path: Path, num_ranks: int) -> None:
-    """Each is saved and loaded, strictly, and every bit is where it was."""
+    """Saves and loads each kind strictly, and every bit is equal."""
     assert [text for of_rank in run_ranks(num_ranks, all_through, str(tmp_path), limit_s=200) for text in of_rank] == []

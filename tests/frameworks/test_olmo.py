@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OLMo-core 3 over our writer and reader: its functions of checkpoints and its trainer's Checkpointer."""
+"""OLMo-core 3 over our writer and reader: its checkpoint functions and its trainer's Checkpointer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def installed() -> Iterator[None]:
 
 
 def is_ours(path: Path) -> bool:
-    """Written by us, and whole."""
+    """Whether our writer wrote the checkpoint, which must be undamaged."""
     report = bytecheckpoint.verify(path)
     report.raise_if_damaged()
     return bool(report.save_ids)
@@ -63,7 +63,7 @@ def checkpointer(run: Path) -> Checkpointer:
 
 
 def save_steps(run: Path) -> dict[str, Any]:
-    """Step 1 by ours, 2 by ours in the background while tensors change, 3 by OLMo-core's own."""
+    """Saves step 1 with our writer, step 2 with it in the background while tensors change, step 3 with OLMo's own."""
     module = train_module(seed=0, num_steps=2)
     saved = states(module)
     train_state = {"global_step": 2, "rank": dist.get_rank()}
@@ -80,7 +80,7 @@ def save_steps(run: Path) -> dict[str, Any]:
 
 
 def load_steps(run: Path) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Each step by whichever has not written it, and step 2 by both."""
+    """Loads steps 1 and 3 with the reader of the side that did not write them, and step 2 with both readers."""
     loaded = []
     loader = checkpointer(run)
     module = train_module(seed=1, num_steps=1)
@@ -139,7 +139,7 @@ def save_and_load(folder: Path, key_mapping: dict[str, str]) -> None:
     olmo_checkpoint.save_state_dict(folder / "renamed", state)
     assert_equal(loaded_over_changes(module, folder / "renamed", key_mapping=key_mapping), saved)
 
-    # What it says where that is left out.
+    # The errors say what to pass if an option is left out.
     with pytest.raises(CheckpointException, match=r"it has .*old\.weight, which nobody asks for.*key_mapping="):
         loaded_over_changes(module, folder / "renamed")
     with pytest.raises(CheckpointException, match="saved with flatten_optimizer_state=True: load with that"):
@@ -177,7 +177,7 @@ def test_model_and_optimizer_by_every_function(tmp_path: Path) -> None:
 
 
 def load_what_there_is(folder: Path) -> None:
-    """A checkpoint without some keys, by a train module that is not strict."""
+    """Loads a checkpoint that lacks a key into a train module that is not strict."""
     lenient = StateDictOptions(strict=False, flatten_optimizer_state_dict=True)
     module = train_module(seed=0, num_steps=1, state_dict_load_opts=lenient)
     saved = states(module)
@@ -198,12 +198,12 @@ def test_a_train_module_that_is_not_strict(tmp_path: Path) -> None:
     assert is_ours(tmp_path / "part")
 
 
-# One process without a group.
+# One process, without a process group.
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The same state by "ours" and by "theirs", and what it is."""
+    """Saves the same state with our writer ("ours") and OLMo-core's ("theirs"). Returns both paths and the state."""
     module = train_module(seed=0, num_steps=1)
     folder = tmp_path_factory.mktemp("saved")
     with bytecheckpoint.olmo.installed():
@@ -214,7 +214,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"ours": folder / "ours", "theirs": folder / "theirs", "state": states(module), "module": module}
 
 
-# Which reader reads whose checkpoint.
+# Pairs of a reader and the writer whose checkpoint it reads.
 READS = pytest.mark.parametrize(("reader", "writer"), [("ours", "ours"), ("ours", "theirs"), ("theirs", "ours")])
 
 
@@ -228,7 +228,7 @@ def reading_by(reader: str) -> Iterator[None]:
 def test_unshard_checkpoint(
     reader: str, writer: str, saved: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(olmo_checkpoint, "gc_cuda", lambda: None)  # 0.2 s for each file
+    monkeypatch.setattr(olmo_checkpoint, "gc_cuda", lambda: None)  # takes 0.2 s for each file
     wanted = sorted_keys(of_model(saved["state"], saved["module"]))
     chunks = olmo_checkpoint.UnshardStrategy.chunks(20_000)
     tensors = olmo_checkpoint.UnshardStrategy.one_file_per_tensor()
@@ -274,7 +274,7 @@ def test_keys_and_metadata(reader: str, writer: str, saved: dict[str, Any]) -> N
 
 @READS
 def test_another_dtype_in_the_model(reader: str, writer: str, saved: dict[str, Any]) -> None:
-    """Is converted, as by OLMo-core."""
+    """The load converts the dtype, as OLMo-core does."""
     state = {"model": {"embeddings": {"weight": torch.zeros(64, 32, dtype=torch.bfloat16)}}}
 
     with reading_by(reader):
@@ -388,7 +388,7 @@ def test_olmo_reads_ours_where_we_are_not_installed(saved: dict[str, Any], tmp_p
     assert optim["state"].keys() == {name for name, _ in saved["module"].model.named_parameters()}
 
 
-# What install() changes.
+# The names that install() replaces.
 
 
 def names() -> list[Any]:
@@ -480,7 +480,7 @@ def test_a_newer_version_in_which_all_holds_is_a_warning(monkeypatch: pytest.Mon
     with pytest.warns(RuntimeWarning, match=r"ai2-olmo-core 3\.1\.0 is newer than 3\.0"):
         bytecheckpoint.olmo.install()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # once in a process
+        warnings.simplefilter("error")  # warns once in a process
         bytecheckpoint.olmo.install()
     bytecheckpoint.olmo.uninstall()
 

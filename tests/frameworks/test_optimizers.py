@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers go on as they were, with every state that they keep."""
+"""Training continues unchanged after a load, with every state that an optimizer keeps."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_optimizers_go_on_as_they_were(tmp_path: Path, name: str) -> None:
     before = fingerprint(state)
     save(tmp_path, state, "ddp")
     assert_equal(fingerprint(state), before)
-    for steps in (0, 1):  # into one without a state, and into one with another
+    for steps in (0, 1):  # into an optimizer without state, and into one that has other state
         other = trained(3, steps, make)
         load(tmp_path, other, "ddp")
         assert_equal(fingerprint(other)["optimizers"], before["optimizers"])
@@ -113,7 +113,7 @@ def test_a_learning_rate_stays_the_tensor_or_the_number_that_it_is(tmp_path: Pat
 
 
 def test_steps_of_a_capturable_optimizer(tmp_path: Path) -> None:
-    """It makes steps on CUDA alone; what it keeps is the same everywhere."""
+    """The optimizer takes steps on CUDA only. Its state is the same on every device."""
 
     def state_of(value: float) -> dict[str, Any]:
         model = net()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers with state beside their parameters, a state dict of their own, hooks, or shared parameters."""
+"""Optimizers with state that belongs to no parameter, their own state dict, hooks, or shared parameters."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_state_of_no_parameter_is_refused_by_a_load(tmp_path: Path) -> None:
 
 def test_an_empty_state_of_no_parameter_is_nothing(tmp_path: Path) -> None:
     state = trained(momentum)
-    state["optimizer"].state["asked for"]  # the dict makes an empty state of what it is asked for
+    state["optimizer"].state["asked for"]  # the state dict creates an empty state for a missing key
     save(tmp_path, state, "ddp")
 
 
@@ -118,11 +118,11 @@ def test_a_parameter_twice_in_one_group(tmp_path: Path) -> None:
     assert_same(other["optimizer"].state_dict(), state["optimizer"].state_dict())
 
 
-# State dicts of their own.
+# Optimizers with their own state dict.
 
 
 class Averaging(torch.optim.SGD):
-    """Keeps something aside, of which its state dict tells for each parameter and group."""
+    """Keeps averages and a count outside ``state``. Its state dict adds them to each parameter and group."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1, momentum=0.9)
@@ -214,11 +214,11 @@ def test_a_state_dict_that_is_not_by_parameter_is_refused(tmp_path: Path, key: s
 
 
 def assert_same(got: Any, wanted: Any) -> None:
-    """NaN is equal to itself; keys are in any order, and a list is equal to a tuple."""
+    """Asserts equality. NaN equals itself, keys may be in any order, and a list equals a tuple."""
     torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
 
 
-# Merged into the state dict of one optimizer.
+# Groups merged into the state dict of one optimizer.
 
 
 def merged_groups(folder: Path, values: list[Any]) -> list[list[str]]:

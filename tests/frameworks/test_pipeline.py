@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages of a pipeline: ranks whose models have other keys, in one checkpoint of the whole."""
+"""Pipeline stages: the ranks' models have different keys, and one checkpoint holds the whole model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BLOCKS = 4
 
 
 class Model(nn.Module):
-    """All of it, or the blocks of one stage of two, which keep their names; with a buffer a block."""
+    """The whole model, or the blocks of one of two stages under the same names. Each block has a buffer."""
 
     def __init__(self, stage: int | None = None) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def train(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Of the blocks of this rank's stage, by name, and each tensor whole."""
+    """Returns the state of the blocks of this rank's stage, by name, each tensor whole."""
     values: dict[str, Any] = {f"model.{name}": value for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         values |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
@@ -73,7 +73,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
 
 
 def of_first_ranks(state: dict[str, Any]) -> dict[str, Any]:
-    """Those of all ranks together, and of what several have the first's."""
+    """Returns the states of all ranks together. If several ranks hold a key, the lowest rank's value counts."""
     states: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(states, state)
     return {key: value for of_rank in reversed(states) for key, value in of_rank.items()}
@@ -92,7 +92,7 @@ def through(folder: str) -> list[str]:
         optimizer = train(model)
         if name != "whole":
             for layer in model.layers.values():
-                layer.seen += dist.get_rank() + 1  # each rank's own
+                layer.seen += dist.get_rank() + 1  # differs on each rank
         told[name] = of_first_ranks(state_of(model, optimizer))
         parts = {"model": model, "optimizer": optimizer}
         bytecheckpoint.save(f"{folder}/{name}", parts, "ddp" if name == "whole" else "fsdp2")
@@ -116,5 +116,5 @@ def through(folder: str) -> list[str]:
 
 
 def test_stages_are_one_checkpoint(tmp_path: Path) -> None:
-    """FSDP2 of each stage, with and without tensor parallelism, and the whole model: each into each, strictly."""
+    """FSDP2 of each stage, with and without tensor parallelism, and the whole model: each loads all, strictly."""
     assert [text for of_rank in run_ranks(4, through, str(tmp_path), limit_s=120) for text in of_rank] == []

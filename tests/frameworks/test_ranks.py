@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bytecheckpoint.save`` and ``load`` on several ranks: what fails on one is heard by all, and nothing is changed."""
+"""``bytecheckpoint.save`` and ``load`` on several ranks: all ranks raise one rank's failure, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def state_of(kind: str = "fsdp2", steps: int = 1, seed: int = 0) -> dict[str, An
 
 
 def locals_of(state: dict[str, Any]) -> dict[str, Any]:
-    """As ``fingerprint``, with DTensors by their local parts."""
+    """Returns ``fingerprint`` with the local parts of DTensors."""
 
     def local(value: Any) -> Any:
         if isinstance(value, dict):
@@ -79,7 +79,7 @@ def save_without_a_trace(path: Path) -> None:
                         save_decomposed_model_optimizer=decompose,
                     ).committed.result(LIMIT_S)
                     assert_equal(locals_of(state), before)
-        # Nor does a load make a step to have a state; and what comes then is what would have come.
+        # A load does not take an optimizer step to create state either, and training continues as it would have.
         again = state_of(kind, 0, seed=3)
         again["optimizer"].register_step_pre_hook(lambda *_: pytest.fail("it has made a step"))
         hook = again["optimizer"]._optimizer_step_pre_hooks
@@ -104,7 +104,7 @@ def change_after_the_call(path: Path) -> None:
         handle = save(path / kind, state, FRAMEWORK_OF[kind], fast_saving=True, global_steps=1)
         assert gate.arrived.wait(LIMIT_S)
         assert not handle.committed.done()
-        train(state["model"], state["optimizer"], 2)  # in the same group of ranks, while the save is held
+        train(state["model"], state["optimizer"], 2)  # uses the same process group while the save is stopped
         gate.open(monkeypatch)
         path_of_step = handle.committed.result(LIMIT_S).path
         other = state_of(kind, 1, seed=5)
@@ -132,7 +132,7 @@ def expect(error: type[Exception], text: str, call: Callable[[], Any]) -> Except
 
 
 def fail_on_one_rank(path: Path) -> None:
-    """What is wrong on rank 1 alone is raised on both, sync or not; then saves go on."""
+    """Both ranks raise an error of rank 1 alone, for both kinds of saves. Saves work afterwards."""
     good = state_of()
     on_one: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"framework": "megatron"}, ConfigError, "megatron"),
@@ -166,7 +166,7 @@ def fail_on_one_rank(path: Path) -> None:
             }
             expect(error, text, lambda: save(fast_saving=fast, **arguments).committed.result(LIMIT_S))  # noqa: B023
             dist.barrier()
-            # A rank that failed in the call has told the others, and has been heard: nobody need look again.
+            # The rank that failed in the call has told the others, so shutdown() need not report the error again.
             shutdown(LIMIT_S)
             assert not list(path.rglob(".metadata"))
             assert find_latest_ckpt_path(path) is None
@@ -192,7 +192,7 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
 
 
 def fail_before_fsdp_gathers(path: Path) -> None:
-    """FSDP's own state dict is made by all ranks together: none may stay away from it."""
+    """All ranks together make FSDP's own state dict, so no rank may skip it."""
     state = state_of("fsdp orig")
     for fast in (False, True):
         framework = "fsdp" if is_first() else "fsdp2"
@@ -204,7 +204,8 @@ def fail_before_fsdp_gathers(path: Path) -> None:
         dist.barrier()
         shutdown(LIMIT_S)
     save("/proc/nowhere", state, "fsdp", True)
-    if is_first():  # who has looked comes to the next save, who has not hears of it there
+    # Rank 0 looks at its failed save and rank 1 does not, so the next save raises rank 1's failure on both.
+    if is_first():
         saving._background.wait_for_saves(LIMIT_S)
         for noted in saving._background._saves.get().noted:
             noted.future.exception(LIMIT_S)
@@ -234,7 +235,7 @@ def fail_between_parts(path: Path) -> None:
             with pytest.warns(RuntimeWarning, match="names step '2'"):
                 assert find_latest_ckpt_path(path) == str(path / "global_step_1")
             dist.barrier()
-    # The tracker, after all parts.
+    # The write of the tracker fails after all parts.
     with monkeypatch.context() as patch:
 
         def refuse(root: Path, step: int) -> None:
@@ -256,7 +257,7 @@ def test_failures_between_parts(tmp_path: Path) -> None:
 
 
 def die(path: Path, where: str, victim: int) -> None:
-    """At a place where ranks wait for one another outside of DCP, too."""
+    """Kills a rank at a point where ranks wait for one another, also outside of DCP."""
     state = state_of("ddp")
     config = Config(stall_timeout_s=5)
     save(path, state, "ddp", global_steps=1, config=config)
@@ -314,7 +315,7 @@ def test_the_callback_is_called_once_on_rank_0(tmp_path: Path) -> None:
 
 
 def save_under_each_and_load_under_all(path: Path) -> None:
-    """Steps 100 and 200 in the background, the newest found, and loaded under every framework."""
+    """Saves steps 100 and 200 in the background, finds the newest, and loads it under every framework."""
     for kind in ("ddp", "fsdp orig", "fsdp2"):
         state = state_of(kind)
         root = path / kind

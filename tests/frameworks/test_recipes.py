@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of docs/integrations.md for Hugging Face and Lightning, as a user starts them."""
+"""Runs the recipes of docs/integrations.md for Hugging Face and Lightning as a user starts them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT_S = 150.0
 
 
 def run(name: str, folder: Path) -> str:
-    """What the recipe prints. Its ranks are gone when this returns."""
+    """Returns what the recipe prints. Its ranks have ended by then."""
     environ = {**os.environ, "PYTHONPATH": str(DEMO.parent)}
     recipe = subprocess.Popen(
         [sys.executable, str(DEMO / name), str(folder)],

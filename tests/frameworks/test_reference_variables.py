@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ByteCheckpoint's environment variables: each does what it says there, or is refused with a word on what to do."""
+"""ByteCheckpoint's environment variables: each works as ByteCheckpoint documents, or is refused with advice."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several models of one job, each with folders of its own; and the file that names the newest step."""
+"""Several models (roles) of one job, each with its own folders, and the tracker file that names the newest step."""
 
 from __future__ import annotations
 
@@ -96,7 +96,10 @@ def test_a_role_is_found_by_any_of_its_paths_and_never_another(tmp_path: Path) -
 
 
 def save_two_roles_at_once(path: Path) -> None:
-    """Each waits for the other: with one thread, one group or one region of memory they would wait for ever."""
+    """Saves two roles that wait for each other.
+
+    With one thread, process group or staging buffer they would deadlock.
+    """
     meet = threading.Barrier(2)
     met: set[str] = set()
 
@@ -175,7 +178,7 @@ def test_a_tracker_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / f".{TRACKER}.tmp").rmdir()
     (tmp_path / f".{TRACKER}.tmp").write_text("what a killed process left")
     write_tracker(tmp_path, 3)
-    write_tracker(tmp_path, 2)  # who goes back says so
+    write_tracker(tmp_path, 2)  # a save of an earlier step is allowed
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(TRACKER, "2")]
 
 
@@ -238,7 +241,7 @@ def test_a_tracker_that_cannot_be_read(tmp_path: Path) -> None:
         find_latest_ckpt_path(tmp_path)
 
 
-# The steps of such a run, for scan_steps and Retention.
+# Step folders of such a run, as scan_steps and Retention see them.
 
 
 def state_of(value: float) -> dict[str, Any]:
@@ -257,7 +260,7 @@ def test_step_folders_are_told_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(CheckpointError):
             save(tmp_path, state_of(step), "ddp", global_steps=step)
     monkeypatch.undo()
-    save(tmp_path, {"model": model_of(7)}, "ddp", global_steps=5)  # what is left of the older save is no part of it
+    save(tmp_path, {"model": model_of(7)}, "ddp", global_steps=5)  # files of the older save that remain do not count
     folders = {folder.step: folder for folder in scan_steps(tmp_path)}
     assert [folder.state for folder in folders.values()] == ["complete", "half", "corrupt", "half", "complete", "half"]
     assert folders[1].components == ("extra_state", "optimizer", "model")
@@ -282,7 +285,7 @@ def test_retention_removes_steps_with_all_their_parts(tmp_path: Path, monkeypatc
     (tmp_path / "global_step_2" / "notes.txt").write_text("mine")
     Gate(monkeypatch, "model", OSError(5, "broken"))
     with pytest.raises(CheckpointError):
-        save(tmp_path, state_of(6), "ddp", global_steps=0)  # half, and older than what is complete
+        save(tmp_path, state_of(6), "ddp", global_steps=0)  # half a save, and older than the complete ones
     monkeypatch.undo()
     report = Retention(tmp_path, keep_latest=2, keep_every=3, grace_s=0).after_save(5)
     assert report is not None
@@ -317,7 +320,7 @@ def test_retention_leaves_alone_what_is_saved_or_loaded(tmp_path: Path, monkeypa
     pruned = []
 
     class Pruning(loading.BcpReader):
-        """Between two parts of a load."""
+        """Prunes between two parts of a load."""
 
         def __init__(self, path: Any, **kwargs: Any) -> None:
             if Path(path).name == "optimizer":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves in the background: their order, their handles and callbacks, and what failed."""
+"""Saves in the background: their order, handles, callbacks and failures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_asynchronous_save_returns_before_a_byte_is_written(tmp_path: Path, m
     assert find_latest_ckpt_path(tmp_path) is None
     assert not list(tmp_path.rglob(".metadata"))
     handle.staged.result(LIMIT_S)
-    train(state["model"], state["optimizer"], 2)  # what is saved is what was there at the call
+    train(state["model"], state["optimizer"], 2)  # the save holds the state at the time of the call
     state["extra_state"]["log"].append("b")
     state["extra_state"]["numbers"].fill_(7)
     gate.open(monkeypatch)
@@ -78,7 +78,7 @@ def test_steps_are_committed_in_the_order_of_the_calls(tmp_path: Path, monkeypat
     train(state["model"], state["optimizer"], 1)
     third: list[Any] = []
     thread = threading.Thread(target=lambda: third.append(save(tmp_path, state, "ddp", global_steps=300)))
-    thread.start()  # it waits for those before it: a tracker never goes back
+    thread.start()  # it waits for the earlier saves, so the tracker never goes back
     gate.open(monkeypatch)
     thread.join(LIMIT_S)
     assert background.committed.done()
@@ -141,7 +141,7 @@ def test_the_handle_tells_what_failed(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="nowhere"):
         handle.committed.result(LIMIT_S)
     assert handle.report is None
-    save(tmp_path, state, "ddp")  # it was looked at
+    save(tmp_path, state, "ddp")  # does not raise, because the test has looked at the failure
 
 
 # Callbacks.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bytecheckpoint.save`` and ``load`` on one rank: what is saved, what stays as it is, who else reads it."""
+"""``bytecheckpoint.save`` and ``load`` on one rank: what is saved, what stays unchanged, what other readers load."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIMIT_S = 60.0
 pytestmark = pytest.mark.usefixtures("all_is_saved")
 
 
-# What is saved, and where.
+# Contents and paths of a save.
 
 
 def test_a_run_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_run_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
     assert_equal(resumed["extra_state"], {"epoch": 3, "seen": torch.arange(4)})
     losses = train(state["model"], state["optimizer"], 3, seed=9)
     assert train(resumed["model"], resumed["optimizer"], 3, seed=9) == losses
-    cache = resumed["model"].cache  # not persistent, and so another one
+    cache = resumed["model"].cache  # not persistent, so it differs
     resumed["model"].cache.copy_(state["model"].cache)
     assert_equal(fingerprint(resumed)["parameters"], fingerprint(state)["parameters"])
     assert_equal(fingerprint(resumed)["optimizers"], fingerprint(state)["optimizers"])
@@ -101,7 +101,8 @@ def test_checkpointers_take_the_arguments_of_the_functions(tmp_path: Path) -> No
 
 def test_plans_are_kept_from_save_to_save(tmp_path: Path) -> None:
     layer = nn.Linear(3, 1017)
-    model = nn.Sequential(OrderedDict(of_this_test_alone=layer))  # else its plans may be kept since another test
+    # a unique name, else another test may have cached its plans
+    model = nn.Sequential(OrderedDict(of_this_test_alone=layer))
     state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), momentum=0.9)}
     caches = []
     for step in range(3):
@@ -172,7 +173,7 @@ def test_an_optimizer_without_a_state_stays_so_and_gets_one_without_a_step(tmp_p
     assert steps == []
     assert_equal(fingerprint(fresh)["optimizers"], fingerprint(state)["optimizers"])
     assert fingerprint(fresh)["grads"] == before["grads"]
-    load(tmp_path / "fresh", fresh, "ddp")  # and back: there is no state again
+    load(tmp_path / "fresh", fresh, "ddp")  # and back: the optimizer has no state again
     assert fingerprint(fresh)["states"] == [0]
 
 
@@ -214,7 +215,7 @@ def test_parts_that_stock_dcp_wrote_load(tmp_path: Path, flatten: bool) -> None:
     other = trained(1, 0)
     load(tmp_path, other, "ddp")
     assert_equal(fingerprint(other)["optimizers"], fingerprint(state)["optimizers"])
-    save(tmp_path / "ours", {"model": state["model"]}, "ddp")  # a part of theirs beside one of ours
+    save(tmp_path / "ours", {"model": state["model"]}, "ddp")  # mixes a part that stock DCP wrote with one of ours
     (tmp_path / "optimizer").rename(tmp_path / "ours" / "optimizer")
     other = trained(1, 0)
     load(tmp_path / "ours", other, "ddp")

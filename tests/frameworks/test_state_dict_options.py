@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's ``get_state_dict`` and ``set_state_dict`` around our writer, reader and planners, with their options."""
+"""torch's ``get_state_dict`` and ``set_state_dict`` with their options, around our writer, reader and planners."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Case:
     """Options under which a state is saved and loaded.
 
     Attributes:
-        options: Of ``get_state_dict``, and of ``set_state_dict`` unless there are others.
-        to_set: Those.
-        is_saved: Which keys of a full state come back. None has to differ from the saver's.
-        of_layer: The state of the first block alone.
-        wrappings: Those with which torch can.
+        options: Passed to ``get_state_dict``, and to ``set_state_dict`` unless ``to_set`` is given.
+        to_set: Options of ``set_state_dict``.
+        is_saved: Whether a key of a full state comes back. Other keys keep the loader's values.
+        of_layer: Whether only the first block's state is saved.
+        wrappings: The wrappings for which torch supports the options.
     """
 
     options: StateDictOptions
@@ -61,16 +61,16 @@ CASES = {
     "full, on rank 0": Case(
         StateDictOptions(full_state_dict=True, cpu_offload=True),
         to_set=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
-        wrappings=("ddp", "fsdp2"),  # torch: not of ShardedTensors
+        wrappings=("ddp", "fsdp2"),  # torch does not support ShardedTensors here
     ),
     "offloaded": Case(StateDictOptions(cpu_offload=True)),
     "flat": Case(
         StateDictOptions(flatten_optimizer_state_dict=True),
-        wrappings=("ddp", "fsdp flat", "fsdp2"),  # torch 2.13 aborts in setting it with `use_orig_params`
+        wrappings=("ddp", "fsdp flat", "fsdp2"),  # torch 2.13 aborts when it sets this state with `use_orig_params`
     ),
     "full and flat": Case(
         StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True),
-        wrappings=("fsdp orig", "fsdp flat"),  # torch 2.13 cannot set what it gave of the others
+        wrappings=("fsdp orig", "fsdp flat"),  # torch 2.13 cannot set its own state for the others
     ),
     "without the frozen": Case(
         StateDictOptions(ignore_frozen_params=True),
@@ -88,10 +88,10 @@ CASES = {
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, case: Case) -> dict[str, Any]:
     submodules = {layer_of(model)} if case.of_layer else None
     state: dict[str, Any] = {"model": get_model_state_dict(model, submodules=submodules, options=case.options)}
-    if not case.of_layer:  # torch: prefixes of optimizer states stay, but not of options
+    if not case.of_layer:  # torch keeps prefixes in optimizer states, but not in options
         state["optim"] = get_optimizer_state_dict(model, optimizer, options=case.options)
     if case.options.full_state_dict and case.options.cpu_offload and dist.get_rank() > 0:
-        return {"model": {}, "optim": {}}  # it is on rank 0 alone, and of the groups an empty list elsewhere
+        return {"model": {}, "optim": {}}  # only rank 0 holds it; elsewhere torch returns an empty list for the groups
     return state
 
 
@@ -139,17 +139,17 @@ def through(folder: str) -> list[str]:
 
 
 def listed(state: dict[str, Any]) -> dict[str, Any]:
-    """Where torch gathers, it makes lists of tuples."""
+    """Returns the state with tuples as lists, because torch turns tuples into lists where it gathers."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in state.items()}
 
 
 def test_each_option(tmp_path: Path) -> None:
-    """What is saved comes back, bit for bit, and nothing else changes."""
+    """The saved keys come back bit for bit, and nothing else changes."""
     assert run_ranks(2, through, str(tmp_path), limit_s=200)[0] == []
 
 
 class Fused(nn.Module):
-    """A module that hides a child of its own in its keys, and tells so, as ``dsd_fqn_modifiers`` wants it."""
+    """Hides the name of its child in its keys, and declares so in the way that ``dsd_fqn_modifiers`` expects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def modified(folder: str) -> None:
     ]
     options = StateDictOptions(dsd_fqn_modifiers="_fqn_modifiers")
     for wrapped in wrappings:
-        # The model alone: torch 2.13 does not set optimizer states by such names.
+        # Only the model: torch 2.13 cannot set optimizer states under such names.
         saved, loaded = (wrapped(nn.Sequential(Fused(), nn.Linear(5, 2))) for _ in range(2))
         state = {"model": get_model_state_dict(saved, options=options)}
         assert "0.weight" in state["model"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody who uses torchtitan with our manager may try next, and what they are told."""
+"""Mistakes that users of our torchtitan manager may make, and the messages that they get."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [needs_trainer, pytest.mark.usefixtures("ranks_with_torchtitan")]
 
 
 class Said(logging.Handler):
-    """What our logger says."""
+    """Collects the warnings of our logger."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -62,7 +62,7 @@ def _loads_that_fail(folder: str) -> None:
         _load(job, f"{folder}/a", step=7)
     with pytest.raises(CheckpointNotFoundError, match=r"load_step=7: .* there are none"):
         _load(job, f"{folder}/nothing", step=7)
-    # The last one of a run holds the model alone.
+    # The last checkpoint of a run holds only the model.
     manager = job.manager(_ours(), f"{folder}/last")
     manager.save(1)
     manager.save(2, last_step=True)
@@ -70,7 +70,7 @@ def _loads_that_fail(folder: str) -> None:
     with pytest.raises(KeyMismatchError, match=r"model alone.*checkpoint\.load_step.*checkpoint\.initial_load_path"):
         _load(job, f"{folder}/last")
     assert _load(job, f"{folder}/last", step=1)
-    # Not all states were saved.
+    # The checkpoint lacks a state.
     state = job.manager(_ours(), folder)._flattened_model_states_sd()
     del state["lr_scheduler"]
     torch.distributed.checkpoint.save(state, checkpoint_id=f"{folder}/without/run/step-1")
@@ -178,7 +178,7 @@ def _failed_saves(folder: str) -> None:
 
 
 def _end_with(error: Exception, manager: Any) -> None:
-    """As torchtitan's train.py does."""
+    """Ends the manager while an error propagates, as torchtitan's train.py does."""
     try:
         raise error
     except Exception:
@@ -187,5 +187,8 @@ def _end_with(error: Exception, manager: Any) -> None:
 
 
 def test_a_save_that_failed_in_the_background_is_raised(tmp_path: Path) -> None:
-    """By the next save, the last one or the end, on all ranks, and never in the place of the job's own error."""
+    """The next save, the last save or ``close`` raises the failure on all ranks.
+
+    It never replaces the job's own error.
+    """
     run_ranks(2, _failed_saves, str(tmp_path), limit_s=100)

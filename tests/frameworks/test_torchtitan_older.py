@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchtitan before 0.3, each release from a folder beside the packages of the environment, where make puts it:
+"""torchtitan before 0.3. make installs each release into a folder beside the environment's packages.
 
-``pip install --no-deps --target .venv/torchtitan-0.2.2 torchtitan==0.2.2``, and the same with 0.1.0.
+``pip install --no-deps --target .venv/torchtitan-0.2.2 torchtitan==0.2.2`` does so, and the same with 0.1.0.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How our manager gets into torchtitan: by its override, in a recipe, and below the TorchFT manager."""
+"""Ways to install our manager in torchtitan: its override, a recipe, and the subclass for its TorchFT manager."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _root(checkpoint: Any) -> Any:
 
 
 def _override(checkpoint: Any, token: str = USE) -> Any:
-    """What the trainer has in its configuration after the flag."""
+    """Returns the trainer's checkpoint configuration after the override flag."""
     from torchtitan.config.override import OverrideConfig, apply_overrides, parse_cli_imports
 
     root = _root(checkpoint)
@@ -70,7 +70,7 @@ def _flag_and_recipe() -> None:
     assert _override(plain, USE + '={"io_threads": 5, "niceness": 3}').engine == bytecheckpoint.Config(
         io_threads=5, niceness=3
     )
-    # What it does not know it leaves alone.
+    # It leaves managers that it does not know unchanged.
     theirs = TorchFTCheckpointManager.Config(enable=True)
     assert _override(theirs) is theirs
     for token, said in (
@@ -86,7 +86,7 @@ def _flag_and_recipe() -> None:
     assert with_bytecheckpoint(root, io_threads=4) is root
     assert type(root.checkpoint) is BcpCheckpointManager.Config
     assert (root.checkpoint.interval, root.checkpoint.engine.io_threads) == (7, 4)
-    assert root.checkpoint.to_dict()["engine"]["io_threads"] == 4  # it is written to logs
+    assert root.checkpoint.to_dict()["engine"]["io_threads"] == 4  # torchtitan writes it to logs
     assert type(with_bytecheckpoint(_root(theirs)).checkpoint) is BcpTorchFTCheckpointManager.Config
 
     class Other(CheckpointManager):
@@ -109,7 +109,7 @@ def _command_line() -> None:
     assert (config.checkpoint.interval, config.checkpoint.async_mode) == (9, "async")
     assert config.checkpoint.engine.io_threads == 3
     with pytest.raises(SystemExit):
-        ConfigManager().parse_args([*recipe, "--checkpoint.engine", "x"])  # theirs to open or to keep closed
+        ConfigManager().parse_args([*recipe, "--checkpoint.engine", "x"])  # the field is not on the command line
 
 
 def _settings() -> None:
@@ -173,11 +173,11 @@ def _torchft(folder: str) -> None:
 
 @needs_trainer
 def test_checkpoints_of_replicas_go_through_ours(tmp_path: Path) -> None:
-    """With the TorchFT manager of torchtitan itself; what torchft would tell it comes from here."""
+    """Runs our subclass of torchtitan's TorchFT manager. The test supplies what torchft would tell it."""
     run_ranks(2, _torchft, str(tmp_path), limit_s=100)
 
 
-# Runs in a new process, on whatever torch is there.
+# Runs in a new process, with whatever torch is installed.
 _ANOTHER_TORCHTITAN = """
 import sys, warnings
 import torch.distributed.fsdp, torchtitan.components.checkpointer as theirs

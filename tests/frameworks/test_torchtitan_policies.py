@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torchtitan's settings mean with our manager: which checkpoints are saved, kept and loaded, and in what form."""
+"""Which checkpoints are saved, kept and loaded, and in what form, for each setting of torchtitan with our manager."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _last_steps(folder: str) -> None:
     job = Job()
     job.step()
     model = {name: value for part in job.model_parts for name, value in part.state_dict().items()}
-    # The last save is not in the background, whatever the mode; the one before it has ended.
+    # The last save is never in the background, whatever the mode, and waits for the save before it.
     manager = job.manager(_ours(async_mode="async", export_dtype="bfloat16"), folder)
     assert manager.save(1)
     assert manager.save_future is not None
@@ -60,9 +60,9 @@ def _last_steps(folder: str) -> None:
     }
     assert names == set(model)
     halves = {name: torch.zeros_like(value, dtype=torch.bfloat16) for name, value in model.items()}
-    torch.distributed.checkpoint.load(halves, checkpoint_id=f"{folder}/run/step-2")  # theirs
+    torch.distributed.checkpoint.load(halves, checkpoint_id=f"{folder}/run/step-2")  # loads with stock DCP
     same(halves, {name: value.to(torch.bfloat16) for name, value in model.items()})
-    # A whole last one can be resumed.
+    # A last checkpoint with all states can be resumed.
     manager = job.manager(_ours(last_save_model_only=False), f"{folder}/whole")
     assert manager.save(7, last_step=True)
     manager.close()
@@ -72,7 +72,7 @@ def _last_steps(folder: str) -> None:
     other.resume()
     same(other.state(), job.state())
     manager.close()
-    # The weights alone begin another run.
+    # Weights alone can start another run.
     fresh = Job(seed=2)
     before = fresh.state()
     manager = fresh.manager(_ours(initial_load_path=f"{folder}/run/step-2"), f"{folder}/other")
@@ -103,7 +103,7 @@ def _hugging_face(folder: str, job: Job) -> None:
     assert manager.load()
     manager.close()
     same(other.state(), job.state(), without=("optimizer", "lr_scheduler", "train_state", "dataloader", "rates"))
-    # It is no training state to go on from.
+    # A training job cannot resume from it.
     Path(ours, "model.safetensors.index.json").touch()
     manager = other.manager(_ours(), f"{folder}/hf-ours")
     with pytest.raises(bytecheckpoint.CheckpointError, match="initial_load_in_hf"):
@@ -112,13 +112,16 @@ def _hugging_face(folder: str, job: Job) -> None:
 
 
 def test_last_steps(tmp_path: Path) -> None:
-    """Model alone, in another dtype, whole, or for Hugging Face; and what another run begins with."""
+    """The last save holds only the model, in another dtype, all states, or Hugging Face weights.
+
+    Another run starts from it.
+    """
     run_ranks(2, _last_steps, str(tmp_path), limit_s=150)
 
 
 def _retention(folder: str) -> None:
     job = Job()
-    for step, content in ((1, b""), (3, b"no metadata")):  # a save that died, and one that is damaged
+    for step, content in ((1, b""), (3, b"no metadata")):  # a save that died, and a damaged one
         path = Path(folder, "run", f"step-{step}")
         path.mkdir(parents=True, exist_ok=True)
         if content:
@@ -136,9 +139,9 @@ def _retention(folder: str) -> None:
     assert manager.save(8)
     with pytest.raises(bytecheckpoint.CheckpointError):
         manager.maybe_wait_for_saving()
-    manager.save_future = None  # as a job that goes on nevertheless
+    manager.save_future = None  # a job that continues despite the failure
     manager.close()
-    # The failed one was not taken for one of two. By name, theirs would have kept 7 alone.
+    # The failed save does not count as one of the two. torchtitan's manager counts by name, and would have kept only 7.
     dist.barrier()
     if dist.get_rank() == 0:
         assert _complete(folder) == [6, 7]
@@ -146,7 +149,7 @@ def _retention(folder: str) -> None:
         assert Path(folder, "run", "step-3").exists()
     assert "purge" not in " ".join(thread.name for thread in threading.enumerate())
     dist.barrier()
-    # What was not complete when the others were counted is at the end.
+    # A save that was not complete when the others were counted is complete at the end.
     for mode in ("async", "async_with_pinned_mem"):
         manager = job.manager(_ours(keep_latest_k=2, async_mode=mode), f"{folder}/{mode}")
         for step in (1, 2, 3):
@@ -154,7 +157,7 @@ def _retention(folder: str) -> None:
         manager.close()
         dist.barrier()
         assert _complete(f"{folder}/{mode}") == [2, 3]
-    # 0 keeps all.
+    # 0 keeps all checkpoints.
     manager = job.manager(_ours(keep_latest_k=0), f"{folder}/all")
     for step in range(1, 5):
         manager.save(step)
@@ -173,7 +176,7 @@ def _choices(folder: str) -> None:
     assert manager.load() is False
     assert [step for step in range(1, 6) if manager.save(step)] == [1, 2, 4]
     manager.close()
-    # What looks like a step and is none.
+    # Folders that look like steps but are not.
     if dist.get_rank() == 0:
         Path(folder, "run", "step-9").mkdir()
         Path(folder, "run", "step-11.old").mkdir()
@@ -194,7 +197,7 @@ def _choices(folder: str) -> None:
     assert disabled.save(2) is False
     assert disabled.load() is False
     disabled.close()
-    # A URL is theirs, with all that belongs to it.
+    # torchtitan's own code handles URLs completely.
     for mode in ("disabled", "async"):
         url = f"file://{folder}/url-{mode}"
         manager = job.manager(_ours(folder=url, async_mode=mode, keep_latest_k=2), "")
@@ -209,7 +212,7 @@ def _choices(folder: str) -> None:
         other.resume()
         same(other.state(), job.state())
         manager.close()
-        # Weights from a directory into a run behind a URL, and the other way round.
+        # Weights go from a directory into a run at a URL, and the other way round.
         for source, target in ((f"{folder}/run/step-4", f"{url}-b"), (f"{url}/step-3", "b")):
             fresh = Job(seed=3)
             manager = fresh.manager(_ours(folder=target, initial_load_path=source), f"{folder}/fresh")

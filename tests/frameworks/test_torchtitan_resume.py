@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchtitan's manager on our engine: save and resume in every mode and layout, and in both directions with its own."""
+"""torchtitan's manager on our engine: save and resume in every mode and layout, and exchange with its own manager."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _train_and_resume_in_all_modes(folder: str) -> None:
 
 
 def test_what_is_resumed_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    """Losses and states equal those of the uninterrupted run, though the state changes while it is saved."""
+    """Losses and states equal those of the uninterrupted run, although the state changes while it is saved."""
     run_ranks(2, _train_and_resume_in_all_modes, str(tmp_path), limit_s=200)
 
 
@@ -126,14 +126,14 @@ def _save_stages(folder: str) -> dict[str, str]:
 
 
 def test_stages_of_a_pipeline_load_as_one_model(tmp_path: Path) -> None:
-    """Each rank has two of four parts of the model, and optimizers of its own."""
+    """Each rank has two of the model's four parts, and its own optimizers."""
     saved = run_ranks(2, _save_stages, str(tmp_path), limit_s=120)
     [whole, _] = (
         of_rank[0] for of_rank in run_ranks(2, _load_as, str(tmp_path), [(Layout(), ["dataloader"])], limit_s=120)
     )
     assert not {name for name in saved[0].keys() & saved[1].keys() if name.startswith(("model", "optimizer"))}
     together = {**saved[0], **saved[1]}
-    assert together.pop("rates") != whole.pop("rates")  # of two optimizers a rank, and of one
+    assert together.pop("rates") != whole.pop("rates")  # two optimizers on each rank have more rates than one
     assert together == whole
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchtitan's own trainer, from its command line, with its debug model on two gloo ranks."""
+"""Runs torchtitan's own trainer from its command line, with its debug model, on two gloo ranks."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Runs(Protocol):
     def __call__(
         self, folder: Path, *flags: str, config: str = ..., num_ranks: int = ...
     ) -> dict[int, dict[int, float]]:
-        """Runs a job to its end; its losses by step and by rank, of those ranks that log."""
+        """Runs a job to its end. Returns the losses by step and by rank, for the ranks that log."""
 
 
 @pytest.fixture(scope="module")
 def train() -> Iterator[Runs]:
-    # Its processes are forked from one that has imported torchtitan, which takes longer than a job.
+    # Forks the job's processes from one that has imported torchtitan, because the import takes longer than a job.
     ranks = EndingRanks("frameworks.titan_recipe")
 
     def run(folder: Path, *flags: str, config: str = "debug", num_ranks: int = 2) -> dict[int, dict[int, float]]:
@@ -63,7 +63,7 @@ def train() -> Iterator[Runs]:
 
 
 def _keep(folder: Path, source: Path, step: int) -> None:
-    """A run that was cut off after ``step``."""
+    """Copies a checkpoint, as a run leaves it that was stopped after ``step``."""
     shutil.copytree(source / "checkpoint" / f"step-{step}", folder / "checkpoint" / f"step-{step}")
 
 
@@ -84,13 +84,13 @@ def _is_ours(path: Path) -> bool:
 
 
 def test_the_flag_resumes_as_if_nothing_had_been(tmp_path: Path, train: Runs) -> None:
-    """Losses and the last checkpoint equal, exactly, those of an uninterrupted run with torchtitan's own manager."""
+    """Losses and the last checkpoint equal exactly those of an uninterrupted run with torchtitan's own manager."""
     uninterrupted, cut, again = tmp_path / "uninterrupted", tmp_path / "cut", tmp_path / "again"
     losses = train(uninterrupted)
     assert sorted(losses) == [1, 2, 3, 4, 5, 6]
     assert not _is_ours(uninterrupted / "checkpoint" / "step-6")
 
-    _keep(cut, uninterrupted, 2)  # theirs is resumed by ours
+    _keep(cut, uninterrupted, 2)  # our manager resumes their checkpoint
     resumed = train(
         cut,
         "--override.imports",
@@ -109,7 +109,7 @@ def test_the_flag_resumes_as_if_nothing_had_been(tmp_path: Path, train: Runs) ->
 
 
 def _assert_same(run: Path, other: Path) -> None:
-    """Of the last checkpoints of two runs."""
+    """Asserts that the last checkpoints of two runs are equal."""
     found, wanted = (_contents(each / "checkpoint" / "step-6") for each in (run, other))
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
@@ -158,7 +158,7 @@ NEEDS_SCHEDULES = pytest.mark.skipif(
     ],
 )
 def test_the_flag_resumes_in_each_layout(tmp_path: Path, train: Runs, num_ranks: int, flags: list[str]) -> None:
-    """torchtitan's manager saved what ours resumes."""
+    """Our manager resumes what torchtitan's manager saved."""
     uninterrupted, cut = tmp_path / "uninterrupted", tmp_path / "cut"
     losses = train(uninterrupted, *flags, num_ranks=num_ranks)
     assert len({tuple(of_step.values()) for of_step in losses.values()}) == 6

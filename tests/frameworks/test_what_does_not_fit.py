@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads of other keys, shapes and dtypes than were saved, and arguments that are wrong."""
+"""Loads with other keys, shapes and dtypes than were saved, and calls with wrong arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT_S = 60.0
 pytestmark = pytest.mark.usefixtures("all_is_saved")
 
 
-# What does not fit.
+# Keys, shapes and dtypes that do not fit.
 
 
 def with_head(model: nn.Module) -> nn.Module:
@@ -103,7 +103,7 @@ def test_another_dtype(tmp_path: Path) -> None:
 
 
 def test_other_groups_than_it_was_saved_with(tmp_path: Path) -> None:
-    save(tmp_path, trained(), "ddp")  # two groups of different options
+    save(tmp_path, trained(), "ddp")  # two groups with different options
     other = trained(1, make=of_trainable(torch.optim.AdamW))
     with pytest.raises(KeyMismatchError, match=r"options: .*lr.*make the groups as they were"):
         load(tmp_path, other, "ddp")
@@ -118,7 +118,7 @@ def test_parts_that_were_not_saved(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="saved without extra_state"):
         load(step, {"model": state["model"], "extra_state": {}}, "ddp")
     save(tmp_path, state, "ddp", global_steps=3)
-    save(tmp_path, {"model": state["model"]}, "ddp", global_steps=3)  # the older one's optimizer is no part of it
+    save(tmp_path, {"model": state["model"]}, "ddp", global_steps=3)  # the older save's optimizer does not count
     with pytest.raises(CheckpointNotFoundError, match="saved without optimizer"):
         load(step, state, "ddp")
     load(step, {"model": state["model"]}, "ddp")

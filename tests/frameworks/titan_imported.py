@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports what ranks that use our manager for torchtitan import."""
+"""Imports in advance what the ranks import that use our torchtitan manager."""
 
 from support.titan import on_cpu
 

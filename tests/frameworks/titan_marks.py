@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests a torch is too old for."""
+"""The mark of tests that need a newer torch."""
 
 from __future__ import annotations
 

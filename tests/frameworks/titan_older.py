@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a job with the manager of an older torchtitan, which must be on the path before any other.
+"""One rank of a job with the manager of an older torchtitan, which must come first on the path.
 
-``python titan_older.py FOLDER`` prints "passed". torchtitan 0.2 is for GPUs as 0.3 is; its models are not used here.
+``python titan_older.py FOLDER`` prints "passed". torchtitan 0.2 is for GPUs, as 0.3 is, so its models are not used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODES = ("disabled", "async", "async_with_pinned_mem")
 
 
 def _stand_in(name: str) -> None:
-    """For what is not installed and not called."""
+    """Registers a stand-in for a module that is not installed and whose functions are not called."""
     module = ModuleType(name)
     module.__getattr__ = lambda _: None  # type: ignore[method-assign]
     sys.modules[name] = module
@@ -125,10 +125,10 @@ def of_0_2(folder: str) -> None:
         try:
             manager.load(9)
         except bytecheckpoint.CheckpointError as error:
-            assert "there are steps 2, 3" in str(error)  # noqa: PT017  # this is no test of pytest's
+            assert "there are steps 2, 3" in str(error)  # noqa: PT017  # this is not a pytest test
         else:
             raise AssertionError("step 9 was loaded")
-        # And in the other direction.
+        # torchtitan's own load reads our checkpoint.
         theirs = type(manager).dcp_load.__wrapped__
         other = Job(seed=2)
         manager = other.manager(path)
@@ -137,7 +137,7 @@ def of_0_2(folder: str) -> None:
         other.resume()
         same(other.state(), saved)
         manager.close()
-    # A failure is raised at the end.
+    # ``close`` raises the failure of a background save.
     Path(folder, "failing/run").mkdir(parents=True, exist_ok=True)
     Path(folder, "failing/run/step-1").touch()
     manager = job.manager(f"{folder}/failing", async_mode="async")

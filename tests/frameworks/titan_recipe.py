@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe for torchtitan's own trainer: its debug model, made small, and data that need no download.
+"""A recipe for torchtitan's own trainer: a small version of its debug model, and data that need no download.
 
-``python titan_recipe.py --module frameworks.titan_recipe --config debug ...`` is torchtitan's trainer, on the CPU where
-there is no GPU. Losses go, exactly, to the file that TITAN_LOSSES names: rank, step and loss a line.
+``python titan_recipe.py --module frameworks.titan_recipe --config debug ...`` runs torchtitan's trainer, on the CPU if
+there is no GPU. It appends exact losses to the file that TITAN_LOSSES names: rank, step and loss on each line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchtitan.trainer import Trainer  # noqa: E402
 
 
 class Tokenizer(BaseTokenizer):
-    """The data are tokens already."""
+    """Does nothing, because the data are tokens already."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
@@ -49,7 +49,7 @@ class Tokenizer(BaseTokenizer):
 
 
 class Loader(ParallelAwareDataloader):
-    """torchtitan's data loader, of our samples."""
+    """torchtitan's data loader over our samples."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(ParallelAwareDataloader.Config):
@@ -99,7 +99,7 @@ def debug() -> Trainer.Config:
 
 
 def debug_whole() -> Trainer.Config:
-    """The debug model as torchtitan has it, whose attention needs a GPU."""
+    """Returns torchtitan's original debug model, whose attention needs a GPU."""
     from torchtitan.models.llama3 import model_registry
 
     config = debug()
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def run(rank: int, num_ranks: int, arguments: list[str], variables: dict[str, str]) -> None:
-    """What ``torchrun titan_recipe.py arguments`` does in each of its processes."""
+    """Does what ``torchrun titan_recipe.py arguments`` does in each of its processes."""
     os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks), OMP_NUM_THREADS="1")
     sys.argv[1:] = arguments
     main()

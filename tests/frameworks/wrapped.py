@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One small model under every kind of parallelism, and its state as torch itself tells it."""
+"""One small model under every kind of parallelism, and its state as torch gathers it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A parameter without a gradient, in a dim of 1 and an odd one, and a scalar."""
+    """A parameter without a gradient, with a dim of 1 and a dim of odd size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Frozen(nn.Module):
 
 
 class Net(nn.Module):
-    """Tied, frozen and odd-sized parameters, a buffer that is saved and one that is not; float32."""
+    """Has tied, frozen and odd-sized parameters, one saved and one unsaved buffer. All are float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def _fsdp2_tp(model: Net) -> nn.Module:
 
 _BF16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.float32)
 
-# What becomes of a Net; the model may be changed in place. Hybrid and 2-D ones need an even number of ranks.
+# Wraps a Net, which may be changed in place. Hybrid and 2-D wrappings need an even number of ranks.
 WRAPPINGS: dict[str, Callable[[Any], nn.Module]] = {
     "plain": lambda model: model,
     "ddp": DistributedDataParallel,
@@ -147,7 +147,7 @@ FRAMEWORK_OF = {
 
 
 def wrap(name: str, seed: int = 0) -> nn.Module:
-    """A Net of its own, drawn from ``seed``, under one of ``WRAPPINGS``."""
+    """Returns a new Net, initialized from ``seed``, under one of ``WRAPPINGS``."""
     torch.manual_seed(seed)
     return WRAPPINGS[name](Net())
 
@@ -159,10 +159,10 @@ def _is_decayed(name: str) -> bool:
 def optimizer_of(
     model: nn.Module, without: str | None = None, is_decayed: Callable[[str], bool] = _is_decayed
 ) -> torch.optim.Optimizer:
-    """AdamW with two groups. Frozen parameters are in none, nor those whose names have ``without`` in them.
+    """Returns AdamW with two groups. Frozen parameters, and those with ``without`` in their names, are in no group.
 
     Args:
-        is_decayed: Says by name of a parameter of ``model``, as it is wrapped, which group it is in.
+        is_decayed: Whether a parameter is in the decayed group, given its name in the wrapped ``model``.
     """
     decayed, others = [], []
     for name, parameter in model.named_parameters():
@@ -173,7 +173,7 @@ def optimizer_of(
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2, seed: int = 1) -> list[float]:
-    """The losses of some steps; every rank has the same batch."""
+    """Takes some steps and returns their losses. Every rank has the same batch."""
     generator = torch.Generator().manual_seed(seed)
     losses = []
     for _ in range(steps):
@@ -187,7 +187,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2, se
 
 
 def full_state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """Model and optimizer as torch gathers them, by original names; on rank 0 alone complete."""
+    """Returns model and optimizer state as torch gathers them, by original names. Only rank 0 has all of it."""
     options = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
     state = {f"model.{key}": value for key, value in get_model_state_dict(model, options=options).items()}
     if optimizer is not None:
@@ -197,7 +197,7 @@ def full_state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dic
 
 
 def differences(got: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Keys that are in one of them alone, or whose values are not of one type, dtype, shape and every bit."""
+    """Returns keys that only one of them has, or whose values differ in type, dtype, shape or any bit."""
     keys = [*wanted, *(got.keys() - wanted.keys())]
     return [key for key in keys if key not in got or key not in wanted or not _are_equal(got[key], wanted[key])]
 
@@ -210,5 +210,5 @@ def _are_equal(got: Any, wanted: Any) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN is equal to itself, and fp8 can be compared at all."""
+    """Returns the bytes, so that NaN equals itself and fp8 tensors can be compared."""
     return tensor.detach().contiguous().flatten().view(torch.uint8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of odd parts, which is never run: parameters that are tied, frozen, in no optimizer, strided or empty."""
+"""A model of odd parts that never runs: parameters that are tied, frozen, in no optimizer, strided or empty."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Counted(nn.Module):
 
 
 class Cell(nn.Module):
-    """Parameters of one to four dims; no number of ranks that is tested divides any of them."""
+    """Has parameters of one to four dims. No tested number of ranks divides any of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Cell(nn.Module):
 
 
 class Tiny(nn.Module):
-    """Fewer elements than ranks: some have padding alone."""
+    """Has fewer elements than there are ranks, so some ranks hold only padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Tiny(nn.Module):
 
 
 class Still(nn.Module):
-    """Nothing to train."""
+    """Has nothing to train."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Still(nn.Module):
 
 
 class Strided(nn.Module):
-    """Parameters whose dims are in another order in memory."""
+    """Has parameters whose dims are in another order in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,10 +72,12 @@ class Strided(nn.Module):
 
 
 class Zoo(nn.Module):
-    """Args:
-    strided: With parameters that are not contiguous.
-    scalar: With a parameter of no dims.
-    fp8: With frozen parameters of eight bits.
+    """Has every odd part.
+
+    Args:
+        strided: Whether some parameters are not contiguous.
+        scalar: Whether a parameter has no dims.
+        fp8: Whether some frozen parameters have 8 bits.
     """
 
     def __init__(self, strided: bool, scalar: bool, fp8: bool) -> None:
@@ -104,12 +106,12 @@ class Zoo(nn.Module):
 
 @dataclass(frozen=True)
 class Kind:
-    """How a Zoo is wrapped, and what it may have in it.
+    """How a Zoo is wrapped, and which parts it may have.
 
     Attributes:
-        framework: As for ``save``.
+        framework: The argument of ``save``.
         wrap: May change the model in place.
-        groups: May parameters of one module be in several groups, and some of them in none?
+        groups: Whether parameters of one module may be in several groups, and some in none.
     """
 
     framework: str
@@ -122,7 +124,7 @@ class Kind:
 
 
 def _ddp(model: Zoo) -> nn.Module:
-    # DDP sends parameters from the first rank to all, which gloo cannot do with those of eight bits.
+    # DDP sends parameters from rank 0 to all ranks, and gloo cannot send 8-bit ones.
     ignored = [name for name, tensor in model.state_dict().items() if name in ("e4m3", "e5m2", "scale_inv")]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     return DistributedDataParallel(model)
@@ -187,7 +189,10 @@ def make(kind: Kind, seed: int, is_wrapped: bool = True) -> nn.Module:
 
 
 def optimizer_of_zoo(kind: Kind, model: nn.Module) -> torch.optim.Optimizer:
-    """Two groups of other options, and a parameter in none; where that divides a flat parameter, one group of all."""
+    """Returns AdamW with two groups of different options, and a parameter in no group.
+
+    If two groups would split a flat parameter, there is one group of all parameters.
+    """
     first, second = [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not (kind.groups and IN_NO_OPTIMIZER in name):
@@ -197,7 +202,7 @@ def optimizer_of_zoo(kind: Kind, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def fill(optimizer: torch.optim.Optimizer) -> None:
-    """States that can be told from the parameters, element by element, however these lie: twice them, and squares."""
+    """Fills states with twice the parameter and its square, so each element can be checked in any layout."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             value = parameter.detach()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The corpora: one committed file a target, a folder of inputs while fuzzing.
+"""Packs and unpacks the fuzzing corpora: one committed file for each target, a folder of inputs while fuzzing.
 
     python3 tests/fuzz/corpus.py unpack build/fuzz/corpus manifest tree
     python3 tests/fuzz/corpus.py pack build/fuzz/merged manifest tree
 
-Hundreds of inputs that nobody reads one by one would be hundreds of files in every listing and every diff. A packed
-corpus is for each input its length (u32, little-endian) and its bytes, the shortest first, which
-``tests/cpp/test_fuzz_replay.cpp`` reads without help. What a finding was, somebody does want to look at: those are
-files of their own, ``findings/``.
+Nobody reads the hundreds of inputs one by one, and as files they would fill every listing and every diff. A packed
+corpus holds for each input its length (u32, little-endian) and its bytes, the shortest input first.
+``tests/cpp/test_fuzz_replay.cpp`` reads it directly. People do look at findings, so each of those is a file in
+``findings/``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
-# All of them together stay below a megabyte. What is large reaches little that is not also reached by something small.
+# All corpora together stay below 1 MB. Large inputs reach little that small inputs do not reach.
 MOST_BYTES = 80_000
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One target as libFuzzer wants it: build.mk compiles this once for each, with its name.
+// The entry points of one target for libFuzzer. build.mk compiles this file once for each target, with its name.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
 namespace bytecheckpoint::fuzz {
 namespace {
 
-/// libFuzzer's own mutations, of a part.
+/// Changes a part by libFuzzer's own mutations.
 class LibFuzzerChange : public Change {
  public:
   explicit LibFuzzerChange(unsigned seed) : random_(seed) {}
@@ -51,7 +51,7 @@ class LibFuzzerChange : public Change {
 }  // namespace
 }  // namespace bytecheckpoint::fuzz
 
-/// One in four inputs is changed blindly: that checksums are looked at is to be tested, too.
+/// One in four inputs is changed blindly, to test that parsers check the checksums.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* bytes, size_t size, size_t max_size, unsigned seed) {
   using namespace bytecheckpoint::fuzz;  // NOLINT
   LibFuzzerChange change(seed);

@@ -5,7 +5,7 @@
 
 namespace bytecheckpoint::fuzz {
 
-/// What is read is written back to the byte: ranges ascend, and are none of no bytes.
+/// Decoded ranges ascend, and encode to the same bytes. No bytes decode to no ranges.
 std::string block_ranges(std::string_view bytes) {
   constexpr int64_t kBlockBytes = 256 << 10;
   PeakMemory memory(bytes.size());

@@ -6,7 +6,7 @@
 
 namespace bytecheckpoint::fuzz {
 
-/// A value that was read comes back from the archive that is made of it.
+/// A decoded value survives encoding into an archive and decoding.
 std::string builtin_archive(std::string_view bytes) {
   PeakMemory memory(bytes.size());
   const auto decoded = format::decode_builtin_archive(bytes);

@@ -31,7 +31,7 @@ std::string check_trailer(std::string_view bytes, int64_t file_bytes) {
   return {};
 }
 
-/// A name that is taken for one of ours is made of digits, and so names nothing outside the directory.
+/// A name that is accepted as ours is short and without '/' and NUL, so it names nothing outside the directory.
 std::string check_name(std::string_view name) {
   if (!is_data_file_name(name)) return {};
   BCP_HOLDS(name.find('/') == name.npos && name.find('\0') == name.npos && name.size() < 64);
@@ -40,7 +40,7 @@ std::string check_name(std::string_view name) {
 
 }  // namespace
 
-/// The bytes as a file, the same number of them as a trailer alone, as a table and as a name.
+/// Tests the bytes as a file, their end as a trailer, and all of them as a table and as a name.
 std::string data_file(std::string_view bytes) {
   const auto size = static_cast<int64_t>(bytes.size());
   const auto last = static_cast<size_t>(std::min(size, kDataTrailerBytes));

@@ -9,7 +9,7 @@
 namespace bytecheckpoint::fuzz {
 namespace {
 
-/// Of a file in the directory or below it.
+/// Checks that the name is of a file in the directory or below it.
 std::string check_name(const std::string& name) {
   BCP_HOLDS(!name.empty() && name[0] != '/' && name.find('\0') == name.npos);
   BCP_HOLDS(("/" + name + "/").find("/../") == name.npos);
@@ -18,7 +18,7 @@ std::string check_name(const std::string& name) {
 
 }  // namespace
 
-/// What is read is valid, its files are in the directory, and it is what the pickle says.
+/// What is read is valid, its files are in the directory, and it matches the pickle.
 std::string foreign_metadata(std::string_view bytes) {
   PeakMemory memory(bytes.size());
   const auto read = format::read_foreign_metadata(bytes);

@@ -11,10 +11,10 @@ namespace {
 
 using namespace planner;  // NOLINT
 
-/// Names share what they begin with, and numbers that took one byte take eight.
+/// Names share prefixes, and numbers of one byte take eight.
 constexpr int64_t kMaxTimesOfInventory = 256;
 
-/// The reader by itself keeps one entry at a time.
+/// The reader alone keeps one entry at a time in memory.
 std::string check_reader(std::string_view blob) {
   PeakMemory memory(blob.size());
   RankSets sets;
@@ -32,7 +32,7 @@ std::string check_reader(std::string_view blob) {
 
 }  // namespace
 
-/// An inventory that was read is the one that is read from what is made of it.
+/// A decoded inventory encodes to bytes that decode to the same inventory.
 std::string inventory_blob(std::string_view bytes) {
   BCP_ALL_HOLD(check_reader(bytes));
   PeakMemory memory(bytes.size(), kMaxTimesOfInventory);

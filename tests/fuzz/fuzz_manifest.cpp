@@ -7,7 +7,8 @@
 
 namespace bytecheckpoint::fuzz {
 
-/// What is read is valid, and comes back from what is made of it. Not to the byte: sections may stand anywhere.
+/// A decoded manifest is valid, and survives encoding and decoding. The bytes may differ, because sections may be
+/// anywhere.
 std::string manifest(std::string_view bytes) {
   PeakMemory memory(bytes.size());
   const auto decoded = format::decode_manifest(bytes);

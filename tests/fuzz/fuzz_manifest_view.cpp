@@ -12,7 +12,7 @@ namespace {
 
 using namespace format;  // NOLINT
 
-/// Names that items may have, whether they are damaged or not.
+/// Names that items may have, whether the items are damaged or not.
 std::vector<std::string> names_in(std::string_view manifest) {
   std::vector<std::string> names = {"", "layer.weight"};
   const auto head = decode_manifest_head(manifest, manifest.size());
@@ -33,7 +33,7 @@ bool same(const Chunk& a, const Chunk& b) {
          a.record.data_offset == b.record.data_offset && a.record.data_bytes == b.record.data_bytes;
 }
 
-/// What one look-up hands out is valid by itself; and of a whole manifest it is what that says.
+/// What one look-up returns is valid. If the whole manifest can be decoded, it also matches that manifest.
 std::string check_item(ManifestView* view, const std::string& name, const Manifest* whole) {
   const auto found = view->find_item(name);
   const Item* item = whole == nullptr ? nullptr : whole->find(name);

@@ -8,7 +8,7 @@
 
 namespace bytecheckpoint::fuzz {
 
-/// What is read can be written, with a pickle that says the same as the manifest.
+/// What is read can be written, with a pickle that matches the manifest.
 std::string metadata_file(std::string_view bytes) {
   using namespace format;  // NOLINT
   PeakMemory memory(bytes.size());
@@ -27,7 +27,7 @@ std::string metadata_file(std::string_view bytes) {
   BCP_HOLDS(again.is_ok());
   BCP_HOLDS(check_pickle(once).is_ok());
   BCP_HOLDS(encode_metadata_file(again.value()) == once);
-  // Texts and values that repeat are one in the pickle, and too many of those are refused.
+  // Repeated texts and values are shared in the pickle, and the reader refuses too much sharing.
   const std::string difference = compare_metadata(pickle_part(once).value(), again.value());
   if (difference.find("than a pickle of this size can mean") == difference.npos) BCP_HOLDS(difference.empty());
   return {};

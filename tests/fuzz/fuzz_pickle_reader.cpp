@@ -14,7 +14,7 @@ namespace {
 using namespace format;  // NOLINT
 using Kind = PickleValue::Kind;
 
-/// Walks what a pickle means, as far as some steps go: it may be a graph.
+/// Walks the values of a pickle for a limited number of steps, because they may form a graph.
 class Walk {
  public:
   Walk(std::string_view bytes, const Pickle& pickle) : bytes_(bytes), pickle_(pickle) {}
@@ -79,7 +79,7 @@ std::string check(std::string_view bytes, const PickleRules& rules) {
 
 }  // namespace
 
-/// With all globals and persistent ids let in, with standard types, too, and with none.
+/// Reads with all globals and persistent ids allowed, then also with standard types, then with no globals.
 std::string pickle_reader(std::string_view bytes) {
   uint32_t names = 0;
   const PickleRules all{[&](std::string_view, std::string_view) { return std::make_optional(names++); }, true};

@@ -22,7 +22,7 @@ base::Result<Tree> tree_of(std::string_view bytes, bool refuse_shared) {
 
 }  // namespace
 
-/// A value that was read comes back from the pickle that our writer makes of it, by either protocol.
+/// A value that was read survives our writer and reader, in either protocol.
 std::string pickle_tree(std::string_view bytes) {
   PeakMemory memory(bytes.size());
   const auto shared = tree_of(bytes, false);

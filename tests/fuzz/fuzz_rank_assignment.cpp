@@ -11,7 +11,7 @@ namespace bytecheckpoint::fuzz {
 
 using namespace planner;  // NOLINT
 
-/// Two parts: an inventory, and an answer to it. What a rank is told to write it holds, and writes once.
+/// Two parts: an inventory and an assignment. A rank holds everything that it must write, and writes it once.
 std::string rank_assignment(std::string_view bytes) {
   const auto [blob, assignment] = TwoParts::of(bytes);
   const auto local = decode_inventory(blob);

@@ -12,7 +12,7 @@ namespace {
 
 using namespace format;  // NOLINT
 
-/// Whether a pickle is a tree of builtin values alone, by its own reader.
+/// Whether a pickle is a tree of only builtin values, by its own reader.
 bool is_builtin(std::string_view bytes) {
   const auto encode = static_cast<uint32_t>(StandardGlobal::kEncode);
   const PickleRules rules{[&](std::string_view module, std::string_view name) {
@@ -27,7 +27,7 @@ bool is_builtin(std::string_view bytes) {
 
 }  // namespace
 
-/// The check ends soon whatever the graph is, and lets in all that are builtin values.
+/// The check ends soon for any graph, and accepts all pickles of builtin values.
 std::string standard_pickle(std::string_view bytes) {
   PeakMemory memory(bytes.size());
   bool is_standard = false;

@@ -7,7 +7,7 @@
 
 namespace bytecheckpoint::fuzz {
 
-/// Every element of a tensor that is found lies in its storage, and the storage in the archive.
+/// Every element of a tensor that is found lies in its storage, and the storage lies in the archive.
 std::string torch_archive(std::string_view bytes) {
   const auto size = static_cast<int64_t>(bytes.size());
   PeakMemory memory(bytes.size());

@@ -7,7 +7,7 @@
 
 namespace bytecheckpoint::fuzz {
 
-/// A value has one spelling.
+/// A value has exactly one encoding.
 std::string tree(std::string_view bytes) {
   PeakMemory memory(bytes.size());
   const auto decoded = format::decode_tree(bytes);

@@ -6,7 +6,7 @@
 
 namespace bytecheckpoint::fuzz {
 
-/// What is read is written back to the byte; every record is in a file that is listed.
+/// What is read encodes to the same bytes, and every record is in a listed file.
 std::string write_result(std::string_view bytes) {
   PeakMemory memory(bytes.size());
   const auto decoded = format::decode_write_result(bytes);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kMostData = 64 << 10;
 
-/// The record is read back by what reads torch's, at its place and with the elements in it.
+/// The reader for torch's archives reads the record back, at the right offset and with its elements.
 std::string check_record(const format::ZipRecord& record, tensor::DType dtype, const tensor::Dims& sizes) {
   const std::string content(static_cast<size_t>(record.data_bytes()), 'x');
   const uint32_t crc = base::crc32(0, content.data(), content.size());
@@ -30,7 +30,7 @@ std::string check_record(const format::ZipRecord& record, tensor::DType dtype, c
 
 }  // namespace
 
-/// Any dtype, sizes and place: dtype (u8), place in records' alignment (u32), then sizes (i64 each).
+/// Any dtype, sizes and offset: dtype (u8), offset in units of the record alignment (u32), then sizes (i64 each).
 std::string zip_record(std::string_view bytes) {
   base::ByteReader in(bytes);
   const auto dtype = static_cast<tensor::DType>(in.u8());

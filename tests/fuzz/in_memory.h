@@ -8,7 +8,7 @@
 
 namespace bytecheckpoint::fuzz {
 
-/// An archive that is all in memory. What is asked for lies inside, or the sanitizers say so.
+/// Reads an archive in memory. Reads outside of it are errors that the sanitizers report.
 inline format::ReadBytes in_memory(std::string_view bytes) {
   return [bytes](int64_t offset, int64_t size) -> base::Result<std::string> {
     return std::string(bytes.data() + offset, static_cast<size_t>(size));

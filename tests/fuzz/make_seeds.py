@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the inputs that fuzzing began with: ``python3 tests/fuzz/make_seeds.py build/fuzz/corpus``.
+"""Makes the inputs that fuzzing started with: ``python3 tests/fuzz/make_seeds.py build/fuzz/corpus``.
 
-From ``tests/cpp/data``, the golden checkpoints, and what stands here. Of these and of what fuzzing found the committed
-corpora are what coverage kept.
+They come from ``tests/cpp/data``, the golden checkpoints, and this file. The committed corpora are the part of these
+seeds and of the fuzzer's finds that adds coverage.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def name_and_path(name: bytes, path: bytes = b"", shared: int = 0) -> bytes:
 
 
 def inventories() -> Iterator[tuple[bytes, int]]:
-    """Each with the number of its boxes."""
+    """Yields inventories, each with the number of its boxes."""
     follows, shard, tensor, split = 1 << 7, 2, 1, 1 << 4
-    one = varints(1, 1, 1, 0, 1)  # version; one set of one run: rank 0 alone
+    one = varints(1, 1, 1, 0, 1)  # version; one set of one run: only rank 0
     plain = (
         bytes([tensor | follows | split])
         + name_and_path(b"layer.weight", b"path")
@@ -123,7 +123,7 @@ STANDARD: list[Any] = [
     [collections.deque([1, 2], 2), types.SimpleNamespace(a={"b": 2**100})],
     {(1, frozenset([decimal.Decimal(2)])): {-(2**2000)}},
 ]
-# As numpy 2 writes them by protocols 2 and 5.
+# Arrays as numpy 2 pickles them with protocols 2 and 5.
 ARRAYS = [
     b"\x80\x02cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85c_codecs\nencode\nX\1\0\0\0bX\6\0\0\0latin1"
     b"\x86R\x87R(K\1K\2\x85cnumpy\ndtype\nX\2\0\0\0i1\x89\x88\x87R(K\3X\1\0\0\0|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb\x89"
@@ -157,7 +157,7 @@ def foreign() -> Iterator[bytes]:
 
 
 def rare_foreign() -> Iterator[bytes]:
-    """What no golden checkpoint has: paths of Windows, sizes that are no sizes, states of another type."""
+    """Yields what no golden checkpoint has: Windows paths, sizes that are not numbers, states of another type."""
 
     def text(value: str) -> bytes:
         return b"X" + struct.pack("<I", len(value)) + value.encode()
@@ -195,7 +195,7 @@ def manifests() -> Iterator[bytes]:
 
 
 def without_pickle(content: bytes) -> bytes:
-    """Three quarters of the bytes are of no interest to who reads the manifest."""
+    """Drops the pickle, three quarters of the bytes, which the manifest's reader ignores."""
     trailer = bytearray(content[-128:])
     (pickle_bytes,) = struct.unpack_from("<q", trailer, 16)
     struct.pack_into("<q", trailer, 16, 0)

@@ -40,7 +40,7 @@ std::string table_of(std::string_view bytes) {
   return encode_block_table(crcs);
 }
 
-/// A part of an archive is mostly its pickle: changed as one.
+/// The part of an archive that matters most is its pickle, which is mutated as a pickle.
 std::string change_content(std::string_view name, std::string_view content, size_t max_bytes, Change* change) {
   const bool is_pickle = name.size() > 4 && name.substr(name.size() - 4) == ".pkl";
   std::string made = is_pickle ? mutate_pickle(content, max_bytes, change) : std::string();
@@ -93,7 +93,7 @@ std::string mutate_metadata_file(std::string_view bytes, size_t max_bytes, Chang
     std::string made = mutate_manifest(manifest, manifest.size() + room, change);
     if (!made.empty()) manifest = std::move(made);
   }
-  // The save id of the trailer is that of the manifest, mostly.
+  // The trailer mostly gets the manifest's save id.
   const auto head = decode_manifest_head(manifest, manifest.size());
   base::ByteWriter fields(std::move(trailer));
   const std::string table = table_of(manifest);
@@ -121,7 +121,7 @@ std::string mutate_data_file(std::string_view bytes, size_t max_bytes, Change* c
   std::string header(bytes.substr(0, kHeaderBytes)), trailer(bytes.substr(bytes.size() - kDataTrailerBytes));
   std::string middle(bytes.substr(kHeaderBytes, bytes.size() - least));
   const size_t choice = change->below(3);
-  // Its fields stand at the beginning; what follows is zeros, and signed like them.
+  // The header's fields are at its beginning. The rest is zeros, and the CRC covers them too.
   if (choice == 0) header = (*change)(header.substr(0, 80), 80);
   if (choice == 1) trailer = (*change)(trailer, trailer.size());
   if (choice == 2) middle = (*change)(middle, max_bytes - std::min(max_bytes, least));
@@ -159,13 +159,13 @@ std::string mutate_archive(std::string_view bytes, size_t max_bytes, Change* cha
 std::string mutate_pickle(std::string_view bytes, size_t max_bytes, Change* change) {
   if (bytes.size() < 3 || static_cast<uint8_t>(bytes[0]) != 0x80 || bytes.back() != '.') return {};
   std::string body(bytes.substr(2, bytes.size() - 3));
-  // A pickler frames nearly all there is at once.
+  // A pickler puts nearly everything into one frame.
   if (body.size() > 9 && static_cast<uint8_t>(body[0]) == 0x95) body.erase(0, 9);
   if (max_bytes < body.size() + 16) return {};
   if (change->below(3) != 0) {
     body = (*change)(body, max_bytes - 3);
   } else {
-    // What is twice there, or with a collection around it, or gone, with all else as it was.
+    // Duplicates something, puts a collection around it, or removes it, and leaves the rest as it was.
     static constexpr std::string_view kParts[] = {"(", ")",    "t",    "]",    "}",       "e",    "u",          "a",
                                                   "s", "N",    "\x88", "\x89", "\x85",    "\x86", "\x87",       "\x94",
                                                   "R", "\x81", "b",    "Q",    "K\1",     "h\1",  "X\1\0\0\0a", "C\1a",

@@ -5,20 +5,20 @@
 
 namespace bytecheckpoint::fuzz {
 
-// Each changes one part of what it understands, and puts the whole together again under right lengths and checksums.
-// What they do not understand they give up: \returns nothing.
+// Each function changes one part of its format, and rebuilds the whole with correct lengths and checksums.
+// \returns nothing for input that it does not understand.
 
-/// A section of a manifest, which the others make room for.
+/// Mutates a section of a manifest and moves the others accordingly.
 std::string mutate_manifest(std::string_view bytes, size_t max_bytes, Change* change);
-/// The pickle or a section of the manifest of a `.metadata`, or its trailer.
+/// Mutates the pickle, a section of the manifest, or the trailer of a `.metadata`.
 std::string mutate_metadata_file(std::string_view bytes, size_t max_bytes, Change* change);
-/// Header, trailer or table of a data file.
+/// Mutates header, trailer or table of a data file.
 std::string mutate_data_file(std::string_view bytes, size_t max_bytes, Change* change);
-/// The content or the name of an entry of a stored zip archive.
+/// Mutates the content or the name of an entry of a stored zip archive.
 std::string mutate_archive(std::string_view bytes, size_t max_bytes, Change* change);
-/// What stands between the protocol and STOP; frames are taken away.
+/// Mutates the bytes between the protocol and STOP, and removes frames.
 std::string mutate_pickle(std::string_view bytes, size_t max_bytes, Change* change);
-/// Either part of what fuzz_save_answer.cpp takes apart.
+/// Mutates either of the two parts that fuzz_rank_assignment.cpp splits.
 std::string mutate_assignment(std::string_view bytes, size_t max_bytes, Change* change);
 
 }  // namespace bytecheckpoint::fuzz

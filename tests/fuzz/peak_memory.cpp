@@ -12,7 +12,7 @@
 #endif
 
 #ifdef BCP_COUNTS
-// Of <sanitizer/allocator_interface.h>, which comes with clang's runtime and not with gcc's.
+// Declared in <sanitizer/allocator_interface.h>, which clang's runtime has and gcc's has not.
 extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*malloc_hook)(const volatile void*, size_t),
                                                          void (*free_hook)(const volatile void*));
 extern "C" size_t __sanitizer_get_allocated_size(const volatile void* memory);

@@ -7,13 +7,13 @@
 
 namespace bytecheckpoint::fuzz {
 
-/// What a parser may take at a time for bytes that may lie: this many times their number, and a little for what there
-/// is of anything (messages, the first few elements of vectors, one page of an archive).
+/// Memory that a parser may take at a time for untrusted bytes: this many times their number, plus a fixed amount for
+/// messages, the first few elements of vectors and one page of an archive.
 inline constexpr int64_t kMaxTimes = 16;
 inline constexpr int64_t kFreeBytes = 64 << 10;
 
-/// Memory that this thread takes while it lives. Under AddressSanitizer alone, whose hooks see every allocation; in
-/// other builds nothing is counted and everything is within bounds. One at a time.
+/// Measures the memory that this thread allocates during the object's lifetime. Only AddressSanitizer's hooks see every
+/// allocation; other builds count nothing and always stay within the bound. One object at a time.
 class PeakMemory {
  public:
   explicit PeakMemory(size_t input_bytes, int64_t max_times = kMaxTimes, int64_t free_bytes = kFreeBytes);
@@ -21,7 +21,7 @@ class PeakMemory {
   PeakMemory(const PeakMemory&) = delete;
   PeakMemory& operator=(const PeakMemory&) = delete;
 
-  /// Stops counting: what the test itself takes is none of the parser's. \returns the fault, or an empty text.
+  /// Stops counting, so that the test's own memory does not count. \returns the fault, or an empty text.
   std::string stop();
 
  private:

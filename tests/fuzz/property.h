@@ -10,11 +10,11 @@
 
 namespace bytecheckpoint::fuzz {
 
-/// What a parser promises of any bytes at all. \returns what does not hold, or an empty text.
+/// A property that a parser guarantees for any bytes. \returns what does not hold, or an empty text.
 using Property = std::string (*)(std::string_view bytes);
 
-/// Makes other bytes of some that a parser may take, so that they reach what stands behind checksums and lengths.
-/// `change` changes a part in any way, to at most `max_bytes`.
+/// Changes a part in any way, to at most `max_bytes`. A Mutation uses it to make other bytes that a parser may accept,
+/// so that they reach the code behind checksums and lengths.
 struct Change {
   virtual ~Change() = default;
   virtual std::string operator()(std::string_view part, size_t max_bytes) = 0;
@@ -24,7 +24,7 @@ using Mutation = std::string (*)(std::string_view bytes, size_t max_bytes, Chang
 
 #define BCP_HOLDS(condition) \
   if (!(condition)) return ::bytecheckpoint::base::text(__FILE__, ":", __LINE__, ": ", #condition)
-/// Of a part of a property.
+/// Returns the fault of a part of a property.
 #define BCP_ALL_HOLD(property) \
   if (std::string fault = (property); !fault.empty()) return fault
 

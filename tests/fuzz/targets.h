@@ -6,7 +6,7 @@
 
 namespace bytecheckpoint::fuzz {
 
-// Each in the file of its name, fuzz_*.cpp.
+// Each property is in the file of its name, fuzz_*.cpp.
 std::string block_ranges(std::string_view bytes);
 std::string builtin_archive(std::string_view bytes);
 std::string data_file(std::string_view bytes);
@@ -27,7 +27,7 @@ std::string zip_record(std::string_view bytes);
 struct Target {
   std::string_view name;
   Property property;
-  Mutation mutation = nullptr;  // beside libFuzzer's own
+  Mutation mutation = nullptr;  // in addition to libFuzzer's own mutations
 };
 
 inline constexpr Target kTargets[] = {

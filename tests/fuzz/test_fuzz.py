@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every target for some seconds with clang's libFuzzer: ``BCP_LONG=1``, ``BCP_FUZZ_SECONDS`` each.
+"""Fuzzes every target with clang's libFuzzer: ``BCP_LONG=1``, for ``BCP_FUZZ_SECONDS`` each.
 
-What was found before is replayed by ``tests/cpp/test_fuzz_replay.cpp`` in every run of the tests, without clang.
+Every test run replays earlier finds without clang, in ``tests/cpp/test_fuzz_replay.cpp``.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 
 namespace bytecheckpoint::fuzz {
 
-/// Two byte strings in one: the length of the first (u32), the first, the second. Any bytes are two parts.
+/// Two byte strings in one: the length of the first (u32), the first, the second. Any bytes form two parts.
 struct TwoParts {
   std::string_view first;
   std::string_view second;

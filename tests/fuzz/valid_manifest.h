@@ -9,7 +9,7 @@
 
 namespace bytecheckpoint::fuzz {
 
-/// What later code relies on without looking again, of a chunk of ours and of a foreign one.
+/// The properties of a chunk, ours or foreign, that later code relies on without checking again.
 inline std::string check_chunk(const format::Manifest& manifest, const format::Item& item, const format::Chunk& chunk) {
   using format::RecordKind;
   const format::Record& record = chunk.record;
@@ -33,7 +33,7 @@ inline std::string check_chunk(const format::Manifest& manifest, const format::I
   return {};
 }
 
-/// The same of a whole manifest.
+/// The same for a whole manifest.
 inline std::string check_manifest(const format::Manifest& manifest) {
   std::vector<bool> taken(manifest.items.size());
   const format::Item* before = nullptr;
