@@ -188,7 +188,8 @@ TEST_CASE("assemble: any order of chunks and records, records twice, chunks that
     Manifest plan;
     for (const char* fqn : {"b", "a", "c"}) {
       std::vector<Box> boxes;
-      for (int64_t row = 0; row < test::draw(&random, 0, 6); ++row) {
+      const int64_t num_boxes = test::draw(&random, 0, 6);
+      for (int64_t row = 0; row < num_boxes; ++row) {
         const int64_t rows = test::draw(&random, 0, 3) == 0 ? 0 : 1;  // empty shards may share an offset
         boxes.push_back({{row - (rows == 0 && row != 0 ? 1 : 0), 2}, {0, 3}});
       }

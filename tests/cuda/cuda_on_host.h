@@ -39,7 +39,6 @@ class CallerStream {
 
  private:
   struct Queue;
-  friend class Runtime;
   std::unique_ptr<Queue> queue_;
 };
 

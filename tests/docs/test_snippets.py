@@ -41,6 +41,7 @@ def run(snippets: Sequence[Snippet], folder: Path) -> str:
     except subprocess.TimeoutExpired:
         os.killpg(runner.pid, signal.SIGKILL)
         out, _ = runner.communicate()
+        raise AssertionError(f"not done after {LIMIT_S:g} s:\n{out}") from None
     assert runner.returncode == 0, out
     return out
 

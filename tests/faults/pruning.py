@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 from bytecheckpoint import RetentionReport, prune, scan_steps
 from faults.fork_server import meet
 from faults.saves import SaveRequest, attempt
+from faults.unprivileged import as_nobody
 
 __all__ = ["KEPT", "make_run", "prune_as_nobody", "prune_when_told", "save_template", "states_in"]
 
-NOBODY = 65534
 # Steps are 1 (complete, with files of others), 2 (half) and 3 (complete). A prune keeps this one.
 KEPT = 3
 
@@ -40,11 +39,8 @@ def prune_when_told(address: bytes, root: Path) -> RetentionReport:
 
 
 def prune_as_nobody(root: Path) -> RetentionReport:
-    """Prunes without the rights of root, if this process has them."""
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+    """Prunes without the rights of root."""
+    as_nobody()
     return prune(root, keep_latest=1)
 
 

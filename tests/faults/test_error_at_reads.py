@@ -132,8 +132,6 @@ def test_load(config: str, path: Path, failing: tuple[str, ForkServer]) -> None:
 
 
 def test_verify(path: Path, failing: tuple[str, ForkServer]) -> None:
-    if (path / "__0_0.distcp").exists():
-        return  # a checkpoint of stock DCP, which has no checksums of blocks
     library, server = failing
     found = server.run(outcomes_of_checks, library, path, replace(CONFIG, io_threads=1)).unwrap()
     assert [text for text in found if "Input/output error" not in text] == []

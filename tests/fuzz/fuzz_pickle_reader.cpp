@@ -32,8 +32,7 @@ class Walk {
  private:
   std::string check(const PickleValue& value) {
     if (const std::string_view text = pickle_.text(value); !text.empty()) {
-      BCP_HOLDS(text.empty() ||
-                (text.data() >= bytes_.data() && text.data() + text.size() <= bytes_.data() + bytes_.size()));
+      BCP_HOLDS(text.data() >= bytes_.data() && text.data() + text.size() <= bytes_.data() + bytes_.size());
       BCP_HOLDS(!value.is(Kind::kString) || base::is_utf8(text));
     }
     const PickleSpan children = pickle_.children(value);

@@ -13,6 +13,7 @@ import pickle
 import random
 import types
 import uuid
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -311,7 +312,9 @@ EXAMPLES: dict[str, Any] = {
 @pytest.mark.parametrize("writer", [dcp.FileSystemWriter, BcpWriter])
 def test_through_dcp(tmp_path: Path, writer: Any, planner: type[LoadPlanner]) -> None:
     """Planners that unpickle, and our planner, load what stock DCP wrote and what we wrote."""
-    dcp.save(EXAMPLES, storage_writer=writer(tmp_path))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "bytecheckpoint")
+        dcp.save(EXAMPLES, storage_writer=writer(tmp_path))
     got: dict[str, Any] = dict.fromkeys(EXAMPLES)
     dcp.load(got, storage_reader=BcpReader(tmp_path), planner=planner())
     assert Shown()(got) == Shown()(EXAMPLES)
