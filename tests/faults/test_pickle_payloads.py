@@ -234,7 +234,7 @@ def test_archives_that_inflate(tmp_path: Path) -> None:
     error = load_object(path, "bomb")
     assert type(error) is CorruptCheckpointError
     assert "'bomb': an archive of" in str(error)
-    assert "says that it holds 2,097,1" in str(error)
+    assert "claims to hold 2,097,1" in str(error)
 
 
 def old_file_of(payload: bytes) -> bytes:

@@ -253,17 +253,17 @@ def test_merged_memory_elsewhere() -> None:
 
 @pytest.mark.parametrize("alignment", [0, -1, 3, 24, 1 << 31])
 def test_alignment_is_a_power_of_two(alignment: int) -> None:
-    with pytest.raises(ValueError, match=f"alignment={alignment}: a power of two"):
+    with pytest.raises(ValueError, match=f"alignment={alignment}: must be a power of two"):
         merge([torch.ones(2)], alignment=alignment)
-    with pytest.raises(ValueError, match=f"alignment={alignment}: a power of two"):
+    with pytest.raises(ValueError, match=f"alignment={alignment}: must be a power of two"):
         scatter(torch.zeros(8, dtype=torch.uint8), [torch.ones(2)], alignment=alignment)
 
 
 @pytest.mark.parametrize("num_threads", [0, -2])
 def test_at_least_one_thread(num_threads: int) -> None:
-    with pytest.raises(ValueError, match=f"num_threads={num_threads}: at least 1"):
+    with pytest.raises(ValueError, match=f"num_threads={num_threads}: must be >= 1"):
         merge([torch.ones(2)], num_threads=num_threads)
-    with pytest.raises(ValueError, match=f"num_threads={num_threads}: at least 1"):
+    with pytest.raises(ValueError, match=f"num_threads={num_threads}: must be >= 1"):
         scatter(torch.zeros(8, dtype=torch.uint8), [torch.ones(2)], num_threads=num_threads)
 
 

@@ -310,7 +310,8 @@ def test_memory_that_is_kept_for_no_save_is_an_error_in_the_end(monkeypatch: pyt
     monkeypatch.setattr(_stays, "_UNUSED_WAIT_S", 0.1)
     kept: Any = BcpStager().stage(one(1))
     wanted = (
-        rf"though no save of that is under way: {kept['w'].nbytes} bytes for \d+ s, staged at {__file__}:\d+\. Somebody"
+        rf"though no save of that state is under way: {kept['w'].nbytes} bytes for \d+ s, "
+        rf"staged at {__file__}:\d+\. Something"
     )
     with pytest.raises(StagingBusyError, match=wanted):
         BcpStager().stage(one(2))
@@ -347,7 +348,7 @@ def test_what_the_thread_itself_keeps_within_async_save_is_an_error_in_the_end(
     monkeypatch.setattr(_stays, "_BEGIN_WITHIN_S", 0.1)
     state: dict[str, Any] = {"part": Staging()} if way == "stateful" else one(2)
     stager = BcpStager() if way == "stateful" else TwiceStager()
-    wanted = rf"staged at {__file__}:\d+ for the save to {tmp_path}\. Somebody keeps it"
+    wanted = rf"staged at {__file__}:\d+ for the save to {tmp_path}\. Something still holds it"
     with registered() if is_registered else contextlib.nullcontext(), pytest.raises(StagingBusyError, match=wanted):
         dcp.async_save(
             state, checkpoint_id=tmp_path, storage_writer=BcpWriter(tmp_path), async_stager=stager, no_dist=True
