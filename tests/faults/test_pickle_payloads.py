@@ -259,4 +259,7 @@ def test_memo_entries_far_away(file_of: Callable[[bytes], bytes], planner: type[
         error = load_object(path, name, planner())
         assert type(error) is CorruptCheckpointError, (name, error)
         where = file_of(payloads[name]).index(payloads[name]) if file_of is old_file_of else 0
-        assert f"'{name}': pickle: LONG_BINPUT (0x72) at byte {where + 4}: memo entry {name} of 4 bytes" in str(error)
+        assert (
+            f"'{name}': pickle: LONG_BINPUT (0x72) at byte {where + 4}: memo entry {name} in 4 bytes of pickle"
+            in str(error)
+        )

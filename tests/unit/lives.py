@@ -36,7 +36,7 @@ def say(text: str) -> None:
 # What a call says that cannot work.
 REFUSALS = (
     "cannot schedule new futures after interpreter shutdown",  # DCP's own executor, whoever stages and writes
-    "staging: in a forked child; the memory for it is process ",
+    "staging: this process is a forked child, and the memory belongs to process ",
     "a hook of a background save waits for its own save, or for a later one of the same queue",
     "waited 1 s for memory that an earlier state takes, though no save of that state is under way",
     "shutdown(): a hook of a background save calls it, and it would wait for that same save",

@@ -70,7 +70,7 @@ def test_each_newer_folder_that_is_passed_over_is_told_once(run: RunFolder) -> N
     run.path(9).symlink_to(run.root / "nowhere")
     found, said = passing_over(run.root)
     assert found == str(run.path(4))
-    reasons = ["leads to no folder", "nothing of a checkpoint", "half: empty", "half: files of a save", "corrupt: "]
+    reasons = ["leads to no folder", "no files of a checkpoint", "half: empty", "half: files of a save", "corrupt: "]
     assert len(said) == len(reasons)
     for step, reason, text in zip((9, 8, 7, 6, 5), reasons, said, strict=True):
         assert text.startswith(f"latest({run.root}): passing over {run.path(step)}, which is ")
@@ -126,7 +126,7 @@ def test_an_error_where_something_was_committed(run: RunFolder) -> None:
     run.corrupt(1)
     run.half(2)
     with pytest.raises(
-        CheckpointError, match=r"none is whole: step-1 is corrupt: .* bytes wanted.*another folder"
+        CheckpointError, match=r"none is whole: step-1 is corrupt: .* file must have .*another folder"
     ) as told:
         latest(run.root)
     assert not isinstance(told.value, FileNotFoundError)

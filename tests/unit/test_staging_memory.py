@@ -413,7 +413,7 @@ def test_memory_is_used_again(tmp_path: Path, how: str) -> None:
 def test_a_state_larger_than_allowed(is_taken: bool) -> None:
     small = BcpStager(config=Config(staging_bytes=4096))
     kept = small.stage(one(1, 1000)) if is_taken else None
-    with pytest.raises(StagingFullError, match=r"takes 4100 bytes, and may take 4096 \(staging_bytes\)"):
+    with pytest.raises(StagingFullError, match=r"takes 4100 bytes, but may take at most 4096 \(staging_bytes\)"):
         small.stage(one(2, 1025))
     assert kept is None or frozen(kept) == frozen(one(1, 1000))
     del kept
@@ -452,7 +452,7 @@ def test_a_forked_child_is_refused(is_taken: bool) -> None:
             signal.alarm(10)
             stager.stage(one(2))
         except CheckpointError as error:
-            code = 0 if "in a forked child" in str(error) else 2
+            code = 0 if "is a forked child" in str(error) else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
