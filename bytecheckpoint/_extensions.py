@@ -11,8 +11,8 @@ from types import ModuleType
 __all__ = ["REBUILD", "extension", "torch_mismatch"]
 
 REBUILD = (
-    "build it again for what is installed: pip install --no-build-isolation --no-deps --force-reinstall . in its "
-    "checkout"
+    "build it again for the installed versions: run pip install --no-build-isolation --no-deps --force-reinstall . in "
+    "the source checkout"
 )
 
 
@@ -47,7 +47,7 @@ def torch_mismatch() -> str:
 
 
 def _built_for() -> str:
-    built, python = _torch_of_build() or "that cannot be told", sys.version.split()[0]
+    built, python = _torch_of_build() or "(unknown version)", sys.version.split()[0]
     return (
         f"it was built for torch {built}, and torch {_torch_installed() or '(none)'} and Python {python} are installed"
     )

@@ -52,7 +52,7 @@ class _Finder(MetaPathFinder, Loader):
         home = _home_of(spec.name)
         assert home is not None
         module = import_module(home)
-        warnings.warn(f"{spec.name} is {home} now", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{spec.name} has moved to {home}: import it from there", DeprecationWarning, stacklevel=2)
         # This must be a module object of its own, because the import system sets attributes on the module that it gets.
         alias = ModuleType(spec.name, module.__doc__)
         alias.__dict__["__getattr__"] = lambda name: getattr(module, name)

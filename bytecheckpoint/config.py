@@ -152,15 +152,15 @@ class Config:
     def __post_init__(self) -> None:
         if self.storage_options is not None and not isinstance(self.storage_options, StorageOptions):
             if not isinstance(self.storage_options, Mapping):
-                raise ConfigError("Config(storage_options=...): a dict of options by name wanted")
+                raise ConfigError("Config(storage_options=...): must be a dict of options by name")
             object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         for name, kind in _plain_fields(type(self)).items():
             value = getattr(self, name)
             if type(value) is not kind and not (kind is float and type(value) is int):
-                raise ConfigError(f"Config({name}={value!r}): {kind.__name__} wanted")
+                raise ConfigError(f"Config({name}={value!r}): must be of type {kind.__name__}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ConfigError(f"Config({name}={getattr(self, name)!r}): one of {', '.join(choices)} wanted")
+                raise ConfigError(f"Config({name}={getattr(self, name)!r}): must be one of {', '.join(choices)}")
         self._check("ring_bytes", 16 * _MIB, 256 * _MIB)
         self._check("io_threads", 1, 16)
         self._check("load_io_threads", 0, 16)
@@ -181,7 +181,7 @@ class Config:
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         if not low <= value <= high:
-            raise ConfigError(f"Config({name}={value!r}): a number from {low} to {high} wanted")
+            raise ConfigError(f"Config({name}={value!r}): must be a number from {low} to {high}")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -228,4 +228,4 @@ def _parse(variable: str, text: str, kind: type) -> bool | int | float | str:
             return _WORDS[text.strip().lower()]
         return int(text) if kind is int else float(text)
     except (KeyError, ValueError):
-        raise ConfigError(f"{variable}={text!r}: a {kind.__name__} wanted") from None
+        raise ConfigError(f"{variable}={text!r}: must be of type {kind.__name__}") from None

@@ -255,7 +255,7 @@ def _text_of(error: BaseException) -> tuple[str, bool]:
     try:
         text = str(error)
     except BaseException as of_text:
-        return f"(it cannot say what: its __str__ raises {type(of_text).__qualname__})", False
+        return f"(its text is not known: its __str__ raises {type(of_text).__qualname__})", False
     if len(text) <= _MAX_TEXT_CHARS:
         return text, True
     return f"{text[:_MAX_TEXT_CHARS]}... (cut: {len(text)} characters)", False

@@ -45,7 +45,7 @@ def new_group(ranks: Sequence[int] | None = None, *, stall_timeout: float | time
     """
     seconds = stall_timeout.total_seconds() if isinstance(stall_timeout, timedelta) else float(stall_timeout)
     if not _MIN_S <= seconds <= _MAX_S:
-        raise ConfigError(f"new_group(stall_timeout={stall_timeout!r}): {_MIN_S:g} to {_MAX_S:g} seconds wanted")
+        raise ConfigError(f"new_group(stall_timeout={stall_timeout!r}): must be {_MIN_S:g} to {_MAX_S:g} seconds")
     if ranks is not None and dist.get_rank() not in ranks:
-        raise ValueError(f"new_group({list(ranks)}): called on rank {dist.get_rank()}, which is none of them")
+        raise ValueError(f"new_group({list(ranks)}): called on rank {dist.get_rank()}, which is not one of them")
     return watched_group(ranks, seconds)

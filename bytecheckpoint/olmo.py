@@ -224,13 +224,15 @@ class OlmoLoadPlanner(BcpLoadPlanner):
                 return "; it has no optimizer state: load with optim=None, or Checkpointer.load(load_optim_state=False)"
             if all(fqn.startswith("optim.param_groups.") for fqn in missing):
                 was_flat = "optim.param_groups.0.params" not in stored
-                return f"; its optimizer state was saved with flatten_optimizer_state={was_flat}: load with that, too"
+                return (
+                    f"; its optimizer state was saved with flatten_optimizer_state={was_flat}: load with the same value"
+                )
         elif any(fqn.startswith("model.") for fqn in missing) and any(fqn.startswith("model.") for fqn in stored):
             others = [fqn for fqn in stored if fqn.startswith("model.") and fqn not in self.state_dict]
             if others:
                 return (
-                    f"; it has {_named(others)}, which nobody asks for: if parameters were renamed, "
-                    "key_mapping={current: stored} of load_model_and_optim_state says how"
+                    f"; it has {_named(others)}, which this load does not ask for: if parameters were renamed, pass "
+                    "key_mapping={current: stored} to load_model_and_optim_state"
                 )
         return "; OLMo-core has no allow_partial_load: its train modules leave out what is missing if strict=False"
 

@@ -62,7 +62,7 @@ def fields_of(environ: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str
             texts[field] = _number(variable, environ[variable])
     for variable, (accepted, why) in _FIXED.items():
         if variable in environ and environ[variable].strip() != accepted:
-            raise ConfigError(f"{variable}={environ[variable]!r} cannot be honoured: {why}")
+            raise ConfigError(f"{variable}={environ[variable]!r} is not supported: {why}")
     if LOGGING_LEVEL in environ:
         _level(environ[LOGGING_LEVEL])
     merge_threads(environ)
@@ -95,7 +95,7 @@ def merge_threads(environ: Mapping[str, str] | None = None) -> int | None:
     if text is None:
         return None
     if not (text.strip().isdecimal() and 1 <= int(text) <= _MAX_THREADS):
-        raise ConfigError(f"{_MERGE_NUM_IO_WORKER}={text!r}: a number of threads from 1 to {_MAX_THREADS} wanted")
+        raise ConfigError(f"{_MERGE_NUM_IO_WORKER}={text!r}: must be a number of threads from 1 to {_MAX_THREADS}")
     return int(text)
 
 
@@ -105,12 +105,12 @@ def _number(variable: str, text: str) -> str:
             is_valid = float(text) > 0
         except ValueError:
             is_valid = False
-        wanted = "seconds, more than 0,"
+        wanted = "a number of seconds > 0"
     else:
         is_valid = text.strip().isdecimal() and 1 <= int(text) <= _MAX_THREADS
         wanted = f"a number of threads from 1 to {_MAX_THREADS}"
     if not is_valid:
-        raise ConfigError(f"{variable}={text!r}: {wanted} wanted; it is Config.{_NUMBERS[variable]} here")
+        raise ConfigError(f"{variable}={text!r}: must be {wanted}; it sets Config.{_NUMBERS[variable]}")
     return text.strip()
 
 
@@ -120,5 +120,5 @@ def _level(text: str) -> int:
     if name.isdecimal():
         return int(name)
     if name not in levels:
-        raise ConfigError(f"{LOGGING_LEVEL}={text!r}: one of {', '.join(levels)}, or a number, wanted")
+        raise ConfigError(f"{LOGGING_LEVEL}={text!r}: must be one of {', '.join(levels)}, or a number")
     return levels[name]

@@ -191,7 +191,7 @@ def _warn_of_url(checkpoint_id: Any) -> None:
     hint = " (pip install 'bytecheckpoint[cloud]' for ours)" if is_known_store(checkpoint_id) else ""
     warnings.warn(
         f"bytecheckpoint: {scheme}://...: register() leaves URLs to DCP's own writer and reader{hint}: such a save "
-        "is not all or nothing, has no checksums of ours, and a load runs what its pickles say",
+        "is not atomic and has no checksums, and a load runs the code in its pickles",
         RuntimeWarning,
         stacklevel=4,
     )

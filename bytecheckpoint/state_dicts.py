@@ -184,6 +184,6 @@ def _checked(
     """
     if not isinstance(state_dict, kind):
         raise InvalidPlanError(
-            f"{call}({path}): a dict of values by name wanted, got a {type(state_dict).__name__}", str(path)
+            f"{call}({path}): the state must be a dict of values by name, got a {type(state_dict).__name__}", str(path)
         )
     return state_dict

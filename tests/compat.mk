@@ -23,7 +23,7 @@ COMPAT_SHORT := $(addprefix tests/interop/test_,golden.py stock_golden.py stock.
 export PYENV_VERSION := $(or $(PYENV_VERSION),$(shell ! command -v pyenv > /dev/null || \
   echo "$$(pyenv version-name):$$(pyenv versions --bare | paste -sd:)"))
 
-.PHONY: compat test_compat $(addprefix compat-,$(VERSIONS))
+.PHONY: compat environment test_compat $(addprefix compat-,$(VERSIONS))
 
 compat:  ## what meets torch, tested with each version of the range
 compat: $(addprefix compat-,$(VERSIONS))
@@ -39,7 +39,7 @@ ifneq ($(TORCH) $(PYTHON),$(NEWEST) python3)
 IN_A_COPY := build/with/$(subst ==,-,$(TORCH))-$(notdir $(PYTHON))
 
 # All that git knows or would take; nothing that is gone here, but what was built there.
-demo test test_compat torture bench docs wheel build:
+demo test environment test_compat torture bench docs wheel build:
 	@echo '$(TORCH)' | grep -Eqx 'torch==[0-9]+[.][0-9]+[.][0-9]+' || \
 	  { echo 'TORCH=$(TORCH): a version of torch is wanted, as in TORCH=$(NEWEST)' >&2; exit 2; }
 	@echo '$(TORCH)' | grep -Eqx 'torch==(2[.][1-9][0-9]+|[3-9][0-9]*)[.].*' || \

@@ -51,27 +51,27 @@ def local_path(path: str | os.PathLike[str], directory: Path | None = None) -> P
             the rest may contain secrets.
     """
     if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"{path!r}: the path of a directory is wanted, got a {type(path).__name__}")
+        raise ConfigError(f"{path!r}: must be the path of a directory, got a {type(path).__name__}")
     if not is_local(path):
         scheme = str(path).partition("://")[0]
         raise ConfigError(
-            f"{scheme}://...: a directory is wanted, not a URL; give the path where it is mounted, or leave the URL to "
+            f"{scheme}://...: must be a directory, not a URL; pass the path where it is mounted, or leave the URL to "
             "DCP's own FsspecWriter and FsspecReader"
         )
     text = _path_of_url(str(path)) if is_url(path) else os.fspath(path)
     if not isinstance(text, str) or not text:
-        raise ConfigError(f"{text!r}: the path of a directory is wanted; '.' is the working directory")
+        raise ConfigError(f"{text!r}: must be the path of a directory; '.' is the working directory")
     if "\0" in text or not _is_utf8(text):
-        raise ConfigError(f"{text!r}: a path of UTF-8 text without zero bytes is wanted")
+        raise ConfigError(f"{text!r}: must be a path of UTF-8 text without zero bytes")
     try:
         named = Path(text).expanduser() if text.startswith("~") and not is_url(path) else Path(text)
     except RuntimeError as error:
-        raise ConfigError(f"{text!r}: {error}; a directory of that very name is './{text}'") from error
+        raise ConfigError(f"{text!r}: {error}; for a directory with exactly this name pass './{text}'") from error
     if named.is_absolute():
         return named
     directory = directory or working_directory()
     if directory is None:
-        raise StorageError(f"{text!r}: a relative path, and the working directory was removed", text)
+        raise StorageError(f"{text!r}: the path is relative, but the working directory was removed", text)
     return directory / named
 
 
@@ -106,8 +106,8 @@ def path_to_read(path: str | os.PathLike[str] | None) -> Path:
     """
     if path is None:
         raise CheckpointNotFoundError(
-            "load(None): there is no checkpoint; latest and find_latest_ckpt_path give None where a run has none yet, "
-            "which means: begin without one"
+            "load(None): there is no checkpoint; latest and find_latest_ckpt_path return None if a run has none yet: "
+            "begin without a load in that case"
         )
     return local_path(path)
 
@@ -116,12 +116,12 @@ def _path_of_url(url: str) -> str:
     host, slash, rest = url[len(_FILE_URL) :].partition("/")
     if host.lower() not in ("", "localhost") or not slash or "?" in rest or "#" in rest:
         raise ConfigError(
-            "file://...: wanted is file:///absolute/path, without a host, and with '?' and '#' of names as %3F and %23"
+            "file://...: must be file:///absolute/path, without a host; write '?' and '#' in names as %3F and %23"
         )
     try:
         return "/" + unquote_to_bytes(rest).decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"file://...: a path of UTF-8 text is wanted: {error}") from error
+        raise ConfigError(f"file://...: must be a path of UTF-8 text: {error}") from error
 
 
 def _is_utf8(text: str) -> bool:

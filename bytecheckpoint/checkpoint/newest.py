@@ -80,7 +80,7 @@ def newest_whole(run: Path, pattern: str | None, asked: str) -> str | None:
     for step, path in reversed(paths):
         folder = look_at_step(step, path)
         if folder is None and Path(path).is_symlink():
-            folder = StepFolder(step=step, path=path, state="unknown", reason="a symbolic link that leads to no folder")
+            folder = StepFolder(step=step, path=path, state="unknown", reason="the symbolic link leads to no folder")
         if folder is not None and folder.is_complete:
             found = folder
             break
@@ -90,7 +90,7 @@ def newest_whole(run: Path, pattern: str | None, asked: str) -> str | None:
         _refuse_loss(run, passed, asked)
     for folder in passed:
         if found is None or folder.step > found.step:
-            instead = "no other is whole" if found is None else f"taking {found.path}"
+            instead = "there is no whole one" if found is None else f"taking {found.path}"
             warnings.warn(
                 f"{asked}({run}): passing over {folder.path}, which is {_why_not(folder)}; {instead}",
                 RuntimeWarning,
@@ -122,7 +122,7 @@ def _refuse_loss(run: Path, folders: Sequence[StepFolder], asked: str) -> None:
     if len(lost) > _MOST_NAMED:
         named.append(f"and {len(lost) - _MOST_NAMED} more")
     raise CheckpointError(
-        f"{asked}({run}): there are checkpoints, and none is whole: {'; '.join(named)}. To begin at step 0, use "
+        f"{asked}({run}): there are checkpoints, but none is whole: {'; '.join(named)}. To begin at step 0, use "
         "another folder, or move these away",
         str(run),
     )

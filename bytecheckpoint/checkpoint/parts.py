@@ -29,8 +29,8 @@ __all__ = [
 PARTS = ("extra_state", "optimizer", "model")
 
 REFERENCE = (
-    "ByteCheckpoint 0.0.2 or 0.0.3 wrote it, in a format of its own that this package does not read: merge it there "
-    "(bytecheckpoint_ckpt_to_pytorch_ckpt of that version), load the result into the model, and save it to a new folder"
+    "ByteCheckpoint 0.0.2 or 0.0.3 wrote it, in a format of its own that this package does not read: merge it with "
+    "that version (bytecheckpoint_ckpt_to_pytorch_ckpt), load the result into the model, and save it to a new folder"
 )
 
 _KEY = "bytecheckpoint"
@@ -87,7 +87,7 @@ def parsed_user_metadata(text: str, path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(text) if text else None
     except json.JSONDecodeError as error:
-        raise CorruptCheckpointError(f"open({path}): user_metadata is no JSON: {error}", os.fspath(path)) from error
+        raise CorruptCheckpointError(f"open({path}): user_metadata is not JSON: {error}", os.fspath(path)) from error
     except (ValueError, RecursionError) as error:
         raise UnsupportedError(f"open({path}): user_metadata cannot be read: {error}", os.fspath(path)) from error
 
@@ -173,7 +173,7 @@ def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None 
     if not any(of_part[kind] for of_part in components.values() for kind in of_ours):  # others have a `model`, too
         within = [name for name in found["others"] if os.path.lexists(os.path.join(folder, name, ".metadata"))]  # noqa: PTH118
         if within:
-            found.update(has_mark=True, reason=f"checkpoints of a layout that is not known are in it: {_names(within)}")
+            found.update(has_mark=True, reason=f"it holds checkpoints in an unknown layout: {_names(within)}")
         return found
     state, reason = _state_of(folder, components)
     found.update(state=state, reason=reason, others=[name for name in found["others"] if name not in components])

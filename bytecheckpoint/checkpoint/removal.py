@@ -21,7 +21,7 @@ from bytecheckpoint.errors import CheckpointBusyError, CheckpointError
 __all__ = ["Outcome", "bytes_to_remove", "remove_folder"]
 
 _MAX_FAILURES = 5
-_IS_READ = "a load of this process reads it"
+_IS_READ = "a load in this process is reading it"
 
 
 @dataclass
@@ -72,15 +72,15 @@ def remove_folder(folder: StepFolder, root: _core.Directory, *, remove_others: b
     try:
         rights = {name: _core.Removal(directory) for name, directory in directories.items()}
     except CheckpointBusyError:
-        outcome.skipped = "a save, or another prune, is at it"
+        outcome.skipped = "a save or another prune is working on it"
         return outcome
     found = inspect_step(folder.path, {name: right.tmp for name, right in rights.items()})
     now = folder_of(folder.step, folder.path, found)
     if _identity(now) != _identity(folder):
-        outcome.skipped = f"it has changed since it was looked at, and is {now.state} now"
+        outcome.skipped = f"it has changed since this prune looked at it, and is now {now.state}"
         return outcome
     if _core.Directory(folder.path).id != step.id:
-        outcome.skipped = "another folder has taken its place since it was looked at"
+        outcome.skipped = "another folder has replaced it since this prune looked at it"
         return outcome
     found_in = found["components"] or {"": found}
     if not all(_is_free(directory) for directory in directories.values()):
@@ -154,7 +154,7 @@ def _remove_others(
     if remove_others:
         _remove(directory, names, right, outcome)
     else:
-        outcome.stays += [f"{name}: not of a checkpoint" for name in names]
+        outcome.stays += [f"{name}: it is not a file of a checkpoint" for name in names]
 
 
 def _remove(directory: _core.Directory, names: Iterable[str], right: _core.Removal | None, outcome: Outcome) -> None:

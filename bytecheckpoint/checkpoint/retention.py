@@ -62,7 +62,7 @@ class RetentionReport:
         would = "would have " if self.dry_run else ""
         notes = [f"{would}removed {len(self.removed)}", f"kept {len(self.kept)}"]
         if self.swept:
-            notes.append(f"{would}swept {len(self.swept)} that {'is' if len(self.swept) == 1 else 'are'} none")
+            notes.append(f"{would}swept {len(self.swept)} that {'is' if len(self.swept) == 1 else 'are'} not complete")
         if self.skipped:
             notes.append(f"left {len(self.skipped)} alone")
         if self.warnings:
@@ -131,7 +131,7 @@ class Retention:
         if self.keep_every is not None:
             _check_count("keep_every", self.keep_every)
         if isinstance(self.grace_s, bool) or not isinstance(self.grace_s, int | float) or not self.grace_s >= 0:
-            raise ConfigError(f"grace_s={self.grace_s!r}: seconds, 0 or more, wanted")
+            raise ConfigError(f"grace_s={self.grace_s!r}: must be a number of seconds >= 0")
         object.__setattr__(self, "root", str(local_path(self.root)))
         compile_pattern(self.pattern)
 
@@ -214,7 +214,7 @@ class Retention:
         elif folder.state not in ("complete", "half") and folder.step > newest:
             why = f"{folder.state}, but no newer one is complete: {folder.reason}"
         elif folder.state == "half" and not self._is_dead(folder, newest):
-            why = f"half, and perhaps a save that this host does not see: {folder.reason}"
+            why = f"half, but a save on another host may still be writing it: {folder.reason}"
         else:
             return True
         report.skipped[folder.path] = why
@@ -243,13 +243,13 @@ class Retention:
             outcome = remove_folder(folder, root, remove_others=self.remove_others)
         except (CheckpointError, OSError) as error:
             is_there = Path(folder.path).exists()
-            outcome = Outcome(failures=[str(error)]) if is_there else Outcome(skipped="another prune was faster")
+            outcome = Outcome(failures=[str(error)]) if is_there else Outcome(skipped="another prune removed it first")
         if outcome.skipped:
             report.skipped[folder.path] = outcome.skipped
         elif not outcome.is_loadable:
             gone.append(folder.path)
         report.warnings.extend(f"{folder.name}: {failure}" for failure in outcome.failures)
-        report.warnings.extend(f"{folder.name} stays, without a checkpoint: {left}" for left in outcome.stays)
+        report.warnings.extend(f"{folder.name} was removed, except for {left}" for left in outcome.stays)
         return outcome.bytes_freed
 
 
@@ -299,7 +299,7 @@ def prune(
 
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r}: a number from 1 on wanted")
+        raise ConfigError(f"{name}={value!r}: must be an int >= 1")
 
 
 def _rank() -> int:

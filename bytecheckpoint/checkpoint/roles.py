@@ -41,7 +41,7 @@ def check_role(role: str | None) -> str:
         return ""
     if role.lower() not in known_roles():
         raise ConfigError(
-            f"role={role!r}: {', '.join(known_roles())} are known; add others with {ROLE_SUFFIX}={role.lower()}"
+            f"role={role!r}: unknown; known are {', '.join(known_roles())}; add it with {ROLE_SUFFIX}={role.lower()}"
         )
     return role.lower()
 

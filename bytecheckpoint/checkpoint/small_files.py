@@ -45,7 +45,7 @@ def read_small_file(path: Path, max_bytes: int) -> bytes | None:
             _check_regular("read", path, os.fstat(descriptor).st_mode)
             content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise StorageError(f"read({path}): {max_bytes} bytes at most wanted, it has more", str(path))
+        raise StorageError(f"read({path}): the file has more than {max_bytes} bytes, the most that is read", str(path))
     return content
 
 
@@ -135,7 +135,7 @@ def storage_errors(operation: str, path: Path) -> Iterator[None]:
 def _check_regular(operation: str, path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind, code = _KINDS.get(stat.S_IFMT(mode), ("a device", errno.EINVAL))
-        raise StorageError(f"{operation}({path}): a regular file wanted, it is {kind}", str(path), code)
+        raise StorageError(f"{operation}({path}): must be a regular file, but it is {kind}", str(path), code)
 
 
 _KINDS = {

@@ -56,5 +56,5 @@ def compile_pattern(pattern: str | None) -> re.Pattern[str]:
     except re.error as error:
         raise ConfigError(f"pattern={pattern!r}: {error}") from error
     if expression.groups < 1:
-        raise ConfigError(f"pattern={pattern!r}: a group around the number of the step wanted")
+        raise ConfigError(f"pattern={pattern!r}: must have a group around the number of the step")
     return expression

@@ -85,7 +85,7 @@ class Comparison:
             if are_equal(of_a.object(a, in_a), of_b.object(b, in_b)):
                 return None
         except UnsafeObjectError:
-            return {"reason": "their bytes do, and they are not plain data that could be looked into"}
+            return {"reason": "their bytes differ, and their values are not plain data that could be compared"}
         return {}
 
 

@@ -83,7 +83,7 @@ def _versions() -> Iterator[dict[str, str]]:
             yield _version(name, "(not installed)", state, "", advice)
             continue
         is_newer = is_newer_than_tested(package)
-        advice = "it should work if all its probes hold; tell us" if is_newer else ""
+        advice = "it should work if all its probes hold; please report problems" if is_newer else ""
         yield _version(name, found, "note" if is_newer else "ok", f"tested: {oldest} to {newest}", advice)
 
 
@@ -96,7 +96,7 @@ def _format() -> str:
         info = extension("_core").build_info()
     except ImportError:
         return ""
-    return f"format {info['format_version']}, built for torch {info.get('torch', 'that cannot be told')}"
+    return f"format {info['format_version']}, built for torch {info.get('torch', '(unknown version)')}"
 
 
 def _extensions() -> list[dict[str, str]]:

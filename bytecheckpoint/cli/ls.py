@@ -132,5 +132,5 @@ def _lines(contents: Contents, items: Sequence[Item]) -> Iterator[str]:
 def _place(chunk: Chunk) -> str:
     box = box_text(chunk.offsets, chunk.sizes) + " " if chunk.sizes else ""
     if chunk.file is None:
-        return f"{box}the metadata do not say where"
+        return f"{box}the metadata do not say where it is stored"
     return f"{box}{one_line(chunk.file)} at {chunk.offset:,}, {chunk.num_bytes:,} bytes"

@@ -51,7 +51,7 @@ def findings_of_machine() -> Iterator[Finding]:
         listed = ", ".join(f"{name}={value!r}" for name, value in changed.items())
         yield Finding("settings", "ok", listed or "none of BYTECHECKPOINT_* differs from the default")
     except ConfigError as error:
-        yield Finding("settings", "broken", str(error), "mend or unset this BYTECHECKPOINT_* variable")
+        yield Finding("settings", "broken", str(error), "correct or unset this BYTECHECKPOINT_* variable")
     yield _crc()
     yield _memory(config)
     yield _huge_pages()
@@ -84,7 +84,9 @@ def _memory(config: Config | None) -> Finding:
             "lower BYTECHECKPOINT_STAGING_BYTES, or raise the limit",
         )
     if listed:
-        return Finding("memory", "note", text, "staging maps what a state takes: the limit must leave room")
+        return Finding(
+            "memory", "note", text, "staging maps as much memory as a state takes: the limit must leave room for it"
+        )
     return Finding("memory", "ok", text)
 
 
@@ -98,11 +100,14 @@ def _chosen(file: str) -> str:
 
 def _huge_pages() -> Finding:
     own, shared = _chosen("enabled"), _chosen("shmem_enabled")
-    text = f"transparent: {own}, of memory that processes share: {shared}"
+    text = f"transparent: {own}; for memory that processes share: {shared}"
     if own in ("always", "madvise"):
         return Finding("huge pages", "ok", text)
     return Finding(
-        "huge pages", "slow", text, f"staging is about half as fast without: echo madvise > {_HUGE_PAGES / 'enabled'}"
+        "huge pages",
+        "slow",
+        text,
+        f"staging is about half as fast without them; turn them on: echo madvise > {_HUGE_PAGES / 'enabled'}",
     )
 
 
@@ -112,7 +117,9 @@ def _shared_memory() -> Finding:
     except OSError as error:
         return Finding("/dev/shm", "note", f"{error.strerror}", "torch's own shared tensors need it; ours do not")
     free, size = about.f_bavail * about.f_frsize, about.f_blocks * about.f_frsize
-    return Finding("/dev/shm", "ok", f"{_size(free)} of {_size(size)} free; saves in a process of their own take none")
+    return Finding(
+        "/dev/shm", "ok", f"{_size(free)} of {_size(size)} free; saves in a process of their own do not use it"
+    )
 
 
 def _driver_version() -> tuple[int, int] | None:
@@ -167,7 +174,10 @@ def gpu_finding(
         return Finding("GPU", "broken", text, "the driver is too old for torch: update it, or install another torch")
     if not architectures:
         return Finding(
-            "GPU", "slow", text, "tensors are copied one by one: build again where nvcc is (docs/getting_started.md)"
+            "GPU",
+            "slow",
+            text,
+            "tensors are copied one by one: build again on a machine with nvcc (docs/getting_started.md)",
         )
     if capability is None:
         return Finding("GPU", "note", text, "torch sees no device: look at CUDA_VISIBLE_DEVICES")
@@ -194,12 +204,16 @@ def findings_of_path(path: Path) -> Iterator[Finding]:
     kind = _file_system(folder)
     text = f"{folder}: {kind}, {_size(free)} free{where}"
     if path.exists() and not path.is_dir():
-        yield Finding("path", "broken", f"{path} is no directory", "give the directory of a checkpoint or of a run")
+        yield Finding("path", "broken", f"{path} is not a directory", "give the directory of a checkpoint or of a run")
         return
     if kind in ("tmpfs", "ramfs"):
-        yield Finding("path", "note", text, "this is memory: checkpoints are gone when the machine is")
+        yield Finding(
+            "path", "note", text, "this file system is in memory: checkpoints are lost when the machine restarts"
+        )
     elif not free and about.f_blocks:
-        yield Finding("path", "broken", text, "make room: a save writes a whole checkpoint before the old one goes")
+        yield Finding(
+            "path", "broken", text, "make room: a save writes a whole checkpoint before it removes the old one"
+        )
     else:
         yield Finding("path", "ok", text)
     try:
@@ -211,7 +225,7 @@ def findings_of_path(path: Path) -> Iterator[Finding]:
             "writing",
             "broken",
             f"no file can be made in {folder}: {error.strerror}",
-            "let this user write",
+            "allow this user to write there",
         )
 
 
@@ -238,7 +252,7 @@ def _flock(fd: int) -> Finding:
             "flock",
             "note",
             f"refused: {error.strerror}",
-            "saves under way cannot be told from dead ones: mount with locks, or leave pruning to one process",
+            "a prune cannot tell running saves from dead ones: mount with locks, or let only one process prune",
         )
     return Finding("flock", "ok", "works")
 

@@ -115,7 +115,7 @@ class Values:
         value = load_plain_data(item.name, archive, self._config)
         if not isinstance(value, torch.Tensor) or value.shape != chunk.sizes:
             raise ShapeMismatchError(
-                f"'{item.name}': a tensor of {list(chunk.sizes)} wanted, the record holds a {type(value).__name__}"
+                f"'{item.name}': must be a tensor of {list(chunk.sizes)}, but the record holds a {type(value).__name__}"
             )
         # Such a record can only be read whole. Keep it, because the caller may ask for it piece by piece.
         self._opaque = (item.name, chunk.offsets, value.detach())

@@ -30,7 +30,7 @@ def _parsed(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
     try:
         return None if value is None else tuple(_index(part.strip()) for part in value.split(",") if value.strip())
     except ValueError:
-        raise click.BadParameter(f"{value!r} is none; wanted is one such as '0:2,:,3'") from None
+        raise click.BadParameter(f"{value!r} is not a slice such as '0:2,:,3'") from None
 
 
 def _index(part: str) -> slice | int:
@@ -74,16 +74,17 @@ def command(
         having = [values for values in of_rank if values.part.component == component and within in values.part.items]
         name = within if having else name
     if not having:
-        raise Failure(f"'{name}' is not in {path}; bcp ls says what is")
+        raise Failure(f"'{name}' is not in {path}; bcp ls lists the names")
     components = {values.part.component: None for values in having}
     if len(components) > 1:
         first = next(iter(components))
         raise click.UsageError(
-            f"'{safe_name(name)}' is in the parts {', '.join(components)}; '{first}: {safe_name(name)}' is that of one"
+            f"'{safe_name(name)}' is in the parts {', '.join(components)}; name one of them, as in "
+            f"'{first}: {safe_name(name)}'"
         )
     if len(having) > 1:
         ranks = ", ".join(str(values.part.rank) for values in having)
-        raise click.UsageError(f"'{safe_name(name)}' is in the parts of ranks {ranks}; --rank says which is wanted")
+        raise click.UsageError(f"'{safe_name(name)}' is in the parts of ranks {ranks}; choose one with --rank")
     item = having[0].part.items[name]
     if item.dtype is None:
         if wanted is not None:
@@ -164,9 +165,9 @@ def _print_tensor(item: Item, facts: dict[str, Any]) -> None:
     )
     if facts["elements"] != of_shape:
         why = ", on purpose" if item.is_partial else ""
-        click.echo(f"stored are {facts['elements']:,} of {of_shape:,} elements{why}")
+        click.echo(f"{facts['elements']:,} of {of_shape:,} elements are stored{why}")
     if facts["nan"] is None:
-        click.echo("a dtype without values to compute with")
+        click.echo("no statistics: torch cannot compute with this dtype")
         return
     of_what = "|x| " if facts["dtype"].startswith("complex") else ""
     figures = ", ".join(f"{of_what}{name} {_figure(facts[name])}" for name in ("min", "max", "mean", "std"))
@@ -182,7 +183,9 @@ def _figure(value: float | None) -> str:
 def _bounds(item: Item, wanted: tuple[slice | int, ...]) -> list[range]:
     """Returns the indices in each dim. Raises a UsageError for indices that the tensor does not have."""
     if len(wanted) > len(item.shape):
-        raise click.UsageError(f"--slice has {len(wanted)} dims, the tensor {len(item.shape)}: {list(item.shape)}")
+        raise click.UsageError(
+            f"--slice has {len(wanted)} dims, but the tensor has {len(item.shape)}: {list(item.shape)}"
+        )
     out: list[range] = []
     for dim, size in enumerate(item.shape):
         index = wanted[dim] if dim < len(wanted) else slice(None)
@@ -191,7 +194,7 @@ def _bounds(item: Item, wanted: tuple[slice | int, ...]) -> list[range]:
         elif -size <= index < size:
             out.append(range(index % size, index % size + 1))
         else:
-            raise click.UsageError(f"--slice wants {index} in dim {dim}, which has {size}")
+            raise click.UsageError(f"--slice asks for index {index} in dim {dim}, which has size {size}")
     span = math.prod(abs(indices[-1] - indices[0]) + 1 if indices else 0 for indices in out)
     if span > _MOST_ELEMENTS:
         raise click.UsageError(f"--slice spans {span:,} elements; {_MOST_ELEMENTS:,} at most are shown")

@@ -111,7 +111,7 @@ def json_value(value: Any) -> Any:
         return [json_value(each) for each in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: json_value(each) for key, each in value.items()}
-    raise TypeError(f"a {type(value).__name__} has no place in JSON")
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
 
 
 def print_json(value: Any) -> None:

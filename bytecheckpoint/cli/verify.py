@@ -83,7 +83,7 @@ def command(ctx: click.Context, path: str, threads: int, as_json: bool, progress
         if mismatch:
             click.echo(f"{one_line(path)}: {one_line(mismatch)}")
     if problems and findings == len(problems) and all(map(_could_not_be_read, problems)):
-        raise Failure(f"{path}: {counted(len(problems), 'file')} could not be read; it may be whole all the same")
+        raise Failure(f"{path}: {counted(len(problems), 'file')} could not be read; the checkpoint may still be whole")
     ctx.exit(1 if findings else 0)
 
 
@@ -103,7 +103,7 @@ def _lines(report: VerifyReport) -> Iterator[str]:
         place = f"{problem.section}{_where(problem)}{_whose(problem)}"
         yield f"{one_line(problem.file)}: {place}: {one_line(problem.message)}"
     for name in report.unreferenced:
-        yield f"{one_line(name)}: nobody refers to this file"
+        yield f"{one_line(name)}: the checkpoint does not refer to this file"
     for note in report.notes:
         yield f"note: {one_line(note)}"
     found = [

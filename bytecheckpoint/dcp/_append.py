@@ -114,7 +114,7 @@ def _append_values(
         if tensor is None or tensor.dtype not in _compat.PLAIN_DTYPES:
             opaque.append((begin + position, value))
         elif job.append_tensors(plan, begin + position, [tensor]):
-            raise _not_storable(item, value, "its storage holds less than its elements: it was freed")
+            raise _not_storable(item, value, "its storage is smaller than its elements: its memory was freed")
     return opaque
 
 
@@ -161,5 +161,7 @@ def _append_object(job: _C.SaveJob, item: WriteItem, planner: SavePlanner, unsaf
 def _resolved_bytes(item: WriteItem, planner: SavePlanner) -> memoryview:
     data = planner.resolve_data(item)
     if not isinstance(data, io.BytesIO):
-        raise InvalidPlanError(f"'{item.index.fqn}': the planner resolved bytes to a {type(data).__name__}")
+        raise InvalidPlanError(
+            f"'{item.index.fqn}': resolve_data of the planner must return a BytesIO, got a {type(data).__name__}"
+        )
     return data.getbuffer()

@@ -95,7 +95,7 @@ class SaveSession:
     def refuse_forked_child(self) -> None:
         """Raises a ``CheckpointError`` in a forked child of the process that began the save."""
         if not self.home.is_here():
-            raise CheckpointError(f"save({self.path}): in a forked child; the save is its parent's")
+            raise CheckpointError(f"save({self.path}): this process is a forked child; the save belongs to its parent")
 
     def is_running(self) -> bool:
         """Returns whether DCP's call still runs; True also while a hook of this save runs another save."""
@@ -150,8 +150,8 @@ class SaveSession:
             return
         if not self.context.is_over_its_group() or sorted(ranks) != [*range(num_ranks)]:
             error = ProcessGroupChangedError(
-                f"save({self.path}): began on {num_ranks} ranks, heard of the ranks {sorted(ranks)}, or over another "
-                "process group: it was destroyed before the save was committed",
+                f"save({self.path}): the process group was destroyed or replaced before the save was committed: it "
+                f"began on {num_ranks} ranks, and the coordinator has heard from the ranks {sorted(ranks)}",
                 self.path,
             )
             _logger.error("%s", error)  # over another group it is not known which ranks DCP tells

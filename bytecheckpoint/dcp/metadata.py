@@ -131,7 +131,8 @@ class _Place:
 
     def _changed(self, found: str) -> CheckpointChangedError:
         return CheckpointChangedError(
-            f"metadata of save {self.save_id}, looked at for the first time: {self.path} now holds {found}", self.path
+            f"open({self.path}): the metadata of save {self.save_id} were not read yet, and the path now holds {found}",
+            self.path,
         )
 
 

@@ -179,7 +179,7 @@ class Load:
         fqns = {self._plan.tensor_item(at).dest_index.fqn: None for at, target in targets.items() if target.is_meta}
         if fqns:
             raise InvalidPlanError(
-                f"load({self._path}): on the meta device, which holds no elements: {', '.join(map(repr, fqns))}; "
+                f"load({self._path}): tensors on the meta device hold no elements: {', '.join(map(repr, fqns))}; "
                 "give these tensors memory first, for example with torch.empty_like(tensor, device='cpu')"
             )
 
@@ -202,8 +202,8 @@ class Load:
                 )
             if not _compat.is_quantized_alike(value, target):
                 raise InvalidPlanError(
-                    f"'{item.dest_index.fqn}': stored is a tensor of {_compat.quantization(value)}, to be filled "
-                    f"one of {_compat.quantization(target)}; it must be quantized alike"
+                    f"'{item.dest_index.fqn}': the stored tensor is {_compat.quantization(value)}, but the tensor to "
+                    f"fill is {_compat.quantization(target)}; both must be quantized in the same way"
                 )
             target.copy_(value)
             self._planner.commit_tensor(item, target)
@@ -227,7 +227,7 @@ class Load:
         fqn = item.storage_index.fqn
         value = load_plain_data(fqn, archive, self._config)
         if not isinstance(value, torch.Tensor):
-            raise ShapeMismatchError(f"'{fqn}': a tensor wanted, the record holds a {type(value).__name__}")
+            raise ShapeMismatchError(f"'{fqn}': must be a tensor, but the record holds a {type(value).__name__}")
         return _compat.narrow(value.detach(), item.storage_offsets, item.lengths)
 
     def objects(self) -> None:
@@ -372,7 +372,7 @@ def _refuse_inflation(fqn: str, buffer: bytearray, file: io.BytesIO) -> None:
     finally:
         file.seek(0)
     if num_bytes > _MOST_INFLATED * len(buffer):
-        raise CorruptCheckpointError(f"'{fqn}': an archive of {len(buffer):,} bytes says that it holds {num_bytes:,}")
+        raise CorruptCheckpointError(f"'{fqn}': an archive of {len(buffer):,} bytes claims to hold {num_bytes:,} bytes")
 
 
 def _offenders(buffer: bytearray, error: Exception) -> str:

@@ -130,7 +130,7 @@ class BcpReader(StorageReader):
         super().__init__()
         require(SAVE_AND_LOAD)
         if _extension_registry is not None:
-            raise ValueError("_extension_registry: stream transforms cannot be honoured; leave it out")
+            raise ValueError("_extension_registry: stream transforms are not supported; leave it out")
         self.path = location_to_read(path)
         self.rank: int | None = None
         self.use_collectives = True
@@ -399,8 +399,8 @@ class BcpReader(StorageReader):
         if not parts:
             return None
         return CheckpointNotFoundError(
-            f"open({self.path}): saved without collectives by ranks of which {rank} is none ({', '.join(parts)}); each "
-            "part is read by the rank of its number",
+            f"open({self.path}): ranks saved without collectives, and rank {rank} has no part "
+            f"(there are {', '.join(parts)}); a part can be read only by the rank of the same number",
             str(self.path),
         )
 

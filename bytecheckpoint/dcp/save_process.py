@@ -39,7 +39,7 @@ def forget_process_of_other_ranks(group: dist.ProcessGroup | None) -> None:
     ranks = ranks_of(group or world)
     is_for_others = _made_for is not None and (_made_for[0]() is not world or _made_for[1] != ranks)
     if _executor._CHECKPOINT_PROCESS is not None and is_for_others:
-        _logger.info("the process for background saves is begun anew: it was made for other ranks")
+        _logger.info("a new process for background saves is started, because the old one was made for other ranks")
         # The process ends with its last user; a save that still runs is one.
         _executor._CHECKPOINT_PROCESS = None
     if _executor._CHECKPOINT_PROCESS is None:

@@ -137,11 +137,11 @@ class BcpWriter(StorageWriter):
         super().__init__()
         require(SAVE_AND_LOAD)
         if _extensions:
-            raise ValueError("_extensions: stream transforms cannot be honoured; leave them out")
+            raise ValueError("_extensions: stream transforms are not supported; leave them out")
         if serialization_format != _compat.TORCH_SAVE:
-            raise ValueError(f"serialization_format={serialization_format}: only TORCH_SAVE can be honoured")
+            raise ValueError(f"serialization_format={serialization_format}: only TORCH_SAVE is supported")
         if not isinstance(thread_count, int) or not 1 <= thread_count <= 16:
-            raise ConfigError(f"thread_count={thread_count!r}: a number from 1 to 16 wanted")
+            raise ConfigError(f"thread_count={thread_count!r}: must be an int from 1 to 16")
         self.path = location(path)
         self.save_id = _new_save_id()
         self.rank: int | None = None
@@ -388,7 +388,7 @@ class BcpWriter(StorageWriter):
                 commit.abort([name for result in handed_in for name in result.file_names], in_doubt)
             except CheckpointError as of_clean_up:
                 # The first failure is the one to raise; the sweep of a later save removes what is left.
-                error.add_note(f"what was written could not be removed: {of_clean_up}")
+                error.add_note(f"the files of the failed save could not be removed: {of_clean_up}")
             raise
         finally:
             session.end()

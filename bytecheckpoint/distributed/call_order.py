@@ -63,8 +63,8 @@ class CallOrder:
         """
         if self.number <= self._count.skipped:
             raise OutOfStepError(
-                f"{what}({path}): skipped: it is call {self.number} of this rank, and other ranks have been at call "
-                f"{self._count.skipped}: an earlier call failed on one rank alone",
+                f"{what}({path}): this call is skipped: it is call {self.number} of this rank, but other ranks have "
+                f"already made call {self._count.skipped}: an earlier call failed on one rank alone",
                 path=path,
             )
 
@@ -145,9 +145,9 @@ def check_in_step(what: str, path: str, calls: Mapping[int, int]) -> None:
         OutOfStepError: The numbers differ.
     """
     if len(set(calls.values())) > 1:
-        texts = ", ".join(f"rank {rank} at its call {number}" for rank, number in sorted(calls.items())[:8])
+        texts = ", ".join(f"rank {rank} is at its call {number}" for rank, number in sorted(calls.items())[:8])
         raise OutOfStepError(
-            f"{what}({path}): ranks came with different calls ({texts}): an earlier call failed on one rank alone, or "
+            f"{what}({path}): the ranks are at different calls ({texts}): an earlier call failed on one rank alone, or "
             "was not made there. Nothing is saved. The ranks that are behind skip calls until all are in step",
             calls,
             path,

@@ -66,7 +66,7 @@ def connect_star(group: dist.ProcessGroup) -> dict[int, socket.socket]:
     if said:
         for link in links.values():
             link.close()
-        raise CheckpointError(f"ranks cannot connect with rank 0 of their process group: {'; '.join(said)}")
+        raise CheckpointError(f"ranks cannot connect to rank 0 of their process group: {'; '.join(said)}")
     return links
 
 
@@ -136,7 +136,7 @@ def _connect(addresses: list[str], port: int, token: bytes, rank: int) -> socket
         except OSError as error:
             reasons.append(f"{address}: {error}")
         link.close()
-    raise ConnectionError(f"rank 0 is at none of its addresses, port {port} ({'; '.join(reasons)})")
+    raise ConnectionError(f"rank 0 cannot be reached at any of its addresses, port {port} ({'; '.join(reasons)})")
 
 
 def _receive(link: socket.socket, num_bytes: int) -> bytes:

@@ -69,8 +69,8 @@ class _Fate(enum.IntEnum):
 
 _WORDS = {
     _Fate.DIED: "died: its connection has ended",
-    _Fate.STOPPED: "stopped: nothing was heard of it for more than {:g} s",
-    _Fate.GAVE_UP: "gave up: it raised outside of what DCP hands to all ranks",
+    _Fate.STOPPED: "stopped: nothing was heard from it for more than {:g} s",
+    _Fate.GAVE_UP: "gave up: it raised an error that DCP does not pass on to all ranks",
     _Fate.ENDED: "ended, or destroyed the process group",
 }
 

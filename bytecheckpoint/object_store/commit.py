@@ -99,7 +99,8 @@ class StoreCommit:
             if self._is_over or time.monotonic() > self._deadline:
                 self._is_over = True
                 raise CheckpointSupersededError(
-                    f"commit({url}): this save gave up its right to commit, or {self._deadline_s:g} s have passed", url
+                    f"commit({url}): this save gave up its right to commit, or its {self._deadline_s:g} s have passed",
+                    url,
                 )
             self._is_over = True
             self._put_mark(data)
@@ -148,7 +149,7 @@ class StoreCommit:
             self._may_be_committed = not is_refused and error.errno not in (EACCES, EOPNOTSUPP)
             if is_refused:
                 raise CheckpointSupersededError(
-                    f"commit({url}): another save committed while this one ran; nothing of it was replaced", url
+                    f"commit({url}): another save committed while this one ran; its checkpoint was not replaced", url
                 ) from error
             if error.errno == EOPNOTSUPP:
                 raise UnsupportedError(

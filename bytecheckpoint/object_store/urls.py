@@ -41,26 +41,29 @@ def store_url(path: str | os.PathLike[str]) -> str:
     half = _HALF_URL.match(text)
     if half is not None:
         scheme = half[1].lower()
-        raise ConfigError(f"{scheme}:/...: half a URL; write {scheme}://bucket/folder, or ./{scheme}:... for a path")
+        raise ConfigError(
+            f"{scheme}:/...: the URL is incomplete; write {scheme}://bucket/folder, or ./{scheme}:... for a path"
+        )
     scheme, _, rest = text.partition("://")
     scheme = scheme.lower()
     if scheme not in SCHEMES:
-        raise ConfigError(f"{scheme}://...: no such store; there are {', '.join(SCHEMES)}, and file")
+        raise ConfigError(f"{scheme}://...: unknown kind of store; known are {', '.join(SCHEMES)}, and file")
     try:
         parts = urlsplit(f"{scheme}://{rest}")
     except ValueError:  # its text repeats the URL
         raise ConfigError(f"{scheme}://...: not a URL; write {scheme}://bucket/folder") from None
     if parts.query or parts.fragment:
         raise ConfigError(
-            f"{scheme}://{parts.hostname or ''}...: a URL with '?' or '#'; pass options as Config(storage_options=...)"
+            f"{scheme}://{parts.hostname or ''}...: the URL must not have '?' or '#'; pass options as "
+            "Config(storage_options=...)"
         )
     if parts.username is not None or parts.password is not None:
         raise ConfigError(
-            f"{scheme}://...@{parts.hostname or ''}: a URL with a user or password; credentials come from the "
-            "variables of the provider, or from Config(storage_options=...)"
+            f"{scheme}://...@{parts.hostname or ''}: the URL must not have a user or password; pass these in the "
+            "variables of the provider, or as Config(storage_options=...)"
         )
     if scheme != "memory" and not parts.netloc:
-        raise ConfigError(f"{scheme}://: without a bucket; write {scheme}://bucket/folder")
+        raise ConfigError(f"{scheme}://: the URL has no bucket; write {scheme}://bucket/folder")
     names = [name for name in parts.path.split("/") if name]
     if any(name in (".", "..") for name in names):
         raise ConfigError(f"{scheme}://{parts.netloc}/...: '.' and '..' mean nothing in a store; write the whole key")

@@ -92,7 +92,7 @@ class DeferredAssignment(PickledSource):
         self.fan_out = fan_out
 
     def items(self) -> list[WriteItem]:
-        raise InvalidPlanError("the items of a plan are looked at before the planner's finish_plan has made them")
+        raise InvalidPlanError("the items of a plan were read before the planner's finish_plan has made them")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DeferredAssignment, (self.key, self.num_items, self.fan_out)

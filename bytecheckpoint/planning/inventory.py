@@ -22,8 +22,8 @@ __all__ = ["LazyPaths", "LocalInventory", "RemoteInventory", "bytes_of", "may_se
 
 # Advice for errors where some ranks rely on an exchange of plans in which other ranks cannot take part.
 _ONE_CLASS = (
-    "Use the same planner and writer classes on all ranks; or, with Config(enable_tree_topo=False), save again, since "
-    "what ranks relied on is now forgotten"
+    "Use the same planner and writer classes on all ranks, or set Config(enable_tree_topo=False); then save again: the "
+    "ranks no longer rely on plans that they sent before"
 )
 
 
@@ -119,8 +119,8 @@ class RemoteInventory(PickledSource):
     def blob_or_raise(self) -> bytes:
         if self.blob is None:
             raise InvalidPlanError(
-                "the items of a rank are looked at that sent the digest of its plan alone: no hook was known to look "
-                f"at them. {_ONE_CLASS}"
+                "the plan items of another rank were read, but that rank sent only the digest of its plan, because no "
+                f"hook was known to read them. {_ONE_CLASS}"
             )
         return self.blob
 
@@ -182,6 +182,6 @@ def refuse_digests(inventories: list[LocalInventory | RemoteInventory]) -> None:
     for rank, of_rank in enumerate(inventories):
         if not of_rank.can_exchange:
             raise InvalidPlanError(
-                f"rank {rank} cannot exchange plans with others, of which some sent the digest of theirs alone. "
+                f"rank {rank} cannot exchange plans with the other ranks, but some of them sent only a digest. "
                 f"{_ONE_CLASS}"
             )

@@ -120,7 +120,9 @@ class _Elsewhere:
         return self._arguments[1]
 
     def __iter__(self) -> Any:
-        raise CheckpointError("these items stayed with the rank that they are of: no hook was known to look at them")
+        raise CheckpointError(
+            "these plan items stayed on the rank that made them, because no hook was known to read them here"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _at, self._arguments

@@ -116,7 +116,7 @@ class PlanTree:
 
     def _lost(self, place: int, error: RuntimeError) -> CheckpointError:
         return CheckpointError(
-            f"plans are exchanged: rank {self._peers.rank} has lost rank {self._rank_at(place)}: {error}"
+            f"exchange of plans: rank {self._peers.rank} has lost rank {self._rank_at(place)}: {error}"
         )
 
     def _above(self) -> int:
@@ -144,4 +144,4 @@ def _packed(value: object, failure: BaseException | None) -> bytes:
     try:
         return pickle.dumps((value, None if failure is None else sendable(failure)))
     except BaseException as error:
-        return pickle.dumps((None, RankError(f"plans are exchanged: {type(error).__name__}: {error}")))
+        return pickle.dumps((None, RankError(f"exchange of plans: {type(error).__name__}: {error}")))

@@ -28,7 +28,7 @@ _DCP = "torch.distributed.checkpoint"
 _SAVER, _LOADER, _PLANNERS = f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader", f"{_DCP}.planner_helpers"
 _THREAD, _PROCESS = f"{_DCP}._async_thread_executor", f"{_DCP}._async_process_executor"
 _C10D = "torch.distributed.distributed_c10d"
-_GATHER_OF_DCP = "plans go by DCP's own gather, and each rank reads for itself"
+_GATHER_OF_DCP = "plans are exchanged by DCP's own gather, and each rank reads for itself"
 
 SAVE_AND_LOAD = Feature(
     "saving and loading",
@@ -127,7 +127,7 @@ WITHOUT_COLLECTIVES = Feature(
             f"{_SAVER}:_save_state_dict",
             "Its local variables tell whether each rank saves on its own, and what another planner has planned.",
             variables=("use_collectives", "global_metadata"),
-            fallback="the same is checked after the writing, and partial tensors want "
+            fallback="the same is checked after the writing, and partial tensors need "
             "Config(allow_partial_tensors=True) also with use_collectives=False",
         ),
     ),
@@ -250,7 +250,7 @@ DCP_ASYNC_SAVE = Feature(
             f"{_SAVER}:async_save",
             "Its local variables are the staged state and the future of the save.",
             variables=("staging_future_or_state_dict", "upload_future"),
-            fallback="that a save has ended is seen by looking, some seconds later at the worst",
+            fallback="the end of a save is noticed by polling, at most some seconds late",
         ),
         Probe(
             f"{_SAVER}:save",

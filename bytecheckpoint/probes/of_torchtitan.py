@@ -18,7 +18,11 @@ _NEW, _OLD = "torchtitan.components.checkpointer", "torchtitan.components.checkp
 _SAVE = ("self", "state_dict", "checkpoint_id", "async_mode", "enable_garbage_collection", "to_hf")
 _LOAD = ("self", "state_dict", "checkpoint_id", "from_hf", "from_quantized")
 
-_COLLECTION = Probe("torchtitan.tools.utils:GarbageCollection", "Called behind a save, as by theirs.", has=("collect",))
+_COLLECTION = Probe(
+    "torchtitan.tools.utils:GarbageCollection",
+    "We call it after a save, as torchtitan's own manager does.",
+    has=("collect",),
+)
 
 
 def _methods(manager: str, load: str) -> tuple[Probe, ...]:
@@ -66,7 +70,7 @@ TORCHTITAN = Feature(
                 *("purge_thread", "purge_queue", "_purge_stale_checkpoints", "_should_purge", "_close"),
             ),
         ),
-        Probe(f"{_NEW}:AsyncMode", "It says how is saved.", has=("ASYNC", "ASYNC_WITH_PINNED_MEM")),
+        Probe(f"{_NEW}:AsyncMode", "Its values say how to save.", has=("ASYNC", "ASYNC_WITH_PINNED_MEM")),
         Probe(f"{_NEW}:MODEL", "The model has this key."),
         _COLLECTION,
         Probe(
@@ -101,7 +105,7 @@ TORCHTITAN_0_2 = Feature(
             "Our adapter replaces these methods of it.",
             has=("enable", "folder", "states", "async_mode", "stager", "save_future", "close"),
         ),
-        Probe(f"{_OLD}:AsyncMode", "It says how is saved.", has=("ASYNC", "ASYNC_WITH_PINNED_MEM")),
+        Probe(f"{_OLD}:AsyncMode", "Its values say how to save.", has=("ASYNC", "ASYNC_WITH_PINNED_MEM")),
         Probe(f"{_OLD}:MODEL", "The model has this key."),
         _COLLECTION,
     ),

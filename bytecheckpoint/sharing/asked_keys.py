@@ -75,11 +75,11 @@ class Unfilled:
             return None
         parts = sorted({_part_of(key) for key in self.unexpected_keys})
         text = (
-            f"load({path}): of {', '.join(map(repr, parts))} only a part is loaded: in the checkpoint, but not asked "
-            f"for by any rank: {_listed(self.unexpected_keys, self.num_unexpected_keys)}"
+            f"load({path}): only a part of {', '.join(map(repr, parts))} is loaded: no rank asks for these keys of the "
+            f"checkpoint: {_listed(self.unexpected_keys, self.num_unexpected_keys)}"
         )
         if self.missing_keys:
-            text += f"; not in the checkpoint: {_listed(self.missing_keys, self.num_missing_keys)}"
+            text += f"; these keys are not in the checkpoint: {_listed(self.missing_keys, self.num_missing_keys)}"
         if any(".state." in key for key in self.unexpected_keys):
             text += (
                 ". The state_dict() of an optimizer has no state before its first step: "

@@ -280,7 +280,9 @@ def raise_unseen() -> None:
         _logger.error("a background save to %s failed, too: %s", path, error)
     if unseen:
         path, error = unseen[0]
-        raise CheckpointError(f"a background save to {path} failed, and nobody looked: {error}", path) from error
+        raise CheckpointError(
+            f"a background save to {path} failed, and its result was not read: {error}", path
+        ) from error
 
 
 def wait_for_saves(timeout_s: float | None = None) -> None:
@@ -292,8 +294,8 @@ def wait_for_saves(timeout_s: float | None = None) -> None:
     """
     if is_in_queue() or is_saved_in_this_thread():
         raise CheckpointError(
-            "shutdown(): called in a hook of a background save, for whose end it would wait: call it when the hook has "
-            "returned"
+            "shutdown(): a hook of a background save calls it, and it would wait for that same save: call it when the "
+            "hook has returned"
         )
     end = None if timeout_s is None else time.monotonic() + timeout_s
     saves = _saves.if_made()

@@ -114,8 +114,8 @@ class StagedMemory:
         """
         if self.lease.is_over:
             raise CheckpointError(
-                "a state is saved that dcp.async_save staged for another save, which has ended: its memory is the next "
-                "state's. Stage it again, or stage it yourself (BcpStager().stage) to save it twice"
+                "dcp.async_save staged this state for another save, which has ended, so its memory may now hold the "
+                "next state. Stage it again, or stage it yourself (BcpStager().stage) to save it twice"
             )
         if self.world is not None:
             self.world.check_begin()
@@ -203,7 +203,7 @@ def _copied(memory: int, num_bytes: int) -> int:
         os.close(copy)
         if not isinstance(error, OSError):
             raise
-        text = f"sendfile(staging, {num_bytes} bytes): {error.strerror} behind {done} bytes"
+        text = f"sendfile(staging, {num_bytes} bytes): {error.strerror} after {done} bytes"
         raise StorageError(text, "staging", error.errno or 0) from error
     return copy
 
@@ -338,16 +338,18 @@ def wait_for_lease(num_bytes: int, config: Config, is_shareable: bool, what: str
         elif time.monotonic() - unused_since > _UNUSED_WAIT_S:
             raise StagingBusyError(
                 f"staging: a state of {num_bytes} bytes has waited {_UNUSED_WAIT_S:g} s for memory that an earlier "
-                f"state takes, though no save of that is under way: {_holders()}. Somebody keeps it, or one of its "
-                "tensors: a stager of your own, a planner that saved it, or an error. Drop it, call its release(), or "
-                'allow two states with on_staging_busy="double_buffer"'
+                f"state takes, though no save of that state is under way: {_holders()}. Something still holds it, or "
+                "one of its tensors: a stager of your own, a planner that saved it, or an error. Drop it, call its "
+                'release(), or allow two states with on_staging_busy="double_buffer"'
             )
         if time.monotonic() >= warn:
             warn = math.inf
             _logger.warning(
                 "staging has waited %g s for memory; %s: %s",
                 _WARN_AFTER_S,
-                "a save is still under way" if unused_since is None else "a staged state is kept that no save uses",
+                "a save is still under way"
+                if unused_since is None
+                else "something still holds a staged state that no save uses",
                 _holders(),
             )
         _C.wait_for_release(_LOOK_INTERVAL_S)

@@ -72,6 +72,6 @@ def scatter(merged: torch.Tensor, tensors: Sequence[torch.Tensor], *, alignment:
 
 def _check(alignment: int, num_threads: int) -> None:
     if alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 30:
-        raise ValueError(f"alignment={alignment}: a power of two up to 2**30 wanted")
+        raise ValueError(f"alignment={alignment}: must be a power of two up to 2**30")
     if num_threads < 1:
-        raise ValueError(f"num_threads={num_threads}: at least 1 wanted")
+        raise ValueError(f"num_threads={num_threads}: must be >= 1")

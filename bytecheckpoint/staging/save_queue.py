@@ -58,8 +58,8 @@ class BackgroundFuture(Future[T]):
     def _seen(self, ask: Callable[[float | None], V], timeout: float | None) -> V:
         if self._queue is not None and self._queue.is_in_this_thread() and not self.done():
             raise CheckpointError(
-                f"save({self._path}): a hook of a background save waits for a save that comes behind it, or its own: "
-                "it would wait for ever. Ask the future when the hook has returned",
+                f"save({self._path}): a hook of a background save waits for its own save, or for a later one of the "
+                "same queue: it would wait for ever. Ask the future when the hook has returned",
                 self._path,
             )
         try:
@@ -113,7 +113,7 @@ class SaveQueue:
         try:
             thread.start()
         except (RuntimeError, MemoryError) as error:  # what Python raises if it cannot start one
-            _logger.warning("a background save runs in the calling thread: %s", error)
+            _logger.warning("no thread can be started, so a background save runs in the calling thread: %s", error)
             return False
         return True
 

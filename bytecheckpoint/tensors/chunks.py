@@ -76,7 +76,8 @@ class LocalChunks(torch.Tensor):
             is_inside = all(begin >= 0 and end <= size for begin, end, size in zip(at, ends, shape, strict=False))
             if not is_inside or not len(at) == tensor.ndim == len(shape) or tensor.dtype != dtype:
                 raise ValueError(
-                    f"LocalChunks of {[*shape]}, {dtype}: a box of {[*tensor.shape]} at {[*at]}, {tensor.dtype}"
+                    f"LocalChunks of {[*shape]}, {dtype}: a box of {[*tensor.shape]} at {[*at]}, {tensor.dtype}, "
+                    "does not fit into it"
                 )
         return self
 

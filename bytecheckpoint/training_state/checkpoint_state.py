@@ -47,39 +47,39 @@ class CheckpointState:
         """
         if framework not in FRAMEWORKS:
             raise ConfigError(
-                f"framework={framework!r}: one of {', '.join(map(repr, FRAMEWORKS))} wanted; what is wrapped otherwise "
-                "can be saved with save_state_dict"
+                f"framework={framework!r}: must be one of {', '.join(map(repr, FRAMEWORKS))}; a model that is wrapped "
+                "in another way can be saved with save_state_dict"
             )
         if not isinstance(checkpoint_state, Mapping):
             raise ConfigError(
-                f"checkpoint_state is a {type(checkpoint_state).__name__}: a dict with 'model', and perhaps "
-                "'optimizer' and 'extra_state', is wanted"
+                f"checkpoint_state is a {type(checkpoint_state).__name__}: it must be a dict with 'model', and "
+                "optionally 'optimizer' and 'extra_state'"
             )
         unknown = [key for key in checkpoint_state if key not in _KEYS]
         if unknown or "model" not in checkpoint_state:
             raise ConfigError(
-                f"checkpoint_state has the keys {[*checkpoint_state]}: 'model' is wanted, 'optimizer' and "
-                "'extra_state' may be there; put anything else into extra_state"
+                f"checkpoint_state has the keys {[*checkpoint_state]}: it must have 'model', and may have "
+                "'optimizer' and 'extra_state'; put anything else into extra_state"
             )
         model = checkpoint_state["model"]
         if not isinstance(model, nn.Module):
             raise ConfigError(
-                f"checkpoint_state['model'] is a {type(model).__name__}: the live module is wanted, not a state dict; "
-                "for that there is save_state_dict"
+                f"checkpoint_state['model'] is a {type(model).__name__}: it must be the live module; for a state dict "
+                "there is save_state_dict"
             )
         _check_wrapping(model, framework)
         optimizer = checkpoint_state.get("optimizer")
         optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else optimizer
         if not isinstance(optimizers, (list, tuple)) or not all(isinstance(each, Optimizer) for each in optimizers):
             raise ConfigError(
-                f"checkpoint_state['optimizer'] is a {type(optimizer).__name__}: a live torch.optim.Optimizer, or a "
-                "list of them, is wanted"
+                f"checkpoint_state['optimizer'] is a {type(optimizer).__name__}: it must be a live "
+                "torch.optim.Optimizer, or a list of them"
             )
         extra_state = checkpoint_state.get("extra_state")
         if extra_state is not None and not isinstance(extra_state, Mapping):
             raise ConfigError(
-                f"checkpoint_state['extra_state'] is a {type(extra_state).__name__}: a dict is wanted; put what there "
-                "is below a key of one"
+                f"checkpoint_state['extra_state'] is a {type(extra_state).__name__}: it must be a dict; put the value "
+                "under a key of a dict"
             )
         return cls(framework, model, optimizers, extra_state)
 

@@ -84,11 +84,11 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
         UnsupportedError: ``huggingface_hub`` or ``safetensors`` is not installed.
     """
     if framework not in FRAMEWORKS:
-        raise ConfigError(f"framework={framework!r}: one of {', '.join(map(repr, FRAMEWORKS))} wanted")
+        raise ConfigError(f"framework={framework!r}: must be one of {', '.join(map(repr, FRAMEWORKS))}")
     if model_only and optimizer_only:
-        raise ConfigError("model_only and optimizer_only: one of them at most")
+        raise ConfigError("model_only and optimizer_only cannot both be True")
     if output_path is None and not return_dict:
-        raise ConfigError("output_path=None without return_dict=True: nothing would become of it")
+        raise ConfigError("output_path=None without return_dict=True: the result would be lost; pass one of them")
     if config is None:
         config, threads = Config.from_env(), merge_threads()
         config = config if threads is None else dataclasses.replace(config, load_io_threads=threads)
@@ -112,7 +112,7 @@ def _load_whole(path: Path, config: Config) -> tuple[dict[str, Any], dict[str, A
     if not path.is_dir():
         raise CheckpointNotFoundError(
             f"merge({path.parent}): it has no {path.name}: pass the folder of a step, as find_latest_ckpt_path gives "
-            "it, and what is there (model_only, optimizer_only)",
+            "it; if a part is missing there, pass model_only=True or optimizer_only=True",
             str(path),
         )
     stored = Stored(path, config)

@@ -26,7 +26,9 @@ def check_policy(policy: Policy) -> None:
     """Raises a ConfigError if ``policy`` is not a valid policy."""
     names = policy.values() if isinstance(policy, Mapping) else [policy]
     if any(name not in POLICIES for name in names):
-        raise ConfigError(f"extra_state_policy={policy!r}: {', '.join(POLICIES)} wanted, of all keys or by key")
+        raise ConfigError(
+            f"extra_state_policy={policy!r}: must be one of {', '.join(POLICIES)}, or a dict of these by key"
+        )
 
 
 def saved_values(extra_state: Mapping[str, Any], policy: Policy, rank: int) -> dict[str, Any]:
@@ -48,13 +50,13 @@ def saved_values(extra_state: Mapping[str, Any], policy: Policy, rank: int) -> d
     values: dict[str, Any] = {}
     for key, value in extra_state.items():
         if not isinstance(key, str) or _OF_RANK.fullmatch(key):
-            raise InvalidPlanError(f"extra_state[{key!r}]: a text is wanted, which does not begin as 'rank_0.' does")
+            raise InvalidPlanError(f"extra_state[{key!r}]: the key must be a str that does not begin like 'rank_0.'")
         of_key = _policy_of(policy, key)
         is_sequence = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.ndim > 0)
         if of_key == "sharded" and not is_sequence:
             raise InvalidPlanError(
-                f"extra_state[{key!r}] is to be sharded, and is a {type(value).__name__}: a list, a tuple or a tensor "
-                "with a first dim to deal out is wanted"
+                f"extra_state[{key!r}] is to be sharded, but is a {type(value).__name__}: it must be a list, a tuple, "
+                "or a tensor with at least one dim"
             )
         values[key if of_key == "replicated" else f"rank_{rank}.{key}"] = _plain(value, {})
     return values
@@ -139,9 +141,9 @@ class ExtraStateLoad:
         if self.unavailable:
             names = ", ".join(map(repr, self.unavailable))
             raise KeyMismatchError(
-                f"extra_state: {names} was saved by each of {num_saved} ranks as its own, and {self._num_ranks} load: "
-                "save with extra_state_policy={key: 'replicated' or 'sharded'} what other ranks can use, or load with "
-                "strict=False, which keeps what checkpoint_state['extra_state'] has under these keys"
+                f"extra_state: {names} was saved by each of {num_saved} ranks as its own, but {self._num_ranks} ranks "
+                "load: save values that other ranks can use with extra_state_policy={key: 'replicated' or 'sharded'}, "
+                "or load with strict=False, which keeps what checkpoint_state['extra_state'] has under these keys"
             )
 
     def loaded(self) -> dict[str, Any]:
@@ -201,4 +203,6 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
             numpy.random.set_state(state["numpy"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"set_rng_state: not what get_rng_state gave: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"set_rng_state: the state is not one that get_rng_state gave: {type(error).__name__}: {error}"
+        ) from error

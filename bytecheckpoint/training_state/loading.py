@@ -178,8 +178,8 @@ class _Loading:
 
         all_together(self._group, "load", str(ckpt_path), open_parts)
         self._path = str(self._folder)
-        agree(self._group, "load", self._path, {"the parts to load": [*self._stored], "strict": self._strict})
-        saves = {"the save that is there": self._stored.save_ids}
+        agree(self._group, "load", self._path, {"the list of parts to load": [*self._stored], "strict": self._strict})
+        saves = {"the id of the save at this path": self._stored.save_ids}
         agree(self._group, "load", self._path, saves, None, CheckpointChangedError)
 
     def close(self) -> None:
@@ -244,8 +244,8 @@ class _Loading:
             self._collect_part("extra_state", self._extra.values)
         if self._strict and self._missing:
             raise KeyMismatchError(
-                f"load({self._folder}): to be loaded, but not in the checkpoint: {_listed(self._missing)}; "
-                "strict=False leaves them as they are"
+                f"load({self._folder}): these are to be loaded, but not in the checkpoint: "
+                f"{_listed(self._missing)}; strict=False leaves them as they are"
             )
         model.before_load()
 
@@ -268,8 +268,8 @@ class _Loading:
                 others.append(f"'{key}' is {value.dtype}, stored is {found.dtype}")
         if others:
             raise ShapeMismatchError(
-                f"load({self._folder / part}): other dtypes: {_listed(others)}; strict=False converts them, and "
-                "model.to(dtype) before the load keeps every bit"
+                f"load({self._folder / part}): the stored dtypes differ: {_listed(others)}; strict=False converts "
+                "them, and model.to(dtype) before the load keeps every bit"
             )
 
     def _refuse_meta(self, part: str, flat: dict[str, Any]) -> None:
@@ -282,7 +282,7 @@ class _Loading:
         ]
         if keys:
             raise InvalidPlanError(
-                f"load({self._folder / part}): on the meta device, which holds no elements: {_listed(keys)}; give the "
+                f"load({self._folder / part}): tensors on the meta device hold no elements: {_listed(keys)}; give the "
                 "model memory before the load: model.to_empty(device=...)"
             )
 
@@ -310,8 +310,8 @@ class _Loading:
             self._unexpected += [f"{part}: {keys[position]}" for position in nobodys]
         if self._strict and self._unexpected:
             raise KeyMismatchError(
-                f"load({self._folder}): in the checkpoint, but not asked for: {_listed(self._unexpected)}; "
-                "strict=False leaves them out"
+                f"load({self._folder}): these are in the checkpoint, but not asked for: "
+                f"{_listed(self._unexpected)}; strict=False leaves them out"
             )
 
     def _pass_on(self) -> None:

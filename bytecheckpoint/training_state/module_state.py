@@ -242,7 +242,7 @@ def _refuse_parts(model: nn.Module) -> None:
         if _C.is_marked_as_parts(tensor):
             raise UnsupportedError(
                 f"'{original_name(name)}' is marked as parts of a larger tensor (torch's CheckpointableTensor), which "
-                "a module's state dict does not tell; use dcp.save and dcp.load with a state dict of such tensors"
+                "a module's state dict does not show; use dcp.save and dcp.load with a state dict of such tensors"
             )
 
 

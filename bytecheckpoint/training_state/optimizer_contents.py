@@ -77,8 +77,8 @@ class OptimizerContents:
             if _of(key) not in keys and not is_empty:
                 name = f"a tensor of {[*key.shape]}" if isinstance(key, torch.Tensor) else repr(key)
                 raise UnsupportedError(
-                    f"a {type(self.optimizer).__name__} keeps state under {name}, which is no parameter of its groups: "
-                    f"it would be lost; {_ELSE}"
+                    f"a {type(self.optimizer).__name__} keeps state under {name}, which is not a parameter of its "
+                    f"groups: this state would be lost; {_ELSE}"
                 )
 
     def _check_form(self, state: Any) -> None:
@@ -90,7 +90,7 @@ class OptimizerContents:
             if found == wanted:
                 return
         raise UnsupportedError(
-            f"state_dict() of a {type(self.optimizer).__name__} is not by parameter: wanted are 'state' and "
+            f"state_dict() of a {type(self.optimizer).__name__} is not by parameter: it must have 'state' and "
             f"'param_groups' with groups of {wanted} parameters, got {keys if found is None else found}; {_ELSE}"
         )
 
@@ -124,7 +124,9 @@ def check_containers(fqn: str, state: Mapping[Any, Any], options: Mapping[Any, A
         for name, value in of_kind.items():
             what = f"optimizer {kind} {name!r} of '{fqn}'"
             if not isinstance(name, str):
-                raise UnsupportedError(f"{what}: a name is text in a checkpoint, got {type(name).__name__}; {_ELSE}")
+                raise UnsupportedError(
+                    f"{what}: a name in a checkpoint must be a str, got {type(name).__name__}; {_ELSE}"
+                )
             _check_container(what, value, may_be_empty=kind == "option")
 
 
@@ -134,7 +136,11 @@ def _check_container(what: str, value: Any, may_be_empty: bool) -> None:
     if isinstance(value, Mapping):
         odd = [key for key in value if not isinstance(key, str)]
         if odd or (not value and not may_be_empty):
-            found = f"has the key {odd[0]!r}, which would come back as text" if odd else "is, or has, an empty dict"
+            found = (
+                f"has the key {odd[0]!r}, which would come back as text"
+                if odd
+                else "is an empty dict, or has one, which would be lost"
+            )
             raise UnsupportedError(f"{what} {found}; {_ELSE}")
     for inner in value.values() if isinstance(value, Mapping) else value:
         _check_container(what, inner, may_be_empty)

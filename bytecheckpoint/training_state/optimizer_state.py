@@ -258,7 +258,7 @@ class OptimizerLoad:
             other = self.values[key]
             if not _is_same(first, other):
                 raise KeyMismatchError(
-                    f"load of an optimizer: parameters of one group were saved with other options: '{keys[0]}' is "
+                    f"load of an optimizer: parameters of one group were saved with different options: '{keys[0]}' is "
                     f"{first!r}, '{key}' is {other!r}; make the groups as they were when it was saved"
                 )
 
@@ -306,15 +306,15 @@ def _members(slots: Mapping[int, tuple[_Slot, ...]], optimizers: Sequence[Optimi
             kind = type(contents.optimizer).__name__
             if id(parameter) not in slots:
                 raise InvalidPlanError(
-                    f"a parameter of {[*parameter.shape]} in group {number} of a {kind} is none of the model's: give "
-                    "the model that the optimizer was made for, wrapped as it was then"
+                    f"a parameter of {[*parameter.shape]} in group {number} of a {kind} is not one of the model's: "
+                    "pass the model that the optimizer was made for, wrapped as it was then"
                 )
             for slot in slots[id(parameter)]:
                 first, of_first = places.setdefault(slot.fqn, (contents, number))
                 if first is not contents or of_first != number:
                     raise InvalidPlanError(
                         f"'{slot.fqn}' is in group {of_first} of a {type(first.optimizer).__name__} and in group "
-                        f"{number} of a {kind}: one state for each parameter can be saved; put the state_dict() of "
+                        f"{number} of a {kind}: only one state of each parameter can be saved; put the state_dict() of "
                         "one of them into extra_state"
                     )
             yield _Member(contents, group, key, parameter, slots[id(parameter)])

@@ -181,12 +181,12 @@ class _Request:
         _background.raise_unseen()
         step = self.global_steps
         if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-            raise ConfigError(f"global_steps={step!r}: a number from 0 on wanted, as int")
+            raise ConfigError(f"global_steps={step!r}: must be an int >= 0")
         if self.callback is not None and not callable(self.callback):
-            raise ConfigError(f"callback={self.callback!r}: what can be called without arguments is wanted")
+            raise ConfigError(f"callback={self.callback!r}: must be callable without arguments")
         check_policy(self.extra_state_policy)
         if self.irregular not in _IRREGULAR:
-            raise ConfigError(f"irregular={self.irregular!r}: one of {', '.join(map(repr, _IRREGULAR))} wanted")
+            raise ConfigError(f"irregular={self.irregular!r}: must be one of {', '.join(map(repr, _IRREGULAR))}")
         return CheckpointState.of(self.checkpoint_state, self.framework)
 
     def own_group(self, use: str) -> dist.ProcessGroup | None:
@@ -351,8 +351,8 @@ class _Saving:
             except CheckpointError as error:
                 if reports:
                     error.add_note(
-                        f"save({self._path}): {' and '.join(reports)} of it is committed already; what was in this "
-                        "folder loads as a whole no more: save again, or go on from another step"
+                        f"save({self._path}): this save has already committed {' and '.join(reports)}, so the folder "
+                        "no longer loads as a whole: save again, or go on from another step"
                     )
                 raise
         return reports

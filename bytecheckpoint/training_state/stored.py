@@ -99,8 +99,8 @@ class Stored(Mapping[str, "StoredTensor | None"]):
         wanted = found.shape.numel() * dtype.itemsize
         if wanted > found.record_bytes:
             raise UnsupportedError(
-                f"'{key}': a tensor of {list(found.shape)} takes {wanted:,} bytes, its records hold "
-                f"{found.record_bytes:,}; load_state_dict loads it into memory that you give",
+                f"'{key}': a tensor of {list(found.shape)} takes {wanted:,} bytes, but its records hold "
+                f"{found.record_bytes:,} bytes; use load_state_dict, which loads it into a tensor that you pass",
                 self.path,
             )
         return torch.empty(found.shape, dtype=dtype, device=device)

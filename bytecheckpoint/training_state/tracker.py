@@ -33,7 +33,7 @@ def step_folder(root: str | os.PathLike[str], step: int) -> Path:
         ConfigError: The step has so many digits that its folder would not be found again. No run gets that far.
     """
     if isinstance(step, int) and step >= 10**MOST_DIGITS:
-        raise ConfigError(f"global_steps: a number of {MOST_DIGITS} digits at most wanted")
+        raise ConfigError(f"global_steps: must have at most {MOST_DIGITS} digits")
     return Path(root) / f"global_step_{step}"
 
 
@@ -87,6 +87,6 @@ def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "") -> str |
             return path
     newest = newest_whole(folder, r"global_step_(\d+)", "find_latest_ckpt_path")
     if newest is not None or text:
-        why = f"names step {text[:MOST_DIGITS]!r}, which is not there whole" if text else "is not there"
+        why = f"names step {text[:MOST_DIGITS]!r}, which is not whole" if text else "is not there"
         warnings.warn(f"{tracker} {why}: taking {newest or 'none'}", RuntimeWarning, stacklevel=2)
     return newest

@@ -29,7 +29,7 @@ using namespace bridge;
 
 base::Id id_of(const std::string& save_id) {
   base::Id id;
-  if (!base::id_from_hex(save_id, &id)) throw py::value_error("save id: 32 hex digits wanted");
+  if (!base::id_from_hex(save_id, &id)) throw py::value_error("save id: must be 32 hex digits");
   return id;
 }
 

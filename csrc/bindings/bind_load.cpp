@@ -120,9 +120,9 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
       const py::object local = state_value.local(read.box);
       memory = view_of_tensor(local.ptr(), /*writable=*/true);
       if (memory.is_ok() && memory.value().sizes != state_value.boxes[read.box].sizes) {
-        raise_as("ShapeMismatchError", text("'", state_value.fqn, "': the box held is of ",
-                                            tensor::to_text(state_value.boxes[read.box].sizes), ", its tensor of ",
-                                            tensor::to_text(memory.value().sizes)));
+        raise_as("ShapeMismatchError", text("'", state_value.fqn, "': the box of this rank is of ",
+                                            tensor::to_text(state_value.boxes[read.box].sizes),
+                                            ", but its tensor is of ", tensor::to_text(memory.value().sizes)));
       }
       if (memory.is_ok()) self.alive.push_back(local);
     }
@@ -141,7 +141,7 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
 void add_record(PyLoadJob& self, const Read& read, const py::buffer& buffer) {
   const py::buffer_info info = buffer.request(/*writable=*/true);
   if (info.size * info.itemsize != read.chunk->record.bytes) {
-    throw py::value_error("'" + read.planned.fqn + "': buffer of another size");
+    throw py::value_error("'" + read.planned.fqn + "': the buffer and the record differ in size");
   }
   self.job.destinations().add_bytes(read.chunk->record, static_cast<uint8_t*>(info.ptr));
 }

@@ -73,8 +73,8 @@ std::vector<tensor::StridedView> views_of(const py::list& tensors, bool writable
     auto view = view_of_tensor(tensors[i].ptr(), writable);
     if (!view.is_ok()) raise(view.status().with_context(base::text("tensors[", i, "]")));
     if (writable && is_expanded(view.value())) {
-      raise(
-          Status::make(Code::kInvalidArgument, base::text("tensors[", i, "]: it is expanded: elements share memory")));
+      raise(Status::make(Code::kInvalidArgument,
+                         base::text("tensors[", i, "]: the tensor is expanded: its elements share memory")));
     }
     views.push_back(std::move(view.value()));
   }
@@ -96,7 +96,7 @@ struct MergeInput {
         !tensor::is_row_major(view.value())) {
       raise(Status::make(
           Code::kInvalidArgument,
-          base::text("merged: a contiguous uint8 tensor of one dim and at least ", num_bytes, " bytes wanted, got ",
+          base::text("merged: must be a contiguous uint8 tensor of one dim and at least ", num_bytes, " bytes, got ",
                      tensor::find_dtype(view.value().dtype)->name, " ", tensor::to_text(sizes))));
     }
   }

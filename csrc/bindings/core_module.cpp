@@ -34,9 +34,10 @@ py::list boxes_of_flat_shard(const std::vector<std::tuple<Dims, int64_t>>& tenso
     int64_t numel = 0, tensor_end = 0;
     if (begin < 0 || begin > end || position < 0 || !tensor::checked_numel(sizes, &numel) ||
         !base::checked_add(position, numel, &tensor_end)) {
-      raise(base::Status::make(base::Code::kInvalidArgument,
-                               base::text("a tensor of ", tensor::to_text(sizes), " from element ", position,
-                                          " on, of which elements [", begin, ", ", end, ") are wanted")));
+      raise(base::Status::make(
+          base::Code::kInvalidArgument,
+          base::text("elements [", begin, ", ", end, ") of a flat tensor, in which a tensor of ",
+                     tensor::to_text(sizes), " begins at element ", position, ": impossible numbers")));
     }
     const int64_t first = std::clamp(begin, position, tensor_end), last = std::clamp(end, position, tensor_end);
     int64_t at = first - begin;

@@ -76,7 +76,7 @@ const format::Manifest& Checkpoint::whole() const {
 const format::Chunk& Checkpoint::find_chunk(const std::string& fqn, const tensor::Dims& offsets, int64_t hint) const {
   const auto refuse = [&](const std::string& why) { raise_as("KeyMismatchError", "'" + fqn + "': " + why); };
   const format::Item* item = whole().find(fqn);
-  if (item == nullptr) refuse("wanted, but the checkpoint has no such key");
+  if (item == nullptr) refuse("the checkpoint has no such key");
   const auto& chunks = item->chunks;
   if (hint >= 0 && hint < static_cast<int64_t>(chunks.size()) && chunks[hint].box.offsets == offsets) {
     return chunks[hint];
@@ -84,7 +84,7 @@ const format::Chunk& Checkpoint::find_chunk(const std::string& fqn, const tensor
   for (const format::Chunk& chunk : chunks) {
     if (chunk.box.offsets == offsets) return chunk;
   }
-  refuse("wanted the chunk at " + tensor::to_text(offsets) + ", the checkpoint has none there");
+  refuse("the checkpoint has no chunk at " + tensor::to_text(offsets));
   std::abort();  // unreachable: refuse throws
 }
 

@@ -217,7 +217,7 @@ std::vector<const format::Item*> in_order(const format::Manifest& manifest) {
   std::vector<const format::Item*> ordered(manifest.items.size());
   for (const format::Item& item : manifest.items) {
     if (item.ordinal >= ordered.size() || ordered[item.ordinal] != nullptr) {
-      raise(Status::make(Code::kCorrupt, "manifest: positions of the items are no permutation"));
+      raise(Status::make(Code::kCorrupt, "manifest: the positions of the items are not a permutation"));
     }
     ordered[item.ordinal] = &item;
   }

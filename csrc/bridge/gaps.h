@@ -14,7 +14,7 @@ inline engine::Gaps gaps_of(const std::string& name) {
   if (name == "refuse") return engine::Gaps::kRefuse;
   if (name == "mark") return engine::Gaps::kMark;
   if (name == "ignore") return engine::Gaps::kIgnore;
-  throw pybind11::value_error("gaps '" + name + "': refuse, mark or ignore");
+  throw pybind11::value_error("gaps '" + name + "': must be refuse, mark or ignore");
 }
 
 }  // namespace bytecheckpoint::bridge

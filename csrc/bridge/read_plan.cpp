@@ -31,8 +31,8 @@ void check(const PlannedRead& planned, const format::Chunk& chunk) {
   if (chunk.record.kind == format::RecordKind::kAbsent) return;  // reported when its file is looked for
   const bool stored_bytes = chunk.record.kind == format::RecordKind::kBytes;
   if (planned.is_tensor == stored_bytes) {
-    refuse_plan(text("'", planned.fqn, "': ", planned.is_tensor ? "a tensor" : "bytes", " wanted, stored is ",
-                     stored_bytes ? "bytes" : "a tensor"));
+    refuse_plan(text("'", planned.fqn, "': the load asks for ", planned.is_tensor ? "a tensor" : "bytes",
+                     ", but stored is ", stored_bytes ? "bytes" : "a tensor"));
   }
   if (planned.is_tensor && !tensor::is_inside(planned.box, chunk.box.sizes)) {
     raise_as("ShapeMismatchError", text("'", planned.fqn, "': wanted ", tensor::to_text(planned.box.sizes), " at ",
@@ -88,7 +88,7 @@ std::optional<std::string> mismatch(const format::Item& item, const StateValue& 
   }
   if (is_complex(item.tensor.dtype) && is_real(state_value)) {
     return text("'", item.fqn, "': stored is ", tensor::find_dtype(item.tensor.dtype)->name, ", to be loaded into ",
-                dtype_text(state_value), ", which has no place for the imaginary parts");
+                dtype_text(state_value), ", which cannot hold the imaginary parts");
   }
   return std::nullopt;
 }
@@ -104,8 +104,9 @@ std::optional<std::string> mismatch(const format::Item& item, const StateValue& 
   for (const format::Item& item : manifest.items) {
     if (!std::binary_search(asked.begin(), asked.end(), item.fqn)) unexpected.push_back(item.fqn);
   }
-  std::string message = text("to be loaded, but not in the checkpoint: ", list_names(missing));
-  if (!unexpected.empty()) message += text("; in the checkpoint, but not asked for: ", list_names(unexpected));
+  std::string message = text("these are to be loaded, but not in the checkpoint: ", list_names(missing));
+  if (!unexpected.empty())
+    message += text("; these are in the checkpoint, but not asked for: ", list_names(unexpected));
   message += "; allow_partial_load=True leaves out what is missing";
   // The sentence of DCP's own planner, which callers search for.
   raise_as("KeyMismatchError", message + text(". Missing key in checkpoint state_dict: ", missing.front(), "."));

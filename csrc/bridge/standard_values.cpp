@@ -298,7 +298,7 @@ class StandardToPython {
   py::object moment(Global kind, const PickleSpan& args) {
     const std::string packed(py::bytes(convert(args[0])));
     const size_t wanted = kind == Global::kDate ? 4 : kind == Global::kTime ? 6 : 10;
-    if (packed.size() != wanted) throw py::value_error("packed bytes of a date or time");
+    if (packed.size() != wanted) throw py::value_error("the packed bytes of a date or time have a wrong length");
     const auto at = [&](size_t i) { return static_cast<int>(static_cast<uint8_t>(packed[i])); };
     py::dict fields;
     if (kind != Global::kTime) {

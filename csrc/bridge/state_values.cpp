@@ -43,7 +43,7 @@ std::string name_of(py::handle key) {
   if (text != nullptr) return {text, static_cast<size_t>(size)};
   PyErr_Clear();
   raise(base::Status::make(base::Code::kInvalidArgument,
-                           "a key of the state dict is no text of UTF-8: " +
+                           "a key of the state dict is not UTF-8 text: " +
                                py::reinterpret_steal<py::str>(PyObject_ASCII(key.ptr())).cast<std::string>()));
 }
 

@@ -133,9 +133,10 @@ void increment_versions(const std::vector<PyObject*>& tensors) {
 namespace {
 
 base::Result<tensor::StridedView> view_of_memory(const at::Tensor& tensor, bool writable) {
-  if (tensor.layout() != c10::kStrided) return refuse("a strided tensor wanted, got a sparse or opaque layout");
+  if (tensor.layout() != c10::kStrided) return refuse("must be a strided tensor, got a sparse or opaque layout");
   if (tensor.is_quantized()) return refuse("quantized tensors are not stored yet");
-  if (tensor.is_conj() || tensor.is_neg()) return refuse("pending conjugation or negation: resolve it first");
+  if (tensor.is_conj() || tensor.is_neg())
+    return refuse("the tensor has a pending conjugation or negation; call resolve_conj() or resolve_neg() first");
   const tensor::DType dtype = dtype_of(tensor);
   if (dtype == tensor::DType::kNone) {
     return refuse(text("dtype ", c10::toString(tensor.scalar_type()), " is not in the format"));
@@ -151,7 +152,8 @@ base::Result<tensor::StridedView> view_of_memory(const at::Tensor& tensor, bool 
     int64_t last = tensor.storage_offset();
     for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
     if ((last + 1) * itemsize > static_cast<int64_t>(tensor.storage().nbytes())) {
-      return refuse(text("elements up to ", last, " in a storage of ", tensor.storage().nbytes(), " bytes"));
+      return refuse(text("the tensor has elements up to ", last, ", but its storage has only ",
+                         tensor.storage().nbytes(), " bytes"));
     }
     const void* data = writable ? tensor.mutable_data_ptr() : tensor.const_data_ptr();
     view.data = static_cast<uint8_t*>(const_cast<void*>(data));
@@ -162,23 +164,23 @@ base::Result<tensor::StridedView> view_of_memory(const at::Tensor& tensor, bool 
 }  // namespace
 
 base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable) {
-  if (!THPVariable_Check(object)) return refuse(text("a tensor wanted, got a ", Py_TYPE(object)->tp_name));
+  if (!THPVariable_Check(object)) return refuse(text("must be a tensor, got a ", Py_TYPE(object)->tp_name));
   const at::Tensor& tensor = THPVariable_Unpack(object);
   if (tensor.layout() == c10::kStrided && !tensor.device().is_cpu()) {
-    return refuse(text("a CPU tensor wanted, got one on ", tensor.device().str()));
+    return refuse(text("must be a CPU tensor, got one on ", tensor.device().str()));
   }
   return view_of_memory(tensor, writable);
 }
 
 base::Result<tensor::StridedView> view_of_plain_tensor(PyObject* object) {
-  if (!THPVariable_CheckExact(object)) return refuse(text("a plain tensor wanted, got a ", Py_TYPE(object)->tp_name));
+  if (!THPVariable_CheckExact(object)) return refuse(text("must be a plain tensor, got a ", Py_TYPE(object)->tp_name));
   return view_of_tensor(object, /*writable=*/false);
 }
 
 base::Result<tensor::StridedView> view_of_cuda_tensor(PyObject* object) {
-  if (!THPVariable_CheckExact(object)) return refuse(text("a plain tensor wanted, got a ", Py_TYPE(object)->tp_name));
+  if (!THPVariable_CheckExact(object)) return refuse(text("must be a plain tensor, got a ", Py_TYPE(object)->tp_name));
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  if (!tensor.device().is_cuda()) return refuse(text("a CUDA tensor wanted, got one on ", tensor.device().str()));
+  if (!tensor.device().is_cuda()) return refuse(text("must be a CUDA tensor, got one on ", tensor.device().str()));
   return view_of_memory(tensor, /*writable=*/false);
 }
 

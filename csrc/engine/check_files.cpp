@@ -22,15 +22,15 @@ Status check_file(const std::string& directory, const format::FileEntry& wanted)
   BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory, wanted.name, /*direct=*/false));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   if (size != wanted.bytes) {
-    return Status::make(Code::kCorrupt, text("check(", path, "): ", wanted.bytes, " bytes wanted, it has ", size),
-                        path);
+    return Status::make(Code::kCorrupt,
+                        text("check(", path, "): the file must have ", wanted.bytes, " bytes, but has ", size), path);
   }
   BCP_ASSIGN_OR_RETURN(const std::string bytes, file.read(size - format::kDataTrailerBytes, format::kDataTrailerBytes));
   base::Result<format::DataTrailer> trailer = format::decode_data_trailer(bytes, size);
   if (!trailer.is_ok()) return trailer.status().with_context(text("check(", path, ")"));
   if (trailer.value().trailer_crc != wanted.trailer_crc || trailer.value().id.file_id != wanted.id.file_id) {
-    return Status::make(Code::kCorrupt, text("check(", path, "): not the file that rank ", wanted.id.rank, " wrote"),
-                        path);
+    return Status::make(Code::kCorrupt,
+                        text("check(", path, "): this is not the file that rank ", wanted.id.rank, " wrote"), path);
   }
   return Status::ok();
 }
@@ -40,8 +40,8 @@ Status check_length(const std::string& directory, const std::string& name, int64
   BCP_ASSIGN_OR_RETURN(const io::File file, io::File::open(directory, name, /*direct=*/false));
   BCP_ASSIGN_OR_RETURN(const int64_t size, file.size());
   if (size >= at_least) return Status::ok();
-  return Status::make(Code::kCorrupt, text("check(", path, "): its records take ", at_least, " bytes, it has ", size),
-                      path);
+  return Status::make(Code::kCorrupt,
+                      text("check(", path, "): its records take ", at_least, " bytes, but the file has ", size), path);
 }
 
 /// Runs `check(0)` to `check(count - 1)` in several threads. \returns the first failure in this order.

@@ -51,7 +51,8 @@ bool Commit::in_forked_child() const {
 
 Status Commit::refuse_in_forked_child(std::string_view operation) const {
   if (!in_forked_child()) return Status::ok();
-  return Status::make(Code::kCancelled, std::string(operation) + ": in a forked child; the save is its parent's",
+  return Status::make(Code::kCancelled,
+                      std::string(operation) + ": this process is a forked child; the save belongs to its parent",
                       options_.directory);
 }
 
@@ -79,7 +80,7 @@ Status Commit::begin_slowly() {
   const std::string mark = path(mark_name(o.scope));
   BCP_ASSIGN_OR_RETURN(const io::EntryType type, io::entry_type(mark));
   if (type == io::EntryType::kDirectory) {
-    return Status::storage("begin", mark, "is a directory, a checkpoint's metadata is a file", EISDIR);
+    return Status::storage("begin", mark, "is a directory, but the metadata of a checkpoint is a file", EISDIR);
   }
   BCP_RETURN_IF_ERROR(refuse_what_is_there());
   const std::string own_tmp = tmp_name(o.save_id, o.scope);
@@ -192,7 +193,7 @@ base::Result<CommitReport> Commit::commit(std::string metadata_file, std::vector
                           silent.path(), silent.sys_errno());
     case Stage::kDurable:
       report.directory_synced = directory_synced_;
-      report.warnings.push_back(text("sweep: ", silent.message()));
+      report.warnings.push_back(text("removing files of older saves failed: ", silent.message()));
   }
   return report;
 }
@@ -236,10 +237,11 @@ base::Result<CommitReport> Commit::commit_slowly(std::string_view metadata_file,
   base::Result<SweepReport> swept =
       sweep(options_.directory, tmp_name(options_.save_id, options_.scope), own_files, options_.scope);
   if (!swept.is_ok()) {
-    report.warnings.push_back(text("sweep: ", swept.status().message()));
+    report.warnings.push_back(text("removing files of older saves failed: ", swept.status().message()));
   } else {
     report.files_swept = swept.value().files_removed;
-    if (!swept.value().declined.empty()) report.warnings.push_back(text("sweep declined: ", swept.value().declined));
+    if (!swept.value().declined.empty())
+      report.warnings.push_back(text("files of older saves were not removed: ", swept.value().declined));
   }
   report.sweep_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_of_sweep).count();
   tmp_.release();
@@ -258,10 +260,11 @@ Status Commit::write_metadata(std::string_view metadata_file) {
   BCP_FAILPOINT(kCommitMetadataSynced);
   const std::chrono::duration<double> age = std::chrono::steady_clock::now() - begun_;
   if (age.count() > options_.deadline_s) {
-    return Status::make(Code::kSuperseded,
-                        text("commit(", options_.directory, "): ", age.count(),
-                             " s since the save began, the commit deadline is ", options_.deadline_s),
-                        options_.directory);
+    return Status::make(
+        Code::kSuperseded,
+        text("commit(", options_.directory, "): ", age.count(),
+             " s have passed since the save began, but the commit deadline is ", options_.deadline_s, " s"),
+        options_.directory);
   }
   return Status::ok();
 }

@@ -28,8 +28,8 @@ Status check_bounds(const format::Item& item) {
   const tensor::Dims& sizes = item.tensor.sizes;
   int64_t numel;
   if (sizes.size() > format::kMaxDims) {
-    return Status::make(Code::kInvalidArgument,
-                        text("'", item.fqn, "': ", sizes.size(), " dims, the format has at most ", format::kMaxDims));
+    return Status::make(Code::kInvalidArgument, text("'", item.fqn, "': has ", sizes.size(),
+                                                     " dims, but the format allows at most ", format::kMaxDims));
   }
   if (!tensor::checked_numel(sizes, &numel)) {
     return Status::make(Code::kInvalidArgument,

@@ -123,7 +123,7 @@ Status Destinations::check_archives() {
     return Status::make(
         Code::kCorrupt,
         text("read(", path, ", offset=", wanted_[index].data_offset, ", ", destinations_[index].runs.end(),
-             " bytes): data have CRC ", crc, ", the archive says ", *destinations_[index].data_crc,
+             " bytes): the data have CRC ", crc, ", but the archive says ", *destinations_[index].data_crc,
              "; if it was written with torch.serialization.set_crc32_options(False), load with "
              "Config(verify=False)"),
         path);

@@ -204,7 +204,7 @@ void FileCheck::conclude() {
       add({entry_.name, "records", place.offset, place.bytes, {records_[r].item->fqn}, std::move(message)});
     };
     if (end_of(r) > source_->end_of_records) {
-      say(text("the manifest has a record there, the records end at ", source_->end_of_records));
+      say(text("the manifest names a record there, but the records end at ", source_->end_of_records));
       continue;
     }
     if (place.kind != format::RecordKind::kTensor) continue;

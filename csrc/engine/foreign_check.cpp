@@ -41,7 +41,7 @@ class ForeignChecker {
     for (const format::Item& item : manifest.items) {
       for (const format::Chunk& chunk : item.chunks) {
         if (chunk.record.kind == format::RecordKind::kAbsent) {
-          add({".metadata", "metadata", -1, -1, {item.fqn}, "no place is named for a chunk"});
+          add({".metadata", "metadata", -1, -1, {item.fqn}, "the metadata do not say where a chunk is stored"});
         } else {
           records_.push_back({&item, &chunk.record});
         }
@@ -86,7 +86,7 @@ class ForeignChecker {
       if (file_bytes < 0) continue;
       if (record.bytes > file_bytes || record.offset > file_bytes - record.bytes) {
         add(problem(named, "file", record.offset, record.bytes,
-                    text("the metadata want a record there, the file has ", file_bytes, " bytes")));
+                    text("the metadata name a record there, but the file has only ", file_bytes, " bytes")));
       } else if (const Status failure = check(named, &file); !failure.is_ok()) {
         const base::MutexLock lock(mutex_);
         if (failure_.is_ok()) failure_ = failure;
@@ -152,7 +152,7 @@ class ForeignChecker {
       if (!entry.is_plain || !has_crcs) continue;
       BCP_ASSIGN_OR_RETURN(const int64_t offset, format::content_offset(entry, directory, archive));
       left -= entry.bytes;
-      if (left < 0) return format::corrupt_archive("entries share bytes");
+      if (left < 0) return format::corrupt_archive("two entries overlap");
       BCP_ASSIGN_OR_RETURN(const std::optional<uint32_t> crc,
                            checksum(named.record->offset + offset, entry.bytes, file));
       if (!crc.has_value()) return Status::ok();

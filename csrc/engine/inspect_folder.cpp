@@ -75,7 +75,7 @@ std::string missing_marks(const FolderInspection& found) {
     return "empty";
   }
   for (size_t i = 0; i < found.parts.size(); ++i) {
-    if (found.parts[i] != i) return text("rank ", i, " has no part, rank ", found.parts[i], " has");
+    if (found.parts[i] != i) return text("rank ", i, " has no part, but rank ", found.parts[i], " has one");
   }
   const int64_t without = found.parts.empty() ? -1 : rank_without_part(found);
   return without < 0 ? "" : text("the save of rank ", without, " was not committed");
@@ -102,7 +102,7 @@ base::Result<FolderInspection> look(const std::string& directory, const std::str
   std::vector<Scope> live;
   BCP_RETURN_IF_ERROR(sort_names(directory, own_tmp, &found, &live));
   if (found.marks.empty() && found.tmps.empty() && found.data_files.empty() && !found.others.empty()) {
-    found.reason = "nothing of a checkpoint is in it";
+    found.reason = "it holds no files of a checkpoint";
     return found;
   }
   found.reason = missing_marks(found);

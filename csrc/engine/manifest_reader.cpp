@@ -47,7 +47,8 @@ base::Result<ManifestReader> ManifestReader::open(const std::string& directory, 
   base::Result<format::ManifestView> view = format::ManifestView::open(file_bytes, read);
   if (view.is_ok()) return ManifestReader(path, std::move(view.value()));
   if (view.status().code() != Code::kNotFound) return naming(view.status(), path);
-  return naming(Status::make(Code::kUnsupported, "no manifest of ours to read in parts"), path);
+  return naming(Status::make(Code::kUnsupported, "there is no manifest of bytecheckpoint that could be read in parts"),
+                path);
 }
 
 base::Result<format::Manifest> ManifestReader::read_head() {

@@ -89,8 +89,8 @@ base::Result<format::Manifest> open_foreign(const std::string& directory, const 
     const auto size = static_cast<int64_t>(bytes.size());
     const int64_t tail = std::min(size, format::kMetadataTrailerBytes);
     return Status::make(Code::kCorrupt,
-                        "the trailer is missing: cut, damaged, or rewritten by another tool (if the last, "
-                        "Config(accept_rewritten_metadata=True) reads it)")
+                        "the trailer is missing: the file was cut, damaged, or rewritten by another tool (in the last "
+                        "case, Config(accept_rewritten_metadata=True) reads it)")
         .at(size - tail, tail)
         .in_file(path);
   }
@@ -107,13 +107,14 @@ Status check_large(io::File& file, int64_t size) {
   if (!trailer.is_ok() && trailer.status().code() != Code::kNotFound) return trailer.status().in_file(file.path());
   if (!trailer.is_ok() && (first.front() != kPickleProto || last.back() != kPickleStop)) {
     return Status::make(Code::kCorrupt,
-                        text("read(", file.path(), "): ", size, " bytes that are no metadata: neither a ",
-                             "trailer of ours at the end nor a pickle"),
+                        text("read(", file.path(), "): the ", size, " bytes are not metadata: there is neither ",
+                             "a trailer of bytecheckpoint at the end nor a pickle"),
                         file.path());
   }
   const int64_t available = staging::available_memory_bytes();
   if (available < 0 || size <= available / 2) return Status::ok();
-  return Status::storage("read", file.path(), text(size, " bytes wanted, memory has ", available, " left"), ENOMEM);
+  return Status::storage("read", file.path(),
+                         text(size, " bytes needed, but only ", available, " bytes of memory are available"), ENOMEM);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ Removal::~Removal() {
 Status Removal::check_right() {
   if (tmp_name_.empty() || tmp_.has_name()) return Status::ok();
   return Status::make(base::Code::kSuperseded,
-                      base::text("remove(", directory_->path(), "): a save took the right to change what is there"),
+                      base::text("remove(", directory_->path(), "): a save took the right to change this folder"),
                       directory_->path());
 }
 

@@ -79,9 +79,9 @@ base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const pl
   std::vector<planner::ReadSegment> segments;
   for (const SharedUnit& unit : run->units_) segments.push_back(unit.segment);
   if (!cover(segments, blocks.merged())) {
-    return Status::make(
-        Code::kInvalidArgument,
-        text("load(", job->options().directory, "): the plan of all ranks has not what rank ", rank, " of them wants"));
+    return Status::make(Code::kInvalidArgument,
+                        text("load(", job->options().directory,
+                             "): the plan of all ranks does not contain all that rank ", rank, " asks for"));
   }
   planner::note_wanted(blocks, &segments);
   LoadStats& stats = run->stats_;
@@ -135,10 +135,11 @@ Status SharedRun::check(size_t unit, const uint8_t* slot, int64_t bytes) {
   if (!file.is_ok()) return job_->explain(file.status());
   const int64_t there = bytes_there(segment, *file.value());
   if (bytes != there) {
-    return job_->explain(Status::make(Code::kCorrupt,
-                                      text("read(", file.value()->path, ", offset=", segment.offset, "): rank ",
-                                           units_[unit].owner, " read ", bytes, " bytes, here are ", there),
-                                      file.value()->path));
+    return job_->explain(
+        Status::make(Code::kCorrupt,
+                     text("read(", file.value()->path, ", offset=", segment.offset, "): rank ", units_[unit].owner,
+                          " read ", bytes, " bytes, but on this rank the file has ", there),
+                     file.value()->path));
   }
   Status checked = job_->destinations().check(slot, segment, bytes, *file.value());
   return checked.is_ok() ? checked : job_->explain(std::move(checked));

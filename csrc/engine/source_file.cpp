@@ -20,15 +20,15 @@ base::Result<bool> is_ours(io::File& file, int64_t size) {
   BCP_ASSIGN_OR_RETURN(const std::string last, file.read(size - 8, 8));
   const bool begins = first == format::kDataMagic, ends = last == format::kDataTrailerMagic;
   if (begins == ends) return begins;
-  return Status::make(Code::kCorrupt, begins ? "a data file of this format without its trailer"
-                                             : "a data file of this format without its header")
+  return Status::make(Code::kCorrupt, begins ? "this data file has no trailer" : "this data file has no header")
       .at(begins ? size - 8 : 0, 8)
       .in_file(file.path());
 }
 
 base::Result<format::DataTrailer> read_trailer(io::File& file, int64_t file_bytes) {
   if (file_bytes < format::kHeaderBytes + format::kDataTrailerBytes) {
-    return Status::make(Code::kCorrupt, text("read(", file.path(), "): ", file_bytes, " bytes, too short for a file"),
+    return Status::make(Code::kCorrupt,
+                        text("read(", file.path(), "): the file has ", file_bytes, " bytes, too few for a data file"),
                         file.path());
   }
   BCP_ASSIGN_OR_RETURN(const std::string tail,
@@ -43,9 +43,9 @@ Status compare_with_manifest(const io::File& file, const format::FileEntry& entr
       trailer.id.rank == entry.id.rank && trailer.id.number == entry.id.number) {
     return Status::ok();
   }
-  return Status::make(Code::kCorrupt,
-                      text("trailer of file ", base::to_hex(trailer.id.file_id), " with CRC ", trailer.trailer_crc,
-                           ", the metadata wants ", base::to_hex(entry.id.file_id), " with CRC ", entry.trailer_crc))
+  return Status::make(Code::kCorrupt, text("the trailer is that of file ", base::to_hex(trailer.id.file_id),
+                                           " with CRC ", trailer.trailer_crc, ", but the metadata name file ",
+                                           base::to_hex(entry.id.file_id), " with CRC ", entry.trailer_crc))
       .at(entry.bytes - format::kDataTrailerBytes, format::kDataTrailerBytes)
       .in_file(file.path());
 }
@@ -54,7 +54,7 @@ base::Result<std::vector<uint32_t>> read_table(io::File& file, const format::Dat
   BCP_ASSIGN_OR_RETURN(const std::string table, file.read(trailer.end_of_records, trailer.table_bytes()));
   const uint32_t crc = base::crc32(0, table.data(), table.size());
   if (crc != trailer.table_crc) {
-    return Status::make(Code::kCorrupt, text("block table has CRC ", crc, ", stored ", trailer.table_crc))
+    return Status::make(Code::kCorrupt, text("the block table has CRC ", crc, ", but stored is ", trailer.table_crc))
         .at(trailer.end_of_records, trailer.table_bytes())
         .in_file(file.path());
   }
@@ -78,7 +78,7 @@ base::Result<std::shared_ptr<const SourceFile>> SourceFile::open(const std::stri
     if (!source->has_checksums) return std::shared_ptr<const SourceFile>(std::move(source));
   } else if (size != entry.bytes) {
     return Status::make(Code::kCorrupt,
-                        text("read(", source->path, "): ", size, " bytes, the metadata wants ", entry.bytes),
+                        text("read(", source->path, "): the file has ", size, " bytes, but must have ", entry.bytes),
                         source->path);
   }
   BCP_ASSIGN_OR_RETURN(const format::DataTrailer trailer, read_trailer(file, size));
@@ -95,10 +95,10 @@ Status SourceFile::check_blocks(const uint8_t* bytes, int64_t offset, int64_t si
     const uint32_t computed = base::crc32(0, bytes + (begin - offset), static_cast<size_t>(part));
     const uint32_t stored = block_crcs[static_cast<size_t>(begin / format::kBlockBytes)];
     if (computed != stored) {
-      return Status::make(
-          Code::kCorrupt,
-          text("read(", path, ", offset=", begin, ", ", part, " bytes): block has CRC ", computed, ", stored ", stored),
-          path);
+      return Status::make(Code::kCorrupt,
+                          text("read(", path, ", offset=", begin, ", ", part, " bytes): the block has CRC ", computed,
+                               ", but stored is ", stored),
+                          path);
     }
   }
   return Status::ok();
@@ -106,7 +106,7 @@ Status SourceFile::check_blocks(const uint8_t* bytes, int64_t offset, int64_t si
 
 Status SourceFile::behind_the_records(int64_t offset) const {
   return Status::make(Code::kCorrupt,
-                      text("read(", path, ", offset=", offset, "): the metadata wants a record there, the ",
+                      text("read(", path, ", offset=", offset, "): the metadata name a record there, but the ",
                            has_checksums ? "records end at " : "file ends at ", end_of_records),
                       path);
 }

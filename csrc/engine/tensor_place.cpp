@@ -105,7 +105,7 @@ Status check_extents(const std::string& directory, const format::Manifest& manif
     if (record.kind == format::RecordKind::kAbsent) {
       return Status::make(Code::kCorrupt,
                           text("load(", directory, "): the metadata name a chunk at ",
-                               tensor::to_text(chunk->box.offsets), " and no place where it is stored"),
+                               tensor::to_text(chunk->box.offsets), " but do not say where it is stored"),
                           directory);
     }
     const std::string& name = manifest.files[record.file].name;
@@ -118,7 +118,7 @@ Status check_extents(const std::string& directory, const format::Manifest& manif
     if (record.bytes > size || record.offset > size - record.bytes) {
       return Status::make(Code::kCorrupt,
                           text("read(", path, ", offset=", record.offset, ", ", record.bytes,
-                               " bytes): the metadata want a record there, the file has ", size, " bytes"),
+                               " bytes): the metadata name a record there, but the file has only ", size, " bytes"),
                           path);
     }
   }

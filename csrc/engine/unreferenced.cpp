@@ -35,9 +35,10 @@ std::vector<std::string> tmps_in(const std::string& directory, std::vector<std::
     const std::string path = io::join(directory, name);
     if (name == kStockTmp) notes.push_back(text(name, ": a save of stock DCP is under way, or has died"));
     if (!is_tmp_name(name) || !is_regular(path)) continue;
-    notes.push_back(text(name, may_be_held(path)
-                                   ? ": a save is under way"
-                                   : ": a save is under way elsewhere, or has died; its lock is not seen to be held"));
+    notes.push_back(
+        text(name, may_be_held(path)
+                       ? ": a save is under way"
+                       : ": a save is under way elsewhere, or has died; this host does not see that its lock is held"));
   }
   return notes;
 }
@@ -65,7 +66,7 @@ base::Result<Unreferenced> find_unreferenced(const std::string& directory) {
   out.notes = tmps_in(directory, listing);
   const auto named = named_files(directory, listing);
   if (!named.is_ok()) {
-    out.notes.push_back(text("files that nobody refers to were not looked for: ", named.status().message()));
+    out.notes.push_back(text("unreferenced files were not looked for: ", named.status().message()));
     return out;
   }
   const auto is_other = [&](const std::string& name) {

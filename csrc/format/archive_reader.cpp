@@ -17,7 +17,8 @@ Status corrupt_archive(const std::string& message) {
 
 base::Result<std::string_view> ArchiveReader::view(int64_t offset, int64_t size, std::string_view what) {
   if (offset < 0 || size < 0 || offset > bytes_ || size > bytes_ - offset) {
-    return corrupt_archive(text(what, ", ", size, " bytes at ", offset, ", outside its ", bytes_, " bytes"));
+    return corrupt_archive(
+        text(what, ": ", size, " bytes at ", offset, " are outside the archive, which has ", bytes_, " bytes"));
   }
   if (read_ == nullptr) return std::string_view(in_memory_ + offset, static_cast<size_t>(size));
   for (const Piece& piece : pieces_) {
@@ -44,7 +45,7 @@ base::Result<std::string_view> ArchiveReader::tail(int64_t size) {
 base::Result<std::string_view> ArchiveReader::fetch(int64_t offset, int64_t size) {
   BCP_ASSIGN_OR_RETURN(std::string bytes, (*read_)(offset, size));
   if (bytes.size() != static_cast<size_t>(size)) {
-    return corrupt_archive(text("read ", bytes.size(), " bytes at ", offset, ", wanted ", size));
+    return corrupt_archive(text("read only ", bytes.size(), " of ", size, " bytes at ", offset));
   }
   pieces_.push_back({offset, std::move(bytes)});
   return std::string_view(pieces_.back().bytes);

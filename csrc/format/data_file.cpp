@@ -109,8 +109,8 @@ std::string encode_data_trailer(DataTrailer* trailer) {
 
 base::Result<DataTrailer> decode_data_trailer(std::string_view bytes, int64_t file_bytes) {
   if (bytes.size() != static_cast<size_t>(kDataTrailerBytes) || bytes.substr(72) != kDataTrailerMagic) {
-    return Status::make(Code::kCorrupt,
-                        text("trailer: missing at the end of ", file_bytes, " bytes (cut, or foreign)"));
+    return Status::make(Code::kCorrupt, text("trailer: missing at the end of ", file_bytes,
+                                             " bytes (the file was cut, or is of another format)"));
   }
   base::ByteReader in(bytes);
   DataTrailer trailer;

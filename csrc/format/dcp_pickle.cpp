@@ -40,7 +40,7 @@ base::Result<DcpPickle> DcpPickle::read(std::string_view bytes) {
   BCP_ASSIGN_OR_RETURN(Pickle pickle, read_pickle(bytes, {find_dcp_global, false}));
   if (pickle.end() != bytes.size()) {
     return Status::make(Code::kCorrupt,
-                        text("pickle: ends at byte ", pickle.end(), " of ", bytes.size(), ", wanted at the last"));
+                        text("pickle: ends at byte ", pickle.end(), ", but the file has ", bytes.size(), " bytes"));
   }
   return DcpPickle(std::move(pickle));
 }
@@ -54,7 +54,8 @@ base::Result<Attributes> DcpPickle::instance(const PickleValue& value, DcpGlobal
   attributes.pickle_ = &pickle_;
   attributes.dict_ = pickle_.children(object->state);
   if (!object->state.is(Kind::kDict) || attributes.dict_.size() > 2 * kMaxAttributes) {
-    return Status::make(Code::kCorrupt, text(name, ": state is no dict of at most ", kMaxAttributes, " attributes"));
+    return Status::make(Code::kCorrupt,
+                        text(name, ": its state is not a dict of at most ", kMaxAttributes, " attributes"));
   }
   return attributes;
 }
@@ -67,17 +68,18 @@ Status DcpPickle::read_dims(const PickleValue& value, std::string_view what, ten
     if (args.size() == 1) sequence = args[0];
   }
   if (!sequence.is(Kind::kTuple) && !sequence.is(Kind::kList)) {
-    return Status::make(Code::kCorrupt, text(what, " of another type than torch.Size"));
+    return Status::make(Code::kCorrupt, text(what, ": not a torch.Size"));
   }
   const PickleSpan numbers = pickle_.children(sequence);
   if (numbers.size() > kMaxDims) {
-    return Status::make(Code::kCorrupt, text(what, " of ", numbers.size(), " dims, at most ", kMaxDims, " can be"));
+    return Status::make(Code::kCorrupt,
+                        text(what, ": has ", numbers.size(), " dims, but at most ", kMaxDims, " are possible"));
   }
   BCP_RETURN_IF_ERROR(budget_.take(numbers.size() * sizeof(int64_t)));
   dims->clear();
   dims->reserve(numbers.size());
   for (const PickleValue& number : numbers) {
-    if (!number.is(Kind::kInt)) return Status::make(Code::kCorrupt, text(what, " with a dim that is no int"));
+    if (!number.is(Kind::kInt)) return Status::make(Code::kCorrupt, text(what, ": a dim is not an int"));
     dims->push_back(pickle_.integer(number));
   }
   return Status::ok();
@@ -90,7 +92,7 @@ base::Result<bool> DcpPickle::try_read_path(const PickleValue& value, std::strin
   if (!call.has_value()) return false;
   path->clear();
   for (const PickleValue& part : pickle_.children(call->args)) {
-    if (!part.is(Kind::kString)) return Status::make(Code::kCorrupt, "path with a part that is no str");
+    if (!part.is(Kind::kString)) return Status::make(Code::kCorrupt, "a part of a path is not a str");
     BCP_RETURN_IF_ERROR(budget_.take(kTimesToGrow * (pickle_.text(part).size() + 1)));
     join(pickle_.text(part), windows, path);
   }

@@ -47,12 +47,12 @@ class Metadata {
     Tree& version = manifest_.foreign->version;
     BCP_RETURN_IF_ERROR(read_tree(attributes.find("version"), "version", &version));
     const bool sane = version.kind() == Tree::Kind::kNone || version.kind() == Tree::Kind::kString;
-    return sane ? Status::ok() : corrupt_metadata("version: neither None nor str");
+    return sane ? Status::ok() : corrupt_metadata("version: neither None nor a str");
   }
 
  private:
   Status read_items(const PickleValue& state_dict) {
-    if (!state_dict.is(Kind::kDict)) return corrupt_metadata("metadata of the state dict: no dict");
+    if (!state_dict.is(Kind::kDict)) return corrupt_metadata("metadata of the state dict: not a dict");
     const PickleSpan children = pickle_.values().children(state_dict);
     const size_t num_items = children.size() / 2;
     BCP_RETURN_IF_ERROR(pickle_.budget()->take(num_items * (sizeof(NamedEntry) + sizeof(Item))));
@@ -60,7 +60,7 @@ class Metadata {
     entries.reserve(num_items);
     for (auto child = children.begin(); child != children.end(); ++child) {
       const auto ordinal = static_cast<uint32_t>(entries.size());
-      if (!(*child).is(Kind::kString)) return corrupt_metadata(text("key ", ordinal, " of the state dict: no str"));
+      if (!(*child).is(Kind::kString)) return corrupt_metadata(text("key ", ordinal, " of the state dict: not a str"));
       const std::string_view fqn = pickle_.values().text(*child);
       BCP_RETURN_IF_ERROR(pickle_.budget()->take(fqn.size() + 1));
       ++child;
@@ -71,7 +71,7 @@ class Metadata {
     for (const NamedEntry& entry : entries) {
       const std::string_view fqn = entry.fqn;
       if (!manifest_.items.empty() && manifest_.items.back().fqn == fqn)
-        return corrupt_metadata(text("'", fqn, "': twice"));
+        return corrupt_metadata(text("'", fqn, "': the state dict has this key twice"));
       Item& item = manifest_.items.emplace_back();
       item.fqn = std::string(fqn);
       item.ordinal = entry.ordinal;
@@ -99,7 +99,7 @@ class Metadata {
       return corrupt_metadata(text("impossible shape ", tensor::to_text(item->tensor.sizes)));
     }
     const PickleValue list = attributes.find("chunks");
-    if (!list.is(Kind::kList) && !list.is(Kind::kTuple)) return corrupt_metadata("chunks that are no list");
+    if (!list.is(Kind::kList) && !list.is(Kind::kTuple)) return corrupt_metadata("the chunks are not a list");
     const PickleSpan chunks = pickle_.values().children(list);
     BCP_RETURN_IF_ERROR(pickle_.budget()->take(chunks.size() * sizeof(Chunk)));
     item->chunks.reserve(chunks.size());
@@ -124,25 +124,25 @@ class Metadata {
   /// adds strides, on which nothing depends.
   Status read_properties(const PickleValue& value, tensor::TensorInfo* info) {
     const std::optional<PickleObject> properties = pickle_.values().object(value, Kind::kObject, kTensorProperties);
-    if (!properties.has_value()) return corrupt_metadata("properties of another type");
+    if (!properties.has_value()) return corrupt_metadata("the properties are not a TensorProperties");
     const PickleSpan state = pickle_.values().children(properties->state);
     if (!properties->state.is(Kind::kTuple) || state.size() < 5)
-      return corrupt_metadata("properties of fewer than five values");
+      return corrupt_metadata("the properties have fewer than five values");
     const tensor::DTypeInfo* dtype = state[0].is(Kind::kGlobal) ? dtype_of_global(state[0].global()) : nullptr;
-    if (dtype == nullptr) return corrupt_metadata("no dtype");
+    if (dtype == nullptr) return corrupt_metadata("the properties have no dtype");
     info->dtype = dtype->dtype;
     const PickleValue layout = argument_of(state[1], kGetLayout);
-    if (!layout.is(Kind::kString)) return corrupt_metadata("no layout");
+    if (!layout.is(Kind::kString)) return corrupt_metadata("the properties have no layout");
     const std::string_view name = pickle_.values().text(layout);
     if (name != "torch.strided") {
-      return Status::make(Code::kUnsupported, text("layout ", name, ", read is torch.strided alone"));
+      return Status::make(Code::kUnsupported, text("layout ", name, ": only torch.strided can be read"));
     }
     const PickleValue format = argument_of(state[3], kMemoryFormatEncoding);
     const int64_t code = format.is(Kind::kInt) ? pickle_.values().integer(format) : -1;
-    if (code < 0 || code > 2) return corrupt_metadata("no memory format");
+    if (code < 0 || code > 2) return corrupt_metadata("the properties have no memory format");
     info->memory_format = static_cast<uint8_t>(code);
     if (!state[2].is(Kind::kBool) || !state[4].is(Kind::kBool))
-      return corrupt_metadata("properties with flags of another type");
+      return corrupt_metadata("a flag of the properties is not a bool");
     info->requires_grad = state[2].is_true();
     info->pin_memory = state[4].is_true();
     return Status::ok();
@@ -173,7 +173,7 @@ class Metadata {
     base::ByteWriter out;
     encode_container(Tree::Kind::kDict, dict.size(), &out);
     for (auto at = dict.begin(); at != dict.end(); ++at) {
-      if (!(*at).is(Kind::kString)) return corrupt_metadata("attribute whose name is no str");
+      if (!(*at).is(Kind::kString)) return corrupt_metadata("the name of an attribute is not a str");
       const std::string_view name = pickle_.values().text(*at);
       Tree key, content;
       BCP_RETURN_IF_ERROR(read_tree(*at, "name", &key));

@@ -74,11 +74,11 @@ class StorageData {
  private:
   Status read_place(const PickleValue& key, const PickleValue& info, size_t order) {
     if (!pickle_.values().object(key, Kind::kObject, kMetadataIndex).has_value()) {
-      return Status::make(Code::kUnsupported, "the key is no MetadataIndex");
+      return Status::make(Code::kUnsupported, "the key is not a MetadataIndex");
     }
     BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(key, kMetadataIndex, "MetadataIndex"));
     const PickleValue fqn = attributes.find("fqn");
-    if (!fqn.is(Kind::kString)) return Status::make(Code::kCorrupt, "the name is no str");
+    if (!fqn.is(Kind::kString)) return Status::make(Code::kCorrupt, "the name is not a str");
     const std::string_view name = pickle_.values().text(fqn);
     BCP_RETURN_IF_ERROR(pickle_.budget()->take(name.size()));
     const Item* item = manifest_.find(name);
@@ -132,12 +132,12 @@ class StorageData {
 
   Status read_record(const PickleValue& info, const Item& item, Record* record) {
     if (!pickle_.values().object(info, Kind::kObject, kStorageInfo).has_value()) {
-      return Status::make(Code::kUnsupported, "storage data other than _StorageInfo");
+      return Status::make(Code::kUnsupported, "the storage data are not a _StorageInfo");
     }
     BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(info, kStorageInfo, "_StorageInfo"));
     const PickleValue path = attributes.find("relative_path"), offset = attributes.find("offset"),
                       length = attributes.find("length"), transforms = attributes.find("transform_descriptors");
-    if (!path.is(Kind::kString)) return Status::make(Code::kCorrupt, "the file name is no str");
+    if (!path.is(Kind::kString)) return Status::make(Code::kCorrupt, "the file name is not a str");
     const std::string_view name = pickle_.values().text(path);
     BCP_RETURN_IF_ERROR(pickle_.budget()->take(name.size()));
     const char* fault = fault_of_name(name);
@@ -145,8 +145,8 @@ class StorageData {
     // Newer DCP writes an empty sequence where older DCP writes None.
     const bool none = transforms.is(Kind::kHole) || transforms.is(Kind::kNone);
     if (!none && (!is_sequence(transforms) || pickle_.values().children(transforms).size() != 0)) {
-      return Status::make(Code::kUnsupported,
-                          text("record in '", name, "': transformed by stream extensions", names_of(transforms)));
+      return Status::make(Code::kUnsupported, text("record in '", name, "': it was transformed by stream extensions",
+                                                   names_of(transforms)));
     }
     const bool are_ints = offset.is(Kind::kInt) && length.is(Kind::kInt);
     const int64_t begin = are_ints ? pickle_.values().integer(offset) : -1;
@@ -183,7 +183,7 @@ class StorageData {
 
 Status read_storage_data(const PickleValue& storage_data, DcpPickle* pickle, Manifest* manifest) {
   if (storage_data.is(Kind::kHole) || storage_data.is(Kind::kNone)) return Status::ok();
-  if (!storage_data.is(Kind::kDict)) return Status::make(Code::kUnsupported, "storage data: no dict");
+  if (!storage_data.is(Kind::kDict)) return Status::make(Code::kUnsupported, "storage data: not a dict");
   return StorageData(pickle, manifest).read(pickle->values().children(storage_data));
 }
 

@@ -41,7 +41,8 @@ class Decoder {
     if (next_chunk_ != num_chunk_rows()) return fail("chunks: some belong to no item");
     std::vector<bool> taken(num_items);
     for (const Item& item : out_->items) {
-      if (item.ordinal >= taken.size() || taken[item.ordinal]) return fail("items: positions are no permutation");
+      if (item.ordinal >= taken.size() || taken[item.ordinal])
+        return fail("items: the positions are not a permutation");
       taken[item.ordinal] = true;
     }
     return true;
@@ -106,7 +107,7 @@ class Decoder {
     const size_t num_dims = item.tensor.sizes.size();
     if (!dims(row.first_dim, num_dims, &chunk->box.offsets)) return false;
     if (!dims(row.first_dim + num_dims, num_dims, &chunk->box.sizes)) return false;
-    if (row.file >= out_->files.size()) return fail("record in a file that is not listed");
+    if (row.file >= out_->files.size()) return fail("a record is in a file that is not listed");
     return unpack_chunk(row, item, out_->files[row.file].bytes, chunk, &fault_);
   }
 
@@ -141,7 +142,7 @@ base::Result<Manifest> decode_manifest(std::string_view bytes) {
   manifest.user_metadata = std::string(sections[kUserMetadata]);
   manifest.checkpoint_id = std::string(sections[kCheckpointId]);
   if (!base::is_utf8(manifest.user_metadata) || !base::is_utf8(manifest.checkpoint_id)) {
-    return Status::make(Code::kCorrupt, "manifest: text that is not UTF-8");
+    return Status::make(Code::kCorrupt, "manifest: a text is not UTF-8");
   }
   return manifest;
 }

@@ -28,7 +28,7 @@ bool check_data(const Record& record, const tensor::Dims& sizes, int64_t itemsiz
   if (!tensor::checked_numel(sizes, &wanted) || !base::checked_mul(wanted, itemsize_bytes, &wanted) ||
       wanted != record.data_bytes || !base::checked_add(record.data_offset, record.data_bytes, &data_end) ||
       record.data_offset < record.offset || record.data_offset % 64 != 0 || data_end > record_end) {
-    return fail("data outside its record, or of another length than its shape", fault);
+    return fail("the data are outside their record, or do not have the length of their shape", fault);
   }
   return true;
 }
@@ -55,7 +55,8 @@ base::Result<ManifestHead> decode_manifest_head(std::string_view bytes, uint64_t
   head.version = in.u32();
   const uint32_t num_sections = in.u32();
   head.save_id = in.id();
-  if (!in.ok() || magic != kMagic) return Status::make(Code::kCorrupt, "manifest: no magic");
+  if (!in.ok() || magic != kMagic)
+    return Status::make(Code::kCorrupt, "manifest: does not begin with its magic number");
   BCP_RETURN_IF_ERROR(check_version("manifest", head.version, kManifestVersion));
   if (num_sections != kNumSections) return Status::make(Code::kCorrupt, "manifest: wrong section count");
   for (ManifestHead::Range& section : head.sections) {
@@ -65,10 +66,12 @@ base::Result<ManifestHead> decode_manifest_head(std::string_view bytes, uint64_t
       return Status::make(Code::kCorrupt, "manifest: section outside the manifest");
     }
   }
-  if (head.sections[kFiles].bytes % kRowBytes != 0) return Status::make(Code::kCorrupt, "manifest: files: odd length");
-  if (head.sections[kItems].bytes % kRowBytes != 0) return Status::make(Code::kCorrupt, "manifest: items: odd length");
+  if (head.sections[kFiles].bytes % kRowBytes != 0)
+    return Status::make(Code::kCorrupt, "manifest: files: the length is not a multiple of a row");
+  if (head.sections[kItems].bytes % kRowBytes != 0)
+    return Status::make(Code::kCorrupt, "manifest: items: the length is not a multiple of a row");
   if (head.sections[kDims].bytes % 8 != 0 || head.sections[kChunks].bytes % kRowBytes != 0) {
-    return Status::make(Code::kCorrupt, "manifest: odd length");
+    return Status::make(Code::kCorrupt, "manifest: dims or chunks: the length is not a multiple of a row");
   }
   return head;
 }
@@ -126,7 +129,8 @@ bool unpack_item(const ItemRow& row, uint32_t version, Item* item, std::string* 
     item->tensor.requires_grad = (row.flags & kFlagRequiresGrad) != 0;
     item->tensor.pin_memory = (row.flags & kFlagPinMemory) != 0;
     item->is_partial = (row.flags & kFlagPartial) != 0;
-    if (item->is_partial && version < kPartialItemsVersion) return fail("partial, in a manifest of version 1", fault);
+    if (item->is_partial && version < kPartialItemsVersion)
+      return fail("is partial, but a manifest of version 1 has no partial items", fault);
   } else if (row.kind != kItemBytes || row.num_dims != 0 || row.num_chunks != 1) {
     return fail("unknown kind", fault);
   }
@@ -149,14 +153,14 @@ bool unpack_chunk(const ChunkRow& row, const Item& item, int64_t file_bytes, Chu
   record.data_offset = row.data_offset;
   record.data_bytes = row.data_bytes;
   const bool bytes_record = record.kind == RecordKind::kBytes;
-  if (row.kind < 1 || row.kind > 3 || bytes_record == item.is_tensor) return fail("record of another kind", fault);
+  if (row.kind < 1 || row.kind > 3 || bytes_record == item.is_tensor) return fail("the record has a wrong kind", fault);
   int64_t end;
   if (!base::checked_add(record.offset, record.bytes, &end) || record.offset < kHeaderBytes || end > file_bytes) {
-    return fail("record outside its file", fault);
+    return fail("the record is outside its file", fault);
   }
   if (record.kind != RecordKind::kTensor) return true;
   const tensor::DTypeInfo* info = tensor::find_plain_dtype(row.stored_dtype);
-  if (info == nullptr) return fail("record of unknown dtype", fault);
+  if (info == nullptr) return fail("the record has an unknown dtype", fault);
   record.stored_dtype = info->dtype;
   return check_data(record, box.sizes, info->itemsize_bytes, end, fault);
 }
@@ -169,7 +173,7 @@ bool unpack_file(const FileRow& row, FileEntry* file, std::string* fault) {
   file->id.file_id = row.file_id;
   // The name must follow from the id, so it cannot lead out of the directory.
   if (file->name != data_file_name(file->id))
-    return fail(text("file '", file->name, "': not the name of its id"), fault);
+    return fail(text("file '", file->name, "': the name does not match its id"), fault);
   if (file->bytes < kHeaderBytes + kDataTrailerBytes)
     return fail(text("file '", file->name, "': impossible size"), fault);
   return true;

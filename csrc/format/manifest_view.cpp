@@ -31,14 +31,15 @@ base::Result<ManifestView> ManifestView::open(int64_t file_bytes, ReadInto read)
 
 Status ManifestView::copy(Section section, uint64_t offset, uint64_t size, void* into) {
   const ManifestHead::Range& range = head_.sections[section];
-  if (offset > range.bytes || size > range.bytes - offset) return corrupt("a reference outside its section");
+  if (offset > range.bytes || size > range.bytes - offset) return corrupt("a reference leads outside its section");
   return blocks_.copy(range.offset + offset, size, into);
 }
 
 template <class Row>
 base::Result<Row> ManifestView::read_row(Section section, uint64_t number) {
   Row row;
-  if (number >= head_.sections[section].bytes / kRowBytes) return corrupt("a row that is not there");
+  if (number >= head_.sections[section].bytes / kRowBytes)
+    return corrupt("a reference leads to a row that does not exist");
   BCP_RETURN_IF_ERROR(copy(section, kRowBytes * number, kRowBytes, &row));
   return row;
 }
@@ -147,7 +148,7 @@ base::Result<Chunk> ManifestView::read_chunk(const FoundItem& found, uint32_t nu
   BCP_ASSIGN_OR_RETURN(const ChunkRow row, read_row<ChunkRow>(kChunks, found.first_chunk + number));
   // The boxes of an item stand without gaps, so their place is known without the row.
   if (row.first_dim != found.first_dim + 2 * box.num_dims() * number) return corrupt(where + "dims out of order");
-  if (row.file >= num_files()) return corrupt(where + "record in a file that is not listed");
+  if (row.file >= num_files()) return corrupt(where + "a record is in a file that is not listed");
   BCP_ASSIGN_OR_RETURN(const FileRow file, read_row<FileRow>(kFiles, row.file));
   Chunk chunk;
   chunk.box = std::move(box);

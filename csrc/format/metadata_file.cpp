@@ -86,7 +86,7 @@ std::string encode_metadata_file(const Manifest& manifest) {
 
 base::Result<MetadataTrailer> decode_metadata_trailer(std::string_view bytes, int64_t file_bytes) {
   if (bytes.size() != static_cast<size_t>(kMetadataTrailerBytes) || bytes.substr(120) != kMetadataMagic) {
-    return Status::make(Code::kNotFound, "metadata trailer: none");
+    return Status::make(Code::kNotFound, "metadata trailer: there is none");
   }
   base::ByteReader in(bytes);
   MetadataTrailer trailer;
@@ -114,7 +114,8 @@ base::Result<MetadataTrailer> decode_metadata_trailer(std::string_view bytes, in
                     base::checked_add(trailer.pickle_bytes, trailer.manifest_bytes, &sum) && sum <= file_bytes &&
                     trailer.num_blocks == num_blocks_of(trailer.manifest_bytes) && trailer.file_bytes() == file_bytes;
   if (!sane) {
-    return Status::make(Code::kCorrupt, text("metadata trailer: describes a file of another length than ", file_bytes));
+    return Status::make(Code::kCorrupt,
+                        text("metadata trailer: does not describe a file of this length: ", file_bytes));
   }
   return trailer;
 }

@@ -27,7 +27,7 @@ base::Status check_memo(std::string_view bytes, int max_pickles) {
     if (entry > UINT8_MAX && entry > at - begin) {
       return base::Status::make(base::Code::kCorrupt,
                                 base::text("pickle: ", opcode_name(opcode), " at byte ", at, ": memo entry ", entry,
-                                           " of ", at - begin, " bytes; nothing of the pickle was run"));
+                                           " in ", at - begin, " bytes of pickle; nothing of the pickle was run"));
     }
     if (opcode == Opcode::kStop) {
       begin = in.position();

@@ -171,13 +171,15 @@ class Machine {
   }
 
   bool stop() {
-    if (marks_.size() != 0 || stack_.size() != 1) return corrupt(text(stack_.size(), " values on the stack, wanted 1"));
+    if (marks_.size() != 0 || stack_.size() != 1)
+      return corrupt(text("the stack must hold 1 value at the end, but holds ", stack_.size()));
     root_ = stack_[0];
     return true;
   }
 
   bool proto(uint8_t version) {
-    return version <= kLastProtocol || fail(Code::kUnsupported, text("protocol ", static_cast<int>(version)));
+    return version <= kLastProtocol ||
+           fail(Code::kUnsupported, text("protocol ", static_cast<int>(version), " is not supported"));
   }
 
   bool frame(uint64_t bytes) {
@@ -234,7 +236,7 @@ class Machine {
     if (!need(1)) return false;
     // Picklers number their entries from 0 or from 1. A greater number would only make the memo large.
     if (index >= kFreeMemoEntries && index > memo_count_ + 1) {
-      return corrupt(text("memo entry ", index, " after ", memo_count_));
+      return corrupt(text("memo entry ", index, " is too high after ", memo_count_, " entries"));
     }
     while (index >= memo_.size()) memo_.push_back(PickleValue());
     if (memo_[index].is(Kind::kHole)) ++memo_count_;
@@ -258,13 +260,13 @@ class Machine {
     const size_t first = stack_.size() - count;
     PickleValue& target = stack_[first - 1];
     if (target.is(Kind::kObject) || target.is(Kind::kCall)) {
-      if (!rules_.standard_types) return fail(Code::kUnsupported, "fills an object that is neither list nor dict");
+      if (!rules_.standard_types) return fail(Code::kUnsupported, "fills an object that is neither a list nor a dict");
       return fill(target, kind, first);
     }
     if (!target.is(kind)) {
-      return corrupt(kind == Kind::kList  ? "appends to what is no list"
-                     : kind == Kind::kSet ? "adds to what is no set"
-                                          : "sets items of no dict");
+      return corrupt(kind == Kind::kList  ? "appends to something that is not a list"
+                     : kind == Kind::kSet ? "adds to something that is not a set"
+                                          : "sets items of something that is not a dict");
     }
     if (kind == Kind::kDict && !are_entries(first)) return false;
     arena_.extend(&target, &stack_, first);
@@ -280,9 +282,9 @@ class Machine {
   }
 
   bool fill(const PickleValue& target, Kind kind, size_t first) {
-    if (kind == Kind::kSet) return corrupt("adds to what is no set");
+    if (kind == Kind::kSet) return corrupt("adds to something that is not a set");
     if (kind == Kind::kDict && !are_entries(first)) return false;
-    return arena_.fill(target, kind, &stack_, first) || corrupt("an object that is filled as list and as dict");
+    return arena_.fill(target, kind, &stack_, first) || corrupt("fills an object both as a list and as a dict");
   }
 
   // --- globals and objects ---
@@ -303,7 +305,7 @@ class Machine {
   bool stack_global() {
     if (!need(2)) return false;
     const PickleValue name = stack_.back(), module = stack_[stack_.size() - 2];
-    if (!name.is(Kind::kString) || !module.is(Kind::kString)) return corrupt("a global whose name is no string");
+    if (!name.is(Kind::kString) || !module.is(Kind::kString)) return corrupt("the name of a global is not a string");
     stack_.truncate(stack_.size() - 2);
     return global(text_of(module), text_of(name));
   }
@@ -319,9 +321,9 @@ class Machine {
   bool object(Kind kind) {
     if (!need(2)) return false;
     const PickleValue args = stack_.back(), callee = stack_[stack_.size() - 2];
-    if (!args.is(Kind::kTuple)) return corrupt("arguments that are no tuple");
+    if (!args.is(Kind::kTuple)) return corrupt("the arguments are not a tuple");
     // This would call what another call has returned, for example. Data need nothing of the kind.
-    if (!callee.is(Kind::kGlobal)) return fail(Code::kUnsupported, "of something that is no global");
+    if (!callee.is(Kind::kGlobal)) return fail(Code::kUnsupported, "calls something that is not a global");
     stack_.truncate(stack_.size() - 2);
     return push(arena_.add_object(kind, callee.global(), args));
   }
@@ -329,8 +331,10 @@ class Machine {
   bool build() {
     if (!need(2)) return false;
     const PickleValue state = stack_.back(), target = stack_[stack_.size() - 2];
-    if (!target.is(Kind::kObject) && !target.is(Kind::kCall)) return corrupt("of something that is no object");
-    if (!arena_.object(target)->state.is(Kind::kHole)) return corrupt("of an object that has its state");
+    if (!target.is(Kind::kObject) && !target.is(Kind::kCall))
+      return corrupt("sets the state of something that is not an object");
+    if (!arena_.object(target)->state.is(Kind::kHole))
+      return corrupt("sets the state of an object that already has one");
     arena_.set_state(target, state);
     stack_.truncate(stack_.size() - 1);
     return true;
@@ -365,7 +369,7 @@ class Machine {
 base::Result<Pickle> read_pickle(std::string_view bytes, const PickleRules& rules) {
   if (bytes.size() > kMaxPickleBytes) {
     return Status::make(Code::kUnsupported,
-                        text("pickle: ", bytes.size(), " bytes, read are at most ", kMaxPickleBytes));
+                        text("pickle: has ", bytes.size(), " bytes, but at most ", kMaxPickleBytes, " are read"));
   }
   return Machine(bytes, rules).run();
 }

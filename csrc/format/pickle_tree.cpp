@@ -43,7 +43,7 @@ class Unfolding {
 
   Status measure(const PickleValue& value, Holder holder, int depth) {
     if (depth > kMaxTreeDepth) {
-      return Status::make(Code::kCorrupt, text("nested more than ", kMaxTreeDepth, " deep, or holding itself"));
+      return Status::make(Code::kCorrupt, text("nested more than ", kMaxTreeDepth, " deep, or holds itself"));
     }
     switch (value.kind) {
       case Kind::kNone:
@@ -64,17 +64,18 @@ class Unfolding {
     }
     std::string latin1;
     if (!is_latin1(value, &latin1)) {
-      return Status::make(Code::kUnsupported, "an object; only None, bool, int, float, str, bytes, list, tuple, dict");
+      return Status::make(Code::kUnsupported,
+                          "an object; only None, bool, int, float, str, bytes, list, tuple and dict can be read");
     }
     return take(kTextHeadBytes + latin1.size());
   }
 
   Status measure_container(const PickleValue& value, Holder holder, int depth) {
     const bool is_tuple = value.is(Kind::kTuple), is_dict = value.is(Kind::kDict);
-    if (holder.is_key && !is_tuple) return Status::make(Code::kCorrupt, "a list or dict within a key");
+    if (holder.is_key && !is_tuple) return Status::make(Code::kCorrupt, "a key holds a list or dict");
     holder.was_seen |= rules_.refuse_shared && !is_first_visit(value);
     if (holder.was_seen && !is_tuple) {
-      return Status::make(Code::kUnsupported, "a list or dict that stands in two places");
+      return Status::make(Code::kUnsupported, "a list or dict is in two places");
     }
     BCP_RETURN_IF_ERROR(take(kContainerBytes));
     bool is_key = is_dict;
@@ -157,7 +158,7 @@ UnfoldBudget::UnfoldBudget(const Pickle& pickle) : left_(kMaxTimes * pickle.num_
 }
 
 Status UnfoldBudget::take(size_t bytes) {
-  if (bytes > left_) return Status::make(Code::kCorrupt, "more values than a pickle of this size can mean");
+  if (bytes > left_) return Status::make(Code::kCorrupt, "there are more values than a pickle of this size may hold");
   left_ -= bytes;
   return Status::ok();
 }

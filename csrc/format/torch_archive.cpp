@@ -47,19 +47,19 @@ base::Result<std::optional<ArchivedTensor>> locate_tensor(PickledTensor pickled,
                                                           ArchiveReader* archive) {
   const int64_t itemsize = pickled.dtype->itemsize_bytes;
   BCP_ASSIGN_OR_RETURN(const ZipEntry* storage, entry.find(text("data/", pickled.storage_key)));
-  if (storage == nullptr) return corrupt_archive(text("no storage '", pickled.storage_key, "'"));
+  if (storage == nullptr) return corrupt_archive(text("there is no storage '", pickled.storage_key, "'"));
   if (!storage->is_plain) return std::optional<ArchivedTensor>();
   int64_t storage_bytes, reach, reach_bytes;
   if (!base::checked_mul(pickled.storage_elements, pickled.is_typed ? itemsize : 1, &storage_bytes) ||
       storage_bytes != storage->bytes) {
-    return corrupt_archive(text("storage '", pickled.storage_key, "' has ", storage->bytes, " bytes, the pickle wants ",
-                                pickled.storage_elements, pickled.is_typed ? " elements of " : " bytes for ",
-                                pickled.dtype->name));
+    return corrupt_archive(text("storage '", pickled.storage_key, "' has ", storage->bytes,
+                                " bytes, but the pickle says ", pickled.storage_elements,
+                                pickled.is_typed ? " elements of " : " bytes for ", pickled.dtype->name));
   }
   if (!reach_of(pickled, &reach) || !base::checked_mul(reach, itemsize, &reach_bytes) || reach_bytes > storage_bytes) {
-    return corrupt_archive(text("tensor of ", tensor::to_text(pickled.sizes), ", strides ",
+    return corrupt_archive(text("a tensor of ", tensor::to_text(pickled.sizes), ", strides ",
                                 tensor::to_text(pickled.strides), ", from element ", pickled.first_element,
-                                " on, outside its storage of ", storage_bytes, " bytes of ", pickled.dtype->name));
+                                " on, is outside its storage of ", storage_bytes, " bytes of ", pickled.dtype->name));
   }
   ArchivedTensor out;
   BCP_ASSIGN_OR_RETURN(out.storage_offset, content_offset(*storage, entry.directory, archive));
@@ -89,7 +89,8 @@ base::Result<std::optional<ArchivedTensor>> read_tensor_archive(int64_t archive_
     if (pickle.status().code() == Code::kUnsupported) return opaque;
     return pickle.status().with_context("archive: data.pkl");
   }
-  if (pickle.value().end() != entry->pickle.size()) return corrupt_archive("data.pkl: bytes behind the pickle");
+  if (pickle.value().end() != entry->pickle.size())
+    return corrupt_archive("data.pkl: there are bytes after the pickle");
   std::optional<PickledTensor> pickled = read_pickled_tensor(pickle.value(), pickle.value().root());
   if (!pickled.has_value()) return opaque;
   return locate_tensor(std::move(*pickled), *entry, &archive);

@@ -50,7 +50,7 @@ Status no_end(ArchiveReader* archive) {
     return corrupt_archive("begins as a zip archive, but does not end as one");
   return Status::make(
       Code::kUnsupported,
-      "not an archive of torch.save; safetensors and what stream extensions transformed cannot be read");
+      "not an archive of torch.save; safetensors, and files that stream extensions transformed, cannot be read");
 }
 
 /// \param end  Offset of the end record in the archive.
@@ -135,7 +135,7 @@ base::Result<const ZipEntry*> ZipDirectory::find(std::string_view folder, std::s
                       entry.name.substr(0, folder.size()) == folder && entry.name[folder.size()] == '/' &&
                       entry.name.substr(folder.size() + 1) == name;
     if (!same) continue;
-    if (found != nullptr) return corrupt_archive(text("two entries ", name));
+    if (found != nullptr) return corrupt_archive(text("there are two entries with the name ", name));
     found = &entry;
   }
   return found;
@@ -163,7 +163,8 @@ base::Result<std::optional<ZipDirectory>> read_zip_directory(ArchiveReader* arch
     }
   }
   if (directory.entries.size() != extent.entries) {
-    return corrupt_archive(text("directory: ", directory.entries.size(), " entries, wanted ", extent.entries));
+    return corrupt_archive(
+        text("directory: ", directory.entries.size(), " entries, but the end record says ", extent.entries));
   }
   return std::optional<ZipDirectory>(std::move(directory));
 }

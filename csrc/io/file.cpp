@@ -60,7 +60,8 @@ base::Result<File> File::open_object(const std::string& url, const std::string& 
   file.path_ = join(url, name);
   if (name.empty() || name.front() == '/' || (name + "/").find("../") != std::string::npos) {
     return Status::make(base::Code::kCorrupt,
-                        text("open(", file.path_, "): leads out of ", url, ": no file of a checkpoint does"),
+                        text("open(", file.path_, "): the name leads out of ", url,
+                             ", which the name of a checkpoint file must not do"),
                         file.path_, EXDEV);
   }
   BCP_ASSIGN_OR_RETURN(file.store_, store_of(url));
@@ -81,8 +82,8 @@ base::Result<File> File::open(const std::string& directory, const std::string& n
   if (file.fd_ < 0 && direct && error == EINVAL) return open(directory, name, false);
   if (file.fd_ < 0 && (error == ELOOP || error == EXDEV)) {
     return Status::make(base::Code::kCorrupt,
-                        text("open(", file.path_, "): leads out of ", directory,
-                             ", or through a symbolic link: no file of a checkpoint does, and none is read"),
+                        text("open(", file.path_, "): the name leads out of ", directory,
+                             ", or through a symbolic link; such a file is not read"),
                         file.path_, error);
   }
   if (file.fd_ < 0) return Status::storage("open", file.path_, "read", error);

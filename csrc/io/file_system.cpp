@@ -31,7 +31,8 @@ base::Status check_room(const std::string& path, int64_t bytes) {
   const uint64_t blocks_free = ::geteuid() == 0 ? about.f_bfree : about.f_bavail;
   if (blocks_wanted <= blocks_free) return base::Status::ok();
   return base::Status::storage("statvfs", path,
-                               base::text(bytes, " bytes wanted, ", blocks_free * about.f_frsize, " are free"), ENOSPC);
+                               base::text(bytes, " bytes needed, but only ", blocks_free * about.f_frsize, " are free"),
+                               ENOSPC);
 }
 
 }  // namespace bytecheckpoint::io

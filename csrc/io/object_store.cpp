@@ -47,8 +47,8 @@ base::Result<std::shared_ptr<ObjectStore>> store_of(const std::string& url) {
   base::MutexLock lock(all.mutex);
   const auto found = all.stores.find(url);
   if (found != all.stores.end()) return found->second;
-  return base::Status::make(base::Code::kUnsupported,
-                            base::text("open(", url, "): a URL, which this call does not take"), url);
+  return base::Status::make(base::Code::kUnsupported, base::text("open(", url, "): this call does not accept a URL"),
+                            url);
 }
 
 }  // namespace bytecheckpoint::io

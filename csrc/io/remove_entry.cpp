@@ -63,7 +63,7 @@ class RemovalWalk {
 
   Status remove_file(const OpenDirectory& in, const std::string& name, int64_t bytes) {
     if (!levels_.empty() && rules_.stays(name)) {
-      out_.kept = "a checkpoint of its own";
+      out_.kept = "it is a checkpoint of its own";
       return Status::ok();
     }
     if (removes_) BCP_RETURN_IF_ERROR(in.remove_file(name));

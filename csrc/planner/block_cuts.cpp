@@ -14,7 +14,7 @@ base::Result<std::vector<int64_t>> block_cuts(const tensor::Dims& sizes, const s
       cuts.back() != numel || !std::is_sorted(cuts.begin(), cuts.end())) {
     return base::Status::make(base::Code::kInvalidArgument,
                               base::text("cuts of a tensor of ", tensor::to_text(sizes), " into blocks of ",
-                                         min_block_elements, " elements or more: not from 0 to ", numel));
+                                         min_block_elements, " elements or more must rise from 0 to ", numel));
   }
   if (numel == 0) return cuts;
   const int64_t row = sizes.empty() ? 1 : numel / sizes[0];

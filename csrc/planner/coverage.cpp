@@ -192,7 +192,7 @@ std::string find_gap(const Boxes& boxes, const tensor::Box& region, const Dims& 
     case GapSearch::Outcome::kTooManySteps:
       break;
   }
-  return text("elements that cannot be told (there are ", boxes.size(), " boxes, cut in too many ways) are perhaps");
+  return text("some elements (there are ", boxes.size(), " boxes, too many to find out which) are perhaps");
 }
 
 void BoxNumbers::clear() {

@@ -89,7 +89,7 @@ Status InventoryBuilder::add(std::string_view fqn, EntryKind kind, std::string_v
   entry.num_boxes = 1;
   const uint64_t hash = std::hash<std::string_view>()(fqn);
   const auto is_same = [&](uint32_t index) { return inventory_.fqn(inventory_.entries[index]) == fqn; };
-  if (names_.find(hash, is_same) != base::IndexTable::kNone) return refuse("given twice");
+  if (names_.find(hash, is_same) != base::IndexTable::kNone) return refuse("the key is given twice");
   if (kind != EntryKind::kBytes) {
     if (!is_possible(info.dtype, info.sizes.data(), info.sizes.size()) || info.memory_format > 2) {
       return refuse(text("no tensor has dtype code ", static_cast<int>(info.dtype), ", sizes ",
@@ -120,17 +120,17 @@ Status InventoryBuilder::add(std::string_view fqn, EntryKind kind, std::string_v
 Status InventoryBuilder::add_boxes(const std::vector<tensor::Box>& boxes, Entry* entry) {
   const auto refuse = [](std::string why) { return Status::make(Code::kInvalidArgument, std::move(why)); };
   const size_t num_dims = entry->num_dims;
-  if (boxes.empty()) return refuse("no box of it is held");
+  if (boxes.empty()) return refuse("this rank holds no box of the tensor");
   std::vector<int64_t> flat;
   for (const tensor::Box& box : boxes) {
     if (box.offsets.size() != num_dims || box.sizes.size() != num_dims) {
-      return refuse(text("box of other dims than the ", num_dims, " of the tensor"));
+      return refuse(text("a box does not have the ", num_dims, " dims of the tensor"));
     }
     flat.insert(flat.end(), box.offsets.begin(), box.offsets.end());
     flat.insert(flat.end(), box.sizes.begin(), box.sizes.end());
   }
   if (std::any_of(flat.begin(), flat.end(), [](int64_t number) { return number < 0; })) {
-    return refuse("a box with a negative offset or size");
+    return refuse("a box has a negative offset or size");
   }
   const int64_t* sizes = inventory_.sizes(*entry);
   std::vector<size_t> order(boxes.size());
@@ -159,7 +159,7 @@ Status InventoryBuilder::add_boxes(const std::vector<tensor::Box>& boxes, Entry*
 
 base::Result<Inventory> InventoryBuilder::finish() {
   if (rank_ >= kMaxRanks) {
-    return Status::make(Code::kInvalidArgument, text("rank ", rank_, ": ", kMaxRanks, " ranks are the most"));
+    return Status::make(Code::kInvalidArgument, text("rank ", rank_, ": at most ", kMaxRanks, " ranks are possible"));
   }
   return std::move(inventory_);
 }

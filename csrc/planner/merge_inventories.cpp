@@ -96,7 +96,7 @@ class Merger {
 
 Status Merger::add(std::string_view blob, std::optional<uint32_t> as_rank) {
   if (as_rank.value_or(0) >= kMaxRanks) {
-    return Status::make(Code::kInvalidArgument, text("rank ", *as_rank, ": below ", kMaxRanks, " wanted"));
+    return Status::make(Code::kInvalidArgument, text("rank ", *as_rank, ": must be below ", kMaxRanks));
   }
   InventoryReader reader(blob, &found_.rank_sets, as_rank);
   BCP_RETURN_IF_ERROR(reader.begin());
@@ -149,7 +149,7 @@ Status Merger::add_entry(const InventoryReader& reader, uint32_t* number) {
   }
   expected_ = *number + 1;
   if (blob_of_entry_[*number] == num_blobs_) {
-    return Status::make(Code::kCorrupt, text("inventory: '", reader.fqn(), "' stands in it twice"));
+    return Status::make(Code::kCorrupt, text("inventory: '", reader.fqn(), "' is in it twice"));
   }
   blob_of_entry_[*number] = num_blobs_;
   return join_properties(reader, &found_.entries[*number]);
@@ -183,7 +183,8 @@ Status Merger::join_properties(const InventoryReader& reader, Entry* entry) {
 
 base::Result<Inventory> Merger::finish() {
   if (records_.size() > UINT32_MAX / 2) {
-    return Status::make(Code::kInvalidArgument, text("inventories of ", records_.size(), " boxes: too many"));
+    return Status::make(Code::kInvalidArgument,
+                        text("the inventories have ", records_.size(), " boxes, which are too many"));
   }
   BCP_RETURN_IF_ERROR(join_ranks());
   const std::vector<uint32_t> order = order_of_entries();
@@ -358,8 +359,8 @@ Status Merger::join_holders(const Entry& entry, size_t first, size_t last, RankS
   if (!std::is_sorted(scratch_.begin(), scratch_.end())) std::sort(scratch_.begin(), scratch_.end());
   const auto twice = std::adjacent_find(scratch_.begin(), scratch_.end());
   if (twice != scratch_.end()) {
-    return Status::make(Code::kCorrupt,
-                        text("inventory: '", found_.fqn(entry), "': two say what rank ", *twice, " holds of it"));
+    return Status::make(Code::kCorrupt, text("inventory: '", found_.fqn(entry), "': two inventories say what rank ",
+                                             *twice, " holds of it"));
   }
   last_joined_.assign(ids, ids_end);
   *holders = last_union_ = found_.rank_sets.intern(scratch_);

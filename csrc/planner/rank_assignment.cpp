@@ -85,8 +85,8 @@ base::Result<std::vector<PlannedWrite>> apply_assignment(const Inventory& local,
   if (reader.u8() != kAssignmentVersion) return damaged();
   const uint64_t num_boxes = reader.number();
   if (reader.ok() && num_boxes != boxes.size()) {
-    return Status::make(Code::kInvalidArgument,
-                        text("assignment of a rank with ", num_boxes, " boxes; this one holds ", boxes.size()));
+    return Status::make(Code::kInvalidArgument, text("the assignment is for a rank with ", num_boxes,
+                                                     " boxes, but this rank has ", boxes.size()));
   }
   const size_t num_writes = reader.count(kLeastWriteBytes);
   // A box is written at most once. This is checked before the allocation, because a write takes 50 times its encoded

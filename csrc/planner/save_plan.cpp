@@ -23,7 +23,7 @@ int64_t SavePlan::total_bytes() const {
 
 base::Result<SavePlan> plan_save(const Inventory& inventory, const SaveOptions& options) {
   if (options.min_part_bytes < 1) {
-    return Status::make(Code::kInvalidArgument, text("parts of ", options.min_part_bytes, " bytes"));
+    return Status::make(Code::kInvalidArgument, text("min_part_bytes=", options.min_part_bytes, ": must be >= 1"));
   }
   const RankSets& sets = inventory.rank_sets;
   uint32_t num_ranks = 0;

@@ -27,7 +27,7 @@ class Validation {
       if (entry.kind == EntryKind::kShard) BCP_RETURN_IF_ERROR(check_shards(entry));
       for (size_t b = 0; b < entry.num_boxes; ++b) {
         if (!base::checked_add(bytes, inventory_.box_bytes(entry, b), &bytes) || bytes > kMaxBytes) {
-          return refuse(entry, "more bytes in all than fit in 60 bits");
+          return refuse(entry, "the state has more bytes than fit in 60 bits");
         }
       }
     }
@@ -43,7 +43,7 @@ class Validation {
       const int64_t* box = boxes_[b] = inventory_.box_dims(entry, b);
       for (size_t d = 0; d < num_dims; ++d) {
         if (box[num_dims + d] > sizes[d] || box[d] > sizes[d] - box[num_dims + d]) {
-          return refuse(entry, text(box_text(entry, b), " lies outside"));
+          return refuse(entry, text(box_text(entry, b), " lies outside the tensor"));
         }
       }
     }

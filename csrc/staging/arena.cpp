@@ -31,8 +31,9 @@ Arena::Arena() : owner_(::getpid()) {}
 
 Status Arena::check_process() const {
   if (::getpid() == owner_) return Status::ok();
-  return Status::make(Code::kUnsupported, text("staging: in a forked child; the memory for it is process ", owner_,
-                                               "'s. Stage there, or start processes by 'spawn'"));
+  return Status::make(Code::kUnsupported,
+                      text("staging: this process is a forked child, and the memory belongs to process ", owner_,
+                           ". Stage in that process, or start processes with 'spawn'"));
 }
 
 base::Result<std::shared_ptr<Lease>> Arena::try_lease(int64_t bytes, const ArenaTerms& terms) {
@@ -56,12 +57,12 @@ base::Result<std::shared_ptr<Lease>> Arena::try_lease(int64_t bytes, const Arena
     BCP_RETURN_IF_ERROR(fit(bytes, terms, &none));
   }
   return Status::make(Code::kStagingBusy, text("staging: ", num_leased, num_leased == 1 ? " state is" : " states are",
-                                               " kept for saves under way, as many as may be"));
+                                               " kept for saves under way, and no more are allowed"));
 }
 
 Status Arena::fit(int64_t bytes, const ArenaTerms& terms, Region* region) {
   if (terms.limit_bytes != 0 && bytes > terms.limit_bytes) {
-    return Status::make(Code::kStagingFull, text("staging: the state takes ", bytes, " bytes, and may take ",
+    return Status::make(Code::kStagingFull, text("staging: the state takes ", bytes, " bytes, but may take at most ",
                                                  terms.limit_bytes, " (staging_bytes)"));
   }
   const bool is_of_kind = region->pages != nullptr && (!terms.is_shareable || region->pages->fd() >= 0);
@@ -73,8 +74,8 @@ Status Arena::fit(int64_t bytes, const ArenaTerms& terms, Region* region) {
   if (terms.limit_bytes == 0 && available >= 0 && bytes > available) {
     return Status::make(
         Code::kStagingFull,
-        text("staging: the state takes ", bytes, " bytes, and the system has ", available, " left (", given_back,
-             " were given back for it); Config(staging_bytes=", bytes, ") takes them all the same"));
+        text("staging: the state takes ", bytes, " bytes, but the system has only ", available, " left (", given_back,
+             " bytes were given back for it); Config(staging_bytes=", bytes, ") uses that memory anyway"));
   }
   const int64_t mapped =
       terms.limit_bytes == 0 ? with_room_to_grow(bytes) : base::align_up(terms.limit_bytes, kHugePageBytes);

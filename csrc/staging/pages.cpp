@@ -45,7 +45,7 @@ base::Result<std::unique_ptr<Pages>> Pages::map_shared(int fd, int64_t bytes, st
   if (::fstat(fd, &status) != 0) return base::Status::storage("fstat", std::string(what), "", errno);
   if (bytes < 0 || status.st_size < bytes) {
     return base::Status::make(base::Code::kInvalidArgument,
-                              base::text(what, ": ", bytes, " bytes wanted, got memory of ", status.st_size));
+                              base::text(what, ": needs ", bytes, " bytes, but the memory has ", status.st_size));
   }
   std::unique_ptr<Pages> pages(new Pages(bytes));
   pages->fd_ = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);

@@ -32,7 +32,7 @@ Registry& registry() {
 /// Called before any lock is taken: a thread of the parent may have held it when it forked.
 Status check_process() {
   if (::getpid() == registry().owner) return Status::ok();
-  return Status::make(Code::kUnsupported, "CUDA in a forked child");
+  return Status::make(Code::kUnsupported, "CUDA cannot be used in a forked child");
 }
 
 /// Unpins pages when they are about to be unmapped.

@@ -94,7 +94,9 @@ std::string encode_staged(const StagedBytes& staged) {
 }
 
 base::Result<StagedBytes> decode_staged(std::string_view bytes, const uint8_t* merged, int64_t num_bytes) {
-  const auto damaged = [] { return base::Status::make(base::Code::kInvalidArgument, "staged state: damaged table"); };
+  const auto damaged = [] {
+    return base::Status::make(base::Code::kInvalidArgument, "staged state: its table is damaged");
+  };
   base::ByteReader in(bytes);
   const uint64_t num_pieces = in.u64();
   if (!in.ok() || num_pieces > in.remaining() / (2 * sizeof(int64_t))) return damaged();

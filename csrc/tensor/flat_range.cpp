@@ -46,8 +46,9 @@ void add_boxes(const Dims& sizes, const Dims& strides, int64_t begin, int64_t en
 base::Result<std::vector<Box>> boxes_of_flat_range(const Dims& sizes, int64_t begin, int64_t end) {
   int64_t numel = 0;
   if (!checked_numel(sizes, &numel) || begin < 0 || begin > end || end > numel) {
-    return base::Status::make(base::Code::kInvalidArgument,
-                              base::text("elements [", begin, ", ", end, ") of a tensor of ", to_text(sizes)));
+    return base::Status::make(
+        base::Code::kInvalidArgument,
+        base::text("elements [", begin, ", ", end, ") are not all in a tensor of ", to_text(sizes)));
   }
   std::vector<Box> boxes;
   if (begin == 0 && end == numel && numel != 0) {

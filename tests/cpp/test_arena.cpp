@@ -109,7 +109,8 @@ TEST_CASE("arena: what does not fit is refused with the size that it takes, whet
     const auto lease = busy ? test::value_of(arena.try_lease(1, terms)) : nullptr;
     const base::Status refused = arena.try_lease((10 << 20) + 1, terms).status();
     CHECK(refused.code() == Code::kStagingFull);
-    CHECK(refused.message() == "staging: the state takes 10485761 bytes, and may take 10485760 (staging_bytes)");
+    CHECK(refused.message() ==
+          "staging: the state takes 10485761 bytes, but may take at most 10485760 (staging_bytes)");
   }
   const base::Status refused = arena.try_lease(int64_t{1} << 50, kOneState).status();
   CHECK(refused.code() == Code::kStagingFull);

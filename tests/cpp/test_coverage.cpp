@@ -168,7 +168,7 @@ TEST_CASE("coverage: boxes that cannot be judged in so many steps count as a gap
   const Dims sizes = {1000, 1000, 1000};
   CHECK(gap_of(strips, tensor::whole(sizes), sizes).empty());
   CHECK(gap_of(strips, tensor::whole(sizes), sizes, 1000) ==
-        "elements that cannot be told (there are 2000 boxes, cut in too many ways) are perhaps");
+        "some elements (there are 2000 boxes, too many to find out which) are perhaps");
 }
 
 }  // namespace

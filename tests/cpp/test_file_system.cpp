@@ -19,7 +19,7 @@ TEST_CASE("file_system: what is wanted is compared with what is free, where anyt
   EXPECT_OK(check_room(dir.path(), 0));
   EXPECT_OK(check_room(dir.path(), 1));
   const base::Status full = check_room(dir.path(), int64_t{1} << 60);
-  EXPECT_FAILURE(kStorage, "1152921504606846976 bytes wanted", full);
+  EXPECT_FAILURE(kStorage, "1152921504606846976 bytes needed", full);
   CHECK(full.sys_errno() == ENOSPC);
   CHECK(full.path() == dir.path());
   EXPECT_OK(check_room("/proc", int64_t{1} << 60));

@@ -59,7 +59,7 @@ TEST_CASE("flat_range: no such elements") {
   CHECK(boxes_of_flat_range({2, 3}, 3, 2).status().code() == base::Code::kInvalidArgument);
   CHECK(boxes_of_flat_range({kMax, 3}, 0, 2).status().code() == base::Code::kInvalidArgument);
   CHECK(boxes_of_flat_range({-2, -3}, 0, 2).status().code() == base::Code::kInvalidArgument);
-  CHECK(boxes_of_flat_range({2, 3}, 0, 7).status().message() == "elements [0, 7) of a tensor of [2, 3]");
+  CHECK(boxes_of_flat_range({2, 3}, 0, 7).status().message() == "elements [0, 7) are not all in a tensor of [2, 3]");
 }
 
 TEST_CASE("flat_range: boxes hold the elements of the range, in their order, and are few") {

@@ -173,7 +173,7 @@ TEST_CASE("foreign_metadata: every dtype of torch, every flag, every builtin typ
 }
 
 TEST_CASE("foreign_metadata: what stream extensions or other layouts made is refused by name") {
-  EXPECT_FAILURE(kUnsupported, "'z': record in '__0_0.distcp': transformed by stream extensions",
+  EXPECT_FAILURE(kUnsupported, "'z': record in '__0_0.distcp': it was transformed by stream extensions",
                  read_foreign_metadata(test::sample_file("transformed.metadata")));
   EXPECT_FAILURE(kUnsupported, "'s': layout torch.sparse_coo",
                  read_foreign_metadata(test::sample_file("sparse.metadata")));
@@ -348,7 +348,7 @@ TEST_CASE("foreign_metadata: shapes and boxes are sane") {
   EXPECT_FAILURE(kCorrupt, "impossible shape", with_entry(tensor_entry(size({INT64_MAX, 2}), list({}))));
   EXPECT_FAILURE(kCorrupt, "256 dims", with_entry(tensor_entry("(" + repeated("K\1", 256) + "t", list({}))));
   EXPECT_OK(with_entry(tensor_entry("(" + repeated("K\1", 255) + "t", list({}))));
-  EXPECT_FAILURE(kCorrupt, "no int", with_entry(tensor_entry(tuple({"\x88"}), list({}))));
+  EXPECT_FAILURE(kCorrupt, "a dim is not an int", with_entry(tensor_entry(tuple({"\x88"}), list({}))));
 }
 
 TEST_CASE("foreign_metadata: objects of other types than DCP's are refused, each by key") {
@@ -360,28 +360,30 @@ TEST_CASE("foreign_metadata: objects of other types than DCP's are refused, each
   };
   const std::string dtype = global("torch", "float32"), off = "\x89";
   EXPECT_OK(with_properties({dtype, layout(), off, memory_format(2), off}));
-  EXPECT_FAILURE(kCorrupt, "'k': no dtype", with_properties({"N", layout(), off, memory_format(), off}));
+  EXPECT_FAILURE(kCorrupt, "'k': the properties have no dtype",
+                 with_properties({"N", layout(), off, memory_format(), off}));
   EXPECT_FAILURE(kCorrupt, "no dtype", with_properties({global("torch", "Size"), layout(), off, memory_format(), off}));
   EXPECT_FAILURE(kCorrupt, "no layout", with_properties({dtype, "N", off, memory_format(), off}));
   EXPECT_FAILURE(kCorrupt, "no memory format", with_properties({dtype, layout(), off, memory_format(3), off}));
-  EXPECT_FAILURE(kCorrupt, "flags", with_properties({dtype, layout(), "K\1", memory_format(), off}));
+  EXPECT_FAILURE(kCorrupt, "a flag of the properties is not a bool",
+                 with_properties({dtype, layout(), "K\1", memory_format(), off}));
   EXPECT_FAILURE(kCorrupt, "five", with_properties({dtype, layout(), off, memory_format()}));
   EXPECT_FAILURE(kUnsupported, "global 'torch.float33'", with_properties({global("torch", "float33")}));
   EXPECT_FAILURE(kCorrupt, "'k': not a TensorStorageMetadata", with_entries(dict({{"k", "N"}})));
   EXPECT_FAILURE(kCorrupt, "'k': not a", with_entries(dict({{"k", object(dcp("Metadata"), "}")}})));
-  EXPECT_FAILURE(kCorrupt, "'k': properties of",
+  EXPECT_FAILURE(kCorrupt, "'k': the properties are not a TensorProperties",
                  with_entries(dict({{"k", object(dcp("TensorStorageMetadata"), "}")}})));
-  EXPECT_FAILURE(kCorrupt, "no str", with_entries("}K\1Ns"));
+  EXPECT_FAILURE(kCorrupt, "key 0 of the state dict: not a str", with_entries("}K\1Ns"));
   EXPECT_FAILURE(
-      kCorrupt, "'k': twice",
+      kCorrupt, "'k': the state dict has this key twice",
       with_entries(dict({{"k", dcp("BytesStorageMetadata") + ")\x81"}, {"k", dcp("BytesStorageMetadata") + ")\x81"}})));
-  EXPECT_FAILURE(kCorrupt, "no dict", with_entries("N"));
+  EXPECT_FAILURE(kCorrupt, "metadata of the state dict: not a dict", with_entries("N"));
   EXPECT_FAILURE(kCorrupt, "not a Metadata", read_foreign_metadata(whole("N")));
   EXPECT_FAILURE(kCorrupt, "not a Metadata", read_foreign_metadata(whole(object(dcp("MetadataIndex"), "}"))));
-  EXPECT_FAILURE(kCorrupt, "state is no dict", read_foreign_metadata(whole(object(dcp("Metadata"), "K\1"))));
-  EXPECT_FAILURE(kUnsupported, "no MetadataIndex",
+  EXPECT_FAILURE(kCorrupt, "state is not a dict", read_foreign_metadata(whole(object(dcp("Metadata"), "K\1"))));
+  EXPECT_FAILURE(kUnsupported, "not a MetadataIndex",
                  read_foreign_metadata(metadata(two_chunks(), {text("w"), info("a")})));
-  EXPECT_FAILURE(kUnsupported, "'w': storage data other than _StorageInfo",
+  EXPECT_FAILURE(kUnsupported, "'w': the storage data are not a _StorageInfo",
                  read_foreign_metadata(metadata(two_chunks(), {index("w", size({0})), text("a")})));
 }
 

@@ -58,7 +58,8 @@ TEST_CASE("inventory: what cannot be is refused, and leaves no trace") {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   InventoryBuilder builder(0);
   EXPECT_OK(builder.add("a", EntryKind::kTensor, "", info, true, {}));
-  EXPECT_FAILURE(kInvalidArgument, "'a': given twice", builder.add("a", EntryKind::kBytes, "", {}, true, {}));
+  EXPECT_FAILURE(kInvalidArgument, "'a': the key is given twice",
+                 builder.add("a", EntryKind::kBytes, "", {}, true, {}));
   EXPECT_FAILURE(kInvalidArgument, "no box", builder.add("b", EntryKind::kShard, "", info, true, {}));
   EXPECT_FAILURE(
       kInvalidArgument, "'b': rank 0 holds the box at [0, 0] of [2, 4] twice",

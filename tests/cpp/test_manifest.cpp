@@ -150,7 +150,7 @@ TEST_CASE("manifest: items that are partial on purpose make it version 2, and on
   CHECK(read.find("layer.weight")->tensor.requires_grad);
   CHECK(encode_manifest(read) == bytes);
   bytes[8] = 1;
-  EXPECT_FAILURE(kCorrupt, "item 'layer.weight': partial, in a manifest of version 1", decode_manifest(bytes));
+  EXPECT_FAILURE(kCorrupt, "item 'layer.weight': is partial, but a manifest of version 1", decode_manifest(bytes));
   bytes[8] = 3;
   EXPECT_FAILURE(kVersion, "version 3, this build reads up to 2", decode_manifest(bytes));
 }
@@ -161,22 +161,22 @@ TEST_CASE("manifest: names, boxes and ranges that point outside are refused by n
     change(&manifest);
     EXPECT_FAILURE(kCorrupt, part, decode_manifest(encode_manifest(manifest)));
   };
-  refused([](Manifest* m) { m->files[0].name = "../../etc/passwd"; }, "not the name of its id");
+  refused([](Manifest* m) { m->files[0].name = "../../etc/passwd"; }, "the name does not match its id");
   refused([](Manifest* m) { m->files[0].bytes = 10; }, "impossible size");
   refused([](Manifest* m) { m->items[3].chunks[0].box.sizes[0] = 5; }, "layer.weight");
   refused([](Manifest* m) { m->items[3].chunks[0].record.file = 2; }, "not listed");
   refused([](Manifest* m) { m->items[3].chunks[0].record.offset = 0; }, "outside its file");
   refused([](Manifest* m) { m->items[3].chunks[0].record.bytes = 1 << 20; }, "outside its file");
   refused([](Manifest* m) { m->items[3].chunks[0].record.bytes = -1; }, "outside its file");
-  refused([](Manifest* m) { m->items[3].chunks[0].record.data_bytes = 21; }, "another length");
-  refused([](Manifest* m) { m->items[3].chunks[0].record.data_offset = 4680; }, "data outside");
-  refused([](Manifest* m) { m->items[3].chunks[0].record.kind = RecordKind::kBytes; }, "another kind");
+  refused([](Manifest* m) { m->items[3].chunks[0].record.data_bytes = 21; }, "do not have the length of their shape");
+  refused([](Manifest* m) { m->items[3].chunks[0].record.data_offset = 4680; }, "data are outside");
+  refused([](Manifest* m) { m->items[3].chunks[0].record.kind = RecordKind::kBytes; }, "wrong kind");
   refused([](Manifest* m) { m->items[3].tensor.dtype = tensor::DType::kNone; }, "unknown dtype");
   refused([](Manifest* m) { m->items[3].tensor.sizes[0] = -4; }, "impossible shape");
   refused([](Manifest* m) { m->items[0].chunks.clear(); }, "unknown kind");
   refused([](Manifest* m) { m->items[1].fqn = "extra"; }, "out of order");
   refused([](Manifest* m) { std::swap(m->items[0], m->items[1]); }, "out of order");
-  refused([](Manifest* m) { m->items[1].ordinal = m->items[0].ordinal; }, "no permutation");
+  refused([](Manifest* m) { m->items[1].ordinal = m->items[0].ordinal; }, "not a permutation");
   refused([](Manifest* m) { m->items.back().fqn = "\xff"; }, "not UTF-8");
   refused([](Manifest* m) { m->checkpoint_id = "\xff"; }, "not UTF-8");
 }

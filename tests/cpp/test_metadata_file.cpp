@@ -59,7 +59,7 @@ TEST_CASE("metadata_file: cut or lengthened it has no trailer; a foreign file ne
   EXPECT_CODE(kNotFound, decode_metadata_file(""));
   EXPECT_CODE(kNotFound, decode_metadata_file(std::string(1000, '.')));
   // Bytes removed at the front leave the trailer whole, but it stores the length.
-  EXPECT_FAILURE(kCorrupt, "another length", decode_metadata_file(good.substr(1)));
+  EXPECT_FAILURE(kCorrupt, "does not describe a file of this length", decode_metadata_file(good.substr(1)));
 }
 
 TEST_CASE("metadata_file: a newer version is told from damage") {

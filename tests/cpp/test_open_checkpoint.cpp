@@ -98,10 +98,10 @@ TEST_CASE("open_checkpoint: a mark that claims more than there is, or than memor
     std::ofstream(dir / ".metadata", std::ios::binary | std::ios::app) << end;
   };
   claim("", "");
-  EXPECT_FAILURE(kCorrupt, "no metadata", open_checkpoint(dir.path()));
+  EXPECT_FAILURE(kCorrupt, "not metadata", open_checkpoint(dir.path()));
   claim("\x80\x04}", ".");
   const base::Status large = open_checkpoint(dir.path()).status();
-  EXPECT_FAILURE(kStorage, "memory has", large);
+  EXPECT_FAILURE(kStorage, "of memory are available", large);
   CHECK(large.sys_errno() == ENOMEM);
   test::save_checkpoint(dir.path(), 1, "content");
   const std::string good = test::read_all(dir / ".metadata");

@@ -16,7 +16,7 @@ using namespace test::pickled;         // NOLINT
 TEST_CASE("pickle_memo: no entry has a greater number than bytes stand before it, or than 255") {
   EXPECT_OK(check_memo(whole("Nq\xFF"), 1));
   EXPECT_OK(check_memo(whole("N" + put(255)), 1));
-  EXPECT_FAILURE(kCorrupt, "LONG_BINPUT (0x72) at byte 3: memo entry 256 of 3 bytes",
+  EXPECT_FAILURE(kCorrupt, "LONG_BINPUT (0x72) at byte 3: memo entry 256 in 3 bytes of pickle",
                  check_memo(whole("N" + put(256)), 1));
   EXPECT_FAILURE(kCorrupt, "memo entry 4294967295", check_memo(whole("N" + put(0xFFFFFFFF)), 1));
   const std::string long_text = text(std::string(300, 'x'));
@@ -38,7 +38,7 @@ TEST_CASE("pickle_memo: operands are no opcodes, whatever they hold") {
 TEST_CASE("pickle_memo: several pickles count by themselves, and what follows them is none") {
   const std::string long_text = whole(text(std::string(300, 'x')));
   const std::string far = whole("N" + put(256));
-  EXPECT_FAILURE(kCorrupt, "at byte 311: memo entry 256 of 3 bytes", check_memo(long_text + far, 2));
+  EXPECT_FAILURE(kCorrupt, "at byte 311: memo entry 256 in 3 bytes of pickle", check_memo(long_text + far, 2));
   EXPECT_OK(check_memo(long_text + far, 1));
   EXPECT_OK(check_memo("\xFF" + far, 1));
   EXPECT_OK(check_memo(text("cut").substr(0, 6), 1));

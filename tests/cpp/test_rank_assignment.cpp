@@ -53,7 +53,7 @@ TEST_CASE("rank_assignment: another rank's, and an inventory of several, are ref
   world[1].push_back({"m", EntryKind::kBytes, "", {}, {}, {}});
   const Inventory inventory = test::merged(test::blobs_of(world));
   const std::vector<std::string> assignments = encode_assignments(inventory, test::value_of(plan_save(inventory, {})));
-  EXPECT_FAILURE(kInvalidArgument, "with 2 boxes; this one holds 1",
+  EXPECT_FAILURE(kInvalidArgument, "with 2 boxes, but this rank has 1",
                  apply_assignment(local_of(0, world), assignments[1]));
   EXPECT_CODE(kInvalidArgument, apply_assignment(inventory, assignments[0]));
 }

@@ -88,7 +88,7 @@ TEST_CASE("remove_entry: a mark deep down keeps the whole tree, a directory of t
   test::write_all(dir / "tree/mid/low/mark", "x");
   const auto before = all_below(dir.path());
   const RemovalOutcome kept = remove_at(dir, "tree");
-  CHECK(kept.kept == "a checkpoint of its own");
+  CHECK(kept.kept == "it is a checkpoint of its own");
   CHECK(kept.bytes == 0);
   CHECK(all_below(dir.path()) == before);
   fs::remove(dir / "tree/mid/low/mark");

@@ -272,7 +272,7 @@ TEST_CASE("torch_archive: elements lie inside their storage") {
 
 TEST_CASE("torch_archive: the storage is the one that the pickle means, and lies inside the archive") {
   const std::string pickle = pickle_of({6}, {1}, 0, 6);
-  EXPECT_FAILURE(kCorrupt, "storage '0' has 20 bytes, the pickle wants 6 elements of float32",
+  EXPECT_FAILURE(kCorrupt, "storage '0' has 20 bytes, but the pickle says 6 elements of float32",
                  read(archive_of(pickle, 20)));
   EXPECT_CODE(kCorrupt, read(archive_of(pickle, 28)));
   EXPECT_CODE(kCorrupt, read(archive_of(pickle_of({1}, {1}, 0, INT64_MAX), 4)));
@@ -280,9 +280,9 @@ TEST_CASE("torch_archive: the storage is the one that the pickle means, and lies
   EXPECT_FAILURE(kCorrupt, "no storage '0'",
                  read(zip_of({{"a/data.pkl", pickle}, {"b/data/0", std::string(24, 's')}})));
   const std::string data(24, 's');
-  EXPECT_FAILURE(kCorrupt, "two entries data/0",
+  EXPECT_FAILURE(kCorrupt, "two entries with the name data/0",
                  read(zip_of({{"a/data.pkl", pickle}, {"a/data/0", data}, {"a/data/0", data}})));
-  EXPECT_FAILURE(kCorrupt, "two entries data.pkl",
+  EXPECT_FAILURE(kCorrupt, "two entries with the name data.pkl",
                  read(zip_of({{"a/data.pkl", pickle}, {"a/data/0", data}, {"a/data.pkl", pickle}})));
   EXPECT_FAILURE(kCorrupt, "byteorder",
                  read(zip_of({{"a/data.pkl", pickle}, {"a/data/0", data}, {"a/byteorder", "middle"}})));
@@ -295,7 +295,7 @@ TEST_CASE("torch_archive: the pickle is what its CRC says, and nothing follows i
   const size_t at = archive.find("FloatStorage");
   archive[at] = 'f';
   EXPECT_FAILURE(kCorrupt, "CRC of data.pkl", read(archive));
-  EXPECT_FAILURE(kCorrupt, "behind the pickle", read(archive_of(pickle_of({6}, {1}, 0, 6) + "N", 24)));
+  EXPECT_FAILURE(kCorrupt, "after the pickle", read(archive_of(pickle_of({6}, {1}, 0, 6) + "N", 24)));
   EXPECT_FAILURE(kCorrupt, "data.pkl: pickle: byte 0xff", read(archive_of(whole("\xff"), 24)));
   EXPECT_CODE(kCorrupt, read(archive_of("", 24)));
 }
@@ -367,7 +367,7 @@ TEST_CASE("torch_archive: a failing read is its own fault, a short one is damage
   EXPECT_CODE(kCorrupt, read_tensor_archive(-1, failing));
   EXPECT_CODE(kStorage, read_tensor_archive(INT64_MAX, failing));
   const ReadBytes cut = [](int64_t, int64_t) { return base::Result<std::string>(std::string("PK")); };
-  EXPECT_FAILURE(kCorrupt, "read 2 bytes at 0, wanted 100", read_tensor_archive(100, cut));
+  EXPECT_FAILURE(kCorrupt, "read only 2 of 100 bytes at 0", read_tensor_archive(100, cut));
 }
 
 // --- damage

@@ -139,6 +139,8 @@ def test_who_calls_alone_is_not_counted() -> None:
 
 def test_the_message_names_ranks_and_calls() -> None:
     check_in_step("save", "/there", {0: 3, 1: 3})
-    with pytest.raises(OutOfStepError, match=r"save\(/there\): .*rank 0 at its call 4, rank 1 at its call 3") as caught:
+    with pytest.raises(
+        OutOfStepError, match=r"save\(/there\): .*rank 0 is at its call 4, rank 1 is at its call 3"
+    ) as caught:
         check_in_step("save", "/there", {0: 4, 1: 3})
     assert caught.value.calls == {0: 4, 1: 3}

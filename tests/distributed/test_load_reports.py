@@ -330,4 +330,4 @@ def test_what_no_rank_asks_for_is_told_by_the_coordinator_once(tmp_path: Path) -
     assert [report.num_unexpected_keys for report in reports] == [1, 0, 0, 0]
     assert [report.num_missing_keys for report in reports] == [1, 0, 0, 1]
     assert [len(messages) for messages in warned] == [1, 0, 0, 0]
-    assert "'model.layer3'; not in the checkpoint: 'own.new'" in warned[0][0]
+    assert "'model.layer3'; these keys are not in the checkpoint: 'own.new'" in warned[0][0]

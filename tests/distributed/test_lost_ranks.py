@@ -76,12 +76,12 @@ def stop_in_a_later_call(path: Path, entry: str, victim: int) -> None:
     dist.all_gather_object(pids, os.getpid())
     if entry == "save":
         save_state_dict(path, of_ranks)  # with the default of 60 s
-        with pytest.raises(RankLostError, match=f"rank {victim} stopped: nothing was heard of it for more than 2 s"):
+        with pytest.raises(RankLostError, match=f"rank {victim} stopped: nothing was heard from it for more than 2 s"):
             save_state_dict(path, of_ranks, planner=Stopping(victim), config=sooner)
     else:
         async_save_state_dict(path, of_ranks).committed.result()
         handle = async_save_state_dict(path, of_ranks, planner=Stopping(victim), config=sooner)
-        with pytest.raises(RankLostError, match=f"rank {victim} stopped: nothing was heard of it for more than 2 s"):
+        with pytest.raises(RankLostError, match=f"rank {victim} stopped: nothing was heard from it for more than 2 s"):
             handle.committed.result()
     survivors = [rank for rank in range(len(pids)) if rank != victim]
     store().set(f"noticed {dist.get_rank()}", "")

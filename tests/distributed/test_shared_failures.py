@@ -71,7 +71,7 @@ def assert_all(found: dict[int, BaseException], ranks: int, kind: type[BaseExcep
 
 def read_damaged(path: str) -> dict[int, BaseException]:
     found = failures(partial(load, path))
-    assert_all(found, 4, CorruptCheckpointError, r"read\(.*distcp, offset=5242880, 262144 bytes\): block has CRC")
+    assert_all(found, 4, CorruptCheckpointError, r"read\(.*distcp, offset=5242880, 262144 bytes\): the block has CRC")
     # Only the rank that read the block raised the error itself.
     assert sum(not hasattr(error, "__notes__") for error in found.values()) == 1
     return found
@@ -113,7 +113,7 @@ def cut(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "text"),
-    [(spoil_much, "block has CRC"), (remove, "is missing"), (cut, "the file has 3145728 bytes")],
+    [(spoil_much, "block has CRC"), (remove, "is missing"), (cut, "the file has only 3145728 bytes")],
 )
 def test_a_rank_whose_disk_fails_fails_all(path: Path, spoil: Callable[[str], None], text: str) -> None:
     run_ranks(3, read_a_copy_that_differs, str(path), spoil, text)

@@ -184,7 +184,7 @@ def test_stale_file_of_the_same_size_and_name(saved: Path) -> None:
         content = bytearray((saved / name).read_bytes())
         with replaced(saved / name, with_other_data(content)):
             assert_seen(saved, name, "a consistent file of other data", (CorruptCheckpointError,))
-            assert "the metadata wants" in str(failure_of(saved)), "only the commit mark can tell"
+            assert "the metadata name file" in str(failure_of(saved)), "only the commit mark can tell"
 
 
 def with_other_data(content: bytearray) -> bytes:

@@ -69,10 +69,10 @@ def outcome_of(rehearsal: Rehearsal, call: Call, error: str) -> Outcome:
     if any(other.name.startswith("rename") for other in earlier):
         is_first = not any(rehearsal.comes_after_the_commit(other) for other in earlier if other.name == call.name)
         if call.name.startswith("pread"):
-            return Outcome(commits=True, keeps_files=True, warned="sweep declined: ")
+            return Outcome(commits=True, keeps_files=True, warned="files of older saves were not removed: ")
         if is_first:
             return Outcome(DurabilityUnknownError, commits=True, keeps_files=True)
-        return Outcome(commits=True, keeps_files=True, warned="sweep: fsync")
+        return Outcome(commits=True, keeps_files=True, warned="removing files of older saves failed: fsync")
     if call.name == "fallocate" and error == "EIO":
         return Outcome(commits=True)  # the file system cannot reserve space; the writes will show whether there is any
     if call.name.startswith("pread"):

@@ -93,8 +93,28 @@ FAILING = (
 COMMITTED = (
     Fault("sync of the rename", "fsync", "EIO", DIRECTORY, 5, DurabilityUnknownError, survives=NEW, keeps_files=True),
     Fault("no sync here", "fsync", "EINVAL", DIRECTORY, 5, None, survives=NEW, warned="cannot sync a directory"),
-    Fault("sweep: sync", "fsync", "EIO", DIRECTORY, 6, None, survives=NEW, keeps_files=True, warned="sweep: fsync"),
-    Fault("sweep: unlink", UNLINK, "EIO", DATA, 1, None, survives=NEW, keeps_files=True, warned="sweep: unlink"),
+    Fault(
+        "sweep: sync",
+        "fsync",
+        "EIO",
+        DIRECTORY,
+        6,
+        None,
+        survives=NEW,
+        keeps_files=True,
+        warned="older saves failed: fsync",
+    ),
+    Fault(
+        "sweep: unlink",
+        UNLINK,
+        "EIO",
+        DATA,
+        1,
+        None,
+        survives=NEW,
+        keeps_files=True,
+        warned="older saves failed: unlink",
+    ),
 )
 HARMLESS = (
     Fault("no locks here", "flock", "ENOLCK", TMP, raised=None, survives=NEW),

@@ -109,10 +109,10 @@ def test_file_names_in_the_manifest(
     error = load_watched(server, meeting, path, outside, tmp_path / "strace.log")
     assert type(error) is CorruptCheckpointError
     assert error.path == str(path / ".metadata")
-    assert "not the name of its id" in str(error)
+    assert "the name does not match its id" in str(error)
     (problem,) = verify(path, config=CONFIG).problems
     assert (problem.file, problem.section) == (".metadata", "metadata")
-    assert "not the name of its id" in problem.message
+    assert "the name does not match its id" in problem.message
 
 
 def test_checkpoint_id_is_only_told(
@@ -195,7 +195,7 @@ def test_trailer_of_another_file(position: int, path: Path) -> None:
     error = load_small(path)
     assert type(error) is CorruptCheckpointError
     assert error.path == str(file)
-    assert "the metadata wants" in str(error)
+    assert "the metadata name file" in str(error)
 
 
 # Numbers and names that lie.

@@ -154,7 +154,7 @@ def test_what_a_command_could_not_read_is_no_damage(path: Path, server: ForkServ
     (data,) = (path / name for name in names_in(path) if name.endswith(".distcp"))
     data.chmod(0)
     ((code, listed, said),) = server.run(commands_as_nobody, ["verify", str(path)]).unwrap()
-    assert (code, said) == (2, f"bcp: {path}: 1 file could not be read; it may be whole all the same\n")
+    assert (code, said) == (2, f"bcp: {path}: 1 file could not be read; the checkpoint may still be whole\n")
     assert "Permission denied" in listed
     (path / "__9_9.0123456789abcdef.distcp").touch()
     ((code, _, said),) = server.run(commands_as_nobody, ["verify", str(path)]).unwrap()

@@ -67,4 +67,4 @@ def test_a_rank_that_cannot_save_tells_the_others(tmp_path: Path) -> None:
     """All ranks raise the error, although the ranks first exchange who holds which buffer."""
     for found in run_ranks(2, one_rank_fails, str(tmp_path), limit_s=60):
         assert len(found) == 2
-        assert all("none of the model's: give the model that the optimizer was made for" in text for text in found)
+        assert all("not one of the model's: pass the model that the optimizer was made for" in text for text in found)

@@ -131,19 +131,19 @@ def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     "state", [{}, {"python": 1, "torch": 2}, {"python": (3, (1, 2), None), "torch": torch.zeros(1)}]
 )
 def test_what_is_no_state_of_generators(state: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="not what get_rng_state gave"):
+    with pytest.raises(ConfigError, match="not one that get_rng_state gave"):
         set_rng_state(state)
 
 
 @pytest.mark.parametrize(
     ("extra_state", "policy", "error", "what_to_do"),
     [
-        ({"rank_3.step": 1}, "own", InvalidPlanError, "does not begin as 'rank_0.' does"),
-        ({3: 1}, "own", InvalidPlanError, "a text is wanted"),
-        ({"step": 3}, "sharded", InvalidPlanError, "is a int: a list, a tuple or a tensor"),
-        ({"step": torch.tensor(3)}, {"step": "sharded"}, InvalidPlanError, "with a first dim to deal out"),
-        ({"step": 3}, {"step": "mine"}, ConfigError, "own, replicated, sharded wanted"),
-        ({"step": 3}, 3, ConfigError, "own, replicated, sharded wanted"),
+        ({"rank_3.step": 1}, "own", InvalidPlanError, "does not begin like 'rank_0.'"),
+        ({3: 1}, "own", InvalidPlanError, "the key must be a str"),
+        ({"step": 3}, "sharded", InvalidPlanError, "is a int: it must be a list, a tuple, or a tensor"),
+        ({"step": torch.tensor(3)}, {"step": "sharded"}, InvalidPlanError, "a tensor with at least one dim"),
+        ({"step": 3}, {"step": "mine"}, ConfigError, "must be one of own, replicated, sharded"),
+        ({"step": 3}, 3, ConfigError, "must be one of own, replicated, sharded"),
     ],
 )
 def test_what_cannot_be_saved(

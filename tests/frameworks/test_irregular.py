@@ -289,5 +289,5 @@ def test_a_replica_may_be_saved_without_the_others(tmp_path: Path) -> None:
 
 def test_an_unknown_way_is_refused(tmp_path: Path) -> None:
     """The message names the accepted values."""
-    with pytest.raises(ConfigError, match=r"irregular='split': one of 'decompose', 'merge' wanted"):
+    with pytest.raises(ConfigError, match=r"irregular='split': must be one of 'decompose', 'merge'"):
         bytecheckpoint.save(tmp_path, {"model": wrap("plain")}, "ddp", irregular="split")

@@ -37,7 +37,7 @@ def momentum(parameters: Any) -> torch.optim.SGD:
 def test_state_of_no_parameter_is_refused(tmp_path: Path, value: object, fast: bool) -> None:
     state = trained(momentum)
     state["optimizer"].state["shared"] = value
-    with pytest.raises(UnsupportedError, match=r"SGD keeps state under 'shared', which is no parameter"):
+    with pytest.raises(UnsupportedError, match=r"SGD keeps state under 'shared', which is not a parameter"):
         save(tmp_path, state, "ddp", fast_saving=fast).committed.result(60)
     assert list(tmp_path.iterdir()) == []
 
@@ -59,7 +59,7 @@ def test_an_empty_state_of_no_parameter_is_nothing(tmp_path: Path) -> None:
 def test_state_of_a_parameter_that_is_in_no_group_is_refused(tmp_path: Path) -> None:
     state = trained(momentum)
     state["optimizer"].param_groups[0]["params"].pop()
-    with pytest.raises(UnsupportedError, match=r"SGD keeps state under a tensor of \[1\], which is no parameter"):
+    with pytest.raises(UnsupportedError, match=r"SGD keeps state under a tensor of \[1\], which is not a parameter"):
         save(tmp_path, state, "ddp")
 
 
@@ -69,7 +69,9 @@ def test_keys_that_are_no_text_are_refused(tmp_path: Path, kind: str) -> None:
     optimizer = state["optimizer"]
     kept: Any = optimizer.state[state["model"][0].weight] if kind == "state" else optimizer.param_groups[0]
     kept[0] = torch.ones(2)
-    with pytest.raises(UnsupportedError, match=rf"{kind} 0 of '0.weight': a name is text in a checkpoint, got int"):
+    with pytest.raises(
+        UnsupportedError, match=rf"{kind} 0 of '0.weight': a name in a checkpoint must be a str, got int"
+    ):
         save(tmp_path, state, "ddp")
     del kept[0]
     for value in ({0: torch.ones(2), 1: torch.ones(2)}, {"a": [{0: 1}]}, [torch.ones(1), {(1, 2): 3}]):
@@ -80,7 +82,7 @@ def test_keys_that_are_no_text_are_refused(tmp_path: Path, kind: str) -> None:
             save(tmp_path, state, "ddp")
     kept["odd"] = {"a": {}, "b": 1}
     if kind == "state":
-        with pytest.raises(UnsupportedError, match=r"'odd' of '0.weight' is, or has, an empty dict"):
+        with pytest.raises(UnsupportedError, match=r"'odd' of '0.weight' is an empty dict, or has one"):
             save(tmp_path, state, "ddp")
 
 

@@ -144,9 +144,13 @@ def fail_on_one_rank(path: Path) -> None:
         ),
         ({"checkpoint_state": {"model": good["model"], "optimizer": good["optimizer"]}}, ConfigError, "same on all"),
         ({"checkpoint_state": {**good, "extra_state": {"rank_1.a": 1}}}, InvalidPlanError, "rank_1.a"),
-        ({"checkpoint_state": {**good, "extra_state": {"queue": 1}}, "policy": 1}, InvalidPlanError, "to deal out"),
+        (
+            {"checkpoint_state": {**good, "extra_state": {"queue": 1}}, "policy": 1},
+            InvalidPlanError,
+            "at least one dim",
+        ),
         ({"global_steps": 2}, ConfigError, "the path is"),
-        ({"global_steps": -2}, ConfigError, "from 0 on"),
+        ({"global_steps": -2}, ConfigError, "must be an int >= 0"),
         ({"extra_state_policy": "replicated"}, ConfigError, "extra_state_policy"),
         ({"overwrite": False}, ConfigError, "overwrite"),
         ({"callback": 3}, ConfigError, "without arguments"),
@@ -178,7 +182,7 @@ def fail_on_one_rank(path: Path) -> None:
     for given, load_error, text in (
         ({"framework": "ddp"}, ConfigError, "pass framework='fsdp2'"),
         ({"ckpt_path": path / "nowhere"}, CheckpointNotFoundError, "nowhere"),
-        ({"checkpoint_state": {"model": good["model"]}}, ConfigError, "the parts to load"),
+        ({"checkpoint_state": {"model": good["model"]}}, ConfigError, "the list of parts to load"),
         ({"strict": False}, ConfigError, "strict is True on rank 0"),
         ({"checkpoint_state": {**good, "model": nn.Linear(2, 2)}}, CheckpointError, "model"),
     ):
@@ -209,7 +213,11 @@ def fail_before_fsdp_gathers(path: Path) -> None:
         saving._background.wait_for_saves(LIMIT_S)
         for noted in saving._background._saves.get().noted:
             noted.future.exception(LIMIT_S)
-    expect(CheckpointError, "nobody looked", lambda: save(path, state, "fsdp", save_decomposed_model_optimizer=False))
+    expect(
+        CheckpointError,
+        "its result was not read",
+        lambda: save(path, state, "fsdp", save_decomposed_model_optimizer=False),
+    )
     dist.barrier()
     save(path, state, "fsdp", save_decomposed_model_optimizer=False)
     load(path, state, "fsdp", load_decomposed_model_optimizer=False)

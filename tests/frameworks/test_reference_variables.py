@@ -76,8 +76,8 @@ def test_ours_goes_before_theirs(theirs: str, ours: str, wanted: Config) -> None
     [
         ("STORE_USE_THREAD_IO_WORKER", "0", "unset it"),
         ("ENABLE_PINNED_MEM_D2H", "0", "unset it.*STAGING_BYTES"),
-        ("MERGE_NUM_IO_WORKER", "17", "a number of threads from 1 to 16 wanted"),
-        ("MERGE_NUM_IO_WORKER", "all", "a number of threads from 1 to 16 wanted"),
+        ("MERGE_NUM_IO_WORKER", "17", "must be a number of threads from 1 to 16"),
+        ("MERGE_NUM_IO_WORKER", "all", "must be a number of threads from 1 to 16"),
         ("STORE_WORKER_COUNT", "0", "from 1 to 16"),
         ("STORE_WORKER_COUNT", "17", "from 1 to 16"),
         ("STORE_WORKER_COUNT", "many", "from 1 to 16"),

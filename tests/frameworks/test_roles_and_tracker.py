@@ -212,7 +212,7 @@ def test_a_run_in_which_nothing_is_whole_does_not_begin_anew(tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match=r"none is whole: global_step_1 is corrupt"):
         find_latest_ckpt_path(tmp_path)
     shutil.rmtree(tmp_path / "global_step_1")
-    with pytest.warns(RuntimeWarning, match="names step '1', which is not there whole: taking none"):
+    with pytest.warns(RuntimeWarning, match="names step '1', which is not whole: taking none"):
         assert find_latest_ckpt_path(tmp_path) is None
 
 
@@ -224,7 +224,7 @@ def test_a_step_whose_data_are_cut_is_not_the_newest(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning) as said:
         assert find_latest_ckpt_path(tmp_path) == str(tmp_path / "global_step_1")
     assert "passing over" in str(said[0].message)
-    assert "names step '2', which is not there whole: taking" in str(said[1].message)
+    assert "names step '2', which is not whole: taking" in str(said[1].message)
 
 
 def test_a_save_whose_tracker_cannot_be_written_says_that_it_is_committed(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_retention_leaves_alone_what_is_saved_or_loaded(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(loading, "BcpReader", Pruning)
     load(tmp_path / "global_step_1", state_of(0), "ddp")
-    assert "a load of this process reads it" in pruned[0].skipped[str(tmp_path / "global_step_1")]
+    assert "a load in this process is reading it" in pruned[0].skipped[str(tmp_path / "global_step_1")]
     gate.open(monkeypatch)
     handle.committed.result(LIMIT_S)
     assert [Path(path).name for path in retention.prune().removed] == ["global_step_1", "global_step_2"]

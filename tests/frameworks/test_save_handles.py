@@ -130,7 +130,7 @@ def test_a_failure_that_nobody_looked_at_is_raised_next(tmp_path: Path, way: str
         "fast": lambda: save(tmp_path, state, "ddp", fast_saving=True),
         "shutdown": shutdown,
     }
-    with pytest.raises(CheckpointError, match=r"/proc/nowhere.* failed, and nobody looked"):
+    with pytest.raises(CheckpointError, match=r"/proc/nowhere.* failed, and its result was not read"):
         comes_next[way]()
     save(tmp_path, state, "ddp").committed.result(0)
 

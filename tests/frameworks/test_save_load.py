@@ -233,7 +233,7 @@ def test_a_first_save_that_fails_between_parts_is_no_checkpoint(
     Gate(monkeypatch, "model", OSError(28, "no space"))
     with pytest.raises(CheckpointError, match="no space") as raised:
         save(tmp_path, state, "ddp", global_steps=2)
-    assert "optimizer of it is committed already" in "".join(raised.value.__notes__)
+    assert "this save has already committed optimizer" in "".join(raised.value.__notes__)
     assert (tmp_path / tracker.TRACKER).read_text() == "1"
     assert find_latest_ckpt_path(tmp_path) == str(tmp_path / "global_step_1")
     with pytest.raises(CheckpointNotFoundError):
@@ -256,7 +256,7 @@ def test_a_save_over_another_that_fails_between_parts_is_seen(tmp_path: Path, mo
         load(step, state, "ddp")
     assert_equal(fingerprint(state), before)
     load(step, {"model": state["model"]}, "ddp")
-    with pytest.warns(RuntimeWarning, match="names step '2', which is not there whole: taking .*global_step_1"):
+    with pytest.warns(RuntimeWarning, match="names step '2', which is not whole: taking .*global_step_1"):
         assert find_latest_ckpt_path(tmp_path) == str(tmp_path / "global_step_1")
     monkeypatch.undo()
     save(tmp_path, state, "ddp", global_steps=2)

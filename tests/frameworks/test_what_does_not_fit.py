@@ -145,7 +145,7 @@ def test_a_step_that_does_not_exist(tmp_path: Path) -> None:
     [
         ({"framework": "megatron"}, ConfigError, r"framework='megatron'.*'fsdp2'.*save_state_dict"),
         ({"framework": "fsdp"}, ConfigError, "wrapped by nothing: pass framework='ddp'"),
-        ({"checkpoint_state": {"optimizer": None}}, ConfigError, "'model' is wanted"),
+        ({"checkpoint_state": {"optimizer": None}}, ConfigError, "must have 'model'"),
         (
             {"checkpoint_state": {"model": nn.Linear(1, 1), "sampler": 1}},
             ConfigError,
@@ -153,11 +153,11 @@ def test_a_step_that_does_not_exist(tmp_path: Path) -> None:
         ),
         ({"checkpoint_state": {"model": {"w": torch.zeros(1)}}}, ConfigError, "the live module.*save_state_dict"),
         ({"checkpoint_state": {"model": nn.Linear(1, 1), "optimizer": {}}}, ConfigError, "live torch.optim.Optimizer"),
-        ({"checkpoint_state": {"model": nn.Linear(1, 1), "extra_state": [1]}}, ConfigError, "a dict is wanted"),
-        ({"checkpoint_state": None}, ConfigError, "NoneType: a dict with 'model'"),
-        ({"global_steps": -1}, ConfigError, "from 0 on"),
-        ({"global_steps": 1.0}, ConfigError, "from 0 on"),
-        ({"global_steps": True}, ConfigError, "from 0 on"),
+        ({"checkpoint_state": {"model": nn.Linear(1, 1), "extra_state": [1]}}, ConfigError, "it must be a dict"),
+        ({"checkpoint_state": None}, ConfigError, "NoneType: it must be a dict with 'model'"),
+        ({"global_steps": -1}, ConfigError, "must be an int >= 0"),
+        ({"global_steps": 1.0}, ConfigError, "must be an int >= 0"),
+        ({"global_steps": True}, ConfigError, "must be an int >= 0"),
         ({"role": "judge"}, ConfigError, "BYTECHECKPOINT_ROLE_SUFFIX=judge"),
         ({"callback": "done"}, ConfigError, "without arguments"),
         ({"extra_state_policy": "mine"}, ConfigError, "own, replicated, sharded"),
@@ -190,7 +190,7 @@ def test_wrong_arguments_of_a_load(tmp_path: Path) -> None:
 def test_a_parameter_that_is_none_of_the_models(tmp_path: Path) -> None:
     state = {"model": nn.Linear(1, 1), "optimizer": torch.optim.SGD(nn.Linear(2, 2).parameters(), momentum=0.9)}
     for fast in (False, True):
-        with pytest.raises(InvalidPlanError, match="give the model that the optimizer was made for"):
+        with pytest.raises(InvalidPlanError, match="pass the model that the optimizer was made for"):
             save(tmp_path, state, "ddp", fast)
     assert list(tmp_path.iterdir()) == []
 

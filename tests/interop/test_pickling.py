@@ -34,7 +34,7 @@ def realistic() -> list[errors.CheckpointError]:
         *plain,
         errors.StorageError("open(/ckpt): denied", "/ckpt", errno.EACCES),
         errors.CheckpointNotFoundError("open(/ckpt): none", "/ckpt", errno.ENOENT),
-        errors.KeyMismatchError("'a': wanted, but the checkpoint has no such key"),
+        errors.KeyMismatchError("'a': the checkpoint has no such key"),
         failed,
         errors.OutOfStepError("save(/ckpt): rank 1 comes with another call", {0: 3, 1: 2}, "/ckpt"),
         errors.RankLostError("save(/ckpt): rank 2 died", {2: "died"}, "/ckpt"),

@@ -35,11 +35,11 @@ def say(text: str) -> None:
 
 # Messages of calls that cannot work in their circumstance.
 REFUSALS = (
-    "cannot schedule new futures after interpreter shutdown",  # from DCP's own executor, whoever stages and writes
-    "staging: in a forked child; the memory for it is process ",
-    "a hook of a background save waits for a save that comes behind it",
-    "waited 1 s for memory that an earlier state takes, though no save of that is under way",
-    "shutdown(): called in a hook of a background save, for whose end it would wait",
+    "cannot schedule new futures after interpreter shutdown",  # DCP's own executor, whoever stages and writes
+    "staging: this process is a forked child, and the memory belongs to process ",
+    "a hook of a background save waits for its own save, or for a later one of the same queue",
+    "waited 1 s for memory that an earlier state takes, though no save of that state is under way",
+    "shutdown(): a hook of a background save calls it, and it would wait for that same save",
 )
 
 

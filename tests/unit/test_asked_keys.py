@@ -100,7 +100,9 @@ def test_missing_keys_are_told_and_renamed_ones_warned_of(path: Path) -> None:
     report = by_dcp(path, {"ema": {"weight": weight}, "step": 0}, planner)
     assert (report.missing_keys, report.num_missing_keys) == (("ema.weight",), 1)
     assert report.unexpected_keys == ()
-    with pytest.warns(RuntimeWarning, match=r"'model'.*: 'model\.bias'; not in the checkpoint: 'model\.offset'"):
+    with pytest.warns(
+        RuntimeWarning, match=r"'model'.*: 'model\.bias'; these keys are not in the checkpoint: 'model\.offset'"
+    ):
         report = by_dcp(path, {"model": {"weight": weight, "offset": bias}}, planner)
     assert (report.missing_keys, report.unexpected_keys) == (("model.offset",), ("model.bias",))
     assert torch.equal(bias, torch.zeros(2))

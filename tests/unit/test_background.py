@@ -43,7 +43,7 @@ def test_a_wait_that_ran_out_has_not_seen_the_failure() -> None:
         future.result(0)
     go_on.set()
     wait_for_queue("of this test")
-    with pytest.raises(CheckpointError, match="save to /there failed, and nobody looked: of the save"):
+    with pytest.raises(CheckpointError, match="save to /there failed, and its result was not read: of the save"):
         raise_unseen()
 
 
@@ -90,7 +90,7 @@ def test_ctrl_c_in_a_save_without_a_thread_is_raised(monkeypatch: pytest.MonkeyP
         with pytest.raises(KeyboardInterrupt):
             submit("/there", interrupted, "of this test")
     assert submit("/there", lambda: 7, "of this test").result(LIMIT_S) == 7
-    with pytest.raises(CheckpointError, match="nobody looked"):
+    with pytest.raises(CheckpointError, match="its result was not read"):
         raise_unseen()
 
 

@@ -84,7 +84,7 @@ def test_show(step: Path) -> None:
     save(step / "optimizer", {"weight": torch.ones(1)})
     said = run("show", str(step), "weight")
     assert said.exit_code == 2
-    assert "'weight' is in the parts model, optimizer; 'model: weight' is that of one" in said.stderr
+    assert "'weight' is in the parts model, optimizer; name one of them, as in 'model: weight'" in said.stderr
     assert as_json("show", str(step), "optimizer: weight")["part"] == "optimizer"
 
 

@@ -89,7 +89,7 @@ def test_files_that_nobody_refers_to(path: Path) -> None:
     report.raise_if_damaged()
     result = run("verify", str(path))
     assert result.exit_code == 1
-    assert f"{ORPHAN}: nobody refers to this file\n" in result.output
+    assert f"{ORPHAN}: the checkpoint does not refer to this file\n" in result.output
     assert f"{path}: 2 files too many; " in result.output
     assert as_json("verify", str(path), code=1)["findings"] == 2
 

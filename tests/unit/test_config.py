@@ -28,7 +28,7 @@ def test_defaults() -> None:
 
 def test_a_choice_is_one_of_those_there_are() -> None:
     assert Config().shared_reading == "auto"
-    with pytest.raises(ConfigError, match="one of auto, cooperative, independent wanted"):
+    with pytest.raises(ConfigError, match="must be one of auto, cooperative, independent"):
         Config(shared_reading="together")
     with pytest.raises(ConfigError, match="'sometimes'"):
         Config.from_env({"BYTECHECKPOINT_SHARED_READING": "sometimes"})

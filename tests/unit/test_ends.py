@@ -319,7 +319,7 @@ def test_a_process_that_ends_waits_and_commits(tmp_path: Path, run: Run, script:
 def test_a_failure_nobody_looked_at_is_told_at_the_end(tmp_path: Path, run: Run) -> None:
     done = run(UNSEEN, tmp_path)
     assert done.code == 0
-    assert "a background save to /proc/nowhere failed, and nobody looked: mkdir(/proc/nowhere)" in done.said
+    assert "a background save to /proc/nowhere failed, and its result was not read: mkdir(/proc/nowhere)" in done.said
 
 
 def test_sigterm_waits_for_saves_and_then_ends_the_process(tmp_path: Path, run: Run) -> None:
@@ -364,7 +364,7 @@ def test_ctrl_c_ends_a_wait_and_not_the_save(tmp_path: Path, run: Run, wait: str
 def test_a_failure_that_is_raised_by_the_next_save_ends_the_process(tmp_path: Path, run: Run) -> None:
     done = run(FAILED_AND_RAISED, tmp_path / "ckpt")
     assert done.code == 1, done.said
-    assert "a background save to /proc/nowhere failed, and nobody looked" in done.said
+    assert "a background save to /proc/nowhere failed, and its result was not read" in done.said
 
 
 def test_a_failure_that_is_kept_keeps_no_later_save_waiting(tmp_path: Path, run: Run) -> None:

@@ -54,7 +54,7 @@ def test_using_the_package_says_what_to_do(before: str, said: str) -> None:
     assert last.startswith("ImportError: bytecheckpoint._C")
     assert f"it was built for torch {_core.build_info()['torch']}" in last
     assert said in last
-    assert last.endswith("pip install --no-build-isolation --no-deps --force-reinstall . in its checkout")
+    assert last.endswith("pip install --no-build-isolation --no-deps --force-reinstall . in the source checkout")
 
 
 @pytest.mark.parametrize("before", [OTHER_TORCH, NOT_LINKED])

@@ -70,7 +70,7 @@ def test_each_newer_folder_that_is_passed_over_is_told_once(run: RunFolder) -> N
     run.path(9).symlink_to(run.root / "nowhere")
     found, said = passing_over(run.root)
     assert found == str(run.path(4))
-    reasons = ["leads to no folder", "nothing of a checkpoint", "half: empty", "half: files of a save", "corrupt: "]
+    reasons = ["leads to no folder", "no files of a checkpoint", "half: empty", "half: files of a save", "corrupt: "]
     assert len(said) == len(reasons)
     for step, reason, text in zip((9, 8, 7, 6, 5), reasons, said, strict=True):
         assert text.startswith(f"latest({run.root}): passing over {run.path(step)}, which is ")
@@ -119,14 +119,14 @@ def test_none_where_nothing_was_ever_committed(run: RunFolder) -> None:
     found, said = passing_over(run.root)
     assert found is None
     assert len(said) == 5
-    assert all(text.endswith("; no other is whole") for text in said)
+    assert all(text.endswith("; there is no whole one") for text in said)
 
 
 def test_an_error_where_something_was_committed(run: RunFolder) -> None:
     run.corrupt(1)
     run.half(2)
     with pytest.raises(
-        CheckpointError, match=r"none is whole: step-1 is corrupt: .* bytes wanted.*another folder"
+        CheckpointError, match=r"none is whole: step-1 is corrupt: .* file must have .*another folder"
     ) as told:
         latest(run.root)
     assert not isinstance(told.value, FileNotFoundError)
@@ -136,7 +136,9 @@ def test_an_error_where_something_was_committed(run: RunFolder) -> None:
 def test_checkpoints_in_folders_that_are_not_known(run: RunFolder) -> None:
     """OLMo-core makes such folders. There are checkpoints, so to begin at step 0 would be wrong."""
     save_at(run.path(3) / "model_and_optim")
-    with pytest.raises(CheckpointError, match=r"step-3 is unknown: checkpoints of a layout .* model_and_optim"):
+    with pytest.raises(
+        CheckpointError, match=r"step-3 is unknown: it holds checkpoints in an unknown layout: model_and_optim"
+    ):
         latest(run.root)
     with pytest.raises(
         CheckpointNotFoundError, match=rf"holds the checkpoint model_and_optim: pass '{run.path(3)}/model"
@@ -158,7 +160,7 @@ def test_what_is_no_run_folder(run: RunFolder) -> None:
     with pytest.raises(StorageError, match="No such file"):
         latest(run.root / "link")
     for url in ("s3://bucket/secret", "gs://bucket/secret"):
-        with pytest.raises(ConfigError, match=r"://\.\.\.: a directory is wanted") as told:
+        with pytest.raises(ConfigError, match=r"://\.\.\.: must be a directory") as told:
             latest(url)
         assert "secret" not in str(told.value)
     with pytest.raises(ConfigError, match="role='judge'"):

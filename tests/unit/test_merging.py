@@ -203,13 +203,13 @@ def test_any_iterable_of_tensors() -> None:
 
 
 UNFIT = {
-    "sparse": (lambda: torch.eye(3).to_sparse(), "a strided tensor wanted"),
-    "sparse csr": (lambda: torch.eye(3).to_sparse_csr(), "a strided tensor wanted"),
-    "meta": (lambda: torch.ones(2, device="meta"), "a CPU tensor wanted, got one on meta"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "must be a strided tensor"),
+    "sparse csr": (lambda: torch.eye(3).to_sparse_csr(), "must be a strided tensor"),
+    "meta": (lambda: torch.ones(2, device="meta"), "must be a CPU tensor, got one on meta"),
     "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.quint8), "quantized"),
     "conjugate": (lambda: torch.ones(2, dtype=torch.complex64).conj(), "conjugation"),
     "negative": (lambda: torch._neg_view(torch.ones(2)), "negation"),
-    "no tensor": (lambda: 3, "a tensor wanted, got a int"),
+    "no tensor": (lambda: 3, "must be a tensor, got a int"),
 }
 
 
@@ -235,7 +235,7 @@ def test_what_is_not_plain_is_refused_by_its_position(kind: str) -> None:
     ],
 )
 def test_merged_memory_that_does_not_fit(memory: torch.Tensor, found: str) -> None:
-    message = "a contiguous uint8 tensor of one dim and at least 8 bytes wanted, got " + found
+    message = "must be a contiguous uint8 tensor of one dim and at least 8 bytes, got " + found
     tensor = torch.ones(2)
     with pytest.raises(InvalidPlanError, match=re.escape(message)):
         merge([tensor], memory)
@@ -247,29 +247,29 @@ def test_merged_memory_that_does_not_fit(memory: torch.Tensor, found: str) -> No
 
 def test_merged_memory_elsewhere() -> None:
     for memory in (torch.zeros(8, dtype=torch.uint8, device="meta"), torch.zeros(8).to_sparse()):
-        with pytest.raises(InvalidPlanError, match=r"merged: a (CPU|strided) tensor wanted"):
+        with pytest.raises(InvalidPlanError, match=r"merged: must be a (CPU|strided) tensor"):
             merge([torch.ones(2)], memory)
 
 
 @pytest.mark.parametrize("alignment", [0, -1, 3, 24, 1 << 31])
 def test_alignment_is_a_power_of_two(alignment: int) -> None:
-    with pytest.raises(ValueError, match=f"alignment={alignment}: a power of two"):
+    with pytest.raises(ValueError, match=f"alignment={alignment}: must be a power of two"):
         merge([torch.ones(2)], alignment=alignment)
-    with pytest.raises(ValueError, match=f"alignment={alignment}: a power of two"):
+    with pytest.raises(ValueError, match=f"alignment={alignment}: must be a power of two"):
         scatter(torch.zeros(8, dtype=torch.uint8), [torch.ones(2)], alignment=alignment)
 
 
 @pytest.mark.parametrize("num_threads", [0, -2])
 def test_at_least_one_thread(num_threads: int) -> None:
-    with pytest.raises(ValueError, match=f"num_threads={num_threads}: at least 1"):
+    with pytest.raises(ValueError, match=f"num_threads={num_threads}: must be >= 1"):
         merge([torch.ones(2)], num_threads=num_threads)
-    with pytest.raises(ValueError, match=f"num_threads={num_threads}: at least 1"):
+    with pytest.raises(ValueError, match=f"num_threads={num_threads}: must be >= 1"):
         scatter(torch.zeros(8, dtype=torch.uint8), [torch.ones(2)], num_threads=num_threads)
 
 
 def test_an_expanded_destination_is_refused() -> None:
     value = torch.zeros(1)
-    with pytest.raises(InvalidPlanError, match=r"tensors\[1\]: it is expanded"):
+    with pytest.raises(InvalidPlanError, match=r"tensors\[1\]: the tensor is expanded"):
         scatter(torch.ones(64, dtype=torch.uint8), [torch.zeros(1), value.expand(3)])
     assert not value.any()
     scatter(torch.zeros(4, dtype=torch.uint8), [torch.zeros(1).expand(1)])  # of size 1: nothing is shared

@@ -137,7 +137,7 @@ def check(data: bytes) -> str:
 
 def check_refusal(data: bytes, error: CheckpointError) -> str:
     """Asserts that ``error`` names an opcode and a byte, and that this opcode is at that byte."""
-    if "than a pickle of this size can mean" in str(error):
+    if "than a pickle of this size may hold" in str(error):
         return "too much to compare"
     found = REFUSAL.match(str(error))
     assert found is not None, error

@@ -45,5 +45,5 @@ def test_items_whose_owner_is_gone_have_a_number_and_say_where_they_stayed() -> 
     del items
     gone = pickle.loads(sent)
     assert len(gone) == 7
-    with pytest.raises(CheckpointError, match="stayed with the rank"):
+    with pytest.raises(CheckpointError, match="stayed on the rank"):
         list(gone)

@@ -130,7 +130,7 @@ def test_a_handle_says_how_far_its_save_is(tmp_path: Path) -> None:
 def test_a_state_that_is_no_dict_is_told_by_its_type(tmp_path: Path) -> None:
     wrong: Any = [torch.ones(3)]
     for call in (save_state_dict, async_save_state_dict, load_state_dict):
-        with pytest.raises(InvalidPlanError, match=rf"{call.__name__}\({tmp_path}.*a dict .* wanted, got a list"):
+        with pytest.raises(InvalidPlanError, match=rf"{call.__name__}\({tmp_path}.*must be a dict .*, got a list"):
             call(tmp_path / "ck", wrong)
     with pytest.raises(InvalidPlanError, match="got a Linear"):
         save_state_dict(tmp_path / "ck", torch.nn.Linear(2, 2))  # type: ignore[arg-type]

@@ -205,7 +205,7 @@ def test_a_checkpoint_in_a_checkpoint_stays(run: RunFolder, mark: str) -> None:
     (run.path(1) / "other").touch()
     report = prune(run.root, keep_latest=1)
     assert report.removed == [str(run.path(1))]
-    assert report.warnings == ["step-1 stays, without a checkpoint: extra: a checkpoint of its own"]
+    assert report.warnings == ["step-1 was removed, except for extra: it is a checkpoint of its own"]
     assert [path.name for path in run.path(1).iterdir()] == ["extra"]
     assert prune(run.root, keep_latest=1).warnings == []
     assert (inner / mark).exists()
@@ -215,7 +215,7 @@ def test_others_stay_if_asked(run: RunFolder) -> None:
     run.complete(1, 2)
     (run.path(1) / "config.json").touch()
     report = prune(run.root, keep_latest=1, remove_others=False)
-    assert report.warnings == ["step-1 stays, without a checkpoint: config.json: not of a checkpoint"]
+    assert report.warnings == ["step-1 was removed, except for config.json: it is not a file of a checkpoint"]
     assert [path.name for path in run.path(1).iterdir()] == ["config.json"]
 
 
@@ -269,7 +269,7 @@ class TestLoads:
 
         state = small_state(7)
         dcp.load(state, storage_reader=BcpReader(run.path(1)), planner=Looking(), no_dist=True)
-        assert reports[0].skipped == {str(run.path(1)): "a load of this process reads it"}
+        assert reports[0].skipped == {str(run.path(1)): "a load in this process is reading it"}
         assert torch.equal(state["weight"], small_state()["weight"])
         assert left_by(run, keep_latest=1) == [2]
 

@@ -264,7 +264,7 @@ def test_a_state_dict_of_another_class(tmp_path: Path) -> None:
 def test_names_that_are_no_text_are_refused() -> None:
     planner = BcpSavePlanner()
     planner.set_up_planner({"a": {"\udc80": torch.ones(1)}}, None, True)
-    with pytest.raises(InvalidPlanError, match=r"no text of UTF-8: 'a\.\\udc80'"):
+    with pytest.raises(InvalidPlanError, match=r"is not UTF-8 text: 'a\.\\udc80'"):
         planner.create_local_plan()
 
 

@@ -95,11 +95,11 @@ def test_folders_are_made(tmp_path: Path) -> None:
 def test_other_things_are_left_alone(tmp_path: Path, kind: str, name: str) -> None:
     IRREGULAR[kind](tmp_path / name)
     before = {entry.name: entry.lstat() for entry in tmp_path.iterdir()}
-    with pytest.raises(StorageError, match=f"write.*{name}.*a regular file wanted, it is {kind}") as told:
+    with pytest.raises(StorageError, match=f"write.*{name}.*must be a regular file, but it is {kind}") as told:
         write(tmp_path / "name")
     assert told.value.errno
     if name == "name":
-        with pytest.raises(StorageError, match=f"read.*a regular file wanted, it is {kind}"):
+        with pytest.raises(StorageError, match=f"read.*must be a regular file, but it is {kind}"):
             read_small_file(tmp_path / "name", 10)
     assert {entry.name: entry.lstat() for entry in tmp_path.iterdir()} == before
     if kind == "a symbolic link":
@@ -110,7 +110,7 @@ def test_a_file_that_is_too_large(tmp_path: Path) -> None:
     path = tmp_path / "name"
     path.touch()
     os.truncate(path, 1 << 40)
-    with pytest.raises(StorageError, match="10 bytes at most wanted"):
+    with pytest.raises(StorageError, match="more than 10 bytes"):
         read_small_file(path, 10)
 
 
@@ -135,7 +135,7 @@ for call in (
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
     saved, found, newest = ran.stdout.splitlines()
     step = str(tmp_path / "global_step_7")
-    assert saved == f"StorageError write({tmp_path / name}): a regular file wanted, it is {kind}"
+    assert saved == f"StorageError write({tmp_path / name}): must be a regular file, but it is {kind}"
     assert found == (step if name != TRACKER else saved.replace("write", "read"))
     assert newest == step
     if kind == "a symbolic link":

@@ -310,7 +310,8 @@ def test_memory_that_is_kept_for_no_save_is_an_error_in_the_end(monkeypatch: pyt
     monkeypatch.setattr(_stays, "_UNUSED_WAIT_S", 0.1)
     kept: Any = BcpStager().stage(one(1))
     wanted = (
-        rf"though no save of that is under way: {kept['w'].nbytes} bytes for \d+ s, staged at {__file__}:\d+\. Somebody"
+        rf"though no save of that state is under way: {kept['w'].nbytes} bytes for \d+ s, "
+        rf"staged at {__file__}:\d+\. Something"
     )
     with pytest.raises(StagingBusyError, match=wanted):
         BcpStager().stage(one(2))
@@ -347,7 +348,7 @@ def test_what_the_thread_itself_keeps_within_async_save_is_an_error_in_the_end(
     monkeypatch.setattr(_stays, "_BEGIN_WITHIN_S", 0.1)
     state: dict[str, Any] = {"part": Staging()} if way == "stateful" else one(2)
     stager = BcpStager() if way == "stateful" else TwiceStager()
-    wanted = rf"staged at {__file__}:\d+ for the save to {tmp_path}\. Somebody keeps it"
+    wanted = rf"staged at {__file__}:\d+ for the save to {tmp_path}\. Something still holds it"
     with registered() if is_registered else contextlib.nullcontext(), pytest.raises(StagingBusyError, match=wanted):
         dcp.async_save(
             state, checkpoint_id=tmp_path, storage_writer=BcpWriter(tmp_path), async_stager=stager, no_dist=True
@@ -412,7 +413,7 @@ def test_memory_is_used_again(tmp_path: Path, how: str) -> None:
 def test_a_state_larger_than_allowed(is_taken: bool) -> None:
     small = BcpStager(config=Config(staging_bytes=4096))
     kept = small.stage(one(1, 1000)) if is_taken else None
-    with pytest.raises(StagingFullError, match=r"takes 4100 bytes, and may take 4096 \(staging_bytes\)"):
+    with pytest.raises(StagingFullError, match=r"takes 4100 bytes, but may take at most 4096 \(staging_bytes\)"):
         small.stage(one(2, 1025))
     assert kept is None or frozen(kept) == frozen(one(1, 1000))
     del kept
@@ -451,7 +452,7 @@ def test_a_forked_child_is_refused(is_taken: bool) -> None:
             signal.alarm(10)
             stager.stage(one(2))
         except CheckpointError as error:
-            code = 0 if "in a forked child" in str(error) else 2
+            code = 0 if "is a forked child" in str(error) else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
