@@ -178,4 +178,3 @@ def make_store_contender(name: str, endpoint: str, options: dict[str, Any]) -> S
         options: ``storage_options`` for the store.
     """
     return _MAKERS[name](endpoint, options)
-

@@ -92,7 +92,7 @@ def remove_folder(folder: StepFolder, root: _core.Directory, *, remove_others: b
                 if outcome.is_loadable:
                     outcome.skipped = _IS_READ
                 else:
-                    outcome.failures.append(f"{name}: {_IS_READ}")
+                    outcome.fail(f"{name}: {_IS_READ}")
                 return outcome
             marks_bytes = rights[name].remove_marks()
         outcome.is_loadable = False

@@ -41,7 +41,7 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             where = error.ctx.command_path if error.ctx is not None else "bcp"
-            raise Failure(f"{error.format_message()} See {where} --help") from None
+            raise Failure(f"{error.format_message().removesuffix('.')}. See {where} --help") from None
         except KeyboardInterrupt:
             raise _Interrupted("interrupted") from None
         except ImportError as error:
