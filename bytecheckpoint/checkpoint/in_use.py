@@ -9,9 +9,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.per_process import PerProcess
 
-__all__ = ["Hold", "hold", "hold_directory", "reading", "unheld"]
+__all__ = ["Hold", "hold", "hold_directory", "key_of_url", "reading", "unheld"]
 
 _Key = tuple[int, int]
 
@@ -59,7 +60,14 @@ class _Holds:
 _holds = PerProcess(_Holds)
 
 
+def key_of_url(url: str) -> tuple[int, int]:
+    """Returns what stands for device and inode of a folder in an object store."""
+    return -1, hash(url)
+
+
 def _key_of(path: str | os.PathLike[str]) -> _Key | None:
+    if is_store_url(path):
+        return key_of_url(os.fspath(path))
     try:
         status = os.stat(path)  # noqa: PTH116  # follows symbolic links
     except OSError:

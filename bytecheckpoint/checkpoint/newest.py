@@ -8,11 +8,13 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from bytecheckpoint.checkpoint.local_path import local_path
+from bytecheckpoint.checkpoint.folders import Place, below, has_file, known
+from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.parts import PARTS, REFERENCE
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
 from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.checkpoint.steps import StepFolder, look_at_step
+from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
 
 __all__ = ["latest", "newest_whole"]
@@ -20,7 +22,7 @@ __all__ = ["latest", "newest_whole"]
 _MOST_NAMED = 5
 
 
-def latest(run: str | os.PathLike[str], role: str = "") -> str | None:
+def latest(run: str | os.PathLike[str], role: str = "", *, config: Config | None = None) -> str | None:
     """Returns the folder of the newest whole checkpoint of a run; None if the run has none yet.
 
     Pass it to ``load_state_dict`` or ``BcpReader``, or to ``bytecheckpoint.load`` if ``bytecheckpoint.save`` saved it::
@@ -43,18 +45,19 @@ def latest(run: str | os.PathLike[str], role: str = "") -> str | None:
     Args:
         run: Folder of the run.
         role: The role that ``bytecheckpoint.save`` saved the checkpoint with.
+        config: Settings for the store, if ``run`` is a URL; None reads ``BYTECHECKPOINT_*`` variables.
 
     Raises:
         UnsupportedError: ByteCheckpoint 0.0.2 or 0.0.3 wrote the steps.
         CheckpointError: There were checkpoints, and none is whole. The message says what they are, newest first.
-        ConfigError: ``run`` is a URL, or is a checkpoint itself and not a folder of step folders; or ``role`` is
-            unknown.
+        ConfigError: ``run`` is a URL of an unknown kind, or is a checkpoint itself and not a folder of step folders; or
+            ``role`` is unknown.
         StorageError: The folder cannot be listed.
     """
-    return newest_whole(folder_of_role(local_path(run), check_role(role)), None, "latest")
+    return newest_whole(folder_of_role(known(location(run), config), check_role(role)), None, "latest")
 
 
-def newest_whole(run: Path, pattern: str | None, asked: str) -> str | None:
+def newest_whole(run: Place, pattern: str | None, asked: str) -> str | None:
     """Does what ``latest`` does, for step folders of any names.
 
     Args:
@@ -67,7 +70,8 @@ def newest_whole(run: Path, pattern: str | None, asked: str) -> str | None:
         CheckpointError: As ``latest`` raises it.
     """
     try:
-        run.lstat()  # not stat: a link to a disk that is not mounted leads nowhere, and the run is not new
+        if isinstance(run, Path):
+            run.lstat()  # not stat: a link to a disk that is not mounted leads nowhere, and the run is not new
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -112,7 +116,7 @@ def _was_committed(folder: StepFolder) -> bool:
     return folder.has_mark
 
 
-def _refuse_loss(run: Path, folders: Sequence[StepFolder], asked: str) -> None:
+def _refuse_loss(run: Place, folders: Sequence[StepFolder], asked: str) -> None:
     lost = [folder for folder in folders if _was_committed(folder)]
     if not lost:
         return
@@ -128,8 +132,8 @@ def _refuse_loss(run: Path, folders: Sequence[StepFolder], asked: str) -> None:
     )
 
 
-def _refuse_a_checkpoint(run: Path, asked: str) -> None:
-    if any(os.path.lexists(run / name / ".metadata") for name in ("", *PARTS)):
+def _refuse_a_checkpoint(run: Place, asked: str) -> None:
+    if any(has_file(below(run, name) if name else run, ".metadata") for name in ("", *PARTS)):
         raise ConfigError(
             f"{asked}({run}): this folder is a checkpoint itself, and has no step folders: pass its path to the load, "
             "or the folder of the run",

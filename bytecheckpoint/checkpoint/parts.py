@@ -7,15 +7,16 @@ import json
 import os
 import reprlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from bytecheckpoint import _core
-from bytecheckpoint.errors import CorruptCheckpointError, StorageError, UnsupportedError
+from bytecheckpoint.checkpoint.folders import folders_in, has_file
+from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 
 __all__ = [
     "PARTS",
     "REFERENCE",
+    "checkpoints_in",
     "description_in",
     "description_of",
     "different_saves",
@@ -65,11 +66,18 @@ def parts_in(folder: str | os.PathLike[str]) -> tuple[str, ...]:
     Raises:
         StorageError: The file system refused to look into ``folder``.
     """
-    paths = {part: Path(folder, part) for part in PARTS}
-    try:
-        return tuple(part for part, path in paths.items() if path.is_dir() and not path.is_symlink())
-    except OSError as error:
-        raise StorageError(f"stat({error.filename}): {error.strerror}", error.filename, error.errno or 0) from error
+    there = folders_in(folder)
+    return tuple(part for part in PARTS if part in there)
+
+
+def checkpoints_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Returns the names of the folders in ``folder`` that have a ``.metadata``.
+
+    Raises:
+        StorageError: The file system refused to look into ``folder``.
+    """
+    names = folders_in(folder, follow_links=True)
+    return sorted(name for name in names if has_file(os.path.join(folder, name), ".metadata"))  # noqa: PTH118
 
 
 def parsed_user_metadata(text: str, path: str | os.PathLike[str]) -> Any:
@@ -171,7 +179,7 @@ def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None 
     components = {part: _core.inspect_folder(os.path.join(folder, part), tmps.get(part, "")) for part in there}  # noqa: PTH118
     of_ours = ("marks", "tmps", "data_files")
     if not any(of_part[kind] for of_part in components.values() for kind in of_ours):  # others have a `model`, too
-        within = [name for name in found["others"] if os.path.lexists(os.path.join(folder, name, ".metadata"))]  # noqa: PTH118
+        within = checkpoints_in(folder)
         if within:
             found.update(has_mark=True, reason=f"it holds checkpoints in an unknown layout: {_names(within)}")
         return found
@@ -199,7 +207,7 @@ def _state_of(folder: str | os.PathLike[str], components: Mapping[str, Mapping[s
     is_being_saved = any(of_part["is_being_saved"] for of_part in components.values())
     if "model" not in components:
         return "saving" if is_being_saved else "half", "there is no model"
-    descriptions = {part: description_of(Path(folder, part)) for part in components}
+    descriptions = {part: description_of(os.path.join(folder, part)) for part in components}  # noqa: PTH118
     missing = [part for part in descriptions["model"].get("parts", ()) if part not in components]
     mixed = different_saves(descriptions)
     if missing or mixed:

@@ -14,13 +14,16 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from bytecheckpoint import _core
-from bytecheckpoint.checkpoint.local_path import local_path
+from bytecheckpoint.checkpoint.folders import known
+from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.removal import Outcome, bytes_to_remove, remove_folder
 from bytecheckpoint.checkpoint.step_names import compile_pattern
 from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
+from bytecheckpoint.checkpoint.store_removal import bytes_in_store, remove_folder_in_store, unchanged_for
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
+from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report import size_text
 
 __all__ = ["Retention", "RetentionReport", "prune"]
@@ -100,8 +103,12 @@ class Retention:
     tensors lack elements (``incomplete``), stay, because they may hold the only copy of something. They do not count,
     so nothing is removed because they are there.
 
+    In an object store a mark is removed by a conditional request, so that no save that has begun before can be
+    committed there. There are no locks: what a dead save left is removed once it is older by ``grace_s`` than the
+    newest complete checkpoint, by the clock of the store.
+
     Args:
-        root: Folder of the run, with one folder for each step.
+        root: Folder of the run, with one folder for each step; or its URL in an object store.
         keep_latest: Number of the newest checkpoints to keep, 1 or more.
         keep_every: Also keep the steps that this number divides; None keeps no others.
         pattern: Pattern of the names of step folders; see ``scan_steps``.
@@ -111,9 +118,10 @@ class Retention:
         grace_s: Seconds; see above. The default is the time after which a save has lost its right to commit.
         all_ranks: Whether ``after_save`` acts on every rank, for roots that are local to each rank; otherwise it acts
             on rank 0 only.
+        config: Settings for the store, if ``root`` is a URL; None reads ``BYTECHECKPOINT_*`` variables.
 
     Raises:
-        ConfigError: An argument is out of range, or ``root`` is a URL.
+        ConfigError: An argument is out of range, or ``root`` is a URL of an unknown kind.
     """
 
     root: str | os.PathLike[str]
@@ -125,6 +133,7 @@ class Retention:
     remove_others: bool = True
     grace_s: float = Config.commit_deadline_s
     all_ranks: bool = False
+    config: Config | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _check_count("keep_latest", self.keep_latest)
@@ -132,7 +141,7 @@ class Retention:
             _check_count("keep_every", self.keep_every)
         if isinstance(self.grace_s, bool) or not isinstance(self.grace_s, int | float) or not self.grace_s >= 0:
             raise ConfigError(f"grace_s={self.grace_s!r}: must be a number of seconds >= 0")
-        object.__setattr__(self, "root", str(local_path(self.root)))
+        object.__setattr__(self, "root", str(known(location(self.root), self.config)))
         compile_pattern(self.pattern)
 
     def after_save(self, step: int | None = None, *, rank: int | None = None) -> RetentionReport | None:
@@ -169,7 +178,7 @@ class Retention:
         report = RetentionReport(root=os.fspath(self.root), dry_run=dry_run)
         freed = 0
         try:
-            folders = scan_steps(self.root, pattern=self.pattern)
+            folders = scan_steps(self.root, pattern=self.pattern, config=self.config)
             freed = self._prune(folders, frozenset(protect), report)
         except CheckpointError as error:
             report.warnings.append(str(error))
@@ -181,16 +190,18 @@ class Retention:
         return report
 
     def _prune(self, folders: list[StepFolder], protect: frozenset[int], report: RetentionReport) -> int:
-        root = _core.Directory(str(self.root))  # open, so that removals stay in it, wherever its path leads later
+        is_in_store = is_store_url(self.root)
+        # Open, so that removals stay in it, wherever its path leads later.
+        root = None if is_in_store else _core.Directory(str(self.root))
         complete = [folder for folder in folders if folder.is_complete]
         kept = [folder for at, folder in enumerate(complete) if self._keeps(folder, len(complete) - at, protect)]
         report.kept.extend(folder.step for folder in kept)
         if not kept:
             return 0  # half or damaged checkpoints may be all that there is
-        newest = kept[-1].step
+        newest = kept[-1]
         going = [folder for folder in folders if folder not in kept and folder.step not in protect]
         going = [folder for folder in going if self._may_go(folder, newest, report)]
-        if going and not report.dry_run:
+        if going and not report.dry_run and not is_in_store:
             # Sync the checkpoints that stay. Otherwise a crash could lose a newer one, whose rename is not on disk yet,
             # after the older one was removed because of it.
             marked = [Path(folder.path, name) for folder in kept for name in folder.components or (".",)]
@@ -204,14 +215,14 @@ class Retention:
         is_nth = self.keep_every is not None and folder.step % self.keep_every == 0
         return place <= self.keep_latest or is_nth or folder.step in protect
 
-    def _may_go(self, folder: StepFolder, newest: int, report: RetentionReport) -> bool:
+    def _may_go(self, folder: StepFolder, newest: StepFolder, report: RetentionReport) -> bool:
         if folder.state == "unknown":
             return False
         if folder.is_being_saved:
             why = "a save is under way"
         elif folder.state not in ("complete", "half") and not self.remove_corrupt:
             why = f"{folder.state}: {folder.reason}"
-        elif folder.state not in ("complete", "half") and folder.step > newest:
+        elif folder.state not in ("complete", "half") and folder.step > newest.step:
             why = f"{folder.state}, but no newer one is complete: {folder.reason}"
         elif folder.state == "half" and not self._is_dead(folder, newest):
             why = f"half, but a save on another host may still be writing it: {folder.reason}"
@@ -220,29 +231,36 @@ class Retention:
         report.skipped[folder.path] = why
         return False
 
-    def _is_dead(self, folder: StepFolder, newest: int) -> bool:
+    def _is_dead(self, folder: StepFolder, newest: StepFolder) -> bool:
         """Whether nobody will finish this save.
 
         An unlocked tmp shows that. An empty folder counts too, because a save that is about to fill it loses nothing.
+        In a store only time shows it.
         """
         try:
+            if is_store_url(folder.path):
+                return unchanged_for(folder, newest).total_seconds() >= self.grace_s
             found = inspect_step(folder.path)
             every = [found, *found["components"].values()]
             is_empty = not any(of[kind] for of in every for kind in ("marks", "tmps", "data_files", "others"))
             says_so = is_empty or any(of["tmps"] for of in every)
-            return (says_so and folder.step < newest) or _unchanged_s(folder.path) >= self.grace_s
+            return (says_so and folder.step < newest.step) or _unchanged_s(folder.path) >= self.grace_s
         except (CheckpointError, OSError):
             return False  # it is changing right now
 
-    def _remove(self, folder: StepFolder, root: _core.Directory, report: RetentionReport) -> int:
+    def _remove(self, folder: StepFolder, root: _core.Directory | None, report: RetentionReport) -> int:
         gone = report.removed if folder.is_complete else report.swept
         if report.dry_run:
             gone.append(folder.path)
-            return bytes_to_remove(folder, remove_others=self.remove_others)
+            count = bytes_in_store if root is None else bytes_to_remove
+            return count(folder, remove_others=self.remove_others)
         try:
-            outcome = remove_folder(folder, root, remove_others=self.remove_others)
+            if root is None:
+                outcome = remove_folder_in_store(folder, remove_others=self.remove_others)
+            else:
+                outcome = remove_folder(folder, root, remove_others=self.remove_others)
         except (CheckpointError, OSError) as error:
-            is_there = Path(folder.path).exists()
+            is_there = root is None or Path(folder.path).exists()
             outcome = Outcome(failures=[str(error)]) if is_there else Outcome(skipped="another prune removed it first")
         if outcome.skipped:
             report.skipped[folder.path] = outcome.skipped
@@ -263,6 +281,7 @@ def prune(
     remove_others: bool = True,
     grace_s: float = Config.commit_deadline_s,
     dry_run: bool = False,
+    config: Config | None = None,
 ) -> RetentionReport:
     """Removes all checkpoints of a run except the newest ``keep_latest`` and every ``keep_every``-th step.
 
@@ -278,6 +297,7 @@ def prune(
         remove_others: See ``Retention``.
         grace_s: See ``Retention``.
         dry_run: Whether to remove nothing, and to report what would be removed and how many bytes that would free.
+        config: See ``Retention``.
 
     Returns:
         A report. A delete that failed, or a root that cannot be listed, is a warning in it.
@@ -293,6 +313,7 @@ def prune(
         remove_corrupt=remove_corrupt,
         remove_others=remove_others,
         grace_s=grace_s,
+        config=config,
     )
     return retention.prune(dry_run=dry_run)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
+from bytecheckpoint.checkpoint.folders import Place, below
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.reference_variables import ROLE_SUFFIX
 
@@ -46,6 +46,6 @@ def check_role(role: str | None) -> str:
     return role.lower()
 
 
-def folder_of_role(root: str | os.PathLike[str], role: str) -> Path:
+def folder_of_role(root: Place, role: str) -> Place:
     """Returns the folder of a role's step folders: two roles never write to one folder."""
-    return Path(root) / role if role else Path(root)
+    return below(root, role) if role else root

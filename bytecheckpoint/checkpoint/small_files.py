@@ -121,15 +121,15 @@ def refuse_irregular(directory: _core.Directory, name: str) -> bool:
 
 
 @contextmanager
-def storage_errors(operation: str, path: Path) -> Iterator[None]:
+def storage_errors(operation: str, path: str | os.PathLike[str]) -> Iterator[None]:
     """Converts an ``OSError`` of the ``with`` block to a ``StorageError`` that names ``path``."""
     try:
         yield
     except OSError as error:
         if isinstance(error, StorageError):
             raise
-        text = f"{operation}({path}): {error.strerror or error}"
-        raise StorageError(text, str(path), error.errno or 0) from error
+        text = f"{operation}({os.fspath(path)}): {error.strerror or error}"
+        raise StorageError(text, os.fspath(path), error.errno or 0) from error
 
 
 def _check_regular(operation: str, path: Path, mode: int) -> None:

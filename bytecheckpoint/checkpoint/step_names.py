@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 import re
 
-from bytecheckpoint.checkpoint.local_path import local_path
-from bytecheckpoint.errors import ConfigError, StorageError
+from bytecheckpoint.checkpoint.folders import below, folders_in, known
+from bytecheckpoint.checkpoint.local_path import location
+from bytecheckpoint.errors import ConfigError
 
 __all__ = ["DEFAULT_PATTERN", "MOST_DIGITS", "compile_pattern", "step_number", "step_paths"]
 
@@ -30,14 +31,12 @@ def step_paths(
         StorageError: See ``scan_steps``.
     """
     expression = compile_pattern(pattern)
-    folder = local_path(root)
-    try:
-        with os.scandir(folder) as entries:
-            names = [e.name for e in entries if e.is_dir(follow_symlinks=False) or (follow_links and e.is_symlink())]
-    except OSError as error:
-        raise StorageError(f"scan_steps({folder}): {error.strerror}", str(folder), error.errno or 0) from error
+    folder = known(location(root))
+    names = folders_in(folder, follow_links=follow_links)
     numbers = [(step_number(match[1] or ""), name) for name in names if (match := expression.fullmatch(name))]
-    return [(step, str(folder / name)) for step, name in sorted((n, name) for n, name in numbers if n is not None)]
+    return [
+        (step, str(below(folder, name))) for step, name in sorted((n, name) for n, name in numbers if n is not None)
+    ]
 
 
 def step_number(text: str) -> int | None:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.checkpoint.local_path import local_path
+from bytecheckpoint.checkpoint.folders import below, known
+from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, UnsupportedError
+from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report import size_text
 
 __all__ = ["StepFolder", "folder_of", "look_at_step", "scan_steps"]
@@ -115,22 +117,22 @@ def scan_steps(
     is under way, the result may be out of date when the call returns. Symbolic links are left out.
 
     Args:
-        root: Folder of a run.
+        root: Folder of a run, or its URL in an object store.
         pattern: Regular expression that matches the whole name of a step folder. Its first group is the step, of at
             most 18 digits. None matches ``step-100``, ``step_100``, ``step100``, ``global_step_100``,
             ``checkpoint-100`` and ``100``.
         deep: Whether to verify every byte of the complete checkpoints. Damaged ones are ``corrupt``.
-        config: Settings for ``deep``; see ``verify``.
+        config: Settings for ``deep``, see ``verify``; and for the store, if ``root`` is a URL.
 
     Returns:
         The step folders, sorted by step, then by name.
 
     Raises:
-        ConfigError: ``pattern`` is not such an expression, or ``root`` is a URL.
+        ConfigError: ``pattern`` is not such an expression, or ``root`` is a URL of an unknown kind.
         StorageError: ``root`` cannot be listed.
     """
     folders = []
-    for step, path in step_paths(root, pattern):
+    for step, path in step_paths(known(location(root), config), pattern):
         folder = look_at_step(step, path)
         if folder is not None:
             folders.append(_verified(folder, config) if deep and folder.is_complete else folder)
@@ -140,7 +142,7 @@ def scan_steps(
 def look_at_step(step: int, path: str) -> StepFolder | None:
     """Looks at one folder; returns None if it has gone. Anything wrong with the folder is its state, not an error."""
     try:
-        local_path(os.path.join(".", path))  # refuses names that are not text  # noqa: PTH118
+        location(path if is_store_url(path) else os.path.join(".", path))  # refuses names that are not text  # noqa: PTH118
         return folder_of(step, path, inspect_step(path))
     except CheckpointError as error:
         if _is_gone(path):
@@ -150,7 +152,7 @@ def look_at_step(step: int, path: str) -> StepFolder | None:
 
 def _is_gone(path: str) -> bool:
     try:
-        return not Path(path).is_dir()
+        return not is_store_url(path) and not Path(path).is_dir()
     except OSError:  # not known whether it has gone
         return False
 
@@ -175,7 +177,7 @@ def folder_of(step: int, path: str, found: dict[str, Any]) -> StepFolder:
 
 def _verified(folder: StepFolder, config: Config | None) -> StepFolder:
     problems = []
-    for path in [Path(folder.path, name) for name in folder.components] or [Path(folder.path)]:
+    for path in [str(below(folder.path, name)) for name in folder.components] or [folder.path]:
         try:
             problems += verify(path, config=config).problems
         except UnsupportedError:

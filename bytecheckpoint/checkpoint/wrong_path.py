@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
-from bytecheckpoint.checkpoint.parts import REFERENCE, inspect_step, is_of_reference
+from bytecheckpoint.checkpoint.parts import REFERENCE, checkpoints_in, inspect_step, is_of_reference
 from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
 
@@ -38,7 +37,7 @@ def _explained(error: CheckpointError, path: str | os.PathLike[str]) -> Checkpoi
     try:
         refuse_reference(path, "open")
         with suppress(CheckpointError):  # the folder does not exist, or cannot be looked at
-            instead = _parts_at(Path(path)) or _steps_at(Path(path))
+            instead = _parts_at(path) or _steps_at(path)
     except UnsupportedError as of_reference:
         return of_reference
     return CheckpointNotFoundError(f"open({path}): {instead}", os.fspath(path)) if instead else error
@@ -60,19 +59,23 @@ def refuse_reference(path: str | os.PathLike[str], operation: str) -> None:
         raise UnsupportedError(f"{operation}({path}): {REFERENCE}", os.fspath(path))
 
 
-def _parts_at(path: Path) -> str:
+def _parts_at(path: str | os.PathLike[str]) -> str:
     found = inspect_step(path)
     if found["components"]:
         parts = list(found["components"])
         return (
             f"it holds the {_listed('part', parts)} of bytecheckpoint.save: load them by bytecheckpoint.load('{path}', "
-            f"...), or one by load_state_dict or BcpReader, as '{path / parts[-1]}'"
+            f"...), or one by load_state_dict or BcpReader, as '{_joined(path, parts[-1])}'"
         )
-    within = [name for name in found["others"] if os.path.lexists(path / name / ".metadata")]
-    return f"it holds the {_listed('checkpoint', within)}: pass '{path / within[-1]}'" if within else ""
+    within = checkpoints_in(path)
+    return f"it holds the {_listed('checkpoint', within)}: pass '{_joined(path, within[-1])}'" if within else ""
 
 
-def _steps_at(path: Path) -> str:
+def _joined(path: str | os.PathLike[str], name: str) -> str:
+    return os.path.join(path, name)  # noqa: PTH118  # a URL, too
+
+
+def _steps_at(path: str | os.PathLike[str]) -> str:
     steps = step_paths(path)
     if not steps:
         return ""

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.folders import below, names_in
 from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
+from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.object_store.urls import is_store_url
 
 if TYPE_CHECKING:
     from bytecheckpoint import _C
@@ -155,6 +158,8 @@ def open_contents(
                 raise
         return tuple(_part(directory, component, rank, config, with_chunks, kind) for rank in ranks)
 
+    if is_store_url(path):
+        use_store(path, config, sys.modules[kind.__module__])
     with explaining(path):
         try:
             return Contents(path, parts_of(path, ""))
@@ -162,7 +167,7 @@ def open_contents(
             components = components_in(path)
             if not components:
                 raise
-        return Contents(path, tuple(part for name in components for part in parts_of(str(Path(path, name)), name)))
+        return Contents(path, tuple(part for name in components for part in parts_of(str(below(path, name)), name)))
 
 
 def components_in(path: str) -> list[str]:
@@ -175,8 +180,8 @@ def components_in(path: str) -> list[str]:
 
 def _ranks_in(path: str) -> list[int]:
     try:
-        names = [entry.name for entry in Path(path).iterdir()]
-    except OSError:
+        names = names_in(path)
+    except StorageError:
         return []
     return sorted(int(found[1]) for name in names if (found := _RANK_METADATA.fullmatch(name)) is not None)
 

@@ -8,7 +8,6 @@ import platform
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import click
@@ -51,7 +50,7 @@ def command(ctx: click.Context, path: str | None, as_json: bool) -> None:
     if not findings:  # machine.py needs the extension modules
         from bytecheckpoint.cli import machine
 
-        of_path = () if path is None else machine.findings_of_path(Path(path))
+        of_path = () if path is None else machine.findings_of_place(path)
         findings = [dataclasses.asdict(finding) for finding in (*machine.findings_of_machine(), *of_path)]
     broken = sum(item["state"] == _BROKEN for item in (*versions, *features, *findings))
     private = len({name for feature in TORCH_FEATURES for probe in feature.probes for name in probe.private_names()})

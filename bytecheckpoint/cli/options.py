@@ -11,7 +11,8 @@ from typing import IO, Any, TypeVar
 
 import click
 
-from bytecheckpoint.checkpoint.local_path import local_path
+from bytecheckpoint.checkpoint.folders import known
+from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.cli.text import one_line
 
 __all__ = ["Failure", "bar", "checked_path", "checkpoint_argument", "json_option", "place_text", "progress_option"]
@@ -29,12 +30,12 @@ class Failure(click.ClickException):
 
 
 def checked_path(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Returns a path or a ``file`` URL as an absolute path; None if the user passed none."""
-    return None if value is None else str(local_path(value))
+    """Returns a path as an absolute path, or the URL of an object store; None if the user passed none."""
+    return None if value is None else str(known(location(value)))
 
 
 def checkpoint_argument(name: str) -> Callable[[_Function], _Function]:
-    """Adds an argument: the directory of a checkpoint, a step or a run, as a path or a ``file`` URL."""
+    """Adds an argument: the directory of a checkpoint, a step or a run, as a path or a URL."""
     return click.argument(name, type=click.STRING, callback=checked_path)
 
 

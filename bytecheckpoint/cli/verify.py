@@ -7,11 +7,11 @@ import dataclasses
 import errno
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 
+from bytecheckpoint.checkpoint.folders import below
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.cli.contents import components_in
@@ -66,7 +66,7 @@ def command(ctx: click.Context, path: str, threads: int, as_json: bool, progress
     reports: dict[str, VerifyReport] = {}
     for name in components or [""]:
         with bar(f"verifying {name}".strip(), progress) as tell:
-            reports[name] = verify(Path(path, name), config=settings(threads), progress=tell)
+            reports[name] = verify(below(path, name) if name else path, config=settings(threads), progress=tell)
     folder = look_at_step(0, path) if components else None
     mismatch = folder.reason if folder is not None and folder.state == "half" else ""
     problems = [problem for report in reports.values() for problem in report.problems]

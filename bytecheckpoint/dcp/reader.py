@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from bytecheckpoint import _C
-from bytecheckpoint.checkpoint.in_use import Hold, hold_directory
+from bytecheckpoint.checkpoint.in_use import Hold, hold_directory, key_of_url
 from bytecheckpoint.checkpoint.local_path import is_local, location, location_to_read
 from bytecheckpoint.checkpoint.parts import parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
@@ -220,7 +220,7 @@ class BcpReader(StorageReader):
         if monitor is not None and call is not None:
             monitor.note_call(call)
         try:
-            self._directory = _C.directory_id(str(self.path), self.config.io_timeout_s)
+            self._directory = self._directory_id()
             self._hold_in_call()
             self._checkpoint, self._rank = self._open(rank), rank
             metadata = metadata_of(self._checkpoint, self.load_id)
@@ -262,7 +262,7 @@ class BcpReader(StorageReader):
             metadata._raise()
         if self._hold is None:
             # A caller that runs the hooks by hand will read in the end, or drop the reader; both end the hold.
-            self._directory = self._directory or _C.directory_id(str(self.path), self.config.io_timeout_s)
+            self._directory = self._directory or self._directory_id()
             self._hold = hold_directory(self._directory)
         self.rank, self.use_collectives = kwargs.get("rank"), kwargs.get("use_collectives", True)
         self._is_coordinator = is_coordinator
@@ -368,6 +368,11 @@ class BcpReader(StorageReader):
         call = self._call.call
         if call is not None:
             self._hold = hold_directory(self._directory, call.is_running)
+
+    def _directory_id(self) -> tuple[int, int] | None:
+        if isinstance(self.path, str):
+            return key_of_url(self.path)
+        return _C.directory_id(str(self.path), self.config.io_timeout_s)
 
     def _let_go(self) -> None:
         if self._hold is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import re
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -13,12 +14,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from bytecheckpoint.object_store.urls import joined
+
 __all__ = ["PART_BYTES", "Entry", "StoreClient"]
 
 # A slot of the engine's ring, which goes out as one part. Stores take parts from 5 MiB on, and 10,000 of them.
 PART_BYTES = 8 << 20
 _QUERY = re.compile(r"\?[^\s\"']*")
 _MOST_TEXT = 600
+# A removed commit mark: `removed `, and 32 hex digits.
+_TOMBSTONE_BYTES = 40
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,11 @@ class Entry:
     name: str
     num_bytes: int
     last_modified: datetime
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether it stands for a removed commit mark. No writer's mark is that short."""
+        return self.name.endswith(".metadata") and self.num_bytes <= _TOMBSTONE_BYTES
 
 
 class StoreClient:
@@ -56,9 +66,11 @@ class StoreClient:
     # What the engine calls; see csrc/bridge/python_store.h.
 
     def open(self, name: str) -> tuple[int, str]:
-        """Returns the size of an object in bytes, and its version, which ``read`` takes."""
+        """Returns the size of an object in bytes, and its version, which ``read`` takes. A tombstone is no object."""
         with self._errors():
             meta = self._obstore.head(self._store, self._key(name))
+        if _entry(meta).is_tombstone:
+            raise FileNotFoundError(errno.ENOENT, "it was removed")
         return meta["size"], meta.get("e_tag") or ""
 
     def read(self, name: str, version: str, offset: int, size: int) -> Any:
@@ -76,13 +88,16 @@ class StoreClient:
         buffers = map(bytes, parts) if type(self._store).__name__ == "MemoryStore" else parts
 
         def run() -> None:
+            first: list[Any] = []  # the upload takes it from here: no reference may stay
             try:
+                first.append(next(buffers, b""))
+                is_all = memoryview(first[0]).nbytes < PART_BYTES  # a shorter part is the last
                 with self._errors():
                     self._obstore.put(
                         self._store,
                         self._key(name),
-                        buffers,
-                        use_multipart=True,
+                        first.pop() if is_all else _taken(first, buffers),
+                        use_multipart=not is_all,
                         chunk_size=PART_BYTES,
                         max_concurrency=self._num_in_flight,
                     )
@@ -94,23 +109,43 @@ class StoreClient:
                 future.set_exception(error)
             else:
                 future.set_result(None)
+            first.clear()
 
         threading.Thread(target=run, name="bytecheckpoint-upload", daemon=True).start()
         return future
 
-    def names(self) -> list[str]:
-        """Returns the names of the objects right below the URL."""
-        return [entry.name for entry in self.entries()]
+    def names(self, folder: str = "") -> list[str]:
+        """Returns the names right below ``folder``, which is relative to the URL: of objects, and of folders.
 
-    # What the commit calls.
+        Tombstones are left out.
+        """
+        found = self._listed(folder)
+        objects = [each.name for each in _entries(found) if not each.is_tombstone]
+        return objects + _folders(found)
 
-    def entries(self) -> list[Entry]:
-        """Returns the objects right below the URL."""
+    # What Python calls.
+
+    def entries(self, folder: str = "") -> list[Entry]:
+        """Returns the objects right below ``folder``, which is relative to the URL; "" is the URL itself."""
+        return _entries(self._listed(folder))
+
+    def folders(self, folder: str = "") -> list[str]:
+        """Returns the names of the folders right below ``folder``: a folder is there if an object is in it."""
+        return _folders(self._listed(folder))
+
+    def everything(self, folder: str) -> list[Entry]:
+        """Returns all objects below ``folder``, in folders of it, too; their names are relative to the URL."""
+        begin = len(self._prefix) + 1 if self._prefix else 0
         with self._errors():
-            found = self._obstore.list_with_delimiter(self._store, self._prefix or None)
+            batches = self._obstore.list(self._store, prefix=self._key(folder) or None)
             return [
-                Entry(meta["path"].rpartition("/")[2], meta["size"], meta["last_modified"]) for meta in found["objects"]
+                Entry(meta["path"][begin:], meta["size"], meta["last_modified"]) for batch in batches for meta in batch
             ]
+
+    def _listed(self, folder: str) -> Any:
+        key = self._key(folder)
+        with self._errors():
+            return self._obstore.list_with_delimiter(self._store, key or None)
 
     def head(self, name: str) -> dict[str, Any] | None:
         """Returns what the store says of an object; None if there is none."""
@@ -121,10 +156,48 @@ class StoreClient:
             return None
         return meta
 
+    def exists(self, name: str) -> bool:
+        """Whether there is an object. A tombstone is none."""
+        meta = self.head(name)
+        return meta is not None and not _entry(meta).is_tombstone
+
+    def bury(self, name: str, version: dict[str, Any] | None) -> bool:
+        """Puts a tombstone in the place of a commit mark, or where there is none, in one conditional request.
+
+        No two tombstones are equal, so that no save takes one for another.
+
+        Args:
+            name: Name of the mark.
+            version: See ``replaces`` of ``put_if``.
+
+        Returns:
+            False if somebody else has changed the mark meanwhile.
+
+        Raises:
+            OSError: The store refused for another reason.
+        """
+        try:
+            self.put_if(name, f"removed {uuid.uuid4().hex}".encode(), version)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ESTALE):
+                return False
+            raise
+        return True
+
+    def is_buried(self, name: str) -> bool:
+        """Whether there is a tombstone."""
+        meta = self.head(name)
+        return meta is not None and _entry(meta).is_tombstone
+
     def get(self, name: str) -> bytes:
         """Returns all of an object."""
         with self._errors():
             return bytes(self._obstore.get(self._store, self._key(name)).bytes())
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes an object in one request, in place of one that is there."""
+        with self._errors():
+            self._obstore.put(self._store, self._key(name), data, use_multipart=False)
 
     def put_if(self, name: str, data: bytes, replaces: dict[str, Any] | None) -> None:
         """Creates an object, or replaces one version of it, in one request.
@@ -158,7 +231,7 @@ class StoreClient:
         return type(self._store).__name__ in ("S3Store", "MemoryStore")
 
     def _key(self, name: str) -> str:
-        return f"{self._prefix}/{name}" if self._prefix else name
+        return joined(self._prefix, name)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -174,6 +247,25 @@ class StoreClient:
             if kind is None and not isinstance(error, self._obstore.exceptions.BaseError):
                 raise  # what the parts raise: the failure of another rank's thread, a cancelled save
             raise OSError(kind(str(error)) if callable(kind) else kind or errno.EIO, _text(error)) from None
+
+
+def _entry(meta: Any) -> Entry:
+    return Entry(meta["path"].rpartition("/")[2], meta["size"], meta["last_modified"])
+
+
+def _entries(listed: Any) -> list[Entry]:
+    return [_entry(meta) for meta in listed["objects"]]
+
+
+def _folders(listed: Any) -> list[str]:
+    return [prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"]]
+
+
+def _taken(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
+    """Yields what is in ``first``, and then ``rest``, and keeps no reference to any of it."""
+    while first:
+        yield first.pop()
+    yield from rest
 
 
 def _errno_of_text(text: str) -> int:

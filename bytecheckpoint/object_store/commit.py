@@ -71,7 +71,7 @@ class StoreCommit:
         self._is_over = False
         self._may_be_committed = False  # the request was sent, and nothing proves that it had no effect
         self._replaces = self._asked("head", mark, lambda: client.head(mark))
-        if self._replaces is not None and not overwrite:
+        if self._replaces is not None and not overwrite and client.exists(mark):
             raise CheckpointExistsError(
                 f"save({client.url}): Checkpoint already exists, and overwrite=False", client.url
             )

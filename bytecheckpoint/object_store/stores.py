@@ -19,7 +19,7 @@ from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.object_store.client import PART_BYTES, StoreClient
 from bytecheckpoint.runtime.per_process import PerProcess
 
-__all__ = ["can_use_stores", "use_store", "with_store_ring"]
+__all__ = ["can_use_stores", "is_known", "place_in_store", "use_store", "with_store_ring"]
 
 # A request for a part moves 8 MiB: slow links need more than obstore's 30 s.
 _LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 5.0, 300.0
@@ -35,6 +35,9 @@ _MOST_RING_BYTES, _MOST_THREADS = 256 << 20, 16
 _in_memory: PerProcess[dict[str, Any]] = PerProcess(dict)
 _opened: PerProcess[OrderedDict[str, Any]] = PerProcess(OrderedDict)
 _MOST_OPENED = 8
+# By URL, the latest last. The engine keeps as many.
+_clients: PerProcess[OrderedDict[str, StoreClient]] = PerProcess(OrderedDict)
+_MOST_CLIENTS = 1000
 
 
 def can_use_stores() -> bool:
@@ -43,14 +46,14 @@ def can_use_stores() -> bool:
 
 
 def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
-    """Returns a client for the objects below ``url``, and registers it with an extension module, which then opens them.
+    """Returns a client for the objects below ``url``, and registers it with extension modules, which then open them.
 
     Local; no request is made.
 
     Args:
         url: A URL as ``store_url`` returns it.
         config: ``storage_options``, ``store_concurrency`` and ``io_timeout_s`` are used.
-        extension: ``_core`` or ``_C``.
+        extension: ``_C`` if it is to open them, too; ``_core`` always does.
 
     Raises:
         ConfigError: An option is unknown, or the URL is not one of that store.
@@ -60,8 +63,43 @@ def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
         raise UnsupportedError(f"{url}: URLs need obstore: pip install 'bytecheckpoint[cloud]'", url)
     root, prefix = _root_and_prefix(url)
     client = StoreClient(url, _open(root, config), prefix, config.store_concurrency)
-    extension.register_store(url, client)
+    for module in {_core, extension}:  # what explains errors looks by way of `_core`
+        module.register_store(url, client)
+    clients = _clients.get()
+    clients.pop(url, None)
+    clients[url] = client
+    while len(clients) > _MOST_CLIENTS:
+        clients.popitem(last=False)
     return client
+
+
+def place_in_store(url: str) -> tuple[StoreClient, str]:
+    """Finds the client that ``use_store`` made for ``url``, or for the nearest folder above it.
+
+    Returns:
+        The client, and the name of the folder below its URL; "" for the URL itself.
+
+    Raises:
+        UnsupportedError: There is no such client.
+    """
+    above = _known_above(url)
+    if above is None:
+        raise UnsupportedError(f"open({url}): this call does not take a URL", url)
+    return _clients.get()[above], url[len(above) + 1 :]
+
+
+def is_known(url: str) -> bool:
+    """Whether ``place_in_store`` finds a client."""
+    return _known_above(url) is not None
+
+
+def _known_above(url: str) -> str | None:
+    clients = _clients.get()
+    while url not in clients:
+        url = url.rpartition("/")[0]
+        if url.endswith("/") or not url:
+            return None
+    return url
 
 
 def with_store_ring(config: Config) -> Config:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from bytecheckpoint.errors import ConfigError
 
-__all__ = ["SCHEMES", "is_known_store", "is_store_url", "store_url"]
+__all__ = ["SCHEMES", "is_known_store", "is_store_url", "joined", "store_url"]
 
 # Of the stores that obstore knows, each in the forms that its users write. Over HTTP a checkpoint can only be read.
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "http", "https", "memory")
@@ -68,3 +68,8 @@ def store_url(path: str | os.PathLike[str]) -> str:
     if any(name in (".", "..") for name in names):
         raise ConfigError(f"{scheme}://{parts.netloc}/...: '.' and '..' mean nothing in a store; write the whole key")
     return "/".join([f"{scheme}://{parts.netloc}", *names])
+
+
+def joined(*names: str) -> str:
+    """Returns a URL or a key of these parts, of which empty ones count for nothing."""
+    return "/".join(filter(None, names))

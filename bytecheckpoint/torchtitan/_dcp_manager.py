@@ -18,11 +18,10 @@ from torchtitan.components.checkpointer import MODEL, AsyncMode, CheckpointManag
 from torchtitan.tools.utils import GarbageCollection
 
 from bytecheckpoint import config as settings
-from bytecheckpoint.checkpoint.local_path import is_url
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN
 from bytecheckpoint.probes.probe import require
-from bytecheckpoint.torchtitan._engine import Engine, raise_at_end, wait_for
+from bytecheckpoint.torchtitan._engine import Engine, leaves, raise_at_end, wait_for
 from bytecheckpoint.torchtitan._options import config_of
 
 __all__ = ["BcpCheckpointManager", "BcpCheckpointing", "EngineOptions"]
@@ -43,7 +42,7 @@ class BcpCheckpointing(_Manager):
 
     The class that uses it declares its own ``Config`` with a field ``engine: EngineOptions = None``, as
     ``BcpCheckpointManager`` does. Everything else is still their manager's: when to save and to load, what belongs to a
-    checkpoint, folders and names, Hugging Face weights, and everything behind URLs. What differs:
+    checkpoint, folders and names, Hugging Face weights, and URLs of stores that obstore does not know. What differs:
 
     - ``async_mode="async"``: ``save`` returns when the state is copied to host memory.
     - ``async_mode="async_with_pinned_mem"``: ``save`` returns when host tensors and objects are copied. Tensors on
@@ -64,7 +63,7 @@ class BcpCheckpointing(_Manager):
         if not self.enable:
             return
         self._engine = Engine(engine_config, self.pg)
-        if is_url(self.folder):
+        if leaves(self.folder):
             return
         if self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
             # It replaces the stager that their manager makes. All saves of a process stage into the same memory.
@@ -84,7 +83,7 @@ class BcpCheckpointing(_Manager):
         to_hf: bool = False,
     ) -> Future[Any] | AsyncSaveResponse | None:
         """Saves through our engine; leaves Hugging Face weights and URLs to their manager."""
-        if to_hf or is_url(checkpoint_id):
+        if to_hf or leaves(checkpoint_id):
             theirs: Future[Any] | AsyncSaveResponse | None = super().dcp_save(
                 state_dict, checkpoint_id, async_mode, enable_garbage_collection, to_hf
             )
@@ -102,7 +101,7 @@ class BcpCheckpointing(_Manager):
 
     def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
         """Loads through our engine; leaves Hugging Face weights and URLs to their manager."""
-        if from_hf or is_url(checkpoint_id):
+        if from_hf or leaves(checkpoint_id):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
         self._engine.load(checkpoint_id, state_dict, tuple(key for key in state_dict if key in self.states))
@@ -112,16 +111,16 @@ class BcpCheckpointing(_Manager):
     # Which steps there are, and which are removed.
 
     def _load(self, step: int = -1) -> bool:
-        if step != -1 and not is_url(self.folder):
+        if step != -1 and not leaves(self.folder):
             self._engine.check_step(self.folder, step)
         return bool(super()._load(step))
 
     def _find_load_step(self, folder: str = "") -> int:
         folder = folder or self.folder
-        return int(super()._find_load_step(folder)) if is_url(folder) else self._engine.latest_step(folder)
+        return int(super()._find_load_step(folder)) if leaves(folder) else self._engine.latest_step(folder)
 
     def _purge_stale_checkpoints(self) -> None:
-        if is_url(self.folder):
+        if leaves(self.folder):
             super()._purge_stale_checkpoints()
         elif self._should_purge():
             self.purge_queue.put(self.folder)

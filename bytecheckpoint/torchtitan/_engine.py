@@ -8,7 +8,6 @@ torchtitan plans, needs an adapter of its own, but no engine of its own.
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,16 +16,21 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
+from bytecheckpoint.checkpoint.folders import below, has_file, known
+from bytecheckpoint.checkpoint.local_path import is_url, location
 from bytecheckpoint.checkpoint.retention import Retention
+from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.checkpoint.steps import StepFolder, look_at_step
 from bytecheckpoint.config import Config
 from bytecheckpoint.distributed.groups import destroy_own_groups
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
+from bytecheckpoint.object_store.stores import can_use_stores
+from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.report import SaveReport
 from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, save_state_dict
 from bytecheckpoint.torchtitan._load_planner import ResumePlanner
 
-__all__ = ["STEP_PATTERN", "Engine", "raise_at_end", "wait_for"]
+__all__ = ["STEP_PATTERN", "Engine", "leaves", "raise_at_end", "wait_for"]
 
 # It must match the whole name of a folder. torchtitan searches for it anywhere, and takes "step-9.old" for step 9.
 STEP_PATTERN = r"step-(\d+)"
@@ -36,7 +40,7 @@ _logger = logging.getLogger("bytecheckpoint")
 
 
 class Engine:
-    """Saves, loads, finds and removes checkpoints of a run. All paths are local directories.
+    """Saves, loads, finds and removes checkpoints of a run, in local directories or in stores that obstore knows.
 
     Args:
         config: Settings.
@@ -90,7 +94,7 @@ class Engine:
         try:
             load_state_dict(path, state, process_group=self.group, planner=planner, config=self.config)
         except CheckpointNotFoundError as error:  # on all ranks
-            if not Path(path, _HF_INDEX).exists():
+            if not has_file(path, _HF_INDEX):
                 raise
             raise CheckpointNotFoundError(
                 f"load({path}): there are weights for Hugging Face, and nothing to resume from; give a step before it "
@@ -107,11 +111,11 @@ class Engine:
         Collective: rank 0 looks, and tells the others. Half or damaged checkpoints are passed over, with a warning.
         """
         if not _is_shared():
-            return _latest_step(folder)
+            return _latest_step(folder, self.config)
         answer: list[Any] = [None]
         if dist.get_rank(self.group) == 0:
             try:
-                answer = [_latest_step(folder)]
+                answer = [_latest_step(folder, self.config)]
             except (CheckpointError, OSError) as error:
                 answer = [CheckpointError(f"looking for steps in {folder}: {error}", folder)]
         dist.broadcast_object_list(answer, group=self.group, group_src=0)
@@ -125,17 +129,18 @@ class Engine:
         Raises:
             CheckpointNotFoundError: There is no checkpoint of that step. The message says which steps there are.
         """
-        path = Path(folder, f"step-{step}")
-        found = look_at_step(step, str(path)) if path.is_dir() else None
+        folders = _step_folders(folder, self.config)
+        path = str(below(location(folder), f"step-{step}"))
+        found = look_at_step(step, path) if any(other == step for other, _ in folders) else None
         if found is not None and _may_load(found):
             return
-        others = sorted(other for other, _ in _step_folders(folder) if other != step)
+        others = [other for other, _ in folders if other != step]
         why = "it is not there" if found is None else found.summary()
         there = f"there are steps {', '.join(map(str, others))}" if others else "there are none"
         raise CheckpointNotFoundError(
             f"checkpoint.load_step={step}: {why}; in {folder} {there}. checkpoint.load_step=-1 takes the newest one "
             "that is complete",
-            str(path),
+            path,
         )
 
     # Removing checkpoints.
@@ -145,12 +150,17 @@ class Engine:
 
         Local; any thread may call it. A checkpoint that is being saved does not count yet.
         """
-        Retention(folder, keep_latest=keep_latest, pattern=STEP_PATTERN).prune()
+        Retention(folder, keep_latest=keep_latest, pattern=STEP_PATTERN, config=self.config).prune()
 
     def close(self) -> None:
         """Destroys the groups that our calls made. Local; no save or load may be under way."""
         if self.group is not None:
             destroy_own_groups(self.group)
+
+
+def leaves(path: str) -> bool:
+    """Whether saves and loads at ``path`` are left to torchtitan: a URL, unless obstore is there and knows its kind."""
+    return is_url(path) and not (is_known_store(path) and can_use_stores())
 
 
 def wait_for(future: Future[Any] | None) -> BaseException | None:
@@ -172,16 +182,14 @@ def _is_shared() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _step_folders(folder: str) -> list[tuple[int, Path]]:
-    if not Path(folder).is_dir():
-        return []
-    matches = [(re.fullmatch(STEP_PATTERN, path.name), path) for path in Path(folder).iterdir() if path.is_dir()]
-    return [(int(match[1]), path) for match, path in matches if match is not None]
+def _step_folders(folder: str, config: Config | None) -> list[tuple[int, str]]:
+    place = known(location(folder), config)
+    return [] if isinstance(place, Path) and not place.is_dir() else step_paths(place, STEP_PATTERN)
 
 
-def _latest_step(folder: str) -> int:
-    for step, path in sorted(_step_folders(folder), reverse=True):
-        found = look_at_step(step, str(path))
+def _latest_step(folder: str, config: Config | None = None) -> int:
+    for step, path in reversed(_step_folders(folder, config)):
+        found = look_at_step(step, path)
         if found is None:
             continue
         if _may_load(found):
@@ -195,6 +203,6 @@ def _may_load(found: StepFolder) -> bool:
 
     If there is a commit mark that we cannot read, the answer is True: only a load can say why.
     """
-    path = Path(found.path)
-    has_mark = (path / ".metadata").exists() or (path / _HF_INDEX).exists()
-    return found.is_complete or (found.state == "unknown" and has_mark)
+    if found.is_complete or found.state != "unknown":
+        return found.is_complete
+    return has_file(found.path, ".metadata") or has_file(found.path, _HF_INDEX)

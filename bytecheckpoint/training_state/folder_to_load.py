@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from bytecheckpoint.checkpoint.local_path import path_to_read
+from bytecheckpoint.checkpoint.folders import Place, below, has_file, is_folder, known, name_of, parent_of
+from bytecheckpoint.checkpoint.local_path import location_to_read
 from bytecheckpoint.checkpoint.roles import folder_of_role, known_roles
-from bytecheckpoint.checkpoint.small_files import storage_errors
 from bytecheckpoint.checkpoint.steps import scan_steps
 from bytecheckpoint.checkpoint.wrong_path import refuse_reference
-from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import CheckpointNotFoundError, StorageError, UnsupportedError
 from bytecheckpoint.training_state.tracker import step_folder
 
 __all__ = ["folder_to_load"]
@@ -21,29 +21,34 @@ __all__ = ["folder_to_load"]
 _MOST_STEPS = 20
 
 
-def folder_to_load(ckpt_path: str | os.PathLike[str] | None, role: str) -> Path:
+def folder_to_load(ckpt_path: str | os.PathLike[str] | None, role: str, config: Config) -> Place:
     """Returns the folder of the parts: ``ckpt_path`` itself or, with a role, the role's folder in the run.
+
+    Args:
+        ckpt_path: Path or URL that the user passed.
+        role: A role that ``check_role`` returned.
+        config: Settings for the store, if it is a URL.
 
     Raises:
         CheckpointNotFoundError: No model was saved there. The message says what was saved nearby.
         UnsupportedError: ByteCheckpoint 0.0.2 or 0.0.3 wrote the checkpoint there.
         StorageError: The file system refused to look there.
-        ConfigError: The path is a URL.
+        ConfigError: The path is a URL of an unknown kind.
     """
-    path = path_to_read(ckpt_path)
+    path = known(location_to_read(ckpt_path), config)
+    above = parent_of(path)
     tried = [path]
     if role:
-        tried += [folder_of_role(path, role), folder_of_role(path.parent, role) / path.name]
-        tried = [folder for folder in tried if role in (folder.name, folder.parent.name)]
-    with storage_errors("load", path):
-        for folder in tried:
-            if (folder / "model").is_dir():
-                return folder
+        tried += [folder_of_role(path, role), below(folder_of_role(above, role), name_of(path))]
+        tried = [folder for folder in tried if role in (name_of(folder), name_of(parent_of(folder)))]
+    for folder in tried:
+        if is_folder(below(folder, "model")):
+            return folder
     refuse_reference(path, "load")
     of_role = f" of role {role!r}" if role else ""
-    near = [path, path.parent, path.parent.parent] if role else [path, path.parent]
+    near = [path, above, parent_of(above)] if role else [path, above]
     hint = _what_there_is([folder_of_role(folder, role) for folder in near])
-    if os.path.lexists(path / ".metadata"):
+    if has_file(path, ".metadata"):
         hint = f", but one of a state dict, which load_state_dict loads{hint}"
     raise CheckpointNotFoundError(
         f"load({path}): no checkpoint of bytecheckpoint.save{of_role} in {' or '.join(map(str, tried))}{hint}",
@@ -51,7 +56,7 @@ def folder_to_load(ckpt_path: str | os.PathLike[str] | None, role: str) -> Path:
     )
 
 
-def _what_there_is(folders: Sequence[Path]) -> str:
+def _what_there_is(folders: Sequence[Place]) -> str:
     """Returns a hint for a user who asked for a step that does not exist."""
     for folder in folders:
         steps = _steps_in(folder)
@@ -70,8 +75,8 @@ def _what_there_is(folders: Sequence[Path]) -> str:
     )
 
 
-def _steps_in(folder: Path) -> list[int]:
+def _steps_in(folder: Place) -> list[int]:
     try:
         return [step.step for step in scan_steps(folder, pattern=r"global_step_(\d+)")]
-    except StorageError:
-        return []  # it is not a folder, or cannot be listed
+    except (StorageError, UnsupportedError):
+        return []  # it is not a folder, cannot be listed, or is above what this call may look at

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from bytecheckpoint import _C
+from bytecheckpoint.checkpoint.folders import Place, below
 from bytecheckpoint.checkpoint.in_use import Hold, hold
 from bytecheckpoint.checkpoint.parts import PARTS
 from bytecheckpoint.checkpoint.roles import check_role
@@ -169,8 +170,8 @@ class _Loading:
 
         def open_parts() -> None:
             self._state = state = CheckpointState.of(checkpoint_state, framework)
-            self._folder = folder_to_load(ckpt_path, role)
-            self._holds += [hold(self._folder / part) for part in PARTS]
+            self._folder = folder_to_load(ckpt_path, role, self._config)
+            self._holds += [hold(self._place_of(part)) for part in PARTS]
             wanted = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
             self._stored = StoredParts(
                 self._folder, [part for part, is_wanted in wanted.items() if is_wanted], self._config
@@ -200,7 +201,7 @@ class _Loading:
         """Reads all parts into the values that ``compare`` has collected."""
         self._was_changed = False
         for part, values in self._values.items():
-            reader = BcpReader(self._folder / part, config=self._config)
+            reader = BcpReader(self._place_of(part), config=self._config)
             self._reports[part] = run_load(values, reader, _planner(part == "extra_state"), self._group, None)
             self._was_changed |= reader.user_metadata != self._stored[part].user_metadata
 
@@ -218,6 +219,9 @@ class _Loading:
         )
 
     # What follows is local to a rank, but for `_find_unexpected`.
+
+    def _place_of(self, part: str) -> Place:
+        return below(self._folder, part)
 
     def _model_state(self) -> ModuleState:
         return ModuleState(self._state.model, self._is_decomposed)
@@ -268,7 +272,7 @@ class _Loading:
                 others.append(f"'{key}' is {value.dtype}, stored is {found.dtype}")
         if others:
             raise ShapeMismatchError(
-                f"load({self._folder / part}): the stored dtypes differ: {_listed(others)}; strict=False converts "
+                f"load({self._place_of(part)}): the stored dtypes differ: {_listed(others)}; strict=False converts "
                 "them, and model.to(dtype) before the load keeps every bit"
             )
 
@@ -282,7 +286,7 @@ class _Loading:
         ]
         if keys:
             raise InvalidPlanError(
-                f"load({self._folder / part}): tensors on the meta device hold no elements: {_listed(keys)}; give the "
+                f"load({self._place_of(part)}): tensors on the meta device hold no elements: {_listed(keys)}; give the "
                 "model memory before the load: model.to_empty(device=...)"
             )
 

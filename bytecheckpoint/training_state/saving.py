@@ -11,12 +11,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from bytecheckpoint.checkpoint.local_path import local_path
+from bytecheckpoint.checkpoint.folders import Place, below, has_file, known
+from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.parts import PARTS
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
 from bytecheckpoint.config import Config
@@ -88,7 +88,7 @@ def save(
     tracker ``latest_checkpointed_iteration.txt`` is written, and then ``callback`` is called.
 
     Args:
-        ckpt_path: Folder of the run, the same on all ranks.
+        ckpt_path: Folder of the run, or its URL in an object store; the same on all ranks.
         checkpoint_state: ``model``: the module as it is wrapped. ``optimizer``: a torch optimizer, or a list of them.
             ``extra_state``: a dict of this rank. The last two may be absent.
         framework: ``ddp`` (also for a model without wrapping), ``fsdp`` (``FullyShardedDataParallel``) or ``fsdp2``
@@ -132,7 +132,7 @@ def save(
     config = config or Config.from_env()
     if role and config.on_staging_busy == "wait":
         config = dataclasses.replace(config, on_staging_busy="double_buffer")  # another role's state may be staged
-    root = folder_of_role(local_path(ckpt_path), role)
+    root = folder_of_role(known(location(ckpt_path), config), role)
     tracked = None if global_steps is None or ignore_append_global_steps_to_folder else (root, global_steps)
     request = _Request(
         path=root if tracked is None else step_folder(*tracked),
@@ -162,11 +162,11 @@ class _Request:
         is_decomposed: ``save_decomposed_model_optimizer``.
     """
 
-    path: Path
+    path: Place
     checkpoint_state: Mapping[str, Any]
     framework: str
     global_steps: int | None
-    tracked: tuple[Path, int] | None
+    tracked: tuple[Place, int] | None
     callback: Callable[[], object] | None
     role: str
     is_decomposed: bool
@@ -297,7 +297,7 @@ class _Saving:
             "parts": names,
         }
         self._arguments = {
-            "the path": os.path.abspath(self._path),  # noqa: PTH100
+            "the path": self._path if isinstance(self._path, str) else os.path.abspath(self._path),  # noqa: PTH100
             "checkpoint_state": names,
             "global_steps": request.global_steps,
             "extra_state_policy": description["extra_state_policy"],
@@ -308,7 +308,7 @@ class _Saving:
             self._refuse_existing()
         for part in names:
             self._writers[part] = BcpWriter(
-                self._path / part,
+                below(self._path, part),
                 overwrite=request.overwrite,
                 user_metadata={"bytecheckpoint": description},
                 config=request.config,
@@ -316,7 +316,7 @@ class _Saving:
 
     def _refuse_existing(self) -> None:
         """Refuses an existing checkpoint before any part is committed. The writers check again for concurrent saves."""
-        there = [part for part in PARTS if os.path.lexists(self._path / part / ".metadata")]
+        there = [part for part in PARTS if has_file(below(self._path, part), ".metadata")]
         if there:
             raise CheckpointExistsError(
                 f"save({self._path}): there is a checkpoint, of {' and '.join(there)}, and overwrite=False: save "

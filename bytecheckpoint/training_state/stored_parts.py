@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from bytecheckpoint.checkpoint.folders import Place, below
 from bytecheckpoint.checkpoint.parts import description_in, different_saves
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
@@ -32,10 +32,10 @@ class StoredParts(Mapping[str, Stored]):
         CheckpointError: A part cannot be opened.
     """
 
-    def __init__(self, folder: Path, parts: Sequence[str], config: Config) -> None:
+    def __init__(self, folder: Place, parts: Sequence[str], config: Config) -> None:
         self._folder = folder
         self._config = config
-        self._parts = {"model": Stored(folder / "model", config)}
+        self._parts = {"model": Stored(below(folder, "model"), config)}
         self.description: dict[str, Any] = description_in(self._parts["model"].user_metadata)
         self._parts.update((part, self._open(part)) for part in parts if part != "model")
         mixed = different_saves({part: description_in(stored.user_metadata) for part, stored in self.items()})
@@ -47,7 +47,7 @@ class StoredParts(Mapping[str, Stored]):
             )
 
     def _open(self, part: str) -> Stored:
-        path = self._folder / part
+        path = below(self._folder, part)
         absent = CheckpointNotFoundError(
             f"load({self._folder}): it was saved without {part}: leave '{part}' out of checkpoint_state, or load a "
             "checkpoint that was saved with it",

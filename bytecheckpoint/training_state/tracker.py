@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import os
 import warnings
-from pathlib import Path
 
 from bytecheckpoint import _core
-from bytecheckpoint.checkpoint.local_path import local_path
+from bytecheckpoint.checkpoint.folders import Place, below, known, read_object, write_object
+from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.newest import newest_whole
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
 from bytecheckpoint.checkpoint.small_files import read_small_file, replacing
 from bytecheckpoint.checkpoint.step_names import MOST_DIGITS, step_number
 from bytecheckpoint.checkpoint.steps import look_at_step
+from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError, StorageError
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 
@@ -26,7 +27,7 @@ _MAX_BYTES = 4096  # of the tracker; the number of a step takes 18
 _writing = ForkSafeLock()  # saves of one process may end at the same time
 
 
-def step_folder(root: str | os.PathLike[str], step: int) -> Path:
+def step_folder(root: Place, step: int) -> Place:
     """Returns the folder of one step of a run.
 
     Raises:
@@ -34,29 +35,33 @@ def step_folder(root: str | os.PathLike[str], step: int) -> Path:
     """
     if isinstance(step, int) and step >= 10**MOST_DIGITS:
         raise ConfigError(f"global_steps: must have at most {MOST_DIGITS} digits")
-    return Path(root) / f"global_step_{step}"
+    return below(root, f"global_step_{step}")
 
 
-def write_tracker(root: str | os.PathLike[str], step: int) -> None:
+def write_tracker(root: Place, step: int) -> None:
     """Durably writes ``step`` to the tracker as the newest step. A reader never sees half a number.
 
     Raises:
         StorageError: The file system refused, or something other than a file is in the place of the tracker or of its
             temporary file. The tracker is unchanged then.
     """
-    # The temporary file has the same name each time, so that it replaces one that a killed process left.
+    text = str(step).encode("ascii")
     with _writing:
         try:
+            if isinstance(root, str):
+                write_object(root, TRACKER, text)
+                return
             directory = _core.Directory(str(root))
+            # The temporary file has the same name each time, so that it replaces one that a killed process left.
             with replacing(directory, TRACKER, f".{TRACKER}.tmp") as file:
-                file.write(str(step).encode("ascii"))
+                file.write(text)
         except StorageError as error:
             error.add_note(f"{step_folder(root, step)} is committed and loads; only {TRACKER} does not name it")
             raise
         directory.sync()
 
 
-def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "") -> str | None:
+def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "", *, config: Config | None = None) -> str | None:
     """Returns the step folder that the tracker of a run names, for ``bytecheckpoint.load``; None if there is none yet.
 
     Local: it looks at what is on disk. A save under way does not count; wait for its handle if it should.
@@ -68,16 +73,17 @@ def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "") -> str |
     Args:
         root: ``ckpt_path`` of ``bytecheckpoint.save``.
         role: The role that it was saved with.
+        config: Settings for the store, if ``root`` is a URL; None reads ``BYTECHECKPOINT_*`` variables.
 
     Raises:
-        ConfigError: The role is unknown, or ``root`` is a URL.
+        ConfigError: The role is unknown, or ``root`` is a URL of an unknown kind.
         StorageError: The tracker or the folder cannot be read.
         CheckpointError: See ``latest``.
         UnsupportedError: See ``latest``.
     """
-    folder = folder_of_role(local_path(root), check_role(role))
-    tracker = folder / TRACKER
-    found = read_small_file(tracker, _MAX_BYTES)
+    folder = folder_of_role(known(location(root), config), check_role(role))
+    tracker = below(folder, TRACKER)
+    found = read_object(folder, TRACKER) if isinstance(folder, str) else read_small_file(folder / TRACKER, _MAX_BYTES)
     text = (found or b"").decode("ascii", errors="replace").strip()
     named = step_number(text)
     if named is not None:

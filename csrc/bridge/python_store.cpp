@@ -139,10 +139,11 @@ class PythonStore : public io::ObjectStore {
         });
   }
 
-  Result<std::vector<std::string>> list() override {
-    return with_python<std::vector<std::string>>("list", url_, "", [&]() -> Result<std::vector<std::string>> {
-      return (*client_).attr("names")().cast<std::vector<std::string>>();
-    });
+  Result<std::vector<std::string>> list(const std::string& folder) override {
+    return with_python<std::vector<std::string>>(
+        "list", folder.empty() ? url_ : path_of(folder), "", [&]() -> Result<std::vector<std::string>> {
+          return (*client_).attr("names")(folder).cast<std::vector<std::string>>();
+        });
   }
 
  private:

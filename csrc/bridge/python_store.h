@@ -14,7 +14,7 @@ namespace bytecheckpoint::bridge {
 /// take the GIL; the client lets go of it while it waits for the store.
 ///
 /// \param client  Has `open(name) -> (bytes, version)`, `read(name, version, offset, size) -> buffer`,
-/// `upload(name, parts) -> future` and `names() -> list`. They raise OSErrors with an errno.
+/// `upload(name, parts) -> future` and `names(folder) -> list`. They raise OSErrors with an errno.
 std::shared_ptr<io::ObjectStore> python_store(std::string url, pybind11::object client);
 
 }  // namespace bytecheckpoint::bridge

@@ -42,9 +42,8 @@ Status sync_entry(const std::string& directory) {
 
 base::Result<EntryType> entry_type(const std::string& path) {
   if (is_url(path)) {
-    const size_t end = path.rfind('/');
-    BCP_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(path.substr(0, end)));
-    const base::Result<ObjectStore::Object> found = store->open(path.substr(end + 1));
+    BCP_ASSIGN_OR_RETURN(const StorePlace place, place_in_store(path));
+    const base::Result<ObjectStore::Object> found = place.store->open(place.name);
     if (found.is_ok()) return EntryType::kRegular;
     return found.status().sys_errno() == ENOENT ? base::Result<EntryType>(EntryType::kAbsent) : found.status();
   }
@@ -110,8 +109,8 @@ void remove_empty_directories(const std::vector<std::string>& paths) {
 
 base::Result<std::vector<std::string>> list_directory(const std::string& path) {
   if (is_url(path)) {
-    BCP_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(path));
-    return store->list();
+    BCP_ASSIGN_OR_RETURN(const StorePlace place, place_in_store(path));
+    return place.store->list(place.name);
   }
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return Status::storage("opendir", path, "", errno);

@@ -64,9 +64,10 @@ base::Result<File> File::open_object(const std::string& url, const std::string& 
                              ", which the name of a checkpoint file must not do"),
                         file.path_, EXDEV);
   }
-  BCP_ASSIGN_OR_RETURN(file.store_, store_of(url));
-  BCP_ASSIGN_OR_RETURN(file.object_, file.store_->open(name));
-  file.name_ = name;
+  BCP_ASSIGN_OR_RETURN(StorePlace place, place_in_store(file.path_));
+  BCP_ASSIGN_OR_RETURN(file.object_, place.store->open(place.name));
+  file.store_ = std::move(place.store);
+  file.name_ = std::move(place.name);
   return file;
 }
 
@@ -100,9 +101,8 @@ base::Result<File> File::create(const std::string& path, bool direct) {
   File file;
   file.path_ = path;
   if (is_url(path)) {
-    const size_t end = path.rfind('/');
-    BCP_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(path.substr(0, end)));
-    BCP_ASSIGN_OR_RETURN(file.upload_, store->create(path.substr(end + 1)));
+    BCP_ASSIGN_OR_RETURN(const StorePlace place, place_in_store(path));
+    BCP_ASSIGN_OR_RETURN(file.upload_, place.store->create(place.name));
     return file;
   }
   file.fd_ = open_retrying(path.c_str(), kNew | (direct ? O_DIRECT : 0), 0666);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/io/object_store.h"
 
+#include <algorithm>
 #include <deque>
 #include <unordered_map>
 #include <utility>
@@ -42,13 +43,16 @@ void register_store(const std::string& url, std::shared_ptr<ObjectStore> store) 
   }
 }
 
-base::Result<std::shared_ptr<ObjectStore>> store_of(const std::string& url) {
+base::Result<StorePlace> place_in_store(const std::string& url) {
   Registry& all = registry();
   base::MutexLock lock(all.mutex);
-  const auto found = all.stores.find(url);
-  if (found != all.stores.end()) return found->second;
-  return base::Status::make(base::Code::kUnsupported, base::text("open(", url, "): this call does not accept a URL"),
-                            url);
+  const size_t host = url.find("://") + 3;
+  for (size_t end = url.size(); end != std::string::npos && end > host; end = url.rfind('/', end - 1)) {
+    const auto found = all.stores.find(url.substr(0, end));
+    if (found != all.stores.end()) return StorePlace{found->second, url.substr(std::min(end + 1, url.size()))};
+  }
+  return base::Status::make(base::Code::kUnsupported,
+                            base::text("open(", url, "): this call does not take a URL"), url);
 }
 
 }  // namespace bytecheckpoint::io

@@ -41,8 +41,14 @@ class ObjectStore {
   virtual base::Result<int64_t> read(const std::string& name, const Object& object, uint8_t* to, int64_t size,
                                      int64_t offset) = 0;
   virtual base::Result<std::unique_ptr<Upload>> create(const std::string& name) = 0;
-  /// Returns the names of the objects right below the URL.
-  virtual base::Result<std::vector<std::string>> list() = 0;
+  /// Returns the names right below `folder`, which is relative to the URL: of objects, and of folders.
+  virtual base::Result<std::vector<std::string>> list(const std::string& folder) = 0;
+};
+
+/// An object or a folder in a store: its URL is that of the store and, behind a slash, its name.
+struct StorePlace {
+  std::shared_ptr<ObjectStore> store;
+  std::string name;  // empty for the URL of the store itself
 };
 
 /// Whether a directory is a URL, and not a path: then its files are objects of a store.
@@ -52,7 +58,8 @@ bool is_url(const std::string& directory);
 /// every step to a URL of its own registers many: only the last thousand are kept.
 void register_store(const std::string& url, std::shared_ptr<ObjectStore> store);
 
-/// Returns the store that is registered for a URL. \returns kUnsupported if there is none.
-base::Result<std::shared_ptr<ObjectStore>> store_of(const std::string& url);
+/// Finds the store that is registered for `url`, or for the nearest folder above it. \returns kUnsupported if there is
+/// none.
+base::Result<StorePlace> place_in_store(const std::string& url);
 
 }  // namespace bytecheckpoint::io

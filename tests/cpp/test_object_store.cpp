@@ -44,10 +44,15 @@ class MemoryObjects : public io::ObjectStore {
     return std::unique_ptr<io::Upload>(new Uploading(this, name));
   }
 
-  base::Result<std::vector<std::string>> list() override {
+  base::Result<std::vector<std::string>> list(const std::string& folder) override {
     base::MutexLock lock(mutex_);
+    const std::string prefix = folder.empty() ? "" : folder + "/";
     std::vector<std::string> names;
-    for (const auto& [name, stored] : objects_) names.push_back(name);
+    for (const auto& [name, stored] : objects_) {
+      if (name.rfind(prefix, 0) != 0) continue;
+      const std::string below = name.substr(prefix.size());
+      if (below.find('/') == std::string::npos) names.push_back(below);
+    }
     return names;
   }
 
@@ -142,6 +147,28 @@ TEST_CASE("object store: what is not finished is not there, and one version is r
   CHECK(file.value().read(0, 3).status().code() == Code::kChanged);
 }
 
+TEST_CASE("object store: a store serves the folders below its URL, unless they have one of their own") {
+  const auto store = registered();
+  const std::string step = io::join(kUrl, "step-1/model");
+  base::Result<io::File> file = io::File::create(io::join(step, "a"), false);
+  REQUIRE(file.is_ok());
+  REQUIRE(file.value().write_at("in model", 8, 0).is_ok());
+  REQUIRE(file.value().truncate(8).is_ok());
+  REQUIRE(file.value().close().is_ok());
+  CHECK(io::read_file(step, "a").value() == "in model");
+  CHECK(io::read_file(kUrl, "step-1/model/a").value() == "in model");
+  CHECK(io::list_directory(step).value() == std::vector<std::string>{"a"});
+  CHECK(io::list_directory(kUrl).value().empty());
+  const base::Result<io::StorePlace> place = io::place_in_store(step);
+  CHECK(place.value().name == "step-1/model");
+  CHECK(place.value().store == store);
+  CHECK(io::place_in_store(kUrl).value().name.empty());
+  CHECK(io::place_in_store("s3://bucket/runs").status().code() == Code::kUnsupported);
+
+  io::register_store(step, std::make_shared<MemoryObjects>());
+  CHECK(io::list_directory(step).value().empty());
+}
+
 TEST_CASE("object store: names that lead out, and URLs that nobody serves") {
   registered();
   for (const char* name : {"", "/a", "../a", "a/../b", ".."}) {
@@ -155,6 +182,6 @@ TEST_CASE("object store: names that lead out, and URLs that nobody serves") {
 TEST_CASE("object store: of very many that a process registers the oldest are forgotten") {
   const auto store = registered();
   for (int i = 0; i < 1000; ++i) io::register_store("memory://" + std::to_string(i), store);
-  CHECK(io::store_of("memory://999").is_ok());
-  CHECK(io::store_of(kUrl).status().code() == Code::kUnsupported);
+  CHECK(io::place_in_store("memory://999").is_ok());
+  CHECK(io::place_in_store(kUrl).status().code() == Code::kUnsupported);
 }

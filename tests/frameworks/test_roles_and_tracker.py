@@ -203,7 +203,7 @@ def test_without_a_tracker_the_highest_whole_step_is_the_newest(tmp_path: Path) 
     with pytest.warns(RuntimeWarning, match="taking .*global_step_2"):
         assert find_latest_ckpt_path(tmp_path) == str(tmp_path / "global_step_2")
     with pytest.raises(ConfigError, match="s3"):
-        find_latest_ckpt_path("s3://bucket/run")
+        find_latest_ckpt_path("hdfs://bucket/run")
 
 
 def test_a_run_in_which_nothing_is_whole_does_not_begin_anew(tmp_path: Path) -> None:
