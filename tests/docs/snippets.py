@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the snippets of a page: fenced blocks of Python, and of commands with their output."""
+"""Finds the snippets of a page: fenced blocks of Python, of commands with their output, and of what is not run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT", "Snippet", "snippets_of"]
+__all__ = ["PAGES", "ROOT", "Snippet", "json_of", "snippets_of"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -15,6 +15,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TORCHRUN = re.compile(r"# torchrun --nproc-per-node=(\d+) (\w+\.py)\n")
 _NEEDS = re.compile(r"# needs (\w+)\n")
+# What is for another program than ours, and is only shown.
+_NOT_RUN = ("json", "text")
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,13 @@ class Snippet:
 
 
 def snippets_of(page: Path) -> list[Snippet]:
-    """Returns the blocks of a page, in their order."""
+    """Returns the blocks of a page that are run, in their order."""
     text = page.read_text(encoding="utf-8")
     found = []
     for block in _FENCED.finditer(text):
         language, code = block.groups()
+        if language in _NOT_RUN:
+            continue
         line = text.count("\n", 0, block.start(2)) + 1
         torchrun, needs = _TORCHRUN.match(code), _NEEDS.match(code)
         if torchrun is not None:
@@ -53,3 +57,8 @@ def snippets_of(page: Path) -> list[Snippet]:
         else:
             found.append(Snippet(page, line, language, code, needs="" if needs is None else needs[1]))
     return found
+
+
+def json_of(page: Path) -> list[str]:
+    """Returns the blocks of JSON of a page."""
+    return [code for language, code in _FENCED.findall(page.read_text(encoding="utf-8")) if language == "json"]

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from snippets import PAGES, ROOT, snippets_of
+from snippets import PAGES, ROOT, json_of, snippets_of
 
 import bytecheckpoint
 from bytecheckpoint import Config, errors
@@ -36,6 +37,11 @@ def test_links_lead_somewhere(page: Path) -> None:
         linked = (page.parent / path).resolve() if path else page
         assert linked.exists(), f"{page.name}: {target}"
         assert not anchor or anchor in anchors(linked), f"{page.name}: {target}"
+
+
+def test_policies_and_rules_are_json() -> None:
+    found = [json.loads(code) for page in PAGES for code in json_of(page)]
+    assert len(found) >= 3
 
 
 def test_the_readme_is_an_overview_that_links_every_page() -> None:

