@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from bytecheckpoint.object_store.urls import joined
+from bytecheckpoint.runtime.per_process import PerProcess
 
 __all__ = ["PART_BYTES", "Entry", "StoreClient"]
 
@@ -24,6 +25,7 @@ _QUERY = re.compile(r"\?[^\s\"']*")
 _MOST_TEXT = 600
 # A removed commit mark: `removed `, and 32 hex digits.
 _TOMBSTONE_BYTES = 40
+_obeys_conditions: PerProcess[dict[str, bool]] = PerProcess(dict)  # by bucket
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,10 @@ class StoreClient:
         store: A store of obstore.
         prefix: Key of the folder in ``store``.
         num_in_flight: Number of parts of an upload that are under way at once.
+        bucket: URL of the bucket.
     """
 
-    def __init__(self, url: str, store: Any, prefix: str, num_in_flight: int) -> None:
+    def __init__(self, url: str, store: Any, prefix: str, num_in_flight: int, bucket: str) -> None:
         import obstore
 
         self.url = url
@@ -62,6 +65,7 @@ class StoreClient:
         self._store = store
         self._prefix = prefix
         self._num_in_flight = num_in_flight
+        self._bucket = bucket
 
     # What the engine calls; see csrc/bridge/python_store.h.
 
@@ -214,6 +218,29 @@ class StoreClient:
         mode = "create" if replaces is None else version
         with self._errors():
             self._obstore.put(self._store, self._key(name), data, mode=mode, use_multipart=False)
+
+    def obeys_conditions(self) -> bool:
+        """Whether the store refuses to create an object that is there. Asks once in a process for each bucket.
+
+        Some stores ignore conditions that they do not know. Then two saves can replace one another unseen.
+
+        Raises:
+            OSError: The store refused.
+        """
+        known = _obeys_conditions.get()
+        if self._bucket not in known:
+            name = f".conditions.{uuid.uuid4().hex}"
+            self.put_if(name, b"", None)
+            try:
+                self.put_if(name, b"", None)
+                known[self._bucket] = False
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ESTALE):
+                    raise
+                known[self._bucket] = True
+            finally:
+                self.delete([name])
+        return known[self._bucket]
 
     def delete(self, names: Sequence[str]) -> None:
         """Removes objects. Those that are already gone are no error."""

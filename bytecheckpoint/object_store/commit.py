@@ -24,6 +24,10 @@ __all__ = ["StoreCommit"]
 # A data file that no commit names may belong to a save that runs. It is swept when it is older than any save may be.
 _LEAST_GRACE_S = 86400.0
 _LOOKS_AFTER_A_LOST_REPLY = 5
+_IGNORES_CONDITIONS = (
+    "this store ignores conditional requests: two saves to this URL at the same time can replace one another unseen; "
+    "let only one job save there"
+)
 
 
 class StoreCommit:
@@ -76,6 +80,7 @@ class StoreCommit:
                 f"save({client.url}): Checkpoint already exists, and overwrite=False", client.url
             )
         self._old_files = self._files_of_old() if self._replaces is not None else []
+        self._warnings = [] if self._asked("put", "", client.obeys_conditions) else [_IGNORES_CONDITIONS]
 
     @property
     def directory_id(self) -> tuple[int, int]:
@@ -105,7 +110,7 @@ class StoreCommit:
             self._is_over = True
             self._put_mark(data)
         begun = time.monotonic()
-        warnings: list[str] = []
+        warnings = self._warnings
         num_swept = 0
         try:
             num_swept = self._sweep({name for name, *_ in checkpoint.files()})

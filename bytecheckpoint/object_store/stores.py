@@ -62,7 +62,7 @@ def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
     if not can_use_stores():
         raise UnsupportedError(f"{url}: URLs need obstore: pip install 'bytecheckpoint[cloud]'", url)
     root, prefix = _root_and_prefix(url)
-    client = StoreClient(url, _open(root, config), prefix, config.store_concurrency)
+    client = StoreClient(url, _open(root, config), prefix, config.store_concurrency, root)
     for module in {_core, extension}:  # what explains errors looks by way of `_core`
         module.register_store(url, client)
     clients = _clients.get()
@@ -110,13 +110,9 @@ def with_store_ring(config: Config) -> Config:
 
 
 def _root_and_prefix(url: str) -> tuple[str, str]:
-    """Returns the URL of the bucket, and the key of the folder in it."""
+    """Returns the URL of the bucket or container, and the key of the folder in it."""
     parts = urlsplit(url)
-    root, prefix = f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
-    if parts.scheme in ("az", "azure"):  # az://account/container/folder
-        container, _, prefix = prefix.partition("/")
-        root = f"{root}/{container}"
-    return root, prefix
+    return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
 
 
 def _open(root: str, config: Config) -> Any:

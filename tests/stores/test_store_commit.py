@@ -331,3 +331,16 @@ def test_two_urls_in_two_threads(url: str) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def test_a_store_that_ignores_conditions_is_a_warning(
+    url: str, client: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoreClient, "put_if", lambda self, name, data, replaces: self.put(name, data))
+    url = url.replace("memory://", "memory://ignoring-")
+    for step in (1, 2):
+        with pytest.warns(RuntimeWarning, match="ignores conditional requests"):
+            save_state_dict(url, state(step))
+        assert loaded(url) == step
+    names = use_store(url, Config()).names()
+    assert sorted(name.partition(".")[0] for name in names) == ["", "__0_0"]  # nothing of the question is left

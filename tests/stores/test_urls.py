@@ -20,7 +20,7 @@ from bytecheckpoint.object_store.urls import is_store_url, store_url
         ("S3://bucket//run/", "s3://bucket/run"),
         ("s3://bucket", "s3://bucket"),
         ("gs://bucket/run", "gs://bucket/run"),
-        ("az://account/container/run", "az://account/container/run"),
+        ("az://container/run", "az://container/run"),
         ("memory://", "memory://"),
         ("https://host:8443/run", "https://host:8443/run"),
     ],
