@@ -42,12 +42,16 @@ class StoreClient:
         store: A store of obstore.
         prefix: Key of the folder in ``store``.
         num_in_flight: Number of parts of an upload that are under way at once.
+
+    Attributes:
+        is_http: Whether it is a folder of a web server, which can only be read, and has no listing.
     """
 
     def __init__(self, url: str, store: Any, prefix: str, num_in_flight: int) -> None:
         import obstore
 
         self.url = url
+        self.is_http = url.startswith(("http://", "https://"))
         self._obstore: Any = obstore
         self._store = store
         self._prefix = prefix
@@ -59,7 +63,9 @@ class StoreClient:
         """Returns the size of an object in bytes, and its version, which ``read`` takes."""
         with self._errors():
             meta = self._obstore.head(self._store, self._key(name))
-        return meta["size"], meta.get("e_tag") or ""
+        version = meta.get("e_tag") or ""
+        # A weak tag matches no condition.
+        return meta["size"], "" if version.startswith("W/") else version
 
     def read(self, name: str, version: str, offset: int, size: int) -> Any:
         """Returns a buffer of ``size`` bytes from ``offset`` on, fewer at the end of the object."""
@@ -99,8 +105,8 @@ class StoreClient:
         return future
 
     def names(self) -> list[str]:
-        """Returns the names of the objects right below the URL."""
-        return [entry.name for entry in self.entries()]
+        """Returns the names of the objects right below the URL; none over HTTP."""
+        return [] if self.is_http else [entry.name for entry in self.entries()]
 
     # What the commit calls.
 

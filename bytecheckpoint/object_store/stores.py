@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from bytecheckpoint import _core
 from bytecheckpoint.config import Config
@@ -78,7 +78,8 @@ def _root_and_prefix(url: str) -> tuple[str, str]:
     if parts.scheme in ("az", "azure"):  # az://account/container/folder
         container, _, prefix = prefix.partition("/")
         root = f"{root}/{container}"
-    return root, prefix
+    # A store escapes a key itself, once more. Only in a URL of HTTP is "%20" a space.
+    return root, unquote(prefix) if parts.scheme in ("http", "https") else prefix
 
 
 def _open(root: str, config: Config) -> Any:
