@@ -164,7 +164,10 @@ class StoreClient:
         return type(self._store).__name__ in ("S3Store", "MemoryStore")
 
     def _key(self, name: str) -> str:
-        return f"{self._prefix}/{name}" if self._prefix else name
+        key = f"{self._prefix}/{name}" if self._prefix else name
+        if any(part in ("", ".", "..") for part in key.split("/")):
+            raise OSError(errno.EINVAL, f"the key '{key}' has a part that is empty, '.' or '..', which obstore refuses")
+        return key
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
