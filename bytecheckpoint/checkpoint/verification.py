@@ -52,8 +52,8 @@ def verify(
     """
     config = config or Config.from_env()
     directory = str(location_to_read(path))
-    if is_store_url(directory):
-        use_store(directory, config)
+    client = use_store(directory, config) if is_store_url(directory) else None
+    if client is not None:
         config = with_store_ring(config)
     with explaining(directory), reading(directory):
         found = _core.verify(
@@ -74,4 +74,6 @@ def verify(
         )
         for file, section, offset, num_bytes, fqns, message in found.pop("problems")
     ]
+    if client is not None and client.is_http:
+        found["notes"].append("unreferenced files were not looked for: over HTTP a folder has no listing")
     return VerifyReport(path=directory, problems=problems, **found)

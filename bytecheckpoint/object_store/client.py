@@ -55,12 +55,16 @@ class StoreClient:
         prefix: Key of the folder in ``store``.
         num_in_flight: Number of parts of an upload that are under way at once.
         bucket: URL of the bucket.
+
+    Attributes:
+        is_http: Whether it is a folder of a web server, which can only be read, and has no listing.
     """
 
     def __init__(self, url: str, store: Any, prefix: str, num_in_flight: int, bucket: str) -> None:
         import obstore
 
         self.url = url
+        self.is_http = url.startswith(("http://", "https://"))
         self._obstore: Any = obstore
         self._store = store
         self._prefix = prefix
@@ -75,7 +79,9 @@ class StoreClient:
             meta = self._obstore.head(self._store, self._key(name))
         if _entry(meta).is_tombstone:
             raise FileNotFoundError(errno.ENOENT, "it was removed")
-        return meta["size"], meta.get("e_tag") or ""
+        version = meta.get("e_tag") or ""
+        # A weak tag matches no condition.
+        return meta["size"], "" if version.startswith("W/") else version
 
     def read(self, name: str, version: str, offset: int, size: int) -> Any:
         """Returns a buffer of ``size`` bytes from ``offset`` on, fewer at the end of the object."""
@@ -121,8 +127,10 @@ class StoreClient:
     def names(self, folder: str = "") -> list[str]:
         """Returns the names right below ``folder``, which is relative to the URL: of objects, and of folders.
 
-        Tombstones are left out.
+        Tombstones are left out. Over HTTP there is no listing, and no name.
         """
+        if self.is_http:
+            return []
         found = self._listed(folder)
         objects = [each.name for each in _entries(found) if not each.is_tombstone]
         return objects + _folders(found)
@@ -147,6 +155,8 @@ class StoreClient:
             ]
 
     def _listed(self, folder: str) -> Any:
+        if self.is_http:
+            raise OSError(errno.EOPNOTSUPP, "over HTTP there is no listing: pass the URL of the checkpoint itself")
         key = self._key(folder)
         with self._errors():
             return self._obstore.list_with_delimiter(self._store, key or None)
@@ -258,7 +268,10 @@ class StoreClient:
         return type(self._store).__name__ in ("S3Store", "MemoryStore")
 
     def _key(self, name: str) -> str:
-        return joined(self._prefix, name)
+        key = joined(self._prefix, name)
+        if key and any(part in ("", ".", "..") for part in key.split("/")):
+            raise OSError(errno.EINVAL, f"the key '{key}' has a part that is empty, '.' or '..', which obstore refuses")
+        return key
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -64,7 +64,7 @@ class StoreCommit:
     """
 
     def __init__(self, client: StoreClient, extension: Any, *, mark: str, overwrite: bool, deadline_s: float) -> None:
-        if client.url.startswith(("http://", "https://")):
+        if client.is_http:
             raise UnsupportedError(f"save({client.url}): over HTTP a checkpoint can only be read", client.url)
         self._client = client
         self._extension = extension

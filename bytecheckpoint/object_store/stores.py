@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from bytecheckpoint import _core
 from bytecheckpoint.config import Config
@@ -112,7 +112,9 @@ def with_store_ring(config: Config) -> Config:
 def _root_and_prefix(url: str) -> tuple[str, str]:
     """Returns the URL of the bucket or container, and the key of the folder in it."""
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
+    root, prefix = f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
+    # A store escapes a key itself, once more. Only in a URL of HTTP is "%20" a space.
+    return root, unquote(prefix) if parts.scheme in ("http", "https") else prefix
 
 
 def _open(root: str, config: Config) -> Any:

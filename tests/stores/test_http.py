@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints load from a folder of a web server. It is Python's own, with the ranges that it lacks."""
+
+from __future__ import annotations
+
+import errno
+import http.server
+import os
+import re
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from support import sharded_states
+from support.equality import assert_equal
+from support.ranks import run_ranks
+
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config, load_state_dict, save_state_dict, verify
+from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, CheckpointNotFoundError, StorageError
+from bytecheckpoint.object_store.stores import use_store
+
+pytest.importorskip("obstore", reason="obstore is not installed: NO URL IS TESTED; pip install 'bytecheckpoint[cloud]'")
+
+NUMEL = 3_000_000  # of float32: two reads
+NOTE = "unreferenced files were not looked for: over HTTP a folder has no listing"
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Answers HEAD with the size of a file, and GET of a range with 206."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    @property
+    def site(self) -> Site:
+        assert isinstance(self.server, Site)
+        return self.server
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        self.site.requests.append((self.command, self.path))
+        if self.site.token is None or self.headers["authorization"] == self.site.token:
+            return True
+        self.send_error(401)
+        return False
+
+    def tag(self) -> str | None:
+        path = Path(self.translate_path(self.path))
+        if self.site.tags is None or not path.is_file():
+            return None
+        return f'{self.site.tags}"{path.stat().st_mtime_ns:x}"'
+
+    def end_headers(self) -> None:
+        if (tag := self.tag()) is not None:
+            self.send_header("etag", tag)
+        super().end_headers()
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", ""))
+        if asked is None or not path.is_file() or not self.site.has_ranges:
+            super().do_GET()
+            return
+        # A weak tag is never equal to that of a condition.
+        if "if-match" in self.headers and (self.site.tags != "" or self.headers["if-match"] != self.tag()):
+            self.send_error(412)
+            return
+        begin, end = int(asked[1]), int(asked[2]) + 1
+        with path.open("rb") as file:
+            file.seek(begin)
+            part = file.read(end - begin)
+        self.send_response(206)
+        self.send_header("content-length", str(len(part)))
+        self.send_header("content-range", f"bytes {begin}-{begin + len(part) - 1}/{path.stat().st_size}")
+        self.end_headers()
+        self.wfile.write(part)
+
+
+class Site(http.server.ThreadingHTTPServer):
+    """Serves the files of a folder on a free port.
+
+    Attributes:
+        url: Its address.
+        requests: Method and path of each request.
+        tags: What is before the tag of a file: "" for strong tags, "W/" for weak ones; None for no tags.
+        token: The value of ``Authorization`` that every request must have; None for no such rule.
+        has_ranges: False if it sends a whole file, whatever range was asked for.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.requests: list[tuple[str, str]] = []
+        self.tags: str | None = ""
+        self.token: str | None = None
+        self.has_ranges = True
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    started = Site(tmp_path)
+    yield started
+    started.close()
+
+
+def state(*, filled: bool = True) -> dict[str, Any]:
+    w = torch.arange(NUMEL, dtype=torch.float32) if filled else torch.zeros(NUMEL)
+    return {"w": w, **sharded_states.state("plain", filled=filled)}
+
+
+def loaded(url: str, config: Config | None = None) -> dict[str, Any]:
+    found = state(filled=False)
+    load_state_dict(url, found, config=config)
+    return found
+
+
+@pytest.mark.parametrize("tags", ["", "W/", None], ids=["strong tags", "weak tags", "no tags"])
+@pytest.mark.parametrize("writer", [BcpWriter, dcp.FileSystemWriter])
+def test_it_loads(site: Site, tmp_path: Path, writer: Any, tags: str | None) -> None:
+    """With strong tags every read is of one version of a file. Without them a checkpoint loads, too."""
+    dcp.save(state(), storage_writer=writer(tmp_path / "ckpt"), no_dist=True)
+    site.tags = tags
+    url = f"{site.url}/ckpt"
+    assert_equal(loaded(url), state())
+    report = verify(url)
+    assert report.is_whole
+    assert report.bytes_checked > 4 * NUMEL
+    assert report.notes == [NOTE]
+    assert {method for method, _ in site.requests} == {"HEAD", "GET"}
+
+
+def save_over_ranks(path: Path) -> None:
+    dcp.save(sharded_states.state("saved", filled=True), storage_writer=BcpWriter(path))
+
+
+def load_over_ranks(url: str) -> None:
+    for planner in (None, BcpLoadPlanner()):
+        found = sharded_states.state("moved", filled=False)
+        dcp.load(found, storage_reader=BcpReader(url), planner=planner)
+        assert_equal(found, sharded_states.state("moved", filled=True))
+
+
+def test_ranks_load(site: Site, tmp_path: Path) -> None:
+    run_ranks(2, save_over_ranks, tmp_path)
+    run_ranks(3, load_over_ranks, site.url)
+
+
+@pytest.mark.parametrize("folder", ["my run+a=b~\u00e4", "my%20run+a=b~%C3%A4", "my%20run%2ba%3db~%c3%a4"])
+def test_names_may_be_escaped_as_in_any_url(site: Site, tmp_path: Path, folder: str) -> None:
+    save_state_dict(tmp_path / "my run+a=b~\u00e4", {"step": 3})
+    found = {"step": 0}
+    load_state_dict(f"{site.url}/{folder}/", found)
+    assert found["step"] == 3
+
+
+def test_no_checkpoint(site: Site) -> None:
+    for call in (verify, lambda url: load_state_dict(url, {"step": 0})):
+        with pytest.raises(CheckpointNotFoundError, match=r"open\(http://.*/none/\.metadata\): no checkpoint there"):
+            call(f"{site.url}/none")
+    assert {method for method, _ in site.requests} == {"HEAD"}
+
+
+def test_damage(site: Site, tmp_path: Path) -> None:
+    save_state_dict(tmp_path, state())
+    (path,) = tmp_path.glob("*.distcp")
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(CheckpointError, match=rf"http://.*/{re.escape(path.name)}"):
+        loaded(site.url)
+    assert [problem.file for problem in verify(site.url).problems] == [path.name]
+
+
+@pytest.mark.parametrize("tags", ["", None], ids=["strong tags", "no tags"])
+def test_a_checkpoint_that_is_replaced_during_the_load(site: Site, tmp_path: Path, tags: str | None) -> None:
+    site.tags = tags
+    save_state_dict(tmp_path, {"w": torch.ones(5), "step": 1})
+
+    class Late(BcpLoadPlanner):
+        def create_local_plan(self) -> Any:
+            save_state_dict(tmp_path, {"w": torch.full((5,), 2.0), "step": 2}, no_dist=True)
+            return super().create_local_plan()
+
+    with pytest.raises(CheckpointChangedError, match="a newer commit replaced the checkpoint while it was read"):
+        load_state_dict(site.url, {"w": torch.zeros(5), "step": 0}, planner=Late())
+    assert verify(site.url).is_whole
+
+
+def test_a_file_that_is_replaced_between_two_reads(site: Site, tmp_path: Path) -> None:
+    """Stock DCP gives files of a later save the same names. Only a strong tag tells one from the other."""
+    client = use_store(site.url, Config())
+    for tags, is_seen in (("", True), ("W/", False), (None, False)):
+        site.tags = tags
+        (tmp_path / "file").write_bytes(b"old")
+        num_bytes, version = client.open("file")
+        (tmp_path / "file").write_bytes(b"new")
+        os.utime(tmp_path / "file", ns=(0, 0))
+        if is_seen:
+            with pytest.raises(OSError, match="file") as caught:
+                client.read("file", version, 0, num_bytes)
+            assert caught.value.errno == errno.ESTALE
+        else:
+            assert bytes(client.read("file", version, 0, num_bytes)) == b"new"
+
+
+def test_a_server_without_ranges(site: Site, tmp_path: Path) -> None:
+    """So is ``python -m http.server``."""
+    save_state_dict(tmp_path, {"step": 1})
+    site.has_ranges = False
+    with pytest.raises(StorageError, match=r"get\(http://.*/\.metadata, .*Range request not supported"):
+        load_state_dict(site.url, {"step": 0})
+
+
+def test_a_token(site: Site, tmp_path: Path) -> None:
+    save_state_dict(tmp_path, state())
+    site.token = "Bearer SECRET"
+    with pytest.raises(StorageError, match="401") as caught:
+        loaded(site.url)
+    assert "SECRET" not in str(caught.value)
+    options = {"client_options": {"default_headers": {"authorization": site.token}}}
+    assert_equal(loaded(site.url, Config(storage_options=options)), state())
