@@ -146,7 +146,7 @@ class Config:
     exit_timeout_s: float = 1800.0
     stall_timeout_s: float = 60.0
     progress: bool = False
-    storage_options: StorageOptions | None = None
+    storage_options: Mapping[str, Any] | None = None
     store_concurrency: int = 8
 
     def __post_init__(self) -> None:

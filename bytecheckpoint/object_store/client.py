@@ -7,6 +7,7 @@ import errno
 import re
 import threading
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -25,6 +26,10 @@ _QUERY = re.compile(r"\?[^\s\"']*")
 _MOST_TEXT = 600
 # A removed commit mark: `removed `, and 32 hex digits.
 _TOMBSTONE_BYTES = 40
+# Azure has no ranges that count from the end, and a web server need not have them.
+_SEND_ENDS = ("S3Store", "GCSStore", "MemoryStore")
+_TAIL_BYTES = 64 << 10
+_MOST_TAILS = 64
 _obeys_conditions: PerProcess[dict[str, bool]] = PerProcess(dict)  # by bucket
 
 
@@ -70,21 +75,55 @@ class StoreClient:
         self._prefix = prefix
         self._num_in_flight = num_in_flight
         self._bucket = bucket
+        # Ends of the objects that were opened last: by name and version, where it begins, and its bytes.
+        self._tails: OrderedDict[tuple[str, str], tuple[int, memoryview]] = OrderedDict()
+        self._tails_lock = threading.Lock()
 
     # What the engine calls; see csrc/bridge/python_store.h.
 
     def open(self, name: str) -> tuple[int, str]:
-        """Returns the size of an object in bytes, and its version, which ``read`` takes. A tombstone is no object."""
-        with self._errors():
-            meta = self._obstore.head(self._store, self._key(name))
+        """Returns the size of an object in bytes, and its version, which ``read`` takes. A tombstone is no object.
+
+        Where the store can send the end of an object, that comes along, and ``read`` needs no further request for it:
+        trailers and tables are at the end of our files, and a small ``.metadata`` is all in it.
+
+        Raises:
+            FileNotFoundError: There is no object.
+            OSError: The store refused.
+        """
+        meta, tail = self._opened(self._key(name))
         if _entry(meta).is_tombstone:
             raise FileNotFoundError(errno.ENOENT, "it was removed")
         version = meta.get("e_tag") or ""
         # A weak tag matches no condition.
-        return meta["size"], "" if version.startswith("W/") else version
+        version = "" if version.startswith("W/") else version
+        if tail is not None:
+            with self._tails_lock:
+                self._tails[name, version] = meta["size"] - len(tail), tail
+                while len(self._tails) > _MOST_TAILS:
+                    self._tails.popitem(last=False)
+        return meta["size"], version
+
+    def _opened(self, key: str) -> tuple[Any, memoryview | None]:
+        if type(self._store).__name__ in _SEND_ENDS:
+            try:
+                with self._errors():
+                    found = self._obstore.get(self._store, key, options={"range": {"suffix": _TAIL_BYTES}})
+                    return found.meta, memoryview(found.bytes())
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise  # else it may be empty, and have no range
+        with self._errors():
+            return self._obstore.head(self._store, key), None
 
     def read(self, name: str, version: str, offset: int, size: int) -> Any:
         """Returns a buffer of ``size`` bytes from ``offset`` on, fewer at the end of the object."""
+        with self._tails_lock:
+            begin, tail = self._tails.get((name, version), (0, None))
+        if tail is not None and offset >= begin:
+            return tail[offset - begin : offset - begin + size]
         options: dict[str, Any] = {"range": (offset, offset + size)}
         if version:
             options["if_match"] = version
