@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bytecheckpoint.dcp._save_session import RankResult, SaveSession
 from bytecheckpoint.errors import SaveFailedError, StorageError, sendable
+from bytecheckpoint.object_store.urls import is_store_url
 
 __all__ = ["not_seen", "save_failed", "to_hand_in"]
 
@@ -37,7 +38,7 @@ def not_seen(error: StorageError, path: str, handed_in: Sequence[RankResult]) ->
     Returns:
         An error that names the ranks whose path is another directory; None if all files are seen.
     """
-    if error.errno != ENOENT:  # storage that does not answer must not be asked
+    if error.errno != ENOENT or is_store_url(path):  # storage that does not answer must not be asked
         return None
     unseen = [r for r in handed_in if not all(Path(path, name).exists() for name in r.file_names)]
     if not unseen:
@@ -74,7 +75,9 @@ def _with_cause(error: BaseException, session: SaveSession) -> BaseException:
 
     The coordinator makes the directory before any rank begins to write. So the rank's path is another directory.
     """
-    if not (isinstance(error, StorageError) and error.errno == ENOENT) or Path(session.path).is_dir():
+    if not (isinstance(error, StorageError) and error.errno == ENOENT):
+        return error
+    if is_store_url(session.path) or Path(session.path).is_dir():
         return error
     explained = StorageError(
         f"save({session.path}): the path is not shared between the ranks: rank {session.rank} does not see the "

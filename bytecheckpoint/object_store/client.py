@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import errno
-import re
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from bytecheckpoint.object_store.refusals import errno_of, text_of
 from bytecheckpoint.object_store.urls import joined
 from bytecheckpoint.runtime.per_process import PerProcess
 
@@ -22,8 +22,8 @@ __all__ = ["PART_BYTES", "Entry", "StoreClient"]
 
 # A slot of the engine's ring, which goes out as one part. Stores take parts from 5 MiB on, and 10,000 of them.
 PART_BYTES = 8 << 20
-_QUERY = re.compile(r"\?[^\s\"']*")
-_MOST_TEXT = 600
+# In the text of errors: the store has replied, and its reply was final.
+_HAVE_A_REASON = ("status code: 4", "redirect without LOCATION")
 # A removed commit mark: `removed `, and 32 hex digits.
 _TOMBSTONE_BYTES = 40
 # Azure has no ranges that count from the end, and a web server need not have them.
@@ -51,8 +51,9 @@ class StoreClient:
     """The objects below ``url``.
 
     Thread-safe. Calls let go of the GIL while they wait. They raise OSErrors, with the errno that a file system would
-    have: ENOENT, EACCES, EEXIST (there is an object), ESTALE (an object was replaced), EOPNOTSUPP, ETIMEDOUT, EIO. No
-    message has a query of a URL, which may hold a signature.
+    have: ENOENT, ENODEV (there is no such bucket), EACCES, EEXIST (there is an object), ESTALE (an object was
+    replaced), EINVAL (the store does not take the request), EOPNOTSUPP, ETIMEDOUT, EIO. No message has a query of a
+    URL, which may hold a signature.
 
     Args:
         url: URL of the folder, for messages.
@@ -91,7 +92,7 @@ class StoreClient:
             FileNotFoundError: There is no object.
             OSError: The store refused.
         """
-        meta, tail = self._opened(self._key(name))
+        meta, tail = self._opened(name)
         if _entry(meta).is_tombstone:
             raise FileNotFoundError(errno.ENOENT, "it was removed")
         version = meta.get("e_tag") or ""
@@ -104,19 +105,16 @@ class StoreClient:
                     self._tails.popitem(last=False)
         return meta["size"], version
 
-    def _opened(self, key: str) -> tuple[Any, memoryview | None]:
+    def _opened(self, name: str) -> tuple[Any, memoryview | None]:
         if type(self._store).__name__ in _SEND_ENDS:
             try:
                 with self._errors():
-                    found = self._obstore.get(self._store, key, options={"range": {"suffix": _TAIL_BYTES}})
+                    found = self._obstore.get(self._store, self._key(name), options={"range": {"suffix": _TAIL_BYTES}})
                     return found.meta, memoryview(found.bytes())
-            except FileNotFoundError:
-                raise
             except OSError as error:
-                if error.errno != errno.EIO:
+                if error.errno not in (errno.EIO, errno.EINVAL):
                     raise  # else it may be empty, and have no range
-        with self._errors():
-            return self._obstore.head(self._store, key), None
+        return self._meta(name), None
 
     def read(self, name: str, version: str, offset: int, size: int) -> Any:
         """Returns a buffer of ``size`` bytes from ``offset`` on, fewer at the end of the object."""
@@ -203,11 +201,9 @@ class StoreClient:
     def head(self, name: str) -> dict[str, Any] | None:
         """Returns what the store says of an object; None if there is none."""
         try:
-            with self._errors():
-                meta: dict[str, Any] = self._obstore.head(self._store, self._key(name))
+            return self._meta(name)
         except FileNotFoundError:
             return None
-        return meta
 
     def exists(self, name: str) -> bool:
         """Whether there is an object. A tombstone is none."""
@@ -303,6 +299,19 @@ class StoreClient:
             with self._errors():
                 self._obstore.delete(self._store, [self._key(name) for name in names])
 
+    def _meta(self, name: str) -> dict[str, Any]:
+        meta: dict[str, Any]
+        try:
+            with self._errors():
+                meta = self._obstore.head(self._store, self._key(name))
+        except OSError as error:
+            if not any(mark in str(error) for mark in _HAVE_A_REASON):
+                raise
+            # The reply to a HEAD has no body. That to a GET says why: NoSuchBucket or NoSuchKey, ExpiredToken, ...
+            with self._errors():
+                meta = self._obstore.get(self._store, self._key(name)).meta
+        return meta
+
     def _deletes_in_bulk(self) -> bool:
         return type(self._store).__name__ in ("S3Store", "MemoryStore")
 
@@ -320,12 +329,13 @@ class StoreClient:
             if error.errno is not None:
                 raise
             # obstore's FileNotFoundError has a text alone.
-            raise FileNotFoundError(errno.ENOENT, _text(error)) from None
+            text = text_of(error)
+            raise OSError(errno.ENODEV if "NoSuchBucket" in text else errno.ENOENT, text) from None
         except Exception as error:
-            kind = _ERRNO_OF.get(type(error).__name__)
-            if kind is None and not isinstance(error, self._obstore.exceptions.BaseError):
+            number = errno_of(error)
+            if number is None and not isinstance(error, self._obstore.exceptions.BaseError):
                 raise  # what the parts raise: the failure of another rank's thread, a cancelled save
-            raise OSError(kind(str(error)) if callable(kind) else kind or errno.EIO, _text(error)) from None
+            raise OSError(number or errno.EIO, text_of(error)) from None
 
 
 def _entry(meta: Any) -> Entry:
@@ -345,23 +355,3 @@ def _taken(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
     while first:
         yield first.pop()
     yield from rest
-
-
-def _errno_of_text(text: str) -> int:
-    return errno.ETIMEDOUT if "timed out" in text else errno.EIO
-
-
-_ERRNO_OF: dict[str, int | Callable[[str], int]] = {
-    "AlreadyExistsError": errno.EEXIST,
-    "GenericError": _errno_of_text,
-    "NotSupportedError": errno.EOPNOTSUPP,
-    "PermissionDeniedError": errno.EACCES,
-    "PreconditionError": errno.ESTALE,
-    "UnauthenticatedError": errno.EACCES,
-}
-
-
-def _text(error: BaseException) -> str:
-    """Returns the first line of a message: obstore adds a listing of its cause."""
-    first = _QUERY.sub("?...", str(error).strip().partition("\n\nDebug source:")[0].replace("\n", " "))
-    return first if len(first) <= _MOST_TEXT else f"{first[:_MOST_TEXT]}..."

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from errno import EACCES, EOPNOTSUPP, ESTALE
+from errno import EACCES, EINVAL, EOPNOTSUPP, ESTALE
 from typing import Any
 
 from bytecheckpoint.errors import (
@@ -23,7 +23,8 @@ __all__ = ["StoreCommit"]
 
 # A data file that no commit names may belong to a save that runs. It is swept when it is older than any save may be.
 _LEAST_GRACE_S = 86400.0
-_LOOKS_AFTER_A_LOST_REPLY = 5
+# Each look tries as long as any request. So after a long one there are no more.
+_LOOKS_AFTER_A_LOST_REPLY, _MOST_LOOKING_S = 5, 5.0
 _IGNORES_CONDITIONS = (
     "this store ignores conditional requests: two saves to this URL at the same time can replace one another unseen; "
     "let only one job save there"
@@ -151,7 +152,7 @@ class StoreCommit:
             found = self._mark_now(error)
             if found == data:
                 return  # it was our own request that came before, and its reply was lost
-            self._may_be_committed = not is_refused and error.errno not in (EACCES, EOPNOTSUPP)
+            self._may_be_committed = not is_refused and error.errno not in (EACCES, EINVAL, EOPNOTSUPP)
             if is_refused:
                 raise CheckpointSupersededError(
                     f"commit({url}): another save committed while this one ran; its checkpoint was not replaced", url
@@ -167,12 +168,15 @@ class StoreCommit:
 
     def _mark_now(self, error: OSError) -> bytes | None:
         """Returns the commit mark that is there after a request of ours has failed; None if there is none."""
+        give_up = time.monotonic() + _MOST_LOOKING_S
         for trial in range(_LOOKS_AFTER_A_LOST_REPLY):
             try:
                 return self._client.get(self._mark)
             except FileNotFoundError:
                 return None
-            except OSError:
+            except OSError as of_look:
+                if of_look.errno == EACCES or time.monotonic() > give_up:
+                    break
                 time.sleep(0.1 * 2**trial)
         url = self._client.url
         raise StorageError(

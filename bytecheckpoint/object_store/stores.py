@@ -124,7 +124,7 @@ def _open(root: str, config: Config) -> Any:
     if root.startswith("memory://"):
         return _in_memory.get().setdefault(root, MemoryStore())
     timeout_s = config.io_timeout_s or _MOST_TIMEOUT_S
-    options: Mapping[str, Any] = config.storage_options or {}
+    options = _with_checksums(root, config.storage_options or {})
     client_options: dict[str, Any] = {
         "timeout": timedelta(seconds=min(max(timeout_s, _LEAST_TIMEOUT_S), _MOST_TIMEOUT_S)),
         **({"allow_http": True} if any(map(_is_http, (root, *options.values()))) else {}),
@@ -154,6 +154,20 @@ def _open(root: str, config: Config) -> Any:
     while len(opened) > _MOST_OPENED:
         opened.popitem(last=False)
     return store
+
+
+def _with_checksums(root: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns ``options``, in which S3 is to compare what arrives with its SHA-256, unless they say otherwise.
+
+    The signature of a request needs the SHA-256 anyway. But not every store compares it, and then it would commit what
+    was damaged on the way. Buckets with Object Lock take nothing without. Text that is empty turns it off.
+    """
+    if not root.startswith(("s3://", "s3a://")) or "AWS_CHECKSUM_ALGORITHM" in os.environ:
+        return options
+    given = [name for name in options if name.lower().endswith("checksum_algorithm")]
+    if not given:
+        return {**options, "checksum_algorithm": "sha256"}
+    return {name: value for name, value in options.items() if name not in given or value}
 
 
 def _variables() -> list[str]:

@@ -240,6 +240,18 @@ def test_an_upload_that_fails(url: str, client: StoreClient, monkeypatch: pytest
     assert len(data_files(client)) == 1
 
 
+def test_an_upload_to_what_is_gone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL is no directory that a rank may not see: the error is that of the store."""
+
+    def fail(*_: Any) -> Any:
+        raise FileNotFoundError(errno.ENOENT, "there is no such upload")
+
+    monkeypatch.setattr(StoreClient, "upload", fail)
+    with pytest.raises(SaveFailedError, match="there is no such upload") as caught:
+        save_state_dict(url, state(1))
+    assert "not shared" not in str(caught.value)
+
+
 def test_a_save_that_is_cancelled(url: str, client: StoreClient) -> None:
     save_state_dict(url, state(1))
     writer = BcpWriter(url)

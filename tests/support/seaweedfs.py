@@ -16,6 +16,7 @@ from typing import Any
 __all__ = ["SeaweedFS", "find_weed"]
 
 _START_LIMIT_S = 60.0
+_SECRET = "not-to-be-told"
 
 
 def find_weed() -> str | None:
@@ -24,7 +25,7 @@ def find_weed() -> str | None:
 
 
 class SeaweedFS:
-    """A new server, which speaks S3 and creates a bucket when a request names it.
+    """A new server, which speaks S3 and has the bucket ``checkpoints``.
 
     Attributes:
         options: The ``storage_options`` for this server.
@@ -35,7 +36,7 @@ class SeaweedFS:
         self._folder = tempfile.TemporaryDirectory(prefix="weed-")
         root = Path(self._folder.name)
         (root / "data").mkdir()
-        credentials = [{"accessKey": "key", "secretKey": "secret"}]
+        credentials = [{"accessKey": "key", "secretKey": _SECRET}]
         identity = {"name": "tests", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List"]}
         (root / "s3.json").write_text(json.dumps({"identities": [identity]}))
         # With each of these ports the server takes another one for gRPC, 10,000 above.
@@ -49,7 +50,7 @@ class SeaweedFS:
         self.options: dict[str, Any] = {
             "endpoint": f"http://127.0.0.1:{s3}",
             "access_key_id": "key",
-            "secret_access_key": "secret",
+            "secret_access_key": _SECRET,
             "region": "us-east-1",
             "client_options": {"pool_max_idle_per_host": "0"},  # no connection outlives a test
         }
@@ -65,11 +66,11 @@ class SeaweedFS:
         from obstore.store import S3Store
 
         options = {key: value for key, value in self.options.items() if key != "client_options"}
-        store = S3Store("ready", client_options={"allow_http": True}, retry_config={"max_retries": 0}, **options)
+        store = S3Store("checkpoints", client_options={"allow_http": True}, retry_config={"max_retries": 0}, **options)
         end = time.monotonic() + _START_LIMIT_S
         while True:
             try:
-                obstore.put(store, "ready", b"ready")
+                obstore.put(store, "ready", b"ready")  # this creates the bucket
                 return
             except Exception as error:
                 if time.monotonic() > end or self._process.poll() is not None:

@@ -52,6 +52,8 @@ class Fault:
         drops_reply: Let the store carry it out, and close the connection instead of replying.
         truncates: Close the connection in the middle of the body of the reply.
         flips: Flip a bit in the middle of the body of the reply.
+        flips_request: Flip a bit in the middle of the body of the request.
+        refuses: Close the connection, and accept none any more.
         delay_s: Wait before anything else.
     """
 
@@ -61,6 +63,8 @@ class Fault:
     drops_reply: bool = False
     truncates: bool = False
     flips: bool = False
+    flips_request: bool = False
+    refuses: bool = False
     delay_s: float = 0.0
 
 
@@ -109,6 +113,15 @@ class StoreProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="store-proxy", daemon=True)
         self._thread.start()
 
+    def wait_until_idle(self) -> None:
+        """Waits until no connection is open: nothing that a client has sent is still on its way."""
+
+        async def wait() -> None:
+            while self._tasks:
+                await asyncio.wait([*self._tasks])
+
+        asyncio.run_coroutine_threadsafe(wait(), self._loop).result(_LIMIT_S)
+
     def close(self) -> None:
         async def stop() -> None:
             self._server.close()
@@ -152,7 +165,9 @@ class StoreProxy:
         self.requests.append(request)
         fault = (self.rule(request) if self.rule else None) or Fault()
         await asyncio.sleep(fault.delay_s + self._latency_s)
-        if fault.drops_request:
+        if fault.refuses:
+            self._server.close()
+        if fault.drops_request or fault.refuses:
             return False
         if fault.status:
             await _relay_body(reader, None, headers, self._up)
@@ -162,15 +177,19 @@ class StoreProxy:
             await writer.drain()
             return True
         store_writer.write(head)
-        await _relay_body(reader, store_writer, headers, self._up)
+        await _relay_body(
+            reader, store_writer, headers, self._up, _change(request.num_bytes, flips=fault.flips_request)
+        )
         reply = await store.readuntil(b"\r\n\r\n")
+        has_body = method != "HEAD" and reply.split(b" ", 2)[1] not in (b"204", b"304")
         if fault.drops_reply:
-            await _relay_body(store, None, _headers(reply), self._down)
+            if has_body:
+                await _relay_body(store, None, _headers(reply), self._down)
             return False
         writer.write(reply)
-        has_body = method != "HEAD" and reply.split(b" ", 2)[1] not in (b"204", b"304")
         if has_body:
-            change = _change(fault, int(_headers(reply).get("content-length", 0)))
+            num_bytes = int(_headers(reply).get("content-length", 0))
+            change = _change(num_bytes, flips=fault.flips, truncates=fault.truncates)
             return await _relay_body(store, writer, _headers(reply), self._down, change)
         await writer.drain()
         return True
@@ -186,16 +205,16 @@ def _headers(head: bytes) -> dict[str, str]:
     return {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
 
 
-def _change(fault: Fault, num_bytes: int) -> Callable[[int, bytes], bytes | None]:
+def _change(num_bytes: int, *, flips: bool, truncates: bool = False) -> Callable[[int, bytes], bytes | None]:
     """Returns what a fault makes of a piece of a body at some position; None ends the connection there."""
     middle = num_bytes // 2
 
     def change(position: int, piece: bytes) -> bytes | None:
         if not position <= middle < position + len(piece):
             return piece
-        if fault.truncates:
+        if truncates:
             return None
-        if fault.flips:
+        if flips:
             at = middle - position
             return piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1 :]
         return piece
