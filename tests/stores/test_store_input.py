@@ -57,7 +57,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def settings(server: MotoServer, **changes: Any) -> Config:
     """None as a value leaves an option out."""
     options = {name: value for name, value in {**server.options, **changes}.items() if value is not None}
-    return Config(storage_options=options, io_timeout_s=2.0)
+    return Config(storage_options=options, io_timeout_s=1.0)
 
 
 def refusals(url: str, config: Config) -> list[str]:
@@ -132,7 +132,7 @@ def test_no_credentials(server: MotoServer, bucket: str, answers: bool) -> None:
         config = with_timeout(config, "1s")
         save_text, load_text = refusals(f"s3://{bucket}/run", config)
     assert "no credentials were found: pass valid credentials" in save_text
-    assert "no credentials were found" in load_text or "has not answered for 2 s" in load_text
+    assert "no credentials were found" in load_text or "has not answered for 1 s" in load_text
     assert server.keys(bucket) == []
 
 
