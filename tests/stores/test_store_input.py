@@ -185,6 +185,6 @@ def test_each_upload_has_a_checksum(server: MotoServer, bucket: str) -> None:
     """So the store refuses what was damaged on its way, even one that does not check the signed hash of the body."""
     with closing(StoreProxy(server.options["endpoint"])) as proxy:
         save(f"s3://{bucket}/run", settings(server, endpoint=proxy.endpoint), 1)
-        uploads = [request for request in proxy.requests if request.method == "PUT"]
+        uploads = [each for each in proxy.requests if each.method == "PUT" and ".conditions" not in each.target]
     assert len(uploads) == 2
     assert all("x-amz-checksum-sha256" in request.headers for request in uploads)

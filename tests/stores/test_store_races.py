@@ -99,7 +99,7 @@ def test_readers_of_what_is_overwritten(store: Store) -> None:
 
 
 def state(step: int) -> dict[str, Any]:
-    return {f"of rank {dist.get_rank()}": torch.full((1000,), float(step)), "step": step}
+    return {f"of rank {dist.get_rank()}": torch.full((LARGE,), float(step)), "step": step}
 
 
 # On which rank, from which of its requests on, what happens to all of them.
@@ -123,7 +123,7 @@ def fail_on_one_rank(url: str, options: dict[str, Any]) -> dict[str, set[str]]:
     def loaded(config: Config) -> int:
         found = state(0)
         dcp.load(found, storage_reader=BcpReader(url, config=config))
-        assert torch.equal(found[f"of rank {dist.get_rank()}"], torch.full((1000,), float(found["step"])))
+        assert torch.equal(found[f"of rank {dist.get_rank()}"], torch.full((LARGE,), float(found["step"])))
         return int(found["step"])
 
     saved(1, clean)
