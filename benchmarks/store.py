@@ -29,7 +29,16 @@ from typing import Any
 from measurement import machine
 from measurement.conditions import Stopwatch, add_arguments
 from measurement.states import KINDS, State, make_state
-from measurement.store_contenders import FSSPEC, NAMES, OURS, RAW, StoreContender, make_store_contender, missing_package
+from measurement.store_contenders import (
+    FSSPEC,
+    NAMES,
+    OURS,
+    RAW,
+    StoreContender,
+    make_bucket,
+    make_store_contender,
+    missing_package,
+)
 from rich.console import Console
 from rich.table import Table
 
@@ -205,6 +214,7 @@ def main() -> None:
         server = SeaweedFS(weed)
         stack.callback(server.close)
         options = {key: value for key, value in server.options.items() if key != "client_options"}
+        make_bucket(options)
         stopwatch = stack.enter_context(Stopwatch(arguments.warm_gib, arguments.idle_limit_s))
         for link in arguments.links.split(","):
             endpoint, proxy = stack.enter_context(link_to(options["endpoint"], link))

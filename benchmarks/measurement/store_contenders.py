@@ -163,6 +163,14 @@ _NEEDS = {FSSPEC: "s3fs", "s3torchconnector": "s3torchconnector"}
 NAMES = tuple(_MAKERS)
 
 
+def make_bucket(options: dict[str, Any]) -> None:
+    """Makes the bucket: SeaweedFS does so when an object is put into it."""
+    import obstore
+    from obstore.store import S3Store
+
+    obstore.put(S3Store(BUCKET, client_options={"allow_http": True}, **options), "ready", b"")
+
+
 def missing_package(name: str) -> str | None:
     """Returns the package that a contender needs and that is not installed."""
     package = _NEEDS.get(name)
