@@ -51,8 +51,8 @@ base::Result<StorePlace> place_in_store(const std::string& url) {
     const auto found = all.stores.find(url.substr(0, end));
     if (found != all.stores.end()) return StorePlace{found->second, url.substr(std::min(end + 1, url.size()))};
   }
-  return base::Status::make(base::Code::kUnsupported,
-                            base::text("open(", url, "): this call does not take a URL"), url);
+  return base::Status::make(base::Code::kUnsupported, base::text("open(", url, "): this call does not take a URL"),
+                            url);
 }
 
 }  // namespace bytecheckpoint::io
