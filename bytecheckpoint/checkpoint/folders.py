@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bytecheckpoint.checkpoint.small_files import storage_errors
 from bytecheckpoint.config import Config
-from bytecheckpoint.object_store.stores import is_known, place_in_store, use_store
+from bytecheckpoint.object_store.stores import keep_known, place_in_store, use_store
 from bytecheckpoint.object_store.urls import is_store_url, joined
 
 __all__ = [
@@ -44,7 +44,7 @@ def known(place: Place, config: Config | None = None) -> Place:
         ConfigError: An option of the store is unknown.
         UnsupportedError: obstore is not installed.
     """
-    if isinstance(place, str) and not (config is None and is_known(place)):
+    if isinstance(place, str) and not (config is None and keep_known(place)):
         use_store(place, config or Config.from_env())
     return place
 
@@ -74,7 +74,10 @@ def is_folder(place: Place) -> bool:
         StorageError: The storage refused to say.
     """
     with storage_errors("stat", place):
-        return place.is_dir() if isinstance(place, Path) else name_of(place) in folders_in(parent_of(place))
+        if isinstance(place, Path):
+            return place.is_dir()
+        client, _ = place_in_store(place)
+        return has_file(place, ".metadata") if client.is_http else name_of(place) in folders_in(parent_of(place))
 
 
 def folders_in(place: str | os.PathLike[str], *, follow_links: bool = False) -> list[str]:

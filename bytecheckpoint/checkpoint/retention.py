@@ -252,8 +252,9 @@ class Retention:
         gone = report.removed if folder.is_complete else report.swept
         if report.dry_run:
             gone.append(folder.path)
-            count = bytes_in_store if root is None else bytes_to_remove
-            return count(folder, remove_others=self.remove_others)
+            if root is not None:
+                return bytes_to_remove(folder, remove_others=self.remove_others)
+            return bytes_in_store(folder, remove_others=self.remove_others)
         try:
             if root is None:
                 outcome = remove_folder_in_store(folder, remove_others=self.remove_others)

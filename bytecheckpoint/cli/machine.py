@@ -205,7 +205,10 @@ def findings_of_place(place: str) -> Iterator[Finding]:
     except StorageError as error:
         yield Finding("store", "broken", str(error), "see docs/object_stores.md for variables and permissions")
         return
-    yield Finding("store", "ok", f"{place}: can be listed; it holds {len(names)} objects")
+    if place.startswith(("http://", "https://")):
+        yield Finding("store", "note", f"{place}: a web server", "a checkpoint can only be read there")
+    else:
+        yield Finding("store", "ok", f"{place}: can be listed; it holds {len(names)} objects and folders")
 
 
 def _findings_of_path(path: Path) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ import time
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._save_session import SaveSession
-from bytecheckpoint.errors import CheckpointBusyError
+from bytecheckpoint.errors import CheckpointBusyError, UnsupportedError
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
@@ -36,14 +36,17 @@ def begin_commit(
         CheckpointBusyError: Another save has the right.
         CheckpointExistsError: There is a checkpoint, and ``overwrite`` is False.
         StorageError: The storage refused, or does not answer.
-        UnsupportedError: The URL can only be read, or obstore is not installed.
+        UnsupportedError: The URL can only be read, ranks commit by themselves, or obstore is not installed.
     """
     rank = session.rank if session.commits_alone else None
     if is_store_url(session.path):
-        mark = ".metadata" if rank is None else f"__{rank}.metadata"
-        return StoreCommit(
-            _store_of(session, config), _C, mark=mark, overwrite=overwrite, deadline_s=config.commit_deadline_s
-        )
+        if rank is not None:
+            # Ranks that commit by themselves would sweep one another's files: a store has no locks to tell them apart.
+            raise UnsupportedError(
+                f"save({session.path}): use_collectives=False is for directories; save to a URL with collectives",
+                session.path,
+            )
+        return StoreCommit(_store_of(session, config), _C, overwrite=overwrite, deadline_s=config.commit_deadline_s)
     give_up = time.monotonic() + _BUSY_GRACE_S
     while True:
         try:

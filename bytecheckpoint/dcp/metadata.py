@@ -14,6 +14,8 @@ from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
+from bytecheckpoint.object_store.stores import keep_known, use_store
+from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 
 __all__ = [
@@ -121,6 +123,8 @@ class _Place:
     save_id: str
 
     def open(self) -> _C.Checkpoint:
+        if is_store_url(self.path) and not keep_known(self.path):
+            use_store(self.path, Config.from_env(), _C)
         try:
             checkpoint = _C.Checkpoint.open(self.path, rank=self.rank, io_timeout_s=Config().io_timeout_s)
         except CheckpointNotFoundError as error:
@@ -234,7 +238,9 @@ def complete_metadata(metadata: Metadata, checkpoint: _C.Checkpoint, path: str, 
     metadata.storage_meta = _storage_meta(checkpoint)
     _fill_later(metadata, checkpoint, ("storage_data",))
     if isinstance(metadata, _UnfilledMetadata):
-        metadata.__dict__["_place"] = _Place(str(Path(path).absolute()), rank, checkpoint.save_id)
+        metadata.__dict__["_place"] = _Place(
+            path if is_store_url(path) else str(Path(path).absolute()), rank, checkpoint.save_id
+        )
 
 
 def metadata_of(checkpoint: _C.Checkpoint, load_id: str) -> Metadata:
@@ -249,11 +255,15 @@ def metadata_of(checkpoint: _C.Checkpoint, load_id: str) -> Metadata:
             for name, value in fields.items():  # also those that this torch lacks, as its unpickler does
                 setattr(storage_meta, name, value)
             if id_is_path:
-                storage_meta.checkpoint_id = Path(str(storage_meta.checkpoint_id))
+                place = str(storage_meta.checkpoint_id)
+                storage_meta.checkpoint_id = place if is_store_url(place) else Path(place)
     storage_meta.load_id = load_id
     metadata = _compat.new_metadata(state_dict_metadata={}, storage_meta=storage_meta, version=version)
     return _fill_later(metadata, checkpoint, _LATE)
 
 
 def _storage_meta(checkpoint: _C.Checkpoint) -> StorageMeta:
-    return StorageMeta(checkpoint_id=Path(checkpoint.checkpoint_id), save_id=SAVE_ID_PREFIX + checkpoint.save_id)
+    place = checkpoint.checkpoint_id
+    return StorageMeta(
+        checkpoint_id=place if is_store_url(place) else Path(place), save_id=SAVE_ID_PREFIX + checkpoint.save_id
+    )

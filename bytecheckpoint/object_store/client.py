@@ -18,7 +18,7 @@ from bytecheckpoint.object_store.refusals import errno_of, text_of
 from bytecheckpoint.object_store.urls import joined
 from bytecheckpoint.runtime.per_process import PerProcess
 
-__all__ = ["PART_BYTES", "Entry", "StoreClient"]
+__all__ = ["PART_BYTES", "Entry", "StoreClient", "is_tombstone"]
 
 # A slot of the engine's ring, which goes out as one part. Stores take parts from 5 MiB on, and 10,000 of them.
 PART_BYTES = 8 << 20
@@ -45,6 +45,35 @@ class Entry:
     def is_tombstone(self) -> bool:
         """Whether it stands for a removed commit mark. No writer's mark is that short."""
         return self.name.endswith(".metadata") and self.num_bytes <= _TOMBSTONE_BYTES
+
+
+class _Tails:
+    """Ends of the objects that were opened last: where each begins, and its bytes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tails: OrderedDict[tuple[str, str, str], tuple[int, memoryview]] = OrderedDict()
+
+    def put(self, key: tuple[str, str, str], begin: int, tail: memoryview) -> None:
+        """Keeps the end of an object, which begins at ``begin``, under its URL, name and version."""
+        with self._lock:
+            self._tails.pop(key, None)
+            self._tails[key] = begin, tail
+            while len(self._tails) > _MOST_TAILS:
+                self._tails.popitem(last=False)
+
+    def find(self, key: tuple[str, str, str]) -> tuple[int, memoryview | None]:
+        """Returns what was kept; without a tail if nothing was, or no more."""
+        with self._lock:
+            return self._tails.get(key, (0, None))
+
+
+_tails = PerProcess(_Tails)
+
+
+def is_tombstone(meta: Any) -> bool:
+    """Whether what ``StoreClient.head`` returned is of a tombstone."""
+    return _entry(meta).is_tombstone
 
 
 class StoreClient:
@@ -76,9 +105,6 @@ class StoreClient:
         self._prefix = prefix
         self._num_in_flight = num_in_flight
         self._bucket = bucket
-        # Ends of the objects that were opened last: by name and version, where it begins, and its bytes.
-        self._tails: OrderedDict[tuple[str, str], tuple[int, memoryview]] = OrderedDict()
-        self._tails_lock = threading.Lock()
 
     # What the engine calls; see csrc/bridge/python_store.h.
 
@@ -93,16 +119,13 @@ class StoreClient:
             OSError: The store refused.
         """
         meta, tail = self._opened(name)
-        if _entry(meta).is_tombstone:
+        if is_tombstone(meta):
             raise FileNotFoundError(errno.ENOENT, "it was removed")
         version = meta.get("e_tag") or ""
         # A weak tag matches no condition.
         version = "" if version.startswith("W/") else version
-        if tail is not None:
-            with self._tails_lock:
-                self._tails[name, version] = meta["size"] - len(tail), tail
-                while len(self._tails) > _MOST_TAILS:
-                    self._tails.popitem(last=False)
+        if tail is not None and version:
+            _tails.get().put((self.url, name, version), meta["size"] - len(tail), tail)
         return meta["size"], version
 
     def _opened(self, name: str) -> tuple[Any, memoryview | None]:
@@ -112,14 +135,16 @@ class StoreClient:
                     found = self._obstore.get(self._store, self._key(name), options={"range": {"suffix": _TAIL_BYTES}})
                     return found.meta, memoryview(found.bytes())
             except OSError as error:
-                if error.errno not in (errno.EIO, errno.EINVAL):
-                    raise  # else it may be empty, and have no range
+                # An empty object has no range.
+                if "416" not in str(error) and type(self._store).__name__ != "MemoryStore":
+                    raise
+                if isinstance(error, FileNotFoundError):
+                    raise
         return self._meta(name), None
 
     def read(self, name: str, version: str, offset: int, size: int) -> Any:
         """Returns a buffer of ``size`` bytes from ``offset`` on, fewer at the end of the object."""
-        with self._tails_lock:
-            begin, tail = self._tails.get((name, version), (0, None))
+        begin, tail = _tails.get().find((self.url, name, version))
         if tail is not None and offset >= begin:
             return tail[offset - begin : offset - begin + size]
         options: dict[str, Any] = {"range": (offset, offset + size)}
@@ -208,7 +233,7 @@ class StoreClient:
     def exists(self, name: str) -> bool:
         """Whether there is an object. A tombstone is none."""
         meta = self.head(name)
-        return meta is not None and not _entry(meta).is_tombstone
+        return meta is not None and not is_tombstone(meta)
 
     def bury(self, name: str, version: dict[str, Any] | None) -> bool:
         """Puts a tombstone in the place of a commit mark, or where there is none, in one conditional request.
@@ -236,7 +261,7 @@ class StoreClient:
     def is_buried(self, name: str) -> bool:
         """Whether there is a tombstone."""
         meta = self.head(name)
-        return meta is not None and _entry(meta).is_tombstone
+        return meta is not None and is_tombstone(meta)
 
     def get(self, name: str) -> bytes:
         """Returns all of an object."""

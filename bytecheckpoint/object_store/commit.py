@@ -17,10 +17,11 @@ from bytecheckpoint.errors import (
     StorageError,
     UnsupportedError,
 )
-from bytecheckpoint.object_store.client import Entry, StoreClient
+from bytecheckpoint.object_store.client import Entry, StoreClient, is_tombstone
 
 __all__ = ["StoreCommit"]
 
+_MARK = ".metadata"
 # A data file that no commit names may belong to a save that runs. It is swept when it is older than any save may be.
 _LEAST_GRACE_S = 86400.0
 # Each look tries as long as any request. So after a long one there are no more.
@@ -54,7 +55,6 @@ class StoreCommit:
     Args:
         client: Of the URL.
         extension: ``bytecheckpoint._C``.
-        mark: Name of the commit mark: ``.metadata``, or that of a rank that saves alone.
         overwrite: Whether a checkpoint may be there.
         deadline_s: Seconds from now within which the save must be committed.
 
@@ -64,19 +64,18 @@ class StoreCommit:
         StorageError: The store refused.
     """
 
-    def __init__(self, client: StoreClient, extension: Any, *, mark: str, overwrite: bool, deadline_s: float) -> None:
+    def __init__(self, client: StoreClient, extension: Any, *, overwrite: bool, deadline_s: float) -> None:
         if client.is_http:
             raise UnsupportedError(f"save({client.url}): over HTTP a checkpoint can only be read", client.url)
         self._client = client
         self._extension = extension
-        self._mark = mark
         self._deadline_s = deadline_s
         self._deadline = time.monotonic() + deadline_s
         self._lock = threading.Lock()
         self._is_over = False
         self._may_be_committed = False  # the request was sent, and nothing proves that it had no effect
-        self._replaces = self._asked("head", mark, lambda: client.head(mark))
-        if self._replaces is not None and not overwrite and client.exists(mark):
+        self._replaces = self._asked("head", _MARK, lambda: client.head(_MARK))
+        if not overwrite and self._replaces is not None and not is_tombstone(self._replaces):
             raise CheckpointExistsError(
                 f"save({client.url}): Checkpoint already exists, and overwrite=False", client.url
             )
@@ -114,7 +113,7 @@ class StoreCommit:
         warnings = self._warnings
         num_swept = 0
         try:
-            num_swept = self._sweep({name for name, *_ in checkpoint.files()})
+            num_swept = self._sweep({name for name, *_ in checkpoint.files()}, data)
         except (OSError, CheckpointError) as error:
             warnings.append(f"data files of older saves could not be removed: {error}")
         return {
@@ -146,7 +145,7 @@ class StoreCommit:
         url = self._client.url
         self._may_be_committed = True
         try:
-            self._client.put_if(self._mark, data, self._replaces)
+            self._client.put_if(_MARK, data, self._replaces)
         except OSError as error:
             is_refused = isinstance(error, FileExistsError) or error.errno == ESTALE
             found = self._mark_now(error)
@@ -164,14 +163,14 @@ class StoreCommit:
                     url,
                 ) from error
             doubt = " It is not known whether the save is committed." if self._may_be_committed else ""
-            raise StorageError(f"put({url}/{self._mark}): {error.strerror}.{doubt}", url, error.errno or 0) from error
+            raise StorageError(f"put({url}/{_MARK}): {error.strerror}.{doubt}", url, error.errno or 0) from error
 
     def _mark_now(self, error: OSError) -> bytes | None:
         """Returns the commit mark that is there after a request of ours has failed; None if there is none."""
         give_up = time.monotonic() + _MOST_LOOKING_S
         for trial in range(_LOOKS_AFTER_A_LOST_REPLY):
             try:
-                return self._client.get(self._mark)
+                return self._client.get(_MARK)
             except FileNotFoundError:
                 return None
             except OSError as of_look:
@@ -180,7 +179,7 @@ class StoreCommit:
                 time.sleep(0.1 * 2**trial)
         url = self._client.url
         raise StorageError(
-            f"put({url}/{self._mark}): {error.strerror}; and the store did not say what is there now: it "
+            f"put({url}/{_MARK}): {error.strerror}; and the store did not say what is there now: it "
             "is not known whether the save is committed",
             url,
             error.errno or 0,
@@ -193,11 +192,13 @@ class StoreCommit:
         except CheckpointError:  # it does not load; its files are swept by their age
             return []
 
-    def _sweep(self, named: set[str]) -> int:
+    def _sweep(self, named: set[str], mark: bytes) -> int:
         entries = self._client.entries()
-        now = next((entry.last_modified for entry in entries if entry.name == self._mark), None)
+        now = next((entry.last_modified for entry in entries if entry.name == _MARK), None)
         if now is None:
-            return 0  # somebody has removed the checkpoint since
+            # A prune has taken our mark for the tombstone that it replaced: a delete has no conditions.
+            self._client.put_if(_MARK, mark, None)
+            return 0
         grace = timedelta(seconds=self._sweep_grace_s())
         old = {*self._old_files}
         going = [entry.name for entry in entries if _is_data(entry) and entry.name not in named]

@@ -17,9 +17,9 @@ from bytecheckpoint import _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.object_store.client import PART_BYTES, StoreClient
-from bytecheckpoint.runtime.per_process import PerProcess
+from bytecheckpoint.runtime.per_process import HomeProcess, PerProcess
 
-__all__ = ["can_use_stores", "is_known", "place_in_store", "use_store", "with_store_ring"]
+__all__ = ["can_use_stores", "keep_known", "place_in_store", "use_store", "with_store_ring"]
 
 # A request for a part moves 8 MiB: slow links need more than obstore's 30 s.
 _LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 5.0, 300.0
@@ -38,6 +38,7 @@ _MOST_OPENED = 8
 # By URL, the latest last. The engine keeps as many.
 _clients: PerProcess[OrderedDict[str, StoreClient]] = PerProcess(OrderedDict)
 _MOST_CLIENTS = 1000
+_home: HomeProcess | None = None  # the first process that used obstore
 
 
 def can_use_stores() -> bool:
@@ -61,6 +62,7 @@ def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
     """
     if not can_use_stores():
         raise UnsupportedError(f"{url}: URLs need obstore: pip install 'bytecheckpoint[cloud]'", url)
+    _refuse_forked_child(url)
     root, prefix = _root_and_prefix(url)
     client = StoreClient(url, _open(root, config), prefix, config.store_concurrency, root)
     for module in {_core, extension}:  # what explains errors looks by way of `_core`
@@ -71,6 +73,19 @@ def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
     while len(clients) > _MOST_CLIENTS:
         clients.popitem(last=False)
     return client
+
+
+def _refuse_forked_child(url: str) -> None:
+    """Refuses a child of a process that has used obstore, whose threads the child does not have: it would wait."""
+    global _home
+    if _home is None:
+        _home = HomeProcess()
+    if not _home.is_here():
+        raise UnsupportedError(
+            f"{url}: this process was forked from one that uses an object store, and obstore cannot go on in it; start "
+            "it with the method spawn or forkserver",
+            url,
+        )
 
 
 def place_in_store(url: str) -> tuple[StoreClient, str]:
@@ -88,9 +103,16 @@ def place_in_store(url: str) -> tuple[StoreClient, str]:
     return _clients.get()[above], url[len(above) + 1 :]
 
 
-def is_known(url: str) -> bool:
-    """Whether ``place_in_store`` finds a client."""
-    return _known_above(url) is not None
+def keep_known(url: str) -> bool:
+    """Whether ``place_in_store`` finds a client. If so, the engine keeps it as long as Python does."""
+    above = _known_above(url)
+    if above is None:
+        return False
+    _refuse_forked_child(url)
+    clients = _clients.get()
+    clients.move_to_end(above)
+    _core.register_store(above, clients[above])
+    return True
 
 
 def _known_above(url: str) -> str | None:

@@ -37,6 +37,8 @@ def folder_to_load(ckpt_path: str | os.PathLike[str] | None, role: str, config: 
     """
     path = known(location_to_read(ckpt_path), config)
     above = parent_of(path)
+    if isinstance(path, str):
+        known(parent_of(above), config)  # where else to look
     tried = [path]
     if role:
         tried += [folder_of_role(path, role), below(folder_of_role(above, role), name_of(path))]
@@ -47,7 +49,7 @@ def folder_to_load(ckpt_path: str | os.PathLike[str] | None, role: str, config: 
     refuse_reference(path, "load")
     of_role = f" of role {role!r}" if role else ""
     near = [path, above, parent_of(above)] if role else [path, above]
-    hint = _what_there_is([folder_of_role(folder, role) for folder in near])
+    hint = _what_there_is([folder_of_role(folder, role) for folder in near], config)
     if has_file(path, ".metadata"):
         hint = f", but one of a state dict, which load_state_dict loads{hint}"
     raise CheckpointNotFoundError(
@@ -56,17 +58,17 @@ def folder_to_load(ckpt_path: str | os.PathLike[str] | None, role: str, config: 
     )
 
 
-def _what_there_is(folders: Sequence[Place]) -> str:
+def _what_there_is(folders: Sequence[Place], config: Config) -> str:
     """Returns a hint for a user who asked for a step that does not exist."""
     for folder in folders:
-        steps = _steps_in(folder)
+        steps = _steps_in(folder, config)
         if steps:
             return (
                 f"; {folder} has the steps {', '.join(map(str, steps[-_MOST_STEPS:]))}: pass "
                 f"'{step_folder(folder, steps[-1])}', or what find_latest_ckpt_path gives"
             )
     for folder in folders:
-        roles = [role for role in known_roles() if _steps_in(folder_of_role(folder, role))]
+        roles = [role for role in known_roles() if _steps_in(folder_of_role(folder, role), config)]
         if roles:
             return f"; {folder} has steps of the roles {', '.join(roles)}: pass role={roles[0]!r}"
     return (
@@ -75,8 +77,8 @@ def _what_there_is(folders: Sequence[Place]) -> str:
     )
 
 
-def _steps_in(folder: Place) -> list[int]:
+def _steps_in(folder: Place, config: Config) -> list[int]:
     try:
-        return [step.step for step in scan_steps(folder, pattern=r"global_step_(\d+)")]
+        return [step.step for step in scan_steps(folder, pattern=r"global_step_(\d+)", config=config)]
     except (StorageError, UnsupportedError):
         return []  # it is not a folder, cannot be listed, or is above what this call may look at

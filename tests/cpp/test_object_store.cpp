@@ -161,7 +161,7 @@ TEST_CASE("object store: a store serves the folders below its URL, unless they h
   CHECK(io::list_directory(kUrl).value().empty());
   const base::Result<io::StorePlace> place = io::place_in_store(step);
   CHECK(place.value().name == "step-1/model");
-  CHECK(place.value().store == store);
+  CHECK((place.value().store == store));
   CHECK(io::place_in_store(kUrl).value().name.empty());
   CHECK(io::place_in_store("s3://bucket/runs").status().code() == Code::kUnsupported);
 

@@ -5,17 +5,30 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from support.cli_runs import as_json, run
 from torch import nn
 
 import bytecheckpoint
-from bytecheckpoint import Config, Retention, latest, load_state_dict, prune, save_state_dict, scan_steps, verify
+from bytecheckpoint import (
+    BcpWriter,
+    Config,
+    Retention,
+    latest,
+    load_state_dict,
+    prune,
+    save_state_dict,
+    scan_steps,
+    verify,
+)
 from bytecheckpoint.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -23,6 +36,7 @@ from bytecheckpoint.errors import (
     CheckpointSupersededError,
     ConfigError,
     StorageError,
+    UnsupportedError,
 )
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
@@ -269,6 +283,79 @@ def test_a_save_that_begins_at_a_tombstone_stays(
     assert states(root) == {1: "complete", 2: "complete"}
     assert loaded(f"{root}/step-1") == 1
     assert verify(f"{root}/step-1").is_whole
+
+
+def test_a_save_that_a_prune_takes_for_its_tombstone_is_put_again(
+    root: str, client: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save commits between the look at the tombstone and its delete; its sweep finds the mark gone."""
+    save(root, 1, 2)
+    real_look, real_sweep = StoreClient.is_buried, StoreCommit._sweep
+    begins_to_sweep, is_pruned = threading.Event(), threading.Event()
+
+    def wait(self: StoreCommit, *arguments: Any) -> int:
+        begins_to_sweep.set()
+        assert is_pruned.wait(30)
+        return real_sweep(self, *arguments)
+
+    saving = threading.Thread(target=save, args=(root, 1))
+
+    def save_first(self: StoreClient, name: str) -> bool:
+        found = real_look(self, name)
+        monkeypatch.setattr(StoreClient, "is_buried", real_look)
+        monkeypatch.setattr(StoreCommit, "_sweep", wait)
+        saving.start()
+        assert begins_to_sweep.wait(30)
+        return found
+
+    monkeypatch.setattr(StoreClient, "is_buried", save_first)
+    assert prune(root, keep_latest=1).removed == [f"{root}/step-1"]
+    assert not client.exists("step-1/.metadata")
+    is_pruned.set()
+    saving.join()
+    assert states(root) == {1: "complete", 2: "complete"}
+    assert loaded(f"{root}/step-1") == 1
+
+
+@pytest.mark.parametrize("remove_others", [True, False])
+def test_a_checkpoint_in_a_checkpoint_stays(root: str, client: StoreClient, remove_others: bool) -> None:
+    save(root, 1, 2)
+    save_state_dict(f"{root}/step-1/ema", {"w": torch.full((1000,), 7.0), "step": 7})
+    report = prune(root, keep_latest=1, remove_others=remove_others)
+    assert report.removed == [f"{root}/step-1"]
+    assert any("ema, a checkpoint of its own" in warning for warning in report.warnings)
+    assert loaded(f"{root}/step-1/ema") == 7
+    assert not client.exists("step-1/.metadata")
+
+
+def test_ranks_that_commit_by_themselves_are_refused(root: str, client: StoreClient) -> None:
+    with pytest.raises(UnsupportedError, match="use_collectives=False is for directories"):
+        dcp.save({"step": 1}, storage_writer=BcpWriter(f"{root}/step-1"), use_collectives=False, no_dist=True)
+    assert names(client) == set()
+
+
+def test_the_metadata_that_a_save_returns_name_the_url(root: str) -> None:
+    metadata = dcp.save({"w": torch.ones(3)}, storage_writer=BcpWriter(f"{root}/step-1"), no_dist=True)
+    assert metadata is not None
+    assert metadata.storage_meta is not None
+    assert metadata.storage_meta.checkpoint_id == f"{root}/step-1"
+    again = pickle.loads(pickle.dumps(metadata))
+    assert [*again.state_dict_metadata] == ["w"]
+
+
+def test_a_forked_child_is_refused(root: str) -> None:
+    """The threads of obstore are not in the child, where every request would wait for ever."""
+    save(root, 1)
+    child = os.fork()
+    if child == 0:
+        try:
+            scan_steps(root)
+        except UnsupportedError as error:
+            os._exit(0 if "was forked" in str(error) else 1)
+        except BaseException:
+            os._exit(2)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_what_a_load_of_this_process_reads_stays(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
