@@ -68,7 +68,7 @@ def load_on_others(path: Path, again: Path, saved: int) -> None:
     state = {"model": nn.Linear(2, 2), "extra_state": {"position": "mine", "own tensor": 5, "other": 3}}
     before = state["extra_state"]
     with pytest.raises(
-        KeyMismatchError, match=rf"'nothing', 'odd', .*each of {saved} ranks.*{size} load.*strict=False"
+        KeyMismatchError, match=rf"'nothing', 'odd', .*each of {saved} ranks.*{size} ranks load.*strict=False"
     ):
         load(path, state, "ddp")
     assert state["extra_state"] is before

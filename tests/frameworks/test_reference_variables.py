@@ -15,7 +15,7 @@ from torch import nn
 import bytecheckpoint
 from bytecheckpoint import Config
 from bytecheckpoint.checkpoint.roles import known_roles
-from bytecheckpoint.dcp import _load, writer
+from bytecheckpoint.dcp import rank_load, writer
 from bytecheckpoint.errors import ConfigError
 
 REFERENCE = {
@@ -124,7 +124,7 @@ def test_the_threads_of_saves_and_loads(tmp_path: Path, monkeypatch: pytest.Monk
         return Noting
 
     monkeypatch.setattr(writer._C, "SaveJob", note("save", writer._C.SaveJob))
-    monkeypatch.setattr(_load._C, "LoadJob", note("load", _load._C.LoadJob))
+    monkeypatch.setattr(rank_load._C, "LoadJob", note("load", rank_load._C.LoadJob))
     monkeypatch.setenv("BYTECHECKPOINT_STORE_WORKER_COUNT", "3")
     monkeypatch.setenv("BYTECHECKPOINT_LOAD_WORKER_COUNT", "5")
     model = nn.Linear(2, 2)

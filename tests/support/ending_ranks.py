@@ -121,7 +121,7 @@ def run_script(rank: int, script: str, *arguments: object) -> None:
 
 def serve() -> Callable[[], Any]:
     """Forks ranks on request. In each rank it returns the function that the rank is to run."""
-    for module in (*PRELOADED, *os.environ["BCP_TEST_MODULES"].split()):
+    for module in (*PRELOADED, "bytecheckpoint.registration", *os.environ["BCP_TEST_MODULES"].split()):
         import_module(module)
     sys.modules["torch"].set_num_threads(1)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads must not fork"

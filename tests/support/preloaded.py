@@ -15,7 +15,6 @@ PRELOADED = (
     "bytecheckpoint._C",
     "bytecheckpoint.dcp.load_planner",
     "bytecheckpoint.dcp.save_planner",
-    "bytecheckpoint.registration",
     "bytecheckpoint.state_dicts",
     "bytecheckpoint.training_state.checkpointers",
 )

@@ -192,7 +192,7 @@ def save_again():
         save().result(30)
     except bcp.CheckpointError as error:
         kept.append(error)
-        assert "nobody looked" in str(error), error
+        assert "its result was not read" in str(error), error
         save().result(30)
 
 for at in range(1, 80):

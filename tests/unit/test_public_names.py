@@ -68,7 +68,8 @@ for old, new in MOVED.items():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         module = import_module(old)
-    assert [str(warning.message) for warning in caught if old in str(warning.message)] == [f"{old} is {new} now"], old
+    said = [str(warning.message) for warning in caught if old in str(warning.message)]
+    assert said == [f"{old} has moved to {new}: import it from there"], old
     for name in getattr(import_module(new), "__all__", ()):
         assert getattr(module, name) is getattr(import_module(new), name)
 warnings.simplefilter("ignore")
