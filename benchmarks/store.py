@@ -35,7 +35,6 @@ from measurement.store_contenders import (
     OURS,
     RAW,
     StoreContender,
-    make_bucket,
     make_store_contender,
     missing_package,
 )
@@ -214,7 +213,6 @@ def main() -> None:
         server = SeaweedFS(weed)
         stack.callback(server.close)
         options = {key: value for key, value in server.options.items() if key != "client_options"}
-        make_bucket(options)
         stopwatch = stack.enter_context(Stopwatch(arguments.warm_gib, arguments.idle_limit_s))
         for link in arguments.links.split(","):
             endpoint, proxy = stack.enter_context(link_to(options["endpoint"], link))

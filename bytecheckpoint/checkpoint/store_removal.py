@@ -45,7 +45,8 @@ def remove_folder_in_store(folder: StepFolder, *, remove_others: bool) -> Outcom
         remove_others: Whether to remove objects that are not of a checkpoint, too.
 
     Raises:
-        StorageError: The store refused. A later call goes on.
+        CheckpointError: The folder cannot be looked at.
+        OSError: The store refused. A later call goes on.
     """
     outcome = Outcome()
     client, name = place_in_store(folder.path)

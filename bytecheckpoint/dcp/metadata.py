@@ -207,7 +207,7 @@ def assemble(
         checkpoint_id: Path of the checkpoint.
         results: What each rank has written, encoded.
         user_metadata: JSON text to store.
-        gaps: What elements that no rank has written mean; see ``Config.gaps``.
+        gaps: What ``gaps_of_save`` returned.
 
     Raises:
         InvalidPlanError: The ranks have written something else than was planned.
@@ -255,15 +255,17 @@ def metadata_of(checkpoint: _C.Checkpoint, load_id: str) -> Metadata:
             for name, value in fields.items():  # also those that this torch lacks, as its unpickler does
                 setattr(storage_meta, name, value)
             if id_is_path:
-                place = str(storage_meta.checkpoint_id)
-                storage_meta.checkpoint_id = place if is_store_url(place) else Path(place)
+                storage_meta.checkpoint_id = _checkpoint_id(str(storage_meta.checkpoint_id))
     storage_meta.load_id = load_id
     metadata = _compat.new_metadata(state_dict_metadata={}, storage_meta=storage_meta, version=version)
     return _fill_later(metadata, checkpoint, _LATE)
 
 
 def _storage_meta(checkpoint: _C.Checkpoint) -> StorageMeta:
-    place = checkpoint.checkpoint_id
-    return StorageMeta(
-        checkpoint_id=place if is_store_url(place) else Path(place), save_id=SAVE_ID_PREFIX + checkpoint.save_id
-    )
+    checkpoint_id = _checkpoint_id(checkpoint.checkpoint_id)
+    return StorageMeta(checkpoint_id=checkpoint_id, save_id=SAVE_ID_PREFIX + checkpoint.save_id)
+
+
+def _checkpoint_id(stored: str) -> Path | str:
+    """Returns the place of a checkpoint as DCP's own classes have it: a path, or the URL of a store."""
+    return stored if is_store_url(stored) else Path(stored)

