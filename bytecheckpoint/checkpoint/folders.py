@@ -20,6 +20,7 @@ __all__ = [
     "folders_in",
     "has_file",
     "is_folder",
+    "is_removed",
     "known",
     "name_of",
     "names_in",
@@ -122,6 +123,19 @@ def has_file(place: str | os.PathLike[str], name: str) -> bool:
     client, folder = place_in_store(os.fspath(place))
     with storage_errors("head", place):
         return client.exists(joined(folder, name))
+
+
+def is_removed(place: str | os.PathLike[str]) -> bool:
+    """Whether a folder is in a store, and has nothing but what a prune, or a save that died, has left to mark it.
+
+    Raises:
+        StorageError: The store refused to say.
+    """
+    if not is_store_url(place):
+        return False
+    client, name = place_in_store(os.fspath(place))
+    with storage_errors("list", place):
+        return not client.is_http and all(each.is_tombstone for each in client.everything(name))
 
 
 def read_object(url: str, name: str) -> bytes | None:

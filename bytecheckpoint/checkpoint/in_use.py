@@ -43,11 +43,12 @@ class _Holds:
     """All holds of one process."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.changed = threading.Condition()
         self.by_directory: dict[_Key, weakref.WeakSet[Hold]] = {}
+        self.being_removed: set[_Key] = set()
 
     def active(self, key: _Key) -> bool:
-        """Whether any hold on ``key`` is active. Removes inactive holds of all directories. The caller has the lock."""
+        """Whether any hold on ``key`` is active. Removes all inactive holds. The caller has ``changed``."""
         for other, holds in list(self.by_directory.items()):
             for one in [one for one in holds if not one.is_active()]:
                 holds.discard(one)
@@ -92,7 +93,8 @@ def hold_directory(key: tuple[int, int] | None, is_running: Callable[[], bool] |
     held = Hold(is_running)
     holds = _holds.get()
     if key is not None:
-        with holds.lock:
+        with holds.changed:
+            holds.changed.wait_for(lambda: key not in holds.being_removed)
             holds.by_directory.setdefault(key, weakref.WeakSet()).add(held)
     return held
 
@@ -115,5 +117,13 @@ def unheld(key: tuple[int, int]) -> Iterator[bool]:
         key: Device and inode of the directory.
     """
     holds = _holds.get()
-    with holds.lock:
-        yield not holds.active(key)
+    with holds.changed:
+        holds.changed.wait_for(lambda: key not in holds.being_removed)
+        is_free = not holds.active(key)
+        holds.being_removed.add(key)
+    try:
+        yield is_free
+    finally:
+        with holds.changed:
+            holds.being_removed.discard(key)
+            holds.changed.notify_all()

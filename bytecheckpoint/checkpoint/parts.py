@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bytecheckpoint import _core
-from bytecheckpoint.checkpoint.folders import folders_in, has_file
+from bytecheckpoint.checkpoint.folders import folders_in, has_file, is_removed
 from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "description_of",
     "different_saves",
     "inspect_step",
+    "is_bare",
     "is_of_reference",
     "parsed_user_metadata",
     "parts_in",
@@ -156,6 +157,11 @@ def is_of_reference(reason: str) -> bool:
     return _OF_REFERENCE in reason
 
 
+def is_bare(found: Mapping[str, Any]) -> bool:
+    """Whether ``inspect_step``, or ``_core.inspect_folder``, found no file of a checkpoint."""
+    return not any(found[kind] for kind in ("marks", "tmps", "data_files", "num_files"))
+
+
 def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Returns what ``_core.inspect_folder`` finds in a step folder or, if that holds parts, in all of its parts.
 
@@ -177,8 +183,10 @@ def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None 
         return found
     there = parts_in(folder)
     components = {part: _core.inspect_folder(os.path.join(folder, part), tmps.get(part, "")) for part in there}  # noqa: PTH118
-    of_ours = ("marks", "tmps", "data_files")
-    if not any(of_part[kind] for of_part in components.values() for kind in of_ours):  # others have a `model`, too
+    for part in there:
+        if is_bare(components[part]) and is_removed(os.path.join(folder, part)):  # noqa: PTH118
+            del components[part]
+    if all(map(is_bare, components.values())):  # others have a `model`, too
         within = checkpoints_in(folder)
         if within:
             found.update(has_mark=True, reason=f"it holds checkpoints in an unknown layout: {_names(within)}")

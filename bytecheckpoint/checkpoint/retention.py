@@ -18,9 +18,14 @@ from bytecheckpoint.checkpoint.folders import known
 from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.removal import Outcome, bytes_to_remove, remove_folder
-from bytecheckpoint.checkpoint.step_names import compile_pattern
+from bytecheckpoint.checkpoint.step_names import compile_pattern, step_paths
 from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
-from bytecheckpoint.checkpoint.store_removal import bytes_in_store, remove_folder_in_store, unchanged_for
+from bytecheckpoint.checkpoint.store_removal import (
+    bytes_in_store,
+    remove_folder_in_store,
+    remove_tombstones,
+    unchanged_for,
+)
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
 from bytecheckpoint.object_store.urls import is_store_url
@@ -208,7 +213,20 @@ class Retention:
             of_parts = [Path(folder.path) for folder in kept if folder.components]
             for directory in (Path(self.root), *of_parts, *marked):
                 _core.sync_directory(str(directory))
-        return sum(self._remove(folder, root, report) for folder in going)
+        freed = sum(self._remove(folder, root, report) for folder in going)
+        if is_in_store and not report.dry_run:
+            self._remove_tombstones(folders, newest, report)
+        return freed
+
+    def _remove_tombstones(self, folders: list[StepFolder], newest: StepFolder, report: RetentionReport) -> None:
+        """Removes what earlier prunes have left of folders, which a scan does not see any more."""
+        seen = {folder.path for folder in folders}
+        for _, path in step_paths(str(self.root), self.pattern):
+            try:
+                if path not in seen:
+                    remove_tombstones(path, newest, grace_s=self.grace_s)
+            except OSError as error:
+                report.warnings.append(f"{path}: {error}")
 
     def _keeps(self, folder: StepFolder, place: int, protect: frozenset[int]) -> bool:
         """Whether the rules keep ``folder``. ``place`` counts complete checkpoints from the newest one, which is 1."""
@@ -257,7 +275,7 @@ class Retention:
             return bytes_in_store(folder, remove_others=self.remove_others)
         try:
             if root is None:
-                outcome = remove_folder_in_store(folder, remove_others=self.remove_others)
+                outcome = remove_folder_in_store(folder, remove_others=self.remove_others, grace_s=self.grace_s)
             else:
                 outcome = remove_folder(folder, root, remove_others=self.remove_others)
         except (CheckpointError, OSError) as error:

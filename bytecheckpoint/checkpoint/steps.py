@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.checkpoint.folders import below, known
+from bytecheckpoint.checkpoint.folders import below, is_removed, known
 from bytecheckpoint.checkpoint.local_path import location
-from bytecheckpoint.checkpoint.parts import inspect_step
+from bytecheckpoint.checkpoint.parts import inspect_step, is_bare
 from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.config import Config
@@ -143,7 +143,10 @@ def look_at_step(step: int, path: str) -> StepFolder | None:
     """Looks at one folder; returns None if it has gone. Anything wrong with the folder is its state, not an error."""
     try:
         location(path if is_store_url(path) else os.path.join(".", path))  # refuses names that are not text  # noqa: PTH118
-        return folder_of(step, path, inspect_step(path))
+        found = inspect_step(path)
+        if is_bare(found) and is_removed(path):
+            return None
+        return folder_of(step, path, found)
     except CheckpointError as error:
         if _is_gone(path):
             return None

@@ -3,46 +3,54 @@
 
 A store has no locks, and its deletes have no conditions. So a removal does this:
 
-1. It lists all objects of the folder.
+1. It lists all objects of the folder, and opens the checkpoint.
 2. It replaces each commit mark, in one conditional request, by a small object that stands for "removed" (a tombstone);
    where there is no mark, it creates one. From then on there is no checkpoint, and no save that had begun before can
    commit: the mark is not what that save has seen.
-3. It removes the objects of step 1. A save that begins later has files of other names.
-4. It removes the tombstones, unless a save has replaced them meanwhile. A save that does so between the look and the
-   delete finds that its mark is gone, and puts it again.
+3. It removes the data files that the checkpoint named. It removes others only if they are older than a grace, by the
+   clock of the store: a save may be writing them.
+4. It removes the tombstones, unless a save has put its own in their place. If a mark was so young that a request of its
+   commit may still be on its way, its tombstone stays for a later prune.
 
 If the process dies in between, a tombstone stays. Readers and saves take it for no checkpoint, and a later removal goes
-on.
+on. tests/model/store_commit.pml is a model of this.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
+from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.in_use import key_of_url, unheld
 from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.removal import Outcome
 from bytecheckpoint.checkpoint.small_files import storage_errors
 from bytecheckpoint.checkpoint.steps import StepFolder
-from bytecheckpoint.object_store.client import Entry
+from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.object_store.client import Entry, StoreClient, is_tombstone
 from bytecheckpoint.object_store.stores import place_in_store
 from bytecheckpoint.object_store.urls import joined
 
-__all__ = ["bytes_in_store", "remove_folder_in_store", "unchanged_for"]
+__all__ = ["bytes_in_store", "remove_folder_in_store", "remove_tombstones", "unchanged_for"]
 
 _IS_READ = "a load of this process reads it"
 _IS_REPLACED = "it has changed since this prune looked at it"
+# A request is carried out, if ever, before its signature expires, which is after 15 minutes on S3.
+_LONGEST_REQUEST = timedelta(minutes=15)
 _OF_MARK = re.compile(r"(.*/)?(__\d+)?\.metadata")
 _OF_CHECKPOINT = re.compile(r"(.*/)?(__\d+_\d+(\.[0-9a-f]{16})?\.distcp|(__\d+)?\.metadata)")
 
 
-def remove_folder_in_store(folder: StepFolder, *, remove_others: bool) -> Outcome:
+def remove_folder_in_store(folder: StepFolder, *, remove_others: bool, grace_s: float) -> Outcome:
     """Removes a step folder that holds a checkpoint, or what is left of one, if it is as it was when it was looked at.
 
     Args:
         folder: The folder, as it was when it was looked at.
         remove_others: Whether to remove objects that are not of a checkpoint, too.
+        grace_s: Seconds. A data file that the checkpoint does not name stays if it is younger.
 
     Raises:
         CheckpointError: The folder cannot be looked at.
@@ -54,13 +62,19 @@ def remove_folder_in_store(folder: StepFolder, *, remove_others: bool) -> Outcom
     parts = [joined(name, component) for component in folder.components[::-1]] or [name]
     every, nested = _without_nested(client.everything(name), parts)
     versions = {part: {mark: client.head(mark) for mark in _marks_of(part, every)} for part in parts}
+    named = {file for part in parts for file in _files_of(client, part)}
     if tuple(inspect_step(folder.path)["save_ids"]) != folder.save_ids:
         outcome.skipped = _IS_REPLACED
         return outcome
+    tombstones: dict[str, dict[str, Any]] = {}
     for part, of_part in versions.items():
         with unheld(key_of_url(joined(client.url, part))) as is_free:
-            is_buried = is_free and all(client.bury(mark, version) for mark, version in of_part.items())
+            for mark, version in of_part.items() if is_free else ():
+                tombstone = client.bury(mark, version)
+                if tombstone is not None:
+                    tombstones[mark] = tombstone
         why = _IS_REPLACED if is_free else _IS_READ
+        is_buried = is_free and of_part.keys() <= tombstones.keys()
         if not is_buried and outcome.is_loadable:
             outcome.skipped = why
             return outcome
@@ -68,17 +82,44 @@ def remove_folder_in_store(folder: StepFolder, *, remove_others: bool) -> Outcom
             outcome.fail(f"{part}: {why}")
             return outcome
         outcome.is_loadable = False
-    marks = [mark for of_part in versions.values() for mark in of_part]
+    now = max(tombstone["last_modified"] for tombstone in tombstones.values())
     going = _going(every, [name, *parts], remove_others)
-    client.delete([each.name for each in going if each.name not in marks])
-    for mark in marks:
-        if client.is_buried(mark):  # else a save has replaced it
-            client.delete([mark])
+    young = [each for each in going if _may_be_written(each, named, now, grace_s)]
+    going = [each for each in going if each not in young]
+    client.delete([each.name for each in going if not _OF_MARK.fullmatch(each.name)])
+    for mark, version in ((mark, version) for of_part in versions.values() for mark, version in of_part.items()):
+        if _is_settled(version, tombstones[mark]):
+            _unbury(client, mark, tombstones[mark])
     outcome.bytes_freed = sum(each.num_bytes for each in going)
     outcome.stays += [f"{place}, a checkpoint of its own" for place in nested]
-    if len(going) < len(every):
-        outcome.stays.append(f"{len(every) - len(going)} objects that are not of a checkpoint")
+    if young:
+        outcome.stays.append(f"{len(young)} data files that a save may be writing; a later prune removes them")
+    others = [each for each in every if not each.is_tombstone]
+    if len(going) + len(young) < len(others):
+        outcome.stays.append(f"{len(others) - len(going) - len(young)} objects that are not of a checkpoint")
     return outcome
+
+
+def remove_tombstones(path: str, newest: StepFolder, *, grace_s: float) -> None:
+    """Removes what a prune has left of a folder, if nothing but old tombstones is in it.
+
+    Args:
+        path: URL of the folder.
+        newest: A checkpoint of the run. How old tombstones are is counted up to its last change.
+        grace_s: Seconds for which a save may still need a tombstone of its own.
+
+    Raises:
+        OSError: The store refused.
+    """
+    client, name = place_in_store(path)
+    every, of_newest = client.everything(name), _changes(newest)
+    if not of_newest or not all(each.is_tombstone for each in every):
+        return
+    for each in every:
+        tombstone = client.head(each.name)
+        least_age = timedelta(seconds=grace_s) if each.is_claim else _LONGEST_REQUEST
+        if tombstone is not None and max(of_newest) - tombstone["last_modified"] >= least_age:
+            _unbury(client, each.name, tombstone)
 
 
 def bytes_in_store(folder: StepFolder, *, remove_others: bool) -> int:
@@ -93,7 +134,7 @@ def bytes_in_store(folder: StepFolder, *, remove_others: bool) -> int:
 def unchanged_for(folder: StepFolder, newest: StepFolder) -> timedelta:
     """Returns how long nothing in ``folder`` had changed when ``newest`` last changed, by the clock of the store alone.
 
-    Tombstones do not count: a removal puts them, and no save.
+    Tombstones of removals do not count, those of saves do.
 
     Args:
         folder: A folder of the run.
@@ -107,23 +148,52 @@ def unchanged_for(folder: StepFolder, newest: StepFolder) -> timedelta:
 
 def _changes(folder: StepFolder) -> list[datetime]:
     client, name = place_in_store(folder.path)
-    return [each.last_modified for each in client.everything(name) if not each.is_tombstone]
+    return [each.last_modified for each in client.everything(name) if each.is_claim or not each.is_tombstone]
+
+
+def _files_of(client: StoreClient, part: str) -> list[str]:
+    """Returns the keys of the data files that a checkpoint names; none if it does not open."""
+    try:
+        return [joined(part, name) for name, *_ in _core.Checkpoint.open(joined(client.url, part)).files()]
+    except CheckpointError:
+        return []
+
+
+def _may_be_written(entry: Entry, named: set[str], now: datetime, grace_s: float) -> bool:
+    """Whether it is a data file that no checkpoint has named, and younger than any that a dead save has left."""
+    is_data = entry.name.endswith(".distcp") and _OF_CHECKPOINT.fullmatch(entry.name) is not None
+    return is_data and entry.name not in named and now - entry.last_modified < timedelta(seconds=grace_s)
+
+
+def _is_settled(version: Mapping[str, Any] | None, tombstone: Mapping[str, Any]) -> bool:
+    """Whether no request of the commit that put a mark can still be on its way when its tombstone is put."""
+    is_mark = version is not None and not is_tombstone(version)
+    return not (version and is_mark) or tombstone["last_modified"] - version["last_modified"] >= _LONGEST_REQUEST
+
+
+def _unbury(client: StoreClient, mark: str, tombstone: Mapping[str, Any]) -> None:
+    """Deletes a tombstone, unless another object has taken its place."""
+    found = client.head(mark)
+    if found is not None and is_tombstone(found) and found.get("e_tag") == tombstone.get("e_tag"):
+        client.delete([mark])
 
 
 def _without_nested(every: list[Entry], parts: list[str]) -> tuple[list[Entry], list[str]]:
     """Leaves out what is below a folder with a commit mark that is none of ``parts``; returns these folders, too."""
-    marked = {each.name.rpartition("/")[0] for each in every if _OF_MARK.fullmatch(each.name)}
+    marks = [each.name for each in every if _OF_MARK.fullmatch(each.name) and not each.is_tombstone]
+    marked = {name.rpartition("/")[0] for name in marks}
     nested = sorted(marked - {*parts})
     below_nested = tuple(f"{place}/" for place in nested)
     return [each for each in every if not each.name.startswith(below_nested)], nested
 
 
 def _going(every: list[Entry], folders: list[str], remove_others: bool) -> list[Entry]:
-    """Returns what is removed: files of the checkpoint right below ``folders``, or all."""
+    """Returns what is removed: files of the checkpoint right below ``folders``, or all. Tombstones are left out."""
     return [
         each
         for each in every
-        if remove_others or (each.name.rpartition("/")[0] in folders and _OF_CHECKPOINT.fullmatch(each.name))
+        if not each.is_tombstone
+        and (remove_others or (each.name.rpartition("/")[0] in folders and _OF_CHECKPOINT.fullmatch(each.name)))
     ]
 
 

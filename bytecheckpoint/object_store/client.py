@@ -24,8 +24,9 @@ __all__ = ["PART_BYTES", "Entry", "StoreClient", "is_tombstone"]
 PART_BYTES = 8 << 20
 # In the text of errors: the store has replied, and its reply was final.
 _HAVE_A_REASON = ("status code: 4", "redirect without LOCATION")
-# A removed commit mark: `removed `, and 32 hex digits.
-_TOMBSTONE_BYTES = 40
+# What stands for a removed commit mark: a prune has put it, or a save that begins there. And 32 hex digits.
+_REMOVED, _CLAIMED = "removed ", "saving "
+_TOMBSTONE_BYTES, _CLAIM_BYTES = len(_REMOVED) + 32, len(_CLAIMED) + 32
 # Azure has no ranges that count from the end, and a web server need not have them.
 _SEND_ENDS = ("S3Store", "GCSStore", "MemoryStore")
 _TAIL_BYTES = 64 << 10
@@ -45,6 +46,11 @@ class Entry:
     def is_tombstone(self) -> bool:
         """Whether it stands for a removed commit mark. No writer's mark is that short."""
         return self.name.endswith(".metadata") and self.num_bytes <= _TOMBSTONE_BYTES
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether it is a tombstone that a save has put."""
+        return self.is_tombstone and self.num_bytes == _CLAIM_BYTES
 
 
 class _Tails:
@@ -235,33 +241,41 @@ class StoreClient:
         meta = self.head(name)
         return meta is not None and not is_tombstone(meta)
 
-    def bury(self, name: str, version: dict[str, Any] | None) -> bool:
+    def bury(self, name: str, version: dict[str, Any] | None) -> dict[str, Any] | None:
         """Puts a tombstone in the place of a commit mark, or where there is none, in one conditional request.
 
-        No two tombstones are equal, so that no save takes one for another.
+        No two tombstones are equal, so that nobody takes one for another.
 
         Args:
             name: Name of the mark.
             version: See ``replaces`` of ``put_if``.
 
         Returns:
-            False if somebody else has changed the mark meanwhile.
+            What ``head`` says of the tombstone; None if somebody else has changed the mark meanwhile.
 
         Raises:
             OSError: The store refused for another reason.
         """
-        try:
-            self.put_if(name, f"removed {uuid.uuid4().hex}".encode(), version)
-        except OSError as error:
-            if error.errno in (errno.EEXIST, errno.ESTALE):
-                return False
-            raise
-        return True
+        return self._replaced_by(_REMOVED, name, version)
 
-    def is_buried(self, name: str) -> bool:
-        """Whether there is a tombstone."""
-        meta = self.head(name)
-        return meta is not None and is_tombstone(meta)
+    def claim(self, name: str, tombstone: dict[str, Any]) -> dict[str, Any] | None:
+        """Puts a tombstone of a save in the place of another, which a prune may be about to delete; see ``bury``."""
+        return self._replaced_by(_CLAIMED, name, tombstone)
+
+    def _replaced_by(self, kind: str, name: str, version: dict[str, Any] | None) -> dict[str, Any] | None:
+        data = f"{kind}{uuid.uuid4().hex}".encode()
+        try:
+            self.put_if(name, data, version)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ESTALE):
+                raise
+        # Refused or not: it is ours if it is there. A reply that was lost makes the client try again.
+        try:
+            with self._errors():
+                found = self._obstore.get(self._store, self._key(name))
+                return found.meta if bytes(found.bytes()) == data else None
+        except FileNotFoundError:
+            return None
 
     def get(self, name: str) -> bytes:
         """Returns all of an object."""

@@ -11,6 +11,7 @@ from errno import EACCES, EINVAL, EOPNOTSUPP, ESTALE
 from typing import Any
 
 from bytecheckpoint.errors import (
+    CheckpointBusyError,
     CheckpointError,
     CheckpointExistsError,
     CheckpointSupersededError,
@@ -37,7 +38,8 @@ class StoreCommit:
 
     A checkpoint exists if and only if its ``.metadata`` does, as on a file system. There is no lock and no rename:
 
-    1. The constructor notes which version of ``.metadata`` is there, or that there is none.
+    1. The constructor notes which version of ``.metadata`` is there, or that there is none. A tombstone, which a prune
+       has left, it replaces by one of its own, so that this prune does not delete the mark of step 4 for it.
     2. All ranks upload data files, under names that no other save has. Nobody reads them before step 4.
     3. ``check_files`` opens all of them.
     4. ``commit`` puts ``.metadata``, on the condition that it is still what step 1 saw. **This is the commit.** Of two
@@ -60,6 +62,7 @@ class StoreCommit:
 
     Raises:
         UnsupportedError: The URL is one of HTTP, over which a checkpoint can only be read.
+        CheckpointBusyError: A prune, or another save, has begun here at the same moment.
         CheckpointExistsError: There is a checkpoint, and ``overwrite`` is False.
         StorageError: The store refused.
     """
@@ -75,7 +78,9 @@ class StoreCommit:
         self._is_over = False
         self._may_be_committed = False  # the request was sent, and nothing proves that it had no effect
         self._replaces = self._asked("head", _MARK, lambda: client.head(_MARK))
-        if not overwrite and self._replaces is not None and not is_tombstone(self._replaces):
+        if self._replaces is not None and is_tombstone(self._replaces):
+            self._replaces = self._claimed(self._replaces)
+        elif not overwrite and self._replaces is not None:
             raise CheckpointExistsError(
                 f"save({client.url}): Checkpoint already exists, and overwrite=False", client.url
             )
@@ -113,7 +118,7 @@ class StoreCommit:
         warnings = self._warnings
         num_swept = 0
         try:
-            num_swept = self._sweep({name for name, *_ in checkpoint.files()}, data)
+            num_swept = self._sweep({name for name, *_ in checkpoint.files()})
         except (OSError, CheckpointError) as error:
             warnings.append(f"data files of older saves could not be removed: {error}")
         return {
@@ -140,6 +145,13 @@ class StoreCommit:
     def is_over(self) -> bool:
         """Whether this save can no longer commit."""
         return self._is_over or time.monotonic() > self._deadline
+
+    def _claimed(self, tombstone: dict[str, Any]) -> dict[str, Any]:
+        url = self._client.url
+        claim: dict[str, Any] | None = self._asked("put", _MARK, lambda: self._client.claim(_MARK, tombstone))
+        if claim is None:
+            raise CheckpointBusyError(f"save({url}): a prune, or another save, has begun here at the same moment", url)
+        return claim
 
     def _put_mark(self, data: bytes) -> None:
         url = self._client.url
@@ -192,13 +204,13 @@ class StoreCommit:
         except CheckpointError:  # it does not load; its files are swept by their age
             return []
 
-    def _sweep(self, named: set[str], mark: bytes) -> int:
+    def _sweep(self, named: set[str]) -> int:
         entries = self._client.entries()
-        now = next((entry.last_modified for entry in entries if entry.name == _MARK), None)
-        if now is None:
-            # A prune has taken our mark for the tombstone that it replaced: a delete has no conditions.
-            self._client.put_if(_MARK, mark, None)
+        marks = [entry for entry in entries if entry.name == _MARK and not entry.is_tombstone]
+        if not marks:
+            self._warnings.append("the checkpoint was removed as soon as it was committed")
             return 0
+        now = marks[0].last_modified
         grace = timedelta(seconds=self._sweep_grace_s())
         old = {*self._old_files}
         going = [entry.name for entry in entries if _is_data(entry) and entry.name not in named]

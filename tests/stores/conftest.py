@@ -1,13 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real object store for the tests that ask for one: a server for each file."""
+"""Object stores for tests: one in memory for each test, and a real one, with a server for each file."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 from support.seaweedfs import SeaweedFS, find_weed
 from support.store_trials import Store
+
+from bytecheckpoint import Config
+from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.object_store.stores import use_store
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def root() -> str:
+    """Returns the URL of a run in memory that has no steps yet."""
+    return f"memory://tests/{next(_numbers)}/run"
+
+
+@pytest.fixture
+def client(root: str) -> StoreClient:
+    """Returns a client for the run."""
+    return use_store(root, Config())
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in a store in memory: what tests save there, and what they find."""
+
+from __future__ import annotations
+
+import torch
+
+from bytecheckpoint import load_state_dict, save_state_dict, scan_steps
+from bytecheckpoint.object_store.client import StoreClient
+
+__all__ = ["loaded", "names", "save", "states"]
+
+
+def save(root: str, *steps: int) -> None:
+    """Saves each step into a folder of its own, with values from which it is known again."""
+    for step in steps:
+        save_state_dict(f"{root}/step-{step}", {"w": torch.full((1000,), float(step)), "step": step})
+
+
+def loaded(url: str) -> int:
+    """Returns the step of the checkpoint there, after all its values were compared."""
+    found = {"w": torch.zeros(1000), "step": 0}
+    load_state_dict(url, found)
+    assert (found["w"] == found["step"]).all()
+    return int(found["step"])
+
+
+def states(root: str) -> dict[int, str]:
+    """Returns the state of each step folder."""
+    return {folder.step: folder.state for folder in scan_steps(root)}
+
+
+def names(client: StoreClient) -> set[str]:
+    """Returns the names of all objects below the URL of ``client``."""
+    return {each.name for each in client.everything("")}
