@@ -11,7 +11,7 @@ from bytecheckpoint.dcp._save_session import SaveSession
 from bytecheckpoint.errors import CheckpointBusyError, UnsupportedError
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
-from bytecheckpoint.object_store.stores import use_store, with_store_ring
+from bytecheckpoint.object_store.stores import most_file_bytes, use_store, with_store_ring
 from bytecheckpoint.object_store.urls import is_store_url
 
 __all__ = ["begin_commit", "start_job"]
@@ -98,6 +98,7 @@ def start_job(
         niceness=config.niceness,
         bytes_per_s=config.write_bytes_per_s,
         io_timeout_s=config.io_timeout_s,
+        max_file_bytes=most_file_bytes(session.path),
     )
 
 

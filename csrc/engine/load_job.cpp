@@ -28,8 +28,8 @@ base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
     ~Forget() { destinations->clear(); }
   } const forget{&destinations_};
   const auto begin = std::chrono::steady_clock::now();
-  BCP_ASSIGN_OR_RETURN(planner::LoadPlan plan,
-                       planner::plan_load(destinations_.wanted(), format::kBlockBytes, staging::kSlotBytes));
+  BCP_ASSIGN_OR_RETURN(planner::LoadPlan plan, planner::plan_load(destinations_.wanted(), format::kBlockBytes,
+                                                                  staging::kSlotBytes, options_.max_gap_bytes));
   LoadStats stats;
   stats.num_files = plan.num_files();
   stats.bytes_wanted = plan.bytes_wanted;

@@ -20,6 +20,11 @@ namespace {
 /// files.
 constexpr size_t kMaxUnsettled = 64;
 
+/// Room for what a file has beside its records: padding, block table and trailer.
+int64_t overhead_bytes(int64_t file_bytes) {
+  return (64 << 10) + file_bytes / format::kBlockBytes * static_cast<int64_t>(sizeof(uint32_t));
+}
+
 /// Adds its lifetime to a counter of seconds.
 class Stopwatch {
  public:
@@ -51,8 +56,20 @@ SaveJob::SaveJob(SaveOptions options, staging::BorrowedRing ring)
 
 SaveJob::~SaveJob() = default;
 
-base::Result<FileImage*> SaveJob::image_for_record() {
-  if (image_open_ && options_.one_file_a_record) BCP_RETURN_IF_ERROR(finish_image());
+base::Result<FileImage*> SaveJob::image_for_record(int64_t bytes) {
+  const auto is_too_long = [&](int64_t file_bytes) {
+    return options_.max_file_bytes > 0 && file_bytes + overhead_bytes(file_bytes) > options_.max_file_bytes;
+  };
+  if (is_too_long(bytes)) {
+    return base::Status::make(
+        base::Code::kUnsupported,
+        base::text("write(", options_.directory, "): ", bytes, " bytes of one tensor on one rank; ",
+                   "a file there can have ", options_.max_file_bytes, " bytes: shard the tensor"),
+        options_.directory);
+  }
+  if (image_open_ && (options_.one_file_a_record || is_too_long(images_.back()->position() + bytes))) {
+    BCP_RETURN_IF_ERROR(finish_image());
+  }
   if (!image_open_) {
     format::DataFileId id;
     BCP_ASSIGN_OR_RETURN(id.file_id, draw_id());
@@ -92,7 +109,8 @@ void SaveJob::note(const std::string& fqn, const tensor::Box& box, const format:
 base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& box, const tensor::StridedView& view) {
   BCP_RETURN_IF_ERROR(settle_if_many());
   const Stopwatch watch(&stats_.stage_s);
-  BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record());
+  BCP_ASSIGN_OR_RETURN(const format::RecordExtent extent, format::ZipRecord::measure(view.dtype, view.sizes, 0));
+  BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record(extent.record_bytes));
   BCP_ASSIGN_OR_RETURN(const format::ZipRecord zip,
                        format::ZipRecord::layout(view.dtype, view.sizes, image->position()));
   // A view of a part of a staged tensor, or one in another order, is checked here, before it is copied. A whole staged
@@ -141,7 +159,7 @@ base::Status SaveJob::append_as_is(format::RecordKind kind, const std::string& f
                                    std::string_view bytes) {
   BCP_RETURN_IF_ERROR(settle_if_many());
   const Stopwatch watch(&stats_.stage_s);
-  BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record());
+  BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record(static_cast<int64_t>(bytes.size())));
   const int64_t offset = image->position();
   BCP_RETURN_IF_ERROR(image->append(bytes));
   note(fqn, box, {kind, tensor::DType::kNone, 0, offset, static_cast<int64_t>(bytes.size()), 0, 0});

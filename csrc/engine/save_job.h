@@ -24,7 +24,8 @@ struct SaveOptions {
   int64_t expected_bytes = 0;                       // disk space to reserve before the first byte is written
   int niceness = 0;                                 // added to the niceness of the threads that write
   int64_t bytes_per_s = 0;                          // limit of the write speed; 0: as fast as the storage takes them
-  double io_timeout_s = 0;  // a call fails if the storage has not answered for so long; 0: never
+  double io_timeout_s = 0;     // a call fails if the storage has not answered for so long; 0: never
+  int64_t max_file_bytes = 0;  // a file ends before a record that would make it longer; 0: no limit
 };
 
 /// A tensor to write: `box` of the tensor `fqn`, with the elements of `view`. Borrows both names and memory.
@@ -59,8 +60,8 @@ struct SaveStats {
 ///     blocks  |    |    |    |    |    |    |    |    |    |    |    |    |  |  256 KiB, one CRC each
 ///     slots   |                   |                   |                   |                |  8 MiB: 32 blocks
 ///
-/// No block lies in two slots. The memory of a save is the ring, however large the state is. With one file a record,
-/// files that are complete are synced and closed before too many of them are open.
+/// A record lies in one file. No block lies in two slots. The memory of a save is the ring, however large the state is.
+/// With one file a record, files that are complete are synced and closed before too many of them are open.
 ///
 /// Tensor records come before all others. After a failure the owner only ends the job. Its files belong to the
 /// coordinator, which deletes them by `file_names`.
@@ -107,7 +108,10 @@ class SaveJob {
 
   base::Status append_as_is(format::RecordKind kind, const std::string& fqn, const tensor::Box& box,
                             std::string_view bytes);
-  base::Result<FileImage*> image_for_record();
+  /// Returns the file that takes the next record, which may be a new one.
+  /// \param bytes  Of the record.
+  /// \returns kUnsupported if no file may be that long.
+  base::Result<FileImage*> image_for_record(int64_t bytes);
   base::Status finish_image();
   base::Status settle_if_many();
   base::Status settle_all();

@@ -14,11 +14,29 @@ int64_t LoadPlan::num_files() const {
   return count;
 }
 
-base::Result<LoadPlan> plan_load(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes) {
+namespace {
+
+/// Joins ranges of one file with a gap of up to `max_gap_bytes` between them.
+std::vector<BlockRange> joined(const std::vector<BlockRange>& ranges, int64_t max_gap_bytes) {
+  std::vector<BlockRange> out;
+  for (const BlockRange& range : ranges) {
+    if (!out.empty() && out.back().file == range.file && range.begin - out.back().end <= max_gap_bytes) {
+      out.back().end = range.end;
+    } else {
+      out.push_back(range);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+base::Result<LoadPlan> plan_load(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes,
+                                 int64_t max_gap_bytes) {
   BCP_ASSIGN_OR_RETURN(const WantedBlocks blocks, find_wanted_blocks(wanted, block_bytes));
   LoadPlan plan;
   plan.bytes_wanted = blocks.bytes_wanted;
-  for (const BlockRange& range : blocks.merged()) {
+  for (const BlockRange& range : joined(blocks.merged(), max_gap_bytes)) {
     for (int64_t begin = range.begin; begin < range.end; begin += max_segment_bytes) {
       plan.segments.push_back({range.file, begin, std::min(range.end - begin, max_segment_bytes), {}});
     }

@@ -27,8 +27,9 @@ struct LoadPlan {
   int64_t num_files() const;
 };
 
-/// Turns wanted boxes into reads: each block that holds a wanted byte is read once, no other block is, and each file is
-/// read in one forward sweep. Neighbouring blocks become one segment of at most `max_segment_bytes`.
+/// Turns wanted boxes into reads: each block that holds a wanted byte is read once, and each file is read in one
+/// forward sweep. Neighbouring blocks become one segment of at most `max_segment_bytes`. No other block is read, except
+/// in gaps of up to `max_gap_bytes`, where that costs less time than another request.
 ///
 ///     blocks     |     0     |     1     |     2     |     3     |
 ///     boxes          [a]  [b]    [c]                    [ d ]
@@ -37,9 +38,11 @@ struct LoadPlan {
 /// \param block_bytes  Size of the blocks that have a CRC each; a power of two. Reads are widened to whole blocks, so
 /// that all bytes that are read can be verified.
 /// \param max_segment_bytes  A multiple of block_bytes.
+/// \param max_gap_bytes  0: what is between wanted blocks is not read.
 /// \returns kInvalidArgument for a box outside its chunk.
 /// Pure; O(n log n) in blocks and boxes.
-base::Result<LoadPlan> plan_load(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes);
+base::Result<LoadPlan> plan_load(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes,
+                                 int64_t max_gap_bytes = 0);
 
 /// Enters in each segment which boxes have bytes in it.
 ///

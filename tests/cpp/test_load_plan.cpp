@@ -113,6 +113,28 @@ TEST_CASE("load_plan: a large record is cut at the limit, a column of it skips b
   CHECK(narrow.bytes_wanted == 400);
 }
 
+TEST_CASE("load_plan: what is between wanted blocks is read up to a limit, and belongs to no box") {
+  // Blocks of 16 bytes: box 0 in block 0, box 1 in block 2, box 2 in block 5, box 3 in another file.
+  const std::vector<WantedBox> wanted = {{0, 0, {8}, tensor::whole({8}), 1},
+                                         {0, 32, {8}, tensor::whole({8}), 1},
+                                         {0, 80, {8}, tensor::whole({8}), 1},
+                                         {1, 0, {8}, tensor::whole({8}), 1}};
+  const LoadPlan plan = test::value_of(plan_load(wanted, 16, 64, 16));
+  REQUIRE(plan.segments.size() == 3);
+  CHECK(plan.segments[0].bytes == 48);
+  CHECK(plan.segments[0].wanted == std::vector<uint32_t>{0, 1});
+  CHECK(plan.segments[1].offset == 80);
+  CHECK(plan.segments[2].file == 1);
+  CHECK(plan.bytes_wanted == 32);
+  CHECK(plan.bytes_read == 48 + 16 + 16);
+  const LoadPlan cut = test::value_of(plan_load(wanted, 16, 32, 32));
+  REQUIRE(cut.segments.size() == 4);
+  CHECK(cut.segments[0].wanted == std::vector<uint32_t>{0});
+  CHECK(cut.segments[1].wanted == std::vector<uint32_t>{1});
+  CHECK(cut.segments[2].wanted == std::vector<uint32_t>{2});
+  CHECK(cut.bytes_read == 96 + 16);
+}
+
 TEST_CASE("load_plan: nothing wanted, or only boxes without elements, is nothing to read") {
   CHECK(test::value_of(plan_load({}, 4096, 4096)).segments.empty());
   const std::vector<WantedBox> empty = {{0, 4096, {4, 0}, tensor::whole({4, 0}), 4}, {0, 4096, {4}, {{2}, {0}}, 4}};

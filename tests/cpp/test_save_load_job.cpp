@@ -373,6 +373,24 @@ TEST_CASE("save_load_job: a save that fails says why, ends, and names the files 
   CHECK(job->file_names() == dir.names());
 }
 
+TEST_CASE("save_load_job: a file ends before a record that would make it too long") {
+  const TempDir dir;
+  std::vector<Saved> tensors = sample_tensors();  // one of 18 MiB, and less than 3 MiB of others
+  SaveOptions options = test::save_options(dir.path());
+  options.max_file_bytes = 20 << 20;
+  const format::Manifest manifest = save(dir, &tensors, options);
+  CHECK(manifest.files.size() == 2);
+  for (const format::FileEntry& file : manifest.files) CHECK(file.bytes <= options.max_file_bytes);
+  EXPECT_OK(load_all(dir, manifest, tensors));
+
+  options.max_file_bytes = 18 << 20;
+  const TempDir other;
+  options.directory = other.path();
+  std::vector<SaveItem> items;
+  for (Saved& tensor : tensors) items.push_back(tensor.item());
+  EXPECT_FAILURE(kUnsupported, "shard the tensor", test::write_items(items, options));
+}
+
 TEST_CASE("save_load_job: many tensors are appended with a niceness that the calling thread does not take on") {
   const TempDir dir;
   SaveOptions options = test::save_options(dir.path());
