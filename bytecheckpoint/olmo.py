@@ -2,7 +2,8 @@
 """Makes OLMo-core save and load through our writer, reader and planners.
 
 After ``bytecheckpoint.olmo.install()``, ``olmo_core.distributed.checkpoint`` and the trainer's ``Checkpointer`` use
-them for everything at a local path. URLs stay with OLMo-core's own classes.
+them for everything at a local path, and at the URLs of object stores that obstore knows, if it is installed. Other URLs
+stay with OLMo-core's own classes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
+from bytecheckpoint.checkpoint.folders import Place, below, folders_in, has_file, parent_of
+from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.metadata import checkpoint_of
@@ -28,7 +30,9 @@ from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.repeated_loads import load_until_unchanged
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
-from bytecheckpoint.errors import CheckpointNotFoundError, KeyMismatchError
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, KeyMismatchError
+from bytecheckpoint.object_store.stores import can_use_stores
+from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.probes.of_olmo import OLMO
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.patching import Replacing
@@ -125,16 +129,16 @@ _replacing = Replacing(_replace, _give_back)
 
 
 class OlmoWriter(BcpWriter):
-    """A ``BcpWriter`` with the arguments of OLMo-core's ``RemoteFileSystemWriter``; for a URL, a writer of that class.
+    """A ``BcpWriter`` with the arguments of OLMo-core's ``RemoteFileSystemWriter``.
 
     Args:
-        path: Directory, or ``file://`` and a directory. With another scheme, the call returns an object of OLMo-core's
-            own class.
+        path: Directory, ``file://`` and a directory, or a URL of an object store. For a URL of another kind, or without
+            obstore, the call returns an object of OLMo-core's own class.
         thread_count: Number of I/O threads, of which at most 16 are used; None takes ``config.io_threads``. Each rank
-            writes one file in any case.
+            writes one file in any case. In a store, ``config.store_concurrency`` counts instead.
         process_count: Ignored here: the threads that write are C++ and do not hold the GIL.
         process_group: Ignored here: ``dcp.save`` gets it, too.
-        throttle_uploads: Used for URLs only, as in OLMo-core. At local paths use ``Config(write_bytes_per_s=...)``.
+        throttle_uploads: Used by OLMo-core's own class only. Otherwise use ``Config(write_bytes_per_s=...)``.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables now.
 
     Raises:
@@ -142,7 +146,7 @@ class OlmoWriter(BcpWriter):
     """
 
     def __new__(cls, path: str | os.PathLike[str] = "", *args: Any, config: Config | None = None, **kwargs: Any) -> Any:
-        if _URL.match(str(path)):
+        if _is_theirs(path):
             return import_module(f"{_PACKAGE}.filesystem").RemoteFileSystemWriter(path, *args, **kwargs)
         return super().__new__(cls)
 
@@ -160,17 +164,18 @@ class OlmoWriter(BcpWriter):
 
 
 class OlmoReader(BcpReader):
-    """A ``BcpReader`` with the arguments of OLMo-core's ``RemoteFileSystemReader``; for a URL, a reader of that class.
+    """A ``BcpReader`` with the arguments of OLMo-core's ``RemoteFileSystemReader``.
 
     It also reads checkpoints that OLMo-core wrote. If there is no checkpoint at the path, ``read_metadata`` and loads
     raise a ``CheckpointNotFoundError``, which is a ``FileNotFoundError``, and say where there are checkpoints.
 
     Args:
-        path: Directory, or ``file://`` and a directory. With another scheme, the call returns an object of OLMo-core's
-            own class.
-        thread_count: Number of I/O threads, of which at most 16 are used; None takes ``config.io_threads``.
-        pre_download: Used for URLs only: local files are read where they are.
-        work_dir: Used for URLs only: nothing local is cached.
+        path: Directory, ``file://`` and a directory, or a URL of an object store. For a URL of another kind, or without
+            obstore, the call returns an object of OLMo-core's own class.
+        thread_count: Number of I/O threads, of which at most 16 are used; None takes ``config.io_threads``. In a store,
+            ``config.store_concurrency`` counts instead.
+        pre_download: Used by OLMo-core's own class only: our reader reads files where they are.
+        work_dir: Used by OLMo-core's own class only: our reader caches nothing.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables now.
 
     Raises:
@@ -178,7 +183,7 @@ class OlmoReader(BcpReader):
     """
 
     def __new__(cls, path: str | os.PathLike[str] = "", *args: Any, config: Config | None = None, **kwargs: Any) -> Any:
-        if _URL.match(str(path)):
+        if _is_theirs(path):
             return import_module(f"{_PACKAGE}.filesystem").RemoteFileSystemReader(path, *args, **kwargs)
         return super().__new__(cls)
 
@@ -199,7 +204,7 @@ class OlmoReader(BcpReader):
             return super().read_metadata(*args, **kwargs)
         except CheckpointNotFoundError as error:
             # Change the error itself: a load raises this object again where every rank gets it.
-            error.args = (f"{error}{_where_instead(Path(self.path))}",)
+            error.args = (f"{error}{_where_instead(location(self.path))}",)
             raise
 
 
@@ -288,16 +293,24 @@ def _local(path: str | os.PathLike[str]) -> str:
     return str(path).removeprefix("file://")
 
 
-def _where_instead(path: Path) -> str:
+def _is_theirs(path: str | os.PathLike[str]) -> bool:
+    """Whether saves and loads at ``path`` are left to OLMo-core."""
+    return _URL.match(str(path)) is not None and not (is_known_store(str(path)) and can_use_stores())
+
+
+def _where_instead(path: Place) -> str:
     """Says what to load instead of ``path``, in the layout of OLMo-core's trainer: run/step10/model_and_optim."""
-    if (path / "model_and_optim" / ".metadata").is_file():
-        return f"; did you mean {path / 'model_and_optim'}?"
-    for run in (path, path.parent, path.parent.parent):
-        steps = sorted(
-            (int(folder.name[4:]), folder.name)
-            for folder in run.glob("step*")
-            if re.fullmatch(r"step\d+", folder.name) and (folder / "model_and_optim" / ".metadata").is_file()
-        )
+    if has_file(below(path, "model_and_optim"), ".metadata"):
+        return f"; did you mean {below(path, 'model_and_optim')}?"
+    for run in (path, parent_of(path), parent_of(parent_of(path))):
+        try:
+            steps = sorted(
+                (int(name[4:]), name)
+                for name in folders_in(run)
+                if re.fullmatch(r"step\d+", name) and has_file(below(run, name, "model_and_optim"), ".metadata")
+            )
+        except CheckpointError:  # a folder above, which need not be there, or be known
+            continue
         if steps:
             return f"; {run} has {_named([name for _, name in steps])}"
     return ""

@@ -8,14 +8,14 @@ VERSIONS := 2.10.0-python3.12 2.11.0-python3.12 2.12.1-python3.13 2.13.0-python3
 OLMO := $(if $(filter torch==2.10.% torch==2.11.% torch==2.12.% torch==2.13.%,$(TORCH)),olmo)
 
 # What meets torch: hooks, planners, staging, groups, both directions with stock DCP, adapters.
-COMPAT_TESTS := tests/interop $(addprefix tests/frameworks/test_,olmo.py torchtitan_*.py) \
+COMPAT_TESTS := tests/interop $(addprefix tests/frameworks/test_,olmo*.py torchtitan_*.py) \
   $(addprefix tests/unit/test_,builtin_objects.py call_context.py calls.py load_planner.py nested_saves.py objects.py \
     planner_memory.py public_names.py round_trip.py save_planner.py staged_saves.py stager.py state_dicts.py \
     writer_arguments.py) \
   $(addprefix tests/distributed/test_,async_save.py group_life.py groups.py in_step.py marked_parts.py peers.py \
     plan_exchange.py planner_memory.py registered_saves.py resharding.py save_process.py state_dicts.py)
 # What shows most of it, with SHORT=1, as in CI.
-COMPAT_SHORT := $(addprefix tests/interop/test_,golden.py stock_golden.py stock.py) tests/frameworks/test_olmo.py \
+COMPAT_SHORT := $(addprefix tests/interop/test_,golden.py stock_golden.py stock.py) tests/frameworks/test_olmo*.py \
   $(addprefix tests/unit/test_,public_names.py save_planner.py load_planner.py stager.py) \
   $(addprefix tests/distributed/test_,async_save.py groups.py registered_saves.py state_dicts.py)
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from bytecheckpoint import _core
-from bytecheckpoint.checkpoint.local_path import local_path, path_to_read
+from bytecheckpoint.checkpoint.folders import Place, below, is_folder, known, name_of, parent_of
+from bytecheckpoint.checkpoint.local_path import local_path, location_to_read
 from bytecheckpoint.checkpoint.parts import description_in
 from bytecheckpoint.checkpoint.small_files import made_folder, refuse_irregular, replacing, storage_errors
 from bytecheckpoint.config import Config
@@ -55,7 +56,7 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
     Local: it runs in one process, which needs memory for everything that is merged. Every byte is checked.
 
     Args:
-        save_path: Folder of one step, as for ``bytecheckpoint.load``.
+        save_path: Folder of one step, or its URL, as for ``bytecheckpoint.load``.
         output_path: Folder for the files, created if absent. None, which needs ``return_dict``, writes nothing.
             Symbolic links in this path are followed once, when the folder is opened. A link that later replaces the
             folder, or anything in it, is not followed.
@@ -92,27 +93,28 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
     if config is None:
         config, threads = Config.from_env(), merge_threads()
         config = config if threads is None else dataclasses.replace(config, load_io_threads=threads)
-    folder = path_to_read(save_path)
+    folder = known(location_to_read(save_path), config)
     output = None if output_path is None else local_path(output_path)
     merged: dict[str, Any] = {}
     if not optimizer_only:
-        model, description = _load_whole(folder / "model", config)
+        model, description = _load_whole(below(folder, "model"), config)
         merged["model"] = _converted(model, dtype)
         if not untie_embeddings:
             merged["model"] = _tied(merged["model"], description.get("tied", []))
-    if not model_only and (optimizer_only or (folder / "optimizer").is_dir()):
-        merged["optimizer"] = _of_one_optimizer(_load_whole(folder / "optimizer", config)[0], _names(folder, config))
+    if not model_only and (optimizer_only or is_folder(below(folder, "optimizer"))):
+        of_optimizer, _ = _load_whole(below(folder, "optimizer"), config)
+        merged["optimizer"] = _of_one_optimizer(of_optimizer, _names(folder, config))
     if output is not None:
         _write(output, merged, safetensors_format, max_shard_size)
     return merged if return_dict else {}
 
 
-def _load_whole(path: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+def _load_whole(path: Place, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """Loads all values of a part, and returns them with the description that ``save`` stored in it."""
-    if not path.is_dir():
+    if not is_folder(path):
         raise CheckpointNotFoundError(
-            f"merge({path.parent}): it has no {path.name}: pass the folder of a step, as find_latest_ckpt_path gives "
-            "it; if a part is missing there, pass model_only=True or optimizer_only=True",
+            f"merge({parent_of(path)}): it has no {name_of(path)}: pass the folder of a step, as "
+            "find_latest_ckpt_path gives it; if a part is missing there, pass model_only=True or optimizer_only=True",
             str(path),
         )
     stored = Stored(path, config)
@@ -154,10 +156,10 @@ def _of_one_optimizer(flat: dict[str, Any], fqns: Collection[str]) -> dict[str, 
     return {"state": state, "param_groups": of_groups}
 
 
-def _names(folder: Path, config: Config) -> Collection[str]:
+def _names(folder: Place, config: Config) -> Collection[str]:
     """Returns the names of parameters; none if there is no model, since an optimizer can be merged without it."""
     try:
-        return Stored(folder / "model", config).keys()
+        return Stored(below(folder, "model"), config).keys()
     except CheckpointError:
         return ()
 

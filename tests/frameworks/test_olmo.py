@@ -328,18 +328,6 @@ def test_threads(made: type, tmp_path: Path) -> None:
             made(tmp_path, thread_count=wrong)
 
 
-def test_urls_go_to_classes_of_olmo(installed: None, tmp_path: Path) -> None:
-    writer = olmo_checkpoint.RemoteFileSystemWriter("gs://bucket/run", thread_count=2, throttle_uploads=True)
-    reader = olmo_checkpoint.RemoteFileSystemReader("s3://bucket/run", thread_count=2, work_dir=tmp_path)
-
-    assert type(writer) is filesystem.RemoteFileSystemWriter
-    assert (writer.path, writer.thread_count, writer.throttle_uploads) == ("gs://bucket/run", 2, True)
-    assert type(reader) is filesystem.RemoteFileSystemReader
-    assert (reader.path, reader.thread_count, reader.work_dir) == ("s3://bucket/run", 2, str(tmp_path))
-    assert OlmoWriter(f"file://{tmp_path}").path == tmp_path
-    assert OlmoReader(f"file://{tmp_path}").path == tmp_path
-
-
 def test_a_writer_goes_to_another_process(tmp_path: Path) -> None:
     copy = pickle.loads(pickle.dumps(OlmoWriter(tmp_path, thread_count=5)))
 
