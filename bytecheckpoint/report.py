@@ -50,6 +50,8 @@ class RankSaveReport:
         stage_s: Seconds spent copying, computing checksums and waiting for slots.
         flush_s: Seconds spent waiting for the last writes.
         sync_s: Seconds spent in fsync.
+        num_requests: Number of requests to the object store; 0 for a directory. A request that obstore tried again
+            counts once: it does not tell.
         plan: Report of the planner; the default one if the planner gives none.
     """
 
@@ -62,6 +64,7 @@ class RankSaveReport:
     stage_s: float = 0.0
     flush_s: float = 0.0
     sync_s: float = 0.0
+    num_requests: int = 0
     plan: PlanReport = PlanReport()
 
 
@@ -107,6 +110,12 @@ class SaveReport(RankSaveReport):
         return sum(of_rank.bytes_written for of_rank in self.ranks) if self.ranks else self.bytes_written
 
     @property
+    def total_requests(self) -> int:
+        """Requests to the object store of all ``ranks``, those of the commit included; see ``num_requests``."""
+        others = sum(of_rank.num_requests for of_rank in self.ranks if of_rank.rank != self.rank)
+        return others + self.num_requests
+
+    @property
     def gb_per_s(self) -> float:
         """``total_bytes`` in units of 10^9 bytes, divided by ``total_s``."""
         return _ratio(self.total_bytes / 1e9, self.total_s)
@@ -130,6 +139,8 @@ class SaveReport(RankSaveReport):
         notes = [_in_words(phases)]
         if self.balance is not None and len(self.ranks) > 1:
             notes.append(f"largest rank {self.balance:.2f}x the mean")
+        if self.total_requests:
+            notes.append(f"{self.total_requests} requests")
         if self.plan.cache != "off":
             notes.append(f"plan cache {self.plan.cache}")
         return (
@@ -138,8 +149,14 @@ class SaveReport(RankSaveReport):
         )
 
     def to_json(self) -> str:
-        """Returns a JSON object of all fields, by name, and of ``total_bytes``, ``gb_per_s`` and ``balance``."""
-        return _to_json(self, total_bytes=self.total_bytes, gb_per_s=self.gb_per_s, balance=self.balance)
+        """Returns a JSON object of all fields and properties, by name."""
+        return _to_json(
+            self,
+            total_bytes=self.total_bytes,
+            total_requests=self.total_requests,
+            gb_per_s=self.gb_per_s,
+            balance=self.balance,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +178,8 @@ class RankLoadReport:
         exchange_s: Seconds from then until all ranks had agreed on what to read.
         read_s: Seconds of reading tensors into their places.
         objects_s: Seconds of reading and unpacking everything that is not a tensor.
+        num_requests: Number of requests to the object store; 0 for a directory. A request that obstore tried again
+            counts once: it does not tell.
     """
 
     rank: int = 0
@@ -175,6 +194,7 @@ class RankLoadReport:
     exchange_s: float = 0.0
     read_s: float = 0.0
     objects_s: float = 0.0
+    num_requests: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +246,11 @@ class LoadReport(RankLoadReport):
         return sum(of_rank.bytes_read for of_rank in self.ranks) if self.ranks else self.bytes_read
 
     @property
+    def total_requests(self) -> int:
+        """``num_requests`` of all ``ranks``; if ``ranks`` is empty, of this rank."""
+        return sum(of_rank.num_requests for of_rank in self.ranks) if self.ranks else self.num_requests
+
+    @property
     def gb_per_s(self) -> float:
         """``total_bytes_wanted`` in units of 10^9 bytes, divided by ``total_s``."""
         return _ratio(self.total_bytes_wanted / 1e9, self.total_s)
@@ -248,6 +273,8 @@ class LoadReport(RankLoadReport):
             "wait": self.wait_s,
         }
         notes = [_in_words(phases), f"read {self.read_amplification:.2f}x what was wanted"]
+        if self.total_requests:
+            notes.append(f"{self.total_requests} requests")
         if self.num_missing_keys:
             notes.append(f"{self.num_missing_keys:,} keys not in the checkpoint")
         if self.num_unexpected_keys:
@@ -263,6 +290,7 @@ class LoadReport(RankLoadReport):
             self,
             total_bytes_wanted=self.total_bytes_wanted,
             total_bytes_read=self.total_bytes_read,
+            total_requests=self.total_requests,
             gb_per_s=self.gb_per_s,
             read_amplification=self.read_amplification,
         )

@@ -23,7 +23,7 @@ def report_of_rank(session: SaveSession, job: _C.SaveJob, planner: SavePlanner) 
     """
     session.phases.end("write_s")
     plan = getattr(planner, "last_plan", None)
-    own: dict[str, Any] = {"rank": session.rank, **job.stats()}
+    own: dict[str, Any] = {"rank": session.rank, "num_requests": _requests_of(session), **job.stats()}
     if isinstance(plan, PlanReport):
         own["plan"] = plan
     seconds = session.phases.seconds
@@ -48,7 +48,12 @@ def report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Map
         session.report or SaveReport(path=session.path, save_id=session.save_id),
         **seconds,
         total_s=session.phases.total_s,
+        num_requests=_requests_of(session),
         ranks=tuple(sorted(of_ranks, key=lambda of_rank: of_rank.rank)),
         files_swept=commit["files_swept"],
         warnings=commit["warnings"],
     )
+
+
+def _requests_of(session: SaveSession) -> int:
+    return session.store.num_requests if session.store else 0

@@ -32,6 +32,7 @@ from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
 from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, CheckpointNotFoundError, sendable
+from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
 from bytecheckpoint.object_store.urls import is_known_store, is_store_url
 from bytecheckpoint.planning.plan_items import PlanItems
@@ -145,6 +146,7 @@ class BcpReader(StorageReader):
     def _forget(self) -> None:
         self._let_go()
         self._checkpoint: _C.Checkpoint | None = None
+        self._store: StoreClient | None = None  # of this checkpoint, if it is below a URL
         self._directory: tuple[int, int] | None = None  # its id when the metadata were read
         self._rank: int | None = None  # the rank whose part is read, if it was saved without collectives
         self._error: CheckpointError | None = None
@@ -154,7 +156,7 @@ class BcpReader(StorageReader):
         self._unfilled = Unfilled()  # for this rank; on the coordinator, for all ranks
 
     def __getstate__(self) -> dict[str, Any]:
-        of_process = dict.fromkeys(("_checkpoint", "_error", "_hold", "_directory"))
+        of_process = dict.fromkeys(("_checkpoint", "_store", "_error", "_hold", "_directory"))
         return {**self.__dict__, **of_process, "_call": CallContext(), "_has_begun": False}
 
     def __repr__(self) -> str:
@@ -340,7 +342,8 @@ class BcpReader(StorageReader):
                 phases.end("read_s")
                 load.objects()
             phases.end("objects_s")
-            own: dict[str, Any] = {"rank": self._number, **load.done, **phases.seconds}
+            num_requests = self._store.num_requests if self._store else 0
+            own: dict[str, Any] = {"rank": self._number, "num_requests": num_requests, **load.done, **phases.seconds}
         ranks = gather.gather(RankLoadReport(**own))
         phases.end("wait_s")
         whole = tuple(of_rank for of_rank in ranks if of_rank is not None)
@@ -386,7 +389,7 @@ class BcpReader(StorageReader):
 
     def _open(self, rank: int | None) -> _C.Checkpoint:
         if is_store_url(self.path):
-            use_store(str(self.path), self.config, _C)
+            self._store = use_store(str(self.path), self.config, _C)
         # Only a missing `.metadata` is explained: DCP also asks for the part of a rank that has none.
         with explaining(self.path) if rank is None else nullcontext():
             return _C.Checkpoint.open(

@@ -99,6 +99,8 @@ class StoreClient:
 
     Attributes:
         is_http: Whether it is a folder of a web server, which can only be read, and has no listing.
+        num_requests: Number of requests that were made. A request that obstore tried again counts once: it does not
+            tell.
     """
 
     def __init__(self, url: str, store: Any, prefix: str, num_in_flight: int, bucket: str) -> None:
@@ -112,6 +114,8 @@ class StoreClient:
         self._num_in_flight = num_in_flight
         self._bucket = bucket
         self._kind = type(store).__name__
+        self.num_requests = 0
+        self._counting = threading.Lock()
 
     # What the engine calls; see csrc/bridge/python_store.h.
 
@@ -170,11 +174,11 @@ class StoreClient:
             try:
                 first.append(next(buffers, b""))
                 is_all = memoryview(first[0]).nbytes < PART_BYTES  # a shorter part is the last
-                with self._errors():
+                with self._errors(1 if is_all else 2):  # to begin and to end; and one for each part
                     self._obstore.put(
                         self._store,
                         self._key(name),
-                        first.pop() if is_all else _taken(first, buffers),
+                        first.pop() if is_all else map(self._of_upload, _taken(first, buffers)),
                         use_multipart=not is_all,
                         chunk_size=PART_BYTES,
                         max_concurrency=self._num_in_flight,
@@ -191,6 +195,10 @@ class StoreClient:
 
         threading.Thread(target=run, name="bytecheckpoint-upload", daemon=True).start()
         return future
+
+    def _of_upload(self, part: Any) -> Any:
+        self._count(1)
+        return part
 
     def names(self, folder: str = "") -> list[str]:
         """Returns the names right below ``folder``, which is relative to the URL: of objects, and of folders.
@@ -360,8 +368,14 @@ class StoreClient:
             raise OSError(errno.EINVAL, f"the key '{key}' has a part that is empty, '.' or '..', which obstore refuses")
         return key
 
+    def _count(self, number: int) -> None:
+        with self._counting:
+            self.num_requests += number
+
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, num_requests: int = 1) -> Iterator[None]:
+        """Counts requests, and turns what obstore raises into an OSError."""
+        self._count(num_requests)
         try:
             yield
         except OSError as error:

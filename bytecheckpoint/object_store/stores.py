@@ -17,9 +17,18 @@ from bytecheckpoint import _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.object_store.client import PART_BYTES, StoreClient
+from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.per_process import HomeProcess, PerProcess
 
-__all__ = ["can_use_stores", "keep_known", "place_in_store", "use_store", "with_store_ring"]
+__all__ = [
+    "can_use_stores",
+    "keep_known",
+    "most_file_bytes",
+    "most_gap_bytes",
+    "place_in_store",
+    "use_store",
+    "with_store_ring",
+]
 
 # A request for a part moves 8 MiB: slow links need more than obstore's 30 s.
 _LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 5.0, 300.0
@@ -30,6 +39,10 @@ _PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 # Slots that are filled, or emptied, meanwhile.
 _SPARE_SLOTS = 2
 _MOST_RING_BYTES, _MOST_THREADS = 256 << 20, 16
+# Of the 10,000 parts that an object may have; the rest is room for its end.
+_MOST_PARTS = 9_900
+# What a link of 50 MB/s moves within 20 ms, which another request would take.
+_MOST_GAP_BYTES = 1 << 20
 # Stores in memory live as long as the process. The others are kept by what they were made of, since each has its own
 # connections, and a job saves every step to another URL.
 _in_memory: PerProcess[dict[str, Any]] = PerProcess(dict)
@@ -124,6 +137,16 @@ def _known_above(url: str) -> str | None:
     return url
 
 
+def most_file_bytes(path: str) -> int:
+    """Returns how long a data file below ``path`` may be; 0 for a directory, where there is no limit."""
+    return _MOST_PARTS * PART_BYTES if is_store_url(path) else 0
+
+
+def most_gap_bytes(path: str) -> int:
+    """Returns how many bytes that nobody wants a load reads below ``path`` to save a request; 0 for a directory."""
+    return _MOST_GAP_BYTES if is_store_url(path) else 0
+
+
 def with_store_ring(config: Config) -> Config:
     """Returns ``config`` with a thread for each part in flight, and a ring that has room for all of them."""
     num = config.store_concurrency
@@ -149,7 +172,7 @@ def _open(root: str, config: Config) -> Any:
     options = _with_checksums(root, config.storage_options or {})
     client_options: dict[str, Any] = {
         "timeout": timedelta(seconds=min(max(timeout_s, _LEAST_TIMEOUT_S), _MOST_TIMEOUT_S)),
-        **({"allow_http": True} if any(map(_is_http, (root, *options.values()))) else {}),
+        **({"allow_http": True} if any(map(_is_http, (root, *options.values(), *_endpoints()))) else {}),
         **options.get("client_options", {}),
     }
     of_store = {key: value for key, value in options.items() if key != "client_options"}
@@ -195,6 +218,10 @@ def _with_checksums(root: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
 def _variables() -> list[str]:
     """Returns the variables from which stores take what the options leave open."""
     return sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_PREFIXES))
+
+
+def _endpoints() -> list[str]:
+    return [value for name, value in os.environ.items() if name.startswith(_PREFIXES) and "ENDPOINT" in name]
 
 
 def _is_http(value: Any) -> bool:

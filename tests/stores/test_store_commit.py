@@ -38,9 +38,10 @@ from bytecheckpoint.errors import (
     StorageError,
     UnsupportedError,
 )
-from bytecheckpoint.object_store import commit
+from bytecheckpoint.object_store import commit, stores
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.training_state.stored import Stored
 
 _numbers = itertools.count()
 NUMEL = 3_000_000  # of float32: two parts
@@ -94,6 +95,43 @@ def test_sizes_around_that_of_a_part(url: str, numel: int) -> None:
     found = {"w": torch.zeros(numel)}
     load_state_dict(url, found)
     assert torch.equal(found["w"], value)
+
+
+def test_a_rank_that_writes_more_than_one_object_may_hold(
+    url: str, client: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a limit of three parts. The real one is 9,900, which are 77 GiB."""
+    monkeypatch.setattr(stores, "_MOST_PARTS", 3)
+    values = {f"w{i}": torch.full((1_500_000,), float(i)) for i in range(12)}  # 6 MB each
+    report = save_state_dict(url, values)
+    assert report.total_bytes > 72_000_000
+    assert len(data_files(client)) == 3
+    found = {name: torch.zeros(1_500_000) for name in values}
+    load_state_dict(url, found)
+    assert all(torch.equal(found[name], values[name]) for name in values)
+    assert verify(url).is_whole
+    with pytest.raises(SaveFailedError, match=r"UnsupportedError: .*shard the tensor"):
+        save_state_dict(url, {"w": torch.zeros(7_000_000)})
+    load_state_dict(url, found)
+    assert len(data_files(client)) == 3
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+def test_what_a_handler_of_a_signal_raises_ends_a_request(
+    url: str, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
+) -> None:
+    """It arrives in the main thread while the engine waits for the store. The caller gets it, and no error of ours."""
+    save_state_dict(url, state(1))
+
+    def interrupt(self: StoreClient, name: str) -> Any:
+        assert threading.current_thread() is threading.main_thread()
+        raise raised("of a handler")
+
+    monkeypatch.setattr(StoreClient, "open", interrupt)
+    with pytest.raises(raised, match="of a handler"):
+        Stored(url, Config(io_timeout_s=0))
+    monkeypatch.undo()
+    assert loaded(url) == 1
 
 
 def test_a_background_save(url: str) -> None:
