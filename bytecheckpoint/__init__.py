@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bytecheckpoint.checkpoint.newest import latest
     from bytecheckpoint.checkpoint.retention import Retention, RetentionReport, prune
     from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
+    from bytecheckpoint.checkpoint.store_sweep import SweepReport, sweep
     from bytecheckpoint.checkpoint.verification import verify
     from bytecheckpoint.config import Config
     from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
@@ -71,6 +72,7 @@ __all__ = [
     "SaveHandle",
     "SaveReport",
     "StepFolder",
+    "SweepReport",
     "VerifyReport",
     "__version__",
     "async_save_state_dict",
@@ -92,6 +94,7 @@ __all__ = [
     "scatter",
     "set_rng_state",
     "shutdown",
+    "sweep",
     "unregister",
     "verify",
 ]
@@ -135,6 +138,8 @@ _HOMES = {
     "save": "bytecheckpoint.training_state.saving",
     "save_state_dict": "bytecheckpoint.state_dicts",
     "scan_steps": "bytecheckpoint.checkpoint.steps",
+    "SweepReport": "bytecheckpoint.checkpoint.store_sweep",
+    "sweep": "bytecheckpoint.checkpoint.store_sweep",
     "scatter": "bytecheckpoint.staging.merging",
     "set_rng_state": "bytecheckpoint.training_state.extra_state",
     "shutdown": "bytecheckpoint.staging.background",

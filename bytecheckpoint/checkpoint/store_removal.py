@@ -18,7 +18,6 @@ on. tests/model/store_commit.pml is a model of this.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -31,6 +30,7 @@ from bytecheckpoint.checkpoint.small_files import storage_errors
 from bytecheckpoint.checkpoint.steps import StepFolder
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.object_store.client import Entry, StoreClient, is_tombstone
+from bytecheckpoint.object_store.names import is_data, is_mark
 from bytecheckpoint.object_store.stores import place_in_store
 from bytecheckpoint.object_store.urls import joined
 
@@ -40,8 +40,6 @@ _IS_READ = "a load of this process reads it"
 _IS_REPLACED = "it has changed since this prune looked at it"
 # A request is carried out, if ever, before its signature expires, which is after 15 minutes on S3.
 _LONGEST_REQUEST = timedelta(minutes=15)
-_OF_MARK = re.compile(r"(.*/)?(__\d+)?\.metadata")
-_OF_CHECKPOINT = re.compile(r"(.*/)?(__\d+_\d+(\.[0-9a-f]{16})?\.distcp|(__\d+)?\.metadata)")
 
 
 def remove_folder_in_store(folder: StepFolder, *, remove_others: bool, grace_s: float) -> Outcome:
@@ -86,7 +84,7 @@ def remove_folder_in_store(folder: StepFolder, *, remove_others: bool, grace_s: 
     going = _going(every, [name, *parts], remove_others)
     young = [each for each in going if _may_be_written(each, named, now, grace_s)]
     going = [each for each in going if each not in young]
-    client.delete([each.name for each in going if not _OF_MARK.fullmatch(each.name)])
+    client.delete([each.name for each in going if not is_mark(each.name)])
     for mark, version in ((mark, version) for of_part in versions.values() for mark, version in of_part.items()):
         if _is_settled(version, tombstones[mark]):
             _unbury(client, mark, tombstones[mark])
@@ -161,14 +159,15 @@ def _files_of(client: StoreClient, part: str) -> list[str]:
 
 def _may_be_written(entry: Entry, named: set[str], now: datetime, grace_s: float) -> bool:
     """Whether it is a data file that no checkpoint has named, and younger than any that a dead save has left."""
-    is_data = entry.name.endswith(".distcp") and _OF_CHECKPOINT.fullmatch(entry.name) is not None
-    return is_data and entry.name not in named and now - entry.last_modified < timedelta(seconds=grace_s)
+    return is_data(entry.name) and entry.name not in named and now - entry.last_modified < timedelta(seconds=grace_s)
 
 
 def _is_settled(version: Mapping[str, Any] | None, tombstone: Mapping[str, Any]) -> bool:
     """Whether no request of the commit that put a mark can still be on its way when its tombstone is put."""
-    is_mark = version is not None and not is_tombstone(version)
-    return not (version and is_mark) or tombstone["last_modified"] - version["last_modified"] >= _LONGEST_REQUEST
+    if version is None or is_tombstone(version):
+        return True
+    age: timedelta = tombstone["last_modified"] - version["last_modified"]
+    return age >= _LONGEST_REQUEST
 
 
 def _unbury(client: StoreClient, mark: str, tombstone: Mapping[str, Any]) -> None:
@@ -180,7 +179,7 @@ def _unbury(client: StoreClient, mark: str, tombstone: Mapping[str, Any]) -> Non
 
 def _without_nested(every: list[Entry], parts: list[str]) -> tuple[list[Entry], list[str]]:
     """Leaves out what is below a folder with a commit mark that is none of ``parts``; returns these folders, too."""
-    marks = [each.name for each in every if _OF_MARK.fullmatch(each.name) and not each.is_tombstone]
+    marks = [each.name for each in every if is_mark(each.name) and not each.is_tombstone]
     marked = {name.rpartition("/")[0] for name in marks}
     nested = sorted(marked - {*parts})
     below_nested = tuple(f"{place}/" for place in nested)
@@ -193,12 +192,12 @@ def _going(every: list[Entry], folders: list[str], remove_others: bool) -> list[
         each
         for each in every
         if not each.is_tombstone
-        and (remove_others or (each.name.rpartition("/")[0] in folders and _OF_CHECKPOINT.fullmatch(each.name)))
+        and (remove_others or (each.name.rpartition("/")[0] in folders and (is_data(each.name) or is_mark(each.name))))
     ]
 
 
 def _marks_of(folder: str, every: list[Entry]) -> list[str]:
     """Returns the commit marks right below a folder; if there are none, the name that one would have."""
     here = [each.name for each in every if each.name.rpartition("/")[0] == folder]
-    marks = [name for name in here if _OF_MARK.fullmatch(name)]
+    marks = [name for name in here if is_mark(name)]
     return sorted(marks) or [joined(folder, ".metadata")]

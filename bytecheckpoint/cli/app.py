@@ -17,7 +17,7 @@ from bytecheckpoint.errors import CheckpointError
 __all__ = ["bcp", "run"]
 
 # Each command is the object `command` in the module of its name.
-_COMMANDS = ("diff", "doctor", "ls", "show", "steps", "verify")
+_COMMANDS = ("diff", "doctor", "ls", "show", "steps", "sweep", "verify")
 
 
 class _Interrupted(Failure):
@@ -60,7 +60,9 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, prog_name="bcp", message="%(prog)s %(version)s")
 def bcp() -> None:
-    """Inspects checkpoints of bytecheckpoint and of stock DCP. No command changes a checkpoint or runs its code.
+    """Inspects checkpoints of bytecheckpoint and of stock DCP.
+
+    No command changes a checkpoint or runs its code. Only sweep removes anything, and nothing of a checkpoint.
 
     \b
     Example:

@@ -18,7 +18,8 @@ from bytecheckpoint.errors import (
     StorageError,
     UnsupportedError,
 )
-from bytecheckpoint.object_store.client import Entry, StoreClient, is_tombstone
+from bytecheckpoint.object_store.client import StoreClient, is_tombstone
+from bytecheckpoint.object_store.names import is_own_data
 
 __all__ = ["StoreCommit"]
 
@@ -213,7 +214,7 @@ class StoreCommit:
         now = marks[0].last_modified
         grace = timedelta(seconds=self._sweep_grace_s())
         old = {*self._old_files}
-        going = [entry.name for entry in entries if _is_data(entry) and entry.name not in named]
+        going = [entry.name for entry in entries if is_own_data(entry.name) and entry.name not in named]
         ages: Mapping[str, timedelta] = {entry.name: now - entry.last_modified for entry in entries}
         going = [name for name in going if name in old or ages[name] > grace]
         self._client.delete(going)
@@ -230,8 +231,3 @@ class StoreCommit:
             raise StorageError(
                 f"{operation}({url}{'/' if name else ''}{name}): {error.strerror}", url, error.errno or 0
             ) from error
-
-
-def _is_data(entry: Entry) -> bool:
-    """Whether it has a name that our data files have: ``__{rank}_{n}.{16 hex digits}.distcp``."""
-    return entry.name.startswith("__") and entry.name.endswith(".distcp") and entry.name.count(".") == 2

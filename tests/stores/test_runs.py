@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch import nn
 import bytecheckpoint
 from bytecheckpoint import (
     BcpWriter,
+    bytecheckpoint_ckpt_to_pytorch_ckpt,
     latest,
     load_state_dict,
     prune,
@@ -126,6 +128,20 @@ def train(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         model(torch.ones(2, 8)).sum().backward()
         optimizer.step()
     return model, optimizer
+
+
+def test_a_training_state_becomes_files_of_torch(root: str, tmp_path: Path) -> None:
+    model, optimizer = train(1)
+    bytecheckpoint.save(root, {"model": model, "optimizer": optimizer}, "ddp", global_steps=1)
+    url = bytecheckpoint.find_latest_ckpt_path(root)
+    merged = bytecheckpoint_ckpt_to_pytorch_ckpt(url or "", tmp_path, return_dict=True)
+    for name, value in model.state_dict().items():
+        assert torch.equal(torch.load(tmp_path / "model.pt")[name], value)
+        assert torch.equal(merged["model"][name], value)
+    assert merged["optimizer"]["state"].keys() == dict(model.named_parameters()).keys()
+    assert (tmp_path / "optimizer.pt").is_file()
+    with pytest.raises(CheckpointNotFoundError, match="it has no model"):
+        bytecheckpoint_ckpt_to_pytorch_ckpt(root, tmp_path)
 
 
 @pytest.mark.parametrize("role", [None, "actor"])

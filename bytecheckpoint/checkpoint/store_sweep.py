@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Removes from an object store what saves that died have left, without a save. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.small_files import storage_errors
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.object_store.names import is_own_data, is_own_file
+from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.object_store.unfinished_uploads import UnfinishedUploads
+from bytecheckpoint.object_store.urls import is_store_url, joined, store_url
+
+__all__ = ["LEAST_AGE_S", "SweepReport", "sweep"]
+
+# As long as no save may take; see `StoreCommit`.
+LEAST_AGE_S = 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepReport:
+    """What one sweep removed, or would remove.
+
+    Attributes:
+        url: URL of the folder.
+        dry_run: Whether nothing was removed.
+        removed: Names of data files that no commit mark named, relative to ``url``.
+        bytes_freed: Bytes of these.
+        aborted: Names of the objects whose uploads were never finished.
+        notes: What was not looked at, and why.
+    """
+
+    url: str
+    dry_run: bool = False
+    removed: list[str] = field(default_factory=list)
+    bytes_freed: int = 0
+    aborted: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields, by name, as plain data."""
+        return asdict(self)
+
+
+def sweep(
+    url: str | os.PathLike[str],
+    *,
+    older_than_s: float = LEAST_AGE_S,
+    dry_run: bool = False,
+    config: Config | None = None,
+) -> SweepReport:
+    """Removes data files that no commit mark names, and aborts uploads that nobody finished, if they are old enough.
+
+    A save into the same folder removes such files, too. This is for folders into which nobody will save again, and for
+    the parts of unfinished uploads, which are invisible and cost money. In a directory nothing like it is needed: there
+    each save sees whether another one is dead.
+
+    Args:
+        url: URL of a checkpoint, a run, or a folder with several runs.
+        older_than_s: Age in seconds, by the clock of the store. It must be longer than any save takes.
+        dry_run: Whether to remove nothing, and to report what would be removed.
+        config: Settings for the store; None reads ``BYTECHECKPOINT_*`` variables.
+
+    Returns:
+        A report.
+
+    Raises:
+        ConfigError: ``url`` is a path, or ``older_than_s`` is shorter than a save may take.
+        CheckpointNotFoundError: There is no object below ``url``.
+        StorageError: The store refused.
+    """
+    config = config or Config.from_env()
+    least_s = 2 * config.commit_deadline_s
+    if not is_store_url(url):
+        raise ConfigError(f"sweep({os.fspath(url)}): a path: in a directory, the next save removes what dead ones left")
+    if not older_than_s >= least_s:
+        raise ConfigError(
+            f"older_than_s={older_than_s!r}: a save may take Config.commit_deadline_s, so it must be at least "
+            f"{least_s:g}: twice that"
+        )
+    url = store_url(url)
+    client = use_store(url, config)
+    report = SweepReport(url=url, dry_run=dry_run)
+    with storage_errors("sweep", url):
+        every = client.everything("")
+    if not every:
+        raise CheckpointNotFoundError(f"sweep({url}): there is no object below this URL", url)
+    with storage_errors("sweep", url):
+        before = _now(client) - timedelta(seconds=older_than_s)
+        named = _named(client, {each.name.rpartition("/")[0] for each in every if is_own_data(each.name)})
+        going = [each for each in every if is_own_data(each.name) and each.last_modified < before]
+        going = [each for each in going if each.name not in named]
+        if not dry_run:
+            client.delete([each.name for each in going])
+    report.removed.extend(each.name for each in going)
+    aborted = _abort_uploads(url, config, before, report)
+    return SweepReport(**{**report.to_dict(), "bytes_freed": sum(each.num_bytes for each in going), "aborted": aborted})
+
+
+def _now(client: StoreClient) -> datetime:
+    """Returns the time by the clock of the store."""
+    name = f".now.{uuid.uuid4().hex}"
+    client.put(name, b"")
+    try:
+        meta = client.head(name)
+    finally:
+        client.delete([name])
+    if meta is None:
+        raise OSError(5, f"{name}, which was just written, is not there")
+    now: datetime = meta["last_modified"]
+    return now
+
+
+def _named(client: StoreClient, folders: set[str]) -> set[str]:
+    """Returns the data files that the checkpoints in these folders name.
+
+    Raises:
+        CheckpointError: There is a commit mark that does not open: nobody knows what it names.
+    """
+    named: set[str] = set()
+    for folder in folders:
+        try:
+            checkpoint = _core.Checkpoint.open(joined(client.url, folder))
+        except CheckpointNotFoundError:
+            continue
+        named.update(joined(folder, name) for name, *_ in checkpoint.files())
+    return named
+
+
+def _abort_uploads(url: str, config: Config, before: datetime, report: SweepReport) -> list[str]:
+    if not url.startswith(("s3://", "s3a://")):
+        report.notes.append("unfinished uploads were not looked for: only stores that speak S3 can be asked")
+        return []
+    try:
+        uploads = UnfinishedUploads(url, config.storage_options or {})
+    except ImportError:
+        report.notes.append("unfinished uploads were not looked for: this needs boto3: pip install boto3")
+        return []
+    try:
+        old = [each for each in uploads.below() if is_own_file(each.key) and each.begun < before]
+        for upload in old if not report.dry_run else ():
+            uploads.abort(upload)
+    except CheckpointError as error:
+        report.notes.append(f"unfinished uploads were not removed: {error}")
+        return []
+    return [each.key for each in old]

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the objects that make a checkpoint. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["is_data", "is_mark", "is_own_data", "is_own_file"]
+
+_DATA = re.compile(r"(.*/)?__\d+_\d+(\.[0-9a-f]{16})?\.distcp")
+_OWN_DATA = re.compile(r"(.*/)?__\d+_\d+\.[0-9a-f]{16}\.distcp")
+_MARK = re.compile(r"(.*/)?(__\d+)?\.metadata")
+
+
+def is_data(name: str) -> bool:
+    """Whether it is the name of a data file, of ours or of stock DCP."""
+    return _DATA.fullmatch(name) is not None
+
+
+def is_own_data(name: str) -> bool:
+    """Whether it is the name of a data file of ours: ``__{rank}_{n}.{16 hex digits}.distcp``."""
+    return _OWN_DATA.fullmatch(name) is not None
+
+
+def is_mark(name: str) -> bool:
+    """Whether it is the name of a commit mark: of a save, or of one rank."""
+    return _MARK.fullmatch(name) is not None
+
+
+def is_own_file(name: str) -> bool:
+    """Whether it is the name of anything that a save of ours uploads."""
+    return is_own_data(name) or is_mark(name)
