@@ -164,7 +164,7 @@ def _root_and_prefix(url: str) -> tuple[str, str]:
 
 def _open(root: str, config: Config) -> Any:
     from obstore.exceptions import BaseError
-    from obstore.store import MemoryStore, from_url
+    from obstore.store import HTTPStore, MemoryStore, from_url
 
     if root.startswith("memory://"):
         return _in_memory.get().setdefault(root, MemoryStore())
@@ -185,12 +185,10 @@ def _open(root: str, config: Config) -> Any:
     if key in opened:
         return opened[key]
     try:
-        store = from_url(
-            root,
-            client_options=client_options,
-            retry_config=retry_config,
-            **({} if is_http or not of_store else {"config": of_store}),
-        )  # type: ignore[call-overload]
+        # `from_url` would make a store with credentials of the URL of a bucket, such as https://b.s3.amazonaws.com.
+        open_url: Any = HTTPStore.from_url if is_http else from_url
+        config_of_store = {} if is_http or not of_store else {"config": of_store}
+        store = open_url(root, client_options=client_options, retry_config=retry_config, **config_of_store)
     except BaseError as error:
         # The message of an unknown key names it; no message has a value.
         first = str(error).partition("\n")[0]

@@ -83,3 +83,11 @@ def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_http_is_for_reading() -> None:
     with pytest.raises(UnsupportedError, match="over HTTP a checkpoint can only be read"):
         save_state_dict("http://127.0.0.1:1/run", {"step": 1})
+
+
+@pytest.mark.parametrize("host", ["bucket.s3.us-east-1.amazonaws.com", "account.blob.core.windows.net", "example.com"])
+def test_the_web_address_of_a_bucket_needs_no_credentials(host: str) -> None:
+    """Buckets may be public. Who has credentials writes the URL with the scheme of the store."""
+    client = stores.use_store(f"https://{host}/run", Config())
+    assert client.is_http
+    assert type(client._store).__name__ == "HTTPStore"
