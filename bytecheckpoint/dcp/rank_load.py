@@ -26,7 +26,6 @@ from bytecheckpoint.errors import (
     ShapeMismatchError,
     UnsafeObjectError,
 )
-from bytecheckpoint.object_store.stores import most_gap_bytes
 from bytecheckpoint.planning.plan_items import source_of
 from bytecheckpoint.probes.of_torch import LOADS_OF_GAPS
 from bytecheckpoint.probes.probe import holds, require
@@ -115,7 +114,6 @@ class Load:
             num_io_threads=config.load_io_threads or config.io_threads,
             ring_bytes=config.ring_bytes,
             io_timeout_s=config.io_timeout_s,
-            max_gap_bytes=most_gap_bytes(path),
         )
         self._path = path
         self.done: dict[str, Any] = {}

@@ -24,7 +24,6 @@ __all__ = [
     "can_use_stores",
     "keep_known",
     "most_file_bytes",
-    "most_gap_bytes",
     "place_in_store",
     "use_store",
     "with_store_ring",
@@ -41,8 +40,6 @@ _SPARE_SLOTS = 2
 _MOST_RING_BYTES, _MOST_THREADS = 256 << 20, 16
 # Of the 10,000 parts that an object may have; the rest is room for its end.
 _MOST_PARTS = 9_900
-# What a link of 50 MB/s moves within 20 ms, which another request would take.
-_MOST_GAP_BYTES = 1 << 20
 # Stores in memory live as long as the process. The others are kept by what they were made of, since each has its own
 # connections, and a job saves every step to another URL.
 _in_memory: PerProcess[dict[str, Any]] = PerProcess(dict)
@@ -140,11 +137,6 @@ def _known_above(url: str) -> str | None:
 def most_file_bytes(path: str) -> int:
     """Returns how long a data file below ``path`` may be; 0 for a directory, where there is no limit."""
     return _MOST_PARTS * PART_BYTES if is_store_url(path) else 0
-
-
-def most_gap_bytes(path: str) -> int:
-    """Returns how many bytes that nobody wants a load reads below ``path`` to save a request; 0 for a directory."""
-    return _MOST_GAP_BYTES if is_store_url(path) else 0
 
 
 def with_store_ring(config: Config) -> Config:

@@ -38,14 +38,14 @@ int64_t bytes_wanted(const PyLoadJob& self) {
 
 std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPlan& plan, std::string directory,
                                       engine::Scope rank, bool direct_io, bool verify, int num_io_threads,
-                                      int64_t ring_bytes, double io_timeout_s, int64_t max_gap_bytes) {
+                                      int64_t ring_bytes, double io_timeout_s) {
   std::vector<const format::Chunk*> chunks;
   for (const Read& read : plan.tensors()) chunks.push_back(read.chunk);
   std::vector<const format::Chunk*> all = chunks;
   for (const Read& read : plan.objects()) all.push_back(read.chunk);
   auto bytes_done = std::make_shared<std::atomic<int64_t>>(0);
-  engine::LoadOptions options{std::move(directory), rank, direct_io,    verify,       num_io_threads,
-                              ring_bytes,           {},   io_timeout_s, max_gap_bytes};
+  engine::LoadOptions options{std::move(directory), rank,       direct_io, verify,
+                              num_io_threads,       ring_bytes, {},        io_timeout_s};
   options.progress = [bytes_done](int64_t bytes) { *bytes_done = bytes; };
   engine::LoadJob job(options, plan.manifest());
   using Places = std::vector<std::optional<engine::TensorPlace>>;
@@ -219,8 +219,7 @@ void bind_load(py::module_& m) {
   py::class_<PyLoadJob>(m, "LoadJob", py::module_local())
       .def(py::init(&start_load), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("checkpoint"),
            py::arg("plan"), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
-           py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"),
-           py::arg("max_gap_bytes") = 0)
+           py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"))
       .def("add_tensors", &add_tensors, py::arg("begin"), py::arg("targets"))
       .def("add_state", &add_state, py::arg("state_dict"))
       .def(

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "csrc/io/directory.h"
+#include "csrc/io/object_store.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -27,7 +28,8 @@ ReadPipeline::ReadPipeline(ReadPipelineOptions options, std::shared_ptr<const fo
       deadline_(options_.io_timeout_s),
       reader_(
           segments_.empty() ? 0 : options_.num_io_threads, num_slots, [this] { return source_.next(); },
-          [this](int slot) { return ring_->slot(slot); }, options_.io_timeout_s, options_.directory) {}
+          [this](int slot) { return ring_->slot(slot); }, options_.io_timeout_s, options_.directory,
+          /*doubles_slow_reads=*/io::is_url(options_.directory)) {}
 
 base::Result<std::shared_ptr<const SourceFile>> ReadPipeline::file(uint32_t number) {
   auto known = files_.find(number);

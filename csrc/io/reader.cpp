@@ -1,15 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/io/reader.h"
 
+#include <algorithm>
 #include <system_error>
 
 #include "csrc/base/named_thread.h"
 
 namespace bytecheckpoint::io {
+namespace {
+
+/// When a read takes too long: more than so many times as long as others did, and never earlier than this.
+constexpr int kTimesTheMean = 4;
+constexpr std::chrono::milliseconds kLeastTooLong{500};
+/// As long as no read has ended, there is nothing to compare with.
+constexpr std::chrono::seconds kTooLongAtFirst{10};
+
+}  // namespace
 
 Reader::Reader(int num_threads, int num_slots, Source source, std::function<uint8_t*(int)> slot_bytes,
-               double io_timeout_s, std::string place)
+               double io_timeout_s, std::string place, bool doubles_slow_reads)
     : place_(std::move(place)),
+      doubles_slow_reads_(doubles_slow_reads),
       pending_(num_threads, io_timeout_s),
       source_(std::move(source)),
       running_(num_threads),
@@ -38,7 +49,8 @@ void Reader::stop() {
   filled_.close();
   {
     base::MutexLock lock(mutex_);
-    exhausted_ = true;
+    exhausted_ = stopped_ = true;
+    changed_.notify_all();
   }
   for (std::thread& thread : threads_) thread.join();
 }
@@ -62,46 +74,111 @@ std::optional<FilledSlot> Reader::try_next() {
   return filled;
 }
 
-base::Result<std::optional<ReadRequest>> Reader::pull(int thread) {
+int Reader::num_doubled() {
   base::MutexLock lock(mutex_);
-  if (exhausted_) return std::optional<ReadRequest>();
+  return num_doubled_;
+}
+
+base::Result<std::shared_ptr<Reader::Reading>> Reader::pull(int thread) {
+  base::MutexLock lock(mutex_);
+  if (exhausted_) return std::shared_ptr<Reading>();
   pending_.begin(thread, "open", place_);
   base::Result<std::optional<ReadRequest>> request = source_();
   pending_.end(thread);
-  if (!request.is_ok() || !request.value().has_value()) exhausted_ = true;
-  return request;
+  if (!request.is_ok() || !request.value().has_value()) {
+    exhausted_ = true;
+    changed_.notify_all();
+    if (!request.is_ok()) return request.status();
+    return std::shared_ptr<Reading>();
+  }
+  auto reading = std::make_shared<Reading>(Reading{std::move(*request.value()), Clock::now(), {thread}});
+  unanswered_.push_back(reading);
+  return reading;
+}
+
+Reader::Clock::duration Reader::too_long() const {
+  if (num_read_ == 0) return kTooLongAtFirst;
+  return std::max<Clock::duration>(kLeastTooLong, kTimesTheMean * time_read_ / num_read_);
+}
+
+std::shared_ptr<Reader::Reading> Reader::wait_for_slow(int thread) {
+  base::MutexLock lock(mutex_);
+  while (doubles_slow_reads_ && !stopped_ && !unanswered_.empty()) {
+    std::shared_ptr<Reading> slowest;
+    for (const auto& reading : unanswered_) {
+      if (!reading->is_doubled && (slowest == nullptr || reading->since < slowest->since)) slowest = reading;
+    }
+    if (slowest == nullptr) break;
+    const Clock::time_point due = slowest->since + too_long();
+    if (Clock::now() >= due) {
+      slowest->is_doubled = true;
+      slowest->threads.push_back(thread);
+      ++num_doubled_;
+      return slowest;
+    }
+    changed_.wait_until(lock, due);
+  }
+  return nullptr;
+}
+
+bool Reader::read(int thread, const std::shared_ptr<Reading>& reading, int slot) {
+  const ReadRequest& request = reading->request;
+  pending_.begin(thread, "pread", request.file->path());
+  const base::Result<int64_t> got =
+      request.file->read_at(slot_bytes_(slot), request.size, request.offset, request.wanted);
+  pending_.end(thread);
+  bool answers = false;
+  {
+    base::MutexLock lock(mutex_);
+    std::vector<int>& others = reading->threads;
+    others.erase(std::find(others.begin(), others.end(), thread));
+    // A failure counts if no other thread may still succeed.
+    answers = !reading->is_answered && (got.is_ok() || others.empty());
+    if (answers) {
+      reading->is_answered = true;
+      for (const int other : others) pending_.end(other);  // nobody waits for that thread any more
+      ++num_read_;
+      time_read_ += Clock::now() - reading->since;
+    }
+  }
+  const bool is_filled = answers && got.is_ok();
+  if (answers) filled_.push(FilledSlot{is_filled ? slot : -1, request, got.status()});
+  if (!is_filled) free_.push(slot);
+  if (answers) {
+    base::MutexLock lock(mutex_);
+    unanswered_.erase(std::find(unanswered_.begin(), unanswered_.end(), reading));
+    changed_.notify_all();
+    close_if_over();
+  }
+  return got.is_ok();
+}
+
+void Reader::close_if_over() {
+  if (running_ == 0 || (doubles_slow_reads_ && exhausted_ && unanswered_.empty())) filled_.close();
 }
 
 void Reader::run(int thread) {
   // Takes the slot before the request, so that every request that was taken is answered.
   while (const auto slot = free_.pop()) {
-    base::Result<std::optional<ReadRequest>> request = pull(thread);
-    if (!request.is_ok()) {
-      filled_.push(FilledSlot{-1, {}, request.status()});
+    base::Result<std::shared_ptr<Reading>> pulled = pull(thread);
+    if (!pulled.is_ok()) {
+      filled_.push(FilledSlot{-1, {}, pulled.status()});
       free_.push(*slot);
       break;
     }
-    if (!request.value().has_value()) {
+    std::shared_ptr<Reading> reading = std::move(pulled.value());
+    if (reading == nullptr) reading = wait_for_slow(thread);
+    if (reading == nullptr) {
       // Other threads may wait for a slot, only to find that nothing is left to read.
       free_.push(*slot);
       break;
     }
-    FilledSlot filled{*slot, *request.value(), {}};
-    pending_.begin(thread, "pread", filled.request.file->path());
-    base::Result<int64_t> got = filled.request.file->read_at(slot_bytes_(*slot), filled.request.size,
-                                                             filled.request.offset, filled.request.wanted);
-    pending_.end(thread);
-    filled.status = got.status();
-    const bool failed = !got.is_ok();
-    if (failed) filled.slot = -1;
-    filled_.push(std::move(filled));
-    if (failed) {
-      free_.push(*slot);
-      break;
-    }
+    if (!read(thread, reading, *slot)) break;
   }
   base::MutexLock lock(mutex_);
-  if (--running_ == 0) filled_.close();
+  --running_;
+  changed_.notify_all();
+  close_if_over();
 }
 
 }  // namespace bytecheckpoint::io
