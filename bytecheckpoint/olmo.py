@@ -295,7 +295,8 @@ def _local(path: str | os.PathLike[str]) -> str:
 
 def _is_theirs(path: str | os.PathLike[str]) -> bool:
     """Whether saves and loads at ``path`` are left to OLMo-core."""
-    return _URL.match(str(path)) is not None and not (is_known_store(str(path)) and can_use_stores())
+    is_ours = is_known_store(str(path)) and not str(path).startswith("http") and can_use_stores()
+    return _URL.match(str(path)) is not None and not is_ours
 
 
 def _where_instead(path: Place) -> str:

@@ -78,7 +78,9 @@ def is_folder(place: Place) -> bool:
         if isinstance(place, Path):
             return place.is_dir()
         client, _ = place_in_store(place)
-        return has_file(place, ".metadata") if client.is_http else name_of(place) in folders_in(parent_of(place))
+        if client.is_http:
+            return has_file(place, ".metadata")
+        return name_of(place) in folders_in(parent_of(place)) and not is_removed(place)
 
 
 def folders_in(place: str | os.PathLike[str], *, follow_links: bool = False) -> list[str]:

@@ -221,10 +221,11 @@ class Retention:
     def _remove_tombstones(self, folders: list[StepFolder], newest: StepFolder, report: RetentionReport) -> None:
         """Removes what earlier prunes have left of folders, which a scan does not see any more."""
         seen = {folder.path for folder in folders}
+        config = self.config or Config.from_env()
         for _, path in step_paths(str(self.root), self.pattern):
             try:
                 if path not in seen:
-                    remove_tombstones(path, newest, grace_s=self.grace_s)
+                    remove_tombstones(path, newest, grace_s=max(self.grace_s, config.commit_deadline_s))
             except OSError as error:
                 report.warnings.append(f"{path}: {error}")
 

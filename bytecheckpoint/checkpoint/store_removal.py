@@ -5,8 +5,9 @@ A store has no locks, and its deletes have no conditions. So a removal does this
 
 1. It lists all objects of the folder, and opens the checkpoint.
 2. It replaces each commit mark, in one conditional request, by a small object that stands for "removed" (a tombstone);
-   where there is no mark, it creates one. From then on there is no checkpoint, and no save that had begun before can
-   commit: the mark is not what that save has seen.
+   where there is no mark, it creates one. From then on there is no checkpoint, and a save that had begun at the mark
+   cannot commit: it is not what that save has seen. A save that had begun where there was none still can, after step 4.
+   Its files are there, because of step 3.
 3. It removes the data files that the checkpoint named. It removes others only if they are older than a grace, by the
    clock of the store: a save may be writing them.
 4. It removes the tombstones, unless a save has put its own in their place. If a mark was so young that a request of its
@@ -22,13 +23,12 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.in_use import key_of_url, unheld
 from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.removal import Outcome
 from bytecheckpoint.checkpoint.small_files import storage_errors
 from bytecheckpoint.checkpoint.steps import StepFolder
-from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.checkpoint.store_marks import named_files
 from bytecheckpoint.object_store.client import Entry, StoreClient, is_tombstone
 from bytecheckpoint.object_store.names import is_data, is_mark
 from bytecheckpoint.object_store.stores import place_in_store
@@ -60,7 +60,7 @@ def remove_folder_in_store(folder: StepFolder, *, remove_others: bool, grace_s: 
     parts = [joined(name, component) for component in folder.components[::-1]] or [name]
     every, nested = _without_nested(client.everything(name), parts)
     versions = {part: {mark: client.head(mark) for mark in _marks_of(part, every)} for part in parts}
-    named = {file for part in parts for file in _files_of(client, part)}
+    named = set(named_files(client, [mark for of_part in versions.values() for mark in of_part], strict=False))
     if tuple(inspect_step(folder.path)["save_ids"]) != folder.save_ids:
         outcome.skipped = _IS_REPLACED
         return outcome
@@ -84,10 +84,14 @@ def remove_folder_in_store(folder: StepFolder, *, remove_others: bool, grace_s: 
     going = _going(every, [name, *parts], remove_others)
     young = [each for each in going if _may_be_written(each, named, now, grace_s)]
     going = [each for each in going if each not in young]
-    client.delete([each.name for each in going if not is_mark(each.name)])
-    for mark, version in ((mark, version) for of_part in versions.values() for mark, version in of_part.items()):
-        if _is_settled(version, tombstones[mark]):
-            _unbury(client, mark, tombstones[mark])
+    try:
+        client.delete([each.name for each in going if not is_mark(each.name)])
+        for mark, version in ((mark, version) for of_part in versions.values() for mark, version in of_part.items()):
+            if _is_settled(version, tombstones[mark]):
+                _unbury(client, mark, tombstones[mark])
+    except OSError as error:
+        outcome.fail(f"it is no checkpoint any more, but not all of it is gone: {error.strerror}")
+        return outcome
     outcome.bytes_freed = sum(each.num_bytes for each in going)
     outcome.stays += [f"{place}, a checkpoint of its own" for place in nested]
     if young:
@@ -104,7 +108,7 @@ def remove_tombstones(path: str, newest: StepFolder, *, grace_s: float) -> None:
     Args:
         path: URL of the folder.
         newest: A checkpoint of the run. How old tombstones are is counted up to its last change.
-        grace_s: Seconds for which a save may still need a tombstone of its own.
+        grace_s: Seconds that a save may take.
 
     Raises:
         OSError: The store refused.
@@ -115,13 +119,13 @@ def remove_tombstones(path: str, newest: StepFolder, *, grace_s: float) -> None:
         return
     for each in every:
         tombstone = client.head(each.name)
-        least_age = timedelta(seconds=grace_s) if each.is_claim else _LONGEST_REQUEST
+        least_age = _LONGEST_REQUEST + timedelta(seconds=grace_s if each.is_claim else 0)
         if tombstone is not None and max(of_newest) - tombstone["last_modified"] >= least_age:
             _unbury(client, each.name, tombstone)
 
 
 def bytes_in_store(folder: StepFolder, *, remove_others: bool) -> int:
-    """Returns what ``remove_folder_in_store`` would report as ``bytes_freed``."""
+    """Returns what ``remove_folder_in_store`` would report as ``bytes_freed``, if no save may be writing there."""
     client, name = place_in_store(folder.path)
     parts = [joined(name, component) for component in folder.components] or [name]
     with storage_errors("list", folder.path):
@@ -149,32 +153,27 @@ def _changes(folder: StepFolder) -> list[datetime]:
     return [each.last_modified for each in client.everything(name) if each.is_claim or not each.is_tombstone]
 
 
-def _files_of(client: StoreClient, part: str) -> list[str]:
-    """Returns the keys of the data files that a checkpoint names; none if it does not open."""
-    try:
-        return [joined(part, name) for name, *_ in _core.Checkpoint.open(joined(client.url, part)).files()]
-    except CheckpointError:
-        return []
-
-
 def _may_be_written(entry: Entry, named: set[str], now: datetime, grace_s: float) -> bool:
     """Whether it is a data file that no checkpoint has named, and younger than any that a dead save has left."""
     return is_data(entry.name) and entry.name not in named and now - entry.last_modified < timedelta(seconds=grace_s)
 
 
 def _is_settled(version: Mapping[str, Any] | None, tombstone: Mapping[str, Any]) -> bool:
-    """Whether no request of the commit that put a mark can still be on its way when its tombstone is put."""
-    if version is None or is_tombstone(version):
+    """Whether no request of the commit that put ``version`` can still be on its way when its tombstone is put."""
+    if version is None:
         return True
     age: timedelta = tombstone["last_modified"] - version["last_modified"]
     return age >= _LONGEST_REQUEST
 
 
 def _unbury(client: StoreClient, mark: str, tombstone: Mapping[str, Any]) -> None:
-    """Deletes a tombstone, unless another object has taken its place."""
+    """Deletes a tombstone, unless another object has taken its place.
+
+    The delete is tried once, and given up after seconds: a save that begins meanwhile must not end before it arrives.
+    """
     found = client.head(mark)
     if found is not None and is_tombstone(found) and found.get("e_tag") == tombstone.get("e_tag"):
-        client.delete([mark])
+        client.delete_once(mark)
 
 
 def _without_nested(every: list[Entry], parts: list[str]) -> tuple[list[Entry], list[str]]:

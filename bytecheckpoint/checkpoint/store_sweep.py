@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.small_files import storage_errors
+from bytecheckpoint.checkpoint.store_marks import named_files
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bytecheckpoint.object_store.client import StoreClient
-from bytecheckpoint.object_store.names import is_own_data, is_own_file
+from bytecheckpoint.object_store.names import is_mark, is_own_data, is_own_file
 from bytecheckpoint.object_store.stores import use_store
 from bytecheckpoint.object_store.unfinished_uploads import UnfinishedUploads
-from bytecheckpoint.object_store.urls import is_store_url, joined, store_url
+from bytecheckpoint.object_store.urls import is_store_url, store_url
 
 __all__ = ["LEAST_AGE_S", "SweepReport", "sweep"]
 
@@ -53,7 +53,7 @@ class SweepReport:
 def sweep(
     url: str | os.PathLike[str],
     *,
-    older_than_s: float = LEAST_AGE_S,
+    older_than_s: float | None = None,
     dry_run: bool = False,
     config: Config | None = None,
 ) -> SweepReport:
@@ -65,8 +65,10 @@ def sweep(
 
     Args:
         url: URL of a checkpoint, a run, or a folder with several runs.
-        older_than_s: Age in seconds, by the clock of the store. It must be longer than any save takes.
-        dry_run: Whether to remove nothing, and to report what would be removed.
+        older_than_s: Age in seconds, by the clock of the store. None takes the least, which no save may take: a day, or
+            twice ``Config.commit_deadline_s`` if that is longer.
+        dry_run: Whether to remove nothing, and to report what would be removed. To see the clock of the store, one
+            small object is written and removed in any case.
         config: Settings for the store; None reads ``BYTECHECKPOINT_*`` variables.
 
     Returns:
@@ -78,13 +80,14 @@ def sweep(
         StorageError: The store refused.
     """
     config = config or Config.from_env()
-    least_s = 2 * config.commit_deadline_s
+    least_s = max(LEAST_AGE_S, 2 * config.commit_deadline_s)
+    older_than_s = least_s if older_than_s is None else older_than_s
     if not is_store_url(url):
         raise ConfigError(f"sweep({os.fspath(url)}): a path: in a directory, the next save removes what dead ones left")
     if not older_than_s >= least_s:
         raise ConfigError(
-            f"older_than_s={older_than_s!r}: a save may take Config.commit_deadline_s, so it must be at least "
-            f"{least_s:g}: twice that"
+            f"older_than_s={older_than_s!r}: a save may be writing what is younger than {least_s:g} s, a day or twice "
+            "Config.commit_deadline_s"
         )
     url = store_url(url)
     client = use_store(url, config)
@@ -95,7 +98,8 @@ def sweep(
         raise CheckpointNotFoundError(f"sweep({url}): there is no object below this URL", url)
     with storage_errors("sweep", url):
         before = _now(client) - timedelta(seconds=older_than_s)
-        named = _named(client, {each.name.rpartition("/")[0] for each in every if is_own_data(each.name)})
+        marks = [each.name for each in every if is_mark(each.name) and not each.is_tombstone]
+        named = set(named_files(client, marks, strict=True))
         going = [each for each in every if is_own_data(each.name) and each.last_modified < before]
         going = [each for each in going if each.name not in named]
         if not dry_run:
@@ -119,36 +123,26 @@ def _now(client: StoreClient) -> datetime:
     return now
 
 
-def _named(client: StoreClient, folders: set[str]) -> set[str]:
-    """Returns the data files that the checkpoints in these folders name.
-
-    Raises:
-        CheckpointError: There is a commit mark that does not open: nobody knows what it names.
-    """
-    named: set[str] = set()
-    for folder in folders:
-        try:
-            checkpoint = _core.Checkpoint.open(joined(client.url, folder))
-        except CheckpointNotFoundError:
-            continue
-        named.update(joined(folder, name) for name, *_ in checkpoint.files())
-    return named
-
-
 def _abort_uploads(url: str, config: Config, before: datetime, report: SweepReport) -> list[str]:
     if not url.startswith(("s3://", "s3a://")):
         report.notes.append("unfinished uploads were not looked for: only stores that speak S3 can be asked")
         return []
     try:
         uploads = UnfinishedUploads(url, config.storage_options or {})
+        old = [each for each in uploads.below() if is_own_file(each.key) and each.begun < before]
     except ImportError:
         report.notes.append("unfinished uploads were not looked for: this needs boto3: pip install boto3")
         return []
-    try:
-        old = [each for each in uploads.below() if is_own_file(each.key) and each.begun < before]
-        for upload in old if not report.dry_run else ():
-            uploads.abort(upload)
     except CheckpointError as error:
-        report.notes.append(f"unfinished uploads were not removed: {error}")
+        report.notes.append(f"unfinished uploads were not looked for: {error}")
         return []
-    return [each.key for each in old]
+    aborted = []
+    for upload in old:
+        try:
+            if not report.dry_run:
+                uploads.abort(upload)
+        except CheckpointError as error:  # somebody may have ended it
+            report.notes.append(f"the unfinished upload of {upload.key} was not removed: {error}")
+        else:
+            aborted.append(upload.key)
+    return aborted

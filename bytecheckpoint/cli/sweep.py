@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from bytecheckpoint.checkpoint.store_sweep import LEAST_AGE_S, sweep
+from bytecheckpoint.checkpoint.store_sweep import sweep
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import counted, one_line, print_json
 
@@ -18,14 +18,13 @@ __all__ = ["command"]
     "--older-than",
     "hours",
     type=float,
-    default=LEAST_AGE_S / 3600,
-    show_default=True,
     metavar="HOURS",
-    help="Leave what is younger, by the clock of the store. It must be longer than any save takes.",
+    help="Leave what is younger, by the clock of the store. At least a day, which is the default, or twice "
+    "Config.commit_deadline_s.",
 )
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and say what would be removed.")
 @json_option
-def command(url: str, hours: float, dry_run: bool, as_json: bool) -> None:
+def command(url: str, hours: float | None, dry_run: bool, as_json: bool) -> None:
     """Removes from an object store what saves that died have left.
 
     URL is that of a checkpoint, of a run, or of a folder with several runs. Data files go that no commit mark names,
@@ -36,7 +35,7 @@ def command(url: str, hours: float, dry_run: bool, as_json: bool) -> None:
     Example:
       bcp sweep s3://bucket/run --dry-run
     """
-    report = sweep(url, older_than_s=hours * 3600, dry_run=dry_run)
+    report = sweep(url, older_than_s=None if hours is None else hours * 3600, dry_run=dry_run)
     if as_json:
         print_json(report.to_dict())
         return

@@ -7,7 +7,7 @@ import errno
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ __all__ = ["PART_BYTES", "Entry", "StoreClient", "is_tombstone"]
 
 # A slot of the engine's ring, which goes out as one part. Stores take parts from 5 MiB on, and 10,000 of them.
 PART_BYTES = 8 << 20
+_OBJECTS_A_PAGE = 1000
 # In the text of errors: the store has replied, and its reply was final.
 _HAVE_A_REASON = ("status code: 4", "redirect without LOCATION")
 # What stands for a removed commit mark: a prune has put it, or a save that begins there. And 32 hex digits.
@@ -96,6 +97,7 @@ class StoreClient:
         prefix: Key of the folder in ``store``.
         num_in_flight: Number of parts of an upload that are under way at once.
         bucket: URL of the bucket.
+        open_once: Returns the same store, which tries each request once.
 
     Attributes:
         is_http: Whether it is a folder of a web server, which can only be read, and has no listing.
@@ -103,7 +105,9 @@ class StoreClient:
             tell.
     """
 
-    def __init__(self, url: str, store: Any, prefix: str, num_in_flight: int, bucket: str) -> None:
+    def __init__(
+        self, url: str, store: Any, prefix: str, num_in_flight: int, bucket: str, open_once: Callable[[], Any]
+    ) -> None:
         import obstore
 
         self.url = url
@@ -113,6 +117,7 @@ class StoreClient:
         self._prefix = prefix
         self._num_in_flight = num_in_flight
         self._bucket = bucket
+        self._open_once = open_once
         self._kind = type(store).__name__
         self.num_requests = 0
         self._counting = threading.Lock()
@@ -226,16 +231,20 @@ class StoreClient:
         begin = len(self._prefix) + 1 if self._prefix else 0
         with self._errors():
             batches = self._obstore.list(self._store, prefix=self._key(folder) or None)
-            return [
+            found = [
                 Entry(meta["path"][begin:], meta["size"], meta["last_modified"]) for batch in batches for meta in batch
             ]
+        self._count_pages(len(found))
+        return found
 
     def _listed(self, folder: str) -> Any:
         if self.is_http:
             raise OSError(errno.EOPNOTSUPP, "over HTTP there is no listing: pass the URL of the checkpoint itself")
         key = self._key(folder)
         with self._errors():
-            return self._obstore.list_with_delimiter(self._store, key or None)
+            found = self._obstore.list_with_delimiter(self._store, key or None)
+        self._count_pages(len(found["objects"]) + len(found["common_prefixes"]))
+        return found
 
     def head(self, name: str) -> dict[str, Any] | None:
         """Returns what the store says of an object; None if there is none."""
@@ -345,6 +354,15 @@ class StoreClient:
         if names and self._deletes_in_bulk():
             with self._errors():
                 self._obstore.delete(self._store, [self._key(name) for name in names])
+            self._count_pages(len(names))
+
+    def delete_once(self, name: str) -> None:
+        """Removes an object in one request, which is not tried again. It is no error if it is already gone."""
+        try:
+            with self._errors():
+                self._obstore.delete(self._open_once(), self._key(name))
+        except FileNotFoundError:
+            return
 
     def _meta(self, name: str) -> dict[str, Any]:
         meta: dict[str, Any]
@@ -371,6 +389,10 @@ class StoreClient:
     def _count(self, number: int) -> None:
         with self._counting:
             self.num_requests += number
+
+    def _count_pages(self, num_objects: int) -> None:
+        """Counts the requests for so many objects, but for the first: one request lists or removes 1,000."""
+        self._count(max(num_objects - 1, 0) // _OBJECTS_A_PAGE)
 
     @contextmanager
     def _errors(self, num_requests: int = 1) -> Iterator[None]:

@@ -28,6 +28,7 @@ _MARK = ".metadata"
 _LEAST_GRACE_S = 86400.0
 # Each look tries as long as any request. So after a long one there are no more.
 _LOOKS_AFTER_A_LOST_REPLY, _MOST_LOOKING_S = 5, 5.0
+_HAS_NO_CONDITIONS = "this store has no conditional requests, without which two saves could replace each other unseen"
 _IGNORES_CONDITIONS = (
     "this store ignores conditional requests: two saves to this URL at the same time can replace one another unseen; "
     "let only one job save there"
@@ -167,14 +168,12 @@ class StoreCommit:
             self._may_be_committed = not is_refused and error.errno not in (EACCES, EINVAL, EOPNOTSUPP)
             if is_refused:
                 raise CheckpointSupersededError(
-                    f"commit({url}): another save committed while this one ran; its checkpoint was not replaced", url
-                ) from error
-            if error.errno == EOPNOTSUPP:
-                raise UnsupportedError(
-                    f"commit({url}): this store has no conditional requests, without which two saves could replace "
-                    f"each other unseen: {error.strerror}",
+                    f"commit({url}): while this save ran, another one committed, or a prune removed what was here; "
+                    "that was not replaced",
                     url,
                 ) from error
+            if error.errno == EOPNOTSUPP:
+                raise UnsupportedError(f"commit({url}): {_HAS_NO_CONDITIONS}: {error.strerror}", url) from error
             doubt = " It is not known whether the save is committed." if self._may_be_committed else ""
             raise StorageError(f"put({url}/{_MARK}): {error.strerror}.{doubt}", url, error.errno or 0) from error
 
@@ -228,6 +227,7 @@ class StoreCommit:
         try:
             return call()
         except OSError as error:
-            raise StorageError(
-                f"{operation}({url}{'/' if name else ''}{name}): {error.strerror}", url, error.errno or 0
-            ) from error
+            place = f"{operation}({url}{'/' if name else ''}{name})"
+            if error.errno == EOPNOTSUPP:
+                raise UnsupportedError(f"{place}: {_HAS_NO_CONDITIONS}: {error.strerror}", url) from error
+            raise StorageError(f"{place}: {error.strerror}", url, error.errno or 0) from error

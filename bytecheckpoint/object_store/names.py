@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_data", "is_mark", "is_own_data", "is_own_file"]
+__all__ = ["is_data", "is_mark", "is_own_data", "is_own_file", "rank_of_mark"]
 
 _DATA = re.compile(r"(.*/)?__\d+_\d+(\.[0-9a-f]{16})?\.distcp")
 _OWN_DATA = re.compile(r"(.*/)?__\d+_\d+\.[0-9a-f]{16}\.distcp")
-_MARK = re.compile(r"(.*/)?(__\d+)?\.metadata")
+_MARK = re.compile(r"(.*/)?(__(\d+))?\.metadata")
 
 
 def is_data(name: str) -> bool:
@@ -25,6 +25,12 @@ def is_own_data(name: str) -> bool:
 def is_mark(name: str) -> bool:
     """Whether it is the name of a commit mark: of a save, or of one rank."""
     return _MARK.fullmatch(name) is not None
+
+
+def rank_of_mark(name: str) -> int | None:
+    """Returns the rank whose commit mark it is; None for the mark of a whole save."""
+    found = _MARK.fullmatch(name)
+    return int(found[3]) if found is not None and found[3] is not None else None
 
 
 def is_own_file(name: str) -> bool:

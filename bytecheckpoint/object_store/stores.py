@@ -74,7 +74,9 @@ def use_store(url: str, config: Config, extension: Any = _core) -> StoreClient:
         raise UnsupportedError(f"{url}: URLs need obstore: pip install 'bytecheckpoint[cloud]'", url)
     _refuse_forked_child(url)
     root, prefix = _root_and_prefix(url)
-    client = StoreClient(url, _open(root, config), prefix, config.store_concurrency, root)
+    client = StoreClient(
+        url, _open(root, config), prefix, config.store_concurrency, root, lambda: _open(root, config, once=True)
+    )
     for module in {_core, extension}:  # what explains errors looks by way of `_core`
         module.register_store(url, client)
     clients = _clients.get()
@@ -154,13 +156,23 @@ def _root_and_prefix(url: str) -> tuple[str, str]:
     return root, unquote(prefix) if parts.scheme in ("http", "https") else prefix
 
 
-def _open(root: str, config: Config) -> Any:
+def _open(root: str, config: Config, *, once: bool = False) -> Any:
+    """Opens the store of a bucket.
+
+    Args:
+        root: URL of the bucket.
+        config: Settings.
+        once: Whether requests are tried once, and for seconds only.
+
+    Raises:
+        ConfigError: An option is unknown.
+    """
     from obstore.exceptions import BaseError
     from obstore.store import HTTPStore, MemoryStore, from_url
 
     if root.startswith("memory://"):
         return _in_memory.get().setdefault(root, MemoryStore())
-    timeout_s = config.io_timeout_s or _MOST_TIMEOUT_S
+    timeout_s = _LEAST_TIMEOUT_S if once else config.io_timeout_s or _MOST_TIMEOUT_S
     options = _with_checksums(root, config.storage_options or {})
     client_options: dict[str, Any] = {
         "timeout": timedelta(seconds=min(max(timeout_s, _LEAST_TIMEOUT_S), _MOST_TIMEOUT_S)),
@@ -168,7 +180,9 @@ def _open(root: str, config: Config) -> Any:
         **options.get("client_options", {}),
     }
     of_store = {key: value for key, value in options.items() if key != "client_options"}
-    retry_config = {"retry_timeout": timedelta(seconds=min(timeout_s, _MOST_RETRY_S))}
+    retry_config: dict[str, Any] = {"retry_timeout": timedelta(seconds=min(timeout_s, _MOST_RETRY_S))}
+    if once:
+        retry_config["max_retries"] = 0
     is_http = root.startswith(("http://", "https://"))
     made_of = repr((root, sorted(of_store.items()), sorted(client_options.items()), retry_config))
     # Credentials in the variables may have changed meanwhile: they are a part of what it is made of.

@@ -43,6 +43,7 @@ class UnfinishedUploads:
 
     Raises:
         ImportError: boto3 is not installed.
+        StorageError: boto3 does not take the options, or what its own files and variables say.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -60,7 +61,8 @@ class UnfinishedUploads:
         # boto3 reads AWS_ENDPOINT_URL, too, but not the other name that obstore takes.
         if "endpoint_url" not in arguments and "AWS_ENDPOINT" in os.environ:
             arguments["endpoint_url"] = os.environ["AWS_ENDPOINT"]
-        self._client: Any = boto3.client("s3", **arguments)
+        with self._errors("open"):
+            self._client: Any = boto3.client("s3", **arguments)
 
     def below(self) -> list[Upload]:
         """Returns the uploads of objects below the URL.
@@ -89,5 +91,5 @@ class UnfinishedUploads:
 
         try:
             yield
-        except (BotoCoreError, ClientError) as error:
+        except (BotoCoreError, ClientError, ValueError) as error:
             raise StorageError(f"{operation}({self._url}): {error}", self._url) from error

@@ -23,28 +23,32 @@ using base::Result;
 using base::Status;
 using base::text;
 
-/// Raises what is no Exception, such as KeyboardInterrupt or SystemExit, once more in the main thread, as soon as that
-/// runs Python: the engine has no word for it. Python's handlers of signals raise nowhere else.
-void raise_later(py::error_already_set& error) {
-  static PyObject* later = nullptr;  // guarded by the GIL
-  Py_XSETREF(later, error.value().inc_ref().ptr());
-  Py_AddPendingCall(
-      [](void*) {
-        if (later == nullptr) return 0;
-        PyObject* const value = std::exchange(later, nullptr);
-        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
-        Py_DECREF(value);
-        return -1;
-      },
-      nullptr);
+/// Raises what a handler of a signal has raised, such as KeyboardInterrupt or SystemExit, once more, as soon as this
+/// thread runs Python: the engine has no word for it. Handlers run in the main thread alone.
+/// \returns false if it is not from there.
+bool raise_later(py::error_already_set& error) {
+  const py::module_ threading = py::module_::import("threading");
+  if (error.matches(PyExc_Exception) || !threading.attr("current_thread")().is(threading.attr("main_thread")())) {
+    return false;
+  }
+  PyObject* const value = error.value().inc_ref().ptr();
+  const auto raise_now = [](void* raised) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(static_cast<PyObject*>(raised))),
+                    static_cast<PyObject*>(raised));
+    Py_DECREF(static_cast<PyObject*>(raised));
+    return -1;
+  };
+  if (Py_AddPendingCall(raise_now, value) == 0) return true;
+  Py_DECREF(value);
+  return false;
 }
 
 /// Returns the Status of what Python raised. An OSError has the errno; the message of anything else is kept.
 Status status_of(py::error_already_set& error, std::string_view operation, const std::string& path,
                  const std::string& detail) {
-  if (!error.matches(PyExc_Exception)) {
-    raise_later(error);
-    return Status::make(base::Code::kCancelled, text(operation, "(", path, "): interrupted"), path, EINTR);
+  if (raise_later(error)) {
+    return Status::make(base::Code::kCancelled, text(operation, "(", path, "): interrupted: ", error.what()), path,
+                        EINTR);
   }
   int code = EIO;
   std::string message = error.what();

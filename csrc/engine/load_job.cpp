@@ -37,18 +37,24 @@ base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
   } const forget{&destinations_};
   const auto begin = std::chrono::steady_clock::now();
   const int64_t max_gap_bytes = io::is_url(options_.directory) ? kStoreGapBytes : 0;
-  BCP_ASSIGN_OR_RETURN(planner::LoadPlan plan, planner::plan_load(destinations_.wanted(), format::kBlockBytes,
-                                                                  staging::kSlotBytes, max_gap_bytes));
   LoadStats stats;
-  stats.num_files = plan.num_files();
-  stats.bytes_wanted = plan.bytes_wanted;
-  stats.bytes_read = plan.bytes_read;
-  Status outcome = execute(std::move(plan), cancelled);
+  Status outcome = read(max_gap_bytes, cancelled, &stats);
+  // What is damaged may be in a gap, where nobody wants it.
+  if (outcome.code() == Code::kCorrupt && max_gap_bytes > 0) outcome = read(0, cancelled, &stats);
   if (outcome.is_ok()) outcome = destinations_.check_archives();
   if (!outcome.is_ok()) return explain(std::move(outcome));
   stats.num_boxes = static_cast<int64_t>(destinations_.wanted().size());
   stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return stats;
+}
+
+Status LoadJob::read(int64_t max_gap_bytes, const std::function<bool()>& cancelled, LoadStats* stats) {
+  BCP_ASSIGN_OR_RETURN(planner::LoadPlan plan, planner::plan_load(destinations_.wanted(), format::kBlockBytes,
+                                                                  staging::kSlotBytes, max_gap_bytes));
+  stats->num_files = plan.num_files();
+  stats->bytes_wanted = plan.bytes_wanted;
+  stats->bytes_read += plan.bytes_read;
+  return execute(std::move(plan), cancelled);
 }
 
 Status LoadJob::execute(planner::LoadPlan plan, const std::function<bool()>& cancelled) {

@@ -82,6 +82,8 @@ class LoadJob {
   base::Status explain(base::Status failure) const;
 
  private:
+  /// Plans and reads. \param max_gap_bytes  See `plan_load`.
+  base::Status read(int64_t max_gap_bytes, const std::function<bool()>& cancelled, LoadStats* stats);
   base::Status execute(planner::LoadPlan plan, const std::function<bool()>& cancelled);
 
   const LoadOptions options_;

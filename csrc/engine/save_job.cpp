@@ -61,11 +61,10 @@ base::Result<FileImage*> SaveJob::image_for_record(int64_t bytes) {
     return options_.max_file_bytes > 0 && file_bytes + overhead_bytes(file_bytes) > options_.max_file_bytes;
   };
   if (is_too_long(bytes)) {
-    return base::Status::make(
-        base::Code::kUnsupported,
-        base::text("write(", options_.directory, "): ", bytes, " bytes of one tensor on one rank; ",
-                   "a file there can have ", options_.max_file_bytes, " bytes: shard the tensor"),
-        options_.directory);
+    return base::Status::make(base::Code::kUnsupported,
+                              base::text("write(", options_.directory, "): ", bytes, " bytes in one piece; ",
+                                         "a file there can have ", options_.max_file_bytes, " bytes: shard the tensor"),
+                              options_.directory);
   }
   if (image_open_ && (options_.one_file_a_record || is_too_long(images_.back()->position() + bytes))) {
     BCP_RETURN_IF_ERROR(finish_image());

@@ -5,6 +5,8 @@
  * at once or never, and lists what is there; it has no locks, no rename and no deletes with a condition. Replies can be
  * lost, requests that were given up can arrive later, and a process can die at any time.
  *
+ * Left out: `remove_tombstones`, which removes what earlier prunes and dead saves have left, once it is old.
+ *
  * test_store_model.py runs this file; docs/object_stores.md says what it shows.
  *
  *   SAVERS  saves, 1 to 3, begun in the order of their numbers
