@@ -7,14 +7,16 @@ import errno
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.store_runs import loaded, names, save, states
+from support.store_runs import copy_ranks, loaded, names, save, states
 
-from bytecheckpoint import Retention, latest, prune, save_state_dict, scan_steps, verify
+from bytecheckpoint import Config, Retention, latest, prune, save_state_dict, scan_steps, verify
 from bytecheckpoint.checkpoint import store_removal
+from bytecheckpoint.checkpoint.folders import is_folder
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointNotFoundError, CheckpointSupersededError
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
@@ -77,7 +79,7 @@ def test_in_a_loop(root: str) -> None:
 @pytest.fixture(params=["before", "after"])
 def fails_at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[str]]]:
     """Returns a function that makes the request of a number fail, before or after its effect."""
-    kinds = ("everything", "head", "put_if", "delete")
+    kinds = ("everything", "head", "put_if", "delete", "delete_once")
     when, made = [-1], [""]
 
     def failing(kind: str) -> None:
@@ -268,13 +270,60 @@ def test_the_tombstone_of_a_young_mark_is_removed_later(
     assert of_step_1(client) == []
 
 
+def test_a_second_prune_does_not_take_a_young_tombstone_for_an_old_one(
+    root: str, client: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_removal, "_LONGEST_REQUEST", timedelta(minutes=15))
+    save(root, 1)
+    client.put("step-1/__0_0.0123456789abcdef.distcp", b"being written")
+    save(root, 2)
+    assert prune(root, keep_latest=1).removed == [f"{root}/step-1"]
+    save(root, 3)
+    assert prune(root, keep_latest=2, grace_s=0).swept == [f"{root}/step-1"]
+    assert of_step_1(client) == ["step-1/.metadata"]
+    assert states(root) == {2: "complete", 3: "complete"}
+
+
+def test_a_prune_that_fails_in_the_middle_says_that_it_is_no_checkpoint_any_more(
+    root: str, client: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(root, 1, 2)
+
+    def refuse(self: StoreClient, going: Any) -> None:
+        raise OSError(errno.EIO, "SlowDown")
+
+    monkeypatch.setattr(StoreClient, "delete", refuse)
+    report = prune(root, keep_latest=1)
+    assert report.removed == [f"{root}/step-1"]
+    assert report.warnings == ["step-1: it is no checkpoint any more, but not all of it is gone: SlowDown"]
+
+
+def test_a_part_of_which_a_tombstone_is_left_is_not_there(root: str, client: StoreClient) -> None:
+    save_state_dict(f"{root}/step-1/model", {"w": torch.ones(3)})
+    client.put("step-1/optimizer/.metadata", b"removed " + b"0" * 32)
+    assert is_folder(f"{root}/step-1/model")
+    assert not is_folder(f"{root}/step-1/optimizer")
+    assert [folder.components for folder in scan_steps(root)] == [("model",)]
+
+
+def test_parts_of_ranks_that_committed_by_themselves_go(root: str, client: StoreClient, tmp_path: Path) -> None:
+    """Such a checkpoint can only have been copied there."""
+    copy_ranks(client, tmp_path, "step-1")
+    save(root, 2)
+    assert states(root) == {1: "complete", 2: "complete"}
+    report = prune(root, keep_latest=1)
+    assert (report.removed, report.warnings) == ([f"{root}/step-1"], [])
+    assert of_step_1(client) == []
+
+
 def test_the_tombstone_of_a_save_that_died_is_removed_after_its_grace(root: str, client: StoreClient) -> None:
     client.put("step-1/.metadata", b"saving " + b"0" * 32)
     save(root, 2)
     assert prune(root, keep_latest=1).warnings == []
     assert of_step_1(client) == ["step-1/.metadata"]
     assert states(root) == {2: "complete"}
-    assert prune(root, keep_latest=1, grace_s=0).warnings == []
+    settings = Config(commit_deadline_s=1e-6)
+    assert prune(root, keep_latest=1, grace_s=0, config=settings).warnings == []
     assert of_step_1(client) == []
 
 

@@ -134,6 +134,39 @@ def test_what_a_handler_of_a_signal_raises_ends_a_request(
     assert loaded(url) == 1
 
 
+def test_what_only_another_thread_raises_is_an_error_of_the_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panic in obstore is no Exception. It must not be raised in the main thread, which may be training."""
+
+    class Panic(BaseException):
+        pass
+
+    def panic(self: StoreClient, *arguments: Any) -> Any:
+        raise Panic("in Rust")
+
+    save_state_dict(url, state(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreClient, "open", panic)
+        with pytest.raises(StorageError, match="Panic: in Rust"):
+            Stored(url, Config(io_timeout_s=60))
+        sum(range(100_000))  # whatever waits to be raised here is raised now
+    assert loaded(url) == 1
+
+
+def test_damage_between_what_is_wanted(url: str, client: StoreClient) -> None:
+    """A small gap is read to save a request, but what is damaged there does not matter."""
+    save_state_dict(url, {name: torch.full((200_000,), 1.0) for name in "abc"})  # 0.8 MB each
+    (name,) = data_files(client)
+    data = bytearray(client.get(name))
+    data[len(data) // 2] ^= 1
+    client.put(name, bytes(data))
+    found = {name: torch.zeros(200_000) for name in "ac"}
+    load_state_dict(url, found, strict=False)
+    assert all(bool((value == 1.0).all()) for value in found.values())
+    with pytest.raises(CheckpointException) as raised:
+        load_state_dict(url, {"b": torch.zeros(200_000)}, strict=False)
+    assert "CorruptCheckpointError" in str(raised.value)
+
+
 def test_a_background_save(url: str) -> None:
     changing = state(1)
     handle = async_save_state_dict(url, changing)
@@ -226,7 +259,7 @@ def test_of_two_saves_at_once_one_commits(url: str, client: StoreClient, of_firs
             return super().finish_plan(*args)
 
     done: list[Any] = []
-    with pytest.raises(CheckpointSupersededError, match="another save committed"):
+    with pytest.raises(CheckpointSupersededError, match="another one committed"):
         save_state_dict(url, state(3), planner=Overtaken())
     assert len(done) == 1
     assert loaded(url) == 2

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.cli_runs import as_json, run
 from support.seaweedfs import SeaweedFS
-from support.store_runs import loaded, names, save
+from support.store_runs import copy_ranks, loaded, names, save
 from support.store_trials import Store
 
 import bytecheckpoint
@@ -18,6 +19,7 @@ from bytecheckpoint import Config, save_state_dict
 from bytecheckpoint.checkpoint import store_sweep
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError, StorageError
 from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.object_store.unfinished_uploads import UnfinishedUploads, Upload
 
 # Saves of these tests are over at once.
 SHORT = Config(commit_deadline_s=0.01)
@@ -25,7 +27,10 @@ LEFT = "step-1/__0_0.0123456789abcdef.distcp"
 
 
 def sweep(url: str, **arguments: Any) -> bytecheckpoint.SweepReport:
-    return bytecheckpoint.sweep(url, older_than_s=0.02, config=SHORT, **arguments)
+    """Takes what is older than a moment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_sweep, "LEAST_AGE_S", 0.0)
+        return bytecheckpoint.sweep(url, **{"older_than_s": 0.02, "config": SHORT, **arguments})
 
 
 def test_what_no_commit_names(root: str, client: StoreClient) -> None:
@@ -49,8 +54,10 @@ def test_what_a_save_may_be_writing_stays(root: str, client: StoreClient) -> Non
     client.put(LEFT, b"being written")
     assert bytecheckpoint.sweep(root).removed == []
     assert names(client) == {LEFT}
-    with pytest.raises(ConfigError, match="twice that"):
-        bytecheckpoint.sweep(root, older_than_s=60)
+    with pytest.raises(ConfigError, match="a save may be writing what is younger than 86400 s"):
+        bytecheckpoint.sweep(root, older_than_s=7200)
+    with pytest.raises(ConfigError, match="younger than 200000 s"):
+        bytecheckpoint.sweep(root, older_than_s=90000, config=Config(commit_deadline_s=100000))
 
 
 def test_a_mark_that_does_not_open_keeps_everything(root: str, client: StoreClient) -> None:
@@ -60,6 +67,15 @@ def test_a_mark_that_does_not_open_keeps_everything(root: str, client: StoreClie
     with pytest.raises(CheckpointError, match=r"step-1/\.metadata"):
         sweep(root)
     assert LEFT in names(client)
+
+
+def test_what_ranks_that_committed_by_themselves_name_stays(root: str, client: StoreClient, tmp_path: Path) -> None:
+    """Such a checkpoint can only have been copied there."""
+    copy_ranks(client, tmp_path, "step-1")
+    client.put(LEFT, b"left by a save that died")
+    time.sleep(0.05)
+    assert sweep(root).removed == [LEFT]
+    assert [folder.state for folder in bytecheckpoint.scan_steps(root)] == ["complete"]
 
 
 def test_wrong_places(root: str) -> None:
@@ -91,8 +107,12 @@ def test_the_command(root: str, client: StoreClient) -> None:
     assert run("sweep", "/a/directory").exit_code == 2
 
 
+def refuse(self: UnfinishedUploads, upload: Upload) -> None:
+    raise StorageError("abort upload: AccessDenied")
+
+
 def test_uploads_that_were_never_finished(store: Store, server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
-    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: UNFINISHED UPLOADS ARE NOT TESTED")
+    boto3: Any = pytest.importorskip("boto3", reason="boto3 is not installed: UNFINISHED UPLOADS ARE NOT TESTED")
     options = server.options
     client = boto3.client(
         "s3",
@@ -112,12 +132,22 @@ def test_uploads_that_were_never_finished(store: Store, server: SeaweedFS, monke
     config = Config(commit_deadline_s=0.1, storage_options=options)
     assert bytecheckpoint.sweep(url, config=config).aborted == []
     time.sleep(2.0)  # the server counts whole seconds
-    assert bytecheckpoint.sweep(url, older_than_s=0.5, dry_run=True, config=config).aborted == [f"{prefix}/{LEFT}"]
-    assert bytecheckpoint.sweep(url, older_than_s=0.5, config=config).aborted == [f"{prefix}/{LEFT}"]
+    name = f"{prefix}/{LEFT}"
+    assert sweep(url, older_than_s=0.5, dry_run=True, config=config).aborted == [name]
+    with monkeypatch.context() as patch:
+        patch.setattr(store_sweep.UnfinishedUploads, "abort", refuse)
+        refused = sweep(url, older_than_s=0.5, config=config)
+        assert refused.aborted == []
+        assert name in refused.notes[0]
+    assert sweep(url, older_than_s=0.5, config=config).aborted == [name]
     left = {each["Key"] for each in client.list_multipart_uploads(Bucket="checkpoints").get("Uploads", ())}
     assert {f"{prefix}/of-somebody-else", f"{prefix}-other/{LEFT}"} <= left
     assert f"{prefix}/{LEFT}" not in left
     assert bytecheckpoint.verify(f"{url}/step-1", config=store.config).is_whole
+
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_PROFILE", "of-nobody")
+        assert "could not be found" in bytecheckpoint.sweep(url, config=config).notes[0]
 
     class Absent:
         def __init__(self, *_: Any) -> None:

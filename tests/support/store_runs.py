@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-import torch
+from pathlib import Path
 
-from bytecheckpoint import load_state_dict, save_state_dict, scan_steps
+import torch
+import torch.distributed.checkpoint as dcp
+
+from bytecheckpoint import BcpWriter, load_state_dict, save_state_dict, scan_steps
 from bytecheckpoint.object_store.client import StoreClient
 
-__all__ = ["loaded", "names", "save", "states"]
+__all__ = ["copy_ranks", "loaded", "names", "save", "states"]
 
 
 def save(root: str, *steps: int) -> None:
@@ -33,3 +36,10 @@ def states(root: str) -> dict[int, str]:
 def names(client: StoreClient) -> set[str]:
     """Returns the names of all objects below the URL of ``client``."""
     return {each.name for each in client.everything("")}
+
+
+def copy_ranks(client: StoreClient, folder: Path, name: str) -> None:
+    """Puts a checkpoint there whose only rank has committed by itself, which cannot be saved there."""
+    dcp.save({"w": torch.ones(1000)}, storage_writer=BcpWriter(folder), use_collectives=False, no_dist=True)
+    for file in folder.iterdir():
+        client.put(f"{name}/{file.name}", file.read_bytes())
