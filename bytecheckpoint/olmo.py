@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from bytecheckpoint.checkpoint.folders import Place, below, folders_in, has_file, parent_of
+from bytecheckpoint.checkpoint.folders import Place, below, folders_in, has_file, known, parent_of
 from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
@@ -204,7 +204,7 @@ class OlmoReader(BcpReader):
             return super().read_metadata(*args, **kwargs)
         except CheckpointNotFoundError as error:
             # Change the error itself: a load raises this object again where every rank gets it.
-            error.args = (f"{error}{_where_instead(location(self.path))}",)
+            error.args = (f"{error}{_where_instead(location(self.path), self.config)}",)
             raise
 
 
@@ -299,8 +299,9 @@ def _is_theirs(path: str | os.PathLike[str]) -> bool:
     return _URL.match(str(path)) is not None and not is_ours
 
 
-def _where_instead(path: Place) -> str:
+def _where_instead(path: Place, config: Config) -> str:
     """Says what to load instead of ``path``, in the layout of OLMo-core's trainer: run/step10/model_and_optim."""
+    known(parent_of(parent_of(path)), config)
     if has_file(below(path, "model_and_optim"), ".metadata"):
         return f"; did you mean {below(path, 'model_and_optim')}?"
     for run in (path, parent_of(path), parent_of(parent_of(path))):

@@ -27,10 +27,9 @@ using base::text;
 /// thread runs Python: the engine has no word for it. Handlers run in the main thread alone.
 /// \returns false if it is not from there.
 bool raise_later(py::error_already_set& error) {
-  const py::module_ threading = py::module_::import("threading");
-  if (error.matches(PyExc_Exception) || !threading.attr("current_thread")().is(threading.attr("main_thread")())) {
-    return false;
-  }
+  if (error.matches(PyExc_Exception)) return false;
+  const py::object main_thread = py::module_::import("threading").attr("main_thread")();
+  if (main_thread.attr("ident").cast<unsigned long>() != PyThread_get_thread_ident()) return false;
   PyObject* const value = error.value().inc_ref().ptr();
   const auto raise_now = [](void* raised) {
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(static_cast<PyObject*>(raised))),

@@ -39,7 +39,7 @@ base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
   const int64_t max_gap_bytes = io::is_url(options_.directory) ? kStoreGapBytes : 0;
   LoadStats stats;
   Status outcome = read(max_gap_bytes, cancelled, &stats);
-  // What is damaged may be in a gap, where nobody wants it.
+  // What is damaged may be in a gap, where nobody wants it, or may have been damaged on its way.
   if (outcome.code() == Code::kCorrupt && max_gap_bytes > 0) outcome = read(0, cancelled, &stats);
   if (outcome.is_ok()) outcome = destinations_.check_archives();
   if (!outcome.is_ok()) return explain(std::move(outcome));

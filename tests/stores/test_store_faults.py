@@ -115,7 +115,7 @@ def test_each_request_of_a_load(store: Store, rounds: dict[str, list[tuple[int, 
             num_corrupt += len(trial.errors)
         if kind.num == FOREVER:
             assert [type(error) for error in trial.errors] == [StorageError], text
-    assert name != "flipped reply" or num_corrupt >= 3
+    assert name != "flipped reply" or num_corrupt >= 1  # data are read once more, metadata are not
 
 
 def of_commit(request: Request) -> bool:
