@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from bytecheckpoint import _core
@@ -22,9 +23,9 @@ from bytecheckpoint.checkpoint.step_names import compile_pattern, step_paths
 from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
 from bytecheckpoint.checkpoint.store_removal import (
     bytes_in_store,
+    last_change,
     remove_folder_in_store,
     remove_tombstones,
-    unchanged_for,
 )
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
@@ -205,7 +206,8 @@ class Retention:
             return 0  # half or damaged checkpoints may be all that there is
         newest = kept[-1]
         going = [folder for folder in folders if folder not in kept and folder.step not in protect]
-        going = [folder for folder in going if self._may_go(folder, newest, report)]
+        now = self._now(newest, report) if is_in_store else None
+        going = [folder for folder in going if self._may_go(folder, newest, now, report)]
         if going and not report.dry_run and not is_in_store:
             # Sync the checkpoints that stay. Otherwise a crash could lose a newer one, whose rename is not on disk yet,
             # after the older one was removed because of it.
@@ -214,18 +216,26 @@ class Retention:
             for directory in (Path(self.root), *of_parts, *marked):
                 _core.sync_directory(str(directory))
         freed = sum(self._remove(folder, root, report) for folder in going)
-        if is_in_store and not report.dry_run:
-            self._remove_tombstones(folders, newest, report)
+        if now is not None and not report.dry_run:
+            self._remove_tombstones(folders, now, report)
         return freed
 
-    def _remove_tombstones(self, folders: list[StepFolder], newest: StepFolder, report: RetentionReport) -> None:
+    def _now(self, newest: StepFolder, report: RetentionReport) -> datetime | None:
+        """Returns when the newest checkpoint in a store was last changed; None if it is gone or the store refuses."""
+        try:
+            return last_change(newest)
+        except OSError as error:
+            report.warnings.append(f"{newest.name}: {error}")
+            return None
+
+    def _remove_tombstones(self, folders: list[StepFolder], now: datetime, report: RetentionReport) -> None:
         """Removes what earlier prunes have left of folders, which a scan does not see any more."""
         seen = {folder.path for folder in folders}
         config = self.config or Config.from_env()
         for _, path in step_paths(str(self.root), self.pattern):
             try:
                 if path not in seen:
-                    remove_tombstones(path, newest, grace_s=max(self.grace_s, config.commit_deadline_s))
+                    remove_tombstones(path, now, grace_s=max(self.grace_s, config.commit_deadline_s))
             except OSError as error:
                 report.warnings.append(f"{path}: {error}")
 
@@ -234,7 +244,7 @@ class Retention:
         is_nth = self.keep_every is not None and folder.step % self.keep_every == 0
         return place <= self.keep_latest or is_nth or folder.step in protect
 
-    def _may_go(self, folder: StepFolder, newest: StepFolder, report: RetentionReport) -> bool:
+    def _may_go(self, folder: StepFolder, newest: StepFolder, now: datetime | None, report: RetentionReport) -> bool:
         if folder.state == "unknown":
             return False
         if folder.is_being_saved:
@@ -243,14 +253,14 @@ class Retention:
             why = f"{folder.state}: {folder.reason}"
         elif folder.state not in ("complete", "half") and folder.step > newest.step:
             why = f"{folder.state}, but no newer one is complete: {folder.reason}"
-        elif folder.state == "half" and not self._is_dead(folder, newest):
+        elif folder.state == "half" and not self._is_dead(folder, newest, now):
             why = f"half, but a save on another host may still be writing it: {folder.reason}"
         else:
             return True
         report.skipped[folder.path] = why
         return False
 
-    def _is_dead(self, folder: StepFolder, newest: StepFolder) -> bool:
+    def _is_dead(self, folder: StepFolder, newest: StepFolder, now: datetime | None) -> bool:
         """Whether nobody will finish this save.
 
         An unlocked tmp shows that. An empty folder counts too, because a save that is about to fill it loses nothing.
@@ -258,7 +268,8 @@ class Retention:
         """
         try:
             if is_store_url(folder.path):
-                return unchanged_for(folder, newest).total_seconds() >= self.grace_s
+                changed = last_change(folder)
+                return now is not None and (changed is None or (now - changed).total_seconds() >= self.grace_s)
             found = inspect_step(folder.path)
             every = [found, *found["components"].values()]
             is_empty = not any(of[kind] for of in every for kind in ("marks", "tmps", "data_files", "others"))

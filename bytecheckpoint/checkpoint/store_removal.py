@@ -34,7 +34,7 @@ from bytecheckpoint.object_store.names import is_data, is_mark
 from bytecheckpoint.object_store.stores import place_in_store
 from bytecheckpoint.object_store.urls import joined
 
-__all__ = ["bytes_in_store", "remove_folder_in_store", "remove_tombstones", "unchanged_for"]
+__all__ = ["bytes_in_store", "last_change", "remove_folder_in_store", "remove_tombstones"]
 
 _IS_READ = "a load of this process reads it"
 _IS_REPLACED = "it has changed since this prune looked at it"
@@ -102,25 +102,25 @@ def remove_folder_in_store(folder: StepFolder, *, remove_others: bool, grace_s: 
     return outcome
 
 
-def remove_tombstones(path: str, newest: StepFolder, *, grace_s: float) -> None:
+def remove_tombstones(path: str, now: datetime, *, grace_s: float) -> None:
     """Removes what a prune has left of a folder, if nothing but old tombstones is in it.
 
     Args:
         path: URL of the folder.
-        newest: A checkpoint of the run. How old tombstones are is counted up to its last change.
+        now: Up to when the age of tombstones is counted; see ``last_change``.
         grace_s: Seconds that a save may take.
 
     Raises:
         OSError: The store refused.
     """
     client, name = place_in_store(path)
-    every, of_newest = client.everything(name), _changes(newest)
-    if not of_newest or not all(each.is_tombstone for each in every):
+    every = client.everything(name)
+    if not all(each.is_tombstone for each in every):
         return
     for each in every:
         tombstone = client.head(each.name)
         least_age = _LONGEST_REQUEST + timedelta(seconds=grace_s if each.is_claim else 0)
-        if tombstone is not None and max(of_newest) - tombstone["last_modified"] >= least_age:
+        if tombstone is not None and now - tombstone["last_modified"] >= least_age:
             _unbury(client, each.name, tombstone)
 
 
@@ -133,24 +133,15 @@ def bytes_in_store(folder: StepFolder, *, remove_others: bool) -> int:
     return sum(each.num_bytes for each in _going(every, [name, *parts], remove_others))
 
 
-def unchanged_for(folder: StepFolder, newest: StepFolder) -> timedelta:
-    """Returns how long nothing in ``folder`` had changed when ``newest`` last changed, by the clock of the store alone.
+def last_change(folder: StepFolder) -> datetime | None:
+    """Returns when anything in a folder last changed, by the clock of the store; None if nothing is in it.
 
-    Tombstones of removals do not count, those of saves do.
-
-    Args:
-        folder: A folder of the run.
-        newest: Another one, with a checkpoint.
+    Tombstones of removals do not count, those of saves do. The ages of folders in a run are counted up to the last
+    change of the newest checkpoint, so that they depend on no other clock.
     """
-    changes, of_newest = _changes(folder), _changes(newest)
-    if not of_newest:
-        return timedelta.min  # somebody has removed it meanwhile
-    return max(of_newest) - max(changes) if changes else timedelta.max
-
-
-def _changes(folder: StepFolder) -> list[datetime]:
     client, name = place_in_store(folder.path)
-    return [each.last_modified for each in client.everything(name) if each.is_claim or not each.is_tombstone]
+    changes = [each.last_modified for each in client.everything(name) if each.is_claim or not each.is_tombstone]
+    return max(changes, default=None)
 
 
 def _may_be_written(entry: Entry, named: set[str], now: datetime, grace_s: float) -> bool:

@@ -14,15 +14,13 @@ from bytecheckpoint.checkpoint.store_marks import named_files
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.object_store.commit import sweep_grace_s
 from bytecheckpoint.object_store.names import is_mark, is_own_data, is_own_file
 from bytecheckpoint.object_store.stores import use_store
 from bytecheckpoint.object_store.unfinished_uploads import UnfinishedUploads
 from bytecheckpoint.object_store.urls import is_store_url, store_url
 
-__all__ = ["LEAST_AGE_S", "SweepReport", "sweep"]
-
-# As long as no save may take; see `StoreCommit`.
-LEAST_AGE_S = 86400.0
+__all__ = ["SweepReport", "sweep"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +78,7 @@ def sweep(
         StorageError: The store refused.
     """
     config = config or Config.from_env()
-    least_s = max(LEAST_AGE_S, 2 * config.commit_deadline_s)
+    least_s = sweep_grace_s(config.commit_deadline_s)
     older_than_s = least_s if older_than_s is None else older_than_s
     if not is_store_url(url):
         raise ConfigError(f"sweep({os.fspath(url)}): a path: in a directory, the next save removes what dead ones left")
@@ -91,7 +89,6 @@ def sweep(
         )
     url = store_url(url)
     client = use_store(url, config)
-    report = SweepReport(url=url, dry_run=dry_run)
     with storage_errors("sweep", url):
         every = client.everything("")
     if not every:
@@ -104,9 +101,15 @@ def sweep(
         going = [each for each in going if each.name not in named]
         if not dry_run:
             client.delete([each.name for each in going])
-    report.removed.extend(each.name for each in going)
-    aborted = _abort_uploads(url, config, before, report)
-    return SweepReport(**{**report.to_dict(), "bytes_freed": sum(each.num_bytes for each in going), "aborted": aborted})
+    aborted, notes = _abort_uploads(url, config, before, dry_run=dry_run)
+    return SweepReport(
+        url=url,
+        dry_run=dry_run,
+        removed=[each.name for each in going],
+        bytes_freed=sum(each.num_bytes for each in going),
+        aborted=aborted,
+        notes=notes,
+    )
 
 
 def _now(client: StoreClient) -> datetime:
@@ -123,26 +126,24 @@ def _now(client: StoreClient) -> datetime:
     return now
 
 
-def _abort_uploads(url: str, config: Config, before: datetime, report: SweepReport) -> list[str]:
+def _abort_uploads(url: str, config: Config, before: datetime, *, dry_run: bool) -> tuple[list[str], list[str]]:
+    """Aborts uploads that were begun before a time. Returns the names of their objects, and what was not done."""
     if not url.startswith(("s3://", "s3a://")):
-        report.notes.append("unfinished uploads were not looked for: only stores that speak S3 can be asked")
-        return []
+        return [], ["unfinished uploads were not looked for: only stores that speak S3 can be asked"]
     try:
         uploads = UnfinishedUploads(url, config.storage_options or {})
         old = [each for each in uploads.below() if is_own_file(each.key) and each.begun < before]
     except ImportError:
-        report.notes.append("unfinished uploads were not looked for: this needs boto3: pip install boto3")
-        return []
+        return [], ["unfinished uploads were not looked for: this needs boto3: pip install boto3"]
     except CheckpointError as error:
-        report.notes.append(f"unfinished uploads were not looked for: {error}")
-        return []
-    aborted = []
+        return [], [f"unfinished uploads were not looked for: {error}"]
+    aborted, notes = [], []
     for upload in old:
         try:
-            if not report.dry_run:
+            if not dry_run:
                 uploads.abort(upload)
         except CheckpointError as error:  # somebody may have ended it
-            report.notes.append(f"the unfinished upload of {upload.key} was not removed: {error}")
+            notes.append(f"the unfinished upload of {upload.key} was not removed: {error}")
         else:
             aborted.append(upload.key)
-    return aborted
+    return aborted, notes

@@ -21,7 +21,7 @@ from bytecheckpoint.errors import (
 from bytecheckpoint.object_store.client import StoreClient, is_tombstone
 from bytecheckpoint.object_store.names import is_own_data
 
-__all__ = ["StoreCommit"]
+__all__ = ["StoreCommit", "sweep_grace_s"]
 
 _MARK = ".metadata"
 # A data file that no commit names may belong to a save that runs. It is swept when it is older than any save may be.
@@ -33,6 +33,15 @@ _IGNORES_CONDITIONS = (
     "this store ignores conditional requests: two saves to this URL at the same time can replace one another unseen; "
     "let only one job save there"
 )
+
+
+def sweep_grace_s(deadline_s: float) -> float:
+    """Returns the age in seconds from which on no save can still be writing a data file that no commit names.
+
+    Args:
+        deadline_s: Seconds within which a save must be committed.
+    """
+    return max(_LEAST_GRACE_S, 2 * deadline_s)
 
 
 class StoreCommit:
@@ -211,16 +220,13 @@ class StoreCommit:
             self._warnings.append("the checkpoint was removed as soon as it was committed")
             return 0
         now = marks[0].last_modified
-        grace = timedelta(seconds=self._sweep_grace_s())
+        grace = timedelta(seconds=sweep_grace_s(self._deadline_s))
         old = {*self._old_files}
         going = [entry.name for entry in entries if is_own_data(entry.name) and entry.name not in named]
         ages: Mapping[str, timedelta] = {entry.name: now - entry.last_modified for entry in entries}
         going = [name for name in going if name in old or ages[name] > grace]
         self._client.delete(going)
         return len(going)
-
-    def _sweep_grace_s(self) -> float:
-        return max(_LEAST_GRACE_S, 2 * self._deadline_s)
 
     def _asked(self, operation: str, name: str, call: Any) -> Any:
         url = self._client.url

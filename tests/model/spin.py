@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["IS_LONG", "SECONDS_PER_SEARCH", "count_of", "errors_in", "search", "unreached_in", "violated_in"]
+__all__ = [
+    "IS_LONG",
+    "SECONDS_PER_SEARCH",
+    "check_sound",
+    "count_of",
+    "errors_in",
+    "search",
+    "unreached_in",
+    "violated_in",
+]
 
 IS_LONG = os.environ.get("BCP_LONG") == "1"
 SECONDS_PER_SEARCH = 3000 if IS_LONG else 280
@@ -69,3 +78,12 @@ def count_of(said: str) -> int:
     found = re.search(r"(\d+) states, stored", said)
     assert found is not None, said
     return int(found[1])
+
+
+def check_sound(model: Path, flags: str, folder: Path, unreached: set[str]) -> None:
+    """Fails unless no order of events violates a property, and all statements but ``unreached`` are reached."""
+    said = search(model, flags, folder)
+    assert errors_in(said) == 0, f"{flags}:\n{said}"
+    assert "Search not completed" not in said, said
+    print(f"{flags}: {count_of(said)} states")
+    assert unreached_in(said) == unreached, f"{flags}: parts of the model that nothing reaches:\n{said}"

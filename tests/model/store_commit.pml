@@ -187,7 +187,7 @@ proctype Save(byte s) {
   MAY_DIE(s);
 #if defined(M_TOMBSTONE_IS_NOTHING)
   if :: IS_TOMBSTONE(base[s]) -> base[s] = NONE :: else fi;
-#elif !defined(M_NO_CLAIM)
+#elif PRUNE && !defined(M_NO_CLAIM) /* else there are no tombstones */
   if
   :: IS_TOMBSTONE(base[s]) ->
      atomic {

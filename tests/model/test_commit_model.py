@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from model.spin import IS_LONG, SECONDS_PER_SEARCH, count_of, errors_in, search, unreached_in, violated_in
+from model.spin import IS_LONG, SECONDS_PER_SEARCH, check_sound, errors_in, search, violated_in
 
 ROOT = Path(__file__).parents[2]
 MODEL = Path(__file__).with_name("commit.pml")
@@ -57,24 +57,16 @@ MUTATIONS = {
 HARMLESS = ("LOCKS=1 RANKS=1 M_NO_NLINK", "LOCKS=1 RANKS=1 M_NO_CHECK_RIGHT")
 
 
-def _check_sound(flags: str, folder: Path) -> None:
-    said = search(MODEL, flags, folder)
-    assert errors_in(said) == 0, f"{flags}:\n{said}"
-    assert "Search not completed" not in said, said
-    print(f"{flags}: {count_of(said)} states")
-    assert unreached_in(said) == SOUND.get(flags, set()), f"{flags}: parts of the model that nothing reaches:\n{said}"
-
-
 @pytest.mark.parametrize("flags", SOUND)
 def test_the_protocol_is_sound(flags: str, tmp_path: Path) -> None:
-    _check_sound(flags, tmp_path)
+    check_sound(MODEL, flags, tmp_path, SOUND.get(flags, set()))
 
 
 @pytest.mark.skipif(not IS_LONG, reason="set BCP_LONG=1 to search millions of states")
 @pytest.mark.timeout(SECONDS_PER_SEARCH + 60)
 @pytest.mark.parametrize("flags", SOUND_LONG)
 def test_the_protocol_is_sound_in_larger_worlds(flags: str, tmp_path: Path) -> None:
-    _check_sound(flags, tmp_path)
+    check_sound(MODEL, flags, tmp_path, SOUND.get(flags, set()))
 
 
 @pytest.mark.parametrize("flags", MUTATIONS)

@@ -29,7 +29,7 @@ LEFT = "step-1/__0_0.0123456789abcdef.distcp"
 def sweep(url: str, **arguments: Any) -> bytecheckpoint.SweepReport:
     """Takes what is older than a moment."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_sweep, "LEAST_AGE_S", 0.0)
+        patch.setattr(store_sweep, "sweep_grace_s", lambda deadline_s: 2 * deadline_s)
         return bytecheckpoint.sweep(url, **{"older_than_s": 0.02, "config": SHORT, **arguments})
 
 
