@@ -64,6 +64,7 @@ Status LoadJob::execute(planner::LoadPlan plan, const std::function<bool()>& can
       new ReadPipeline(options_.reading(), manifest_, std::move(ring), std::move(plan.segments), num_slots),
       io::DeleteInBackground{options_.io_timeout_s > 0});
   int64_t bytes_read = 0;
+  size_t num_left = reading->segments().size();
   while (const auto filled = reading->reader().next()) {
     BCP_RETURN_IF_ERROR(filled->status);
     if (cancelled()) return Status::make(Code::kCancelled, text("load(", options_.directory, "): interrupted"));
@@ -74,13 +75,17 @@ Status LoadJob::execute(planner::LoadPlan plan, const std::function<bool()>& can
     BCP_RETURN_IF_ERROR(destinations_.check(slot, segment, bytes, *file));
     BCP_RETURN_IF_ERROR(destinations_.scatter(slot, segment, bytes, *file));
     reading->reader().release(filled->slot);
+    --num_left;
     if (!options_.progress) continue;
     bytes_read += segment.bytes;
     // An estimate in proportion to the bytes read: what each segment delivers is not counted.
     const double share = static_cast<double>(bytes_read) / static_cast<double>(plan.bytes_read);
     options_.progress(static_cast<int64_t>(static_cast<double>(plan.bytes_wanted) * share));
   }
-  return Status::ok();
+  if (num_left == 0) return Status::ok();
+  // Never report what was not read as loaded.
+  return Status::make(Code::kStorage, text("load(", options_.directory, "): ", num_left, " ranges were not read"),
+                      options_.directory, EIO);
 }
 
 Status LoadJob::explain(Status failure) const {

@@ -2,6 +2,7 @@
 #include "csrc/engine/shared_run.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "csrc/base/crc32.h"
@@ -115,6 +116,9 @@ base::Result<std::optional<SharedRun::Own>> SharedRun::next_own(bool wait) {
   if (next_own_ == own_.size()) return std::optional<Own>();
   while (read_.count(next_own_) == 0) {
     std::optional<io::FilledSlot> filled = wait ? reading_->reader().next() : reading_->reader().try_next();
+    if (!filled.has_value() && wait) {
+      return Status::make(Code::kStorage, text("load: ", own_.size() - next_own_, " ranges were not read"), {}, EIO);
+    }
     if (!filled.has_value()) return std::optional<Own>();
     if (!filled->status.is_ok()) return job_->explain(filled->status);
     const size_t place = filled->request.tag;

@@ -79,17 +79,18 @@ int Reader::num_doubled() {
   return num_doubled_;
 }
 
-base::Result<std::shared_ptr<Reader::Reading>> Reader::pull(int thread) {
+std::shared_ptr<Reader::Reading> Reader::pull(int thread) {
   base::MutexLock lock(mutex_);
-  if (exhausted_) return std::shared_ptr<Reading>();
+  if (exhausted_) return nullptr;
   pending_.begin(thread, "open", place_);
   base::Result<std::optional<ReadRequest>> request = source_();
   pending_.end(thread);
   if (!request.is_ok() || !request.value().has_value()) {
+    // Under the mutex: once the source is known to be exhausted, another thread may close the queue.
+    if (!request.is_ok()) filled_.push(FilledSlot{-1, {}, request.status()});
     exhausted_ = true;
     changed_.notify_all();
-    if (!request.is_ok()) return request.status();
-    return std::shared_ptr<Reading>();
+    return nullptr;
   }
   auto reading = std::make_shared<Reading>(Reading{std::move(*request.value()), Clock::now(), {thread}});
   unanswered_.push_back(reading);
@@ -160,13 +161,7 @@ void Reader::close_if_over() {
 void Reader::run(int thread) {
   // Takes the slot before the request, so that every request that was taken is answered.
   while (const auto slot = free_.pop()) {
-    base::Result<std::shared_ptr<Reading>> pulled = pull(thread);
-    if (!pulled.is_ok()) {
-      filled_.push(FilledSlot{-1, {}, pulled.status()});
-      free_.push(*slot);
-      break;
-    }
-    std::shared_ptr<Reading> reading = std::move(pulled.value());
+    std::shared_ptr<Reading> reading = pull(thread);
     if (reading == nullptr) reading = wait_for_slow(thread);
     if (reading == nullptr) {
       // Other threads may wait for a slot, only to find that nothing is left to read.

@@ -88,8 +88,8 @@ class Reader {
   /// Ends all threads and joins them.
   void stop();
   void run(int thread);
-  /// Takes the next request. \returns null at the end.
-  base::Result<std::shared_ptr<Reading>> pull(int thread);
+  /// Takes the next request. \returns null at the end, which is also behind an error of `source_`.
+  std::shared_ptr<Reading> pull(int thread);
   /// Waits until a read takes too long, to double it. \returns null when there will be none.
   std::shared_ptr<Reading> wait_for_slow(int thread);
   /// Reads into `slot`, which belongs to the consumer afterwards if this answers the request.

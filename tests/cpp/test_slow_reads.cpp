@@ -163,6 +163,19 @@ TEST_CASE("slow reads: one that nobody waits for any more is no failure of the s
   setup.store->let_go();
 }
 
+TEST_CASE("slow reads: an error of the source arrives, however many threads find it exhausted") {
+  const std::string path(4 << 20, 'x');  // so long that it takes a while to hand the error over
+  for (int round = 0; round < 50; ++round) {
+    Reader reader(
+        4, 4, [&]() -> base::Result<std::optional<ReadRequest>> { return Status::storage("open", path, "", ENOENT); },
+        [](int) -> uint8_t* { return nullptr; }, 0, {}, /*doubles_slow_reads=*/true);
+    const auto first = reader.next();
+    REQUIRE(first.has_value());
+    CHECK(first->status.sys_errno() == ENOENT);
+    CHECK(!reader.next().has_value());
+  }
+}
+
 TEST_CASE("slow reads: whoever gives up does not wait for a double") {
   Setup setup(3, {0, 1, 2});
   auto reader = setup.reader(3);

@@ -290,6 +290,7 @@ NO_CALLS = {
     "FSDP2Checkpointer": "as DDPCheckpointer, with a name of a framework",
     "FSDPCheckpointer": "as DDPCheckpointer, with a name of a framework",
     "__version__": "a text",
+    "sweep": "is for object stores: tests/stores/test_store_sweep.py",
     "new_group": "needs several ranks: tests/distributed/test_calls_in_subgroups.py",
     **dict.fromkeys(
         (
@@ -303,6 +304,7 @@ NO_CALLS = {
             "RetentionReport",
             "SaveReport",
             "StepFolder",
+            "SweepReport",
             "VerifyReport",
         ),
         "what calls give back",
