@@ -29,9 +29,11 @@ from bytecheckpoint.checkpoint.removal import Outcome
 from bytecheckpoint.checkpoint.small_files import storage_errors
 from bytecheckpoint.checkpoint.steps import StepFolder
 from bytecheckpoint.checkpoint.store_marks import named_files
-from bytecheckpoint.object_store.client import Entry, StoreClient, is_tombstone
+from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.object_store.entries import Entry, is_tombstone
 from bytecheckpoint.object_store.names import is_data, is_mark
 from bytecheckpoint.object_store.stores import place_in_store
+from bytecheckpoint.object_store.tombstones import bury
 from bytecheckpoint.object_store.urls import joined
 
 __all__ = ["bytes_in_store", "last_change", "remove_folder_in_store", "remove_tombstones"]
@@ -68,7 +70,7 @@ def remove_folder_in_store(folder: StepFolder, *, remove_others: bool, grace_s: 
     for part, of_part in versions.items():
         with unheld(key_of_url(joined(client.url, part))) as is_free:
             for mark, version in of_part.items() if is_free else ():
-                tombstone = client.bury(mark, version)
+                tombstone = bury(client, mark, version)
                 if tombstone is not None:
                     tombstones[mark] = tombstone
         why = _IS_REPLACED if is_free else _IS_READ

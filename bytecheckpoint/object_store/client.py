@@ -6,81 +6,31 @@ from __future__ import annotations
 import errno
 import threading
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
+from bytecheckpoint.object_store.entries import Entry, entries_of, folders_of, is_tombstone
+from bytecheckpoint.object_store.object_ends import ObjectEnds
 from bytecheckpoint.object_store.refusals import errno_of, text_of
 from bytecheckpoint.object_store.urls import joined
 from bytecheckpoint.runtime.per_process import PerProcess
 
-__all__ = ["PART_BYTES", "Entry", "StoreClient", "is_tombstone"]
+__all__ = ["PART_BYTES", "StoreClient"]
 
 # A slot of the engine's ring, which goes out as one part. Stores take parts from 5 MiB on, and 10,000 of them.
 PART_BYTES = 8 << 20
 _OBJECTS_A_PAGE = 1000
 # In the text of errors: the store has replied, and its reply was final.
 _HAVE_A_REASON = ("status code: 4", "redirect without LOCATION")
-# What stands for a removed commit mark: a prune has put it, or a save that begins there. And 32 hex digits.
-_REMOVED, _CLAIMED = "removed ", "saving "
-_TOMBSTONE_BYTES, _CLAIM_BYTES = len(_REMOVED) + 32, len(_CLAIMED) + 32
 # Azure has no ranges that count from the end, and a web server need not have them.
 _SEND_ENDS = ("S3Store", "GCSStore", "MemoryStore")
 _TAIL_BYTES = 64 << 10
-_MOST_TAILS = 64
 _obeys_conditions: PerProcess[dict[str, bool]] = PerProcess(dict)  # by bucket
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One object in a listing. ``last_modified`` is by the clock of the store."""
-
-    name: str
-    num_bytes: int
-    last_modified: datetime
-
-    @property
-    def is_tombstone(self) -> bool:
-        """Whether it stands for a removed commit mark. No writer's mark is that short."""
-        return self.name.endswith(".metadata") and self.num_bytes <= _TOMBSTONE_BYTES
-
-    @property
-    def is_claim(self) -> bool:
-        """Whether it is a tombstone that a save has put."""
-        return self.is_tombstone and self.num_bytes == _CLAIM_BYTES
-
-
-class _Tails:
-    """Ends of the objects that were opened last: where each begins, and its bytes."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tails: OrderedDict[tuple[str, str, str], tuple[int, memoryview]] = OrderedDict()
-
-    def put(self, key: tuple[str, str, str], begin: int, tail: memoryview) -> None:
-        """Keeps the end of an object, which begins at ``begin``, under its URL, name and version."""
-        with self._lock:
-            self._tails.pop(key, None)
-            self._tails[key] = begin, tail
-            while len(self._tails) > _MOST_TAILS:
-                self._tails.popitem(last=False)
-
-    def find(self, key: tuple[str, str, str]) -> tuple[int, memoryview | None]:
-        """Returns what was kept; without a tail if nothing was, or no more."""
-        with self._lock:
-            return self._tails.get(key, (0, None))
-
-
-_tails = PerProcess(_Tails)
-
-
-def is_tombstone(meta: Any) -> bool:
-    """Whether what ``StoreClient.head`` returned is of a tombstone."""
-    return _entry(meta).is_tombstone
+_tails = PerProcess(ObjectEnds)
 
 
 class StoreClient:
@@ -213,18 +163,18 @@ class StoreClient:
         if self.is_http:
             return []
         found = self._listed(folder)
-        objects = [each.name for each in _entries(found) if not each.is_tombstone]
-        return objects + _folders(found)
+        objects = [each.name for each in entries_of(found) if not each.is_tombstone]
+        return objects + folders_of(found)
 
     # What Python calls.
 
     def entries(self, folder: str = "") -> list[Entry]:
         """Returns the objects right below ``folder``, which is relative to the URL; "" is the URL itself."""
-        return _entries(self._listed(folder))
+        return entries_of(self._listed(folder))
 
     def folders(self, folder: str = "") -> list[str]:
         """Returns the names of the folders right below ``folder``: a folder is there if an object is in it."""
-        return _folders(self._listed(folder))
+        return folders_of(self._listed(folder))
 
     def everything(self, folder: str) -> list[Entry]:
         """Returns all objects below ``folder``, in folders of it, too; their names are relative to the URL."""
@@ -258,46 +208,15 @@ class StoreClient:
         meta = self.head(name)
         return meta is not None and not is_tombstone(meta)
 
-    def bury(self, name: str, version: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Puts a tombstone in the place of a commit mark, or where there is none, in one conditional request.
-
-        No two tombstones are equal, so that nobody takes one for another.
-
-        Args:
-            name: Name of the mark.
-            version: See ``replaces`` of ``put_if``.
-
-        Returns:
-            What ``head`` says of the tombstone; None if somebody else has changed the mark meanwhile.
-
-        Raises:
-            OSError: The store refused for another reason.
-        """
-        return self._replaced_by(_REMOVED, name, version)
-
-    def claim(self, name: str, tombstone: dict[str, Any]) -> dict[str, Any] | None:
-        """Puts a tombstone of a save in the place of another, which a prune may be about to delete; see ``bury``."""
-        return self._replaced_by(_CLAIMED, name, tombstone)
-
-    def _replaced_by(self, kind: str, name: str, version: dict[str, Any] | None) -> dict[str, Any] | None:
-        data = f"{kind}{uuid.uuid4().hex}".encode()
-        try:
-            self.put_if(name, data, version)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ESTALE):
-                raise
-        # Refused or not: it is ours if it is there. A reply that was lost makes the client try again.
-        try:
-            with self._errors():
-                found = self._obstore.get(self._store, self._key(name))
-                return found.meta if bytes(found.bytes()) == data else None
-        except FileNotFoundError:
-            return None
-
     def get(self, name: str) -> bytes:
         """Returns all of an object."""
+        return self.get_with_meta(name)[1]
+
+    def get_with_meta(self, name: str) -> tuple[dict[str, Any], bytes]:
+        """Returns what ``head`` says of an object, and all of it: both of one version."""
         with self._errors():
-            return bytes(self._obstore.get(self._store, self._key(name)).bytes())
+            found = self._obstore.get(self._store, self._key(name))
+            return found.meta, bytes(found.bytes())
 
     def put(self, name: str, data: bytes) -> None:
         """Writes an object in one request, in place of one that is there."""
@@ -411,18 +330,6 @@ class StoreClient:
             if number is None and not isinstance(error, self._obstore.exceptions.BaseError):
                 raise  # what the parts raise: the failure of another rank's thread, a cancelled save
             raise OSError(number or errno.EIO, text_of(error)) from None
-
-
-def _entry(meta: Any) -> Entry:
-    return Entry(meta["path"].rpartition("/")[2], meta["size"], meta["last_modified"])
-
-
-def _entries(listed: Any) -> list[Entry]:
-    return [_entry(meta) for meta in listed["objects"]]
-
-
-def _folders(listed: Any) -> list[str]:
-    return [prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"]]
 
 
 def _taken(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:

@@ -18,8 +18,10 @@ from bytecheckpoint.errors import (
     StorageError,
     UnsupportedError,
 )
-from bytecheckpoint.object_store.client import StoreClient, is_tombstone
+from bytecheckpoint.object_store.client import StoreClient
+from bytecheckpoint.object_store.entries import is_tombstone
 from bytecheckpoint.object_store.names import is_own_data
+from bytecheckpoint.object_store.tombstones import claim
 
 __all__ = ["StoreCommit", "sweep_grace_s"]
 
@@ -159,10 +161,10 @@ class StoreCommit:
 
     def _claimed(self, tombstone: dict[str, Any]) -> dict[str, Any]:
         url = self._client.url
-        claim: dict[str, Any] | None = self._asked("put", _MARK, lambda: self._client.claim(_MARK, tombstone))
-        if claim is None:
+        own: dict[str, Any] | None = self._asked("put", _MARK, lambda: claim(self._client, _MARK, tombstone))
+        if own is None:
             raise CheckpointBusyError(f"save({url}): a prune, or another save, has begun here at the same moment", url)
-        return claim
+        return own
 
     def _put_mark(self, data: bytes) -> None:
         url = self._client.url
