@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "csrc/bridge/errors.h"
+#include "csrc/bridge/gil.h"
 
 namespace bytecheckpoint::bridge {
 namespace {
@@ -302,7 +303,7 @@ std::vector<format::Item> read_state_dict_metadata(py::handle entries) {
     format::Item& item = items.emplace_back();
     item.fqn = key.cast<std::string>();
     item.ordinal = static_cast<uint32_t>(items.size() - 1);
-    item.is_tensor = !py::isinstance(entry, dcp().bytes_entry);
+    item.is_tensor = !is_instance(entry, dcp().bytes_entry);
     if (!item.is_tensor) {
       item.chunks.emplace_back();
       continue;

@@ -27,7 +27,9 @@ class Flattener {
     const RecursionGuard descent(kWhere);
     const auto visit = [this](py::handle key, py::handle value) { visit_at(py::str(key), py::str(key), value); };
     if (PyDict_CheckExact(mapping.ptr())) return for_each_item(mapping, visit);
-    for (const py::handle item : mapping.attr("items")()) {
+    PyObject* items = take_gil([&] { return PyObject_CallMethod(mapping.ptr(), "items", nullptr); });
+    if (items == nullptr) throw py::error_already_set();
+    for (const py::handle item : py::reinterpret_steal<py::object>(items)) {
       const py::tuple pair(py::reinterpret_borrow<py::object>(item));
       visit(pair[0], pair[1]);
     }
@@ -39,7 +41,7 @@ class Flattener {
   bool is_mapping(py::handle value) {
     if (PyDict_Check(value.ptr())) return true;
     const auto [found, is_new] = mappings_.try_emplace(Py_TYPE(value.ptr()), false);
-    if (is_new) found->second = py::isinstance(value, mapping_class_);
+    if (is_new) found->second = is_instance(value, mapping_class_);
     return found->second;
   }
 

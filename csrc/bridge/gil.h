@@ -22,6 +22,13 @@ auto take_gil(Take take) noexcept {
   }
 }
 
+/// Whether `value` is an instance of `type`, whose metaclass may say so in Python, as that of an abstract class does.
+inline bool is_instance(pybind11::handle value, pybind11::handle type) {
+  const int answer = take_gil([&] { return PyObject_IsInstance(value.ptr(), type.ptr()); });
+  if (answer < 0) throw pybind11::error_already_set();
+  return answer != 0;
+}
+
 /// Releases the GIL, which the caller must have, for as long as it lives.
 class WithoutGil {
  public:

@@ -34,7 +34,7 @@ bool is_sharded_tensor(py::handle value) {
   const auto import = [] {
     return py::module_::import("torch.distributed._shard.sharded_tensor").attr("ShardedTensor");
   };
-  return is_tensor(value.ptr()) && py::isinstance(value, type.call_once_and_store_result(import).get_stored());
+  return is_tensor(value.ptr()) && is_instance(value, type.call_once_and_store_result(import).get_stored());
 }
 
 constexpr int kHost = -1;  // stands for the host among the numbers of devices

@@ -48,7 +48,7 @@ std::string name_of(py::handle key) {
 }
 
 bool has_chunks(py::handle value) {
-  return py::isinstance(value, names().sharded_tensor) || py::hasattr(value, "__create_chunk_list__");
+  return is_instance(value, names().sharded_tensor) || py::hasattr(value, "__create_chunk_list__");
 }
 
 }  // namespace
@@ -166,7 +166,7 @@ SpecialTensors find_special_tensors(const py::dict& flat) {
   for (const auto& [key, value] : flat) {
     if (is_builtin(value)) continue;
     const bool is_plain = is_plain_tensor(value.ptr());  // first, since it costs nothing
-    if (!is_plain && py::isinstance(value, names().sharded_tensor)) {
+    if (!is_plain && is_instance(value, names().sharded_tensor)) {
       found.has_sharded_tensor = true;
     } else if (is_plain || is_tensor(value.ptr())) {
       found.has_meta_tensor = found.has_meta_tensor || is_meta_tensor(value.ptr());

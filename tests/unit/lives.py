@@ -238,6 +238,19 @@ class Asked:
         self.call()
 
 
+class Unclassed:
+    """Calls ``call`` when it is asked for its class, as an abstract class asks when our C++ looks for mappings."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.calls = [call]
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        if self.calls:
+            self.calls.pop()()
+        return Unclassed
+
+
 class Saving(bcp.BcpSavePlanner):
     """A planner that calls ``call`` while it resolves its first value."""
 
@@ -290,6 +303,10 @@ def in_load_state_dict(call: Callable[[], None], at: Path, ready: Path) -> None:
     bcp.load_state_dict(at, {"odd": Asked(call)}, no_dist=True)
 
 
+def in_flattening(call: Callable[[], None], at: Path, ready: Path) -> None:
+    bcp.BcpSavePlanner().set_up_planner({"w": torch.ones(3), "odd": Unclassed(call)}, is_coordinator=True)
+
+
 def in_load(call: Callable[[], None], at: Path, ready: Path) -> None:
     got = {"weight": torch.zeros(1000)}
     dcp.load(got, storage_reader=bcp.BcpReader(ready / "state"), planner=Loading(call), no_dist=True)
@@ -311,6 +328,7 @@ HOOKS: tuple[Hook, ...] = (
     in_staging,
     in_state_dict,
     in_load_state_dict,
+    in_flattening,
     in_load,
     in_verify,
     in_callback,
