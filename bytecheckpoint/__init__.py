@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bytecheckpoint.dcp.writer import BcpWriter
     from bytecheckpoint.errors import CheckpointError
     from bytecheckpoint.groups import new_group
+    from bytecheckpoint.load_spec.spec import LoadSpec
     from bytecheckpoint.registration import register, registered, unregister
     from bytecheckpoint.report import (
         LoadReport,
@@ -63,6 +64,7 @@ __all__ = [
     "FSDPCheckpointer",
     "LoadReport",
     "LoadResult",
+    "LoadSpec",
     "PlanReport",
     "Problem",
     "RankLoadReport",
@@ -113,6 +115,7 @@ _HOMES = {
     "FSDPCheckpointer": "bytecheckpoint.training_state.checkpointers",
     "LoadReport": "bytecheckpoint.report",
     "LoadResult": "bytecheckpoint.training_state.loading",
+    "LoadSpec": "bytecheckpoint.load_spec.spec",
     "PlanReport": "bytecheckpoint.report",
     "Problem": "bytecheckpoint.report",
     "RankLoadReport": "bytecheckpoint.report",
@@ -149,7 +152,7 @@ _HOMES = {
 
 
 # Public submodules. They are attributes of the package even if nobody has imported them.
-_MODULES = ("checkpoint", "config", "dcp", "errors", "groups", "registration", "report", "state_dicts")
+_MODULES = ("checkpoint", "config", "dcp", "errors", "groups", "registration", "report", "state_dicts", "transforms")
 
 
 install()

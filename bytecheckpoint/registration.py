@@ -28,6 +28,7 @@ from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import draw_turn, take_drawn_turn
 from bytecheckpoint.distributed.groups import group_of_save, keep_watching
+from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.object_store.stores import can_use_stores
 from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.planning.stateful import QuickStateful, quick_copy
@@ -45,7 +46,7 @@ _of_thread = threading.local()  # its attribute `given` refers to a staged state
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, DCP's value, our value
 
 
-def register(*, allow_pickle: bool = False, config: Config | None = None) -> None:
+def register(*, allow_pickle: bool = False, config: Config | None = None, spec: LoadSpec | None = None) -> None:
     """Makes ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` use our writer, reader and planners by default.
 
     Local: it changes this process only. Call it once on every rank, before saving. It stays until ``unregister``;
@@ -65,13 +66,14 @@ def register(*, allow_pickle: bool = False, config: Config | None = None) -> Non
         allow_pickle: Whether to load objects that torch's ``weights_only`` rules refuse; the same as
             ``Config(allow_pickle=True)``.
         config: Settings of all writers and readers that are made; None reads ``BYTECHECKPOINT_*`` variables each time.
+        spec: What ``dcp.load`` loads, under which names, in which form, if it is passed no planner; see ``LoadSpec``.
 
     Raises:
         UnsupportedError: DCP of this torch is not built as we need it. The message names the probe that failed. Nothing
             was changed.
         ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value. It is raised here only with ``allow_pickle``.
     """
-    _replacing.stay(allow_pickle=allow_pickle, config=config)
+    _replacing.stay(allow_pickle=allow_pickle, config=config, spec=spec)
 
 
 def unregister() -> None:
@@ -83,7 +85,9 @@ def unregister() -> None:
 
 
 @contextmanager
-def registered(*, allow_pickle: bool = False, config: Config | None = None) -> Iterator[None]:
+def registered(
+    *, allow_pickle: bool = False, config: Config | None = None, spec: LoadSpec | None = None
+) -> Iterator[None]:
     """Acts like ``register`` for the duration of a ``with`` block.
 
     It affects the whole process. Blocks of several threads may overlap; DCP has its own defaults again when the last of
@@ -92,17 +96,18 @@ def registered(*, allow_pickle: bool = False, config: Config | None = None) -> I
     Args:
         allow_pickle: See ``register``.
         config: See ``register``.
+        spec: See ``register``.
     """
-    with _replacing.block(allow_pickle=allow_pickle, config=config):
+    with _replacing.block(allow_pickle=allow_pickle, config=config, spec=spec):
         yield
 
 
-def _replace(allow_pickle: bool, config: Config | None) -> None:
+def _replace(allow_pickle: bool, config: Config | None, spec: LoadSpec | None) -> None:
     if allow_pickle:
         config = _allowing_pickle(config)
     if _replaced:
         return
-    replacements = _replacements(config)
+    replacements = _replacements(config, spec)
     for module, name, _, ours in replacements:
         setattr(module, name, ours)
     _replaced.extend(replacements)
@@ -122,7 +127,7 @@ def _allowing_pickle(config: Config | None) -> Config:
     return dataclasses.replace(config or Config.from_env(), allow_pickle=True)
 
 
-def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any]]:
+def _replacements(config: Config | None, spec: LoadSpec | None) -> list[tuple[ModuleType, str, Any, Any]]:
     """Checks that DCP is built as expected, and returns what to replace: module, name, DCP's value, our value."""
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
@@ -137,7 +142,7 @@ def _replacements(config: Config | None) -> list[tuple[ModuleType, str, Any, Any
         (loader, "_storage_setup", setup),
         # The class itself where possible, so that code that finds it there can subclass it.
         (saver, "DefaultSavePlanner", BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config)),
-        (loader, "DefaultLoadPlanner", BcpLoadPlanner),
+        (loader, "DefaultLoadPlanner", BcpLoadPlanner if spec is None else partial(BcpLoadPlanner, spec=spec)),
         (saver, "_save_state_dict", save_flow),
         (loader, "_load_state_dict", _beginning_again(loader, made)),
         (saver, "DefaultStager", _stager(setup, config)),

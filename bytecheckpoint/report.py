@@ -222,6 +222,11 @@ class LoadReport(RankLoadReport):
             same top-level part (``optimizer`` of ``optimizer.state.0.step``); 256 at most. Only the coordinator has
             them, except that each rank has its own where it read what it had saved without collectives.
         num_unexpected_keys: Number of unexpected keys.
+        casts: With a ``LoadSpec``, keys of this rank that were loaded into another dtype: key, stored dtype, dtype of
+            the state; 256 at most.
+        renamed_keys: With a ``LoadSpec``, keys of the checkpoint that were loaded under another name, and that name;
+            256 at most.
+        num_renamed_keys: Number of these keys.
     """
 
     path: str
@@ -234,6 +239,9 @@ class LoadReport(RankLoadReport):
     num_missing_keys: int = 0
     unexpected_keys: tuple[str, ...] = ()
     num_unexpected_keys: int = 0
+    casts: tuple[tuple[str, str, str], ...] = ()
+    renamed_keys: tuple[tuple[str, str], ...] = ()
+    num_renamed_keys: int = 0
 
     @property
     def total_bytes_wanted(self) -> int:

@@ -16,7 +16,8 @@ from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import next_turn
 from bytecheckpoint.distributed.groups import keep_watching, own_group
-from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.errors import ConfigError, InvalidPlanError
+from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.staging import background as _background
 from bytecheckpoint.staging.save_handle import SaveHandle, save_in_background
@@ -82,6 +83,7 @@ def load_state_dict(
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
+    spec: LoadSpec | None = None,
     config: Config | None = None,
 ) -> LoadReport:
     """Loads into a state dict in place, as ``dcp.load`` does with our reader and planner.
@@ -90,14 +92,18 @@ def load_state_dict(
     committed at the path during the load, the load begins again and loads that one.
 
     Args:
-        path: Directory of a checkpoint of ours or of stock DCP, for example what ``latest`` returns. None, which
-            ``latest`` returns if a run has no checkpoint yet, is a ``CheckpointNotFoundError``.
+        path: Directory of a checkpoint of ours or of stock DCP, for example what ``latest`` returns; or safetensors, a
+            file or a folder of Hugging Face. None, which ``latest`` returns if a run has no checkpoint yet, is a
+            ``CheckpointNotFoundError``.
         state_dict: Its tensors are filled, and its other values are replaced. For a ``Stateful`` value,
             ``load_state_dict`` is called.
         process_group: Group of the ranks that load; None takes the default group, if there is one.
         no_dist: Whether this process loads alone, whatever groups there are.
         planner: Planner of the load; None makes a ``BcpLoadPlanner``. With any planner passed here, a newer commit
             during the load is a ``CheckpointChangedError``.
+        spec: What to load, under which names, in which form; see ``LoadSpec``. None: all that the state asks for, under
+            its own names; a tensor of another dtype is converted if that loses no value, else it is a
+            ``ShapeMismatchError``.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
 
     Returns:
@@ -105,6 +111,7 @@ def load_state_dict(
 
     Raises:
         CheckpointError: The load failed. All ranks raise; the error says what failed where, see ``BcpReader``.
+        ConfigError: Both ``planner`` and ``spec`` were passed.
         OutOfStepError: See ``save_state_dict``.
         RankLostError: See ``save_state_dict``.
     """
@@ -113,9 +120,11 @@ def load_state_dict(
     group = own_group(process_group, no_dist, "calls", reader.config.stall_timeout_s, ("load", str(path)))
     try:
         _checked("load_state_dict", path, state_dict, MutableMapping)
-    except InvalidPlanError as error:
+        if planner is not None and spec is not None:
+            raise ConfigError(f"load_state_dict({path}): pass planner or spec, not both: BcpLoadPlanner takes a spec")
+    except (ConfigError, InvalidPlanError) as error:
         return fail_load(reader, error, group, turn)
-    return run_load(state_dict, reader, planner, group, turn)
+    return run_load(state_dict, reader, planner, group, turn, spec)
 
 
 def async_save_state_dict(

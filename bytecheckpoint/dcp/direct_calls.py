@@ -28,6 +28,7 @@ from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import CallOrder, in_turn
 from bytecheckpoint.distributed.groups import calling
 from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFailedError
+from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.planning.stateful import QuickStateful
 from bytecheckpoint.report import LoadReport, SaveReport
 
@@ -149,22 +150,29 @@ def run_load(
     planner: LoadPlanner | None,
     group: dist.ProcessGroup | None,
     turn: CallOrder | None,
+    spec: LoadSpec | None = None,
 ) -> LoadReport:
     """Runs a whole load in this thread, as ``run_save`` runs a save. Collective over ``group``.
 
-    If ``planner`` is None, it takes a ``BcpLoadPlanner``, and begins again if a newer commit replaces the checkpoint.
+    If ``planner`` is None, it takes a ``BcpLoadPlanner`` with ``spec``, and begins again if a newer commit replaces the
+    checkpoint. Without a spec, casts that may lose values are refused.
 
     Raises:
         CheckpointError: The load failed, on any rank.
     """  # noqa: DOC501
     path = str(reader.checkpoint_id)
 
+    def own_planner() -> BcpLoadPlanner:
+        planner = BcpLoadPlanner(spec=spec)
+        planner.refuses_lossy_casts = True
+        return planner
+
     def load() -> None:
         with in_turn(turn, "load", path), calling(group, "load", path):
             _load_flow(
                 state,
                 storage_reader=reader,
-                planner=BcpLoadPlanner() if planner is None else planner,
+                planner=own_planner() if planner is None else planner,
                 process_group=group,
                 no_dist=group is None,
             )

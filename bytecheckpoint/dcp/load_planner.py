@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,14 +16,21 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp._hooks import Hooks
-from bytecheckpoint.dcp.metadata import checkpoint_of
-from bytecheckpoint.planning.plan_items import LoadTargets, PlanItems
+from bytecheckpoint.dcp.metadata import checkpoint_of, stored_checkpoint
+from bytecheckpoint.errors import ShapeMismatchError, UnsupportedError
+from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.load_spec.view import view_of
+from bytecheckpoint.planning.plan_items import LoadKeys, LoadTargets, PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.descriptions import described
+from bytecheckpoint.tensors.casts import Cast, refused
 from bytecheckpoint.tensors.sharded import flatten_sharded
 
 __all__ = ["BcpLoadPlanner", "as_plain", "fills_state"]
+
+# A message names no more keys than this.
+_MOST_NAMES = 20
 
 
 class BcpLoadPlanner(DefaultLoadPlanner):
@@ -41,15 +48,21 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             them.
         allow_partial_load: Leave out keys that the checkpoint does not have, instead of raising; ``LoadReport`` names
             them.
+        spec: What to load, under which names, in which form; see ``LoadSpec``. Needs ``BcpReader``. Its ``strict``
+            takes the place of ``allow_partial_load``. None loads what the state asks for under its own names; tensors
+            of another dtype are converted, with a warning if the new dtype lacks some values of the stored one.
 
     Attributes:
         warns: Whether the coordinator gives a RuntimeWarning if the ranks together load only some keys of a top-level
             part of the checkpoint, such as ``optimizer``. Parts that no rank asks for do not count.
             ``LoadReport.unexpected_keys`` names the keys even without the warning.
+        refuses_lossy_casts: Whether a load without ``spec`` refuses casts that may lose values. Otherwise ``BcpReader``
+            warns of them.
 
     A load may fail with these errors, on all ranks and inside DCP's ``CheckpointException``: ``KeyMismatchError``
     (names all keys that are missing and all that nobody asks for), ``ShapeMismatchError`` (names all tensors of another
-    shape), ``InvalidPlanError``.
+    shape, or of a dtype that ``spec`` does not allow), ``ConfigError`` (``spec`` does not fit the checkpoint),
+    ``InvalidPlanError``.
     """
 
     def __init__(
@@ -57,15 +70,19 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         flatten_state_dict: bool = True,
         flatten_sharded_tensors: bool = True,
         allow_partial_load: bool = False,
+        *,
+        spec: LoadSpec | None = None,
     ) -> None:
         require(SAVE_AND_LOAD)
         super().__init__(flatten_state_dict, flatten_sharded_tensors, allow_partial_load)
         self.warns = True
+        self.spec = spec
+        self.refuses_lossy_casts = False
         self._items: PlanItems[Any] | None = None
 
     def __repr__(self) -> str:
         return described(
-            self, flatten_state_dict=True, flatten_sharded_tensors=True, allow_partial_load=False, warns=True
+            self, flatten_state_dict=True, flatten_sharded_tensors=True, allow_partial_load=False, warns=True, spec=None
         )
 
     def set_up_planner(
@@ -94,14 +111,49 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         """Returns a plan of all that this rank wants, and where it is in the checkpoint."""
         if self.metadata is None:
             raise AssertionError("set_up_planner was given no metadata")
-        checkpoint = checkpoint_of(self.metadata)
+        checkpoint, renamed = checkpoint_of(self.metadata), dict[str, str]()
+        allows_partial = self.allow_partial_load
+        if self.spec is not None:
+            checkpoint, renamed = self._view(self.metadata, self.spec)
+            allows_partial = not self.spec.refuses_missing
         if self.flatten_state_dict and checkpoint.has_others_than(self.state_dict):
             self._use_names_of_2_3(checkpoint)
-        plan = _C.ReadPlan.of_state(checkpoint, dict(self.state_dict), _compat.chunks_of, self.allow_partial_load)
+        plan = _C.ReadPlan.of_state(checkpoint, dict(self.state_dict), _compat.chunks_of, allows_partial)
         self._items = PlanItems(plan)
         self._items.may_stay = _hooks.are_own(self, "create_global_plan")
         self._items.fills = LoadTargets(self.state_dict, getattr(self, "original_state_dict", self.state_dict).keys())
+        if self.spec is not None or self.refuses_lossy_casts:
+            casts = plan.casts()
+            self._refuse_casts(casts, self.spec or LoadSpec(cast="widen"))
+        if self.spec is not None:
+            self._items.loads = LoadKeys(self.spec, renamed, casts)
         return LoadPlan(self._items)  # type: ignore[arg-type]  # DCP only needs a sequence
+
+    @staticmethod
+    def _view(metadata: Metadata, spec: LoadSpec) -> tuple[_C.Checkpoint, dict[str, str]]:
+        """Returns the checkpoint as ``spec`` describes it, and which keys have a new name there."""
+        if spec.changes_nothing:
+            return checkpoint_of(metadata), {}
+        stored = stored_checkpoint(metadata)
+        if stored is None:
+            raise UnsupportedError(
+                "BcpLoadPlanner(spec=...): include, exclude, rename and transforms need BcpReader, and metadata "
+                "that nobody has looked into"
+            )
+        return view_of(stored, spec, _C)
+
+    @staticmethod
+    def _refuse_casts(casts: Sequence[Cast], spec: LoadSpec) -> None:
+        others = [
+            f"'{key}' is {stored}, to be loaded into {str(to).removeprefix('torch.')}"
+            for key, stored, to in refused(casts, spec)
+        ]
+        if others:
+            more = f"; and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
+            raise ShapeMismatchError(
+                f"the stored dtypes differ: {'; '.join(others[:_MOST_NAMES])}{more}. LoadSpec(cast='any') converts "
+                "them, cast='widen' only where no value is lost"
+            )
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Unpickles an object and puts it into the caller's state dict.

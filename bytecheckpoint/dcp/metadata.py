@@ -27,6 +27,7 @@ __all__ = [
     "metadata_of",
     "plan_of",
     "planned_metadata",
+    "stored_checkpoint",
 ]
 
 DCP_VERSION = "1.0.0"
@@ -165,10 +166,15 @@ def checkpoint_of(metadata: Metadata) -> _C.Checkpoint:
     That is the manifest that the metadata come from. If somebody accessed the fields, and so may have changed them, or
     if another reader made the metadata, a manifest is made from the fields.
     """
-    fields = metadata.__dict__
-    if isinstance(metadata, _UnfilledMetadata) and "state_dict_metadata" not in fields:
+    stored = stored_checkpoint(metadata)
+    return _C.without_records(metadata.state_dict_metadata) if stored is None else stored
+
+
+def stored_checkpoint(metadata: Metadata) -> _C.Checkpoint | None:
+    """Returns the manifest that our reader made the metadata of; None if another reader did, or they may be changed."""
+    if isinstance(metadata, _UnfilledMetadata) and "state_dict_metadata" not in metadata.__dict__:
         return metadata._manifest()
-    return _C.without_records(metadata.state_dict_metadata)
+    return None
 
 
 def planned_metadata(planned: _C.Checkpoint) -> Metadata:

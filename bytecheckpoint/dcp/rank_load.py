@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from bytecheckpoint import _C, _core
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp.load_planner import as_plain, fills_state
+from bytecheckpoint.dcp.load_planner import BcpLoadPlanner, as_plain, fills_state
 from bytecheckpoint.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -31,6 +31,7 @@ from bytecheckpoint.probes.of_torch import LOADS_OF_GAPS
 from bytecheckpoint.probes.probe import holds, require
 from bytecheckpoint.runtime.progress import progress_bar
 from bytecheckpoint.sharing.exchange import Exchange
+from bytecheckpoint.tensors.casts import keeps_values
 
 __all__ = ["Load", "check_requested", "load_plain_data", "plain_object", "plan_to_read"]
 
@@ -44,6 +45,9 @@ _COPY_BYTES = 128 << 20
 _PICKLES_OF_OLD_FILES = 5
 # An archive may say that it holds at most this many times its own bytes. torch.save compresses nothing.
 _MOST_INFLATED = 16
+
+# A warning names no more keys than this.
+_MOST_WARNED = 5
 
 # This pickle protocol keeps the `fold` of a time, and whether an array is writable. Earlier ones lose them.
 _KEEPS_ALL = 5
@@ -117,6 +121,7 @@ class Load:
         )
         self._path = path
         self.done: dict[str, Any] = {}
+        self._lossy: dict[str, str] = {}  # casts that may lose values, by key
         if exchange is not None:
             exchange.agree(checkpoint, self._job, path)
 
@@ -205,8 +210,30 @@ class Load:
                     f"'{item.dest_index.fqn}': the stored tensor is {_compat.quantization(value)}, but the tensor to "
                     f"fill is {_compat.quantization(target)}; both must be quantized in the same way"
                 )
+            if value.dtype != target.dtype:
+                self._note_cast(item.dest_index.fqn, value.dtype, target.dtype)
             target.copy_(value)
             self._planner.commit_tensor(item, target)
+
+    def _note_cast(self, fqn: str, stored: torch.dtype, to: torch.dtype) -> None:
+        names = str(stored).removeprefix("torch."), str(to).removeprefix("torch.")
+        if not keeps_values(names[0], to):
+            self._lossy[fqn] = f"'{fqn}' is {names[0]}, loaded into {names[1]}"
+
+    def warning_of_casts(self) -> str | None:
+        """Returns the text of a warning: which tensors were converted to a dtype that lacks some of their values.
+
+        None if there are none, or if a ``LoadSpec`` allowed them.
+        """
+        is_allowed = isinstance(self._planner, BcpLoadPlanner) and self._planner.spec is not None
+        if not self._lossy or is_allowed:
+            return None
+        more = f" and {len(self._lossy) - _MOST_WARNED:,} more" if len(self._lossy) > _MOST_WARNED else ""
+        return (
+            f"load({self._path}): values may be lost, because the dtypes of the state are narrower than those "
+            f"stored: {', '.join([*self._lossy.values()][:_MOST_WARNED])}{more}; "
+            "BcpLoadPlanner(spec=LoadSpec(cast='any')) allows it, cast='widen' makes it an error"
+        )
 
     def _add_copy(self, position: int) -> torch.Tensor | bytearray:
         """Returns a host tensor that the next run fills; for an opaque record, a buffer."""

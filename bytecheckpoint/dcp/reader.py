@@ -26,6 +26,7 @@ from bytecheckpoint.checkpoint.parts import parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._hooks import Hooks
+from bytecheckpoint.dcp._loaded_keys import LoadedKeys, planned_view
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.metadata import metadata_of
@@ -41,7 +42,7 @@ from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import LoadReport, RankLoadReport
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.runtime.phases import Phases
-from bytecheckpoint.sharing.asked_keys import RequestedKeys, Unfilled, compare
+from bytecheckpoint.sharing.asked_keys import RequestedKeys, Unfilled
 from bytecheckpoint.sharing.choice import ReadPreferences, choose_reading
 from bytecheckpoint.sharing.exchange import Exchange
 from bytecheckpoint.sharing.report_gather import ReportGather
@@ -53,7 +54,6 @@ __all__ = ["BcpReader"]
 _MAX_WHOLE_METADATA_BYTES = 32 << 20
 # What a rank sends instead of a save id if it reads its own part of a checkpoint that was saved without collectives.
 _ALONE = "a part of its own"
-
 _logger = logging.getLogger("bytecheckpoint")
 
 
@@ -153,7 +153,7 @@ class BcpReader(StorageReader):
         self._is_coordinator = False
         self._number = 0  # number of this rank in the load
         self._phases = Phases()
-        self._unfilled = Unfilled()  # for this rank; on the coordinator, for all ranks
+        self._keys = LoadedKeys()
 
     def __getstate__(self) -> dict[str, Any]:
         of_process = dict.fromkeys(("_checkpoint", "_store", "_error", "_hold", "_directory"))
@@ -274,7 +274,8 @@ class BcpReader(StorageReader):
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
-        checkpoint = self._opened()
+        checkpoint = self._checkpoint = planned_view(plan, self._opened())
+        self._keys = LoadedKeys(plan)
         check_requested(checkpoint, self._call.planner)
         to_read = plan_to_read(checkpoint, plan)
         # The ring's pages are touched in the background while the ranks exchange their plans.
@@ -286,7 +287,9 @@ class BcpReader(StorageReader):
         # such a part, or none does.
         is_alone = self._rank is not None  # DCP then plans with collectives and reads without
         asked = _asked_by(plan, checkpoint)
-        self._unfilled = compare(checkpoint.names, [asked]) if is_alone else Unfilled(asked.missing, asked.num_missing)
+        self._keys.unfilled = Unfilled(asked.missing, asked.num_missing)
+        if is_alone:
+            self._keys.compare(str(self.path), checkpoint.names, [asked])
         intent = ReadPreferences.by(
             self,
             _ALONE if is_alone else checkpoint.save_id,
@@ -311,7 +314,7 @@ class BcpReader(StorageReader):
             )
         intents = [plan.storage_data for plan in plans if isinstance(plan.storage_data, ReadPreferences)]
         if self._rank is None and len(intents) == len(plans):
-            self._unfilled = compare(self._opened().names, [intent.asked for intent in intents])
+            self._keys.compare(str(self.path), self._opened().names, [intent.asked for intent in intents])
         return choose_reading(plans)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -342,6 +345,9 @@ class BcpReader(StorageReader):
                 phases.end("read_s")
                 load.objects()
             phases.end("objects_s")
+            lossy = load.warning_of_casts()
+            if lossy is not None:
+                warnings.warn(lossy, RuntimeWarning, stacklevel=2)
             num_requests = self._store.num_requests if self._store else 0
             own: dict[str, Any] = {"rank": self._number, "num_requests": num_requests, **load.done, **phases.seconds}
         ranks = gather.gather(RankLoadReport(**own))
@@ -357,11 +363,11 @@ class BcpReader(StorageReader):
             wait_s=phases.seconds["wait_s"],
             total_s=phases.total_s,
             ranks=whole,
-            **dataclasses.asdict(self._unfilled),
+            **self._keys.of_report(),
         )
         if self._is_coordinator:
             _logger.info("%s", self.last_report.summary())
-            warning = self._unfilled.warning(str(self.path))
+            warning = self._keys.warning(str(self.path))
             if warning is not None and _is_meant_to_fill(planner):
                 warnings.warn(warning, RuntimeWarning, stacklevel=2)
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, MutableSequence
+from collections.abc import Collection, Iterable, Mapping, MutableSequence, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.planning.homes import Home, home_of, kept_at
 
-__all__ = ["LoadTargets", "PickledSource", "PlanItems", "source_of"]
+__all__ = ["LoadKeys", "LoadTargets", "PickledSource", "PlanItems", "source_of"]
 
 _Item = TypeVar("_Item")
 
@@ -34,6 +35,20 @@ class LoadTargets(NamedTuple):
     tops: Collection[Any]
 
 
+class LoadKeys(NamedTuple):
+    """What a planner knows of the keys of a load. It never leaves its process.
+
+    Attributes:
+        spec: What to load.
+        renamed: Keys of the checkpoint that are loaded under another name, with that name.
+        casts: Keys whose dtype is not the stored one: key, stored dtype, dtype of the state.
+    """
+
+    spec: LoadSpec
+    renamed: Mapping[str, str]
+    casts: Sequence[tuple[str, str, Any]]
+
+
 class PickledSource:
     """Base class of sources that are pickled in place of their items."""
 
@@ -51,6 +66,7 @@ class PlanItems(MutableSequence[_Item]):
         self._home: Home | None = None
         self.may_stay = False  # True: no hook of the planner looks at the items of other ranks
         self.fills: LoadTargets | None = None
+        self.loads: LoadKeys | None = None
 
     def stay(self) -> None:
         """Makes pickling send only a ticket. No effect once the items are built.

@@ -88,25 +88,30 @@ class Unfilled:
         return text
 
 
-def compare(keys_of_checkpoint: Callable[[], Sequence[str]], ranks: Sequence[RequestedKeys]) -> Unfilled:
+def compare(
+    keys_of_checkpoint: Callable[[], Sequence[str]], ranks: Sequence[RequestedKeys], *, of_all_parts: bool = False
+) -> Unfilled:
     """Returns the keys that no rank asks for though some rank asks for their part, and the keys that any rank misses.
 
     Args:
         keys_of_checkpoint: Returns the keys that ``RequestedKeys.of`` got as ``stored``; called only if needed.
         ranks: What each rank asks for.
+        of_all_parts: Whether the keys of parts that no rank asks for count, too.
     """
     missing = sorted({key for asked in ranks for key in asked.missing})
     num_missing = max([len(missing), *(asked.num_missing for asked in ranks)])
     of_ranks = {asked.marks for asked in ranks}  # most ranks ask for the same
     parts = frozenset[str]().union(*(asked.parts for asked in ranks))
-    if None in of_ranks or not parts:
+    if None in of_ranks or not (parts or of_all_parts):
         return Unfilled(tuple(missing[:_MOST_NAMES]), num_missing)
     asked_by_any = 0
     for marks in of_ranks:
         asked_by_any |= int.from_bytes(zlib.decompress(marks or b""), "little")
     stored = keys_of_checkpoint()
     is_asked = asked_by_any.to_bytes(len(stored), "little")
-    unexpected = [key for key, mark in zip(stored, is_asked, strict=True) if not mark and _part_of(key) in parts]
+    unexpected = [
+        key for key, mark in zip(stored, is_asked, strict=True) if not mark and (of_all_parts or _part_of(key) in parts)
+    ]
     return Unfilled(tuple(missing[:_MOST_NAMES]), num_missing, tuple(unexpected[:_MOST_NAMES]), len(unexpected))
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
@@ -24,10 +25,12 @@ from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.distributed.agreement import agree, all_together, held_by_none
 from bytecheckpoint.distributed.groups import own_group
 from bytecheckpoint.errors import CheckpointChangedError, InvalidPlanError, KeyMismatchError, ShapeMismatchError
+from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.probes.of_torch import FRAMEWORKS
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import LoadReport
+from bytecheckpoint.tensors.casts import refused
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState
 from bytecheckpoint.training_state.extra_state import ExtraStateLoad
 from bytecheckpoint.training_state.folder_to_load import folder_to_load
@@ -71,6 +74,7 @@ def load(
     *,
     load_decomposed_model_optimizer: bool = True,
     process_group: dist.ProcessGroup | None = None,
+    spec: LoadSpec | None = None,
     config: Config | None = None,
 ) -> LoadResult:
     """Loads what ``save`` saved, under any framework and on any number of ranks, into live objects.
@@ -96,6 +100,8 @@ def load(
             communication. False loads the model by FSDP's own sharded state dict. Both load what either kind of save
             wrote.
         process_group: Group of the ranks that load; None takes the default group, if there is one.
+        spec: What to load into the model, under which names, in which form; see ``LoadSpec``. For the model its
+            ``strict`` and ``cast`` take the place of ``strict``. Other parts are loaded under the names that they have.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
 
     Returns:
@@ -117,7 +123,7 @@ def load(
     role = check_role(role)
     config = config or Config.from_env()
     group = own_group(process_group, False, "calls" + role, config.stall_timeout_s, ("load", str(ckpt_path)))
-    loading = _Loading(group, strict, load_decomposed_model_optimizer, config)
+    loading = _Loading(group, strict, load_decomposed_model_optimizer, config, spec)
     try:
         loading.open(ckpt_path, role, checkpoint_state, framework)
         loading.compare()
@@ -140,14 +146,25 @@ class _Loading:
         strict: ``strict`` of ``load``.
         is_decomposed: ``load_decomposed_model_optimizer`` of ``load``.
         config: Settings.
+        spec: What to load into the model; None loads it as it is.
 
     Attributes:
         extra_state: What ``finish`` made of the extra state; None if it was not loaded.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, strict: bool, is_decomposed: bool, config: Config) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        strict: bool,
+        is_decomposed: bool,
+        config: Config,
+        spec: LoadSpec | None,
+    ) -> None:
         self._group = group
         self._strict = strict
+        self._spec = spec
+        self._specs = dict.fromkeys(PARTS, LoadSpec(strict=strict, cast="same" if strict else "any"))
+        self._specs["model"] = spec or self._specs["model"]
         self._is_decomposed = is_decomposed
         self._config = config
         self._holds: list[Hold] = []  # `prune` in this process does not remove what is held
@@ -174,7 +191,7 @@ class _Loading:
             self._holds += [hold(self._place_of(part)) for part in PARTS]
             wanted = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
             self._stored = StoredParts(
-                self._folder, [part for part, is_wanted in wanted.items() if is_wanted], self._config
+                self._folder, [part for part, is_wanted in wanted.items() if is_wanted], self._config, self._spec
             )
 
         all_together(self._group, "load", str(ckpt_path), open_parts)
@@ -202,7 +219,8 @@ class _Loading:
         self._was_changed = False
         for part, values in self._values.items():
             reader = BcpReader(self._place_of(part), config=self._config)
-            self._reports[part] = run_load(values, reader, _planner(part == "extra_state"), self._group, None)
+            planner = _planner(part == "extra_state", self._spec if part == "model" else None)
+            self._reports[part] = run_load(values, reader, planner, self._group, None)
             self._was_changed |= reader.user_metadata != self._stored[part].user_metadata
 
     def finish(self) -> None:
@@ -246,10 +264,11 @@ class _Loading:
                 self._extra.check(saved_ranks)
             self._missing += [f"extra_state: {key}" for key in self._extra.unavailable]
             self._collect_part("extra_state", self._extra.values)
-        if self._strict and self._missing:
+        lacking = [name for name in self._missing if self._specs[name.partition(":")[0]].refuses_missing]
+        if lacking:
             raise KeyMismatchError(
                 f"load({self._folder}): these are to be loaded, but not in the checkpoint: "
-                f"{_listed(self._missing)}; strict=False leaves them as they are"
+                f"{_listed(lacking)}; strict=False leaves them as they are"
             )
         model.before_load()
 
@@ -263,13 +282,12 @@ class _Loading:
         without = {tree_paths[key][0] if key in tree_paths else key for key in absent}
         self._values[part] = {key: value for key, value in values.items() if key not in without}
         self._asked[part] = flat.keys() - set(absent)
-        if not self._strict:
-            return
-        others = []
+        casts = []
         for key, value in flat.items():
             found = stored.get(key)
             if found is not None and isinstance(value, torch.Tensor) and found.dtype not in (None, value.dtype):
-                others.append(f"'{key}' is {value.dtype}, stored is {found.dtype}")
+                casts.append((key, str(found.dtype).removeprefix("torch."), value.dtype))
+        others = [f"'{key}' is {to}, stored is torch.{dtype}" for key, dtype, to in refused(casts, self._specs[part])]
         if others:
             raise ShapeMismatchError(
                 f"load({self._place_of(part)}): the stored dtypes differ: {_listed(others)}; strict=False converts "
@@ -312,10 +330,11 @@ class _Loading:
             is_asked = [key in self._asked[part] or key in self._read_early for key in keys]
             nobodys = held_by_none(self._group, "load", self._path, is_asked)
             self._unexpected += [f"{part}: {keys[position]}" for position in nobodys]
-        if self._strict and self._unexpected:
+        left_over = [name for name in self._unexpected if self._specs[name.partition(":")[0]].refuses_unexpected]
+        if left_over:
             raise KeyMismatchError(
                 f"load({self._folder}): these are in the checkpoint, but not asked for: "
-                f"{_listed(self._unexpected)}; strict=False leaves them out"
+                f"{_listed(left_over)}; strict=False leaves them out"
             )
 
     def _pass_on(self) -> None:
@@ -325,7 +344,7 @@ class _Loading:
                 f"load({self._folder}): a newer save was committed meanwhile: load again", str(self._folder)
             )
         untaken = [f"model: {name}" for name in self._model.after_load(self._values["model"])]
-        if self._strict and untaken:
+        if self._specs["model"].refuses_unexpected and untaken:
             raise KeyMismatchError(
                 f"load({self._folder}): the model has {_listed(untaken)} in its state_dict(), and its "
                 "load_state_dict() does not take it; strict=False leaves it out"
@@ -341,8 +360,13 @@ class _Loading:
             self.extra_state = {**kept, **self._extra.loaded()}
 
 
-def _planner(is_flat: bool) -> BcpLoadPlanner:
-    planner = BcpLoadPlanner(flatten_state_dict=not is_flat, flatten_sharded_tensors=not is_flat)
+def _planner(is_flat: bool, spec: LoadSpec | None = None) -> BcpLoadPlanner:
+    planner = BcpLoadPlanner(
+        flatten_state_dict=not is_flat,
+        flatten_sharded_tensors=not is_flat,
+        # Keys and dtypes have been compared already.
+        spec=None if spec is None else dataclasses.replace(spec, strict=False, cast="any"),
+    )
     planner.warns = False  # keys have been compared already, and an error or the result names the differences
     return planner
 

@@ -15,6 +15,8 @@ from bytecheckpoint.checkpoint.parts import parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import UnsupportedError
+from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.load_spec.view import view_of
 
 __all__ = ["Stored", "StoredTensor", "dtype_of", "nested"]
 
@@ -47,16 +49,20 @@ class Stored(Mapping[str, "StoredTensor | None"]):
     Args:
         path: Directory of a checkpoint of ours or of stock DCP.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
+        spec: What to take of the checkpoint, under which names; None takes it as it is.
 
     Attributes:
         path: The directory, as text.
         user_metadata: The ``user_metadata`` that was passed to the writer, or None.
+        renamed: Keys of the checkpoint to which ``spec`` gives another name, and that name.
 
     Raises:
         CheckpointError: The checkpoint cannot be opened; see ``load_state_dict``.
     """
 
-    def __init__(self, path: str | os.PathLike[str], config: Config | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], config: Config | None = None, spec: LoadSpec | None = None
+    ) -> None:
         config = config or Config.from_env()
         self.path = os.fspath(path)
         with explaining(self.path):
@@ -65,6 +71,9 @@ class Stored(Mapping[str, "StoredTensor | None"]):
                 accept_rewritten=config.accept_rewritten_metadata,
                 io_timeout_s=config.io_timeout_s,
             )
+        self.renamed: dict[str, str] = {}
+        if spec is not None:
+            checkpoint, self.renamed = view_of(checkpoint, spec, _core)
         self.user_metadata: Any = parsed_user_metadata(checkpoint.user_metadata, self.path)
         tree_paths = checkpoint.planner_data
         self._tree_paths: Mapping[str, tuple[Any, ...]] = tree_paths if isinstance(tree_paths, Mapping) else {}

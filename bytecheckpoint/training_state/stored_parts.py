@@ -10,6 +10,7 @@ from bytecheckpoint.checkpoint.folders import Place, below
 from bytecheckpoint.checkpoint.parts import description_in, different_saves
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointNotFoundError
+from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.training_state.stored import Stored
 
 __all__ = ["StoredParts"]
@@ -22,6 +23,7 @@ class StoredParts(Mapping[str, Stored]):
         folder: Folder of the parts.
         parts: Which are wanted; ``model`` is always opened.
         config: Settings.
+        spec: What to take of the model; None takes it as it is.
 
     Attributes:
         description: What ``save`` wrote about itself into the model; empty if another writer made it.
@@ -32,10 +34,10 @@ class StoredParts(Mapping[str, Stored]):
         CheckpointError: A part cannot be opened.
     """
 
-    def __init__(self, folder: Place, parts: Sequence[str], config: Config) -> None:
+    def __init__(self, folder: Place, parts: Sequence[str], config: Config, spec: LoadSpec | None = None) -> None:
         self._folder = folder
         self._config = config
-        self._parts = {"model": Stored(below(folder, "model"), config)}
+        self._parts = {"model": Stored(below(folder, "model"), config, spec)}
         self.description: dict[str, Any] = description_in(self._parts["model"].user_metadata)
         self._parts.update((part, self._open(part)) for part in parts if part != "model")
         mixed = different_saves({part: description_in(stored.user_metadata) for part, stored in self.items()})

@@ -36,16 +36,25 @@ int64_t bytes_wanted(const PyLoadJob& self) {
   return bytes;
 }
 
-std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPlan& plan, std::string directory,
+std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPlan& plan, const std::string& directory,
                                       engine::Scope rank, bool direct_io, bool verify, int num_io_threads,
                                       int64_t ring_bytes, double io_timeout_s) {
-  std::vector<const format::Chunk*> chunks;
-  for (const Read& read : plan.tensors()) chunks.push_back(read.chunk);
-  std::vector<const format::Chunk*> all = chunks;
+  std::vector<engine::ChunkInRecord> chunks;
+  std::vector<const format::Chunk*> all;
+  for (const Read& read : plan.tensors()) {
+    chunks.push_back({read.chunk, read.view});
+    all.push_back(read.chunk);
+  }
   for (const Read& read : plan.objects()) all.push_back(read.chunk);
   auto bytes_done = std::make_shared<std::atomic<int64_t>>(0);
-  engine::LoadOptions options{std::move(directory), rank,       direct_io, verify,
-                              num_io_threads,       ring_bytes, {},        io_timeout_s};
+  engine::LoadOptions options{plan.manifest()->data_directory(directory),
+                              rank,
+                              direct_io,
+                              verify,
+                              num_io_threads,
+                              ring_bytes,
+                              {},
+                              io_timeout_s};
   options.progress = [bytes_done](int64_t bytes) { *bytes_done = bytes; };
   engine::LoadJob job(options, plan.manifest());
   using Places = std::vector<std::optional<engine::TensorPlace>>;
@@ -206,6 +215,15 @@ void bind_load(py::module_& m) {
       .def_static("of_state", &plan_state, py::keep_alive<0, 1>(), py::arg("checkpoint"), py::arg("flat"),
                   py::arg("chunks_of"), py::arg("allow_partial"))
       .def("is_of", &ReadPlan::is_of, py::arg("checkpoint"))
+      .def_property_readonly("checkpoint", &ReadPlan::checkpoint, py::return_value_policy::reference_internal)
+      .def("casts",
+           [](const ReadPlan& plan) {
+             py::list out;
+             for (const ReadPlan::Cast& cast : plan.casts()) {
+               out.append(py::make_tuple(to_text(cast.fqn), tensor::find_dtype(cast.from)->name, cast.to));
+             }
+             return out;
+           })
       .def_property_readonly("num_items", &ReadPlan::num_items)
       .def_property_readonly("num_tensors", [](const ReadPlan& plan) { return plan.tensors().size(); })
       .def_property_readonly("num_objects", [](const ReadPlan& plan) { return plan.objects().size(); })

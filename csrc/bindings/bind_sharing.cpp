@@ -36,8 +36,7 @@ base::Result<planner::SharePlan> plan_of(const std::vector<std::string>& ranges_
 /// Returns what the next run wants, as an encoded list of ranges.
 py::bytes next_ranges(PyLoadJob& self) {
   return value_unlocked([&]() -> base::Result<std::string> {
-    BCP_ASSIGN_OR_RETURN(const planner::WantedBlocks blocks, engine::wanted_blocks(&self.job));
-    return planner::encode_ranges(blocks.merged(), format::kBlockBytes);
+    return planner::encode_ranges(engine::wanted_blocks(&self.job).merged(), format::kBlockBytes);
   });
 }
 
@@ -52,8 +51,8 @@ py::bytes all_ranges(const PyLoadJob& self) {
                                          : engine::wanted_of(read.chunk->record));
     }
     for (const Read& read : self.plan.objects()) wanted.push_back(engine::wanted_of(read.chunk->record));
-    BCP_ASSIGN_OR_RETURN(const planner::WantedBlocks blocks, planner::find_wanted_blocks(wanted, format::kBlockBytes));
-    return planner::encode_ranges(blocks.merged(), format::kBlockBytes);
+    return planner::encode_ranges(planner::find_wanted_blocks(wanted, format::kBlockBytes).merged(),
+                                  format::kBlockBytes);
   });
 }
 

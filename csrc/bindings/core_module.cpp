@@ -11,6 +11,7 @@
 #include "csrc/bindings/bind_steps.h"
 #include "csrc/bindings/bind_store.h"
 #include "csrc/bindings/bind_verify.h"
+#include "csrc/bindings/bind_view.h"
 #include "csrc/bindings/build_info.h"
 #include "csrc/bridge/dims_caster.h"
 #include "csrc/bridge/errors.h"
@@ -79,6 +80,7 @@ PYBIND11_MODULE(_core, m) {
   bytecheckpoint::bindings::bind_builtin(m);
   bytecheckpoint::bindings::bind_calls(m);
   bytecheckpoint::bindings::bind_checkpoint(m);
+  bytecheckpoint::bindings::bind_view(m);
   bytecheckpoint::bindings::bind_steps(m);
   bytecheckpoint::bindings::bind_store(m);
   bytecheckpoint::bindings::bind_verify(m);

@@ -4,12 +4,14 @@
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/bind_store.h"
+#include "csrc/bindings/bind_view.h"
 #include "csrc/bindings/build_info.h"
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Save, load and commit of checkpoints; knows torch tensors.";
   m.def("build_info", &bytecheckpoint::bindings::build_info);
   bytecheckpoint::bindings::bind_checkpoint(m);
+  bytecheckpoint::bindings::bind_view(m);
   bytecheckpoint::bindings::bind_save_plan(m);
   bytecheckpoint::bindings::bind_save(m);
   bytecheckpoint::bindings::bind_load(m);

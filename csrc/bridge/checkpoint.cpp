@@ -5,6 +5,7 @@
 
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/unlocked.h"
+#include "csrc/engine/open_safetensors.h"
 #include "csrc/io/file.h"
 #include "csrc/io/io_deadline.h"
 
@@ -35,7 +36,7 @@ base::Result<OpenedCheckpoint> open_slowly(const std::string& directory, const e
     }
     if (reader.status().code() != base::Code::kUnsupported) return reader.status();
   }
-  BCP_ASSIGN_OR_RETURN(format::Manifest manifest, engine::open_checkpoint(directory, options));
+  BCP_ASSIGN_OR_RETURN(format::Manifest manifest, engine::open_any_checkpoint(directory, options));
   return OpenedCheckpoint{std::move(manifest), {}};
 }
 
@@ -73,16 +74,16 @@ const format::Manifest& Checkpoint::whole() const {
   return *manifest_;
 }
 
-const format::Chunk& Checkpoint::find_chunk(const std::string& fqn, const tensor::Dims& offsets, int64_t hint) const {
+engine::ChunkInRecord Checkpoint::find_chunk(const std::string& fqn, const tensor::Dims& offsets, int64_t hint) const {
   const auto refuse = [&](const std::string& why) { raise_as("KeyMismatchError", "'" + fqn + "': " + why); };
   const format::Item* item = whole().find(fqn);
   if (item == nullptr) refuse("the checkpoint has no such key");
   const auto& chunks = item->chunks;
   if (hint >= 0 && hint < static_cast<int64_t>(chunks.size()) && chunks[hint].box.offsets == offsets) {
-    return chunks[hint];
+    return chunk_of(*item, static_cast<size_t>(hint));
   }
-  for (const format::Chunk& chunk : chunks) {
-    if (chunk.box.offsets == offsets) return chunk;
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    if (chunks[c].box.offsets == offsets) return chunk_of(*item, c);
   }
   refuse("the checkpoint has no chunk at " + tensor::to_text(offsets));
   std::abort();  // unreachable: refuse throws

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "csrc/bridge/drop.h"
+#include "csrc/engine/checkpoint_view.h"
 #include "csrc/engine/manifest_reader.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/format/manifest.h"
@@ -21,6 +22,8 @@ namespace bytecheckpoint::bridge {
 class Checkpoint {
  public:
   explicit Checkpoint(format::Manifest whole) : manifest_(std::make_shared<format::Manifest>(std::move(whole))) {}
+  explicit Checkpoint(std::shared_ptr<const engine::CheckpointView> view)
+      : manifest_(view, &view->manifest), view_(std::move(view)) {}
 
   /// \param max_whole_bytes  Larger commit marks of ours are read in parts.
   /// \param io_timeout_s     This and later calls fail if the storage has not answered for so long; 0: never.
@@ -40,9 +43,17 @@ class Checkpoint {
   /// Reads parts of the manifest; null if all of it has been read.
   engine::ManifestReader* parts() const { return parts_.has_value() ? &parts_->reader : nullptr; }
 
-  /// Returns the stored chunk of `fqn` that begins at `offsets`. Raises KeyMismatchError if there is none.
+  /// Whether this is a view of `stored`.
+  bool is_view_of(const Checkpoint& stored) const {
+    return view_ != nullptr && stored.parts() == nullptr && view_->stored == stored.manifest_;
+  }
+  /// Returns a chunk of an item of `whole()`, and how it lies in its record.
+  engine::ChunkInRecord chunk_of(const format::Item& item, size_t chunk) const {
+    return {&item.chunks[chunk], view_ == nullptr ? nullptr : view_->find(item, chunk)};
+  }
+  /// Returns the chunk of `fqn` that begins at `offsets`. Raises KeyMismatchError if there is none.
   /// \param hint  Position to look at first, or -1.
-  const format::Chunk& find_chunk(const std::string& fqn, const tensor::Dims& offsets, int64_t hint) const;
+  engine::ChunkInRecord find_chunk(const std::string& fqn, const tensor::Dims& offsets, int64_t hint) const;
 
  private:
   struct Parts {
@@ -53,6 +64,7 @@ class Checkpoint {
   };
 
   mutable std::shared_ptr<const format::Manifest> manifest_;
+  std::shared_ptr<const engine::CheckpointView> view_;  // null for what is stored
   mutable std::optional<Parts> parts_;
 };
 

@@ -142,7 +142,10 @@ ReadPlan::ReadPlan(const Checkpoint& checkpoint, const py::iterable& items) : ch
   for (const py::handle item : items) {
     Read read;
     read.planned = read_read_item(item);
-    read.chunk = &checkpoint.find_chunk(read.planned.fqn, read.planned.chunk_offsets, read.planned.hint);
+    const engine::ChunkInRecord found =
+        checkpoint.find_chunk(read.planned.fqn, read.planned.chunk_offsets, read.planned.hint);
+    read.chunk = found.chunk;
+    read.view = found.view;
     read.item = py::reinterpret_borrow<py::object>(item);
     check(read.planned, *read.chunk);
     add(std::move(read));
@@ -151,7 +154,7 @@ ReadPlan::ReadPlan(const Checkpoint& checkpoint, const py::iterable& items) : ch
 
 ReadPlan::ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, bool allow_partial)
     : checkpoint_(&checkpoint), state_(std::move(state)) {
-  std::vector<const format::Item*> items;
+  std::vector<const format::Item*>& items = item_of_state_;
   if (engine::ManifestReader* parts = checkpoint.parts(); parts != nullptr) {
     const std::vector<Found> found = value_unlocked([&] { return find_items(parts, state_); });
     for (const Found& item : found) items.push_back(item.has_value() ? &item->item : nullptr);
@@ -219,6 +222,7 @@ void ReadPlan::read_boxes(const format::Item& item, size_t state_index) {
         read.to.push_back(common.offsets[d] - boxes[b].offsets[d]);
       }
       read.chunk = &chunk;
+      if (part_ == nullptr) read.view = checkpoint_->chunk_of(item, c).view;
       read.state_index = state_index;
       read.box = b;
       add(std::move(read));
@@ -233,6 +237,23 @@ void ReadPlan::add(Read read) {
   // Records may share bytes, and another writer's may claim any number of them.
   if (!base::checked_add(num_bytes_, read.chunk->record.bytes, &num_bytes_)) num_bytes_ = INT64_MAX;
   (read.planned.is_tensor ? tensors_ : objects_).push_back(std::move(read));
+}
+
+std::vector<ReadPlan::Cast> ReadPlan::casts() const {
+  std::vector<Cast> casts;
+  size_t last = SIZE_MAX;
+  for (const Read& read : tensors_) {
+    if (state_.empty() || read.state_index == last) continue;
+    last = read.state_index;
+    const StateValue& state_value = state_[last];
+    const tensor::DType from = item_of_state_[last]->tensor.dtype;
+    if (state_value.kind != StateValue::Kind::kOther && state_value.facts.dtype == from) continue;
+    if (!py::hasattr(state_value.value, "dtype")) continue;
+    py::object to = state_value.value.attr("dtype");
+    if (py::str(to).cast<std::string>() == text("torch.", tensor::find_dtype(from)->name)) continue;
+    casts.push_back({state_value.fqn, from, std::move(to)});
+  }
+  return casts;
 }
 
 const Read& ReadPlan::tensor_at(size_t position) const {

@@ -19,6 +19,7 @@ namespace bytecheckpoint::bridge {
 struct Read {
   PlannedRead planned;
   const format::Chunk* chunk;
+  const engine::RecordView* view = nullptr;  // of a chunk of a view
   // Where it goes, if the plan was made from a state dict:
   size_t state_index = 0;  // number of the value in the state
   size_t box = 0;          // number of the box in that value
@@ -44,6 +45,7 @@ class ReadPlan {
 
   /// Whether the plan was made for this checkpoint.
   bool is_of(const Checkpoint& checkpoint) const { return checkpoint_ == &checkpoint; }
+  const Checkpoint& checkpoint() const { return *checkpoint_; }
   /// Returns the manifest that the plan's chunks belong to. It has at least all files, and the items that are read.
   std::shared_ptr<const format::Manifest> manifest() const {
     return part_ != nullptr ? part_ : checkpoint_->shared_whole();
@@ -61,6 +63,15 @@ class ReadPlan {
   /// Returns all items, tensors first.
   pybind11::list items() const;
 
+  /// A tensor of the state whose dtype is not the stored one.
+  struct Cast {
+    std::string fqn;
+    tensor::DType from;
+    pybind11::object to;  // torch.dtype
+  };
+  /// Returns all of them, in the order of the state; none for a plan that was made from items.
+  std::vector<Cast> casts() const;
+
   /// The values that the plan was made from; empty if it was made from items.
   const std::vector<StateValue>& state() const { return state_; }
 
@@ -75,6 +86,7 @@ class ReadPlan {
   const Checkpoint* checkpoint_;
   std::shared_ptr<format::Manifest> part_;  // if the checkpoint is read in parts: items in the order of the state
   std::vector<StateValue> state_;
+  std::vector<const format::Item*> item_of_state_;  // null for what the checkpoint does not have
   std::vector<Read> tensors_, objects_;
   int64_t num_bytes_ = 0;
   planner::BoxNumbers covered_;  // of the box that is being planned

@@ -2,7 +2,9 @@
 #include "csrc/engine/destinations.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "csrc/base/crc32.h"
 #include "csrc/io/directory.h"
@@ -15,11 +17,19 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// Puts dims into the order in which they are stored. In that order every chunk is row-major.
-tensor::Dims in_stored_order(const tensor::Dims& dims, const TensorPlace& place) {
-  tensor::Dims ordered = dims;
-  for (size_t d = 0; d < place.dim_order.size(); ++d) ordered[d] = dims[place.dim_order[d]];
-  return ordered;
+/// Returns the dims of a box in the order in which they are stored, outermost first.
+std::vector<size_t> stored_order(const tensor::Dims& sizes, const tensor::Dims& strides) {
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  // Dims of one element may have any stride; wherever they stand, they change nothing.
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] > strides[b]; });
+  return order;
+}
+
+tensor::Dims ordered(const tensor::Dims& dims, const std::vector<size_t>& order) {
+  tensor::Dims out(order.size());
+  for (size_t d = 0; d < order.size(); ++d) out[d] = dims[order[d]];
+  return out;
 }
 
 /// Whether a segment may end inside an element, because other writers' archives may begin anywhere. Then the bytes of
@@ -32,23 +42,22 @@ bool cuts_elements(const TensorPlace& place) {
 
 planner::WantedBox wanted_of(const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box) {
   const int64_t itemsize = tensor::find_dtype(place.dtype)->itemsize_bytes;
-  planner::WantedBox wanted{chunk.record.file,
-                            place.data_offset,
-                            in_stored_order(chunk.box.sizes, place),
-                            {in_stored_order(box.offsets, place), in_stored_order(box.sizes, place)},
-                            itemsize};
+  const std::vector<size_t> order = stored_order(box.sizes, place.strides);
+  planner::WantedBox wanted{chunk.record.file, place.data_offset, ordered(box.sizes, order),
+                            ordered(place.strides, order), itemsize};
+  if (!tensor::has_elements(box)) return wanted;  // strides mean nothing
+  for (int64_t& stride : wanted.strides_bytes) stride *= itemsize;
+  for (size_t d = 0; d < box.num_dims(); ++d) wanted.offset += box.offsets[d] * place.strides[d] * itemsize;
   if (cuts_elements(place)) {
-    wanted.chunk_sizes.push_back(itemsize);
-    wanted.box.offsets.push_back(0);
-    wanted.box.sizes.push_back(itemsize);
+    wanted.sizes.push_back(itemsize);
+    wanted.strides_bytes.push_back(1);
     wanted.itemsize_bytes = 1;
   }
   return wanted;
 }
 
 planner::WantedBox wanted_of(const format::Record& record) {
-  const tensor::Dims sizes = {record.bytes};
-  return {record.file, record.offset, sizes, tensor::whole(sizes), 1};
+  return {record.file, record.offset, {record.bytes}, {1}, 1};
 }
 
 Destinations::Destinations(std::string directory, const format::Manifest& manifest, bool verify)
@@ -67,18 +76,19 @@ Status Destinations::add_tensor(const std::string& fqn, const format::Chunk& chu
     return refuse(text("wanted ", tensor::to_text(box.sizes), ", got memory of ", tensor::to_text(memory.sizes)));
   }
   wanted_.push_back(wanted_of(chunk, place, box));
-  tensor::Dims strides_bytes = in_stored_order(memory.strides_bytes, place);
-  if (cuts_elements(place)) strides_bytes.push_back(1);
+  tensor::Dims strides_bytes = ordered(memory.strides_bytes, stored_order(box.sizes, place.strides));
+  if (cuts_elements(place) && tensor::has_elements(box)) strides_bytes.push_back(1);
   const planner::WantedBox& wanted = wanted_.back();
-  destinations_.push_back({tensor::BoxRuns(wanted.chunk_sizes, wanted.box, wanted.itemsize_bytes, strides_bytes),
-                           memory.data, box.sizes == chunk.box.sizes ? place.data_crc : std::nullopt});
+  destinations_.push_back(
+      {tensor::BoxRuns::of_strides(wanted.sizes, wanted.strides_bytes, wanted.itemsize_bytes, strides_bytes),
+       memory.data, box.sizes == chunk.box.sizes ? place.data_crc : std::nullopt});
   return Status::ok();
 }
 
 void Destinations::add_bytes(const format::Record& record, uint8_t* memory) {
   wanted_.push_back(wanted_of(record));
   const planner::WantedBox& wanted = wanted_.back();
-  destinations_.push_back({tensor::BoxRuns(wanted.chunk_sizes, wanted.box, 1, {1}), memory, std::nullopt});
+  destinations_.push_back({tensor::BoxRuns::of_strides(wanted.sizes, {1}, 1, {1}), memory, std::nullopt});
 }
 
 Status Destinations::check(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
@@ -92,7 +102,7 @@ Status Destinations::scatter(const uint8_t* slot, const planner::ReadSegment& se
   const int64_t end = segment.offset + bytes;
   for (const uint32_t index : segment.wanted) {
     // The window counts bytes of the chunk, which may begin behind the segment's start or end before its end.
-    const int64_t data_offset = wanted_[index].data_offset;
+    const int64_t data_offset = wanted_[index].offset;
     const Destination& destination = destinations_[index];
     if (data_offset + destination.runs.end() > file.end_of_records) return file.behind_the_records(data_offset);
     const int64_t from = std::max(segment.offset, data_offset);
@@ -122,7 +132,7 @@ Status Destinations::check_archives() {
     const std::string path = io::join(directory_, manifest_.files[wanted_[index].file].name);
     return Status::make(
         Code::kCorrupt,
-        text("read(", path, ", offset=", wanted_[index].data_offset, ", ", destinations_[index].runs.end(),
+        text("read(", path, ", offset=", wanted_[index].offset, ", ", destinations_[index].runs.end(),
              " bytes): the data have CRC ", crc, ", but the archive says ", *destinations_[index].data_crc,
              "; if it was written with torch.serialization.set_crc32_options(False), load with "
              "Config(verify=False)"),

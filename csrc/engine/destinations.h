@@ -15,8 +15,7 @@
 
 namespace bytecheckpoint::engine {
 
-/// Describes a box of a chunk for the planner. Every chunk is row-major for the planner, once its dims are in the order
-/// in which they are stored.
+/// Describes a box of a chunk for the planner.
 ///
 /// \param place  The chunk's, from `locate_tensors`.
 /// \param box    A part of the chunk; its offsets count from the chunk's first element.

@@ -49,8 +49,8 @@ base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
 }
 
 Status LoadJob::read(int64_t max_gap_bytes, const std::function<bool()>& cancelled, LoadStats* stats) {
-  BCP_ASSIGN_OR_RETURN(planner::LoadPlan plan, planner::plan_load(destinations_.wanted(), format::kBlockBytes,
-                                                                  staging::kSlotBytes, max_gap_bytes));
+  planner::LoadPlan plan =
+      planner::plan_load(destinations_.wanted(), format::kBlockBytes, staging::kSlotBytes, max_gap_bytes);
   stats->num_files = plan.num_files();
   stats->bytes_wanted = plan.bytes_wanted;
   stats->bytes_read += plan.bytes_read;

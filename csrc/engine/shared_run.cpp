@@ -50,7 +50,7 @@ std::vector<SharedUnit> units_of(const planner::SharePlan& plan, uint32_t rank) 
   return units;
 }
 
-base::Result<planner::WantedBlocks> wanted_blocks(LoadJob* job) {
+planner::WantedBlocks wanted_blocks(LoadJob* job) {
   return planner::find_wanted_blocks(job->destinations().wanted(), format::kBlockBytes);
 }
 
@@ -74,7 +74,7 @@ SharedRun::~SharedRun() {
 }
 
 base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const planner::SharePlan& plan, uint32_t rank) {
-  BCP_ASSIGN_OR_RETURN(const planner::WantedBlocks blocks, wanted_blocks(job));
+  const planner::WantedBlocks blocks = wanted_blocks(job);
   std::unique_ptr<SharedRun> run(new SharedRun(job));
   run->units_ = units_of(plan, rank);
   std::vector<planner::ReadSegment> segments;

@@ -91,7 +91,7 @@ class SharedRun {
 };
 
 /// Returns the blocks that the destinations of `job` need.
-base::Result<planner::WantedBlocks> wanted_blocks(LoadJob* job);
+planner::WantedBlocks wanted_blocks(LoadJob* job);
 
 /// Returns a digest of the save id and the files of a manifest. Ranks compare it before an exchange, because numbers of
 /// files in the exchange must mean the same on all of them.

@@ -22,9 +22,8 @@ constexpr size_t kThreads = 4;
 /// Archives that one thread takes at a time. They are neighbours in a file, which it then opens once.
 constexpr size_t kBatch = 64;
 
-/// Returns the order of dims in which a tensor of these strides is row-major; nothing if it has gaps or shares
-/// elements.
-std::optional<std::vector<uint32_t>> dense_order(const tensor::Dims& sizes, const tensor::Dims& strides) {
+/// Whether a tensor of these strides has no gaps and shares no elements: in some order of its dims it is row-major.
+bool is_dense(const tensor::Dims& sizes, const tensor::Dims& strides) {
   std::vector<uint32_t> order(sizes.size());
   std::iota(order.begin(), order.end(), 0u);
   // Dims of one element may have any stride. They come first, and are skipped below.
@@ -34,15 +33,43 @@ std::optional<std::vector<uint32_t>> dense_order(const tensor::Dims& sizes, cons
   int64_t wanted = 1;
   for (size_t d = order.size(); d-- > 0;) {
     if (sizes[order[d]] == 1) continue;
-    if (strides[order[d]] != wanted) return std::nullopt;
+    if (strides[order[d]] != wanted) return false;
     wanted *= sizes[order[d]];
   }
-  if (std::is_sorted(order.begin(), order.end())) order.clear();
-  return order;
+  return true;
 }
 
-std::optional<TensorPlace> place_in_archive(const format::ArchivedTensor& stored, const format::Chunk& chunk) {
-  if (stored.is_conj || stored.is_neg || stored.sizes != chunk.box.sizes) return std::nullopt;
+/// Whether elements of these strides are in row-major order.
+bool is_row_major(const tensor::Dims& sizes, const tensor::Dims& strides) {
+  const tensor::Dims wanted = tensor::row_major_strides(sizes);
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] > 1 && strides[d] != wanted[d]) return false;
+  }
+  return true;
+}
+
+/// Changes the place of a whole record to that of a chunk of a view.
+Status apply_view(const RecordView& view, const tensor::Dims& sizes, TensorPlace* place) {
+  planner::ViewedBox viewed{tensor::whole(sizes), 0, view.offset, view.strides};
+  if (!is_row_major(view.record_sizes, place->strides) &&
+      !planner::restride(view.record_sizes, place->strides, &viewed)) {
+    return Status::make(Code::kUnsupported,
+                        text("a transform joins dims of a record of ", tensor::to_text(view.record_sizes),
+                             " whose elements are not stored in row-major order"));
+  }
+  int64_t numel = 0, record_numel = 0;
+  const bool is_all = tensor::checked_numel(sizes, &numel) && tensor::checked_numel(view.record_sizes, &record_numel) &&
+                      numel == record_numel;
+  if (!is_all) place->data_crc.reset();
+  place->data_offset += viewed.offset * tensor::find_dtype(place->dtype)->itemsize_bytes;
+  place->strides = std::move(viewed.strides);
+  return Status::ok();
+}
+
+std::optional<TensorPlace> place_in_archive(const format::ArchivedTensor& stored, const ChunkInRecord& wanted) {
+  const format::Chunk& chunk = *wanted.chunk;
+  const tensor::Dims& sizes = wanted.view == nullptr ? chunk.box.sizes : wanted.view->record_sizes;
+  if (stored.is_conj || stored.is_neg || stored.sizes != sizes) return std::nullopt;
   const tensor::DTypeInfo* info = tensor::find_plain_dtype(stored.dtype);
   if (info == nullptr) return std::nullopt;
   TensorPlace place;
@@ -50,10 +77,9 @@ std::optional<TensorPlace> place_in_archive(const format::ArchivedTensor& stored
   place.data_offset = chunk.record.offset + stored.data_offset;
   int64_t numel = 0;
   if (!tensor::checked_numel(stored.sizes, &numel)) return std::nullopt;
+  place.strides = stored.strides;
   if (numel == 0) return place;
-  auto order = dense_order(stored.sizes, stored.strides);
-  if (!order.has_value()) return std::nullopt;
-  place.dim_order = std::move(*order);
+  if (!is_dense(stored.sizes, stored.strides)) return std::nullopt;
   const bool fills_storage =
       stored.data_offset == stored.storage_offset && stored.storage_bytes == numel * info->itemsize_bytes;
   if (fills_storage) place.data_crc = stored.storage_crc;
@@ -66,8 +92,8 @@ class Locator {
   Locator(const std::string& directory, const format::Manifest& manifest)
       : directory_(directory), manifest_(manifest) {}
 
-  base::Result<std::optional<TensorPlace>> locate(const format::Chunk& chunk) {
-    const format::Record& record = chunk.record;
+  base::Result<std::optional<TensorPlace>> locate(const ChunkInRecord& wanted) {
+    const format::Record& record = wanted.chunk->record;
     if (!file_.is_open() || open_ != record.file) {
       BCP_ASSIGN_OR_RETURN(file_, io::File::open(directory_, manifest_.files[record.file].name, /*direct=*/false));
       open_ = record.file;
@@ -80,8 +106,15 @@ class Locator {
       return Status::make(fault.code(), text("read(", file_.path(), ", offset=", record.offset, "): ", fault.message()),
                           file_.path());
     }
-    if (!stored.value().has_value()) return std::optional<TensorPlace>();
-    return place_in_archive(*stored.value(), chunk);
+    std::optional<TensorPlace> place;
+    if (stored.value().has_value()) place = place_in_archive(*stored.value(), wanted);
+    if (wanted.view == nullptr) return place;
+    Status fault = place.has_value() ? apply_view(*wanted.view, wanted.chunk->box.sizes, &*place)
+                                     : Status::make(Code::kUnsupported,
+                                                    "a transform needs a record of plain elements; this one is "
+                                                    "quantized, of a subclass, or has gaps");
+    if (!fault.is_ok()) return std::move(fault).at(record.offset, record.bytes).in_file(file_.path());
+    return place;
   }
 
  private:
@@ -93,8 +126,9 @@ class Locator {
 
 }  // namespace
 
-TensorPlace place_of(const format::Record& record) {
-  return {record.stored_dtype, record.data_offset, {}, {}};
+TensorPlace place_of(const format::Chunk& chunk) {
+  const format::Record& record = chunk.record;
+  return {record.stored_dtype, record.data_offset, tensor::row_major_strides(chunk.box.sizes), {}};
 }
 
 Status check_extents(const std::string& directory, const format::Manifest& manifest,
@@ -127,19 +161,23 @@ Status check_extents(const std::string& directory, const format::Manifest& manif
 
 base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::string& directory,
                                                                      const format::Manifest& manifest,
-                                                                     const std::vector<const format::Chunk*>& chunks) {
+                                                                     const std::vector<ChunkInRecord>& chunks) {
   std::vector<std::optional<TensorPlace>> places(chunks.size());
   std::vector<size_t> foreign;
   for (size_t i = 0; i < chunks.size(); ++i) {
-    const format::Record& record = chunks[i]->record;
+    const format::Record& record = chunks[i].chunk->record;
     if (record.kind == format::RecordKind::kTensor) {
-      places[i] = place_of(record);
-    } else if (record.kind == format::RecordKind::kForeign) {
+      places[i] = place_of(*chunks[i].chunk);
+      if (const RecordView* view = chunks[i].view; view != nullptr) {
+        places[i]->data_offset += view->offset * tensor::find_dtype(record.stored_dtype)->itemsize_bytes;
+        places[i]->strides = view->strides;
+      }
+    } else if (record.kind == format::RecordKind::kForeign || chunks[i].view != nullptr) {
       foreign.push_back(i);
     }
   }
   std::sort(foreign.begin(), foreign.end(), [&](size_t a, size_t b) {
-    const format::Record &x = chunks[a]->record, &y = chunks[b]->record;
+    const format::Record &x = chunks[a].chunk->record, &y = chunks[b].chunk->record;
     return x.file != y.file ? x.file < y.file : x.offset < y.offset;
   });
   std::atomic<size_t> next{0};
@@ -149,7 +187,7 @@ base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::
     Locator locator(directory, manifest);
     for (size_t begin = next.fetch_add(kBatch); begin < foreign.size(); begin = next.fetch_add(kBatch)) {
       for (size_t i = begin; i < std::min(begin + kBatch, foreign.size()); ++i) {
-        auto place = locator.locate(*chunks[foreign[i]]);
+        auto place = locator.locate(chunks[foreign[i]]);
         if (place.is_ok()) {
           places[foreign[i]] = std::move(place.value());
           continue;

@@ -7,20 +7,21 @@
 #include <vector>
 
 #include "csrc/base/status.h"
+#include "csrc/engine/checkpoint_view.h"
 #include "csrc/format/manifest.h"
 
 namespace bytecheckpoint::engine {
 
-/// Where the elements of a stored chunk are in a file, and in which order.
+/// Where the elements of a chunk are in a file.
 struct TensorPlace {
   tensor::DType dtype = tensor::DType::kNone;
   int64_t data_offset = 0;           // of the first element, from the start of the file
-  std::vector<uint32_t> dim_order;   // dims as stored, outermost first; empty: row-major as they are
+  tensor::Dims strides;              // of each dim of the chunk, in elements
   std::optional<uint32_t> data_crc;  // of all elements, if the archive's is the only checksum
 };
 
-/// Returns the place of a tensor record of ours.
-TensorPlace place_of(const format::Record& record);
+/// Returns the place of a chunk that is all of a record of ours.
+TensorPlace place_of(const format::Chunk& chunk);
 
 /// Checks that the files are long enough for the records that the metadata names. Call it before memory is allocated
 /// for sizes that only the metadata claims.
@@ -29,13 +30,13 @@ base::Status check_extents(const std::string& directory, const format::Manifest&
                            const std::vector<const format::Chunk*>& chunks);
 
 /// Finds the places of `chunks`; nothing for a chunk whose elements are not plain, dense and row-major or permuted:
-/// torch.load must read that one.
+/// torch.load must read that one, and a view of such a record is kUnsupported.
 ///
 /// Places of our own records are in the manifest. Of other writers' records, each archive is opened, and its directory
 /// and its pickle are read, in the order of files and offsets, by up to 4 threads.
 /// \returns kCorrupt, kUnsupported or kStorage, naming file and offset.
 base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::string& directory,
                                                                      const format::Manifest& manifest,
-                                                                     const std::vector<const format::Chunk*>& chunks);
+                                                                     const std::vector<ChunkInRecord>& chunks);
 
 }  // namespace bytecheckpoint::engine

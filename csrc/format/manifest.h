@@ -70,7 +70,8 @@ struct FileEntry {
 struct ForeignMeta {
   Tree storage_meta;  // None, or a dict of the attributes of DCP's StorageMeta, paths as strings
   bool checkpoint_id_is_path = false;
-  Tree version;  // None, or a string
+  Tree version;           // None, or a string
+  std::string directory;  // of the data files, if it is another than what was opened
 };
 
 /// What a checkpoint contains, and where.
@@ -86,6 +87,10 @@ struct Manifest {
   Tree planner_data;
   std::string user_metadata;  // JSON, or empty
 
+  /// Returns the directory of the data files. \param opened  Path that the manifest was read from.
+  std::string data_directory(const std::string& opened) const {
+    return foreign.has_value() && !foreign->directory.empty() ? foreign->directory : opened;
+  }
   /// Finds an item by a binary search. \returns nullptr if there is none of this name.
   const Item* find(std::string_view fqn) const;
 };

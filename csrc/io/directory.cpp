@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <memory>
 
@@ -54,6 +55,22 @@ base::Result<EntryType> entry_type(const std::string& path) {
   }
   if (S_ISREG(info.st_mode)) return EntryType::kRegular;
   return S_ISDIR(info.st_mode) ? EntryType::kDirectory : EntryType::kOther;
+}
+
+base::Result<bool> leads_to_file(const std::string& path) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) == 0) return S_ISREG(info.st_mode);
+  if (errno == ENOENT || errno == ENOTDIR) return false;
+  return Status::storage("stat", path, "", errno);
+}
+
+base::Result<std::optional<std::string>> link_target(const std::string& path) {
+  std::string target(PATH_MAX, '\0');
+  const ssize_t size = ::readlink(path.c_str(), target.data(), target.size());
+  if (size < 0 && errno == EINVAL) return std::optional<std::string>();
+  if (size < 0) return Status::storage("readlink", path, "", errno);
+  target.resize(static_cast<size_t>(size));
+  return std::make_optional(std::move(target));
 }
 
 base::Result<FileId> file_id(const std::string& path) {

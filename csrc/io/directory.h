@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@ std::string join(const std::string& directory, const std::string& name);
 enum class EntryType { kAbsent, kRegular, kDirectory, kOther };
 /// Returns what has the name itself: a symbolic link is kOther. \returns kStorage if that cannot be found out.
 base::Result<EntryType> entry_type(const std::string& path);
+
+/// Whether `path` is a regular file, or leads to one by symbolic links.
+base::Result<bool> leads_to_file(const std::string& path);
+/// Returns what a symbolic link contains; nothing for anything else. \returns kStorage, with ENOENT if nothing is
+/// there.
+base::Result<std::optional<std::string>> link_target(const std::string& path);
 
 /// Identifies a file or directory: all paths that lead to it have the same id.
 struct FileId {

@@ -31,9 +31,9 @@ std::vector<BlockRange> joined(const std::vector<BlockRange>& ranges, int64_t ma
 
 }  // namespace
 
-base::Result<LoadPlan> plan_load(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes,
-                                 int64_t max_gap_bytes) {
-  BCP_ASSIGN_OR_RETURN(const WantedBlocks blocks, find_wanted_blocks(wanted, block_bytes));
+LoadPlan plan_load(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes,
+                   int64_t max_gap_bytes) {
+  const WantedBlocks blocks = find_wanted_blocks(wanted, block_bytes);
   LoadPlan plan;
   plan.bytes_wanted = blocks.bytes_wanted;
   for (const BlockRange& range : joined(blocks.merged(), max_gap_bytes)) {

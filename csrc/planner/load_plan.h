@@ -39,10 +39,9 @@ struct LoadPlan {
 /// that all bytes that are read can be verified.
 /// \param max_segment_bytes  A multiple of block_bytes.
 /// \param max_gap_bytes  0: what is between wanted blocks is not read.
-/// \returns kInvalidArgument for a box outside its chunk.
 /// Pure; O(n log n) in blocks and boxes.
-base::Result<LoadPlan> plan_load(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes,
-                                 int64_t max_gap_bytes = 0);
+LoadPlan plan_load(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes,
+                   int64_t max_gap_bytes = 0);
 
 /// Enters in each segment which boxes have bytes in it.
 ///

@@ -22,13 +22,11 @@ constexpr size_t kLeastRangeBytes = 3;
 /// tensor costs one step per block.
 void append_ranges(const WantedBox& wanted, uint32_t index, int64_t block_bytes,
                    std::vector<WantedBlocks::OfBox>* out) {
-  const tensor::Dims strides = tensor::row_major_strides(wanted.chunk_sizes);
-  tensor::Dims strides_bytes(strides.size());
-  for (size_t d = 0; d < strides.size(); ++d) strides_bytes[d] = strides[d] * wanted.itemsize_bytes;
-  const tensor::BoxRuns runs(wanted.chunk_sizes, wanted.box, wanted.itemsize_bytes, strides_bytes);
+  const auto runs =
+      tensor::BoxRuns::of_strides(wanted.sizes, wanted.strides_bytes, wanted.itemsize_bytes, wanted.strides_bytes);
   const size_t first = out->size();
   for (int64_t run = 0; run < runs.num_runs();) {
-    const int64_t from = wanted.data_offset + runs.chunk_offset(run);
+    const int64_t from = wanted.offset + runs.chunk_offset(run);
     const BlockRange range{wanted.file, base::align_down(from, block_bytes),
                            base::align_up(from + runs.run_bytes(), block_bytes)};
     if (out->size() > first && out->back().range.end >= range.begin) {
@@ -36,24 +34,35 @@ void append_ranges(const WantedBox& wanted, uint32_t index, int64_t block_bytes,
     } else {
       out->push_back({range, index});
     }
-    run = runs.first_run_ending_after(range.end - wanted.data_offset);
+    run = runs.first_run_ending_after(range.end - wanted.offset);
   }
 }
 
 }  // namespace
 
-base::Result<WantedBlocks> find_wanted_blocks(const std::vector<WantedBox>& wanted, int64_t block_bytes) {
+base::Result<WantedBox> wanted_of_chunk(uint32_t file, int64_t data_offset, const tensor::Dims& chunk_sizes,
+                                        const tensor::Box& box, int64_t itemsize_bytes) {
+  if (!tensor::is_inside(box, chunk_sizes)) {
+    return Status::make(Code::kInvalidArgument,
+                        text("wanted box at ", tensor::to_text(box.offsets), " of ", tensor::to_text(box.sizes),
+                             " is not inside a chunk of shape ", tensor::to_text(chunk_sizes)));
+  }
+  WantedBox wanted{file, data_offset, box.sizes, tensor::Dims(box.num_dims()), itemsize_bytes};
+  if (!tensor::has_elements(box)) return wanted;
+  wanted.strides_bytes = tensor::row_major_strides(chunk_sizes);
+  for (size_t d = 0; d < box.num_dims(); ++d) {
+    wanted.strides_bytes[d] *= itemsize_bytes;
+    wanted.offset += box.offsets[d] * wanted.strides_bytes[d];
+  }
+  return wanted;
+}
+
+WantedBlocks find_wanted_blocks(const std::vector<WantedBox>& wanted, int64_t block_bytes) {
   WantedBlocks blocks;
   for (uint32_t i = 0; i < wanted.size(); ++i) {
-    if (!tensor::is_inside(wanted[i].box, wanted[i].chunk_sizes)) {
-      return Status::make(
-          Code::kInvalidArgument,
-          text("wanted box at ", tensor::to_text(wanted[i].box.offsets), " of ", tensor::to_text(wanted[i].box.sizes),
-               " is not inside a chunk of shape ", tensor::to_text(wanted[i].chunk_sizes)));
-    }
     append_ranges(wanted[i], i, block_bytes, &blocks.ranges);
     int64_t numel = 0;
-    (void)tensor::checked_numel(wanted[i].box.sizes, &numel);
+    (void)tensor::checked_numel(wanted[i].sizes, &numel);
     blocks.bytes_wanted += numel * wanted[i].itemsize_bytes;
   }
   std::sort(blocks.ranges.begin(), blocks.ranges.end(), [](const WantedBlocks::OfBox& a, const WantedBlocks::OfBox& b) {

@@ -11,15 +11,21 @@
 
 namespace bytecheckpoint::planner {
 
-/// A box that a load wants of one stored chunk. A record that is wanted whole, as bytes, is a chunk of one dim whose
-/// elements are bytes.
+/// A box that a load wants of one stored chunk: elements of a file, evenly spaced in each dim. A record that is wanted
+/// whole, as bytes, is a box of one dim whose elements are bytes.
 struct WantedBox {
   uint32_t file = 0;
-  int64_t data_offset = 0;  // of the chunk's first element in its file
-  tensor::Dims chunk_sizes;
-  tensor::Box box;  // inside the chunk
+  int64_t offset = 0;          // of the first element, in its file
+  tensor::Dims sizes;          // elements
+  tensor::Dims strides_bytes;  // descending; each is at least as long as what the dims behind it span
   int64_t itemsize_bytes = 1;
 };
+
+/// Describes a box of a chunk whose elements are row-major.
+/// \param data_offset  Of the chunk's first element in its file. \param box  Inside the chunk.
+/// \returns kInvalidArgument for a box outside its chunk.
+base::Result<WantedBox> wanted_of_chunk(uint32_t file, int64_t data_offset, const tensor::Dims& chunk_sizes,
+                                        const tensor::Box& box, int64_t itemsize_bytes);
 
 /// A range of whole blocks of one file, in bytes: `begin` and `end` are multiples of the block size.
 struct BlockRange {
@@ -48,9 +54,8 @@ struct WantedBlocks {
 /// Finds all blocks that hold bytes of the boxes.
 ///
 /// \param block_bytes  Size of the blocks that have a CRC each; a power of two.
-/// \returns kInvalidArgument for a box outside its chunk.
 /// Pure; O(n log n) in blocks and boxes.
-base::Result<WantedBlocks> find_wanted_blocks(const std::vector<WantedBox>& wanted, int64_t block_bytes);
+WantedBlocks find_wanted_blocks(const std::vector<WantedBox>& wanted, int64_t block_bytes);
 
 /// Encodes merged ranges in a few bytes each, to be sent to other ranks.
 std::string encode_ranges(const std::vector<BlockRange>& merged, int64_t block_bytes);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -28,6 +29,11 @@ Box whole(const Dims& sizes);
 /// Returns whether `box` lies inside a tensor of `sizes`, with as many dims, no negative number and no overflow. Code
 /// that gets boxes from files or other ranks must check this first: all other functions rely on it.
 bool is_inside(const Box& box, const Dims& sizes);
+
+/// Whether no size of the box is 0.
+inline bool has_elements(const Box& box) {
+  return std::find(box.sizes.begin(), box.sizes.end(), 0) == box.sizes.end();
+}
 
 /// Computes the common part of two boxes of one tensor. \returns false, and leaves `*common` alone, if there is none. A
 /// box without elements has no common part with any other.

@@ -29,31 +29,50 @@ int64_t span_bytes(const StridedView& view) {
   return last + find_dtype(view.dtype)->itemsize_bytes;
 }
 
-BoxRuns::BoxRuns(const Dims& chunk_sizes, const Box& box, int64_t itemsize_bytes, const Dims& memory_strides_bytes)
-    : itemsize_bytes_(itemsize_bytes), memory_step_bytes_(itemsize_bytes) {
-  const Dims strides = row_major_strides(chunk_sizes);
-  for (size_t d = 0; d < box.num_dims(); ++d) {
-    if (box.sizes[d] == 0) return;  // no runs
-    begin_ += box.offsets[d] * strides[d] * itemsize_bytes;
+namespace {
+
+Dims strides_bytes(const Dims& chunk_sizes, int64_t itemsize_bytes) {
+  Dims strides = row_major_strides(chunk_sizes);
+  for (int64_t& stride : strides) stride *= itemsize_bytes;
+  return strides;
+}
+
+}  // namespace
+
+BoxRuns BoxRuns::of_strides(const Dims& sizes, const Dims& file_strides_bytes, int64_t itemsize_bytes,
+                            const Dims& memory_strides_bytes) {
+  BoxRuns out;
+  out.itemsize_bytes_ = out.memory_step_bytes_ = itemsize_bytes;
+  for (const int64_t size : sizes) {
+    if (size == 0) return out;  // no runs
   }
-  for (size_t d = 0; d < box.num_dims(); ++d) {
-    if (box.sizes[d] == 1) continue;
-    const Dim dim{box.sizes[d], strides[d] * itemsize_bytes, memory_strides_bytes[d]};
-    if (!outer_.empty() && outer_.back().chunk_stride_bytes == dim.size * dim.chunk_stride_bytes &&
-        outer_.back().memory_stride_bytes == dim.size * dim.memory_stride_bytes) {
-      outer_.back() = Dim{outer_.back().size * dim.size, dim.chunk_stride_bytes, dim.memory_stride_bytes};
+  std::vector<Dim>& outer = out.outer_;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 1) continue;
+    const Dim dim{sizes[d], file_strides_bytes[d], memory_strides_bytes[d]};
+    if (!outer.empty() && outer.back().chunk_stride_bytes == dim.size * dim.chunk_stride_bytes &&
+        outer.back().memory_stride_bytes == dim.size * dim.memory_stride_bytes) {
+      outer.back() = Dim{outer.back().size * dim.size, dim.chunk_stride_bytes, dim.memory_stride_bytes};
     } else {
-      outer_.push_back(dim);
+      outer.push_back(dim);
     }
   }
-  run_bytes_ = itemsize_bytes;
-  if (!outer_.empty() && outer_.back().chunk_stride_bytes == itemsize_bytes) {
-    run_bytes_ = outer_.back().size * itemsize_bytes;
-    memory_step_bytes_ = outer_.back().memory_stride_bytes;
-    outer_.pop_back();
+  out.run_bytes_ = itemsize_bytes;
+  if (!outer.empty() && outer.back().chunk_stride_bytes == itemsize_bytes) {
+    out.run_bytes_ = outer.back().size * itemsize_bytes;
+    out.memory_step_bytes_ = outer.back().memory_stride_bytes;
+    outer.pop_back();
   }
-  num_runs_ = 1;
-  for (const Dim& dim : outer_) num_runs_ *= dim.size;
+  out.num_runs_ = 1;
+  for (const Dim& dim : outer) out.num_runs_ *= dim.size;
+  return out;
+}
+
+BoxRuns::BoxRuns(const Dims& chunk_sizes, const Box& box, int64_t itemsize_bytes, const Dims& memory_strides_bytes)
+    : BoxRuns(of_strides(box.sizes, strides_bytes(chunk_sizes, itemsize_bytes), itemsize_bytes, memory_strides_bytes)) {
+  if (num_runs_ == 0) return;
+  const Dims strides = row_major_strides(chunk_sizes);
+  for (size_t d = 0; d < box.num_dims(); ++d) begin_ += box.offsets[d] * strides[d] * itemsize_bytes;
 }
 
 BoxRuns::BoxRuns(const StridedView& view)

@@ -49,6 +49,12 @@ class BoxRuns {
   BoxRuns(const Dims& chunk_sizes, const Box& box, int64_t itemsize_bytes, const Dims& memory_strides_bytes);
   /// The runs of all elements of `view`, taken as a row-major chunk of their own.
   explicit BoxRuns(const StridedView& view);
+  /// The runs of a box whose elements are evenly spaced in the file. Offsets in the chunk count from its first element.
+  /// \param sizes  Elements of the box, dims in the order of the file: a stride is at least as long as all that the
+  /// dims behind it span.
+  /// \param file_strides_bytes, memory_strides_bytes  One per dim. Those of the memory may be 0 or negative.
+  static BoxRuns of_strides(const Dims& sizes, const Dims& file_strides_bytes, int64_t itemsize_bytes,
+                            const Dims& memory_strides_bytes);
 
   int64_t num_runs() const { return num_runs_; }
   int64_t run_bytes() const { return run_bytes_; }
@@ -67,6 +73,8 @@ class BoxRuns {
   int64_t first_run_ending_after(int64_t position) const;
 
  private:
+  BoxRuns() = default;
+
   struct Dim {
     int64_t size;
     int64_t chunk_stride_bytes;

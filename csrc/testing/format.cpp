@@ -34,9 +34,10 @@ py::list plan_load(const std::vector<std::tuple<uint32_t, int64_t, Dims, Dims, D
                    int64_t block_bytes, int64_t max_segment_bytes) {
   std::vector<planner::WantedBox> wanted;
   for (const auto& [file, data_offset, chunk_sizes, box_offsets, box_sizes, itemsize] : boxes) {
-    wanted.push_back({file, data_offset, chunk_sizes, {box_offsets, box_sizes}, itemsize});
+    wanted.push_back(
+        value_or_raise(planner::wanted_of_chunk(file, data_offset, chunk_sizes, {box_offsets, box_sizes}, itemsize)));
   }
-  const planner::LoadPlan plan = value_or_raise(planner::plan_load(wanted, block_bytes, max_segment_bytes));
+  const planner::LoadPlan plan = planner::plan_load(wanted, block_bytes, max_segment_bytes);
   py::list out, segments;
   for (size_t i = 0; i < plan.segments.size(); ++i) {
     const planner::ReadSegment& s = plan.segments[i];

@@ -114,7 +114,7 @@ Loaded load_numbered(const std::string& directory, engine::Scope scope, uint32_t
     std::string& elements = wanted_and_got.emplace_back(&values.elements, "").second;
     elements.resize(kRows * kColumns * kElementBytes);
     const base::Status added =
-        job.destinations().add_tensor(kWeights, chunk, engine::place_of(chunk.record), whole, view_of(&elements));
+        job.destinations().add_tensor(kWeights, chunk, engine::place_of(chunk), whole, view_of(&elements));
     if (!added.is_ok()) return {0, added.message()};
     const format::Item* note = manifest.find(note_name(ranks[place]));
     if (note == nullptr) return {0, "a note is missing"};

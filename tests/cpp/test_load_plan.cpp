@@ -19,11 +19,9 @@ std::map<std::pair<uint32_t, int64_t>, std::set<uint32_t>> wanted_blocks(const s
                                                                          int64_t block_bytes) {
   std::map<std::pair<uint32_t, int64_t>, std::set<uint32_t>> blocks;
   for (uint32_t w = 0; w < wanted.size(); ++w) {
-    const Dims strides = tensor::row_major_strides(wanted[w].chunk_sizes);
-    test::for_each_index(wanted[w].box.sizes, [&](const Dims& index) {
-      const int64_t element = test::dot(index, strides) + test::dot(wanted[w].box.offsets, strides);
+    test::for_each_index(wanted[w].sizes, [&](const Dims& index) {
       for (int64_t byte = 0; byte < wanted[w].itemsize_bytes; ++byte) {
-        const int64_t position = wanted[w].data_offset + element * wanted[w].itemsize_bytes + byte;
+        const int64_t position = wanted[w].offset + test::dot(index, wanted[w].strides_bytes) + byte;
         blocks[{wanted[w].file, position / block_bytes}].insert(w);
       }
     });
@@ -31,8 +29,18 @@ std::map<std::pair<uint32_t, int64_t>, std::set<uint32_t>> wanted_blocks(const s
   return blocks;
 }
 
+WantedBox box_of(uint32_t file, int64_t data_offset, const Dims& chunk_sizes, const tensor::Box& box,
+                 int64_t itemsize_bytes) {
+  return test::value_of(wanted_of_chunk(file, data_offset, chunk_sizes, box, itemsize_bytes));
+}
+
+/// `num_bytes` bytes in a row.
+WantedBox bytes_at(uint32_t file, int64_t offset, int64_t num_bytes) {
+  return box_of(file, offset, {num_bytes}, tensor::whole({num_bytes}), 1);
+}
+
 void check_plan(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64_t max_segment_bytes) {
-  const LoadPlan plan = test::value_of(plan_load(wanted, block_bytes, max_segment_bytes));
+  const LoadPlan plan = plan_load(wanted, block_bytes, max_segment_bytes);
   auto expected = wanted_blocks(wanted, block_bytes);
   const auto num_blocks = static_cast<int64_t>(expected.size());
   int64_t bytes_read = 0;
@@ -69,7 +77,7 @@ void check_plan(const std::vector<WantedBox>& wanted, int64_t block_bytes, int64
   int64_t bytes_wanted = 0;
   for (const WantedBox& box : wanted) {
     int64_t numel = 0;
-    REQUIRE(tensor::checked_numel(box.box.sizes, &numel));
+    REQUIRE(tensor::checked_numel(box.sizes, &numel));
     bytes_wanted += numel * box.itemsize_bytes;
   }
   REQUIRE(plan.bytes_wanted == bytes_wanted);
@@ -81,11 +89,11 @@ TEST_CASE("load_plan: reads every block that holds a wanted byte once, and no ot
     const int64_t block_bytes = int64_t{1} << test::draw(&random, 3, 9);
     std::vector<WantedBox> wanted(static_cast<size_t>(test::draw(&random, 0, 8)));
     for (WantedBox& box : wanted) {
-      box.file = static_cast<uint32_t>(test::draw(&random, 0, 2));
-      box.data_offset = test::draw(&random, 0, 40) * 16;
-      box.chunk_sizes = test::draw_sizes(&random, 4, 9);
-      box.box = test::draw_box(&random, box.chunk_sizes);
-      box.itemsize_bytes = int64_t{1} << test::draw(&random, 0, 4);
+      const auto file = static_cast<uint32_t>(test::draw(&random, 0, 2));
+      const int64_t data_offset = test::draw(&random, 0, 40) * 16;
+      const Dims chunk_sizes = test::draw_sizes(&random, 4, 9);
+      const tensor::Box part = test::draw_box(&random, chunk_sizes);
+      box = box_of(file, data_offset, chunk_sizes, part, int64_t{1} << test::draw(&random, 0, 4));
     }
     check_plan(wanted, block_bytes, block_bytes * test::draw(&random, 1, 6));
   }
@@ -93,8 +101,8 @@ TEST_CASE("load_plan: reads every block that holds a wanted byte once, and no ot
 
 TEST_CASE("load_plan: a segment names only boxes that its blocks serve, up to what one range spans") {
   // One box in block 0 and one in block 2 make two segments, each with its own box.
-  const std::vector<WantedBox> wanted = {{0, 0, {8}, tensor::whole({8}), 1}, {0, 32, {8}, tensor::whole({8}), 1}};
-  const LoadPlan plan = test::value_of(plan_load(wanted, 16, 64));
+  const std::vector<WantedBox> wanted = {bytes_at(0, 0, 8), bytes_at(0, 32, 8)};
+  const LoadPlan plan = plan_load(wanted, 16, 64);
   CHECK(plan.num_files() == 1);
   REQUIRE(plan.segments.size() == 2);
   CHECK(plan.segments[0].wanted == std::vector<uint32_t>{0});
@@ -102,12 +110,12 @@ TEST_CASE("load_plan: a segment names only boxes that its blocks serve, up to wh
 }
 
 TEST_CASE("load_plan: a large record is cut at the limit, a column of it skips blocks") {
-  const std::vector<WantedBox> whole = {{0, 64, {1 << 20}, tensor::whole({1 << 20}), 1}};
-  const LoadPlan plan = test::value_of(plan_load(whole, 4096, 1 << 18));
+  const std::vector<WantedBox> whole = {bytes_at(0, 64, 1 << 20)};
+  const LoadPlan plan = plan_load(whole, 4096, 1 << 18);
   CHECK(plan.segments.size() == 5);
   CHECK(plan.bytes_read == (1 << 20) + 4096);
-  const std::vector<WantedBox> column = {{0, 0, {100, 4096}, {{0, 0}, {100, 1}}, 4}};
-  const LoadPlan narrow = test::value_of(plan_load(column, 4096, 1 << 18));
+  const std::vector<WantedBox> column = {box_of(0, 0, {100, 4096}, {{0, 0}, {100, 1}}, 4)};
+  const LoadPlan narrow = plan_load(column, 4096, 1 << 18);
   CHECK(narrow.segments.size() == 100);
   CHECK(narrow.bytes_read == 100 * 4096);
   CHECK(narrow.bytes_wanted == 400);
@@ -115,11 +123,8 @@ TEST_CASE("load_plan: a large record is cut at the limit, a column of it skips b
 
 TEST_CASE("load_plan: what is between wanted blocks is read up to a limit, and belongs to no box") {
   // Blocks of 16 bytes: box 0 in block 0, box 1 in block 2, box 2 in block 5, box 3 in another file.
-  const std::vector<WantedBox> wanted = {{0, 0, {8}, tensor::whole({8}), 1},
-                                         {0, 32, {8}, tensor::whole({8}), 1},
-                                         {0, 80, {8}, tensor::whole({8}), 1},
-                                         {1, 0, {8}, tensor::whole({8}), 1}};
-  const LoadPlan plan = test::value_of(plan_load(wanted, 16, 64, 16));
+  const std::vector<WantedBox> wanted = {bytes_at(0, 0, 8), bytes_at(0, 32, 8), bytes_at(0, 80, 8), bytes_at(1, 0, 8)};
+  const LoadPlan plan = plan_load(wanted, 16, 64, 16);
   REQUIRE(plan.segments.size() == 3);
   CHECK(plan.segments[0].bytes == 48);
   CHECK(plan.segments[0].wanted == std::vector<uint32_t>{0, 1});
@@ -127,7 +132,7 @@ TEST_CASE("load_plan: what is between wanted blocks is read up to a limit, and b
   CHECK(plan.segments[2].file == 1);
   CHECK(plan.bytes_wanted == 32);
   CHECK(plan.bytes_read == 48 + 16 + 16);
-  const LoadPlan cut = test::value_of(plan_load(wanted, 16, 32, 32));
+  const LoadPlan cut = plan_load(wanted, 16, 32, 32);
   REQUIRE(cut.segments.size() == 4);
   CHECK(cut.segments[0].wanted == std::vector<uint32_t>{0});
   CHECK(cut.segments[1].wanted == std::vector<uint32_t>{1});
@@ -136,15 +141,16 @@ TEST_CASE("load_plan: what is between wanted blocks is read up to a limit, and b
 }
 
 TEST_CASE("load_plan: nothing wanted, or only boxes without elements, is nothing to read") {
-  CHECK(test::value_of(plan_load({}, 4096, 4096)).segments.empty());
-  const std::vector<WantedBox> empty = {{0, 4096, {4, 0}, tensor::whole({4, 0}), 4}, {0, 4096, {4}, {{2}, {0}}, 4}};
-  CHECK(test::value_of(plan_load(empty, 4096, 4096)).segments.empty());
+  CHECK(plan_load({}, 4096, 4096).segments.empty());
+  const std::vector<WantedBox> empty = {box_of(0, 4096, {4, 0}, tensor::whole({4, 0}), 4),
+                                        box_of(0, 4096, {4}, {{2}, {0}}, 4)};
+  CHECK(plan_load(empty, 4096, 4096).segments.empty());
 }
 
 TEST_CASE("load_plan: a box outside its chunk is refused") {
-  EXPECT_FAILURE(kInvalidArgument, "[3]", plan_load({{0, 0, {3}, {{1}, {3}}, 1}}, 4096, 4096));
-  EXPECT_CODE(kInvalidArgument, plan_load({{0, 0, {3}, {{-1}, {1}}, 1}}, 4096, 4096));
-  EXPECT_CODE(kInvalidArgument, plan_load({{0, 0, {3, 3}, {{0}, {1}}, 1}}, 4096, 4096));
+  EXPECT_FAILURE(kInvalidArgument, "[3]", wanted_of_chunk(0, 0, {3}, {{1}, {3}}, 1));
+  EXPECT_CODE(kInvalidArgument, wanted_of_chunk(0, 0, {3}, {{-1}, {1}}, 1));
+  EXPECT_CODE(kInvalidArgument, wanted_of_chunk(0, 0, {3, 3}, {{0}, {1}}, 1));
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ void add(LoadJob* job, const format::Manifest& manifest, const std::string& fqn,
   REQUIRE(item != nullptr);
   const DType dtype = item->tensor.dtype;
   out->assign(static_cast<size_t>(bytes_of(box.sizes, dtype)), '\xEE');
-  EXPECT_OK(job->destinations().add_tensor(fqn, item->chunks[0], place_of(item->chunks[0].record), box,
+  EXPECT_OK(job->destinations().add_tensor(fqn, item->chunks[0], place_of(item->chunks[0]), box,
                                            {reinterpret_cast<uint8_t*>(out->data()), dtype, box.sizes,
                                             contiguous_strides(box.sizes, tensor::find_dtype(dtype)->itemsize_bytes)}));
 }
@@ -208,7 +208,7 @@ TEST_CASE("save_load_job: any box goes into memory of any layout, and beside it 
       });
       expected.push_back(std::move(after));
       EXPECT_OK(job.destinations().add_tensor(saved.fqn, manifest.find(saved.fqn)->chunks[0],
-                                              place_of(manifest.find(saved.fqn)->chunks[0].record), box,
+                                              place_of(manifest.find(saved.fqn)->chunks[0]), box,
                                               {memory.data(), saved.dtype, box.sizes, memory.strides_bytes}));
     }
     EXPECT_OK(job.run(kNever));
@@ -319,17 +319,17 @@ TEST_CASE("save_load_job: what does not fit the stored chunk is refused") {
   const format::Chunk& chunk = manifest.find("contiguous")->chunks[0];
   uint8_t memory[64] = {};
   EXPECT_FAILURE(kInvalidArgument, "'contiguous'",
-                 job.destinations().add_tensor("contiguous", chunk, place_of(chunk.record), {{13, 0, 0}, {1, 1, 1}},
+                 job.destinations().add_tensor("contiguous", chunk, place_of(chunk), {{13, 0, 0}, {1, 1, 1}},
                                                {memory, DType::kFloat32, {1, 1, 1}, {4, 4, 4}}));
   EXPECT_CODE(kInvalidArgument,
-              job.destinations().add_tensor("contiguous", chunk, place_of(chunk.record), {{0, 0, 0}, {1, 1, 2}},
+              job.destinations().add_tensor("contiguous", chunk, place_of(chunk), {{0, 0, 0}, {1, 1, 2}},
                                             {memory, DType::kFloat32, {1, 1, 1}, {4, 4, 4}}));
   EXPECT_CODE(kInvalidArgument,
-              job.destinations().add_tensor("contiguous", chunk, place_of(chunk.record), {{0, 0, 0}, {1, 1, 1}},
+              job.destinations().add_tensor("contiguous", chunk, place_of(chunk), {{0, 0, 0}, {1, 1, 1}},
                                             {memory, DType::kInt32, {1, 1, 1}, {4, 4, 4}}));
   const format::Chunk& bytes = manifest.find("content")->chunks[0];
-  EXPECT_CODE(kInvalidArgument, job.destinations().add_tensor("content", bytes, place_of(bytes.record), {},
-                                                              {memory, DType::kFloat32, {}, {}}));
+  EXPECT_CODE(kInvalidArgument,
+              job.destinations().add_tensor("content", bytes, place_of(bytes), {}, {memory, DType::kFloat32, {}, {}}));
 }
 
 TEST_CASE("save_load_job: both tell how far they are, up to the end") {

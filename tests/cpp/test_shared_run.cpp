@@ -36,7 +36,7 @@ struct World {
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
       jobs.push_back(std::make_unique<LoadJob>(options, manifest));
       add(rank, manifest);
-      ranges.push_back(test::value_of(wanted_blocks(jobs[rank].get())).merged());
+      ranges.push_back(wanted_blocks(jobs[rank].get()).merged());
     }
     plan = planner::plan_share(ranges, format::kBlockBytes, staging::kSlotBytes);
   }

@@ -60,11 +60,25 @@ TEST_CASE("wanted_blocks: damaged bytes are refused, or are merged ranges again"
 }
 
 TEST_CASE("wanted_blocks: blocks that two boxes share are merged, the boxes are kept apart") {
-  const std::vector<WantedBox> wanted = {{0, 0, {20}, tensor::whole({20}), 1}, {0, 24, {20}, tensor::whole({20}), 1}};
-  const WantedBlocks blocks = test::value_of(find_wanted_blocks(wanted, kBlock));
+  const std::vector<WantedBox> wanted = {{0, 0, {20}, {1}, 1}, {0, 24, {20}, {1}, 1}};
+  const WantedBlocks blocks = find_wanted_blocks(wanted, kBlock);
   CHECK(blocks.bytes_wanted == 40);
   CHECK(blocks.ranges.size() == 2);
   CHECK(blocks.merged() == std::vector<BlockRange>{{0, 0, 48}});
+}
+
+TEST_CASE("wanted_blocks: a box of a chunk is where its elements are") {
+  test::Random random(23);
+  for (int round = 0; round < 300; ++round) {
+    const tensor::Dims sizes = test::draw_sizes(&random, 4, 9);
+    const tensor::Box box = test::draw_box(&random, sizes);
+    const WantedBox wanted = test::value_of(wanted_of_chunk(1, 64, sizes, box, 4));
+    const tensor::Dims strides = tensor::row_major_strides(sizes);
+    test::for_each_index(box.sizes, [&](const tensor::Dims& index) {
+      const int64_t element = test::dot(box.offsets, strides) + test::dot(index, strides);
+      REQUIRE(wanted.offset + test::dot(index, wanted.strides_bytes) == 64 + 4 * element);
+    });
+  }
 }
 
 }  // namespace

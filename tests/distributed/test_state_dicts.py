@@ -24,7 +24,7 @@ LIMIT_S = 60.0
 def state_of(value: float) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     sharded = distribute_tensor(torch.arange(4000.0).reshape(40, 100) + value, mesh, [Shard(0)])
-    return {"sharded": sharded, "own": {str(dist.get_rank()): torch.full((9,), value)}, "step": value}
+    return {"sharded": sharded, "own": {str(dist.get_rank()): torch.full((9,), float(value))}, "step": value}
 
 
 def assert_saved(path: Path, value: float) -> None:

@@ -210,6 +210,26 @@ def write_results() -> Iterator[bytes]:
     yield struct.pack("<I", 1) + file + struct.pack("<I", 2) + record + record.replace(b"fqn", b"two")
 
 
+def safetensors() -> Iterator[bytes]:
+    """Yields files and indices."""
+
+    def file(header: bytes, data: bytes = b"") -> bytes:
+        return struct.pack("<Q", len(header)) + header + data
+
+    two = b'{"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},'
+    two += b'"b":{"dtype":"%s","shape":[4],"data_offsets":[8,12]}}  '
+    yield file(b"{}")
+    yield file(b'{"__metadata__":{"format":"pt","x":"\\u00e9\\ud83d\\ude00\\n"}}')
+    for dtype in (b"U8", b"BOOL", b"F8_E4M3", b"F6_E2M3", b"C64"):
+        yield file(two % dtype, bytes(12))
+    pairs = b'{"q":{"shape":[3,4],"data_offsets":[0,6],"dtype":"F4"},'
+    yield file(pairs + b'"z":{"dtype":"I64","shape":[0],"data_offsets":[6,6]}}', bytes(6))
+    metadata = b'{"metadata":{"total_size":12.5e3,"x":[1,{},null,true]},'
+    yield metadata + b'"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors"}}'
+    yield b'{"weight_map":{"a":"../x"}}'
+    yield b'{"weight_map":{"a":"x","a":"y"}, "y": -0.5}'
+
+
 def seeds() -> Iterator[tuple[str, bytes]]:
     trees = [b"\0", b"\3" + bytes(8), b"\7" + struct.pack("<I", 3) + b"\0\1\2", b"\x05\2\0\0\0ab", b"\6\1\0\0\0\xff"]
     trees.append(b"\x09\2\0\0\0" + trees[3] + b"\x08\2\0\0\0" + trees[1] + b"\4" + bytes(8))
@@ -230,6 +250,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         "metadata_file": [*map(without_pickle, ours()), *ours()],
         "pickle_reader": [*pickles(), *standard(), *foreign()],
         "pickle_tree": [*pickles()],
+        "safetensors": [*safetensors()],
         "standard_pickle": [*pickles(), *standard()],
         "torch_archive": [*archives()],
         "tree": trees,

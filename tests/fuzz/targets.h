@@ -18,6 +18,7 @@ std::string metadata_file(std::string_view bytes);
 std::string pickle_reader(std::string_view bytes);
 std::string pickle_tree(std::string_view bytes);
 std::string rank_assignment(std::string_view bytes);
+std::string safetensors(std::string_view bytes);
 std::string standard_pickle(std::string_view bytes);
 std::string torch_archive(std::string_view bytes);
 std::string tree(std::string_view bytes);
@@ -42,6 +43,7 @@ inline constexpr Target kTargets[] = {
     {"pickle_reader", pickle_reader, mutate_pickle},
     {"pickle_tree", pickle_tree, mutate_pickle},
     {"rank_assignment", rank_assignment, mutate_assignment},
+    {"safetensors", safetensors},
     {"standard_pickle", standard_pickle, mutate_pickle},
     {"torch_archive", torch_archive, mutate_archive},
     {"tree", tree},

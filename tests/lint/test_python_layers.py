@@ -20,6 +20,8 @@ LAYERS = (
     ("errors", "_extensions", "_moved"),
     ("reference_variables",),
     ("config", "report"),
+    ("load_spec",),
+    ("transforms",),
     ("runtime",),
     ("object_store",),
     ("checkpoint",),

@@ -112,6 +112,8 @@ def test_json_has_every_field_and_property() -> None:
         "ranks": [*map(dataclasses.asdict, of_ranks)],
         "missing_keys": [],
         "unexpected_keys": [],
+        "casts": [],
+        "renamed_keys": [],
         "total_bytes_wanted": 5,
         "total_bytes_read": 6,
         "total_requests": 0,

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which keys a load fills, and which it leaves: compared with what the planner's ``LoadSpec`` allows, and reported."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.distributed.checkpoint.planner import LoadPlan
+
+from bytecheckpoint import _C
+from bytecheckpoint.errors import KeyMismatchError
+from bytecheckpoint.planning.plan_items import LoadKeys, PlanItems, source_of
+from bytecheckpoint.sharing.asked_keys import RequestedKeys, Unfilled, compare
+
+__all__ = ["LoadedKeys", "planned_view"]
+
+# A message names no more keys than the one, a report no more than the other.
+_MOST_NAMES, _MOST_REPORTED = 20, 256
+
+
+def planned_view(plan: LoadPlan, stored: _C.Checkpoint) -> _C.Checkpoint:
+    """Returns what a plan reads: a view of ``stored``, if the planner's spec describes one, else ``stored`` itself."""
+    source = source_of(plan.items)
+    if isinstance(source, _C.ReadPlan) and source.checkpoint.is_view_of(stored):
+        return source.checkpoint
+    return stored
+
+
+class LoadedKeys:
+    """The keys of one load, as this rank knows them.
+
+    Attributes:
+        unfilled: Keys that are left unfilled: for this rank; on the coordinator, for all ranks.
+    """
+
+    def __init__(self, plan: LoadPlan | None = None) -> None:
+        self._known: LoadKeys | None = plan.items.loads if plan and isinstance(plan.items, PlanItems) else None
+        self.unfilled = Unfilled()
+
+    def compare(self, path: str, stored: Callable[[], Sequence[str]], asked: list[RequestedKeys]) -> None:
+        """Finds out what is left unfilled.
+
+        Args:
+            path: Path of the checkpoint, for messages.
+            stored: Returns the keys of the checkpoint.
+            asked: What each rank asks for.
+
+        Raises:
+            KeyMismatchError: The spec refuses keys that no rank asks for, and there are some.
+        """
+        spec = None if self._known is None else self._known.spec
+        self.unfilled = unfilled = compare(stored, asked, of_all_parts=spec is not None)
+        if spec is None or not spec.refuses_unexpected or not unfilled.num_unexpected_keys:
+            return
+        names = ", ".join(map(repr, unfilled.unexpected_keys[:_MOST_NAMES]))
+        more = unfilled.num_unexpected_keys - _MOST_NAMES
+        raise KeyMismatchError(
+            f"load({path}): these are in the checkpoint, but not asked for: "
+            f"{names}{f' and {more:,} more' if more > 0 else ''}; "
+            "LoadSpec(strict='model') leaves them out, exclude=... some of them",
+            path,
+        )
+
+    def warning(self, path: str) -> str | None:
+        """Returns the text of a warning, if a part was loaded in part. With a spec that is on purpose."""
+        return None if self._known is not None else self.unfilled.warning(path)
+
+    def of_report(self) -> dict[str, Any]:
+        """Returns the fields of a ``LoadReport``."""
+        known = self._known
+        casts = known.casts[:_MOST_REPORTED] if known else ()
+        return {
+            **dataclasses.asdict(self.unfilled),
+            "casts": tuple((key, stored, str(to).removeprefix("torch.")) for key, stored, to in casts),
+            "renamed_keys": tuple(known.renamed.items())[:_MOST_REPORTED] if known else (),
+            "num_renamed_keys": len(known.renamed) if known else 0,
+        }

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transforms: tensors that are put together from stored ones. Nothing is read or gathered for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from bytecheckpoint.errors import CheckpointError, ConfigError, KeyMismatchError
+from bytecheckpoint.load_spec.patterns import filled, template_names, whole_name
+
+if TYPE_CHECKING:
+    from bytecheckpoint import _core
+
+__all__ = [
+    "KINDS",
+    "Concat",
+    "Permute",
+    "Reshape",
+    "Slice",
+    "Split",
+    "Stack",
+    "Tensors",
+    "Transform",
+    "Transpose",
+    "Unstack",
+]
+
+
+class Tensors(Protocol):
+    """The tensors of a checkpoint, by name, as far as transforms have changed them."""
+
+    def names(self) -> Sequence[str]:
+        """Returns all names, of objects, too."""
+
+    def take(self, name: str) -> _core.ViewTensor:
+        """Returns a tensor, which has this name no more."""
+
+    def give(self, name: str, tensor: _core.ViewTensor) -> None:
+        """Gives a name to a tensor."""
+
+    def cat(self, parts: Sequence[_core.ViewTensor], dim: int) -> _core.ViewTensor:
+        """Joins tensors along a dim."""
+
+    def stack(self, parts: Sequence[_core.ViewTensor], dim: int) -> _core.ViewTensor:
+        """Joins tensors along a new dim."""
+
+
+class Transform:
+    """What all transforms have in common. Names in a transform are whole names of the checkpoint, before any rename.
+
+    ``{name}`` in them stands for one part of a name, as ``{layer}`` in ``layers.{layer}.q.weight``. The transform is
+    carried out for each value that it has.
+    """
+
+    def apply(self, tensors: Tensors) -> None:
+        """Carries out the transform.
+
+        Raises:
+            KeyMismatchError: No name fits, or some of the names that belong together are missing.
+            ConfigError: The tensors are not such as the transform needs; the message names them.
+        """
+        raise NotImplementedError
+
+    def inverted(self) -> Transform:
+        """Returns the transform that undoes this one.
+
+        Raises:
+            ConfigError: It cannot be undone, or not without knowing the shapes.
+        """
+        raise ConfigError(f"{self}: it cannot be inverted")
+
+
+def _matching(transform: Transform, tensors: Tensors, template: str) -> dict[str, dict[str, str]]:
+    """Returns the names that fit a template, with the values of its placeholders."""
+    pattern = whole_name(template)
+    found = {name: match.groupdict() for name in tensors.names() if (match := pattern.fullmatch(name))}
+    if not found:
+        raise KeyMismatchError(f"{transform}: no key of the checkpoint fits '{template}'")
+    return found
+
+
+def _as_dim(dim: int, num_dims: int) -> int:
+    """Returns a dim that may be counted from the end."""
+    if not -num_dims <= dim < num_dims:
+        raise ConfigError(f"dim {dim} of {num_dims} dims")
+    return dim % num_dims
+
+
+class _Naming:
+    """Adds to errors which transform failed, and for which key."""
+
+    def __init__(self, transform: Transform, name: str) -> None:
+        self._where = f"{transform}: '{name}'"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CheckpointError) and self._where not in str(error):
+            kind = KeyMismatchError if isinstance(error, KeyMismatchError) else ConfigError
+            raise kind(f"{self._where}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Stack(Transform):
+    """Stacks numbered tensors: ``Stack("experts.{i}.w", "experts.w")`` makes one of ``experts.0.w``, ``experts.1.w``...
+
+    Args:
+        source: Names of the tensors. The placeholder that ``to`` lacks is their number; numbers count from 0 on,
+            without a gap.
+        to: Name of the new tensor.
+        dim: Where the new dim is.
+    """
+
+    source: str
+    to: str
+    dim: int = 0
+
+    def apply(self, tensors: Tensors) -> None:
+        """See ``Transform``."""
+        numbers = [name for name in template_names(self.source) if name not in template_names(self.to)]
+        if len(numbers) != 1:
+            raise ConfigError(f"{self}: '{self.source}' must have one placeholder that '{self.to}' lacks: the number")
+        stacks: dict[str, dict[int, str]] = {}
+        for name, values in _matching(self, tensors, self.source).items():
+            if not re.fullmatch(r"0|[1-9][0-9]*", values[numbers[0]]):
+                raise KeyMismatchError(f"{self}: '{name}': '{values[numbers[0]]}' is not a number")
+            stacks.setdefault(filled(self.to, values), {})[int(values[numbers[0]])] = name
+        for to, by_number in stacks.items():
+            missing = [str(number) for number in range(max(by_number) + 1) if number not in by_number]
+            if missing:
+                raise KeyMismatchError(
+                    f"{self}: '{to}': the checkpoint has numbers up to {max(by_number)}, but lacks "
+                    f"{', '.join(missing[:20])}"
+                )
+            with _Naming(self, to):
+                parts = [tensors.take(by_number[number]) for number in range(len(by_number))]
+                tensors.give(to, tensors.stack(parts, _as_dim(self.dim, len(parts[0].shape) + 1)))
+
+    def inverted(self) -> Unstack:
+        """See ``Transform``."""
+        return Unstack(self.to, self.source, self.dim)
+
+
+@dataclass(frozen=True)
+class Unstack(Transform):
+    """Undoes ``Stack``: ``Unstack("experts.w", "experts.{i}.w")``.
+
+    Args:
+        source: Name of the tensor.
+        to: Names of the new tensors. The placeholder that ``source`` lacks is their number.
+        dim: The dim that goes.
+    """
+
+    source: str
+    to: str
+    dim: int = 0
+
+    def apply(self, tensors: Tensors) -> None:
+        """See ``Transform``."""
+        numbers = [name for name in template_names(self.to) if name not in template_names(self.source)]
+        if len(numbers) != 1:
+            raise ConfigError(f"{self}: '{self.to}' must have one placeholder that '{self.source}' lacks: the number")
+        for name, values in _matching(self, tensors, self.source).items():
+            with _Naming(self, name):
+                whole = tensors.take(name)
+                dim = _as_dim(self.dim, len(whole.shape))
+                shape = [size for d, size in enumerate(whole.shape) if d != dim]
+                for number in range(whole.shape[dim]):
+                    one = whole.narrow(dim, number, 1).reshape(shape)
+                    tensors.give(filled(self.to, {**values, numbers[0]: str(number)}), one)
+
+    def inverted(self) -> Stack:
+        """See ``Transform``."""
+        return Stack(self.to, self.source, self.dim)
+
+
+@dataclass(frozen=True)
+class Concat(Transform):
+    """Joins tensors: ``Concat(["layers.{l}.q", "layers.{l}.k", "layers.{l}.v"], "layers.{l}.qkv")``.
+
+    Args:
+        sources: Names of the tensors, in their order; all have the same placeholders.
+        to: Name of the new tensor.
+        dim: The dim along which they are joined.
+    """
+
+    sources: Sequence[str]
+    to: str
+    dim: int = 0
+
+    def apply(self, tensors: Tensors) -> None:
+        """See ``Transform``."""
+        first, *_ = self.sources
+        there = set(tensors.names())
+        for name, values in _matching(self, tensors, first).items():
+            names = [name, *(filled(source, values) for source in self.sources[1:])]
+            missing = [each for each in names if each not in there]
+            if missing:
+                raise KeyMismatchError(f"{self}: '{name}' is in the checkpoint, but not {missing}")
+            with _Naming(self, name):
+                parts = [tensors.take(each) for each in names]
+                tensors.give(filled(self.to, values), tensors.cat(parts, _as_dim(self.dim, len(parts[0].shape))))
+
+
+@dataclass(frozen=True)
+class Split(Transform):
+    """Cuts a tensor: ``Split("layers.{l}.qkv", ["layers.{l}.q", "layers.{l}.k", "layers.{l}.v"], sizes=[64, 16, 16])``.
+
+    Args:
+        source: Name of the tensor.
+        to: Names of the new tensors, in their order.
+        sizes: Size of each along ``dim``; None: all alike.
+        dim: The dim that is cut.
+    """
+
+    source: str
+    to: Sequence[str]
+    sizes: Sequence[int] | None = None
+    dim: int = 0
+
+    def apply(self, tensors: Tensors) -> None:
+        """See ``Transform``."""
+        for name, values in _matching(self, tensors, self.source).items():
+            with _Naming(self, name):
+                whole = tensors.take(name)
+                dim = _as_dim(self.dim, len(whole.shape))
+                size = whole.shape[dim]
+                sizes = [size // len(self.to)] * len(self.to) if self.sizes is None else [*self.sizes]
+                if sum(sizes) != size or len(sizes) != len(self.to):
+                    raise ConfigError(f"{len(self.to)} parts of sizes {sizes} do not make {size}, dim {dim} of it")
+                begin = 0
+                for to, length in zip(self.to, sizes, strict=True):
+                    tensors.give(filled(to, values), whole.narrow(dim, begin, length))
+                    begin += length
+
+    def inverted(self) -> Concat:
+        """See ``Transform``."""
+        return Concat(self.to, self.source, self.dim)
+
+
+@dataclass(frozen=True)
+class _OfOne(Transform):
+    """A transform of one tensor.
+
+    Args:
+        source: Name of the tensor; may also have ``*``.
+        to: Name of the new tensor; None keeps the name.
+    """
+
+    source: str
+    to: str | None = None
+
+    def apply(self, tensors: Tensors) -> None:
+        """See ``Transform``."""
+        for name, values in _matching(self, tensors, self.source).items():
+            with _Naming(self, name):
+                to = name if self.to is None else filled(self.to, values)
+                tensors.give(to, self._changed(tensors.take(name)))
+
+    def _changed(self, tensor: _core.ViewTensor) -> _core.ViewTensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Slice(_OfOne):
+    """Takes a part of a tensor: ``Slice("embed.weight", dim=0, begin=0, end=32000)``.
+
+    Args:
+        dim: The dim that is cut.
+        begin: First element that stays.
+        end: Behind the last element that stays; None: the end.
+    """
+
+    dim: int = 0
+    begin: int = 0
+    end: int | None = None
+
+    def _changed(self, tensor: _core.ViewTensor) -> _core.ViewTensor:
+        dim = _as_dim(self.dim, len(tensor.shape))
+        end = tensor.shape[dim] if self.end is None else self.end
+        return tensor.narrow(dim, self.begin, end - self.begin)
+
+
+@dataclass(frozen=True)
+class Transpose(_OfOne):
+    """Exchanges two dims of a tensor: ``Transpose("*.kernel")``.
+
+    Args:
+        dim0: One dim.
+        dim1: The other one.
+    """
+
+    dim0: int = 0
+    dim1: int = 1
+
+    def _changed(self, tensor: _core.ViewTensor) -> _core.ViewTensor:
+        num_dims = len(tensor.shape)
+        dims = [*range(num_dims)]
+        a, b = _as_dim(self.dim0, num_dims), _as_dim(self.dim1, num_dims)
+        dims[a], dims[b] = dims[b], dims[a]
+        return tensor.permute(dims)
+
+    def inverted(self) -> Transpose:
+        """See ``Transform``."""
+        return self if self.to is None else Transpose(self.to, self.source, self.dim0, self.dim1)
+
+
+@dataclass(frozen=True)
+class Permute(_OfOne):
+    """Puts the dims of a tensor in another order: ``Permute("conv.weight", dims=[2, 3, 1, 0])``.
+
+    Args:
+        dims: For each dim of the new tensor, that of the stored one.
+    """
+
+    dims: Sequence[int] = ()
+
+    def _changed(self, tensor: _core.ViewTensor) -> _core.ViewTensor:
+        return tensor.permute([_as_dim(dim, len(tensor.shape)) for dim in self.dims])
+
+    def inverted(self) -> Permute:
+        """See ``Transform``."""
+        dims = [self.dims.index(dim) for dim in range(len(self.dims))]
+        return Permute(self.source, None, dims) if self.to is None else Permute(self.to, self.source, dims)
+
+
+@dataclass(frozen=True)
+class Reshape(_OfOne):
+    """Gives a tensor another shape: ``Reshape("layers.{l}.qkv", shape=[3, -1, 64])``.
+
+    Args:
+        shape: The new shape; one number may be -1.
+    """
+
+    shape: Sequence[int] = ()
+
+    def _changed(self, tensor: _core.ViewTensor) -> _core.ViewTensor:
+        numel, known = 1, 1
+        for size in tensor.shape:
+            numel *= size
+        for size in self.shape:
+            known *= size if size != -1 else 1
+        shape = [size if size != -1 else numel // max(known, 1) for size in self.shape]
+        return tensor.reshape(shape)
+
+
+KINDS: Mapping[str, type[Transform]] = {
+    "concat": Concat,
+    "permute": Permute,
+    "reshape": Reshape,
+    "slice": Slice,
+    "split": Split,
+    "stack": Stack,
+    "transpose": Transpose,
+    "unstack": Unstack,
+}

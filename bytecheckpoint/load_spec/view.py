@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint as a ``LoadSpec`` describes it: under new names, with tensors put together from stored ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from bytecheckpoint.errors import ConfigError, InvalidPlanError, KeyMismatchError
+from bytecheckpoint.load_spec.spec import LoadSpec
+
+if TYPE_CHECKING:
+    from bytecheckpoint import _core
+
+__all__ = ["view_of"]
+
+_MOST_NAMES = 20
+
+
+def view_of(checkpoint: Any, spec: LoadSpec, extension: Any) -> tuple[Any, dict[str, str]]:
+    """Returns the checkpoint that ``spec`` describes, which is read like any other, and what it renames.
+
+    Args:
+        checkpoint: The stored one.
+        spec: What to load of it.
+        extension: The extension module of ``checkpoint``: ``_C`` or ``_core``.
+
+    Returns:
+        The view, or ``checkpoint`` itself if it is taken as it is; and the new name of each key that has one, also of
+        those that went through a transform.
+
+    Raises:
+        ConfigError: A pattern matches nothing, or a transform does not fit its tensors.
+        KeyMismatchError: Two keys would get one name, or keys that a transform needs are missing.
+    """
+    if spec.changes_nothing:
+        return checkpoint, {}
+    tensors = _Tensors(spec.chosen(checkpoint.names()), extension.ViewBuilder(checkpoint), extension)
+    for transform in spec.transforms:
+        transform.apply(tensors)
+    names = spec.renamed(tensors.names())
+    _refuse_collisions(names)
+    tensors.builder.keep([(names[name], name) for name, made in tensors.made.items() if made is None])
+    for name, made in tensors.made.items():
+        if made is not None:
+            tensors.builder.add(names[name], made)
+    return tensors.builder.finish(), {old: new for old, new in names.items() if old != new}
+
+
+class _Tensors:
+    """See ``transforms.Tensors``.
+
+    Attributes:
+        made: Each name with its tensor; None for what is as it is stored.
+    """
+
+    def __init__(self, names: Sequence[str], builder: _core.ViewBuilder, extension: Any) -> None:
+        self.made: dict[str, _core.ViewTensor | None] = dict.fromkeys(names)
+        self.builder = builder
+        self._extension = extension
+
+    def names(self) -> list[str]:
+        return [*self.made]
+
+    def take(self, name: str) -> _core.ViewTensor:
+        made = self.made.pop(name)
+        try:
+            return self.builder.tensor(name) if made is None else made
+        except InvalidPlanError as error:
+            raise ConfigError(str(error)) from None
+
+    def give(self, name: str, tensor: _core.ViewTensor) -> None:
+        if name in self.made:
+            raise KeyMismatchError(f"'{name}': two sources for one key: it is in the checkpoint already")
+        self.made[name] = tensor
+
+    def cat(self, parts: Sequence[_core.ViewTensor], dim: int) -> _core.ViewTensor:
+        return cast("_core.ViewTensor", self._extension.ViewBuilder.cat(parts, dim))
+
+    def stack(self, parts: Sequence[_core.ViewTensor], dim: int) -> _core.ViewTensor:
+        return cast("_core.ViewTensor", self._extension.ViewBuilder.stack(parts, dim))
+
+
+def _refuse_collisions(names: dict[str, str]) -> None:
+    """Refuses renames that give one name to two keys."""
+    first: dict[str, str] = {}
+    twice = []
+    for old, new in names.items():
+        if first.setdefault(new, old) != old:
+            twice.append(f"'{new}' of '{first[new]}' and '{old}'")
+    if twice:
+        more = f" and {len(twice) - _MOST_NAMES} more" if len(twice) > _MOST_NAMES else ""
+        raise KeyMismatchError(f"LoadSpec(rename=...): two sources for one key: {', '.join(twice[:_MOST_NAMES])}{more}")

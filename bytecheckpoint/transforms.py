@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transforms of a ``LoadSpec``: tensors that are put together from stored ones while they are read."""
+
+from __future__ import annotations
+
+from bytecheckpoint.load_spec.transforms import (
+    Concat,
+    Permute,
+    Reshape,
+    Slice,
+    Split,
+    Stack,
+    Transform,
+    Transpose,
+    Unstack,
+)
+
+__all__ = ["Concat", "Permute", "Reshape", "Slice", "Split", "Stack", "Transform", "Transpose", "Unstack"]

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bindings/bind_view.h"
+
+#include <pybind11/stl.h>
+
+#include "csrc/bridge/checkpoint.h"
+#include "csrc/bridge/dims_caster.h"
+#include "csrc/bridge/errors.h"
+#include "csrc/bridge/unlocked.h"
+#include "csrc/engine/checkpoint_view.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+using namespace bridge;
+
+using engine::CheckpointViewBuilder;
+using Tensor = CheckpointViewBuilder::Tensor;
+
+/// Applies an operation on views to a tensor.
+template <class Change>
+Tensor changed(const Tensor& tensor, Change change) {
+  Tensor out = tensor;
+  out.view = value_unlocked([&] { return change(tensor.view); });
+  return out;
+}
+
+}  // namespace
+
+void bind_view(py::module_& m) {
+  py::class_<Tensor>(m, "ViewTensor", py::module_local())
+      .def_property_readonly("shape", [](const Tensor& t) { return t.view.sizes; })
+      .def_property_readonly("dtype", [](const Tensor& t) { return tensor::find_dtype(t.info.dtype)->name; })
+      .def(
+          "narrow",
+          [](const Tensor& t, size_t dim, int64_t begin, int64_t length) {
+            return changed(t,
+                           [&](const planner::TensorView& view) { return planner::narrow(view, dim, begin, length); });
+          },
+          py::arg("dim"), py::arg("begin"), py::arg("length"))
+      .def(
+          "permute",
+          [](const Tensor& t, const std::vector<size_t>& dims) {
+            return changed(t, [&](const planner::TensorView& view) { return planner::permute(view, dims); });
+          },
+          py::arg("dims"))
+      .def(
+          "reshape",
+          [](const Tensor& t, const tensor::Dims& shape) {
+            return changed(t, [&](const planner::TensorView& view) { return planner::reshape(view, shape); });
+          },
+          py::arg("shape"));
+  py::class_<CheckpointViewBuilder>(m, "ViewBuilder", py::module_local())
+      .def(py::init([](const Checkpoint& stored) { return new CheckpointViewBuilder(stored.shared_whole()); }),
+           py::arg("stored"))
+      .def(
+          "tensor",
+          [](CheckpointViewBuilder& builder, const std::string& fqn) { return value_or_raise(builder.tensor(fqn)); },
+          py::arg("fqn"))
+      .def_static(
+          "cat",
+          [](const std::vector<Tensor>& parts, size_t dim) {
+            return value_unlocked([&] { return CheckpointViewBuilder::joined(parts, dim, /*is_stack=*/false); });
+          },
+          py::arg("parts"), py::arg("dim"))
+      .def_static(
+          "stack",
+          [](const std::vector<Tensor>& parts, size_t dim) {
+            return value_unlocked([&] { return CheckpointViewBuilder::joined(parts, dim, /*is_stack=*/true); });
+          },
+          py::arg("parts"), py::arg("dim"))
+      .def("add", &CheckpointViewBuilder::add, py::arg("fqn"), py::arg("tensor"))
+      .def(
+          "keep",
+          [](CheckpointViewBuilder& builder, const std::vector<std::pair<std::string, std::string>>& names) {
+            for (const auto& [fqn, stored] : names) raise_if_error(builder.keep(fqn, stored));
+          },
+          py::arg("names"))
+      .def("finish", [](CheckpointViewBuilder& builder) {
+        return CheckpointHolder(new Checkpoint(value_unlocked([&] { return builder.finish(); })));
+      });
+}
+
+}  // namespace bytecheckpoint::bindings
