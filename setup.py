@@ -41,6 +41,7 @@ OF_BOTH = (
 OF_CORE = (
     "bindings/bind_builtin",
     "bindings/bind_calls",
+    "bindings/bind_export",
     "bindings/bind_steps",
     "bindings/bind_verify",
     "bridge/standard_tensors",

@@ -34,6 +34,7 @@ __all__ = ["STEP_PATTERN", "Engine", "leaves", "raise_at_end", "wait_for"]
 
 # It must match the whole name of a folder. torchtitan searches for it anywhere, and takes "step-9.old" for step 9.
 STEP_PATTERN = r"step-(\d+)"
+_MARK = ".metadata"
 _HF_INDEX = "model.safetensors.index.json"
 
 _logger = logging.getLogger("bytecheckpoint")
@@ -93,8 +94,8 @@ class Engine:
         planner = ResumePlanner(states)
         try:
             load_state_dict(path, state, process_group=self.group, planner=planner, config=self.config)
-        except CheckpointNotFoundError as error:  # on all ranks
-            if not has_file(path, _HF_INDEX):
+        except CheckpointError as error:  # on all ranks
+            if not has_file(path, _HF_INDEX) or has_file(path, _MARK):
                 raise
             raise CheckpointNotFoundError(
                 f"load({path}): there are weights for Hugging Face, and nothing to resume from; give a step before it "
@@ -205,4 +206,4 @@ def _may_load(found: StepFolder) -> bool:
     """
     if found.is_complete or found.state != "unknown":
         return found.is_complete
-    return has_file(found.path, ".metadata") or has_file(found.path, _HF_INDEX)
+    return has_file(found.path, _MARK) or has_file(found.path, _HF_INDEX)

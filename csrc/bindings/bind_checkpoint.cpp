@@ -147,6 +147,10 @@ void bind_checkpoint(py::module_& m) {
       .def("contents", &contents_of)
       .def("chunks", &chunks_of)
       .def("tensors_with_gaps", &tensors_with_gaps)
+      .def(
+          "data_directory",
+          [](const Checkpoint& c, const std::string& opened) { return c.head().data_directory(opened); },
+          py::arg("opened"))
       .def("is_view_of", &Checkpoint::is_view_of, py::arg("stored"))
       .def("metadata_file", [](const Checkpoint& c) { return py::bytes(format::encode_metadata_file(c.whole())); });
 }

@@ -47,6 +47,8 @@ class Checkpoint {
   bool is_view_of(const Checkpoint& stored) const {
     return view_ != nullptr && stored.parts() == nullptr && view_->stored == stored.manifest_;
   }
+  /// Null for what is stored.
+  const engine::CheckpointView* view() const { return view_.get(); }
   /// Returns a chunk of an item of `whole()`, and how it lies in its record.
   engine::ChunkInRecord chunk_of(const format::Item& item, size_t chunk) const {
     return {&item.chunks[chunk], view_ == nullptr ? nullptr : view_->find(item, chunk)};

@@ -150,7 +150,7 @@ base::Result<TensorView> narrow(TensorView view, size_t dim, int64_t begin, int6
   BCP_RETURN_IF_ERROR(check_dim(view.sizes, dim));
   int64_t end;
   if (!base::checked_add(begin, length, &end) || end > view.sizes[dim]) {
-    return refuse(text("elements ", begin, " to ", begin + length, " of dim ", dim, " are not all in shape ",
+    return refuse(text(length, " elements from ", begin, " on of dim ", dim, " are not all in shape ",
                        tensor::to_text(view.sizes)));
   }
   Box wanted = tensor::whole(view.sizes);

@@ -25,6 +25,7 @@ LAYERS = (
     ("runtime",),
     ("object_store",),
     ("checkpoint",),
+    ("convert",),
     ("tensors",),
     ("probes",),
     ("compat",),

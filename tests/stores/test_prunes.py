@@ -18,6 +18,7 @@ from bytecheckpoint import Config, Retention, latest, prune, save_state_dict, sc
 from bytecheckpoint.checkpoint import store_removal
 from bytecheckpoint.checkpoint.folders import is_folder
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointNotFoundError, CheckpointSupersededError
+from bytecheckpoint.object_store import commit, tombstones
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
 
@@ -155,14 +156,14 @@ def test_a_save_that_replaces_a_checkpoint_during_a_prune_stays(
     root: str, client: StoreClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(root, 1, 2)
-    real = StoreClient.bury
+    real = tombstones.bury
 
-    def save_first(self: StoreClient, *arguments: Any) -> bool:
-        monkeypatch.setattr(StoreClient, "bury", real)
+    def save_first(*arguments: Any) -> Any:
+        monkeypatch.setattr(store_removal, "bury", real)
         save(root, 1)
-        return real(self, *arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(StoreClient, "bury", save_first)
+    monkeypatch.setattr(store_removal, "bury", save_first)
     report = prune(root, keep_latest=1)
     assert "changed" in report.skipped[f"{root}/step-1"]
     assert states(root) == {1: "complete", 2: "complete"}
@@ -224,16 +225,16 @@ def test_a_prune_does_not_take_a_save_for_its_tombstone(
 
 def test_two_saves_at_one_tombstone(root: str, client: StoreClient, monkeypatch: pytest.MonkeyPatch) -> None:
     client.put("step-1/.metadata", b"removed " + b"0" * 32)
-    real = StoreClient.claim
+    real = tombstones.claim
 
-    def claim_twice(self: StoreClient, name: str, tombstone: dict[str, Any]) -> Any:
-        assert real(self, name, tombstone) is not None
-        return real(self, name, tombstone)
+    def claim_twice(*arguments: Any) -> Any:
+        assert real(*arguments) is not None
+        return real(*arguments)
 
-    monkeypatch.setattr(StoreClient, "claim", claim_twice)
+    monkeypatch.setattr(commit, "claim", claim_twice)
     with pytest.raises(CheckpointBusyError, match="has begun here at the same moment"):
         save(root, 1)
-    monkeypatch.setattr(StoreClient, "claim", real)
+    monkeypatch.setattr(commit, "claim", real)
     save(root, 1)
     assert loaded(f"{root}/step-1") == 1
 

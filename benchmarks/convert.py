@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions to safetensors, and loads of them, beside the disk's own speed and beside others, in turn, in one run.
+
+A conversion reads as many bytes as it writes, so its ceiling is a disk that reads one file and writes another at the
+same time, with O_DIRECT. Memory is what a conversion adds to a process that has imported what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from measurement import machine
+from measurement.conditions import Stopwatch, add_arguments, drop_page_cache
+from measurement.disk import Disk, has_direct_io
+from measurement.states import KINDS, make_state
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+from bytecheckpoint import LoadSpec, load_state_dict, save_state_dict
+from bytecheckpoint.convert.safetensors import convert
+
+CEILING = "disk, reading and writing"
+MEMORY = """
+import resource, sys
+import torch
+from bytecheckpoint import LoadSpec
+from bytecheckpoint.convert.safetensors import convert
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+convert(sys.argv[1], sys.argv[2])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def read_and_write(reader: Disk, writer: Disk, source: Path, target: Path, num_bytes: int) -> None:
+    reading = threading.Thread(target=reader.read, args=(source, num_bytes))
+    reading.start()
+    writer.write(target, num_bytes)
+    reading.join()
+
+
+def converted(source: Path, target: Path, workers: int) -> None:
+    convert(source, target, spec=LoadSpec(), shard_size="256MB", workers=workers)
+
+
+def loaded(path: Path, state: dict[str, torch.Tensor]) -> None:
+    load_state_dict(path, state, no_dist=True)
+
+
+def loaded_by_dcp(path: Path, state: dict[str, torch.Tensor]) -> None:
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+
+
+def loaded_by_safetensors(path: Path, state: dict[str, torch.Tensor]) -> None:
+    for file in path.glob("*.safetensors"):
+        for name, value in load_file(file).items():
+            state[name].copy_(value)
+
+
+def measure(arguments: argparse.Namespace, root: Path) -> tuple[dict[str, list[float]], int, int, str]:
+    """Returns seconds by contender, the bytes of the state, the KiB that a conversion adds, and the state in words."""
+    ours, hf, raw, target = root / "ours", root / "hf", root / "raw", root / "target"
+    state = make_state(arguments.kind, arguments.gigabytes)
+    tensors = state.named_tensors()
+    save_state_dict(ours, tensors, no_dist=True)
+    converted(ours, hf, 1)
+    added = subprocess.run([sys.executable, "-c", MEMORY, ours, target], check=True, capture_output=True, text=True)
+    shutil.rmtree(target)
+    disks = Disk(2), Disk(2)  # each has buffers of its own
+    disks[1].write(raw, state.num_bytes)
+    into = {name: torch.zeros_like(value) for name, value in tensors.items()}
+    contenders: dict[str, Callable[[], None]] = {
+        CEILING: partial(read_and_write, *disks, raw, target, state.num_bytes),
+        "ours to safetensors": partial(converted, ours, target, 1),
+        "ours to safetensors, 2 workers": partial(converted, ours, target, 2),
+        "safetensors to safetensors": partial(converted, hf, target, 1),
+        "load by bytecheckpoint": partial(loaded, hf, into),
+        "load by DCP's reader": partial(loaded_by_dcp, hf, into),
+        "load by safetensors": partial(loaded_by_safetensors, hf, into),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    with Stopwatch(arguments.warm_gib, arguments.idle_limit_s) as stopwatch:
+        for repetition in range(arguments.repetitions + 1):
+            for name in contenders if repetition % 2 == 0 else reversed(contenders):
+                drop_page_cache(ours)
+                drop_page_cache(hf)
+                took = stopwatch.time(contenders[name])
+                if target.is_dir():
+                    shutil.rmtree(target)
+                target.unlink(missing_ok=True)
+                if repetition:
+                    seconds[name].append(took)
+    return seconds, state.num_bytes, int(added.stdout), state.description
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", nargs="?", choices=KINDS, default="large", help="kind of state; see compare.py --help")
+    parser.add_argument("--gigabytes", type=float, help="size of the state, instead of the kind's own")
+    add_arguments(parser)
+    arguments = parser.parse_args()
+    if not has_direct_io(arguments.dir):
+        sys.exit(f"{arguments.dir}: this file system has no O_DIRECT")
+    with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="convert-") as folder:
+        seconds, num_bytes, added_kib, description = measure(arguments, Path(folder))
+    facts = machine.facts(arguments.dir)
+    console = Console(highlight=False, width=100)
+    console.print(f"{description}; a conversion adds {added_kib >> 10} MiB to the process; {machine.summary(facts)}")
+    medians = {name: statistics.median(of_rounds) for name, of_rounds in seconds.items()}
+    table = Table()
+    for column in ("", "s", "GB/s", "of the ceiling"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, s in medians.items():
+        share = f"{medians[CEILING] / s:.0%}" if " to " in name else ""
+        table.add_row(name, f"{s:.3f}", f"{num_bytes / s / 1e9:.2f}", share)
+    console.print(table)
+    if arguments.json:
+        report = {"command": machine.command("convert.py", arguments, parser), "machine": facts}
+        report |= {"versions": machine.versions(), "state": description, "bytes": num_bytes, "seconds": seconds}
+        report |= {"added_kib": added_kib}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bcp prune``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from bytecheckpoint.checkpoint.retention import prune
+from bytecheckpoint.cli.options import checkpoint_argument, json_option
+from bytecheckpoint.cli.text import one_line, print_json
+
+__all__ = ["command"]
+
+
+@click.command("prune")
+@checkpoint_argument("run")
+@click.option(
+    "--keep-latest", type=click.IntRange(1), required=True, metavar="N", help="Keep the N newest complete checkpoints."
+)
+@click.option("--keep-every", type=click.IntRange(1), metavar="N", help="Also keep the steps that N divides.")
+@click.option(
+    "--pattern", metavar="PATTERN", help="Regular expression for names of step folders; its group is the step."
+)
+@click.option("--remove-corrupt", is_flag=True, help="Also remove damaged and incomplete checkpoints that are older.")
+@click.option("--keep-others", is_flag=True, help="Remove only files of a checkpoint, and leave others in its folder.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing, and say what would be removed.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    run: str,
+    keep_latest: int,
+    keep_every: int | None,
+    pattern: str | None,
+    remove_corrupt: bool,
+    keep_others: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Removes the checkpoints of a run, except the newest and every n-th.
+
+    RUN is the folder of a run, or its URL. Only complete checkpoints count; what is being saved or loaded here stays.
+    A removal that is interrupted never leaves half a checkpoint that loads. Ends with 1 if something was left behind.
+
+    \b
+    Example:
+      bcp prune run --keep-latest 3 --keep-every 1000 --dry-run
+    """
+    report = prune(
+        run,
+        keep_latest=keep_latest,
+        keep_every=keep_every,
+        pattern=pattern,
+        remove_corrupt=remove_corrupt,
+        remove_others=not keep_others,
+        dry_run=dry_run,
+    )
+    if as_json:
+        print_json(dataclasses.asdict(report))
+    else:
+        for path in (*report.removed, *report.swept):
+            click.echo(one_line(path))
+        for path, reason in report.skipped.items():
+            click.echo(one_line(f"left: {path}: {reason}"))
+        for warning in report.warnings:
+            click.echo(one_line(f"warning: {warning}"))
+        click.echo(one_line(report.summary()))
+    ctx.exit(1 if report.warnings else 0)

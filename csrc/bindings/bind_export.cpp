@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bindings/bind_export.h"
+
+#include <pybind11/stl.h>
+
+#include "csrc/bridge/checkpoint.h"
+#include "csrc/bridge/gil.h"
+#include "csrc/bridge/unlocked.h"
+#include "csrc/engine/export_file.h"
+#include "csrc/format/safetensors.h"
+
+namespace bytecheckpoint::bindings {
+namespace {
+
+namespace py = pybind11;
+using namespace bridge;
+
+using base::Status;
+using tensor::DType;
+
+/// Calls Python in the middle of an export. An error that a callback or a signal handler raises stays set until the
+/// export has returned.
+class Callbacks {
+ public:
+  Callbacks(py::object convert, py::object progress) : convert_(std::move(convert)), progress_(std::move(progress)) {}
+
+  bool progress(int64_t done) {
+    const WithGil locked;
+    raised_ = raised_ || PyErr_CheckSignals() != 0;
+    if (!raised_ && !progress_.is_none()) call(progress_, Py_BuildValue("(L)", static_cast<long long>(done)));
+    return !raised_;
+  }
+
+  Status convert(DType from, const uint8_t* elements, DType to, uint8_t* converted, int64_t count) {
+    const WithGil locked;
+    const auto view = [&](const void* bytes, DType dtype, int flags) {
+      const int64_t size = count * tensor::find_dtype(dtype)->itemsize_bytes;
+      return PyMemoryView_FromMemory(static_cast<char*>(const_cast<void*>(bytes)), size, flags);
+    };
+    call(convert_, Py_BuildValue("(sNsN)", tensor::find_dtype(from)->name, view(elements, from, PyBUF_WRITE),
+                                 tensor::find_dtype(to)->name, view(converted, to, PyBUF_WRITE)));
+    return raised_ ? Status::make(base::Code::kCancelled, "conversion failed") : Status::ok();
+  }
+
+  bool raised() const { return raised_; }
+
+ private:
+  void call(const py::object& function, PyObject* arguments) {
+    const py::object args = py::reinterpret_steal<py::object>(arguments);
+    const py::object outcome = py::reinterpret_steal<py::object>(
+        take_gil([&] { return args ? PyObject_CallObject(function.ptr(), args.ptr()) : nullptr; }));
+    raised_ = raised_ || !outcome;
+  }
+
+  const py::object convert_, progress_;
+  bool raised_ = false;
+};
+
+DType dtype_of(const std::string& name) {
+  const tensor::DTypeInfo* info = tensor::find_dtype(name);
+  return info == nullptr ? DType::kNone : info->dtype;
+}
+
+/// Returns (bytes, CRC) of the file that was written.
+std::pair<int64_t, uint32_t> export_file(const Checkpoint& checkpoint, const std::string& directory, std::string path,
+                                         const std::string& head,
+                                         const std::vector<std::tuple<std::string, int64_t, std::string>>& tensors,
+                                         int64_t file_bytes, bool direct_io, bool verify, int num_io_threads,
+                                         int64_t ring_bytes, double io_timeout_s, py::object convert,
+                                         py::object progress) {
+  const std::shared_ptr<const format::Manifest> manifest = checkpoint.shared_whole();
+  engine::ExportOptions options;
+  options.reading.directory = manifest->data_directory(directory);
+  options.reading.direct_io = options.direct_io = direct_io;
+  options.reading.verify = verify;
+  options.reading.num_io_threads = options.num_io_threads = num_io_threads;
+  options.reading.io_timeout_s = io_timeout_s;
+  options.ring_bytes = ring_bytes;
+  options.path = std::move(path);
+  Callbacks callbacks(std::move(convert), std::move(progress));
+  options.progress = [&](int64_t done) { return callbacks.progress(done); };
+  options.convert = [&](DType from, const uint8_t* elements, DType to, uint8_t* converted, int64_t count) {
+    return callbacks.convert(from, elements, to, converted, count);
+  };
+  std::vector<engine::TensorToExport> to_export;
+  for (const auto& [fqn, offset, dtype] : tensors) to_export.push_back({fqn, offset, dtype_of(dtype)});
+  auto result =
+      unlocked([&] { return engine::export_file(options, manifest, checkpoint.view(), head, to_export, file_bytes); });
+  if (callbacks.raised()) throw py::error_already_set();
+  const engine::ExportedFile exported = value_or_raise(std::move(result));
+  return {exported.bytes, exported.crc};
+}
+
+uint32_t checksum_of_file(const std::string& directory, const std::string& name, py::object progress) {
+  Callbacks callbacks(py::none(), std::move(progress));
+  auto result = unlocked([&] {
+    return engine::checksum_of_file(directory, name, [&](int64_t done) { return callbacks.progress(done); });
+  });
+  if (callbacks.raised()) throw py::error_already_set();
+  return value_or_raise(std::move(result));
+}
+
+/// Returns the name that safetensors have for a dtype; None if they have none.
+py::object safetensors_dtype(const std::string& dtype) {
+  const char* name = format::safetensors_name(dtype_of(dtype));
+  return name == nullptr ? py::object(py::none()) : py::str(name);
+}
+
+}  // namespace
+
+void bind_export(py::module_& m) {
+  m.def("export_file", &export_file, py::arg("checkpoint"), py::kw_only(), py::arg("directory"), py::arg("path"),
+        py::arg("head"), py::arg("tensors"), py::arg("file_bytes"), py::arg("direct_io"), py::arg("verify"),
+        py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"), py::arg("convert"),
+        py::arg("progress"));
+  m.def("checksum_of_file", &checksum_of_file, py::arg("directory"), py::arg("name"), py::arg("progress"));
+  m.def("safetensors_dtype", &safetensors_dtype, py::arg("dtype"));
+}
+
+}  // namespace bytecheckpoint::bindings

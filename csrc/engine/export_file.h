@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "csrc/base/status.h"
+#include "csrc/engine/checkpoint_view.h"
+#include "csrc/engine/load_job.h"
+#include "csrc/tensor/dtype.h"
+
+namespace bytecheckpoint::engine {
+
+/// A tensor that goes into a file, all of it, row-major.
+struct TensorToExport {
+  std::string fqn;                             // in the checkpoint that is read
+  int64_t offset = 0;                          // of its first element in the file; a multiple of the size of an element
+  tensor::DType dtype = tensor::DType::kNone;  // in the file
+};
+
+/// Converts `count` elements of one dtype to another. \returns kUnsupported for dtypes that it does not know.
+using ConvertElements = std::function<base::Status(tensor::DType from, const uint8_t* elements, tensor::DType to,
+                                                   uint8_t* converted, int64_t count)>;
+
+/// How a file is written.
+struct ExportOptions {
+  LoadOptions reading;  // what is read, and how
+  std::string path;     // of the new file
+  bool direct_io = true;
+  int num_io_threads = 2;         // threads that write
+  int64_t ring_bytes = 32 << 20;  // memory for what is written; what is read takes `reading.ring_bytes` in addition
+  ConvertElements convert;        // needed where a dtype differs from the stored one
+  /// Called in the calling thread with the bytes that were filled so far; false ends the export with kCancelled.
+  std::function<bool(int64_t)> progress;
+};
+
+/// What was written.
+struct ExportedFile {
+  int64_t bytes = 0;
+  uint32_t crc = 0;  // of all bytes of the file
+};
+
+/// Writes a file of another format from a checkpoint, front to back:
+///
+///     | head | tensor 0 | tensor 1 | ...                                  |
+///     slots  |                   |                   |                   |   8 MiB each
+///
+/// Two slots at a time are filled by one `LoadJob::run`: each range of a tensor is a few boxes, and each box is read
+/// from the chunks that have it, straight into the slot. Meanwhile other threads write the slots before. So memory does
+/// not grow with the checkpoint, nor with a tensor.
+///
+/// \param checkpoint  Of `options.reading.directory`.
+/// \param view        If `checkpoint` is that of a view; else null.
+/// \param head        The bytes before the first tensor.
+/// \param tensors     In the order of their offsets; they tile the file from the head to the end.
+/// \returns kInvalidArgument for a tensor that is not there, lacks elements, or does not tile the file. kUnsupported
+/// for a tensor that is not plain. kCorrupt, kChanged and kStorage, of what is read or written. kCancelled. After a
+/// failure the file may be there in part.
+base::Result<ExportedFile> export_file(const ExportOptions& options, std::shared_ptr<const format::Manifest> checkpoint,
+                                       const CheckpointView* view, std::string_view head,
+                                       const std::vector<TensorToExport>& tensors, int64_t file_bytes);
+
+/// Reads a whole file, past the page cache where the file system can, and returns its CRC.
+/// \param progress  As in `ExportOptions`. \returns kStorage; kCancelled.
+base::Result<uint32_t> checksum_of_file(const std::string& directory, const std::string& name,
+                                        const std::function<bool(int64_t)>& progress);
+
+}  // namespace bytecheckpoint::engine

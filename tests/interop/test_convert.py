@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions to safetensors: any source, cast, renamed, by several processes, killed and resumed, refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+from support.ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from bytecheckpoint import LoadSpec, load_state_dict, save_state_dict
+from bytecheckpoint.cli.app import bcp
+from bytecheckpoint.convert.safetensors import convert, parsed_size
+from bytecheckpoint.errors import (
+    CheckpointBusyError,
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    ConfigError,
+    CorruptCheckpointError,
+    UnsupportedError,
+)
+from bytecheckpoint.transforms import Stack, Transpose
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    return {
+        "embed": torch.randn(1000, 300, generator=generator),
+        "half": torch.randn(64, 3, generator=generator).to(torch.bfloat16),
+        "int": torch.arange(17),
+        "flag": torch.tensor([True, False]),
+        "e.0": torch.randn(5, 7, generator=generator),
+        "e.1": torch.randn(5, 7, generator=generator),
+        "scalar": torch.tensor(1.5),
+        "empty": torch.zeros(0, 4),
+    }
+
+
+def all_in(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert got[key].dtype == value.dtype, key
+        assert torch.equal(got[key], value), key
+
+
+def save_sharded(path: str, columns: bool) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state: dict[str, Any] = tensors()
+    state["embed"] = distribute_tensor(state["embed"], mesh, [Shard(1 if columns else 0)])
+    save_state_dict(path, state)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_sharded_checkpoint_of_ours(tmp_path: Path, columns: bool) -> None:
+    run_ranks(3, save_sharded, str(tmp_path / "ckpt"), columns)
+    told: list[tuple[int, int]] = []
+    report = convert(tmp_path / "ckpt", tmp_path / "hf", verify=True, progress=lambda *now: told.append(now))
+    assert_same(all_in(tmp_path / "hf"), tensors())
+    assert [*(tmp_path / "hf").iterdir()] == [tmp_path / "hf/model.safetensors"]
+    assert report.num_tensors == len(tensors())
+    assert report.is_verified
+    assert told[-1] == (report.num_bytes, report.num_bytes)
+    assert report.num_bytes == (tmp_path / "hf/model.safetensors").stat().st_size
+
+
+def test_stock_dcp_and_back_again(tmp_path: Path) -> None:
+    dcp.save(tensors(), storage_writer=dcp.FileSystemWriter(tmp_path / "stock"), no_dist=True)
+    convert(tmp_path / "stock", tmp_path / "hf", shard_size="1MB")
+    assert len([*(tmp_path / "hf").glob("*.safetensors")]) == 3
+    index = json.loads((tmp_path / "hf/model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == tensors().keys()
+    assert_same(all_in(tmp_path / "hf"), tensors())
+    convert(tmp_path / "hf", tmp_path / "again", dtype="float16")
+    wanted = {k: v.half() if v.is_floating_point() else v for k, v in tensors().items()}
+    assert_same(all_in(tmp_path / "again"), wanted)
+    got = {key: torch.zeros_like(value) for key, value in wanted.items()}
+    load_state_dict(tmp_path / "again", got, no_dist=True)
+    assert_same(got, wanted)
+
+
+def test_a_spec_and_several_workers(tmp_path: Path) -> None:
+    save_state_dict(tmp_path / "ckpt", {"model": tensors(), "step": 3}, no_dist=True)
+    spec = LoadSpec(
+        include="model",
+        rename={"model": ""},
+        transforms=[Stack("model.e.{i}", "model.e"), Transpose("model.embed")],
+    )
+    told: list[int] = []
+    report = convert(
+        tmp_path / "ckpt", tmp_path / "hf", spec=spec, dtype="bfloat16", shard_size=200_000, workers=2,
+        verify=True, progress=lambda done, total: told.append(done),
+    )  # fmt: skip
+    wanted = {k: v for k, v in tensors().items() if not k.startswith("e.")}
+    wanted |= {"e": torch.stack([tensors()["e.0"], tensors()["e.1"]]), "embed": tensors()["embed"].T}
+    assert_same(
+        all_in(tmp_path / "hf"), {k: v.bfloat16() if v.dtype == torch.float32 else v for k, v in wanted.items()}
+    )
+    assert report.num_files > 1
+    assert report.num_cast == 4
+    assert told == sorted(told)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from bytecheckpoint.convert import workers
+from bytecheckpoint.convert.safetensors import convert
+write, left = workers.FileJob.write, [2]
+def dying(*args):
+    if not left[0]:
+        os.kill(os.getpid(), 9)
+    left[0] -= 1
+    write(*args)
+workers.FileJob.write = dying
+convert(sys.argv[1], sys.argv[2], shard_size=100)
+"""
+
+
+def test_a_killed_conversion_goes_on_where_it_was(tmp_path: Path) -> None:
+    wanted = {f"w{i}": torch.full((50,), float(i)) for i in range(4)}
+    save_state_dict(tmp_path / "ckpt", wanted, no_dist=True)
+    target = tmp_path / "hf"
+    died = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "ckpt", target], check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert not target.exists()
+    with pytest.raises(CheckpointExistsError, match="--resume"):
+        convert(tmp_path / "ckpt", target, shard_size=100)
+    with pytest.raises(ConfigError, match="other arguments"):
+        convert(tmp_path / "ckpt", target, shard_size=100, dtype="bfloat16", resume=True)
+    report = convert(tmp_path / "ckpt", target, shard_size=100, resume=True)
+    assert report.num_resumed == 2
+    assert_same(all_in(target), wanted)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "hf"]
+    with pytest.raises(CheckpointExistsError, match="in place"):
+        convert(tmp_path / "ckpt", target, resume=True)
+
+
+def test_two_at_a_time_do_not_mix(tmp_path: Path) -> None:
+    save_state_dict(tmp_path / "ckpt", {"w": torch.ones(3)}, no_dist=True)
+    errors: list[Exception] = []
+
+    def again(done: int, total: int) -> None:
+        try:
+            convert(tmp_path / "ckpt", tmp_path / "hf")
+        except CheckpointBusyError as error:
+            errors.append(error)
+
+    convert(tmp_path / "ckpt", tmp_path / "hf", progress=again)
+    assert errors
+    assert_same(all_in(tmp_path / "hf"), {"w": torch.ones(3)})
+
+
+def test_what_cannot_be_converted_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    save_state_dict(
+        tmp_path / "ckpt",
+        {"w": torch.ones(3), "step": 3, "c": torch.ones(2, dtype=torch.complex128), "n": {"o": [1]}},
+        no_dist=True,
+    )
+    with pytest.raises(ConfigError, match=r"objects: 'n\.o', 'step'"):
+        convert(tmp_path / "ckpt", tmp_path / "hf")
+    with pytest.raises(UnsupportedError, match="'c' is complex128"):
+        convert(tmp_path / "ckpt", tmp_path / "hf", spec=LoadSpec(exclude=["step", "n"]))
+    with pytest.raises(ConfigError, match="matches no key"):
+        convert(tmp_path / "ckpt", tmp_path / "hf", spec=LoadSpec(include="modle"))
+    with pytest.raises(ConfigError, match="dtype 'float'"):
+        convert(tmp_path / "ckpt", tmp_path / "hf", spec=LoadSpec(include="w"), dtype="float")
+    with pytest.raises(ConfigError, match="no tensor"):
+        convert(tmp_path / "ckpt", tmp_path / "hf", spec=LoadSpec(exclude="*"))
+    with pytest.raises(CheckpointNotFoundError):
+        convert(tmp_path / "absent", tmp_path / "hf")
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_damage_of_the_source_leaves_no_target(tmp_path: Path, workers: int) -> None:
+    save_state_dict(tmp_path / "ckpt", {f"w{i}": torch.randn(1000, 300) for i in range(3)}, no_dist=True)
+    (data,) = (tmp_path / "ckpt").glob("*.distcp")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(CorruptCheckpointError, match="CRC"):
+        convert(tmp_path / "ckpt", tmp_path / "hf", shard_size="1MB", workers=workers)
+    assert not (tmp_path / "hf").exists()
+    assert not [*tmp_path.glob(".hf.converting/*.part")]
+
+
+def test_memory_does_not_grow_with_a_tensor(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(256, 1 << 20, dtype=torch.uint8)}, tmp_path / "w.safetensors")
+    script = """
+import resource, sys
+from bytecheckpoint.convert.safetensors import convert
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+convert(sys.argv[1], sys.argv[2])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    added = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "w.safetensors", tmp_path / "hf"], check=True, capture_output=True
+    )
+    assert int(added.stdout) < 72 << 10
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("5GB", 5 * 10**9), ("1.5 MiB", 3 << 19), (7, 7), ("12", 12), ("3kb", 3000)]
+)
+def test_sizes(text: int | str, size: int) -> None:
+    assert parsed_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", 0, "5XB", "nan"])
+def test_what_is_no_size(text: int | str) -> None:
+    with pytest.raises(ConfigError, match="size"):
+        parsed_size(text)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    save_state_dict(tmp_path / "ckpt", {"model": tensors(), "step": 3}, no_dist=True)
+    arguments = ["convert", str(tmp_path / "ckpt"), str(tmp_path / "hf"), "--include", "model", "--rename", "model="]
+    looked = CliRunner().invoke(bcp, [*arguments, "--dry-run"])
+    assert looked.exit_code == 0, looked.output
+    assert looked.output.startswith("would write ")
+    assert not (tmp_path / "hf").exists()
+    done = CliRunner().invoke(bcp, [*arguments, "--json", "--verify"])
+    assert json.loads(done.output)["is_verified"]
+    assert_same(all_in(tmp_path / "hf"), tensors())
+    for more, part in ((["--rename", "x"], "PATTERN=NAME"), (["--spec", "s.toml"], "not both"), ([], "in place")):
+        failed = CliRunner().invoke(bcp, [*arguments, *more])
+        assert failed.exit_code == 2
+        assert part in failed.output
+
+
+def test_from_pretrained_reads_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=99,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    save_state_dict(tmp_path / "ckpt", {"model": model.state_dict()}, no_dist=True)
+    convert(tmp_path / "ckpt", tmp_path / "hf", spec=LoadSpec(include="model", rename={"model": ""}), shard_size="50KB")
+    config.save_pretrained(tmp_path / "hf")
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "hf")
+    assert_same(loaded.state_dict(), model.state_dict())
