@@ -7,17 +7,19 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 from bytecheckpoint import _core
 from bytecheckpoint.errors import ConfigError, UnsupportedError
+from bytecheckpoint.listing import listed
 
 __all__ = ["INDEX", "OutputFile", "OutputTensor", "index_of", "lay_out"]
 
 INDEX = "model.safetensors.index.json"
 _ONE_FILE = "model.safetensors"
-# Elements begin at a multiple of this, so that none lies in two blocks of a disk.
+# The head ends at a multiple of this, which that of every element divides.
 _ALIGNMENT = 64
-_MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,9 @@ class OutputFile:
     name: str
     tensors: tuple[OutputTensor, ...]
 
+    @cached_property
     def head(self) -> bytes:
-        """Returns what stands before the elements: the length of the header, and the header."""
+        """What stands before the elements: the length of the header, and the header."""
         entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
         at = 0
         for each in self.tensors:
@@ -66,14 +69,15 @@ class OutputFile:
         header += b" " * (-(len(header) + 8) % _ALIGNMENT)
         return len(header).to_bytes(8, "little") + header
 
-    def placed(self) -> tuple[bytes, list[tuple[str, int, str]], int]:
-        """Returns the head, each tensor with its offset in the file and its dtype, and the length of the file."""
-        head = self.head()
-        at, placed = len(head), []
-        for each in self.tensors:
-            placed.append((each.name, at, each.dtype))
-            at += each.num_bytes
-        return head, placed, at
+    @property
+    def num_bytes(self) -> int:
+        """Length of the file."""
+        return len(self.head) + sum(each.num_bytes for each in self.tensors)
+
+    def placed(self) -> list[tuple[str, int, str]]:
+        """Returns each tensor with its offset in the file and its dtype."""
+        ends = accumulate((each.num_bytes for each in self.tensors), initial=len(self.head))
+        return [(each.name, at, each.dtype) for each, at in zip(self.tensors, ends, strict=False)]
 
 
 def lay_out(tensors: Sequence[OutputTensor], most_bytes: int) -> list[OutputFile]:
@@ -89,8 +93,7 @@ def lay_out(tensors: Sequence[OutputTensor], most_bytes: int) -> list[OutputFile
     """
     others = [f"'{each.name}' is {each.dtype}" for each in tensors if _core.safetensors_dtype(each.dtype) is None]
     if others:
-        more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-        raise UnsupportedError(f"safetensors have no such dtype: {', '.join(others[:_MOST_NAMED])}{more}")
+        raise UnsupportedError(f"safetensors have no such dtype: {listed(others)}")
     if not tensors:
         raise ConfigError("there is no tensor to convert")
     shards: list[list[OutputTensor]] = [[]]

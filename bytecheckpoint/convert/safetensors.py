@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.local_path import local_path, location_to_read
+from bytecheckpoint.checkpoint.small_files import made_folder
 from bytecheckpoint.config import Config
 from bytecheckpoint.convert.layout import INDEX, OutputFile, OutputTensor, index_of, lay_out
 from bytecheckpoint.convert.workers import FileJob, run_jobs
@@ -28,6 +30,7 @@ from bytecheckpoint.errors import (
     StorageError,
     UnsupportedError,
 )
+from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report import size_text
@@ -37,7 +40,6 @@ __all__ = ["ConvertReport", "convert"]
 # Only these are converted by `dtype`: 8-bit floats have scales that belong to them.
 _FLOATS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_MOST_NAMED = 20
 _PLAN = "conversion.json"
 
 
@@ -133,13 +135,12 @@ def convert(
     checkpoint = job.checkpoint()
     tensors, casts = _tensors_of(checkpoint, dtype)
     files = lay_out(tensors, parsed_size(shard_size))
-    sizes = {file.name: file.placed()[2] for file in files}
     report = ConvertReport(
         source=str(place),
         target=str(folder),
         num_tensors=len(tensors),
         num_files=len(files),
-        num_bytes=sum(sizes.values()),
+        num_bytes=_bytes_of(files),
         num_cast=casts,
     )
     _refuse_existing(folder)
@@ -147,8 +148,8 @@ def convert(
         return report
     with _staging_folder(folder, resume, _plan_of(checkpoint, str(place), files)) as staging:
         left = [file for file in files if not (staging / file.name).is_file()]
-        _check_room(staging, sum(sizes[file.name] for file in left))
-        done = report.num_bytes - sum(sizes[file.name] for file in left)
+        _check_room(staging, _bytes_of(left))
+        done = report.num_bytes - _bytes_of(left)
         tell = (lambda now: progress(done + now, report.num_bytes)) if progress else None
         run_jobs(job, left, staging, workers, verify=verify, progress=tell)
         _publish(staging, folder, files)
@@ -188,20 +189,16 @@ def _tensors_of(checkpoint: _core.Checkpoint, dtype: str | None) -> tuple[list[O
         elif not itemsize:
             opaque.append(f"'{name}' is {stored}")
         else:
-            numel = 1
-            for size in shape:
-                numel *= size
             if dtype is not None and stored in _FLOATS and stored != dtype:
                 stored, itemsize, casts = dtype, _FLOATS[dtype], casts + 1
-            tensors.append(OutputTensor(name, stored, tuple(shape), numel * itemsize, itemsize))
+            tensors.append(OutputTensor(name, stored, tuple(shape), math.prod(shape) * itemsize, itemsize))
     if objects:
-        more = f" and {len(objects) - _MOST_NAMED} more" if len(objects) > _MOST_NAMED else ""
         raise ConfigError(
-            f"safetensors hold tensors alone; these are objects: {', '.join(map(repr, objects[:_MOST_NAMED]))}{more}; "
+            f"safetensors hold tensors alone; these are objects: {listed([*map(repr, objects)])}; "
             "leave them out with exclude, or choose with include"
         )
     if opaque:
-        raise UnsupportedError(f"safetensors cannot hold quantized tensors: {', '.join(opaque[:_MOST_NAMED])}")
+        raise UnsupportedError(f"safetensors cannot hold quantized tensors: {listed(opaque)}")
     return tensors, casts
 
 
@@ -209,7 +206,7 @@ def _plan_of(checkpoint: _core.Checkpoint, source: str, files: Sequence[OutputFi
     """Returns a digest of what is converted: a conversion goes on only with what it began with."""
     digest = hashlib.sha256(json.dumps([source, checkpoint.save_id]).encode())
     for file in files:
-        digest.update(file.name.encode() + file.head())
+        digest.update(file.name.encode() + file.head)
     if checkpoint.foreign is not None and not is_store_url(source):
         for name, *_ in checkpoint.files():
             path = Path(checkpoint.data_directory(source)) / name
@@ -246,7 +243,7 @@ def _staging_folder(target: Path, resume: bool, plan: str) -> Iterator[Path]:
                     f"remove {staging}",
                     str(staging),
                 )
-            if before and before != plan:
+            if before != plan and (before or any(staging.glob("*.safetensors"))):
                 raise ConfigError(
                     f"convert({target}): the interrupted conversion had another source or other arguments: remove "
                     f"{staging} to begin anew"
@@ -260,6 +257,10 @@ def _staging_folder(target: Path, resume: bool, plan: str) -> Iterator[Path]:
         raise  # some are OSErrors, too
     except OSError as error:
         raise StorageError(f"convert({target}): {error}", str(target), error.errno or 0) from error
+
+
+def _bytes_of(files: Sequence[OutputFile]) -> int:
+    return sum(file.num_bytes for file in files)
 
 
 def _check_room(staging: Path, num_bytes: int) -> None:
@@ -279,15 +280,9 @@ def _publish(staging: Path, target: Path, files: Sequence[OutputFile]) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.rename(staging / INDEX)
-    (staging / _PLAN).unlink()
-    _sync(staging)
+    made_folder(staging).sync()
     staging.rename(target)
-    _sync(target.parent)
-
-
-def _sync(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+    # Only now: files without the note of what they are would be taken for those of any later conversion.
+    (target / _PLAN).unlink()
+    made_folder(target).sync()
+    made_folder(target.parent).sync()

@@ -65,7 +65,6 @@ class FileJob:
             CheckpointError: It could not be read or written.
             CorruptCheckpointError: What was read back is not what was written.
         """
-        head, tensors, num_bytes = file.placed()
         part = folder / f"{file.name}.part"
         part.unlink(missing_ok=True)
         try:
@@ -73,9 +72,9 @@ class FileJob:
                 checkpoint,
                 directory=self.source,
                 path=str(part),
-                head=head,
-                tensors=tensors,
-                file_bytes=num_bytes,
+                head=file.head,
+                tensors=file.placed(),
+                file_bytes=file.num_bytes,
                 direct_io=self.config.direct_io,
                 verify=self.config.verify,
                 num_io_threads=self.config.io_threads,
@@ -169,7 +168,7 @@ def _write_here(
 
     for file in files:
         job.write(checkpoint, file, folder, verify, tell)
-        before += file.placed()[2]
+        before += file.num_bytes
 
 
 class _Stopped(Exception):

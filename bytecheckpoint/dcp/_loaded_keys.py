@@ -11,13 +11,14 @@ from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint import _C
 from bytecheckpoint.errors import KeyMismatchError
+from bytecheckpoint.listing import listed
 from bytecheckpoint.planning.plan_items import LoadKeys, PlanItems, source_of
 from bytecheckpoint.sharing.asked_keys import RequestedKeys, Unfilled, compare
 
 __all__ = ["LoadedKeys", "planned_view"]
 
-# A message names no more keys than the one, a report no more than the other.
-_MOST_NAMES, _MOST_REPORTED = 20, 256
+# A report names no more keys than this.
+_MOST_REPORTED = 256
 
 
 def planned_view(plan: LoadPlan, stored: _C.Checkpoint) -> _C.Checkpoint:
@@ -54,11 +55,9 @@ class LoadedKeys:
         self.unfilled = unfilled = compare(stored, asked, of_all_parts=spec is not None)
         if spec is None or not spec.refuses_unexpected or not unfilled.num_unexpected_keys:
             return
-        names = ", ".join(map(repr, unfilled.unexpected_keys[:_MOST_NAMES]))
-        more = unfilled.num_unexpected_keys - _MOST_NAMES
+        names = listed([*map(repr, unfilled.unexpected_keys)], total=unfilled.num_unexpected_keys)
         raise KeyMismatchError(
-            f"load({path}): these are in the checkpoint, but not asked for: "
-            f"{names}{f' and {more:,} more' if more > 0 else ''}; "
+            f"load({path}): these are in the checkpoint, but not asked for: {names}; "
             "LoadSpec(strict='model') leaves them out, exclude=... some of them",
             path,
         )

@@ -18,6 +18,7 @@ from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp.metadata import checkpoint_of, stored_checkpoint
 from bytecheckpoint.errors import ShapeMismatchError, UnsupportedError
+from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.planning.plan_items import LoadKeys, LoadTargets, PlanItems
@@ -28,9 +29,6 @@ from bytecheckpoint.tensors.casts import Cast, refused
 from bytecheckpoint.tensors.sharded import flatten_sharded
 
 __all__ = ["BcpLoadPlanner", "as_plain", "fills_state"]
-
-# A message names no more keys than this.
-_MOST_NAMES = 20
 
 
 class BcpLoadPlanner(DefaultLoadPlanner):
@@ -149,9 +147,8 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             for key, stored, to in refused(casts, spec)
         ]
         if others:
-            more = f"; and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
             raise ShapeMismatchError(
-                f"the stored dtypes differ: {'; '.join(others[:_MOST_NAMES])}{more}. LoadSpec(cast='any') converts "
+                f"the stored dtypes differ: {listed(others)}. LoadSpec(cast='any') converts "
                 "them, cast='widen' only where no value is lost"
             )
 

@@ -26,6 +26,7 @@ from bytecheckpoint.errors import (
     ShapeMismatchError,
     UnsafeObjectError,
 )
+from bytecheckpoint.listing import listed
 from bytecheckpoint.planning.plan_items import source_of
 from bytecheckpoint.probes.of_torch import LOADS_OF_GAPS
 from bytecheckpoint.probes.probe import holds, require
@@ -228,10 +229,9 @@ class Load:
         is_allowed = isinstance(self._planner, BcpLoadPlanner) and self._planner.spec is not None
         if not self._lossy or is_allowed:
             return None
-        more = f" and {len(self._lossy) - _MOST_WARNED:,} more" if len(self._lossy) > _MOST_WARNED else ""
         return (
             f"load({self._path}): values may be lost, because the dtypes of the state are narrower than those "
-            f"stored: {', '.join([*self._lossy.values()][:_MOST_WARNED])}{more}; "
+            f"stored: {listed([*self._lossy.values()], _MOST_WARNED)}; "
             "BcpLoadPlanner(spec=LoadSpec(cast='any')) allows it, cast='widen' makes it an error"
         )
 

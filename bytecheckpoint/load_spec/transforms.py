@@ -82,6 +82,14 @@ def _matching(transform: Transform, tensors: Tensors, template: str) -> dict[str
     return found
 
 
+def _number_placeholder(transform: Transform, numbered: str, plain: str) -> str:
+    """Returns the placeholder that ``numbered`` has and ``plain`` lacks."""
+    others = [name for name in template_names(numbered) if name not in template_names(plain)]
+    if len(others) != 1:
+        raise ConfigError(f"{transform}: '{numbered}' must have one placeholder that '{plain}' lacks: the number")
+    return others[0]
+
+
 def _as_dim(dim: int, num_dims: int) -> int:
     """Returns a dim that may be counted from the end."""
     if not -num_dims <= dim < num_dims:
@@ -121,14 +129,12 @@ class Stack(Transform):
 
     def apply(self, tensors: Tensors) -> None:
         """See ``Transform``."""
-        numbers = [name for name in template_names(self.source) if name not in template_names(self.to)]
-        if len(numbers) != 1:
-            raise ConfigError(f"{self}: '{self.source}' must have one placeholder that '{self.to}' lacks: the number")
+        number_of = _number_placeholder(self, self.source, self.to)
         stacks: dict[str, dict[int, str]] = {}
         for name, values in _matching(self, tensors, self.source).items():
-            if not re.fullmatch(r"0|[1-9][0-9]*", values[numbers[0]]):
-                raise KeyMismatchError(f"{self}: '{name}': '{values[numbers[0]]}' is not a number")
-            stacks.setdefault(filled(self.to, values), {})[int(values[numbers[0]])] = name
+            if not re.fullmatch(r"0|[1-9][0-9]*", values[number_of]):
+                raise KeyMismatchError(f"{self}: '{name}': '{values[number_of]}' is not a number")
+            stacks.setdefault(filled(self.to, values), {})[int(values[number_of])] = name
         for to, by_number in stacks.items():
             missing = [str(number) for number in range(max(by_number) + 1) if number not in by_number]
             if missing:
@@ -161,9 +167,7 @@ class Unstack(Transform):
 
     def apply(self, tensors: Tensors) -> None:
         """See ``Transform``."""
-        numbers = [name for name in template_names(self.to) if name not in template_names(self.source)]
-        if len(numbers) != 1:
-            raise ConfigError(f"{self}: '{self.to}' must have one placeholder that '{self.source}' lacks: the number")
+        number_of = _number_placeholder(self, self.to, self.source)
         for name, values in _matching(self, tensors, self.source).items():
             with _Naming(self, name):
                 whole = tensors.take(name)
@@ -171,7 +175,7 @@ class Unstack(Transform):
                 shape = [size for d, size in enumerate(whole.shape) if d != dim]
                 for number in range(whole.shape[dim]):
                     one = whole.narrow(dim, number, 1).reshape(shape)
-                    tensors.give(filled(self.to, {**values, numbers[0]: str(number)}), one)
+                    tensors.give(filled(self.to, {**values, number_of: str(number)}), one)
 
     def inverted(self) -> Stack:
         """See ``Transform``."""

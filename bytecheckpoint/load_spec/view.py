@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from bytecheckpoint.errors import ConfigError, InvalidPlanError, KeyMismatchError
+from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 
 if TYPE_CHECKING:
     from bytecheckpoint import _core
 
 __all__ = ["view_of"]
-
-_MOST_NAMES = 20
 
 
 def view_of(checkpoint: Any, spec: LoadSpec, extension: Any) -> tuple[Any, dict[str, str]]:
@@ -89,5 +88,4 @@ def _refuse_collisions(names: dict[str, str]) -> None:
         if first.setdefault(new, old) != old:
             twice.append(f"'{new}' of '{first[new]}' and '{old}'")
     if twice:
-        more = f" and {len(twice) - _MOST_NAMES} more" if len(twice) > _MOST_NAMES else ""
-        raise KeyMismatchError(f"LoadSpec(rename=...): two sources for one key: {', '.join(twice[:_MOST_NAMES])}{more}")
+        raise KeyMismatchError(f"LoadSpec(rename=...): two sources for one key: {listed(twice)}")

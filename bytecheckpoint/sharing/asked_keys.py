@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from bytecheckpoint.listing import listed
+
 __all__ = ["RequestedKeys", "Unfilled", "compare"]
 
 # A report names no more keys than this.
@@ -76,10 +78,11 @@ class Unfilled:
         parts = sorted({_part_of(key) for key in self.unexpected_keys})
         text = (
             f"load({path}): only a part of {', '.join(map(repr, parts))} is loaded: no rank asks for these keys of the "
-            f"checkpoint: {_listed(self.unexpected_keys, self.num_unexpected_keys)}"
+            f"checkpoint: {listed([*map(repr, self.unexpected_keys)], _MOST_WARNED, self.num_unexpected_keys)}"
         )
         if self.missing_keys:
-            text += f"; these keys are not in the checkpoint: {_listed(self.missing_keys, self.num_missing_keys)}"
+            missing = listed([*map(repr, self.missing_keys)], _MOST_WARNED, self.num_missing_keys)
+            text += f"; these keys are not in the checkpoint: {missing}"
         if any(".state." in key for key in self.unexpected_keys):
             text += (
                 ". The state_dict() of an optimizer has no state before its first step: "
@@ -113,8 +116,3 @@ def compare(
         key for key, mark in zip(stored, is_asked, strict=True) if not mark and (of_all_parts or _part_of(key) in parts)
     ]
     return Unfilled(tuple(missing[:_MOST_NAMES]), num_missing, tuple(unexpected[:_MOST_NAMES]), len(unexpected))
-
-
-def _listed(names: Sequence[str], number: int) -> str:
-    more = f" and {number - _MOST_WARNED:,} more" if number > _MOST_WARNED else ""
-    return ", ".join(map(repr, names[:_MOST_WARNED])) + more

@@ -25,6 +25,7 @@ from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.distributed.agreement import agree, all_together, held_by_none
 from bytecheckpoint.distributed.groups import own_group
 from bytecheckpoint.errors import CheckpointChangedError, InvalidPlanError, KeyMismatchError, ShapeMismatchError
+from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.probes.of_torch import FRAMEWORKS
 from bytecheckpoint.probes.probe import require
@@ -40,9 +41,6 @@ from bytecheckpoint.training_state.stored import Stored
 from bytecheckpoint.training_state.stored_parts import StoredParts
 
 __all__ = ["LoadResult", "load"]
-
-# A message names no more keys than this.
-_MOST_NAMES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +266,7 @@ class _Loading:
         if lacking:
             raise KeyMismatchError(
                 f"load({self._folder}): these are to be loaded, but not in the checkpoint: "
-                f"{_listed(lacking)}; strict=False leaves them as they are"
+                f"{listed(lacking)}; strict=False leaves them as they are"
             )
         model.before_load()
 
@@ -290,7 +288,7 @@ class _Loading:
         others = [f"'{key}' is {to}, stored is torch.{dtype}" for key, dtype, to in refused(casts, self._specs[part])]
         if others:
             raise ShapeMismatchError(
-                f"load({self._place_of(part)}): the stored dtypes differ: {_listed(others)}; strict=False converts "
+                f"load({self._place_of(part)}): the stored dtypes differ: {listed(others)}; strict=False converts "
                 "them, and model.to(dtype) before the load keeps every bit"
             )
 
@@ -304,7 +302,7 @@ class _Loading:
         ]
         if keys:
             raise InvalidPlanError(
-                f"load({self._place_of(part)}): tensors on the meta device hold no elements: {_listed(keys)}; give the "
+                f"load({self._place_of(part)}): tensors on the meta device hold no elements: {listed(keys)}; give the "
                 "model memory before the load: model.to_empty(device=...)"
             )
 
@@ -334,7 +332,7 @@ class _Loading:
         if left_over:
             raise KeyMismatchError(
                 f"load({self._folder}): these are in the checkpoint, but not asked for: "
-                f"{_listed(left_over)}; strict=False leaves them out"
+                f"{listed(left_over)}; strict=False leaves them out"
             )
 
     def _pass_on(self) -> None:
@@ -346,7 +344,7 @@ class _Loading:
         untaken = [f"model: {name}" for name in self._model.after_load(self._values["model"])]
         if self._specs["model"].refuses_unexpected and untaken:
             raise KeyMismatchError(
-                f"load({self._folder}): the model has {_listed(untaken)} in its state_dict(), and its "
+                f"load({self._folder}): the model has {listed(untaken)} in its state_dict(), and its "
                 "load_state_dict() does not take it; strict=False leaves it out"
             )
         self._unexpected += untaken
@@ -369,8 +367,3 @@ def _planner(is_flat: bool, spec: LoadSpec | None = None) -> BcpLoadPlanner:
     )
     planner.warns = False  # keys have been compared already, and an error or the result names the differences
     return planner
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more

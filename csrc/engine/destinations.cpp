@@ -2,6 +2,7 @@
 #include "csrc/engine/destinations.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -17,9 +18,10 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// Returns the dims of a box in the order in which they are stored, outermost first.
-std::vector<size_t> stored_order(const tensor::Dims& sizes, const tensor::Dims& strides) {
-  std::vector<size_t> order(sizes.size());
+/// Returns the dims in the order in which they are stored, outermost first; nothing if they are in that order.
+std::vector<size_t> stored_order(const tensor::Dims& strides) {
+  if (std::is_sorted(strides.begin(), strides.end(), std::greater<>())) return {};
+  std::vector<size_t> order(strides.size());
   std::iota(order.begin(), order.end(), size_t{0});
   // Dims of one element may have any stride; wherever they stand, they change nothing.
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] > strides[b]; });
@@ -27,6 +29,7 @@ std::vector<size_t> stored_order(const tensor::Dims& sizes, const tensor::Dims& 
 }
 
 tensor::Dims ordered(const tensor::Dims& dims, const std::vector<size_t>& order) {
+  if (order.empty()) return dims;
   tensor::Dims out(order.size());
   for (size_t d = 0; d < order.size(); ++d) out[d] = dims[order[d]];
   return out;
@@ -42,7 +45,7 @@ bool cuts_elements(const TensorPlace& place) {
 
 planner::WantedBox wanted_of(const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box) {
   const int64_t itemsize = tensor::find_dtype(place.dtype)->itemsize_bytes;
-  const std::vector<size_t> order = stored_order(box.sizes, place.strides);
+  const std::vector<size_t> order = stored_order(place.strides);
   planner::WantedBox wanted{chunk.record.file, place.data_offset, ordered(box.sizes, order),
                             ordered(place.strides, order), itemsize};
   if (!tensor::has_elements(box)) return wanted;  // strides mean nothing
@@ -76,7 +79,7 @@ Status Destinations::add_tensor(const std::string& fqn, const format::Chunk& chu
     return refuse(text("wanted ", tensor::to_text(box.sizes), ", got memory of ", tensor::to_text(memory.sizes)));
   }
   wanted_.push_back(wanted_of(chunk, place, box));
-  tensor::Dims strides_bytes = ordered(memory.strides_bytes, stored_order(box.sizes, place.strides));
+  tensor::Dims strides_bytes = ordered(memory.strides_bytes, stored_order(place.strides));
   if (cuts_elements(place) && tensor::has_elements(box)) strides_bytes.push_back(1);
   const planner::WantedBox& wanted = wanted_.back();
   destinations_.push_back(

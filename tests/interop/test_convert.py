@@ -154,6 +154,28 @@ def test_a_killed_conversion_goes_on_where_it_was(tmp_path: Path) -> None:
         convert(tmp_path / "ckpt", target, resume=True)
 
 
+def test_one_that_is_interrupted_while_it_is_published_is_not_taken_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("one", 1.0), ("two", 2.0)):
+        save_state_dict(tmp_path / name, {"w": torch.full((3,), value)}, no_dist=True)
+
+    def interrupt(path: Path) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("bytecheckpoint.convert.safetensors.made_folder", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            convert(tmp_path / "one", tmp_path / "hf")
+    for again in (False, True):
+        with pytest.raises((CheckpointExistsError, ConfigError)):
+            convert(tmp_path / "two", tmp_path / "hf", resume=again)
+    (tmp_path / ".hf.converting/conversion.json").unlink()
+    with pytest.raises(ConfigError, match="another source"):
+        convert(tmp_path / "two", tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+
+
 def test_two_at_a_time_do_not_mix(tmp_path: Path) -> None:
     save_state_dict(tmp_path / "ckpt", {"w": torch.ones(3)}, no_dist=True)
     errors: list[Exception] = []
