@@ -10,7 +10,7 @@
 
 #include "csrc/base/status.h"
 #include "csrc/engine/checkpoint_view.h"
-#include "csrc/engine/load_job.h"
+#include "csrc/engine/element_reader.h"
 #include "csrc/tensor/dtype.h"
 
 namespace bytecheckpoint::engine {
@@ -21,10 +21,6 @@ struct TensorToExport {
   int64_t offset = 0;                          // of its first element in the file; a multiple of the size of an element
   tensor::DType dtype = tensor::DType::kNone;  // in the file
 };
-
-/// Converts `count` elements of one dtype to another. \returns kUnsupported for dtypes that it does not know.
-using ConvertElements = std::function<base::Status(tensor::DType from, const uint8_t* elements, tensor::DType to,
-                                                   uint8_t* converted, int64_t count)>;
 
 /// How a file is written.
 struct ExportOptions {
@@ -49,9 +45,8 @@ struct ExportedFile {
 ///     | head | tensor 0 | tensor 1 | ...                                  |
 ///     slots  |                   |                   |                   |   8 MiB each
 ///
-/// Two slots at a time are filled by one `LoadJob::run`: each range of a tensor is a few boxes, and each box is read
-/// from the chunks that have it, straight into the slot. Meanwhile other threads write the slots before. So memory does
-/// not grow with the checkpoint, nor with a tensor.
+/// Two slots at a time are filled by one `ElementReader::run`. Meanwhile other threads write the slots before. So
+/// memory does not grow with the checkpoint, nor with a tensor.
 ///
 /// \param checkpoint  Of `options.reading.directory`.
 /// \param view        If `checkpoint` is that of a view; else null.
