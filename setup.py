@@ -41,9 +41,11 @@ OF_BOTH = (
 OF_CORE = (
     "bindings/bind_builtin",
     "bindings/bind_calls",
+    "bindings/bind_copy",
     "bindings/bind_export",
     "bindings/bind_steps",
     "bindings/bind_verify",
+    "bridge/callbacks",
     "bridge/standard_tensors",
     "bridge/standard_values",
 )

@@ -31,14 +31,14 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from bytecheckpoint import LoadSpec, load_state_dict, save_state_dict
-from bytecheckpoint.convert.safetensors import convert
+from bytecheckpoint.convert import convert
 
 CEILING = "disk, reading and writing"
 MEMORY = """
 import resource, sys
 import torch
 from bytecheckpoint import LoadSpec
-from bytecheckpoint.convert.safetensors import convert
+from bytecheckpoint.convert import convert
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 convert(sys.argv[1], sys.argv[2])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

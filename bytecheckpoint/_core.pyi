@@ -85,6 +85,7 @@ class Checkpoint:
     def contents(self) -> list[tuple[str, str | None, tuple[int, ...], int, int, int, bool]]: ...
     def chunks(self) -> list[list[tuple[tuple[int, ...], tuple[int, ...], str | None, int, int]]]: ...
     def tensors_with_gaps(self) -> list[str]: ...
+    def plain_metadata_file(self) -> bytes: ...
     def metadata_file(self) -> bytes: ...
     def data_directory(self, opened: str) -> str: ...
     def is_view_of(self, stored: Checkpoint) -> bool: ...
@@ -120,6 +121,36 @@ class UploadParts:
     def __iter__(self) -> UploadParts: ...
     def __next__(self) -> PartBuffer: ...
     def fail(self, sys_errno: int, message: str) -> None: ...
+
+# Checkpoints written from another one; see csrc/engine/copy_shard.h.
+_Shard = tuple[Sequence[tuple[str, str, int, int]], Sequence[str]]
+
+def copy_shard(
+    checkpoint: Checkpoint,
+    *,
+    directory: str,
+    target: str,
+    rank: int,
+    plain: bool,
+    shard: _Shard,
+    num_bytes: int,
+    direct_io: bool,
+    verify: bool,
+    num_io_threads: int,
+    ring_bytes: int,
+    io_timeout_s: float,
+    convert: Callable[[str, memoryview, str, memoryview], object] | None,
+    progress: Callable[[int], object] | None,
+) -> bytes: ...
+def assemble_copy(
+    checkpoint: Checkpoint,
+    *,
+    shards: Sequence[_Shard],
+    results: Sequence[bytes],
+    planner_data: object,
+    checkpoint_id: str,
+    user_metadata: str,
+) -> Checkpoint: ...
 
 # Files of other formats, written from a checkpoint; see csrc/engine/export_file.h.
 def export_file(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, cast
 
 import click
 
@@ -18,7 +19,13 @@ __all__ = ["command"]
 @click.command("convert")
 @checkpoint_argument("source")
 @click.argument("target", type=click.Path())
-@click.option("--to", type=click.Choice(["safetensors"]), default="safetensors", show_default=True, help="Format.")
+@click.option(
+    "--to",
+    type=click.Choice(["safetensors", "bcp", "dcp"]),
+    default="safetensors",
+    show_default=True,
+    help="Format of TARGET: safetensors, a checkpoint of ours, or one as stock DCP writes it.",
+)
 @click.option("--spec", "spec_file", type=click.Path(dir_okay=False), help="TOML file with a LoadSpec.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Keys to take; may be repeated. Default: all.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Keys to leave out; may be repeated.")
@@ -50,7 +57,7 @@ def command(
     as_json: bool,
     progress: bool,
 ) -> None:
-    """Converts a checkpoint to safetensors, as Hugging Face's from_pretrained reads them.
+    """Converts a checkpoint to another format.
 
     SOURCE is a checkpoint of bytecheckpoint or of stock DCP, however it is sharded, or safetensors. TARGET is a folder
     that does not exist yet; it appears when everything is written. Memory does not grow with the checkpoint.
@@ -59,13 +66,15 @@ def command(
     Example:
       bcp convert run/step_100/model model-hf --dtype bfloat16 --verify
       bcp convert ckpt model-hf --include model --rename model=
+      bcp convert model-hf ckpt --to bcp
     """
-    from bytecheckpoint.convert.safetensors import convert
+    from bytecheckpoint.convert import convert
 
     with bar("converting", progress) as tell:
         report = convert(
             source,
             target,
+            to=cast(Any, to),
             spec=_spec(spec_file, include, exclude, rename),
             dtype=dtype,
             shard_size=shard_size,

@@ -1,46 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts a checkpoint of any source to safetensors."""
+"""Converts a checkpoint of any format to another one."""
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import math
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.local_path import local_path, location_to_read
-from bytecheckpoint.checkpoint.small_files import made_folder
 from bytecheckpoint.config import Config
-from bytecheckpoint.convert.layout import INDEX, OutputFile, OutputTensor, index_of, lay_out
-from bytecheckpoint.convert.workers import FileJob, run_jobs
-from bytecheckpoint.errors import (
-    CheckpointBusyError,
-    CheckpointError,
-    CheckpointExistsError,
-    ConfigError,
-    StorageError,
-    UnsupportedError,
-)
-from bytecheckpoint.listing import listed
+from bytecheckpoint.convert.contents import Contents, contents_of
+from bytecheckpoint.convert.dcp_target import DcpTarget
+from bytecheckpoint.convert.folder import check_room, publish, refuse_existing, staging_folder
+from bytecheckpoint.convert.safetensors_target import SafetensorsTarget
+from bytecheckpoint.convert.source import Opened, Source
+from bytecheckpoint.convert.target import Piece, Target
+from bytecheckpoint.convert.workers import run_pieces
+from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report import size_text
 
-__all__ = ["ConvertReport", "convert"]
+__all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
-# Only these are converted by `dtype`: 8-bit floats have scales that belong to them.
-_FLOATS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+Format = Literal["safetensors", "bcp", "dcp"]
+FORMATS: tuple[Format, ...] = ("safetensors", "bcp", "dcp")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_PLAN = "conversion.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +42,11 @@ class ConvertReport:
     Attributes:
         source: What was read.
         target: Folder that was written.
+        format: Its format.
         num_tensors: Number of tensors.
-        num_files: Number of files of tensors.
-        num_bytes: Bytes of these files.
+        num_objects: Number of values that are not tensors.
+        num_files: Number of data files.
+        num_bytes: Bytes of these files, without checksums and padding.
         num_cast: Number of tensors whose dtype was changed.
         num_resumed: Number of files that an earlier, interrupted conversion had finished.
         is_verified: Whether all files were read back and compared.
@@ -61,7 +55,9 @@ class ConvertReport:
 
     source: str
     target: str
+    format: str
     num_tensors: int
+    num_objects: int
     num_files: int
     num_bytes: int
     num_cast: int = 0
@@ -78,6 +74,8 @@ class ConvertReport:
         notes += ["verified"] * self.is_verified
         files = f"{self.num_files} file{'s' if self.num_files > 1 else ''}"
         tensors = f"{self.num_tensors:,} tensor{'s' if self.num_tensors > 1 else ''}"
+        if self.num_objects:
+            tensors += f", {self.num_objects:,} object{'s' if self.num_objects > 1 else ''}"
         return (
             f"{self.target}: {tensors}, {size_text(self.num_bytes)} in {files}{rate}"
             f"{' (' + '; '.join(notes) + ')' if notes else ''}"
@@ -88,6 +86,7 @@ def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
+    to: Format = "safetensors",
     spec: LoadSpec | None = None,
     dtype: str | None = None,
     shard_size: int | str = "5GB",
@@ -98,7 +97,7 @@ def convert(
     config: Config | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ConvertReport:
-    """Converts a checkpoint to safetensors, as Hugging Face's ``from_pretrained`` reads them.
+    """Converts a checkpoint to another format.
 
     Local. Memory does not grow with the checkpoint, nor with its largest tensor: each file is streamed from the boxes
     of the source. The target appears whole or not at all: files are written into a folder beside it, which gets its
@@ -107,10 +106,13 @@ def convert(
     Args:
         source: A checkpoint of ours or of stock DCP, or safetensors; a path, or the URL of a store.
         target: Folder to make. It must not exist, or be empty.
+        to: ``safetensors``: a folder that Hugging Face's ``from_pretrained`` reads. ``bcp``: a checkpoint of ours.
+            ``dcp``: a checkpoint as stock DCP writes it, without our checksums.
         spec: What to take of the source, under which names, in which form. Its ``strict`` and ``cast`` have no effect.
         dtype: Dtype to which floating-point tensors are converted: ``float32``, ``bfloat16``, ``float16`` or
             ``float64``. Floats of 8 bits and integers stay as they are.
-        shard_size: Most bytes of one file, as a number or a text like ``5GB``. A larger tensor gets a file of its own.
+        shard_size: Most bytes of one file, as a number or a text like ``5GB``. A larger tensor gets a file of its own
+            in safetensors, and is cut along its first dim elsewhere.
         workers: Number of processes that write files at the same time.
         resume: Whether to go on with a conversion to this target that was interrupted.
         verify: Whether to read back what was written, past the page cache, and compare it.
@@ -122,39 +124,42 @@ def convert(
         CheckpointError: The source cannot be read; see ``BcpReader``.
         CheckpointExistsError: There is something at ``target``.
         CheckpointBusyError: Another process converts to this target.
-        ConfigError: Arguments do not fit the source: a pattern matches nothing, a value is an object.
+        ConfigError: Arguments do not fit the source: a pattern matches nothing, safetensors cannot hold an object.
         StorageError: There is no room, or the file system refused.
-        UnsupportedError: Safetensors cannot hold a tensor.
+        UnsupportedError: The format cannot hold a tensor.
     """
     begin = time.monotonic()
     config = config or Config.from_env()
     place, folder = location_to_read(source), local_path(target)
     if workers < 1:
         raise ConfigError(f"workers={workers}: must be at least 1")
-    job = FileJob(str(place), spec, config)
-    checkpoint = job.checkpoint()
-    tensors, casts = _tensors_of(checkpoint, dtype)
-    files = lay_out(tensors, parsed_size(shard_size))
+    job = Source(str(place), spec, config)
+    opened = job.open()
+    contents = contents_of(opened.wanted, dtype)
+    made = _target_of(to, contents, parsed_size(shard_size), workers)
     report = ConvertReport(
         source=str(place),
         target=str(folder),
-        num_tensors=len(tensors),
-        num_files=len(files),
-        num_bytes=_bytes_of(files),
-        num_cast=casts,
+        format=to,
+        num_tensors=contents.num_items,
+        num_objects=len(contents.objects),
+        num_files=len(made.pieces),
+        num_bytes=_bytes_of(made.pieces),
+        num_cast=contents.num_cast,
     )
-    _refuse_existing(folder)
+    refuse_existing(folder)
     if dry_run:
         return report
-    with _staging_folder(folder, resume, _plan_of(checkpoint, str(place), files)) as staging:
-        left = [file for file in files if not (staging / file.name).is_file()]
-        _check_room(staging, _bytes_of(left))
+    with staging_folder(folder, resume, _plan_of(opened, str(place), made)) as staging:
+        left = [piece for piece in made.pieces if not piece.is_done(staging)]
+        check_room(staging, _bytes_of(left))
         done = report.num_bytes - _bytes_of(left)
         tell = (lambda now: progress(done + now, report.num_bytes)) if progress else None
-        run_jobs(job, left, staging, workers, verify=verify, progress=tell)
-        _publish(staging, folder, files)
+        run_pieces(job, left, staging, workers, verify=verify, progress=tell)
+        made.finish(opened, staging, folder, verify)
+        publish(staging, folder)
     return dataclasses.replace(
-        report, num_resumed=len(files) - len(left), is_verified=verify, seconds=time.monotonic() - begin
+        report, num_resumed=len(made.pieces) - len(left), is_verified=verify, seconds=time.monotonic() - begin
     )
 
 
@@ -178,111 +183,27 @@ def parsed_size(size: int | str) -> int:
     return int(number)
 
 
-def _tensors_of(checkpoint: _core.Checkpoint, dtype: str | None) -> tuple[list[OutputTensor], int]:
-    """Returns what to write, and how many tensors get another dtype."""
-    if dtype is not None and dtype not in _FLOATS:
-        raise ConfigError(f"dtype {dtype!r}: must be one of {', '.join(_FLOATS)}")
-    tensors, objects, opaque, casts = [], [], [], 0
-    for name, stored, shape, itemsize, *_ in checkpoint.contents():
-        if stored is None:
-            objects.append(name)
-        elif not itemsize:
-            opaque.append(f"'{name}' is {stored}")
-        else:
-            if dtype is not None and stored in _FLOATS and stored != dtype:
-                stored, itemsize, casts = dtype, _FLOATS[dtype], casts + 1
-            tensors.append(OutputTensor(name, stored, tuple(shape), math.prod(shape) * itemsize, itemsize))
-    if objects:
-        raise ConfigError(
-            f"safetensors hold tensors alone; these are objects: {listed([*map(repr, objects)])}; "
-            "leave them out with exclude, or choose with include"
-        )
-    if opaque:
-        raise UnsupportedError(f"safetensors cannot hold quantized tensors: {listed(opaque)}")
-    return tensors, casts
+def _target_of(to: Format, contents: Contents, most_bytes: int, workers: int) -> Target:
+    if to == "safetensors":
+        return SafetensorsTarget(contents, most_bytes)
+    if to in ("bcp", "dcp"):
+        num_bytes = sum(each.num_bytes for each in contents.tensors)
+        return DcpTarget(contents, min(most_bytes, max(1, math.ceil(num_bytes / workers))), is_plain=to == "dcp")
+    raise ConfigError(f"to={to!r}: must be one of {', '.join(FORMATS)}")
 
 
-def _plan_of(checkpoint: _core.Checkpoint, source: str, files: Sequence[OutputFile]) -> str:
+def _plan_of(opened: Opened, source: str, target: Target) -> str:
     """Returns a digest of what is converted: a conversion goes on only with what it began with."""
-    digest = hashlib.sha256(json.dumps([source, checkpoint.save_id]).encode())
-    for file in files:
-        digest.update(file.name.encode() + file.head)
-    if checkpoint.foreign is not None and not is_store_url(source):
-        for name, *_ in checkpoint.files():
-            path = Path(checkpoint.data_directory(source)) / name
+    stored = opened.stored
+    digest = hashlib.sha256(json.dumps([source, stored.save_id]).encode())
+    digest.update(target.identity())
+    if stored.foreign is not None and not is_store_url(source):
+        for name, *_ in stored.files():
+            path = Path(stored.data_directory(source)) / name
             found = path.stat()
             digest.update(f"{name} {found.st_size} {found.st_mtime_ns}".encode())
     return digest.hexdigest()
 
 
-def _refuse_existing(target: Path) -> None:
-    if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
-        raise CheckpointExistsError(f"convert({target}): it exists, and nothing is changed in place", str(target))
-
-
-@contextmanager
-def _staging_folder(target: Path, resume: bool, plan: str) -> Iterator[Path]:
-    """Makes the folder beside ``target`` in which files are written, and holds its lock."""
-    staging = target.parent / f".{target.name}.converting"
-    note = staging / _PLAN
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging.mkdir(exist_ok=True)
-        with note.open("a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise CheckpointBusyError(
-                    f"convert({target}): another process converts to this target", str(target)
-                ) from None
-            file.seek(0)
-            before = file.read()
-            if before and not resume:
-                raise CheckpointExistsError(
-                    f"convert({target}): an earlier conversion was interrupted: go on with resume (--resume), or "
-                    f"remove {staging}",
-                    str(staging),
-                )
-            if before != plan and (before or any(staging.glob("*.safetensors"))):
-                raise ConfigError(
-                    f"convert({target}): the interrupted conversion had another source or other arguments: remove "
-                    f"{staging} to begin anew"
-                )
-            if not before:
-                file.write(plan)
-                file.flush()
-                os.fsync(file.fileno())
-            yield staging
-    except CheckpointError:
-        raise  # some are OSErrors, too
-    except OSError as error:
-        raise StorageError(f"convert({target}): {error}", str(target), error.errno or 0) from error
-
-
-def _bytes_of(files: Sequence[OutputFile]) -> int:
-    return sum(file.num_bytes for file in files)
-
-
-def _check_room(staging: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(staging).free
-    if num_bytes > free:
-        raise StorageError(
-            f"convert({staging}): {size_text(num_bytes)} needed, but only {size_text(free)} are free", str(staging), 28
-        )
-
-
-def _publish(staging: Path, target: Path, files: Sequence[OutputFile]) -> None:
-    """Gives the finished folder its name. The index, without which several files are no model, comes last."""
-    if len(files) > 1:
-        part = staging / f"{INDEX}.part"
-        with part.open("wb") as file:
-            file.write(index_of(files))
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(staging / INDEX)
-    made_folder(staging).sync()
-    staging.rename(target)
-    # Only now: files without the note of what they are would be taken for those of any later conversion.
-    (target / _PLAN).unlink()
-    made_folder(target).sync()
-    made_folder(target.parent).sync()
+def _bytes_of(pieces: Sequence[Piece]) -> int:
+    return sum(piece.num_bytes for piece in pieces)

@@ -1,44 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the tensors of a checkpoint are laid out in safetensors files, as Hugging Face names and reads them."""
+"""Safetensors as a target: files and an index, as Hugging Face names and reads them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 
 from bytecheckpoint import _core
-from bytecheckpoint.errors import ConfigError, UnsupportedError
+from bytecheckpoint.convert.contents import Contents, OutputTensor
+from bytecheckpoint.convert.folder import write_whole
+from bytecheckpoint.convert.source import Opened, Source
+from bytecheckpoint.errors import ConfigError, CorruptCheckpointError, UnsupportedError
 from bytecheckpoint.listing import listed
 
-__all__ = ["INDEX", "OutputFile", "OutputTensor", "index_of", "lay_out"]
+__all__ = ["OutputFile", "SafetensorsTarget"]
 
-INDEX = "model.safetensors.index.json"
+_INDEX = "model.safetensors.index.json"
 _ONE_FILE = "model.safetensors"
 # The head ends at a multiple of this, which that of every element divides.
 _ALIGNMENT = 64
-
-
-@dataclass(frozen=True)
-class OutputTensor:
-    """A tensor in a file.
-
-    Attributes:
-        name: Its name.
-        dtype: Its dtype in the file, as torch names it.
-        shape: Its shape.
-        num_bytes: Bytes of its elements.
-        itemsize: Bytes of one element.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    num_bytes: int
-    itemsize: int
 
 
 @dataclass(frozen=True)
@@ -74,28 +60,87 @@ class OutputFile:
         """Length of the file."""
         return len(self.head) + sum(each.num_bytes for each in self.tensors)
 
+    def is_done(self, folder: Path) -> bool:
+        """See ``Piece``."""
+        return (folder / self.name).is_file()
+
+    def write(self, source: Source, opened: Opened, folder: Path, verify: bool, tell: Callable[[int], object]) -> None:
+        """See ``Piece``. The file gets its name when it is whole and on disk."""
+        part = folder / f"{self.name}.part"
+        part.unlink(missing_ok=True)
+        try:
+            _, crc = _core.export_file(
+                opened.wanted,
+                path=str(part),
+                head=self.head,
+                tensors=self.placed(),
+                file_bytes=self.num_bytes,
+                **source.options(tell),
+            )
+            if verify:
+                found = _core.checksum_of_file(str(folder), part.name, None)
+                if found != crc:
+                    raise CorruptCheckpointError(
+                        f"convert({folder / self.name}): written with CRC {crc}, read back with {found}", str(part)
+                    )
+            part.rename(folder / self.name)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+
     def placed(self) -> list[tuple[str, int, str]]:
         """Returns each tensor with its offset in the file and its dtype."""
         ends = accumulate((each.num_bytes for each in self.tensors), initial=len(self.head))
         return [(each.name, at, each.dtype) for each, at in zip(self.tensors, ends, strict=False)]
 
 
-def lay_out(tensors: Sequence[OutputTensor], most_bytes: int) -> list[OutputFile]:
-    """Distributes tensors over files, in their order.
+class SafetensorsTarget:
+    """A folder that ``from_pretrained`` reads.
 
     Args:
-        tensors: The tensors.
+        contents: What is written.
         most_bytes: The most bytes of elements in a file. A tensor that is larger gets a file of its own.
 
     Raises:
+        ConfigError: There is an object, or no tensor.
         UnsupportedError: Safetensors have no such dtype.
-        ConfigError: There is no tensor.
     """
-    others = [f"'{each.name}' is {each.dtype}" for each in tensors if _core.safetensors_dtype(each.dtype) is None]
+
+    def __init__(self, contents: Contents, most_bytes: int) -> None:
+        _check(contents)
+        self.pieces = _lay_out(contents.tensors, most_bytes)
+
+    def identity(self) -> bytes:
+        """See ``Target``."""
+        return b"".join(file.name.encode() + file.head for file in self.pieces)
+
+    def finish(self, opened: Opened, folder: Path, target: Path, verify: bool) -> None:
+        """See ``Target``. The index, without which several files are no model, comes last."""
+        if len(self.pieces) > 1:
+            write_whole(folder / _INDEX, _index_of(self.pieces))
+
+
+def _check(contents: Contents) -> None:
+    if not contents.tensors:
+        raise ConfigError("there is no tensor to convert")
+    if contents.objects:
+        raise ConfigError(
+            f"safetensors hold tensors alone; these are objects: {listed([*map(repr, contents.objects)])}; "
+            "leave them out with exclude, or choose with include"
+        )
+    if contents.opaque:
+        opaque = [f"'{name}' is {dtype}" for name, (_, dtype) in contents.opaque.items()]
+        raise UnsupportedError(f"safetensors cannot hold quantized tensors: {listed(opaque)}")
+    others = [
+        f"'{each.name}' is {each.dtype}" for each in contents.tensors if _core.safetensors_dtype(each.dtype) is None
+    ]
     if others:
         raise UnsupportedError(f"safetensors have no such dtype: {listed(others)}")
-    if not tensors:
-        raise ConfigError("there is no tensor to convert")
+
+
+def _lay_out(tensors: Sequence[OutputTensor], most_bytes: int) -> list[OutputFile]:
+    """Distributes tensors over files, in their order."""
     shards: list[list[OutputTensor]] = [[]]
     filled = 0
     for each in tensors:
@@ -115,7 +160,7 @@ def lay_out(tensors: Sequence[OutputTensor], most_bytes: int) -> list[OutputFile
     ]
 
 
-def index_of(files: Sequence[OutputFile]) -> bytes:
+def _index_of(files: Sequence[OutputFile]) -> bytes:
     """Returns the index of a model in several files."""
     weight_map = {each.name: file.name for file in files for each in file.tensors}
     total = sum(each.num_bytes for file in files for each in file.tensors)

@@ -152,6 +152,8 @@ void bind_checkpoint(py::module_& m) {
           [](const Checkpoint& c, const std::string& opened) { return c.head().data_directory(opened); },
           py::arg("opened"))
       .def("is_view_of", &Checkpoint::is_view_of, py::arg("stored"))
+      .def("plain_metadata_file",
+           [](const Checkpoint& c) { return py::bytes(format::metadata_pickle(c.whole(), 0, "")); })
       .def("metadata_file", [](const Checkpoint& c) { return py::bytes(format::encode_metadata_file(c.whole())); });
 }
 

@@ -3,8 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include "csrc/bridge/callbacks.h"
 #include "csrc/bridge/checkpoint.h"
-#include "csrc/bridge/gil.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/export_file.h"
 #include "csrc/format/safetensors.h"
@@ -15,51 +15,7 @@ namespace {
 namespace py = pybind11;
 using namespace bridge;
 
-using base::Status;
 using tensor::DType;
-
-/// Calls Python in the middle of an export. An error that a callback or a signal handler raises stays set until the
-/// export has returned.
-class Callbacks {
- public:
-  Callbacks(py::object convert, py::object progress) : convert_(std::move(convert)), progress_(std::move(progress)) {}
-
-  bool progress(int64_t done) {
-    const WithGil locked;
-    raised_ = raised_ || PyErr_CheckSignals() != 0;
-    if (!raised_ && !progress_.is_none()) call(progress_, Py_BuildValue("(L)", static_cast<long long>(done)));
-    return !raised_;
-  }
-
-  Status convert(DType from, const uint8_t* elements, DType to, uint8_t* converted, int64_t count) {
-    const WithGil locked;
-    const auto view = [&](const void* bytes, DType dtype, int flags) {
-      const int64_t size = count * tensor::find_dtype(dtype)->itemsize_bytes;
-      return PyMemoryView_FromMemory(static_cast<char*>(const_cast<void*>(bytes)), size, flags);
-    };
-    call(convert_, Py_BuildValue("(sNsN)", tensor::find_dtype(from)->name, view(elements, from, PyBUF_WRITE),
-                                 tensor::find_dtype(to)->name, view(converted, to, PyBUF_WRITE)));
-    return raised_ ? Status::make(base::Code::kCancelled, "conversion failed") : Status::ok();
-  }
-
-  bool raised() const { return raised_; }
-
- private:
-  void call(const py::object& function, PyObject* arguments) {
-    const py::object args = py::reinterpret_steal<py::object>(arguments);
-    const py::object outcome = py::reinterpret_steal<py::object>(
-        take_gil([&] { return args ? PyObject_CallObject(function.ptr(), args.ptr()) : nullptr; }));
-    raised_ = raised_ || !outcome;
-  }
-
-  const py::object convert_, progress_;
-  bool raised_ = false;
-};
-
-DType dtype_of(const std::string& name) {
-  const tensor::DTypeInfo* info = tensor::find_dtype(name);
-  return info == nullptr ? DType::kNone : info->dtype;
-}
 
 /// Returns (bytes, CRC) of the file that was written.
 std::pair<int64_t, uint32_t> export_file(const Checkpoint& checkpoint, const std::string& directory, std::string path,
@@ -83,7 +39,7 @@ std::pair<int64_t, uint32_t> export_file(const Checkpoint& checkpoint, const std
     return callbacks.convert(from, elements, to, converted, count);
   };
   std::vector<engine::TensorToExport> to_export;
-  for (const auto& [fqn, offset, dtype] : tensors) to_export.push_back({fqn, offset, dtype_of(dtype)});
+  for (const auto& [fqn, offset, dtype] : tensors) to_export.push_back({fqn, offset, tensor::dtype_of(dtype)});
   auto result =
       unlocked([&] { return engine::export_file(options, manifest, checkpoint.view(), head, to_export, file_bytes); });
   if (callbacks.raised()) throw py::error_already_set();
@@ -102,7 +58,7 @@ uint32_t checksum_of_file(const std::string& directory, const std::string& name,
 
 /// Returns the name that safetensors have for a dtype; None if they have none.
 py::object safetensors_dtype(const std::string& dtype) {
-  const char* name = format::safetensors_name(dtype_of(dtype));
+  const char* name = format::safetensors_name(tensor::dtype_of(dtype));
   return name == nullptr ? py::object(py::none()) : py::str(name);
 }
 

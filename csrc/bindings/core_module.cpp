@@ -8,6 +8,7 @@
 #include "csrc/bindings/bind_builtin.h"
 #include "csrc/bindings/bind_calls.h"
 #include "csrc/bindings/bind_checkpoint.h"
+#include "csrc/bindings/bind_copy.h"
 #include "csrc/bindings/bind_export.h"
 #include "csrc/bindings/bind_steps.h"
 #include "csrc/bindings/bind_store.h"
@@ -82,6 +83,7 @@ PYBIND11_MODULE(_core, m) {
   bytecheckpoint::bindings::bind_calls(m);
   bytecheckpoint::bindings::bind_checkpoint(m);
   bytecheckpoint::bindings::bind_view(m);
+  bytecheckpoint::bindings::bind_copy(m);
   bytecheckpoint::bindings::bind_export(m);
   bytecheckpoint::bindings::bind_steps(m);
   bytecheckpoint::bindings::bind_store(m);

@@ -21,9 +21,10 @@ static_assert(staging::kSlotBytes % format::kBlockBytes == 0, "no block may lie 
 }  // namespace
 
 base::Result<std::unique_ptr<FileImage>> FileImage::create(const std::string& directory, const format::DataFileId& id,
-                                                           bool direct_io, SlotPipeline pipeline) {
+                                                           bool direct_io, bool is_plain, SlotPipeline pipeline) {
   std::unique_ptr<FileImage> image(new FileImage());
   image->pipeline_ = pipeline;
+  image->is_plain_ = is_plain;
   image->entry_.id = id;
   image->entry_.name = format::data_file_name(id);
   const std::string path = io::join(directory, image->entry_.name);
@@ -31,7 +32,7 @@ base::Result<std::unique_ptr<FileImage>> FileImage::create(const std::string& di
     return io::File::create(path, direct_io);
   }));
   BCP_FAILPOINT(kWriteFileCreated);
-  BCP_RETURN_IF_ERROR(image->append(format::encode_header(id)));
+  if (!is_plain) BCP_RETURN_IF_ERROR(image->append(format::encode_header(id)));
   return image;
 }
 
@@ -103,12 +104,32 @@ base::Status FileImage::append_elements(const tensor::StridedView& view, int64_t
   });
 }
 
+base::Status FileImage::append_filled(const FillBytes& fill, int64_t bytes, uint32_t* crc) {
+  *crc = 0;
+  for (int64_t done = 0; done < bytes;) {
+    if (slot_ < 0) BCP_RETURN_IF_ERROR(take_slot());
+    const int64_t in_slot = position_ - slot_begin_;
+    const int64_t size = std::min(bytes - done, staging::kSlotBytes - in_slot);
+    BCP_RETURN_IF_ERROR(fill(done, done + size, pipeline_.ring->slot(slot_) + in_slot));
+    uint32_t sum = 0;
+    BCP_RETURN_IF_ERROR(emit(size, &sum, [](int64_t, int64_t, uint8_t*) {}));  // the bytes are there already
+    *crc = base::crc32_combine(*crc, sum, static_cast<uint64_t>(size));
+    done += size;
+  }
+  return base::Status::ok();
+}
+
 base::Status FileImage::pad_to(int64_t alignment) {
   return append(std::string(static_cast<size_t>(base::align_up(position_, alignment) - position_), '\0'));
 }
 
 base::Status FileImage::finish_records() {
   BCP_FAILPOINT(kWriteRecordsDone);
+  if (is_plain_) {
+    hand_over_slot();
+    entry_.bytes = position_;
+    return base::Status::ok();
+  }
   format::DataTrailer trailer;
   trailer.id = entry_.id;
   trailer.end_of_records = position_;

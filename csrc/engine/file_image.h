@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,9 @@
 #include "csrc/tensor/strided_view.h"
 
 namespace bytecheckpoint::engine {
+
+/// Writes bytes [begin, end) of something to `to`. It is called for consecutive ranges of up to a slot.
+using FillBytes = std::function<base::Status(int64_t begin, int64_t end, uint8_t* to)>;
 
 /// What all data files of one save share: slots to fill, the threads that write them, and a deadline for all other
 /// calls.
@@ -34,8 +39,9 @@ struct SlotPipeline {
 class FileImage {
  public:
   /// Creates the file and appends its header. \returns kStorage, also if the storage does not answer in time.
+  /// \param is_plain  The file has records alone, as stock DCP writes it: no header, block table and trailer.
   static base::Result<std::unique_ptr<FileImage>> create(const std::string& directory, const format::DataFileId& id,
-                                                         bool direct_io, SlotPipeline pipeline);
+                                                         bool direct_io, bool is_plain, SlotPipeline pipeline);
 
   /// Position of the next byte, from the start of the file.
   int64_t position() const { return position_; }
@@ -49,6 +55,8 @@ class FileImage {
   base::Status append(std::string_view bytes);
   /// Appends the elements of a tensor as row-major bytes. \param crc  Receives their CRC-32.
   base::Status append_elements(const tensor::StridedView& view, int64_t bytes, uint32_t* crc);
+  /// Appends what `fill` writes. \param crc  Receives the CRC-32 of it. \returns also what `fill` returned.
+  base::Status append_filled(const FillBytes& fill, int64_t bytes, uint32_t* crc);
   /// Appends zeros up to a multiple of `alignment`.
   base::Status pad_to(int64_t alignment);
 
@@ -73,6 +81,7 @@ class FileImage {
   io::File file_;
   format::FileEntry entry_;
   SlotPipeline pipeline_{};
+  bool is_plain_ = false;
   int slot_ = -1;
   int64_t slot_begin_ = 0;  // file position of the slot's first byte
   int64_t position_ = 0;

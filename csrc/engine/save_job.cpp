@@ -76,7 +76,7 @@ base::Result<FileImage*> SaveJob::image_for_record(int64_t bytes) {
     id.number = static_cast<uint32_t>(images_.size());
     // Noted before the call: if it creates the file and then fails, the clean-up must find the file.
     file_names_.push_back(format::data_file_name(id));
-    BCP_ASSIGN_OR_RETURN(auto image, FileImage::create(options_.directory, id, options_.direct_io,
+    BCP_ASSIGN_OR_RETURN(auto image, FileImage::create(options_.directory, id, options_.direct_io, options_.is_plain,
                                                        {&*ring_, &free_slots_, writer_.get(), &deadline_}));
     images_.push_back(std::move(image));
     image_open_ = true;
@@ -105,28 +105,41 @@ void SaveJob::note(const std::string& fqn, const tensor::Box& box, const format:
   ++stats_.num_records;
 }
 
-base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& box, const tensor::StridedView& view) {
+template <class AppendData>
+base::Status SaveJob::append_record(const std::string& fqn, const tensor::Box& box, tensor::DType dtype,
+                                    const AppendData& append_data) {
   BCP_RETURN_IF_ERROR(settle_if_many());
   const Stopwatch watch(&stats_.stage_s);
-  BCP_ASSIGN_OR_RETURN(const format::RecordExtent extent, format::ZipRecord::measure(view.dtype, view.sizes, 0));
+  BCP_ASSIGN_OR_RETURN(const format::RecordExtent extent, format::ZipRecord::measure(dtype, box.sizes, 0));
   BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record(extent.record_bytes));
-  BCP_ASSIGN_OR_RETURN(const format::ZipRecord zip,
-                       format::ZipRecord::layout(view.dtype, view.sizes, image->position()));
-  // A view of a part of a staged tensor, or one in another order, is checked here, before it is copied. A whole staged
-  // tensor has a CRC to compare below.
-  const staging::KnownBytes known = staging::find_staged(view);
-  BCP_RETURN_IF_ERROR(known.status);
+  BCP_ASSIGN_OR_RETURN(const format::ZipRecord zip, format::ZipRecord::layout(dtype, box.sizes, image->position()));
   uint32_t data_crc = 0;
   BCP_RETURN_IF_ERROR(image->append(zip.head()));
-  BCP_RETURN_IF_ERROR(image->append_elements(view, zip.data_bytes(), &data_crc));
-  if (known.crc.has_value() && *known.crc != data_crc) {
-    return staging::changed_since_staged(*known.crc, data_crc);
-  }
+  BCP_RETURN_IF_ERROR(append_data(image, zip.data_bytes(), &data_crc));
   BCP_RETURN_IF_ERROR(image->append(zip.tail(data_crc)));
   note(fqn, box,
-       {format::RecordKind::kTensor, view.dtype, 0, zip.record_offset(), zip.record_bytes(), zip.data_offset(),
+       {format::RecordKind::kTensor, dtype, 0, zip.record_offset(), zip.record_bytes(), zip.data_offset(),
         zip.data_bytes()});
   return base::Status::ok();
+}
+
+base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& box, const tensor::StridedView& view) {
+  return append_record(fqn, box, view.dtype, [&](FileImage* image, int64_t bytes, uint32_t* crc) {
+    // A view of a part of a staged tensor, or one in another order, is checked here, before it is copied. A whole
+    // staged tensor has a CRC to compare below.
+    const staging::KnownBytes known = staging::find_staged(view);
+    BCP_RETURN_IF_ERROR(known.status);
+    BCP_RETURN_IF_ERROR(image->append_elements(view, bytes, crc));
+    return known.crc.has_value() && *known.crc != *crc ? staging::changed_since_staged(*known.crc, *crc)
+                                                       : base::Status::ok();
+  });
+}
+
+base::Status SaveJob::append_filled(const std::string& fqn, const tensor::Box& box, tensor::DType dtype,
+                                    const FillBytes& fill) {
+  return append_record(fqn, box, dtype, [&](FileImage* image, int64_t bytes, uint32_t* crc) {
+    return image->append_filled(fill, bytes, crc);
+  });
 }
 
 base::Status SaveJob::append_tensors(const std::vector<TensorToWrite>& tensors) {

@@ -26,6 +26,7 @@ struct SaveOptions {
   int64_t bytes_per_s = 0;                          // limit of the write speed; 0: as fast as the storage takes them
   double io_timeout_s = 0;     // a call fails if the storage has not answered for so long; 0: never
   int64_t max_file_bytes = 0;  // a file ends before a record that would make it longer; 0: no limit
+  bool is_plain = false;       // true: files of records alone, as stock DCP writes them
 };
 
 /// A tensor to write: `box` of the tensor `fqn`, with the elements of `view`. Borrows both names and memory.
@@ -87,6 +88,10 @@ class SaveJob {
   /// the calling thread runs Python, and if it waited for a core, others would wait for its GIL.
   /// \returns what `append_tensor` returned for the first that failed, with its FQN.
   base::Status append_tensors(const std::vector<TensorToWrite>& tensors);
+  /// Appends a tensor record whose elements, row-major, `fill` writes.
+  /// \returns what `append_tensor` returns, and what `fill` returned.
+  base::Status append_filled(const std::string& fqn, const tensor::Box& box, tensor::DType dtype,
+                             const FillBytes& fill);
   /// Appends a record of bytes that the planner made.
   base::Status append_bytes(const std::string& fqn, std::string_view bytes);
   /// Appends a record of what `torch.save` made of a tensor that is not plain.
@@ -106,6 +111,10 @@ class SaveJob {
  private:
   explicit SaveJob(SaveOptions options, staging::BorrowedRing ring);
 
+  /// Appends a tensor record; `append_data(image, bytes, crc)` appends its elements.
+  template <class AppendData>
+  base::Status append_record(const std::string& fqn, const tensor::Box& box, tensor::DType dtype,
+                             const AppendData& append_data);
   base::Status append_as_is(format::RecordKind kind, const std::string& fqn, const tensor::Box& box,
                             std::string_view bytes);
   /// Returns the file that takes the next record, which may be a new one.

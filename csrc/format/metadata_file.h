@@ -62,6 +62,8 @@ base::Status check_pickle(std::string_view file_bytes);
 
 /// Returns the pickle that stock DCP reads. Unpickled, it equals what DCP itself writes for the same state.
 /// \param spare_bytes  Capacity to reserve behind the pickle, for what the caller appends.
-std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes = 0);
+/// \param id_prefix    What the save id begins with; another one than ours for a checkpoint that is stock DCP's alone.
+std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes = 0,
+                            std::string_view id_prefix = kSaveIdPrefix);
 
 }  // namespace bytecheckpoint::format

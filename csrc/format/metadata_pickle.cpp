@@ -157,7 +157,7 @@ void storage_info(PickleWriter* out, const Manifest& manifest, const Record& rec
   end_attributes(out);
 }
 
-void storage_meta(PickleWriter* out, const Manifest& manifest) {
+void storage_meta(PickleWriter* out, const Manifest& manifest, std::string_view id_prefix) {
   begin_dataclass(out, kMetadataModule, "StorageMeta");
   begin_attributes(out);
   out->string("checkpoint_id");
@@ -166,7 +166,7 @@ void storage_meta(PickleWriter* out, const Manifest& manifest) {
   out->tuple1();
   out->reduce();
   out->string("save_id");
-  out->string(base::text(kSaveIdPrefix, base::to_hex(manifest.save_id)));
+  out->string(base::text(id_prefix, base::to_hex(manifest.save_id)));
   out->string("load_id");
   out->none();
   out->string("modules");
@@ -192,7 +192,7 @@ size_t most_bytes_of(const Manifest& manifest) {
 
 }  // namespace
 
-std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes) {
+std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes, std::string_view id_prefix) {
   // The dicts are in the order of the state dict, like DCP's; the manifest is sorted by name.
   std::vector<const Item*> items;
   items.reserve(manifest.items.size());
@@ -231,7 +231,7 @@ std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes) {
   }
   out.set_items();
   out.string("storage_meta");
-  storage_meta(&out, manifest);
+  storage_meta(&out, manifest, id_prefix);
   out.string("version");
   out.string("1.0.0");
   end_attributes(&out);

@@ -84,6 +84,11 @@ inline const DTypeInfo* find_dtype(DType dtype) {
 }
 /// Finds a dtype by torch's name without the `torch.` prefix, as in `float32`. \returns nullptr if there is none.
 const DTypeInfo* find_dtype(std::string_view name);
+/// Returns the dtype of this name; kNone if there is none.
+inline DType dtype_of(std::string_view name) {
+  const DTypeInfo* info = find_dtype(name);
+  return info == nullptr ? DType::kNone : info->dtype;
+}
 
 /// The largest code. All codes from 1 to kLastDType are valid; those up to kLastPlainDType are plain.
 inline constexpr uint8_t kLastDType = 46;

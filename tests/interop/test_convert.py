@@ -20,9 +20,10 @@ from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from bytecheckpoint import LoadSpec, load_state_dict, save_state_dict
+from bytecheckpoint import LoadSpec, _core, load_state_dict, save_state_dict
 from bytecheckpoint.cli.app import bcp
-from bytecheckpoint.convert.safetensors import convert, parsed_size
+from bytecheckpoint.convert import convert
+from bytecheckpoint.convert.conversion import Format, parsed_size
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointExistsError,
@@ -53,6 +54,17 @@ def all_in(folder: Path) -> dict[str, torch.Tensor]:
     for file in sorted(folder.glob("*.safetensors")):
         found |= load_file(file)
     return found
+
+
+def read(path: Path) -> dict[str, torch.Tensor]:
+    """Loads all tensors of anything through the reader."""
+    got = {
+        name: torch.zeros(shape, dtype=getattr(torch, dtype))
+        for name, dtype, shape, *_ in _core.Checkpoint.open(str(path)).contents()
+        if dtype is not None
+    }
+    load_state_dict(path, got, no_dist=True, spec=LoadSpec(include=[*got]))
+    return got
 
 
 def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
@@ -122,33 +134,36 @@ def test_a_spec_and_several_workers(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from bytecheckpoint.convert import workers
-from bytecheckpoint.convert.safetensors import convert
-write, left = workers.FileJob.write, [2]
+from bytecheckpoint.convert import convert
+from bytecheckpoint.convert.dcp_target import Share
+from bytecheckpoint.convert.safetensors_target import OutputFile
+piece = OutputFile if sys.argv[3] == "safetensors" else Share
+write, left = piece.write, [2]
 def dying(*args):
     if not left[0]:
         os.kill(os.getpid(), 9)
     left[0] -= 1
     write(*args)
-workers.FileJob.write = dying
-convert(sys.argv[1], sys.argv[2], shard_size=100)
+piece.write = dying
+convert(sys.argv[1], sys.argv[2], to=sys.argv[3], shard_size=100)
 """
 
 
-def test_a_killed_conversion_goes_on_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["safetensors", "bcp", "dcp"])
+def test_a_killed_conversion_goes_on_where_it_was(tmp_path: Path, to: Format) -> None:
     wanted = {f"w{i}": torch.full((50,), float(i)) for i in range(4)}
     save_state_dict(tmp_path / "ckpt", wanted, no_dist=True)
     target = tmp_path / "hf"
-    died = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "ckpt", target], check=False)
+    died = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "ckpt", target, to], check=False)
     assert died.returncode == -signal.SIGKILL
     assert not target.exists()
     with pytest.raises(CheckpointExistsError, match="--resume"):
-        convert(tmp_path / "ckpt", target, shard_size=100)
+        convert(tmp_path / "ckpt", target, to=to, shard_size=100)
     with pytest.raises(ConfigError, match="other arguments"):
-        convert(tmp_path / "ckpt", target, shard_size=100, dtype="bfloat16", resume=True)
-    report = convert(tmp_path / "ckpt", target, shard_size=100, resume=True)
+        convert(tmp_path / "ckpt", target, to=to, shard_size=100, dtype="bfloat16", resume=True)
+    report = convert(tmp_path / "ckpt", target, to=to, shard_size=100, resume=True, verify=True)
     assert report.num_resumed == 2
-    assert_same(all_in(target), wanted)
+    assert_same(read(target), wanted)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "hf"]
     with pytest.raises(CheckpointExistsError, match="in place"):
         convert(tmp_path / "ckpt", target, resume=True)
@@ -164,7 +179,7 @@ def test_one_that_is_interrupted_while_it_is_published_is_not_taken_for_another(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("bytecheckpoint.convert.safetensors.made_folder", interrupt)
+        patched.setattr("bytecheckpoint.convert.folder.made_folder", interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert(tmp_path / "one", tmp_path / "hf")
     for again in (False, True):
@@ -205,7 +220,7 @@ def test_what_cannot_be_converted_is_said_before_anything_is_written(tmp_path: P
         convert(tmp_path / "ckpt", tmp_path / "hf", spec=LoadSpec(include="modle"))
     with pytest.raises(ConfigError, match="dtype 'float'"):
         convert(tmp_path / "ckpt", tmp_path / "hf", spec=LoadSpec(include="w"), dtype="float")
-    with pytest.raises(ConfigError, match="no tensor"):
+    with pytest.raises(ConfigError, match="nothing to convert"):
         convert(tmp_path / "ckpt", tmp_path / "hf", spec=LoadSpec(exclude="*"))
     with pytest.raises(CheckpointNotFoundError):
         convert(tmp_path / "absent", tmp_path / "hf")
@@ -229,7 +244,7 @@ def test_memory_does_not_grow_with_a_tensor(tmp_path: Path) -> None:
     save_file({"w": torch.ones(256, 1 << 20, dtype=torch.uint8)}, tmp_path / "w.safetensors")
     script = """
 import resource, sys
-from bytecheckpoint.convert.safetensors import convert
+from bytecheckpoint.convert import convert
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 convert(sys.argv[1], sys.argv[2])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a checkpoint is converted, and into which dtypes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from bytecheckpoint import _core
+from bytecheckpoint.errors import ConfigError
+
+__all__ = ["Contents", "OutputTensor", "contents_of"]
+
+# Only these are converted by `dtype`: 8-bit floats have scales that belong to them.
+_FLOATS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """A tensor as it is written.
+
+    Attributes:
+        name: Its name.
+        dtype: Its dtype in the target, as torch names it.
+        shape: Its shape.
+        num_bytes: Bytes of its elements.
+        itemsize: Bytes of one element.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All of a checkpoint that is converted.
+
+    Attributes:
+        tensors: Its tensors of plain elements.
+        objects: Names of its objects, with the bytes of each.
+        opaque: Names of tensors that only ``torch.load`` can read, with the bytes and the dtype of each.
+        num_cast: Number of tensors whose dtype is changed.
+    """
+
+    tensors: tuple[OutputTensor, ...]
+    objects: dict[str, int]
+    opaque: dict[str, tuple[int, str]]
+    num_cast: int
+
+    @property
+    def num_items(self) -> int:
+        """Number of tensors of all kinds."""
+        return len(self.tensors) + len(self.opaque)
+
+
+def contents_of(checkpoint: _core.Checkpoint, dtype: str | None) -> Contents:
+    """Returns what is converted.
+
+    Args:
+        checkpoint: All of it is converted.
+        dtype: Dtype to which floating-point tensors are cast; None casts nothing.
+
+    Raises:
+        ConfigError: ``dtype`` is none to which tensors are cast, or the checkpoint is empty.
+    """
+    if dtype is not None and dtype not in _FLOATS:
+        raise ConfigError(f"dtype {dtype!r}: must be one of {', '.join(_FLOATS)}")
+    tensors: list[OutputTensor] = []
+    objects: dict[str, int] = {}
+    opaque: dict[str, tuple[int, str]] = {}
+    casts = 0
+    for name, stored, shape, itemsize, num_bytes, *_ in checkpoint.contents():
+        if stored is None:
+            objects[name] = num_bytes
+        elif not itemsize:
+            opaque[name] = num_bytes, stored
+        else:
+            if dtype is not None and stored in _FLOATS and stored != dtype:
+                stored, itemsize, casts = dtype, _FLOATS[dtype], casts + 1
+            tensors.append(OutputTensor(name, stored, tuple(shape), math.prod(shape) * itemsize, itemsize))
+    if not tensors and not objects and not opaque:
+        raise ConfigError("there is nothing to convert")
+    return Contents(tuple(tensors), objects, opaque, casts)

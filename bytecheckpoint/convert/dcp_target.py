@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of ours, and of stock DCP, as targets."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.verification import verify as verify_checkpoint
+from bytecheckpoint.convert.contents import Contents, OutputTensor
+from bytecheckpoint.convert.folder import write_whole
+from bytecheckpoint.convert.source import Opened, Source
+
+__all__ = ["DcpTarget", "Share"]
+
+_METADATA = ".metadata"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A data file of the target, and what is in it.
+
+    Attributes:
+        number: Number of the share; the rank in the name of the file.
+        is_plain: Whether the file is one of stock DCP, without our checksums.
+        tensors: For each chunk: name and dtype of the tensor, its first row, its rows.
+        as_is: Names of objects and of tensors that are not plain.
+        num_bytes: Bytes of all these.
+    """
+
+    number: int
+    is_plain: bool
+    tensors: tuple[tuple[str, str, int, int], ...]
+    as_is: tuple[str, ...]
+    num_bytes: int
+
+    @property
+    def name(self) -> str:
+        """See ``Piece``."""
+        return f"share-{self.number}.written"
+
+    def is_done(self, folder: Path) -> bool:
+        """See ``Piece``."""
+        return (folder / self.name).is_file()
+
+    def write(self, source: Source, opened: Opened, folder: Path, verify: bool, tell: Callable[[int], object]) -> None:
+        """See ``Piece``. What the file contains is noted in a file beside it, for ``DcpTarget.finish``."""
+        written = _core.copy_shard(
+            opened.wanted,
+            target=str(folder),
+            rank=self.number,
+            plain=self.is_plain,
+            shard=(self.tensors, self.as_is),
+            num_bytes=self.num_bytes,
+            **source.options(tell),
+        )
+        write_whole(folder / self.name, written)
+
+
+class DcpTarget:
+    """A checkpoint directory.
+
+    Args:
+        contents: What is written.
+        most_bytes: The most bytes in a data file. A larger tensor is cut along its first dim.
+        is_plain: Whether it is one of stock DCP, without our manifest and checksums.
+    """
+
+    def __init__(self, contents: Contents, most_bytes: int, is_plain: bool) -> None:
+        self._is_plain = is_plain
+        self._names = [each.name for each in contents.tensors] + [*contents.opaque, *contents.objects]
+        self.pieces = [*_shares(contents, most_bytes, is_plain)]
+
+    def identity(self) -> bytes:
+        """See ``Target``."""
+        return json.dumps([[share.is_plain, share.tensors, share.as_is] for share in self.pieces]).encode()
+
+    def finish(self, opened: Opened, folder: Path, target: Path, verify: bool) -> None:
+        """See ``Target``. The metadata file, without which there is no checkpoint, comes last."""
+        notes = [folder / share.name for share in self.pieces]
+        checkpoint = _core.assemble_copy(
+            opened.wanted,
+            shards=[(share.tensors, share.as_is) for share in self.pieces],
+            results=[note.read_bytes() for note in notes],
+            planner_data=_planner_data(opened, self._names),
+            checkpoint_id=str(target),
+            user_metadata=opened.stored.user_metadata if opened.wanted is opened.stored else "",
+        )
+        files = {name for name, *_ in checkpoint.files()}
+        for left in folder.glob("*.distcp"):  # of a share that was interrupted
+            if left.name not in files:
+                left.unlink()
+        metadata = checkpoint.plain_metadata_file() if self._is_plain else checkpoint.metadata_file()
+        write_whole(folder / _METADATA, metadata)
+        for note in notes:
+            note.unlink()
+        if verify:
+            verify_checkpoint(folder).raise_if_damaged()
+
+
+def _shares(contents: Contents, most_bytes: int, is_plain: bool) -> Iterator[Share]:
+    """Distributes all that is written over files, in the order of the names; objects come last."""
+    tensors: list[tuple[str, str, int, int]] = []
+    as_is: list[str] = []
+    number = filled = 0
+
+    def share() -> Share:
+        return Share(number, is_plain, tuple(tensors), tuple(as_is), filled)
+
+    pieces: list[tuple[int, Callable[[], None]]] = []
+    for tensor in contents.tensors:
+        for first, rows, num_bytes in _cuts(tensor, most_bytes):
+            chunk = (tensor.name, tensor.dtype, first, rows)
+            pieces.append((num_bytes, lambda chunk=chunk: tensors.append(chunk)))  # type: ignore[misc]
+    others = {name: num_bytes for name, (num_bytes, _) in contents.opaque.items()} | contents.objects
+    for name, num_bytes in others.items():
+        pieces.append((num_bytes, lambda name=name: as_is.append(name)))  # type: ignore[misc]
+    for num_bytes, add in pieces:
+        if filled and filled + num_bytes > most_bytes:
+            yield share()
+            tensors, as_is, number, filled = [], [], number + 1, 0
+        add()
+        filled += num_bytes
+    yield share()
+
+
+def _cuts(tensor: OutputTensor, most_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (first row, rows, bytes) of the chunks of a tensor."""
+    rows = tensor.shape[0] if tensor.shape else 1
+    row_bytes = tensor.num_bytes // rows if rows else 0
+    at_most = max(1, most_bytes // row_bytes) if row_bytes else max(1, rows)
+    parts = max(1, math.ceil(rows / at_most))
+    for part in range(parts):
+        first, end = rows * part // parts, rows * (part + 1) // parts
+        yield first, end - first, (end - first) * row_bytes
+
+
+def _planner_data(opened: Opened, names: list[str]) -> dict[str, tuple[Any, ...]]:
+    """Returns where in a nested state dict each key is. A key keeps its place below what was renamed."""
+    stored = opened.stored.planner_data
+    paths = stored if isinstance(stored, dict) else {}
+    old_names = {new: old for old, new in opened.new_names.items()}
+    return {name: _path_of(name, paths.get(old_names.get(name, name))) for name in names}
+
+
+def _path_of(name: str, stored: Any) -> tuple[Any, ...]:
+    if not isinstance(stored, tuple):
+        return (name,)
+    for begin in range(len(stored)):
+        below = ".".join(map(str, stored[begin:]))
+        if name == below:
+            return stored[begin:]
+        if name.endswith(f".{below}"):
+            return (name.removesuffix(f".{below}"), *stored[begin:])
+    return (name,)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is converted: a checkpoint of any format, as a ``LoadSpec`` describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.wrong_path import explaining
+from bytecheckpoint.config import Config
+from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.load_spec.view import view_of
+from bytecheckpoint.object_store.stores import use_store
+from bytecheckpoint.object_store.urls import is_store_url
+
+__all__ = ["Opened", "Source"]
+
+# With the ring that is read into, all memory of a worker beside its interpreter's.
+_WRITE_RING_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A source that was opened.
+
+    Attributes:
+        stored: What is there.
+        wanted: What is converted of it; ``stored`` itself without a spec.
+        new_names: The name in ``wanted`` of each key that has another one in ``stored``.
+    """
+
+    stored: _core.Checkpoint
+    wanted: _core.Checkpoint
+    new_names: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What every process of a conversion needs to know of the source.
+
+    Attributes:
+        place: Path or URL.
+        spec: What to take of it; None takes it as it is.
+        config: Settings.
+    """
+
+    place: str
+    spec: LoadSpec | None
+    config: Config
+
+    def open(self) -> Opened:
+        """Opens it.
+
+        Raises:
+            CheckpointError: It cannot be read.
+            ConfigError: The spec does not fit.
+        """
+        if is_store_url(self.place):
+            use_store(self.place, self.config, _core)
+        with explaining(self.place):
+            stored = _core.Checkpoint.open(
+                self.place,
+                accept_rewritten=self.config.accept_rewritten_metadata,
+                io_timeout_s=self.config.io_timeout_s,
+            )
+        if self.spec is None:
+            return Opened(stored, stored, {})
+        wanted, new_names = view_of(stored, self.spec, _core)
+        return Opened(stored, wanted, new_names)
+
+    def options(self, progress: Callable[[int], object]) -> dict[str, Any]:
+        """Returns the arguments that all functions of the engine which convert have in common."""
+        return {
+            "directory": self.place,
+            "direct_io": self.config.direct_io,
+            "verify": self.config.verify,
+            "num_io_threads": self.config.io_threads,
+            "ring_bytes": _WRITE_RING_BYTES,
+            "io_timeout_s": self.config.io_timeout_s,
+            "convert": _converted,
+            "progress": progress,
+        }
+
+
+def _converted(stored: str, elements: memoryview, dtype: str, converted: memoryview) -> None:
+    import torch
+
+    source = torch.frombuffer(elements, dtype=getattr(torch, stored))
+    torch.frombuffer(converted, dtype=getattr(torch, dtype)).copy_(source)

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/bridge/callbacks.h"
+
+#include "csrc/bridge/gil.h"
+
+namespace bytecheckpoint::bridge {
+
+namespace py = pybind11;
+
+bool Callbacks::progress(int64_t done) {
+  const WithGil locked;
+  raised_ = raised_ || PyErr_CheckSignals() != 0;
+  if (!raised_ && !progress_.is_none()) call(progress_, Py_BuildValue("(L)", static_cast<long long>(done)));
+  return !raised_;
+}
+
+base::Status Callbacks::convert(tensor::DType from, const uint8_t* elements, tensor::DType to, uint8_t* converted,
+                                int64_t count) {
+  const WithGil locked;
+  const auto view = [&](const void* bytes, tensor::DType dtype, int flags) {
+    const int64_t size = count * tensor::find_dtype(dtype)->itemsize_bytes;
+    return PyMemoryView_FromMemory(static_cast<char*>(const_cast<void*>(bytes)), size, flags);
+  };
+  call(convert_, Py_BuildValue("(sNsN)", tensor::find_dtype(from)->name, view(elements, from, PyBUF_WRITE),
+                               tensor::find_dtype(to)->name, view(converted, to, PyBUF_WRITE)));
+  return raised_ ? base::Status::make(base::Code::kCancelled, "conversion failed") : base::Status::ok();
+}
+
+void Callbacks::call(const py::object& function, PyObject* arguments) {
+  const py::object args = py::reinterpret_steal<py::object>(arguments);
+  const py::object outcome = py::reinterpret_steal<py::object>(
+      take_gil([&] { return args ? PyObject_CallObject(function.ptr(), args.ptr()) : nullptr; }));
+  raised_ = raised_ || !outcome;
+}
+
+}  // namespace bytecheckpoint::bridge

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+#include "csrc/base/status.h"
+#include "csrc/tensor/dtype.h"
+
+namespace bytecheckpoint::bridge {
+
+/// Calls Python in the middle of a conversion. An error that a function or a signal handler raises stays set until the
+/// conversion has returned: throw `pybind11::error_already_set` then, if `raised()`.
+class Callbacks {
+ public:
+  /// \param convert   Called with (dtype, elements, wanted dtype, memory for the converted elements), or None.
+  /// \param progress  Called with a number of bytes, or None.
+  Callbacks(pybind11::object convert, pybind11::object progress)
+      : convert_(std::move(convert)), progress_(std::move(progress)) {}
+
+  /// Returns false after an error. Takes the GIL.
+  bool progress(int64_t done);
+  /// Takes the GIL. \returns kCancelled after an error.
+  base::Status convert(tensor::DType from, const uint8_t* elements, tensor::DType to, uint8_t* converted,
+                       int64_t count);
+  bool raised() const { return raised_; }
+
+ private:
+  void call(const pybind11::object& function, PyObject* arguments);
+
+  const pybind11::object convert_, progress_;
+  bool raised_ = false;
+};
+
+}  // namespace bytecheckpoint::bridge
