@@ -142,6 +142,16 @@ def copy_shard(
     convert: Callable[[str, memoryview, str, memoryview], object] | None,
     progress: Callable[[int], object] | None,
 ) -> bytes: ...
+def read_object(
+    checkpoint: Checkpoint,
+    *,
+    directory: str,
+    fqn: str,
+    direct_io: bool,
+    verify: bool,
+    num_io_threads: int,
+    io_timeout_s: float,
+) -> bytes: ...
 def assemble_copy(
     checkpoint: Checkpoint,
     *,
@@ -169,5 +179,21 @@ def export_file(
     convert: Callable[[str, memoryview, str, memoryview], object] | None,
     progress: Callable[[int], object] | None,
 ) -> tuple[int, int]: ...
+def export_torch_file(
+    checkpoint: Checkpoint,
+    *,
+    directory: str,
+    path: str,
+    pickle: bytes,
+    tensors: Sequence[tuple[str, str, int]],
+    direct_io: bool,
+    verify: bool,
+    num_io_threads: int,
+    ring_bytes: int,
+    io_timeout_s: float,
+    convert: Callable[[str, memoryview, str, memoryview], object] | None,
+    progress: Callable[[int], object] | None,
+) -> tuple[int, int]: ...
+def typed_storage(dtype: str) -> str | None: ...
 def checksum_of_file(directory: str, name: str, progress: Callable[[int], object] | None) -> int: ...
 def safetensors_dtype(dtype: str) -> str | None: ...

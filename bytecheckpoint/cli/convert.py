@@ -21,10 +21,10 @@ __all__ = ["command"]
 @click.argument("target", type=click.Path())
 @click.option(
     "--to",
-    type=click.Choice(["safetensors", "bcp", "dcp"]),
+    type=click.Choice(["safetensors", "bcp", "dcp", "torch"]),
     default="safetensors",
     show_default=True,
-    help="Format of TARGET: safetensors, a checkpoint of ours, or one as stock DCP writes it.",
+    help="Format of TARGET: safetensors, a checkpoint of ours, one as stock DCP writes it, or a file for torch.load.",
 )
 @click.option("--spec", "spec_file", type=click.Path(dir_okay=False), help="TOML file with a LoadSpec.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Keys to take; may be repeated. Default: all.")

@@ -22,6 +22,7 @@ from bytecheckpoint.convert.folder import check_room, publish, refuse_existing, 
 from bytecheckpoint.convert.safetensors_target import SafetensorsTarget
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.convert.target import Piece, Target
+from bytecheckpoint.convert.torch_target import TorchTarget
 from bytecheckpoint.convert.workers import run_pieces
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.load_spec.spec import LoadSpec
@@ -30,8 +31,8 @@ from bytecheckpoint.report import size_text
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
-Format = Literal["safetensors", "bcp", "dcp"]
-FORMATS: tuple[Format, ...] = ("safetensors", "bcp", "dcp")
+Format = Literal["safetensors", "bcp", "dcp", "torch"]
+FORMATS: tuple[Format, ...] = ("safetensors", "bcp", "dcp", "torch")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
@@ -105,14 +106,15 @@ def convert(
 
     Args:
         source: A checkpoint of ours or of stock DCP, or safetensors; a path, or the URL of a store.
-        target: Folder to make. It must not exist, or be empty.
+        target: Folder to make, or file for ``torch``. It must not exist; a folder may be empty.
         to: ``safetensors``: a folder that Hugging Face's ``from_pretrained`` reads. ``bcp``: a checkpoint of ours.
-            ``dcp``: a checkpoint as stock DCP writes it, without our checksums.
+            ``dcp``: a checkpoint as stock DCP writes it, without our checksums. ``torch``: one file that ``torch.load``
+            reads, with the state dict nested as it was saved.
         spec: What to take of the source, under which names, in which form. Its ``strict`` and ``cast`` have no effect.
         dtype: Dtype to which floating-point tensors are converted: ``float32``, ``bfloat16``, ``float16`` or
             ``float64``. Floats of 8 bits and integers stay as they are.
         shard_size: Most bytes of one file, as a number or a text like ``5GB``. A larger tensor gets a file of its own
-            in safetensors, and is cut along its first dim elsewhere.
+            in safetensors, and is cut along its first dim in checkpoints. A file of torch is always one.
         workers: Number of processes that write files at the same time.
         resume: Whether to go on with a conversion to this target that was interrupted.
         verify: Whether to read back what was written, past the page cache, and compare it.
@@ -136,7 +138,7 @@ def convert(
     job = Source(str(place), spec, config)
     opened = job.open()
     contents = contents_of(opened.wanted, dtype)
-    made = _target_of(to, contents, parsed_size(shard_size), workers)
+    made = _target_of(to, contents, parsed_size(shard_size), workers, folder.name)
     report = ConvertReport(
         source=str(place),
         target=str(folder),
@@ -157,7 +159,7 @@ def convert(
         tell = (lambda now: progress(done + now, report.num_bytes)) if progress else None
         run_pieces(job, left, staging, workers, verify=verify, progress=tell)
         made.finish(opened, staging, folder, verify)
-        publish(staging, folder)
+        publish(staging, folder, made.pieces[0].name if made.is_file else None)
     return dataclasses.replace(
         report, num_resumed=len(made.pieces) - len(left), is_verified=verify, seconds=time.monotonic() - begin
     )
@@ -183,12 +185,14 @@ def parsed_size(size: int | str) -> int:
     return int(number)
 
 
-def _target_of(to: Format, contents: Contents, most_bytes: int, workers: int) -> Target:
+def _target_of(to: Format, contents: Contents, most_bytes: int, workers: int, name: str) -> Target:
     if to == "safetensors":
         return SafetensorsTarget(contents, most_bytes)
     if to in ("bcp", "dcp"):
         num_bytes = sum(each.num_bytes for each in contents.tensors)
         return DcpTarget(contents, min(most_bytes, max(1, math.ceil(num_bytes / workers))), is_plain=to == "dcp")
+    if to == "torch":
+        return TorchTarget(contents, name)
     raise ConfigError(f"to={to!r}: must be one of {', '.join(FORMATS)}")
 
 

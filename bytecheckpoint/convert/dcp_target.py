@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.verification import verify as verify_checkpoint
 from bytecheckpoint.convert.contents import Contents, OutputTensor
 from bytecheckpoint.convert.folder import write_whole
+from bytecheckpoint.convert.nesting import paths_of
 from bytecheckpoint.convert.source import Opened, Source
 
 __all__ = ["DcpTarget", "Share"]
@@ -71,6 +71,8 @@ class DcpTarget:
         is_plain: Whether it is one of stock DCP, without our manifest and checksums.
     """
 
+    is_file = False
+
     def __init__(self, contents: Contents, most_bytes: int, is_plain: bool) -> None:
         self._is_plain = is_plain
         self._names = [each.name for each in contents.tensors] + [*contents.opaque, *contents.objects]
@@ -87,7 +89,7 @@ class DcpTarget:
             opened.wanted,
             shards=[(share.tensors, share.as_is) for share in self.pieces],
             results=[note.read_bytes() for note in notes],
-            planner_data=_planner_data(opened, self._names),
+            planner_data=paths_of(opened, self._names),
             checkpoint_id=str(target),
             user_metadata=opened.stored.user_metadata if opened.wanted is opened.stored else "",
         )
@@ -138,23 +140,3 @@ def _cuts(tensor: OutputTensor, most_bytes: int) -> Iterator[tuple[int, int, int
     for part in range(parts):
         first, end = rows * part // parts, rows * (part + 1) // parts
         yield first, end - first, (end - first) * row_bytes
-
-
-def _planner_data(opened: Opened, names: list[str]) -> dict[str, tuple[Any, ...]]:
-    """Returns where in a nested state dict each key is. A key keeps its place below what was renamed."""
-    stored = opened.stored.planner_data
-    paths = stored if isinstance(stored, dict) else {}
-    old_names = {new: old for old, new in opened.new_names.items()}
-    return {name: _path_of(name, paths.get(old_names.get(name, name))) for name in names}
-
-
-def _path_of(name: str, stored: Any) -> tuple[Any, ...]:
-    if not isinstance(stored, tuple):
-        return (name,)
-    for begin in range(len(stored)):
-        below = ".".join(map(str, stored[begin:]))
-        if name == below:
-            return stored[begin:]
-        if name.endswith(f".{below}"):
-            return (name.removesuffix(f".{below}"), *stored[begin:])
-    return (name,)

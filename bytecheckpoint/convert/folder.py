@@ -110,9 +110,20 @@ def write_whole(path: Path, content: bytes) -> None:
     part.rename(path)
 
 
-def publish(staging: Path, target: Path) -> None:
-    """Gives the finished folder its name."""
+def publish(staging: Path, target: Path, file: str | None) -> None:
+    """Gives what is finished its name.
+
+    Args:
+        staging: Folder in which everything is.
+        target: Name of the folder, or of the file.
+        file: The one file that is the target; None if the folder is.
+    """
     made_folder(staging).sync()
+    if file is not None:
+        os.link(staging / file, target)  # refuses a target that has appeared meanwhile
+        made_folder(target.parent).sync()
+        shutil.rmtree(staging)
+        return
     staging.rename(target)
     # Only now: files without the note of what they are would be taken for those of any later conversion.
     (target / _NOTE).unlink()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -14,9 +13,10 @@ from pathlib import Path
 
 from bytecheckpoint import _core
 from bytecheckpoint.convert.contents import Contents, OutputTensor
+from bytecheckpoint.convert.file_piece import write_file
 from bytecheckpoint.convert.folder import write_whole
 from bytecheckpoint.convert.source import Opened, Source
-from bytecheckpoint.errors import ConfigError, CorruptCheckpointError, UnsupportedError
+from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.listing import listed
 
 __all__ = ["OutputFile", "SafetensorsTarget"]
@@ -65,29 +65,19 @@ class OutputFile:
         return (folder / self.name).is_file()
 
     def write(self, source: Source, opened: Opened, folder: Path, verify: bool, tell: Callable[[int], object]) -> None:
-        """See ``Piece``. The file gets its name when it is whole and on disk."""
-        part = folder / f"{self.name}.part"
-        part.unlink(missing_ok=True)
-        try:
-            _, crc = _core.export_file(
+        """See ``Piece``."""
+        write_file(
+            folder / self.name,
+            verify,
+            lambda path: _core.export_file(
                 opened.wanted,
-                path=str(part),
+                path=path,
                 head=self.head,
                 tensors=self.placed(),
                 file_bytes=self.num_bytes,
                 **source.options(tell),
-            )
-            if verify:
-                found = _core.checksum_of_file(str(folder), part.name, None)
-                if found != crc:
-                    raise CorruptCheckpointError(
-                        f"convert({folder / self.name}): written with CRC {crc}, read back with {found}", str(part)
-                    )
-            part.rename(folder / self.name)
-        except BaseException:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise
+            ),
+        )
 
     def placed(self) -> list[tuple[str, int, str]]:
         """Returns each tensor with its offset in the file and its dtype."""
@@ -106,6 +96,8 @@ class SafetensorsTarget:
         ConfigError: There is an object, or no tensor.
         UnsupportedError: Safetensors have no such dtype.
     """
+
+    is_file = False
 
     def __init__(self, contents: Contents, most_bytes: int) -> None:
         _check(contents)

@@ -46,6 +46,10 @@ class Target(Protocol):
     """All that is written."""
 
     @property
+    def is_file(self) -> bool:
+        """Whether the target is the one file that its one piece writes, and not a folder."""
+
+    @property
     def pieces(self) -> Sequence[Piece]:
         """What the processes share."""
 

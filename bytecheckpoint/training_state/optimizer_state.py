@@ -16,13 +16,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from bytecheckpoint.convert.nesting import nested
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.tensors.chunks import LocalChunks
 from bytecheckpoint.tensors.equality import are_equal
 from bytecheckpoint.training_state.flat_parameters import FlatEntry, FlatUnit, flat_units
 from bytecheckpoint.training_state.names import original_name, unwrapped
 from bytecheckpoint.training_state.optimizer_contents import OptimizerContents, check_containers
-from bytecheckpoint.training_state.stored import Stored, dtype_of, nested
+from bytecheckpoint.training_state.stored import Stored, dtype_of
 
 __all__ = ["OptimizerLoad", "OptimizerState"]
 

@@ -14,11 +14,12 @@ from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.parts import parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.convert.nesting import nested
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
 
-__all__ = ["Stored", "StoredTensor", "dtype_of", "nested"]
+__all__ = ["Stored", "StoredTensor", "dtype_of"]
 
 
 @dataclass(frozen=True)
@@ -138,17 +139,3 @@ class Stored(Mapping[str, "StoredTensor | None"]):
 
     def __len__(self) -> int:
         return len(self._items)
-
-
-def nested(values: Mapping[tuple[str | int, ...], Any]) -> dict[Any, Any]:
-    """Makes dicts and lists again of flattened values, which are by path."""
-    below: dict[str | int, dict[tuple[str | int, ...], Any]] = {}
-    for (step, *further), value in values.items():
-        below.setdefault(step, {})[tuple(further)] = value
-    return {step: of_step[()] if () in of_step else _container(of_step) for step, of_step in below.items()}
-
-
-def _container(values: Mapping[tuple[str | int, ...], Any]) -> Any:
-    container = nested(values)
-    is_list = all(isinstance(step, int) for step in container)
-    return [container[step] for step in sorted(container)] if is_list else container

@@ -78,6 +78,27 @@ CheckpointHolder assemble_copy(const Checkpoint& checkpoint, const std::vector<S
   })));
 }
 
+/// Returns the bytes of an object, as the planner that saved it made them.
+py::bytes read_object(const Checkpoint& checkpoint, const std::string& directory, const std::string& fqn,
+                      bool direct_io, bool verify, int num_io_threads, double io_timeout_s) {
+  const std::shared_ptr<const format::Manifest> manifest = checkpoint.shared_whole();
+  engine::LoadOptions options;
+  options.directory = manifest->data_directory(directory);
+  options.direct_io = direct_io;
+  options.verify = verify;
+  options.num_io_threads = num_io_threads;
+  options.io_timeout_s = io_timeout_s;
+  return py::bytes(value_unlocked([&]() -> base::Result<std::string> {
+    const format::Item* item = manifest->find(fqn);
+    if (item == nullptr || item->is_tensor || item->chunks.size() != 1) {
+      return base::Status::make(base::Code::kInvalidArgument, base::text("'", fqn, "': there is no such object"));
+    }
+    BCP_RETURN_IF_ERROR(engine::check_extents(options.directory, *manifest, {&item->chunks[0]}));
+    engine::ElementReader reader(options, manifest, nullptr, nullptr);
+    return reader.read_record(item->chunks[0].record, [] { return false; });
+  }));
+}
+
 }  // namespace
 
 void bind_copy(py::module_& m) {
@@ -85,6 +106,8 @@ void bind_copy(py::module_& m) {
         py::arg("rank"), py::arg("plain"), py::arg("shard"), py::arg("num_bytes"), py::arg("direct_io"),
         py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"),
         py::arg("convert"), py::arg("progress"));
+  m.def("read_object", &read_object, py::arg("checkpoint"), py::kw_only(), py::arg("directory"), py::arg("fqn"),
+        py::arg("direct_io"), py::arg("verify"), py::arg("num_io_threads"), py::arg("io_timeout_s"));
   m.def("assemble_copy", &assemble_copy, py::arg("checkpoint"), py::kw_only(), py::arg("shards"), py::arg("results"),
         py::arg("planner_data"), py::arg("checkpoint_id"), py::arg("user_metadata"));
 }

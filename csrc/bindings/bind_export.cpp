@@ -8,6 +8,7 @@
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/export_file.h"
 #include "csrc/format/safetensors.h"
+#include "csrc/format/torch_file.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -17,34 +18,74 @@ using namespace bridge;
 
 using tensor::DType;
 
-/// Returns (bytes, CRC) of the file that was written.
-std::pair<int64_t, uint32_t> export_file(const Checkpoint& checkpoint, const std::string& directory, std::string path,
-                                         const std::string& head,
-                                         const std::vector<std::tuple<std::string, int64_t, std::string>>& tensors,
-                                         int64_t file_bytes, bool direct_io, bool verify, int num_io_threads,
-                                         int64_t ring_bytes, double io_timeout_s, py::object convert,
-                                         py::object progress) {
+/// A tensor in a file: name, offset, dtype.
+using Placed = std::tuple<std::string, int64_t, std::string>;
+
+/// Writes a file, and returns (bytes, CRC) of it.
+std::pair<int64_t, uint32_t> write(const Checkpoint& checkpoint, engine::ExportOptions options,
+                                   const std::string& directory, const std::vector<engine::TensorToRead>& tensors,
+                                   const engine::FileFrame& frame, py::object convert, py::object progress) {
   const std::shared_ptr<const format::Manifest> manifest = checkpoint.shared_whole();
-  engine::ExportOptions options;
   options.reading.directory = manifest->data_directory(directory);
+  Callbacks callbacks(std::move(convert), std::move(progress));
+  options.progress = [&](int64_t done) { return callbacks.progress(done); };
+  options.convert = [&](DType from, const uint8_t* elements, DType to, uint8_t* converted, int64_t count) {
+    return callbacks.convert(from, elements, to, converted, count);
+  };
+  auto result = unlocked([&] { return engine::export_file(options, manifest, checkpoint.view(), tensors, frame); });
+  if (callbacks.raised()) throw py::error_already_set();
+  const engine::ExportedFile exported = value_or_raise(std::move(result));
+  return {exported.bytes, exported.crc};
+}
+
+engine::ExportOptions options_of(std::string path, bool direct_io, bool verify, int num_io_threads, int64_t ring_bytes,
+                                 double io_timeout_s) {
+  engine::ExportOptions options;
   options.reading.direct_io = options.direct_io = direct_io;
   options.reading.verify = verify;
   options.reading.num_io_threads = options.num_io_threads = num_io_threads;
   options.reading.io_timeout_s = io_timeout_s;
   options.ring_bytes = ring_bytes;
   options.path = std::move(path);
-  Callbacks callbacks(std::move(convert), std::move(progress));
-  options.progress = [&](int64_t done) { return callbacks.progress(done); };
-  options.convert = [&](DType from, const uint8_t* elements, DType to, uint8_t* converted, int64_t count) {
-    return callbacks.convert(from, elements, to, converted, count);
-  };
-  std::vector<engine::TensorToExport> to_export;
-  for (const auto& [fqn, offset, dtype] : tensors) to_export.push_back({fqn, offset, tensor::dtype_of(dtype)});
-  auto result =
-      unlocked([&] { return engine::export_file(options, manifest, checkpoint.view(), head, to_export, file_bytes); });
-  if (callbacks.raised()) throw py::error_already_set();
-  const engine::ExportedFile exported = value_or_raise(std::move(result));
-  return {exported.bytes, exported.crc};
+  return options;
+}
+
+std::pair<int64_t, uint32_t> export_file(const Checkpoint& checkpoint, const std::string& directory, std::string path,
+                                         const std::string& head, const std::vector<Placed>& tensors,
+                                         int64_t file_bytes, bool direct_io, bool verify, int num_io_threads,
+                                         int64_t ring_bytes, double io_timeout_s, py::object convert,
+                                         py::object progress) {
+  std::vector<engine::TensorToRead> to_read;
+  engine::FileFrame frame;
+  for (const auto& [fqn, offset, dtype] : tensors) {
+    to_read.push_back({fqn, tensor::dtype_of(dtype)});
+    frame.offsets.push_back(offset);
+  }
+  frame.file_bytes = file_bytes;
+  frame.before = [&](size_t number, const std::vector<uint32_t>&) { return number == 0 ? head : std::string(); };
+  return write(checkpoint, options_of(std::move(path), direct_io, verify, num_io_threads, ring_bytes, io_timeout_s),
+               directory, to_read, frame, std::move(convert), std::move(progress));
+}
+
+/// \param pickle   Names the storage of each tensor by its position in `tensors`.
+/// \param tensors  [(name, dtype, bytes), ...]
+std::pair<int64_t, uint32_t> export_torch_file(
+    const Checkpoint& checkpoint, const std::string& directory, std::string path, std::string pickle,
+    const std::vector<std::tuple<std::string, std::string, int64_t>>& tensors, bool direct_io, bool verify,
+    int num_io_threads, int64_t ring_bytes, double io_timeout_s, py::object convert, py::object progress) {
+  std::vector<engine::TensorToRead> to_read;
+  std::vector<int64_t> storage_bytes;
+  for (const auto& [fqn, dtype, bytes] : tensors) {
+    to_read.push_back({fqn, tensor::dtype_of(dtype)});
+    storage_bytes.push_back(bytes);
+  }
+  const format::TorchFile file(std::move(pickle), std::move(storage_bytes));
+  engine::FileFrame frame;
+  frame.offsets = file.storage_offsets();
+  frame.file_bytes = file.file_bytes();
+  frame.before = [&](size_t number, const std::vector<uint32_t>& crcs) { return file.before(number, crcs); };
+  return write(checkpoint, options_of(std::move(path), direct_io, verify, num_io_threads, ring_bytes, io_timeout_s),
+               directory, to_read, frame, std::move(convert), std::move(progress));
 }
 
 uint32_t checksum_of_file(const std::string& directory, const std::string& name, py::object progress) {
@@ -69,6 +110,18 @@ void bind_export(py::module_& m) {
         py::arg("head"), py::arg("tensors"), py::arg("file_bytes"), py::arg("direct_io"), py::arg("verify"),
         py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"), py::arg("convert"),
         py::arg("progress"));
+  m.def("export_torch_file", &export_torch_file, py::arg("checkpoint"), py::kw_only(), py::arg("directory"),
+        py::arg("path"), py::arg("pickle"), py::arg("tensors"), py::arg("direct_io"), py::arg("verify"),
+        py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"), py::arg("convert"),
+        py::arg("progress"));
+  m.def(
+      "typed_storage",
+      [](const std::string& dtype) -> std::optional<std::string> {
+        const tensor::DTypeInfo* info = tensor::find_dtype(dtype);
+        if (info == nullptr || info->typed_storage == nullptr) return std::nullopt;
+        return info->typed_storage;
+      },
+      py::arg("dtype"));
   m.def("checksum_of_file", &checksum_of_file, py::arg("directory"), py::arg("name"), py::arg("progress"));
   m.def("safetensors_dtype", &safetensors_dtype, py::arg("dtype"));
 }

@@ -25,28 +25,30 @@ constexpr int kSlotsARun = 2;
 class Exporter {
  public:
   Exporter(const ExportOptions& options, std::shared_ptr<const format::Manifest> checkpoint, const CheckpointView* view,
-           std::string_view head, int64_t file_bytes)
+           const FileFrame& frame)
       : options_(options),
-        head_(head),
-        file_bytes_(file_bytes),
+        frame_(frame),
+        file_bytes_(frame.file_bytes),
         reader_(options.reading, std::move(checkpoint), view, options.convert) {}
 
-  Status locate(const std::vector<TensorToExport>& tensors) {
-    std::vector<TensorToRead> to_read;
-    for (const TensorToExport& tensor : tensors) to_read.push_back({tensor.fqn, tensor.dtype});
-    BCP_RETURN_IF_ERROR(reader_.locate(to_read));
-    int64_t at = static_cast<int64_t>(head_.size());
+  Status locate(const std::vector<TensorToRead>& tensors) {
+    BCP_RETURN_IF_ERROR(reader_.locate(tensors));
+    if (frame_.offsets.size() != tensors.size()) {
+      return Status::make(Code::kInvalidArgument,
+                          text(tensors.size(), " tensors at ", frame_.offsets.size(), " places"));
+    }
+    int64_t at = 0;
     for (size_t t = 0; t < tensors.size(); ++t) {
-      const int64_t offset = tensors[t].offset, itemsize = reader_.itemsize_bytes(t);
-      if (offset != at || offset % itemsize != 0) {
+      const int64_t offset = frame_.offsets[t], itemsize = reader_.itemsize_bytes(t);
+      if (offset < at || offset % itemsize != 0) {
         return Status::make(Code::kInvalidArgument, text("'", tensors[t].fqn, "': it begins at ", offset,
                                                          ", but what is before it ends at ", at));
       }
-      offsets_.push_back(offset);
-      at += reader_.numel(t) * itemsize;
+      at = offset + reader_.numel(t) * itemsize;
+      ends_.push_back(at);
     }
-    offsets_.push_back(at);
-    if (at == file_bytes_) return Status::ok();
+    crcs_.assign(tensors.size(), 0);
+    if (at <= file_bytes_) return Status::ok();
     return Status::make(Code::kInvalidArgument, text("the tensors end at ", at, ", the file at ", file_bytes_));
   }
 
@@ -88,6 +90,8 @@ class Exporter {
       const auto cancelled = [&] { return !options_.progress(filled.front().offset); };
       BCP_RETURN_IF_ERROR(reader_.run(cancelled));
       for (io::WriteRequest& request : filled) {
+        BCP_RETURN_IF_ERROR(
+            complete(request.offset, request.offset + request.size, const_cast<uint8_t*>(request.bytes)));
         *crc = base::crc32(*crc, request.bytes, static_cast<size_t>(request.size));
         writer->submit(request);
       }
@@ -97,37 +101,57 @@ class Exporter {
     return Status::ok();
   }
 
-  /// Makes the next run fill `slot` with bytes [begin, end) of the file.
+  /// Makes the next run fill in the tensors in `slot`, which is for bytes [begin, end) of the file.
   Status want(int64_t begin, int64_t end, uint8_t* slot) {
-    const auto head_bytes = static_cast<int64_t>(head_.size());
-    if (begin < head_bytes) {
-      const int64_t size = std::min(end, head_bytes) - begin;
-      std::memcpy(slot, head_.data() + begin, static_cast<size_t>(size));
-    }
-    const auto after = std::upper_bound(offsets_.begin(), offsets_.end(), begin);
-    for (size_t t = after == offsets_.begin() ? 0 : static_cast<size_t>(after - offsets_.begin()) - 1;
-         t < reader_.num_tensors() && offsets_[t] < end; ++t) {
-      const int64_t itemsize = reader_.itemsize_bytes(t);
-      const int64_t first = (std::max(begin, offsets_[t]) - offsets_[t]) / itemsize;
-      const int64_t last = (std::min(end, offsets_[t + 1]) - offsets_[t]) / itemsize;
-      BCP_RETURN_IF_ERROR(reader_.want(t, first, last, slot + (offsets_[t] + first * itemsize - begin)));
+    const auto first_tensor = std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin();
+    for (auto t = static_cast<size_t>(first_tensor); t < ends_.size() && frame_.offsets[t] < end; ++t) {
+      const int64_t offset = frame_.offsets[t], itemsize = reader_.itemsize_bytes(t);
+      const int64_t first = (std::max(begin, offset) - offset) / itemsize;
+      const int64_t last = (std::min(end, ends_[t]) - offset) / itemsize;
+      BCP_RETURN_IF_ERROR(reader_.want(t, first, last, slot + (offset + first * itemsize - begin)));
     }
     return Status::ok();
   }
 
+  /// Fills in what is between the tensors, when these are there. Called for the slots in their order.
+  Status complete(int64_t begin, int64_t end, uint8_t* slot) {
+    for (;; ++current_) {
+      const bool is_last = current_ == ends_.size();
+      const int64_t gap_begin = current_ == 0 ? 0 : ends_[current_ - 1];
+      const int64_t gap_end = is_last ? file_bytes_ : frame_.offsets[current_];
+      if (gap_begin >= end) return Status::ok();
+      if (gap_end > begin && gap_end > gap_begin) {
+        const std::string bytes = frame_.before(current_, crcs_);
+        if (static_cast<int64_t>(bytes.size()) != gap_end - gap_begin) {
+          return Status::make(Code::kInvalidArgument,
+                              text(bytes.size(), " bytes for a gap from ", gap_begin, " to ", gap_end));
+        }
+        const int64_t from = std::max(begin, gap_begin), to = std::min(end, gap_end);
+        std::memcpy(slot + (from - begin), bytes.data() + (from - gap_begin), static_cast<size_t>(to - from));
+      }
+      if (is_last) return Status::ok();
+      const int64_t from = std::max(begin, frame_.offsets[current_]), to = std::min(end, ends_[current_]);
+      if (from < to)
+        crcs_[current_] = base::crc32(crcs_[current_], slot + (from - begin), static_cast<size_t>(to - from));
+      if (ends_[current_] > end) return Status::ok();
+    }
+  }
+
   const ExportOptions& options_;
-  const std::string_view head_;
+  const FileFrame& frame_;
   const int64_t file_bytes_;
   ElementReader reader_;
-  std::vector<int64_t> offsets_;  // of each tensor in the file, and the end of the last
+  std::vector<int64_t> ends_;   // of each tensor in the file
+  std::vector<uint32_t> crcs_;  // of each tensor, as far as the file is filled
+  size_t current_ = 0;          // the tensor in which, or before which, the file is filled next
 };
 
 }  // namespace
 
 base::Result<ExportedFile> export_file(const ExportOptions& options, std::shared_ptr<const format::Manifest> checkpoint,
-                                       const CheckpointView* view, std::string_view head,
-                                       const std::vector<TensorToExport>& tensors, int64_t file_bytes) {
-  Exporter exporter(options, std::move(checkpoint), view, head, file_bytes);
+                                       const CheckpointView* view, const std::vector<TensorToRead>& tensors,
+                                       const FileFrame& frame) {
+  Exporter exporter(options, std::move(checkpoint), view, frame);
   BCP_RETURN_IF_ERROR(exporter.locate(tensors));
   return exporter.write();
 }

@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "csrc/base/status.h"
@@ -15,11 +14,13 @@
 
 namespace bytecheckpoint::engine {
 
-/// A tensor that goes into a file, all of it, row-major.
-struct TensorToExport {
-  std::string fqn;                             // in the checkpoint that is read
-  int64_t offset = 0;                          // of its first element in the file; a multiple of the size of an element
-  tensor::DType dtype = tensor::DType::kNone;  // in the file
+/// What a file has beside its tensors.
+struct FileFrame {
+  std::vector<int64_t> offsets;  // of the first element of each tensor; multiples of the size of an element
+  int64_t file_bytes = 0;
+  /// Returns the bytes between tensor `number - 1` and tensor `number`. The first are those before all tensors, the
+  /// last those behind them. `crcs` has the CRC of each tensor before.
+  std::function<std::string(size_t number, const std::vector<uint32_t>& crcs)> before;
 };
 
 /// How a file is written.
@@ -42,7 +43,7 @@ struct ExportedFile {
 
 /// Writes a file of another format from a checkpoint, front to back:
 ///
-///     | head | tensor 0 | tensor 1 | ...                                  |
+///     | before(0) | tensor 0 | before(1) | tensor 1 | ...    | before(n)  |
 ///     slots  |                   |                   |                   |   8 MiB each
 ///
 /// Two slots at a time are filled by one `ElementReader::run`. Meanwhile other threads write the slots before. So
@@ -50,14 +51,13 @@ struct ExportedFile {
 ///
 /// \param checkpoint  Of `options.reading.directory`.
 /// \param view        If `checkpoint` is that of a view; else null.
-/// \param head        The bytes before the first tensor.
-/// \param tensors     In the order of their offsets; they tile the file from the head to the end.
-/// \returns kInvalidArgument for a tensor that is not there, lacks elements, or does not tile the file. kUnsupported
-/// for a tensor that is not plain. kCorrupt, kChanged and kStorage, of what is read or written. kCancelled. After a
-/// failure the file may be there in part.
+/// \param tensors     In the order of their offsets.
+/// \returns kInvalidArgument for a tensor that is not there or lacks elements, and for offsets that do not fit.
+/// kUnsupported for a tensor that is not plain. kCorrupt, kChanged and kStorage, of what is read or written.
+/// kCancelled. After a failure the file may be there in part.
 base::Result<ExportedFile> export_file(const ExportOptions& options, std::shared_ptr<const format::Manifest> checkpoint,
-                                       const CheckpointView* view, std::string_view head,
-                                       const std::vector<TensorToExport>& tensors, int64_t file_bytes);
+                                       const CheckpointView* view, const std::vector<TensorToRead>& tensors,
+                                       const FileFrame& frame);
 
 /// Reads a whole file, past the page cache where the file system can, and returns its CRC.
 /// \param progress  As in `ExportOptions`. \returns kStorage; kCancelled.

@@ -41,14 +41,21 @@ ExportOptions options_for(const TempDir& dir) {
   return options;
 }
 
+/// A head, and then one tensor to the end.
+FileFrame frame_of(const std::string& head, int64_t offset, int64_t file_bytes) {
+  FileFrame frame{{offset}, file_bytes, nullptr};
+  frame.before = [head](size_t number, const std::vector<uint32_t>&) { return number == 0 ? head : std::string(); };
+  return frame;
+}
+
 TEST_CASE("export: a head and tensors, over several slots, with the checksum of all of it") {
   const TempDir dir;
   write_source(dir);
   const auto manifest = std::make_shared<format::Manifest>(test::value_of(open_safetensors(dir.path())));
   const std::string head = "the head";
   const int64_t bytes = 8 + kRows * kColumns;
-  const auto exported =
-      test::value_of(export_file(options_for(dir), manifest, nullptr, head, {{"w", 8, DType::kUInt8}}, bytes));
+  const auto exported = test::value_of(
+      export_file(options_for(dir), manifest, nullptr, {{"w", DType::kUInt8}}, frame_of(head, 8, bytes)));
   const std::string out = test::read_all(dir / "out");
   REQUIRE(static_cast<int64_t>(out.size()) == bytes);
   CHECK(exported.bytes == bytes);
@@ -81,7 +88,7 @@ TEST_CASE("export: a transposed view, and converted elements") {
     return base::Status::ok();
   };
   const int64_t bytes = 2 * 900 * kColumns;
-  EXPECT_OK(export_file(options, of_view, view.get(), "", {{"t", 0, DType::kInt16}}, bytes));
+  EXPECT_OK(export_file(options, of_view, view.get(), {{"t", DType::kInt16}}, frame_of("", 0, bytes)));
   const std::string out = test::read_all(dir / "out");
   REQUIRE(static_cast<int64_t>(out.size()) == bytes);
   for (int64_t c = 0; c < kColumns; ++c) {
@@ -100,23 +107,29 @@ TEST_CASE("export: what does not fit is refused, damage and interruption are tol
   const int64_t bytes = kRows * kColumns;
   ExportOptions options = options_for(dir);
   EXPECT_FAILURE(kInvalidArgument, "no such tensor",
-                 export_file(options, manifest, nullptr, "", {{"x", 0, DType::kUInt8}}, 1));
-  EXPECT_FAILURE(kInvalidArgument, "it begins at 1",
-                 export_file(options, manifest, nullptr, "", {{"w", 1, DType::kUInt8}}, bytes + 1));
+                 export_file(options, manifest, nullptr, {{"x", DType::kUInt8}}, frame_of("", 0, 1)));
+  EXPECT_FAILURE(kInvalidArgument, "it begins at -1",
+                 export_file(options, manifest, nullptr, {{"w", DType::kUInt8}}, frame_of("", -1, bytes)));
   EXPECT_FAILURE(kInvalidArgument, "the file at",
-                 export_file(options, manifest, nullptr, "", {{"w", 0, DType::kUInt8}}, bytes + 1));
+                 export_file(options, manifest, nullptr, {{"w", DType::kUInt8}}, frame_of("", 0, bytes - 1)));
+  EXPECT_FAILURE(kInvalidArgument, "1 tensors at 0 places",
+                 export_file(options, manifest, nullptr, {{"w", DType::kUInt8}}, {{}, bytes, nullptr}));
+  EXPECT_FAILURE(kInvalidArgument, "4 bytes for a gap from 0 to 5",
+                 export_file(options, manifest, nullptr, {{"w", DType::kUInt8}}, frame_of("head", 5, bytes + 5)));
+  options.path = dir / "second";
   int64_t last = 0;
   options.progress = [&](int64_t done) {
     last = done;
     return done == 0;
   };
-  EXPECT_CODE(kCancelled, export_file(options, manifest, nullptr, "", {{"w", 0, DType::kUInt8}}, bytes));
+  EXPECT_CODE(kCancelled, export_file(options, manifest, nullptr, {{"w", DType::kUInt8}}, frame_of("", 0, bytes)));
   CHECK(last > 0);
-  EXPECT_FAILURE(kStorage, dir / "out", export_file(options, manifest, nullptr, "", {{"w", 0, DType::kUInt8}}, bytes));
+  EXPECT_FAILURE(kStorage, dir / "second",
+                 export_file(options, manifest, nullptr, {{"w", DType::kUInt8}}, frame_of("", 0, bytes)));
   options = options_for(dir);
   options.path = dir / "other";
   test::write_all(dir / "model.safetensors", test::read_all(dir / "model.safetensors").substr(0, 10'000'000));
-  EXPECT_CODE(kCorrupt, export_file(options, manifest, nullptr, "", {{"w", 0, DType::kUInt8}}, bytes));
+  EXPECT_CODE(kCorrupt, export_file(options, manifest, nullptr, {{"w", DType::kUInt8}}, frame_of("", 0, bytes)));
 }
 
 }  // namespace

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file that ``torch.load`` reads, as a target: the state dict, nested as it was saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bytecheckpoint import _core
+from bytecheckpoint.compat.torch_pickle import Storage, pickled
+from bytecheckpoint.convert.contents import Contents, OutputTensor
+from bytecheckpoint.convert.file_piece import write_file
+from bytecheckpoint.convert.nesting import nested, paths_of
+from bytecheckpoint.convert.source import Opened, Source
+from bytecheckpoint.dcp.rank_load import plain_object
+from bytecheckpoint.errors import UnsupportedError
+from bytecheckpoint.listing import listed
+
+__all__ = ["TorchPiece", "TorchTarget", "write_state"]
+
+
+def write_state(
+    file: Path,
+    state: Any,
+    tensors: tuple[OutputTensor, ...],
+    source: Source,
+    opened: Opened,
+    verify: bool,
+    tell: Callable[[int], object],
+) -> None:
+    """Writes a state dict as ``torch.save`` does. The elements of its tensors are streamed from a source.
+
+    Args:
+        file: File to write.
+        state: Any value of which ``Storage.tensor`` objects are leaves, one storage for each of ``tensors``.
+        tensors: The tensors.
+        source: What has the elements.
+        opened: The same, opened.
+        verify: Whether to read the file back and compare it.
+        tell: Called with the bytes that were written so far.
+    """
+    content = pickled(state)
+    write_file(
+        file,
+        verify,
+        lambda path: _core.export_torch_file(
+            opened.wanted,
+            path=path,
+            pickle=content,
+            tensors=[(each.name, each.dtype, each.num_bytes) for each in tensors],
+            **source.options(tell),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class TorchPiece:
+    """The file.
+
+    Attributes:
+        name: Its name.
+        tensors: Its tensors.
+        objects: Names of its objects.
+    """
+
+    name: str
+    tensors: tuple[OutputTensor, ...]
+    objects: tuple[str, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """See ``Piece``."""
+        return sum(each.num_bytes for each in self.tensors)
+
+    def is_done(self, folder: Path) -> bool:
+        """See ``Piece``."""
+        return (folder / self.name).is_file()
+
+    def write(self, source: Source, opened: Opened, folder: Path, verify: bool, tell: Callable[[int], object]) -> None:
+        """See ``Piece``."""
+        values: dict[str, Any] = {
+            each.name: Storage(number, each).tensor() for number, each in enumerate(self.tensors)
+        } | {name: read_object(name, source, opened) for name in self.objects}
+        paths = paths_of(opened, [*values])
+        state = nested({paths[name]: value for name, value in values.items()})
+        write_state(folder / self.name, state, self.tensors, source, opened, verify, tell)
+
+
+def read_object(name: str, source: Source, opened: Opened) -> Any:
+    """Returns an object of a source. No code of it is run.
+
+    Raises:
+        UnsafeObjectError: It needs code.
+    """
+    config = source.config
+    record = _core.read_object(
+        opened.wanted,
+        directory=source.place,
+        fqn=name,
+        direct_io=config.direct_io,
+        verify=config.verify,
+        num_io_threads=config.io_threads,
+        io_timeout_s=config.io_timeout_s,
+    )
+    return plain_object(name, bytearray(record), config)
+
+
+class TorchTarget:
+    """One file.
+
+    Args:
+        contents: What is written.
+        name: Name of the file.
+
+    Raises:
+        UnsupportedError: There is a quantized tensor.
+    """
+
+    is_file = True
+
+    def __init__(self, contents: Contents, name: str) -> None:
+        if contents.opaque:
+            opaque = [f"'{name}' is {dtype}" for name, (_, dtype) in contents.opaque.items()]
+            raise UnsupportedError(f"quantized tensors are not written to a file of torch: {listed(opaque)}")
+        self.pieces = [TorchPiece(name, contents.tensors, tuple(contents.objects))]
+
+    def identity(self) -> bytes:
+        """See ``Target``."""
+        (piece,) = self.pieces
+        tensors = [(each.name, each.dtype, each.shape) for each in piece.tensors]
+        return json.dumps([piece.name, tensors, piece.objects]).encode()
+
+    def finish(self, opened: Opened, folder: Path, target: Path, verify: bool) -> None:
+        """See ``Target``."""
