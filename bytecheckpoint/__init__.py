@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from bytecheckpoint.staging.save_handle import SaveHandle
     from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, save_state_dict
     from bytecheckpoint.training_state.checkpointers import DDPCheckpointer, FSDP2Checkpointer, FSDPCheckpointer
-    from bytecheckpoint.training_state.conversion import bytecheckpoint_ckpt_to_pytorch_ckpt
     from bytecheckpoint.training_state.extra_state import get_rng_state, set_rng_state
     from bytecheckpoint.training_state.loading import LoadResult, load
+    from bytecheckpoint.training_state.merging import bytecheckpoint_ckpt_to_pytorch_ckpt
     from bytecheckpoint.training_state.saving import CheckpointReport, save
     from bytecheckpoint.training_state.tracker import find_latest_ckpt_path
 
@@ -127,7 +127,7 @@ _HOMES = {
     "StepFolder": "bytecheckpoint.checkpoint.steps",
     "VerifyReport": "bytecheckpoint.report",
     "async_save_state_dict": "bytecheckpoint.state_dicts",
-    "bytecheckpoint_ckpt_to_pytorch_ckpt": "bytecheckpoint.training_state.conversion",
+    "bytecheckpoint_ckpt_to_pytorch_ckpt": "bytecheckpoint.training_state.merging",
     "find_latest_ckpt_path": "bytecheckpoint.training_state.tracker",
     "get_rng_state": "bytecheckpoint.training_state.extra_state",
     "latest": "bytecheckpoint.checkpoint.newest",

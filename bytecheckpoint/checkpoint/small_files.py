@@ -22,7 +22,7 @@ from typing import IO
 from bytecheckpoint import _core
 from bytecheckpoint.errors import StorageError
 
-__all__ = ["made_folder", "read_small_file", "refuse_irregular", "replacing", "storage_errors"]
+__all__ = ["made_folder", "read_small_file", "refuse_irregular", "replaced_by", "replacing", "storage_errors"]
 
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -86,21 +86,40 @@ def replacing(directory: _core.Directory, name: str, tmp_name: str) -> Iterator[
     Yields:
         The file, open for writing bytes.
     """
+    with replaced_by(directory, name, tmp_name):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
+        descriptor = os.open(tmp_name, flags, 0o666, dir_fd=directory.fileno())
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+
+
+@contextmanager
+def replaced_by(directory: _core.Directory, name: str, tmp_name: str) -> Iterator[Path]:
+    """Gives a file that the ``with`` block makes the name ``name``. Arguments are those of ``replacing``.
+
+    Raises:
+        StorageError: As ``replacing`` does, and what the block raises, with the path of the folder.
+
+    Yields:
+        Path at which the block must make a file, and sync it. It leads to the open folder, whatever its name is then.
+    """
     at = directory.fileno()
+    open_folder = f"/proc/self/fd/{at}"
     with storage_errors("write", directory.path / name):
         refuse_irregular(directory, name)
         if refuse_irregular(directory, tmp_name):
             os.unlink(tmp_name, dir_fd=at)
-        descriptor = os.open(tmp_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666, dir_fd=at)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(descriptor)
+            yield Path(open_folder) / tmp_name
             os.rename(tmp_name, name, src_dir_fd=at, dst_dir_fd=at)
-        except BaseException:
+        except BaseException as error:
             with suppress(FileNotFoundError):
                 os.unlink(tmp_name, dir_fd=at)
+            if isinstance(error, StorageError) and open_folder in str(error):
+                text = str(error).replace(open_folder, str(directory.path))
+                raise StorageError(text, str(directory.path / name), error.errno or 0) from error
             raise
 
 

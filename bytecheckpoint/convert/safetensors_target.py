@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -19,9 +19,9 @@ from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.listing import listed
 
-__all__ = ["OutputFile", "SafetensorsTarget"]
+__all__ = ["INDEX", "OutputFile", "SafetensorsTarget"]
 
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 _ONE_FILE = "model.safetensors"
 # The head ends at a multiple of this, which that of every element divides.
 _ALIGNMENT = 64
@@ -34,15 +34,17 @@ class OutputFile:
     Attributes:
         name: Its name in the folder.
         tensors: Its tensors, in the order of their bytes.
+        aliases: Other names of these tensors, each with the name that it has here.
     """
 
     name: str
     tensors: tuple[OutputTensor, ...]
+    aliases: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def head(self) -> bytes:
         """What stands before the elements: the length of the header, and the header."""
-        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        entries: dict[str, object] = {"__metadata__": {"format": "pt", **dict(self.aliases)}}
         at = 0
         for each in self.tensors:
             offsets = [at, at + each.num_bytes]
@@ -91,6 +93,8 @@ class SafetensorsTarget:
     Args:
         contents: What is written.
         most_bytes: The most bytes of elements in a file. A tensor that is larger gets a file of its own.
+        aliases: Names of tensors that are left out because they are another one, each with the name of that one. They
+            are noted as ``save_pretrained`` notes them.
 
     Raises:
         ConfigError: There is an object, or no tensor.
@@ -99,9 +103,11 @@ class SafetensorsTarget:
 
     is_file = False
 
-    def __init__(self, contents: Contents, most_bytes: int) -> None:
+    def __init__(self, contents: Contents, most_bytes: int, aliases: Mapping[str, str] | None = None) -> None:
         _check(contents)
-        self.pieces = _lay_out(contents.tensors, most_bytes)
+        aliases = aliases or {}
+        tensors = [each for each in contents.tensors if each.name not in aliases]
+        self.pieces = [_with_aliases(file, aliases) for file in _lay_out(tensors, most_bytes)]
 
     def identity(self) -> bytes:
         """See ``Target``."""
@@ -110,7 +116,12 @@ class SafetensorsTarget:
     def finish(self, opened: Opened, folder: Path, target: Path, verify: bool) -> None:
         """See ``Target``. The index, without which several files are no model, comes last."""
         if len(self.pieces) > 1:
-            write_whole(folder / _INDEX, _index_of(self.pieces))
+            write_whole(folder / INDEX, _index_of(self.pieces))
+
+
+def _with_aliases(file: OutputFile, aliases: Mapping[str, str]) -> OutputFile:
+    there = {each.name for each in file.tensors}
+    return replace(file, aliases=tuple((alias, name) for alias, name in aliases.items() if name in there))
 
 
 def _check(contents: Contents) -> None:

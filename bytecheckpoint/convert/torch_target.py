@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,41 +19,42 @@ from bytecheckpoint.dcp.rank_load import plain_object
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.listing import listed
 
-__all__ = ["TorchPiece", "TorchTarget", "write_state"]
+__all__ = ["TorchPiece", "TorchTarget", "export_state", "read_object", "stand_ins"]
 
 
-def write_state(
-    file: Path,
+def export_state(
+    path: str,
     state: Any,
-    tensors: tuple[OutputTensor, ...],
+    tensors: Sequence[OutputTensor],
     source: Source,
     opened: Opened,
-    verify: bool,
     tell: Callable[[int], object],
-) -> None:
+) -> tuple[int, int]:
     """Writes a state dict as ``torch.save`` does. The elements of its tensors are streamed from a source.
 
     Args:
-        file: File to write.
-        state: Any value of which ``Storage.tensor`` objects are leaves, one storage for each of ``tensors``.
-        tensors: The tensors.
+        path: File to make.
+        state: Any value of which tensors of ``stand_ins`` are leaves.
+        tensors: What was passed to ``stand_ins``.
         source: What has the elements.
         opened: The same, opened.
-        verify: Whether to read the file back and compare it.
         tell: Called with the bytes that were written so far.
+
+    Returns:
+        The bytes of the file, and their CRC.
     """
-    content = pickled(state)
-    write_file(
-        file,
-        verify,
-        lambda path: _core.export_torch_file(
-            opened.wanted,
-            path=path,
-            pickle=content,
-            tensors=[(each.name, each.dtype, each.num_bytes) for each in tensors],
-            **source.options(tell),
-        ),
+    return _core.export_torch_file(
+        opened.wanted,
+        path=path,
+        pickle=pickled(state),
+        tensors=[(each.name, each.dtype, each.num_bytes) for each in tensors],
+        **source.options(tell),
     )
+
+
+def stand_ins(tensors: Sequence[OutputTensor]) -> dict[str, Any]:
+    """Returns what stands for each tensor in a state dict that is exported, by name. It may stand in several places."""
+    return {each.name: Storage(number, each).tensor() for number, each in enumerate(tensors)}
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,12 @@ class TorchPiece:
 
     def write(self, source: Source, opened: Opened, folder: Path, verify: bool, tell: Callable[[int], object]) -> None:
         """See ``Piece``."""
-        values: dict[str, Any] = {
-            each.name: Storage(number, each).tensor() for number, each in enumerate(self.tensors)
-        } | {name: read_object(name, source, opened) for name in self.objects}
+        values = stand_ins(self.tensors) | {name: read_object(name, source, opened) for name in self.objects}
         paths = paths_of(opened, [*values])
         state = nested({paths[name]: value for name, value in values.items()})
-        write_state(folder / self.name, state, self.tensors, source, opened, verify, tell)
+        write_file(
+            folder / self.name, verify, lambda path: export_state(path, state, self.tensors, source, opened, tell)
+        )
 
 
 def read_object(name: str, source: Source, opened: Opened) -> Any:

@@ -70,7 +70,9 @@ TorchFile::TorchFile(std::string pickle, std::vector<int64_t> storage_bytes) {
     storage_offsets_.push_back(at + static_cast<int64_t>(header.size()));
     at = storage_offsets_.back() + storage_bytes[s];
   }
-  file_bytes_ = at + static_cast<int64_t>(before(storages_.size(), std::vector<uint32_t>(storages_.size(), 0)).size());
+  if (storages_.empty()) at = 0;  // what is behind the last storage is then all of the file
+  const std::vector<uint32_t> crcs(storages_.size(), 0);
+  file_bytes_ = at + static_cast<int64_t>(before(storages_.size(), crcs).size());
 }
 
 std::string TorchFile::before(size_t number, const std::vector<uint32_t>& crcs) const {

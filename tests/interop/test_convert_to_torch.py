@@ -48,6 +48,12 @@ def test_every_dtype_and_shape(tmp_path: Path) -> None:
         assert got[key].view(torch.uint8).equal(value.view(torch.uint8)) if value.dim() else got[key].equal(value)
 
 
+def test_objects_alone(tmp_path: Path) -> None:
+    save_state_dict(tmp_path / "ckpt", {"step": 3, "names": ["a", (1, None)]}, no_dist=True)
+    convert(tmp_path / "ckpt", tmp_path / "state.pt", to="torch", verify=True)
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == {"step": 3, "names": ["a", (1, None)]}
+
+
 def test_cast_and_renamed_over_several_slots(tmp_path: Path) -> None:
     tensors = {f"l.{i}": torch.randn(1_000_003 + i) for i in range(8)}
     save_state_dict(tmp_path / "ckpt", {"model": tensors}, no_dist=True)
