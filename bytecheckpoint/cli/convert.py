@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bcp convert``."""
+"""``bcp convert``, ``bcp extract`` and ``bcp rename``: three ways to call one function."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -13,49 +14,65 @@ from bytecheckpoint.cli.text import one_line, print_json
 from bytecheckpoint.config import Config
 from bytecheckpoint.load_spec.spec import LoadSpec
 
-__all__ = ["command"]
+__all__ = ["command", "extract", "rename"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_FORMATS = ("safetensors", "bcp", "dcp", "torch")
+
+
+def _to_option(default: str) -> Callable[[_Function], _Function]:
+    return click.option(
+        "--to",
+        type=click.Choice(_FORMATS),
+        default=default,
+        show_default=True,
+        help="Format of TARGET: safetensors, our own, as stock DCP writes it, or a file for torch.load.",
+    )
+
+
+def _conversion_options(function: _Function) -> _Function:
+    """Adds what all conversions have in common."""
+    for option in reversed(
+        [
+            click.option("--dtype", metavar="DTYPE", help="Dtype for floating-point tensors, such as bfloat16."),
+            click.option(
+                "--shard-size", default="5GB", show_default=True, metavar="SIZE", help="Most bytes of one file."
+            ),
+            click.option(
+                "--workers",
+                type=click.IntRange(1, 256),
+                default=1,
+                show_default=True,
+                help="Processes that write files.",
+            ),
+            click.option("--resume", is_flag=True, help="Go on with a conversion to TARGET that was interrupted."),
+            click.option("--verify", is_flag=True, help="Read back what was written, and compare it."),
+            click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing."),
+            json_option,
+            progress_option,
+        ]
+    ):
+        function = option(function)
+    return function
 
 
 @click.command("convert")
 @checkpoint_argument("source")
 @click.argument("target", type=click.Path())
-@click.option(
-    "--to",
-    type=click.Choice(["safetensors", "bcp", "dcp", "torch"]),
-    default="safetensors",
-    show_default=True,
-    help="Format of TARGET: safetensors, a checkpoint of ours, one as stock DCP writes it, or a file for torch.load.",
-)
+@_to_option("safetensors")
 @click.option("--spec", "spec_file", type=click.Path(dir_okay=False), help="TOML file with a LoadSpec.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Keys to take; may be repeated. Default: all.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Keys to leave out; may be repeated.")
 @click.option("--rename", multiple=True, metavar="PATTERN=NAME", help="New names, as in a LoadSpec; may be repeated.")
-@click.option("--dtype", metavar="DTYPE", help="Dtype for floating-point tensors, such as bfloat16.")
-@click.option("--shard-size", default="5GB", show_default=True, metavar="SIZE", help="Most bytes of one file.")
-@click.option(
-    "--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes that write files."
-)
-@click.option("--resume", is_flag=True, help="Go on with a conversion to TARGET that was interrupted.")
-@click.option("--verify", is_flag=True, help="Read back what was written, and compare it.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@json_option
-@progress_option
+@_conversion_options
 def command(
     source: str,
     target: str,
-    to: str,
     spec_file: str | None,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     rename: tuple[str, ...],
-    dtype: str | None,
-    shard_size: str,
-    workers: int,
-    resume: bool,
-    verify: bool,
-    dry_run: bool,
-    as_json: bool,
-    progress: bool,
+    **options: Any,
 ) -> None:
     """Converts a checkpoint to another format.
 
@@ -68,40 +85,74 @@ def command(
       bcp convert ckpt model-hf --include model --rename model=
       bcp convert model-hf ckpt --to bcp
     """
+    if spec_file is not None and (include or exclude or rename):
+        raise Failure("--spec: pass a file or --include, --exclude and --rename, not both")
+    spec = None
+    if spec_file is not None:
+        spec = LoadSpec.from_file(spec_file)
+    elif include or exclude or rename:
+        spec = LoadSpec(include=include, exclude=exclude, rename=_rules(rename))
+    _convert(source, target, spec, **options)
+
+
+@click.command("extract")
+@checkpoint_argument("source")
+@click.argument("target", type=click.Path())
+@_to_option("safetensors")
+@_conversion_options
+def extract(source: str, target: str, **options: Any) -> None:
+    """Takes the model out of a training checkpoint, for inference.
+
+    SOURCE is the folder of a step, or one checkpoint of model, optimizer and the rest, as of torchtitan or OLMo-core.
+    The keys are those of the model: a prefix "model." is taken away. With others, use bcp convert --include.
+
+    \b
+    Example:
+      bcp extract run/global_step_100 model-hf --dtype bfloat16
+    """
+    from bytecheckpoint.convert.model_keys import model_of
+
+    place, spec = model_of(source, Config.from_env())
+    _convert(place, target, spec, **options)
+
+
+@click.command("rename")
+@checkpoint_argument("source")
+@click.argument("target", type=click.Path())
+@click.argument("rules", nargs=-1, required=True, metavar="PATTERN=NAME...")
+@_to_option("bcp")
+@_conversion_options
+def rename(source: str, target: str, rules: tuple[str, ...], **options: Any) -> None:
+    """Writes a checkpoint again under other names of its keys.
+
+    A rule has a pattern and the name that takes its place. The first that matches a key counts; other keys keep their
+    names. Nothing is changed in place.
+
+    \b
+    Example:
+      bcp rename ckpt renamed 'h.{i}.attn=layers.{i}.attention' 'wte=embed'
+    """
+    _convert(source, target, LoadSpec(rename=_rules(rules)), **options)
+
+
+def _convert(
+    source: str, target: str, spec: LoadSpec | None, *, as_json: bool, progress: bool, dry_run: bool, **options: Any
+) -> None:
     from bytecheckpoint.convert import convert
 
     with bar("converting", progress) as tell:
-        report = convert(
-            source,
-            target,
-            to=cast(Any, to),
-            spec=_spec(spec_file, include, exclude, rename),
-            dtype=dtype,
-            shard_size=shard_size,
-            workers=workers,
-            resume=resume,
-            verify=verify,
-            dry_run=dry_run,
-            config=Config.from_env(),
-            progress=tell,
-        )
+        report = convert(source, target, spec=spec, dry_run=dry_run, config=Config.from_env(), progress=tell, **options)
     if as_json:
         print_json({**dataclasses.asdict(report), "dry_run": dry_run})
     else:
         click.echo(one_line(("would write " if dry_run else "") + report.summary()))
 
 
-def _spec(
-    file: str | None, include: tuple[str, ...], exclude: tuple[str, ...], rename: tuple[str, ...]
-) -> LoadSpec | None:
-    if file is not None and (include or exclude or rename):
-        raise Failure("--spec: pass a file or --include, --exclude and --rename, not both")
-    if file is not None:
-        return LoadSpec.from_file(file)
+def _rules(texts: tuple[str, ...]) -> dict[str, str]:
     rules = {}
-    for rule in rename:
-        pattern, equals, name = rule.partition("=")
+    for text in texts:
+        pattern, equals, name = text.partition("=")
         if not equals:
-            raise Failure(f"--rename {rule}: must be PATTERN=NAME")
+            raise Failure(f"{text}: must be PATTERN=NAME")
         rules[pattern] = name
-    return LoadSpec(include=include, exclude=exclude, rename=rules) if include or exclude or rules else None
+    return rules

@@ -8,18 +8,15 @@ import math
 import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 
 from bytecheckpoint import _core
-from bytecheckpoint.probes.of_torch import TORCH_FILES
-from bytecheckpoint.probes.probe import find, require
+from bytecheckpoint.errors import UnsupportedError
 
 __all__ = ["Storage", "pickled"]
-
-_REBUILD_V2: Any = find("torch._utils:_rebuild_tensor_v2")
-_REBUILD_V3: Any = find("torch._utils:_rebuild_tensor_v3")
 
 
 class _Described(Protocol):
@@ -69,19 +66,28 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         shape = obj.storage.holds.shape
         strides = [math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape))]
-        of_tensor: tuple[Any, ...] = (obj.storage, 0, shape, tuple(strides), False, OrderedDict())
-        if _core.typed_storage(obj.storage.holds.dtype) is None:
-            return _REBUILD_V3, (*of_tensor, getattr(torch, obj.storage.holds.dtype))
-        return _REBUILD_V2, of_tensor
+        rebuild, rest = _rebuilding(obj.storage.holds.dtype)
+        return rebuild, (obj.storage, 0, shape, tuple(strides), False, OrderedDict(), *rest)
+
+
+@cache
+def _rebuilding(dtype: str) -> tuple[Any, tuple[Any, ...]]:
+    """Returns the function that makes a tensor of a storage, and its arguments after the sixth, as torch has them."""
+    empty: Any = torch.empty(0, dtype=getattr(torch, dtype))
+    reduced = empty.__reduce_ex__(2)
+    if len(reduced) == 2 and isinstance(reduced[1], tuple) and reduced[1][1:6] == (0, (0,), (1,), False, OrderedDict()):
+        return reduced[0], reduced[1][6:]
+    raise UnsupportedError(
+        f"this torch pickles a tensor of {dtype} in a way that we do not know: convert to another format"
+    )
 
 
 def pickled(state: Any) -> bytes:
     """Returns the pickle of a state dict for a file of torch.
 
     Raises:
-        UnsupportedError: This torch has other names for what such a pickle contains.
+        UnsupportedError: This torch pickles tensors in a way that we do not know.
     """
-    require(TORCH_FILES)
     out = io.BytesIO()
     _Pickler(out, protocol=2).dump(state)
     return out.getvalue()

@@ -21,7 +21,6 @@ __all__ = [
     "SAVE_AND_LOAD",
     "STAGING",
     "TORCH_FEATURES",
-    "TORCH_FILES",
     "WITHOUT_COLLECTIVES",
 ]
 
@@ -385,17 +384,7 @@ FSDP1 = Feature(
     ),
 )
 
-TORCH_FILES = Feature(
-    "conversions to files of torch.save",
-    "Convert to another format.",
-    (
-        Probe("torch._utils:_rebuild_tensor_v2", "Pickles of such files name it: it makes a tensor of a storage."),
-        Probe("torch._utils:_rebuild_tensor_v3", "The same, for dtypes that have no storage class of their own."),
-    ),
-)
-
 TORCH_FEATURES = (
     *(SAVE_AND_LOAD, ENTRY_POINTS, REGISTER, GROUPS, EXCHANGE, READING_TOGETHER, LOADS_OF_GAPS),
     *(WITHOUT_COLLECTIVES, STAGING, DCP_ASYNC_SAVE, PROCESS_MODE, NAMES_OF_2_3, META_TENSORS, FRAMEWORKS, FSDP1),
-    TORCH_FILES,
 )

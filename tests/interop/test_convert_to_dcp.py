@@ -21,24 +21,9 @@ from bytecheckpoint.convert import convert
 from bytecheckpoint.convert.conversion import Format
 from bytecheckpoint.errors import ConfigError, UnsupportedError
 from bytecheckpoint.transforms import Stack, Transpose
+from interop.nested_state import assert_equal, save_sharded, state
 
 BOTH: list[Format] = ["bcp", "dcp"]
-
-
-def state() -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(3)
-    return {
-        "model": {
-            "embed.w": torch.randn(3000, 1001, generator=generator),
-            "half": torch.randn(64, 3, generator=generator).to(torch.bfloat16),
-            "scalar": torch.tensor(2.5, dtype=torch.float64),
-            "empty": torch.zeros(0, 4),
-            "complex": torch.randn(4, 4, dtype=torch.complex64, generator=generator),
-        },
-        "optimizer": {"state": {"embed.w": {"step": torch.tensor(3.0)}}},
-        "step": 7,
-        "names": ["a", {"b": (1, 2.5)}],
-    }
 
 
 def zeros(value: Any) -> Any:
@@ -49,32 +34,10 @@ def zeros(value: Any) -> Any:
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else None
 
 
-def assert_equal(got: Any, wanted: Any) -> None:
-    if isinstance(wanted, dict):
-        assert got.keys() == wanted.keys()
-        for key, value in wanted.items():
-            assert_equal(got[key], value)
-    elif isinstance(wanted, torch.Tensor):
-        assert got.dtype == wanted.dtype
-        assert torch.equal(got, wanted)
-    else:
-        assert got == wanted
-
-
 def with_stock(path: Path, like: dict[str, Any]) -> dict[str, Any]:
     got: dict[str, Any] = zeros(like)
     dcp.load(got, storage_reader=dcp.FileSystemReader(path), no_dist=True)
     return got
-
-
-def save_sharded(path: str, stock: bool) -> None:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    to_save = state()
-    to_save["model"]["embed.w"] = distribute_tensor(to_save["model"]["embed.w"], mesh, [Shard(1)])
-    if stock:
-        dcp.save(to_save, storage_writer=dcp.FileSystemWriter(path))
-    else:
-        save_state_dict(path, to_save)
 
 
 @pytest.mark.parametrize("to", BOTH)

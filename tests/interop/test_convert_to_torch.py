@@ -16,7 +16,7 @@ from bytecheckpoint import LoadSpec, _core, save_state_dict
 from bytecheckpoint.convert import convert
 from bytecheckpoint.errors import CheckpointExistsError, UnsupportedError
 from bytecheckpoint.transforms import Stack, Unstack
-from interop.test_convert_to_dcp import assert_equal, save_sharded, state
+from interop.nested_state import assert_equal, save_sharded, state
 
 LONG = pytest.mark.skipif("BCP_LONG" not in os.environ, reason="writes 8.6 GB; runs in make torture (BCP_LONG=1)")
 

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bcp merge``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option
+from bytecheckpoint.cli.text import one_line, print_json
+from bytecheckpoint.config import Config
+from bytecheckpoint.report import size_text
+
+__all__ = ["command"]
+
+_WRITTEN = (".pt", ".safetensors")
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@click.command("merge")
+@checkpoint_argument("step")
+@click.argument("folder", type=click.Path())
+@click.option("--safetensors", is_flag=True, help="Write the model as safetensors instead of model.pt.")
+@click.option("--model-only", is_flag=True, help="Leave the optimizer out.")
+@click.option("--optimizer-only", is_flag=True, help="Leave the model out.")
+@click.option("--untie", is_flag=True, help="Give each name of a tied parameter a tensor of its own.")
+@click.option("--dtype", type=click.Choice(_DTYPES), help="Dtype for floating-point tensors of the model.")
+@click.option("--shard-size", default="5GB", show_default=True, metavar="SIZE", help="Most bytes of a file of these.")
+@json_option
+@progress_option
+def command(
+    step: str,
+    folder: str,
+    safetensors: bool,
+    model_only: bool,
+    optimizer_only: bool,
+    untie: bool,
+    dtype: str | None,
+    shard_size: str,
+    as_json: bool,
+    progress: bool,
+) -> None:
+    """Merges a step that bytecheckpoint.save saved into model.pt and optimizer.pt.
+
+    STEP is the folder of a step. FOLDER is made if it is not there; files of these names in it are replaced. Memory
+    does not grow with the checkpoint.
+
+    \b
+    Example:
+      bcp merge run/global_step_100 merged --safetensors --model-only
+    """
+    import torch
+
+    from bytecheckpoint.training_state.merging import bytecheckpoint_ckpt_to_pytorch_ckpt
+
+    if model_only and optimizer_only:
+        raise Failure("--model-only and --optimizer-only: pass one of them")
+    with bar("merging", progress) as tell:
+        bytecheckpoint_ckpt_to_pytorch_ckpt(
+            step,
+            folder,
+            model_only=model_only,
+            optimizer_only=optimizer_only,
+            safetensors_format=safetensors,
+            untie_embeddings=untie,
+            dtype=None if dtype is None else getattr(torch, dtype),
+            max_shard_size=shard_size,
+            config=Config.from_env(),
+            progress=tell,
+        )
+    files = {path.name: path.stat().st_size for path in sorted(Path(folder).iterdir()) if path.suffix in _WRITTEN}
+    if as_json:
+        print_json({"folder": folder, "files": files})
+    else:
+        click.echo(one_line(f"{folder}: " + ", ".join(f"{name} {size_text(size)}" for name, size in files.items())))

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the model is in a training checkpoint."""
+
+from __future__ import annotations
+
+from bytecheckpoint.checkpoint.folders import below, has_file, known
+from bytecheckpoint.checkpoint.local_path import location_to_read
+from bytecheckpoint.config import Config
+from bytecheckpoint.convert.source import Source
+from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.listing import listed
+from bytecheckpoint.load_spec.spec import LoadSpec
+
+__all__ = ["model_of"]
+
+# Names under which training code puts a model, and a model and an optimizer together.
+_MODEL, _TOGETHER = "model", "model_and_optim"
+# Names that training code gives to what is not the model, where the keys of the model have no prefix.
+_OTHERS = ("optimizer", "optim", "lr_scheduler", "dataloader", "train_state")
+_METADATA = ".metadata"
+
+
+def model_of(source: str, config: Config) -> tuple[str, LoadSpec | None]:
+    """Finds the model in a checkpoint.
+
+    It is in one of these places, of which the first that is there counts: the part ``model`` of what
+    ``bytecheckpoint.save`` saved; the keys below ``model``, as of ``{"model": ..., "optimizer": ...}`` or of OLMo-core;
+    all keys but those of optimizer, scheduler, dataloader and train state, as of torchtitan. A checkpoint in which
+    nothing else is, is the model.
+
+    Args:
+        source: Path or URL.
+        config: Settings.
+
+    Returns:
+        The checkpoint that has the model, and what to take of it; None for all of it.
+
+    Raises:
+        ConfigError: No key is left for the model.
+    """
+    place = known(location_to_read(source), config)
+    for part in (_MODEL, _TOGETHER):
+        if not has_file(place, _METADATA) and has_file(below(place, part), _METADATA):
+            place = below(place, part)
+            break
+    names = Source(str(place), None, config).open().stored.names()
+    tops = {name.split(".", 1)[0] for name in names}
+    if _MODEL in tops:
+        return str(place), LoadSpec(include=_MODEL, rename={_MODEL: ""})
+    others = [name for name in _OTHERS if name in tops]
+    if others and tops <= {*_OTHERS}:
+        raise ConfigError(f"extract({place}): only {listed(others)} is there, and no model: use bcp convert --include")
+    return str(place), LoadSpec(exclude=others) if others else None
