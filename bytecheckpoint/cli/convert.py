@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeVar
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -13,6 +15,9 @@ from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_o
 from bytecheckpoint.cli.text import one_line, print_json
 from bytecheckpoint.config import Config
 from bytecheckpoint.load_spec.spec import LoadSpec
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 __all__ = ["command", "extract", "rename"]
 
@@ -84,6 +89,7 @@ def command(
       bcp convert run/step_100/model model-hf --dtype bfloat16 --verify
       bcp convert ckpt model-hf --include model --rename model=
       bcp convert model-hf ckpt --to bcp
+      torchrun --nproc-per-node 8 -m bytecheckpoint convert ckpt model-hf
     """
     if spec_file is not None and (include or exclude or rename):
         raise Failure("--spec: pass a file or --include, --exclude and --rename, not both")
@@ -140,12 +146,40 @@ def _convert(
 ) -> None:
     from bytecheckpoint.convert import convert
 
-    with bar("converting", progress) as tell:
-        report = convert(source, target, spec=spec, dry_run=dry_run, config=Config.from_env(), progress=tell, **options)
+    with _group_of_torchrun() as group:
+        is_first = group is None or group.rank() == 0
+        with bar("converting", progress and is_first) as tell:
+            report = convert(
+                source,
+                target,
+                spec=spec,
+                dry_run=dry_run,
+                process_group=group,
+                config=Config.from_env(),
+                progress=tell,
+                **options,
+            )
+    if not is_first:
+        return
     if as_json:
         print_json({**dataclasses.asdict(report), "dry_run": dry_run})
     else:
         click.echo(one_line(("would write " if dry_run else "") + report.summary()))
+
+
+@contextmanager
+def _group_of_torchrun() -> Iterator[dist.ProcessGroup | None]:
+    """Makes a group of the processes that torchrun has started; None if it has started none."""
+    if int(os.environ.get("WORLD_SIZE", "1")) <= 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield None
+        return
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
 
 
 def _rules(texts: tuple[str, ...]) -> dict[str, str]:

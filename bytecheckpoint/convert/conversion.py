@@ -10,15 +10,17 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from bytecheckpoint.checkpoint.local_path import local_path, location_to_read
 from bytecheckpoint.config import Config
 from bytecheckpoint.convert.contents import Contents, contents_of
 from bytecheckpoint.convert.dcp_target import DcpTarget
-from bytecheckpoint.convert.folder import check_room, publish, refuse_existing, staging_folder
+from bytecheckpoint.convert.folder import check_room, publish, refuse_existing, staging_folder, staging_of
+from bytecheckpoint.convert.ranks import Ranks
 from bytecheckpoint.convert.safetensors_target import SafetensorsTarget
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.convert.target import Piece, Target
@@ -28,6 +30,9 @@ from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report import size_text
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
@@ -95,14 +100,15 @@ def convert(
     resume: bool = False,
     verify: bool = False,
     dry_run: bool = False,
+    process_group: dist.ProcessGroup | None = None,
     config: Config | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ConvertReport:
     """Converts a checkpoint to another format.
 
-    Local. Memory does not grow with the checkpoint, nor with its largest tensor: each file is streamed from the boxes
-    of the source. The target appears whole or not at all: files are written into a folder beside it, which gets its
-    name at the end. Nothing is changed in place.
+    Local, unless a group is passed. Memory does not grow with the checkpoint, nor with its largest tensor: each file is
+    streamed from the boxes of the source. The target appears whole or not at all: files are written into a folder
+    beside it, which gets its name at the end. Nothing is changed in place.
 
     Args:
         source: A checkpoint of ours or of stock DCP, or safetensors; a path, or the URL of a store.
@@ -119,8 +125,10 @@ def convert(
         resume: Whether to go on with a conversion to this target that was interrupted.
         verify: Whether to read back what was written, past the page cache, and compare it.
         dry_run: Whether to look only at what would be done.
+        process_group: Group whose ranks share the work, each with as many workers. The call is then collective, and all
+            ranks must see the same directory. None: this process alone, also in a distributed job.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
-        progress: Called with the bytes that were written, and all bytes.
+        progress: Called with the bytes that this rank has written, and all that it is to write.
 
     Raises:
         CheckpointError: The source cannot be read; see ``BcpReader``.
@@ -133,35 +141,59 @@ def convert(
     begin = time.monotonic()
     config = config or Config.from_env()
     place, folder = location_to_read(source), local_path(target)
-    if workers < 1:
-        raise ConfigError(f"workers={workers}: must be at least 1")
     job = Source(str(place), spec, config)
-    opened = job.open()
-    contents = contents_of(opened.wanted, dtype)
-    made = _target_of(to, contents, parsed_size(shard_size), workers, folder.name)
-    report = ConvertReport(
-        source=str(place),
-        target=str(folder),
+    ranks = Ranks(process_group, config, folder)
+
+    def prepared() -> tuple[Opened, Target, ConvertReport]:
+        if workers < 1:
+            raise ConfigError(f"workers={workers}: must be at least 1")
+        opened = job.open()
+        contents = contents_of(opened.wanted, dtype)
+        made = _target_of(to, contents, parsed_size(shard_size), workers * ranks.size, folder.name)
+        refuse_existing(folder)
+        return opened, made, _report_of(str(place), folder, to, contents, made)
+
+    opened, made, report = ranks.together(prepared)
+    if dry_run:
+        return report
+    with ExitStack() as held:
+
+        def begun() -> Path:
+            if not ranks.is_first:
+                return staging_of(folder)
+            staging = held.enter_context(staging_folder(folder, resume, _plan_of(opened, str(place), made)))
+            check_room(staging, _bytes_of([piece for piece in made.pieces if not piece.is_done(staging)]))
+            return staging
+
+        staging = ranks.together(begun)
+        left = ranks.shared([piece.name for piece in made.pieces if not piece.is_done(staging)])
+        mine = ranks.own_of([piece for piece in made.pieces if piece.name in left])
+        # The first rank shows how far it is itself: ranks have about equal shares.
+        total = _bytes_of(mine)
+        tell = (lambda now: progress(now, total)) if progress is not None else None
+        ranks.together(lambda: run_pieces(job, mine, staging, workers, verify=verify, progress=tell))
+
+        def finished() -> None:
+            if ranks.is_first:
+                made.finish(opened, staging, folder, verify)
+                publish(staging, folder, made.pieces[0].name if made.is_file else None)
+
+        ranks.together(finished)
+    return dataclasses.replace(
+        report, num_resumed=len(made.pieces) - len(left), is_verified=verify, seconds=time.monotonic() - begin
+    )
+
+
+def _report_of(source: str, target: Path, to: Format, contents: Contents, made: Target) -> ConvertReport:
+    return ConvertReport(
+        source=source,
+        target=str(target),
         format=to,
         num_tensors=contents.num_items,
         num_objects=len(contents.objects),
         num_files=len(made.pieces),
         num_bytes=_bytes_of(made.pieces),
         num_cast=contents.num_cast,
-    )
-    refuse_existing(folder)
-    if dry_run:
-        return report
-    with staging_folder(folder, resume, _plan_of(opened, str(place), made)) as staging:
-        left = [piece for piece in made.pieces if not piece.is_done(staging)]
-        check_room(staging, _bytes_of(left))
-        done = report.num_bytes - _bytes_of(left)
-        tell = (lambda now: progress(done + now, report.num_bytes)) if progress else None
-        run_pieces(job, left, staging, workers, verify=verify, progress=tell)
-        made.finish(opened, staging, folder, verify)
-        publish(staging, folder, made.pieces[0].name if made.is_file else None)
-    return dataclasses.replace(
-        report, num_resumed=len(made.pieces) - len(left), is_verified=verify, seconds=time.monotonic() - begin
     )
 
 

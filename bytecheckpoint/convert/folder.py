@@ -20,7 +20,7 @@ from bytecheckpoint.errors import (
 )
 from bytecheckpoint.report import size_text
 
-__all__ = ["check_room", "publish", "refuse_existing", "staging_folder", "write_whole"]
+__all__ = ["check_room", "publish", "refuse_existing", "staging_folder", "staging_of", "write_whole"]
 
 _NOTE = "conversion.json"
 
@@ -33,6 +33,11 @@ def refuse_existing(target: Path) -> None:
     """
     if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
         raise CheckpointExistsError(f"convert({target}): it exists, and nothing is changed in place", str(target))
+
+
+def staging_of(target: Path) -> Path:
+    """Returns the folder beside ``target`` in which files are written."""
+    return target.parent / f".{target.name}.converting"
 
 
 @contextmanager
@@ -51,7 +56,7 @@ def staging_folder(target: Path, resume: bool, plan: str) -> Iterator[Path]:
         ConfigError: They are of another conversion.
         StorageError: The file system refused.
     """
-    staging = target.parent / f".{target.name}.converting"
+    staging = staging_of(target)
     note = staging / _NOTE
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -191,6 +191,48 @@ def test_one_that_is_interrupted_while_it_is_published_is_not_taken_for_another(
     assert not (tmp_path / "hf").exists()
 
 
+def convert_together(folder: str, fails: bool) -> None:
+    """All ranks convert; a rank that finds damage makes all of them fail."""
+    group = dist.group.WORLD
+    if fails:
+        with pytest.raises(CorruptCheckpointError):
+            convert(f"{folder}/ckpt", f"{folder}/hf", shard_size=300_000, process_group=group)
+        assert not Path(folder, "hf").exists()
+        return
+    report = convert(f"{folder}/ckpt", f"{folder}/hf", shard_size=300_000, process_group=group, verify=True)
+    assert report.num_files == 5
+    with pytest.raises(CheckpointExistsError):
+        convert(f"{folder}/ckpt", f"{folder}/hf", process_group=group)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ranks_share_the_files(tmp_path: Path, fails: bool) -> None:
+    wanted = {f"w{i}": torch.full((250, 300), float(i)) for i in range(5)}
+    save_state_dict(tmp_path / "ckpt", wanted, no_dist=True)
+    if fails:
+        (file,) = (tmp_path / "ckpt").glob("*.distcp")
+        content = bytearray(file.read_bytes())
+        content[-400_000] ^= 1
+        file.write_bytes(content)
+    run_ranks(3, convert_together, str(tmp_path), fails)
+    if not fails:
+        assert_same(all_in(tmp_path / "hf"), wanted)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "hf"]
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    wanted = {f"w{i}": torch.full((250, 300), float(i)) for i in range(5)}
+    save_state_dict(tmp_path / "ckpt", wanted, no_dist=True)
+    command = ["--standalone", "--nproc-per-node=2", "-m", "bytecheckpoint", "convert", "--shard-size", "300kB"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *command, tmp_path / "ckpt", tmp_path / "hf"],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("5 tensors") == 1
+    assert_same(all_in(tmp_path / "hf"), wanted)
+
+
 def test_two_at_a_time_do_not_mix(tmp_path: Path) -> None:
     save_state_dict(tmp_path / "ckpt", {"w": torch.ones(3)}, no_dist=True)
     errors: list[Exception] = []
