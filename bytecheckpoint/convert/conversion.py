@@ -24,7 +24,6 @@ from bytecheckpoint.convert.ranks import Ranks
 from bytecheckpoint.convert.safetensors_target import SafetensorsTarget
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.convert.target import Piece, Target
-from bytecheckpoint.convert.torch_target import TorchTarget
 from bytecheckpoint.convert.workers import run_pieces
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.load_spec.spec import LoadSpec
@@ -224,6 +223,8 @@ def _target_of(to: Format, contents: Contents, most_bytes: int, workers: int, na
         num_bytes = sum(each.num_bytes for each in contents.tensors)
         return DcpTarget(contents, min(most_bytes, max(1, math.ceil(num_bytes / workers))), is_plain=to == "dcp")
     if to == "torch":
+        from bytecheckpoint.convert.torch_target import TorchTarget  # imports torch, which the others need not
+
         return TorchTarget(contents, name)
     raise ConfigError(f"to={to!r}: must be one of {', '.join(FORMATS)}")
 
