@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from bytecheckpoint.load_spec.dequantize import Dequantize, DequantizeMXFP4
+from bytecheckpoint.load_spec.transform import Transform
 from bytecheckpoint.load_spec.transforms import (
     Concat,
     Permute,
@@ -10,9 +12,20 @@ from bytecheckpoint.load_spec.transforms import (
     Slice,
     Split,
     Stack,
-    Transform,
     Transpose,
     Unstack,
 )
 
-__all__ = ["Concat", "Permute", "Reshape", "Slice", "Split", "Stack", "Transform", "Transpose", "Unstack"]
+__all__ = [
+    "Concat",
+    "Dequantize",
+    "DequantizeMXFP4",
+    "Permute",
+    "Reshape",
+    "Slice",
+    "Split",
+    "Stack",
+    "Transform",
+    "Transpose",
+    "Unstack",
+]
