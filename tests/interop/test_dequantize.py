@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized models of Hugging Face, dequantized here and by transformers: the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bytecheckpoint import LoadSpec, load_state_dict
+from bytecheckpoint.convert.safetensors import convert
+from bytecheckpoint.transforms import Dequantize, DequantizeMXFP4, Stack
+
+transformers = pytest.importorskip("transformers")
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [16, 16], "activation_scheme": "dynamic"}
+
+
+def codes(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_same(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert got.dtype == wanted.dtype
+    same_nan = torch.equal(got.isnan(), wanted.isnan())
+    assert same_nan
+    as_int = torch.int16 if got.itemsize == 2 else torch.int32
+    assert torch.equal(got.nan_to_num(7.0).view(as_int), wanted.nan_to_num(7.0).contiguous().view(as_int))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu, torch.uint8])
+def test_fp8_as_its_dequantizer(tmp_path: Path, dtype: torch.dtype, scale_dtype: torch.dtype) -> None:
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    weight = codes(1, 3, 256, 384).view(torch.float8_e4m3fn)
+    scales = codes(2, 3, 2, 3)
+    scales = (
+        scales
+        if scale_dtype == torch.uint8
+        else scales.view(scale_dtype)
+        if scale_dtype.itemsize == 1
+        else (scales / 977).to(scale_dtype)
+    )
+    wanted = Fp8Dequantize(None)._dequantize_one(weight, scales, dtype)
+    save_file({"w": weight, "w_scale_inv": scales}, tmp_path / "model.safetensors")
+    state = {"w": torch.zeros(3, 256, 384, dtype=dtype)}
+    for block in ([128, 128], None):
+        spec = LoadSpec(transforms=[Dequantize("w", "w_scale_inv", block=block, dtype=str(dtype))])
+        load_state_dict(tmp_path, state, no_dist=True, spec=spec)
+        assert_same(state["w"], wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_mxfp4_as_its_dequantizer(tmp_path: Path, dtype: torch.dtype) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks, scales = codes(3, 4, 96, 5, 16), codes(4, 4, 96, 5)
+    scales[scales == 255] = 254  # torch has changed what it makes of 2 ** 128
+    save_file({"gate_up_proj_blocks": blocks, "gate_up_proj_scales": scales}, tmp_path / "model.safetensors")
+    spec = LoadSpec(transforms=[DequantizeMXFP4("{p}_blocks", "{p}_scales", "{p}", dtype=str(dtype))])
+    state = {"gate_up_proj": torch.zeros(4, 160, 96, dtype=dtype)}
+    load_state_dict(tmp_path, state, no_dist=True, spec=spec)
+    assert_same(state["gate_up_proj"], convert_moe_packed_tensors(blocks, scales, dtype=dtype))
+
+
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 128, "head_dim": 16,
+}  # fmt: skip
+
+
+def write_gpt_oss(folder: Path) -> None:
+    """A small GPT-OSS whose experts are MXFP4, with the names, shapes and config of the published ones."""
+    config = transformers.GptOssConfig(**SMALL, num_local_experts=4, dtype="bfloat16")
+    torch.manual_seed(0)
+    state = transformers.GptOssForCausalLM(config).bfloat16().state_dict()
+    tensors = {}
+    for number, (name, value) in enumerate(state.items()):
+        if not name.endswith("_proj") or "experts" not in name:
+            tensors[name] = value.contiguous()
+            continue
+        experts, inputs, outputs = value.shape
+        tensors[f"{name}_blocks"] = codes(number, experts, outputs, inputs // 32, 16)
+        tensors[f"{name}_scales"] = codes(number + 99, experts, outputs, inputs // 32) % 8 + 118
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    (folder / "config.json").write_text(json.dumps({**config.to_dict(), "quantization_config": quantization}))
+
+
+def write_llama(folder: Path) -> None:
+    """A small Llama whose linear layers are FP8 in blocks, quantized by transformers."""
+    from transformers.integrations.finegrained_fp8 import Fp8Quantize
+
+    config = transformers.LlamaConfig(**SMALL, dtype="bfloat16")
+    torch.manual_seed(0)
+    state = transformers.LlamaForCausalLM(config).bfloat16().state_dict()
+    quantize = Fp8Quantize(
+        SimpleNamespace(quantization_config=SimpleNamespace(weight_block_size=[16, 16], scale_fmt="float"))
+    )
+    tensors = {}
+    for name, value in state.items():
+        tensors |= quantize.convert({name: value}) if "_proj" in name else {name: value.contiguous()}
+    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**config.to_dict(), "quantization_config": FP8}))
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "llama"])
+def test_a_model_as_from_pretrained_dequantizes_it(tmp_path: Path, family: str) -> None:
+    pytest.importorskip("accelerate")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model_class: Any
+    if family == "gpt_oss":
+        write_gpt_oss(folder)
+        model_class, how = transformers.GptOssForCausalLM, transformers.Mxfp4Config(dequantize=True)
+        transform: Any = DequantizeMXFP4("*_blocks", "*_scales", "*")
+    else:
+        write_llama(folder)
+        how = transformers.FineGrainedFP8Config(dequantize=True, weight_block_size=(16, 16))
+        model_class = transformers.LlamaForCausalLM
+        transform = Dequantize("*.weight", "*.weight_scale_inv", block=[16, 16])
+    wanted = model_class.from_pretrained(folder, quantization_config=how, dtype=torch.bfloat16).state_dict()
+    spec = LoadSpec(transforms=[transform])
+    state = {key: torch.zeros_like(value) for key, value in wanted.items()}
+    load_state_dict(folder, state, no_dist=True, spec=spec)
+    for key, value in wanted.items():
+        assert_same(state[key], value)
+    # The way of most: converted once, and then an ordinary model.
+    convert(folder, tmp_path / "plain", spec=spec, verify=True)
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "plain/config.json").write_text(json.dumps(config))
+    again = model_class.from_pretrained(tmp_path / "plain", dtype=torch.bfloat16).state_dict()
+    assert again.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert_same(again[key], value)
