@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from bytecheckpoint.load_spec.dequantize import Dequantize, DequantizeMXFP4
+from bytecheckpoint.load_spec.quantized_model import dequantizing
 from bytecheckpoint.load_spec.transform import Transform
 from bytecheckpoint.load_spec.transforms import (
     Concat,
@@ -28,4 +29,5 @@ __all__ = [
     "Transform",
     "Transpose",
     "Unstack",
+    "dequantizing",
 ]

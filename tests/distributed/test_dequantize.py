@@ -87,8 +87,14 @@ def load_and_check(path: str, shape: tuple[int, ...], placements: list[Placement
 
 @pytest.mark.parametrize(
     ("shape", "placements"),
-    [((3,), [Shard(0)]), ((4,), [Shard(1)]), ((3,), [Shard(2)]), ((2, 2), [Shard(1), Shard(2)]), ((2, 2), [Replicate(), Shard(1)])],
-)  # fmt: skip
+    [
+        ((3,), [Shard(0)]),
+        ((4,), [Shard(1)]),
+        ((3,), [Shard(2)]),
+        ((2, 2), [Shard(1), Shard(2)]),
+        ((2, 2), [Replicate(), Shard(1)]),
+    ],
+)
 @pytest.mark.parametrize("reading", ["independent", "cooperative"])
 def test_any_placement(tmp_path: Path, shape: tuple[int, ...], placements: list[Placement], reading: str) -> None:
     save_file(stored(), tmp_path / "model.safetensors")

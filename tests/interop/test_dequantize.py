@@ -14,7 +14,9 @@ from safetensors.torch import save_file
 
 from bytecheckpoint import LoadSpec, load_state_dict
 from bytecheckpoint.convert.safetensors import convert
-from bytecheckpoint.transforms import Dequantize, DequantizeMXFP4, Stack
+from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.training_state.stored import Stored
+from bytecheckpoint.transforms import Dequantize, DequantizeMXFP4, dequantizing
 
 transformers = pytest.importorskip("transformers")
 
@@ -140,3 +142,71 @@ def test_a_model_as_from_pretrained_dequantizes_it(tmp_path: Path, family: str) 
     assert again.keys() == wanted.keys()
     for key, value in wanted.items():
         assert_same(again[key], value)
+
+
+def compressed(strategy: str, **more: Any) -> dict[str, Any]:
+    weights = {"type": "float", "num_bits": 8, "strategy": strategy, **more}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "scales"),
+    [
+        (FP8, {"w.weight_scale_inv": (3, 2)}),
+        ({"quant_method": "fp8", "weight_block_size": None}, {"w.weight_scale_inv": (), "w.activation_scale": ()}),
+        ({"quant_method": "fbgemm_fp8"}, {"w.weight_scale": (40, 1), "w.input_scale_ub": (1,)}),
+        (compressed("channel"), {"w.weight_scale": (40, 1)}),
+        (compressed("tensor"), {"w.weight_scale": (1,), "w.input_scale": (1,)}),
+        (compressed("block", block_structure=[16, 16]), {"w.weight_scale": (3, 2)}),
+        (compressed("group", group_size=8), {"w.weight_scale": (40, 4)}),
+    ],
+)
+def test_what_config_json_says(
+    tmp_path: Path, quantization: dict[str, Any], scales: dict[str, tuple[int, ...]]
+) -> None:
+    tensors = {name: torch.rand(shape) + 0.1 for name, shape in scales.items()}
+    weight = codes(6, 40, 32).view(torch.float8_e4m3fn)
+    save_file(tensors | {"w.weight": weight, "norm.weight": torch.ones(3)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantization}))
+    state = {"w.weight": torch.zeros(40, 32, dtype=torch.float16), "norm.weight": torch.zeros(3)}
+    load_state_dict(tmp_path, state, no_dist=True, spec=dequantizing(tmp_path, "float16"))
+    scale = next(iter(tensors.values()))
+    rows, columns = scale.shape if scale.dim() == 2 else (1, 1)
+    spread = scale.reshape(rows, columns).repeat_interleave(-(-40 // rows) if rows != 3 else 16, 0)
+    spread = spread.repeat_interleave(32 // columns, 1)[:40]
+    assert_same(state["w.weight"], (weight.float() * spread).half())
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (None, "config.json"),
+        ("{", "config.json"),
+        ("[]", "no quantization_config"),
+        ('{"quantization_config": {"quant_method": "awq"}}', "'awq' is not supported"),
+        ('{"quantization_config": {"quant_method": "fp8", "weight_block_size": "big"}}', "size of a block is 'big'"),
+        ('{"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 1]}}', "size of a block"),
+        ('{"quantization_config": {"quant_method": "compressed-tensors"}}', "floats of 8 bits"),
+        ('{"quantization_config": {"quant_method": "compressed-tensors", "config_groups": [1]}}', "config.json"),
+        (json.dumps({"quantization_config": compressed("channel", num_bits=4)}), "floats of 8 bits"),
+    ],
+)  # fmt: skip
+def test_a_config_that_says_nothing_known(tmp_path: Path, config: str | None, text: str) -> None:
+    save_file({"w": torch.ones(1)}, tmp_path / "model.safetensors")
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match=text):
+        dequantizing(tmp_path)
+
+
+def test_all_of_it_with_bytecheckpoint_load(tmp_path: Path) -> None:
+    """``load`` makes the tensors itself, of the size of the values."""
+    write_llama(tmp_path)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, dtype="bfloat16")).bfloat16()
+    state = model.state_dict()
+    load_state_dict(tmp_path, state, no_dist=True, spec=dequantizing(tmp_path))
+    stored = Stored(tmp_path, spec=dequantizing(tmp_path))
+    for key, value in state.items():
+        made = stored.empty(key)
+        assert made is not None
+        assert (made.shape, made.dtype) == (value.shape, value.dtype)
