@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from bytecheckpoint.load_spec.dequantize import Dequantize, DequantizeMXFP4
+from bytecheckpoint.load_spec.quantized_model import dequantizing
+from bytecheckpoint.load_spec.transform import Transform
 from bytecheckpoint.load_spec.transforms import (
     Concat,
     Permute,
@@ -10,9 +13,21 @@ from bytecheckpoint.load_spec.transforms import (
     Slice,
     Split,
     Stack,
-    Transform,
     Transpose,
     Unstack,
 )
 
-__all__ = ["Concat", "Permute", "Reshape", "Slice", "Split", "Stack", "Transform", "Transpose", "Unstack"]
+__all__ = [
+    "Concat",
+    "Dequantize",
+    "DequantizeMXFP4",
+    "Permute",
+    "Reshape",
+    "Slice",
+    "Split",
+    "Stack",
+    "Transform",
+    "Transpose",
+    "Unstack",
+    "dequantizing",
+]

@@ -41,13 +41,16 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 @lru_cache(maxsize=1024)
 def whole_name(template: str) -> re.Pattern[str]:
-    """Returns the regular expression of whole names, such as those that a transform takes."""
+    """Returns the regular expression of whole names, such as those that a transform takes.
+
+    What ``*`` stands for is its group ``any``, if there is one ``*``.
+    """
     if template.startswith(REGEX):
         return compiled(template)
-    return re.compile(_regex_of(template), re.DOTALL)
+    return re.compile(_regex_of(template, "(?P<any>.*)" if template.count("*") == 1 else ".*"), re.DOTALL)
 
 
-def _regex_of(pattern: str) -> str:
+def _regex_of(pattern: str, star: str = ".*") -> str:
     seen: set[str] = set()
     out = ""
     for token in _TOKEN.findall(pattern):
@@ -58,7 +61,7 @@ def _regex_of(pattern: str) -> str:
             seen.add(name[1])
             out += f"(?P<{name[1]}>[^.]+)"
         elif token == "*":
-            out += ".*"
+            out += star
         elif token == "?":
             out += "."
         elif token.startswith("[") and len(token) > 2:

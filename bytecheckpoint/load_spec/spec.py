@@ -14,7 +14,8 @@ from typing import Any
 
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.load_spec.patterns import REGEX, compiled, matches, renamed
-from bytecheckpoint.load_spec.transforms import KINDS, Transform
+from bytecheckpoint.load_spec.transform import Transform
+from bytecheckpoint.load_spec.transforms import KINDS
 
 __all__ = ["LoadSpec"]
 
@@ -50,7 +51,8 @@ class LoadSpec:
             ``"checkpoint"`` only the first, with ``"model"`` only the second. With ``False`` what one side lacks is
             left out, and listed in the report.
         transforms: ``Stack``, ``Unstack``, ``Concat``, ``Split``, ``Slice``, ``Transpose``, ``Permute``, ``Reshape`` of
-            ``bytecheckpoint.transforms``, carried out one after the other.
+            ``bytecheckpoint.transforms``, carried out one after the other; also ``Dequantize`` and
+            ``DequantizeMXFP4``, which compute the elements.
 
     Raises:
         ConfigError: The arguments do not fit together, or a pattern is none.

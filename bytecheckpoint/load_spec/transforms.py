@@ -6,10 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from bytecheckpoint.errors import CheckpointError, ConfigError, KeyMismatchError
-from bytecheckpoint.load_spec.patterns import filled, template_names, whole_name
+from bytecheckpoint.errors import ConfigError, KeyMismatchError
+from bytecheckpoint.load_spec.dequantize import Dequantize, DequantizeMXFP4
+from bytecheckpoint.load_spec.patterns import filled, template_names
+from bytecheckpoint.load_spec.transform import Naming, Tensors, Transform, matching
 
 if TYPE_CHECKING:
     from bytecheckpoint import _core
@@ -22,64 +24,9 @@ __all__ = [
     "Slice",
     "Split",
     "Stack",
-    "Tensors",
-    "Transform",
     "Transpose",
     "Unstack",
 ]
-
-
-class Tensors(Protocol):
-    """The tensors of a checkpoint, by name, as far as transforms have changed them."""
-
-    def names(self) -> Sequence[str]:
-        """Returns all names, of objects, too."""
-
-    def take(self, name: str) -> _core.ViewTensor:
-        """Returns a tensor, which has this name no more."""
-
-    def give(self, name: str, tensor: _core.ViewTensor) -> None:
-        """Gives a name to a tensor."""
-
-    def cat(self, parts: Sequence[_core.ViewTensor], dim: int) -> _core.ViewTensor:
-        """Joins tensors along a dim."""
-
-    def stack(self, parts: Sequence[_core.ViewTensor], dim: int) -> _core.ViewTensor:
-        """Joins tensors along a new dim."""
-
-
-class Transform:
-    """What all transforms have in common. Names in a transform are whole names of the checkpoint, before any rename.
-
-    ``{name}`` in them stands for one part of a name, as ``{layer}`` in ``layers.{layer}.q.weight``. The transform is
-    carried out for each value that it has.
-    """
-
-    def apply(self, tensors: Tensors) -> None:
-        """Carries out the transform.
-
-        Raises:
-            KeyMismatchError: No name fits, or some of the names that belong together are missing.
-            ConfigError: The tensors are not such as the transform needs; the message names them.
-        """
-        raise NotImplementedError
-
-    def inverted(self) -> Transform:
-        """Returns the transform that undoes this one.
-
-        Raises:
-            ConfigError: It cannot be undone, or not without knowing the shapes.
-        """
-        raise ConfigError(f"{self}: it cannot be inverted")
-
-
-def _matching(transform: Transform, tensors: Tensors, template: str) -> dict[str, dict[str, str]]:
-    """Returns the names that fit a template, with the values of its placeholders."""
-    pattern = whole_name(template)
-    found = {name: match.groupdict() for name in tensors.names() if (match := pattern.fullmatch(name))}
-    if not found:
-        raise KeyMismatchError(f"{transform}: no key of the checkpoint fits '{template}'")
-    return found
 
 
 def _number_placeholder(transform: Transform, numbered: str, plain: str) -> str:
@@ -95,21 +42,6 @@ def _as_dim(dim: int, num_dims: int) -> int:
     if not -num_dims <= dim < num_dims:
         raise ConfigError(f"dim {dim} of {num_dims} dims")
     return dim % num_dims
-
-
-class _Naming:
-    """Adds to errors which transform failed, and for which key."""
-
-    def __init__(self, transform: Transform, name: str) -> None:
-        self._where = f"{transform}: '{name}'"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CheckpointError) and self._where not in str(error):
-            kind = KeyMismatchError if isinstance(error, KeyMismatchError) else ConfigError
-            raise kind(f"{self._where}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -131,7 +63,7 @@ class Stack(Transform):
         """See ``Transform``."""
         number_of = _number_placeholder(self, self.source, self.to)
         stacks: dict[str, dict[int, str]] = {}
-        for name, values in _matching(self, tensors, self.source).items():
+        for name, values in matching(self, tensors, self.source).items():
             if not re.fullmatch(r"0|[1-9][0-9]*", values[number_of]):
                 raise KeyMismatchError(f"{self}: '{name}': '{values[number_of]}' is not a number")
             stacks.setdefault(filled(self.to, values), {})[int(values[number_of])] = name
@@ -142,7 +74,7 @@ class Stack(Transform):
                     f"{self}: '{to}': the checkpoint has numbers up to {max(by_number)}, but lacks "
                     f"{', '.join(missing[:20])}"
                 )
-            with _Naming(self, to):
+            with Naming(self, to):
                 parts = [tensors.take(by_number[number]) for number in range(len(by_number))]
                 tensors.give(to, tensors.stack(parts, _as_dim(self.dim, len(parts[0].shape) + 1)))
 
@@ -168,8 +100,8 @@ class Unstack(Transform):
     def apply(self, tensors: Tensors) -> None:
         """See ``Transform``."""
         number_of = _number_placeholder(self, self.to, self.source)
-        for name, values in _matching(self, tensors, self.source).items():
-            with _Naming(self, name):
+        for name, values in matching(self, tensors, self.source).items():
+            with Naming(self, name):
                 whole = tensors.take(name)
                 dim = _as_dim(self.dim, len(whole.shape))
                 shape = [size for d, size in enumerate(whole.shape) if d != dim]
@@ -200,12 +132,12 @@ class Concat(Transform):
         """See ``Transform``."""
         first, *_ = self.sources
         there = set(tensors.names())
-        for name, values in _matching(self, tensors, first).items():
+        for name, values in matching(self, tensors, first).items():
             names = [name, *(filled(source, values) for source in self.sources[1:])]
             missing = [each for each in names if each not in there]
             if missing:
                 raise KeyMismatchError(f"{self}: '{name}' is in the checkpoint, but not {missing}")
-            with _Naming(self, name):
+            with Naming(self, name):
                 parts = [tensors.take(each) for each in names]
                 tensors.give(filled(self.to, values), tensors.cat(parts, _as_dim(self.dim, len(parts[0].shape))))
 
@@ -228,8 +160,8 @@ class Split(Transform):
 
     def apply(self, tensors: Tensors) -> None:
         """See ``Transform``."""
-        for name, values in _matching(self, tensors, self.source).items():
-            with _Naming(self, name):
+        for name, values in matching(self, tensors, self.source).items():
+            with Naming(self, name):
                 whole = tensors.take(name)
                 dim = _as_dim(self.dim, len(whole.shape))
                 size = whole.shape[dim]
@@ -260,8 +192,8 @@ class _OfOne(Transform):
 
     def apply(self, tensors: Tensors) -> None:
         """See ``Transform``."""
-        for name, values in _matching(self, tensors, self.source).items():
-            with _Naming(self, name):
+        for name, values in matching(self, tensors, self.source).items():
+            with Naming(self, name):
                 to = name if self.to is None else filled(self.to, values)
                 tensors.give(to, self._changed(tensors.take(name)))
 
@@ -354,6 +286,8 @@ class Reshape(_OfOne):
 
 KINDS: Mapping[str, type[Transform]] = {
     "concat": Concat,
+    "dequantize": Dequantize,
+    "dequantize_mxfp4": DequantizeMXFP4,
     "permute": Permute,
     "reshape": Reshape,
     "slice": Slice,

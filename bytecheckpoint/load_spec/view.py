@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from bytecheckpoint.errors import ConfigError, InvalidPlanError, KeyMismatchError
+from bytecheckpoint.errors import ConfigError, InvalidPlanError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 
@@ -42,7 +42,10 @@ def view_of(checkpoint: Any, spec: LoadSpec, extension: Any) -> tuple[Any, dict[
     tensors.builder.keep([(names[name], name) for name, made in tensors.made.items() if made is None])
     for name, made in tensors.made.items():
         if made is not None:
-            tensors.builder.add(names[name], made)
+            try:
+                tensors.builder.add(names[name], made)
+            except UnsupportedError as error:
+                raise ConfigError(str(error)) from None
     return tensors.builder.finish(), {old: new for old, new in names.items() if old != new}
 
 
@@ -61,17 +64,30 @@ class _Tensors:
     def names(self) -> list[str]:
         return [*self.made]
 
-    def take(self, name: str) -> _core.ViewTensor:
-        made = self.made.pop(name)
+    def look(self, name: str) -> _core.ViewTensor:
+        made = self.made[name]
         try:
             return self.builder.tensor(name) if made is None else made
         except InvalidPlanError as error:
             raise ConfigError(str(error)) from None
 
+    def take(self, name: str) -> _core.ViewTensor:
+        taken = self.look(name)
+        del self.made[name]
+        return taken
+
     def give(self, name: str, tensor: _core.ViewTensor) -> None:
         if name in self.made:
             raise KeyMismatchError(f"'{name}': two sources for one key: it is in the checkpoint already")
         self.made[name] = tensor
+
+    def dequantize(
+        self, codes: _core.ViewTensor, scales: _core.ViewTensor, block: Sequence[int], dtype: str, is_packed: bool
+    ) -> _core.ViewTensor:
+        try:
+            return self.builder.dequantize(codes, scales, block, dtype, is_packed)
+        except InvalidPlanError as error:
+            raise ConfigError(str(error)) from None
 
     def cat(self, parts: Sequence[_core.ViewTensor], dim: int) -> _core.ViewTensor:
         return cast("_core.ViewTensor", self._extension.ViewBuilder.cat(parts, dim))

@@ -93,10 +93,15 @@ class Exchange:
         self._is_over = self._reading == INDEPENDENT
 
     def run(self, job: _C.LoadJob) -> dict[str, Any]:
-        """Runs one round: fills all that was added to ``job``, from this rank's own reads and from what it receives."""
+        """Runs a round, or a few: fills all that was added to ``job``, from own reads and from what is received."""
         if self._is_over:
             return job.run()
-        return self._round(job, _Statement(_VERSION, self._checkpoint, _C.next_ranges(job)))
+        total: dict[str, Any] = {}
+        while True:  # once, but where scales have to come before what they belong to
+            done = self._round(job, _Statement(_VERSION, self._checkpoint, _C.next_ranges(job)))
+            total = {name: value + total.get(name, 0) for name, value in done.items()}
+            if self._is_over or not job.has_more:
+                return total
 
     def _round(self, job: _C.LoadJob | None, statement: _Statement) -> dict[str, Any]:
         with DeferredInterrupt() as interrupt:

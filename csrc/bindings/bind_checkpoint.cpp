@@ -39,12 +39,14 @@ py::tuple ints_of(const tensor::Dims& dims) {
 }
 
 /// Returns for each item (fqn, dtype or None if it is no tensor, sizes, bytes of an element or 0 if its dtype is
-/// opaque, bytes of its records, number of its chunks, whether it is partial on purpose).
+/// opaque, bytes of its records (of a dequantized tensor: of all values that these hold), number of its chunks, whether it is partial on purpose).
 py::list contents_of(const Checkpoint& checkpoint) {
   py::list out;
   for (const format::Item& item : checkpoint.whole().items) {
     int64_t record_bytes = 0;
-    for (const format::Chunk& chunk : item.chunks) record_bytes += chunk.record.bytes;
+    for (size_t c = 0; c < item.chunks.size(); ++c) {
+      record_bytes += item.chunks[c].record.bytes * engine::bytes_made_of_one(checkpoint.chunk_of(item, c));
+    }
     const tensor::DTypeInfo* dtype = item.is_tensor ? tensor::find_dtype(item.tensor.dtype) : nullptr;
     out.append(py::make_tuple(to_text(item.fqn), dtype == nullptr ? py::object(py::none()) : py::str(dtype->name),
                               ints_of(item.tensor.sizes), dtype == nullptr ? 0 : dtype->itemsize_bytes, record_bytes,

@@ -29,8 +29,12 @@ int64_t bytes_wanted(const PyLoadJob& self) {
     const Read& read = self.plan.tensors()[i];
     const auto& place = self.places[i];
     int64_t numel = 0;
-    const bool is_direct = place.has_value() && tensor::checked_numel(read.planned.box.sizes, &numel);
-    bytes += is_direct ? numel * tensor::find_dtype(place->dtype)->itemsize_bytes : read.chunk->record.bytes;
+    if (!place.has_value()) {
+      bytes += read.chunk->record.bytes;
+      continue;
+    }
+    const planner::WantedBox wanted = engine::wanted_of(*read.chunk, *place, read.planned.box);
+    if (tensor::checked_numel(wanted.sizes, &numel)) bytes += numel * wanted.itemsize_bytes;
   }
   for (const Read& read : self.plan.objects()) bytes += read.chunk->record.bytes;
   return bytes;
@@ -179,10 +183,12 @@ std::unique_ptr<ReadPlan> plan_state(const Checkpoint& checkpoint, const py::dic
 py::dict PyLoadJob::finish(const engine::LoadStats& stats) {
   *bytes_done_now = 0;
   bytes_done_before += stats.bytes_wanted;
-  std::vector<PyObject*> filled;
-  for (const py::object& tensor : alive) filled.push_back(tensor.ptr());
-  increment_versions(filled);
-  alive.clear();
+  if (!has_more()) {
+    std::vector<PyObject*> filled;
+    for (const py::object& tensor : alive) filled.push_back(tensor.ptr());
+    increment_versions(filled);
+    alive.clear();
+  }
   py::dict out;
   out["num_boxes"] = stats.num_boxes;
   out["num_files"] = stats.num_files;
@@ -271,6 +277,7 @@ void bind_load(py::module_& m) {
       .def_property_readonly("bytes_wanted", &bytes_wanted)
       .def_property_readonly("bytes_done",
                              [](const PyLoadJob& self) { return self.bytes_done_before + *self.bytes_done_now; })
+      .def_property_readonly("has_more", [](PyLoadJob& self) { return self.has_more(); })
       .def("run", &run_load);
 }
 

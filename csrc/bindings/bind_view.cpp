@@ -70,7 +70,21 @@ void bind_view(py::module_& m) {
             return value_unlocked([&] { return CheckpointViewBuilder::joined(parts, dim, /*is_stack=*/true); });
           },
           py::arg("parts"), py::arg("dim"))
-      .def("add", &CheckpointViewBuilder::add, py::arg("fqn"), py::arg("tensor"))
+      .def(
+          "dequantize",
+          [](CheckpointViewBuilder& builder, const Tensor& codes, const Tensor& scales, const tensor::Dims& block,
+             const std::string& dtype, bool is_packed) {
+            const tensor::DTypeInfo* info = tensor::find_dtype(dtype);
+            const tensor::DType values = info == nullptr ? tensor::DType::kNone : info->dtype;
+            return value_unlocked([&] { return builder.dequantized(codes, scales, block, values, is_packed); });
+          },
+          py::arg("codes"), py::arg("scales"), py::arg("block"), py::arg("dtype"), py::arg("is_packed"))
+      .def(
+          "add",
+          [](CheckpointViewBuilder& builder, std::string fqn, const Tensor& tensor) {
+            raise_if_error(builder.add(std::move(fqn), tensor));
+          },
+          py::arg("fqn"), py::arg("tensor"))
       .def(
           "keep",
           [](CheckpointViewBuilder& builder, const std::vector<std::pair<std::string, std::string>>& names) {

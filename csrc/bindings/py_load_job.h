@@ -24,6 +24,8 @@ struct PyLoadJob {
   int64_t bytes_done_before = 0;        // bytes that earlier runs have read
   std::shared_ptr<std::atomic<int64_t>> bytes_done_now;
 
+  /// Whether what was added is not all filled after a shared run: scales come first, codes in the next run.
+  bool has_more() { return !job.destinations().is_empty(); }
   /// Ends a run: tells autograd which tensors were written to, and returns the figures of the run for Python.
   pybind11::dict finish(const engine::LoadStats& stats);
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "csrc/base/crc32.h"
+#include "csrc/engine/dequantization.h"
 #include "csrc/io/directory.h"
 #include "csrc/staging/merge.h"
 
@@ -44,6 +45,7 @@ bool cuts_elements(const TensorPlace& place) {
 }  // namespace
 
 planner::WantedBox wanted_of(const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box) {
+  if (place.codes != nullptr) return wanted_codes_of(chunk, place, box);
   const int64_t itemsize = tensor::find_dtype(place.dtype)->itemsize_bytes;
   const std::vector<size_t> order = stored_order(place.strides);
   planner::WantedBox wanted{chunk.record.file, place.data_offset, ordered(box.sizes, order),
@@ -78,20 +80,83 @@ Status Destinations::add_tensor(const std::string& fqn, const format::Chunk& chu
   if (memory.sizes != box.sizes || memory.dtype != place.dtype) {
     return refuse(text("wanted ", tensor::to_text(box.sizes), ", got memory of ", tensor::to_text(memory.sizes)));
   }
-  wanted_.push_back(wanted_of(chunk, place, box));
-  tensor::Dims strides_bytes = ordered(memory.strides_bytes, stored_order(place.strides));
-  if (cuts_elements(place) && tensor::has_elements(box)) strides_bytes.push_back(1);
-  const planner::WantedBox& wanted = wanted_.back();
-  destinations_.push_back(
-      {tensor::BoxRuns::of_strides(wanted.sizes, wanted.strides_bytes, wanted.itemsize_bytes, strides_bytes),
-       memory.data, box.sizes == chunk.box.sizes ? place.data_crc : std::nullopt});
+  if (place.codes != nullptr) {
+    add_quantized(chunk, place, box, memory);
+  } else {
+    add_plain(&phases_.front(), chunk, place, box, memory.strides_bytes, {{}, memory.data});
+  }
   return Status::ok();
 }
 
+void Destinations::add_plain(Phase* phase, const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box,
+                             const tensor::Dims& memory_strides_bytes, Destination to) {
+  phase->wanted.push_back(wanted_of(chunk, place, box));
+  tensor::Dims strides_bytes = ordered(memory_strides_bytes, stored_order(place.strides));
+  if (cuts_elements(place) && tensor::has_elements(box)) strides_bytes.push_back(1);
+  const planner::WantedBox& wanted = phase->wanted.back();
+  to.runs = tensor::BoxRuns::of_strides(wanted.sizes, wanted.strides_bytes, wanted.itemsize_bytes, strides_bytes);
+  if (box.sizes == chunk.box.sizes) to.data_crc = place.data_crc;
+  phase->destinations.push_back(std::move(to));
+}
+
+void Destinations::add_quantized(const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box,
+                                 const tensor::StridedView& memory) {
+  const tensor::Box scale_box = scale_box_of(place, box);
+  const Dequantization& how = *place.codes->how;
+  const int64_t itemsize = tensor::find_dtype(how.scale_dtype)->itemsize_bytes;
+  auto scales = std::make_shared<Scales>();
+  (void)tensor::checked_numel(scale_box.sizes, &scales->bytes);
+  scales->bytes *= itemsize;
+  if (scales->bytes > kMostScaleBytes) {
+    const auto longest = static_cast<size_t>(std::max_element(box.sizes.begin(), box.sizes.end()) - box.sizes.begin());
+    if (longest < box.num_dims() && box.sizes[longest] > 1) {
+      tensor::Dims begin(box.num_dims());
+      for (int64_t size : {box.sizes[longest] / 2, box.sizes[longest] - box.sizes[longest] / 2}) {
+        tensor::Box part = box;
+        part.offsets[longest] += begin[longest];
+        part.sizes[longest] = size;
+        add_quantized(chunk, place, part, tensor::part_of(memory, begin, part.sizes));
+        begin[longest] += size;
+      }
+      return;
+    }
+  }
+  if (phases_[scales_phase_].scale_bytes > 0 && phases_[scales_phase_].scale_bytes + scales->bytes > kMostScaleBytes) {
+    ++scales_phase_;
+  }
+  if (phases_.size() < scales_phase_ + 2) phases_.emplace_back();
+  Phase& first = phases_[scales_phase_];
+  first.scale_bytes += scales->bytes;
+  tensor::Dims strides_bytes = tensor::row_major_strides(scale_box.sizes);
+  for (int64_t& stride : strides_bytes) stride *= itemsize;
+  for (size_t s = 0; s < how.scale_chunks.size(); ++s) {
+    const format::Chunk& stored = how.scale_chunks[s];
+    tensor::Box common;
+    if (!tensor::intersect(stored.box, scale_box, &common)) continue;
+    Destination to;
+    to.scales = scales;
+    for (size_t d = 0; d < common.num_dims(); ++d) {
+      to.scales_offset += (common.offsets[d] - scale_box.offsets[d]) * strides_bytes[d];
+      common.offsets[d] -= stored.box.offsets[d];
+    }
+    add_plain(&first, stored, (*place.codes->scales)[s], common, strides_bytes, std::move(to));
+  }
+  Phase& second = phases_[scales_phase_ + 1];
+  second.wanted.push_back(wanted_of(chunk, place, box));
+  const planner::WantedBox& wanted = second.wanted.back();
+  Destination to;
+  to.runs = tensor::BoxRuns::of_strides(wanted.sizes, wanted.strides_bytes, 1, wanted.strides_bytes);
+  if (box.sizes == chunk.box.sizes) to.data_crc = place.data_crc;
+  to.scales = std::move(scales);
+  to.dequantizer.emplace(dequantizer_of(place, box, scale_box, memory));
+  to.record_offset = place.data_offset;
+  second.destinations.push_back(std::move(to));
+}
+
 void Destinations::add_bytes(const format::Record& record, uint8_t* memory) {
-  wanted_.push_back(wanted_of(record));
-  const planner::WantedBox& wanted = wanted_.back();
-  destinations_.push_back({tensor::BoxRuns::of_strides(wanted.sizes, {1}, 1, {1}), memory, std::nullopt});
+  Phase& phase = phases_.front();
+  phase.wanted.push_back(wanted_of(record));
+  phase.destinations.push_back({tensor::BoxRuns::of_strides(phase.wanted.back().sizes, {1}, 1, {1}), memory});
 }
 
 Status Destinations::check(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
@@ -103,19 +168,27 @@ Status Destinations::check(const uint8_t* slot, const planner::ReadSegment& segm
 Status Destinations::scatter(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
                              const SourceFile& file) {
   const int64_t end = segment.offset + bytes;
+  Phase& phase = phases_.front();
   for (const uint32_t index : segment.wanted) {
     // The window counts bytes of the chunk, which may begin behind the segment's start or end before its end.
-    const int64_t data_offset = wanted_[index].offset;
-    const Destination& destination = destinations_[index];
+    const int64_t data_offset = phase.wanted[index].offset;
+    const Destination& destination = phase.destinations[index];
     if (data_offset + destination.runs.end() > file.end_of_records) return file.behind_the_records(data_offset);
     const int64_t from = std::max(segment.offset, data_offset);
     if (from >= end) continue;
-    staging::scatter_window(destination.runs, slot + (from - segment.offset), from - data_offset, end - data_offset,
-                            destination.memory);
+    const uint8_t* window = slot + (from - segment.offset);
+    if (destination.dequantizer.has_value()) {
+      const int64_t record = destination.record_offset;
+      destination.dequantizer->scatter(window, from - record, end - record, destination.scales->data(), &tables_);
+    } else {
+      uint8_t* memory =
+          destination.scales == nullptr ? destination.memory : destination.scales->data() + destination.scales_offset;
+      staging::scatter_window(destination.runs, window, from - data_offset, end - data_offset, memory);
+    }
     if (verify_ && destination.data_crc.has_value()) {
       const int64_t to = std::min(end, data_offset + destination.runs.end());
-      summed_.push_back({index, from - data_offset, to - data_offset,
-                         base::crc32(0, slot + (from - segment.offset), static_cast<size_t>(to - from))});
+      summed_.push_back(
+          {index, from - data_offset, to - data_offset, base::crc32(0, window, static_cast<size_t>(to - from))});
     }
   }
   return Status::ok();
@@ -125,18 +198,19 @@ Status Destinations::check_archives() {
   std::sort(summed_.begin(), summed_.end(), [](const Summed& a, const Summed& b) {
     return a.destination != b.destination ? a.destination < b.destination : a.begin < b.begin;
   });
+  const Phase& phase = phases_.front();
   for (size_t i = 0; i < summed_.size();) {
     const uint32_t index = summed_[i].destination;
     uint32_t crc = 0;
     for (; i < summed_.size() && summed_[i].destination == index; ++i) {
       crc = base::crc32_combine(crc, summed_[i].crc, static_cast<uint64_t>(summed_[i].end - summed_[i].begin));
     }
-    if (crc == *destinations_[index].data_crc) continue;
-    const std::string path = io::join(directory_, manifest_.files[wanted_[index].file].name);
+    if (crc == *phase.destinations[index].data_crc) continue;
+    const std::string path = io::join(directory_, manifest_.files[phase.wanted[index].file].name);
     return Status::make(
         Code::kCorrupt,
-        text("read(", path, ", offset=", wanted_[index].offset, ", ", destinations_[index].runs.end(),
-             " bytes): the data have CRC ", crc, ", but the archive says ", *destinations_[index].data_crc,
+        text("read(", path, ", offset=", phase.wanted[index].offset, ", ", phase.destinations[index].runs.end(),
+             " bytes): the data have CRC ", crc, ", but the archive says ", *phase.destinations[index].data_crc,
              "; if it was written with torch.serialization.set_crc32_options(False), load with "
              "Config(verify=False)"),
         path);
@@ -144,9 +218,22 @@ Status Destinations::check_archives() {
   return Status::ok();
 }
 
+bool Destinations::begin_next_phase() {
+  summed_.clear();
+  const bool is_last = phases_.size() == 1;
+  if (is_last) {
+    clear();
+  } else {
+    phases_.pop_front();
+    scales_phase_ = scales_phase_ > 0 ? scales_phase_ - 1 : 0;
+  }
+  return !is_last;
+}
+
 void Destinations::clear() {
-  wanted_.clear();
-  destinations_.clear();
+  phases_.clear();
+  phases_.emplace_back();
+  scales_phase_ = 0;
   summed_.clear();
 }
 

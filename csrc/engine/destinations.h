@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "csrc/engine/tensor_place.h"
 #include "csrc/format/manifest.h"
 #include "csrc/planner/load_plan.h"
+#include "csrc/staging/dequantize.h"
 #include "csrc/tensor/strided_view.h"
 
 namespace bytecheckpoint::engine {
@@ -23,8 +26,16 @@ planner::WantedBox wanted_of(const format::Chunk& chunk, const TensorPlace& plac
 /// The same for all bytes of a record.
 planner::WantedBox wanted_of(const format::Record& record);
 
-/// The memory that a load fills, and the bytes of the files that go to each part of it. Owns none of this memory. Not
-/// thread-safe.
+/// The memory that a load fills, and the bytes of the files that go to each part of it. Owns none of this memory.
+///
+/// Values that are dequantized need their scales first. So what was added is read in phases: each reads the codes whose
+/// scales the phase before has read, and the scales of the next phase, up to `kMostScaleBytes` of them.
+///
+///     phase 0   all other tensors and bytes, scales of a
+///     phase 1   codes of a, scales of b
+///     phase 2   codes of b
+///
+/// Not thread-safe.
 class Destinations {
  public:
   /// \param manifest  Of the checkpoint in `directory`; must outlive this.
@@ -32,9 +43,12 @@ class Destinations {
   /// no blocks.
   Destinations(std::string directory, const format::Manifest& manifest, bool verify);
 
+  /// The most bytes of scales that a phase reads. A box that needs more is cut, as long as it can be.
+  static constexpr int64_t kMostScaleBytes = 16 << 20;
+
   /// Adds a box of a stored chunk.
   /// \param box     A part of the chunk; its offsets count from the chunk's first element.
-  /// \param memory  As large as `box`, of the stored dtype. It must live until the run ends or `clear` is called.
+  /// \param memory  As large as `box`, of the dtype of `place`. It must live until the run ends or `clear` is called.
   /// \returns kInvalidArgument, naming `fqn`, if the box is outside the chunk, or the memory has another shape or
   /// dtype.
   base::Status add_tensor(const std::string& fqn, const format::Chunk& chunk, const TensorPlace& place,
@@ -42,8 +56,12 @@ class Destinations {
   /// Adds a whole record. \param memory  Has record.bytes bytes.
   void add_bytes(const format::Record& record, uint8_t* memory);
 
-  /// In the order of the `add_` calls: `ReadSegment::wanted` holds positions in this list.
-  const std::vector<planner::WantedBox>& wanted() const { return wanted_; }
+  /// What the first phase wants: `ReadSegment::wanted` holds positions in this list.
+  const std::vector<planner::WantedBox>& wanted() const { return phases_.front().wanted; }
+  /// Ends the first phase when all of it is scattered, so that the next one becomes the first. \returns false if there
+  /// is none; then nothing is left.
+  bool begin_next_phase();
+  bool is_empty() const { return phases_.size() == 1 && phases_.front().wanted.empty(); }
 
   /// Compares bytes [0, bytes) of `segment` with the checksums of their blocks. Does nothing for a file without blocks.
   /// \returns kCorrupt.
@@ -52,18 +70,32 @@ class Destinations {
   /// Copies bytes of `segment`, which were checked, to all memory that wants some of them. \returns kCorrupt if a
   /// record ends behind the records of the file.
   base::Status scatter(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes, const SourceFile& file);
-  /// Compares the checksums of other writers' archives that were wanted whole. Call it when all is scattered. \returns
-  /// kCorrupt.
+  /// Compares the checksums of other writers' archives that were wanted whole. Call it when all of the phase is
+  /// scattered. \returns kCorrupt.
   base::Status check_archives();
 
   /// Forgets all memory, so that nothing can write to it after its owner was told that the run has ended.
   void clear();
 
  private:
+  /// The scales of a box, which come in the phase before its codes.
+  struct Scales {
+    int64_t bytes = 0;
+    std::vector<uint8_t> memory;  // empty until the first of them come
+
+    uint8_t* data() {
+      memory.resize(static_cast<size_t>(bytes));
+      return memory.data();
+    }
+  };
   struct Destination {
-    tensor::BoxRuns runs;
-    uint8_t* memory;
-    std::optional<uint32_t> data_crc;  // the archive's, if all of it is wanted
+    tensor::BoxRuns runs;  // of a box of codes: of its bytes, without memory
+    uint8_t* memory = nullptr;
+    std::optional<uint32_t> data_crc{};                 // the archive's, if all of it is wanted
+    std::shared_ptr<Scales> scales{};                   // of codes; or what is filled, then the memory is theirs
+    int64_t scales_offset = 0;                          // of what is filled, in the memory of the scales
+    int64_t record_offset = 0;                          // of codes: of the first one of the record
+    std::optional<staging::Dequantizer> dequantizer{};  // set for codes
   };
   /// A part of the data of one destination, and the CRC that was taken when it was scattered.
   struct Summed {
@@ -71,13 +103,26 @@ class Destinations {
     int64_t begin, end;  // bytes of the chunk
     uint32_t crc;
   };
+  struct Phase {
+    std::vector<planner::WantedBox> wanted;
+    std::vector<Destination> destinations;
+    int64_t scale_bytes = 0;
+  };
+
+  /// Adds a box of plain elements, which are as `place` says.
+  void add_plain(Phase* phase, const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box,
+                 const tensor::Dims& memory_strides_bytes, Destination to);
+  /// Adds a box of codes, and the scales that it needs.
+  void add_quantized(const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box,
+                     const tensor::StridedView& memory);
 
   const std::string directory_;
   const format::Manifest& manifest_;
   const bool verify_;
-  std::vector<planner::WantedBox> wanted_;
-  std::vector<Destination> destinations_;
+  std::deque<Phase> phases_{1};
+  size_t scales_phase_ = 0;  // that reads the scales that are added next
   std::vector<Summed> summed_;
+  staging::ValueTables tables_;
 };
 
 }  // namespace bytecheckpoint::engine

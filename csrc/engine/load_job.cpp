@@ -38,12 +38,19 @@ base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
   const auto begin = std::chrono::steady_clock::now();
   const int64_t max_gap_bytes = io::is_url(options_.directory) ? kStoreGapBytes : 0;
   LoadStats stats;
-  Status outcome = read(max_gap_bytes, cancelled, &stats);
-  // What is damaged may be in a gap, where nobody wants it, or may have been damaged on its way.
-  if (outcome.code() == Code::kCorrupt && max_gap_bytes > 0) outcome = read(0, cancelled, &stats);
-  if (outcome.is_ok()) outcome = destinations_.check_archives();
-  if (!outcome.is_ok()) return explain(std::move(outcome));
-  stats.num_boxes = static_cast<int64_t>(destinations_.wanted().size());
+  do {
+    stats.num_boxes += static_cast<int64_t>(destinations_.wanted().size());
+    const LoadStats before = stats;
+    Status outcome = read(max_gap_bytes, cancelled, &stats);
+    // What is damaged may be in a gap, where nobody wants it, or may have been damaged on its way.
+    if (outcome.code() == Code::kCorrupt && max_gap_bytes > 0) {
+      stats.num_files = before.num_files;
+      stats.bytes_wanted = before.bytes_wanted;
+      outcome = read(0, cancelled, &stats);
+    }
+    if (outcome.is_ok()) outcome = destinations_.check_archives();
+    if (!outcome.is_ok()) return explain(std::move(outcome));
+  } while (destinations_.begin_next_phase());
   stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return stats;
 }
@@ -51,13 +58,14 @@ base::Result<LoadStats> LoadJob::run(const std::function<bool()>& cancelled) {
 Status LoadJob::read(int64_t max_gap_bytes, const std::function<bool()>& cancelled, LoadStats* stats) {
   planner::LoadPlan plan =
       planner::plan_load(destinations_.wanted(), format::kBlockBytes, staging::kSlotBytes, max_gap_bytes);
-  stats->num_files = plan.num_files();
-  stats->bytes_wanted = plan.bytes_wanted;
+  const int64_t bytes_before = stats->bytes_wanted;
+  stats->num_files += plan.num_files();
+  stats->bytes_wanted += plan.bytes_wanted;
   stats->bytes_read += plan.bytes_read;
-  return execute(std::move(plan), cancelled);
+  return execute(std::move(plan), bytes_before, cancelled);
 }
 
-Status LoadJob::execute(planner::LoadPlan plan, const std::function<bool()>& cancelled) {
+Status LoadJob::execute(planner::LoadPlan plan, int64_t bytes_before, const std::function<bool()>& cancelled) {
   BCP_ASSIGN_OR_RETURN(staging::BorrowedRing ring, staging::BorrowedRing::borrow(options_.ring_bytes));
   const int num_slots = ring->num_slots();
   const ReadPipelineHolder reading(
@@ -80,7 +88,7 @@ Status LoadJob::execute(planner::LoadPlan plan, const std::function<bool()>& can
     bytes_read += segment.bytes;
     // An estimate in proportion to the bytes read: what each segment delivers is not counted.
     const double share = static_cast<double>(bytes_read) / static_cast<double>(plan.bytes_read);
-    options_.progress(static_cast<int64_t>(static_cast<double>(plan.bytes_wanted) * share));
+    options_.progress(bytes_before + static_cast<int64_t>(static_cast<double>(plan.bytes_wanted) * share));
   }
   if (num_left == 0) return Status::ok();
   // Never report what was not read as loaded.

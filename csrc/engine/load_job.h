@@ -82,9 +82,10 @@ class LoadJob {
   base::Status explain(base::Status failure) const;
 
  private:
-  /// Plans and reads. \param max_gap_bytes  See `plan_load`.
+  /// Plans and reads the first phase. \param max_gap_bytes  See `plan_load`.
   base::Status read(int64_t max_gap_bytes, const std::function<bool()>& cancelled, LoadStats* stats);
-  base::Status execute(planner::LoadPlan plan, const std::function<bool()>& cancelled);
+  /// \param bytes_before  What was wanted in the phases before.
+  base::Status execute(planner::LoadPlan plan, int64_t bytes_before, const std::function<bool()>& cancelled);
 
   const LoadOptions options_;
   const std::shared_ptr<const format::Manifest> manifest_;

@@ -70,7 +70,7 @@ uint32_t digest_of(const format::Manifest& manifest) {
 SharedRun::SharedRun(LoadJob* job) : job_(job) {}
 
 SharedRun::~SharedRun() {
-  job_->destinations().clear();
+  if (!is_finished_) job_->destinations().clear();
 }
 
 base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const planner::SharePlan& plan, uint32_t rank) {
@@ -166,6 +166,8 @@ Status SharedRun::scatter(size_t unit, const uint8_t* slot, int64_t bytes) {
 base::Result<LoadStats> SharedRun::finish() {
   Status archives = job_->destinations().check_archives();
   if (!archives.is_ok()) return job_->explain(std::move(archives));
+  is_finished_ = true;
+  (void)job_->destinations().begin_next_phase();
   stats_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   return stats_;
 }

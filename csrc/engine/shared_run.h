@@ -34,8 +34,8 @@ std::vector<SharedUnit> units_of(const planner::SharePlan& plan, uint32_t rank);
 ///     ring   | slots 0 .. num_own_slots - 1       | num_own_slots .. num_slots - 1          |
 ///            | the Reader's threads fill them     | the caller receives into them           |
 ///
-/// Own units are read ahead by the threads of a `Reader`, and handed out in order, verified. The run fills the
-/// destinations of `job`, and forgets them at the end. Not thread-safe.
+/// Own units are read ahead by the threads of a `Reader`, and handed out in order, verified. The run fills the first
+/// phase of the destinations of `job`, and forgets it at the end; after a failure, all of them. Not thread-safe.
 class SharedRun {
  public:
   /// An own unit that was read into a slot.
@@ -72,7 +72,8 @@ class SharedRun {
   /// Gives the slot of an own unit back, to be filled again.
   void release(int slot) { reading_->reader().release(slot); }
 
-  /// Ends the run; call it when all units are scattered. \returns kCorrupt if the checksum of an archive is wrong.
+  /// Ends the run; call it when all units are scattered. If `Destinations` have another phase, the next run fills that.
+  /// \returns kCorrupt if the checksum of an archive is wrong.
   base::Result<LoadStats> finish();
 
  private:
@@ -85,6 +86,7 @@ class SharedRun {
   LoadStats stats_;
   int64_t bytes_scattered_ = 0;
   int num_own_slots_ = 0;
+  bool is_finished_ = false;
   ReadPipelineHolder reading_;                       // null if there are no units
   size_t next_own_ = 0;                              // in own_
   std::unordered_map<size_t, io::FilledSlot> read_;  // by position in own_: read before their turn

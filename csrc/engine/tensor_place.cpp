@@ -7,6 +7,7 @@
 
 #include "csrc/base/mutex.h"
 #include "csrc/base/named_thread.h"
+#include "csrc/engine/dequantization.h"
 #include "csrc/format/torch_archive.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
@@ -50,6 +51,7 @@ bool is_row_major(const tensor::Dims& sizes, const tensor::Dims& strides) {
 
 /// Changes the place of a whole record to that of a chunk of a view.
 Status apply_view(const RecordView& view, const tensor::Dims& sizes, TensorPlace* place) {
+  if (view.quantized != nullptr) return place_codes(view, sizes, place);
   planner::ViewedBox viewed{tensor::whole(sizes), 0, view.offset, view.strides};
   if (!is_row_major(view.record_sizes, place->strides) &&
       !planner::restride(view.record_sizes, place->strides, &viewed)) {
@@ -128,7 +130,7 @@ class Locator {
 
 TensorPlace place_of(const format::Chunk& chunk) {
   const format::Record& record = chunk.record;
-  return {record.stored_dtype, record.data_offset, tensor::row_major_strides(chunk.box.sizes), {}};
+  return {record.stored_dtype, record.data_offset, tensor::row_major_strides(chunk.box.sizes), {}, {}};
 }
 
 Status check_extents(const std::string& directory, const format::Manifest& manifest,
@@ -169,8 +171,12 @@ base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::
     if (record.kind == format::RecordKind::kTensor) {
       places[i] = place_of(*chunks[i].chunk);
       if (const RecordView* view = chunks[i].view; view != nullptr) {
-        places[i]->data_offset += view->offset * tensor::find_dtype(record.stored_dtype)->itemsize_bytes;
-        places[i]->strides = view->strides;
+        places[i]->strides = tensor::row_major_strides(view->record_sizes);
+        Status applied = apply_view(*view, chunks[i].chunk->box.sizes, &*places[i]);
+        if (!applied.is_ok())
+          return std::move(applied)
+              .at(record.offset, record.bytes)
+              .in_file(io::join(directory, manifest.files[record.file].name));
       }
     } else if (record.kind == format::RecordKind::kForeign || chunks[i].view != nullptr) {
       foreign.push_back(i);
@@ -201,6 +207,7 @@ base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::
   };
   base::work_together("bcp-locate", std::min(kThreads, (foreign.size() + kBatch - 1) / kBatch), work);
   BCP_RETURN_IF_ERROR(failure);
+  BCP_RETURN_IF_ERROR(locate_scales(directory, manifest, chunks, &places));
   return places;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,12 +13,17 @@
 
 namespace bytecheckpoint::engine {
 
+struct PlacedCodes;
+
 /// Where the elements of a chunk are in a file.
 struct TensorPlace {
   tensor::DType dtype = tensor::DType::kNone;
   int64_t data_offset = 0;           // of the first element, from the start of the file
   tensor::Dims strides;              // of each dim of the chunk, in elements
   std::optional<uint32_t> data_crc;  // of all elements, if the archive's is the only checksum
+  /// Set if the elements are dequantized; then `data_offset` is that of the record's first code, `strides` count codes,
+  /// and `dtype` is that of the values.
+  std::shared_ptr<const PlacedCodes> codes;
 };
 
 /// Returns the place of a chunk that is all of a record of ours.

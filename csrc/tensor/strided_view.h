@@ -47,6 +47,8 @@ class BoxRuns {
   /// \param box  Part of the chunk. The caller has checked with `is_inside` that it lies in it.
   /// \param memory_strides_bytes  Strides of the memory of the box, one per dim; may be 0 or negative.
   BoxRuns(const Dims& chunk_sizes, const Box& box, int64_t itemsize_bytes, const Dims& memory_strides_bytes);
+  /// No runs.
+  BoxRuns() = default;
   /// The runs of all elements of `view`, taken as a row-major chunk of their own.
   explicit BoxRuns(const StridedView& view);
   /// The runs of a box whose elements are evenly spaced in the file. Offsets in the chunk count from its first element.
@@ -73,8 +75,6 @@ class BoxRuns {
   int64_t first_run_ending_after(int64_t position) const;
 
  private:
-  BoxRuns() = default;
-
   struct Dim {
     int64_t size;
     int64_t chunk_stride_bytes;
