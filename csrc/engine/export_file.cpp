@@ -7,13 +7,11 @@
 
 #include "csrc/base/bounded_queue.h"
 #include "csrc/base/crc32.h"
-#include "csrc/engine/coverage.h"
-#include "csrc/engine/tensor_place.h"
+#include "csrc/engine/row_major_reader.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file.h"
 #include "csrc/io/writer.h"
 #include "csrc/staging/slot_ring.h"
-#include "csrc/tensor/flat_range.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -25,17 +23,15 @@ using base::text;
 /// Slots that are filled by one run, so that the disk finds several requests at a time.
 constexpr int kSlotsARun = 2;
 
-/// A tensor to export, and where its chunks are.
+/// A tensor to export, and where its elements come to lie.
 struct Source {
-  const format::Item* item = nullptr;
-  std::vector<TensorPlace> places;  // of each chunk
   int64_t offset = 0;
   int64_t numel = 0;
-  tensor::DType dtype = tensor::DType::kNone;  // in the file
-  int64_t itemsize = 0;                        // in the file
+  tensor::DType dtype = tensor::DType::kNone;         // in the file
+  int64_t itemsize = 0;                               // in the file
+  tensor::DType stored_dtype = tensor::DType::kNone;  // kNone if it has no elements
 
   int64_t end() const { return offset + numel * itemsize; }
-  tensor::DType stored_dtype() const { return places.empty() ? dtype : places.front().dtype; }
 };
 
 /// Elements that are read in their own dtype, and then converted into a slot.
@@ -51,48 +47,28 @@ class Exporter {
   Exporter(const ExportOptions& options, std::shared_ptr<const format::Manifest> checkpoint, const CheckpointView* view,
            std::string_view head, int64_t file_bytes)
       : options_(options),
-        checkpoint_(std::move(checkpoint)),
-        view_(view),
         head_(head),
         file_bytes_(file_bytes),
-        job_(options.reading, checkpoint_) {}
+        reader_(options.reading, std::move(checkpoint), view) {}
 
   Status locate(const std::vector<TensorToExport>& tensors) {
+    std::vector<std::string> fqns;
+    for (const TensorToExport& tensor : tensors) fqns.push_back(tensor.fqn);
+    BCP_RETURN_IF_ERROR(reader_.locate(fqns));
     int64_t at = static_cast<int64_t>(head_.size());
-    CoverageCheck coverage;
-    std::vector<ChunkInRecord> chunks;
-    std::vector<const format::Chunk*> all;
-    for (const TensorToExport& tensor : tensors) {
-      BCP_ASSIGN_OR_RETURN(Source source, source_of(tensor, &coverage));
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      const TensorToExport& tensor = tensors[t];
+      const tensor::DTypeInfo* info = tensor::find_plain_dtype(tensor.dtype);
+      if (info == nullptr) return refuse(tensor.fqn, "its dtype in the file is not plain");
+      const Source source{tensor.offset, reader_.numel(t), tensor.dtype, info->itemsize_bytes, reader_.dtype(t)};
       if (source.offset != at || source.offset % source.itemsize != 0) {
         return refuse(tensor.fqn, text("it begins at ", source.offset, ", but what is before it ends at ", at));
       }
       at = source.end();
-      for (size_t c = 0; c < source.item->chunks.size(); ++c) {
-        chunks.push_back({&source.item->chunks[c], view_ == nullptr ? nullptr : view_->find(*source.item, c)});
-        all.push_back(&source.item->chunks[c]);
-      }
-      sources_.push_back(std::move(source));
+      sources_.push_back(source);
     }
     if (at != file_bytes_) {
       return Status::make(Code::kInvalidArgument, text("the tensors end at ", at, ", the file at ", file_bytes_));
-    }
-    const std::string& directory = options_.reading.directory;
-    Status outcome = check_extents(directory, *checkpoint_, all);
-    if (!outcome.is_ok()) return job_.explain(std::move(outcome));
-    auto places = locate_tensors(directory, *checkpoint_, chunks);
-    if (!places.is_ok()) return job_.explain(places.status());
-    size_t next = 0;
-    for (Source& source : sources_) {
-      for (size_t c = 0; c < source.item->chunks.size(); ++c, ++next) {
-        std::optional<TensorPlace>& place = places.value()[next];
-        if (!place.has_value()) {
-          return Status::make(Code::kUnsupported, text("'", source.item->fqn, "': it is not stored as plain elements"));
-        }
-        source.places.push_back(std::move(*place));
-        if (source.places.back().dtype == source.stored_dtype()) continue;
-        return Status::make(Code::kUnsupported, text("'", source.item->fqn, "': its chunks have different dtypes"));
-      }
     }
     return Status::ok();
   }
@@ -123,21 +99,6 @@ class Exporter {
     return Status::make(Code::kInvalidArgument, text("'", fqn, "': ", why));
   }
 
-  base::Result<Source> source_of(const TensorToExport& tensor, CoverageCheck* coverage) const {
-    Source source;
-    source.item = checkpoint_->find(tensor.fqn);
-    const tensor::DTypeInfo* info = tensor::find_plain_dtype(tensor.dtype);
-    if (source.item == nullptr || !source.item->is_tensor)
-      return refuse(tensor.fqn, "the checkpoint has no such tensor");
-    if (info == nullptr) return refuse(tensor.fqn, "its dtype in the file is not plain");
-    if (coverage->has_gap(*source.item)) return refuse(tensor.fqn, "some of its elements are in no chunk");
-    if (!tensor::checked_numel(source.item->tensor.sizes, &source.numel)) return refuse(tensor.fqn, "impossible shape");
-    source.offset = tensor.offset;
-    source.dtype = tensor.dtype;
-    source.itemsize = info->itemsize_bytes;
-    return source;
-  }
-
   Status fill_all(io::File* file, staging::SlotRing* ring, base::BoundedQueue<int>* free_slots, io::Writer* writer,
                   uint32_t* crc) {
     for (int64_t begin = 0; begin < file_bytes_;) {
@@ -152,7 +113,7 @@ class Exporter {
         begin += size;
       }
       const auto cancelled = [&] { return !options_.progress(filled.front().offset); };
-      const base::Result<LoadStats> read = job_.run(cancelled);
+      const base::Result<LoadStats> read = reader_.run(cancelled);
       if (!read.is_ok()) return read.status();
       for (const ToConvert& each : to_convert_) {
         BCP_RETURN_IF_ERROR(options_.convert(each.from, each.elements.data(), each.to, each.converted, each.count));
@@ -182,51 +143,21 @@ class Exporter {
       const int64_t last = (std::min(end, source->end()) - source->offset) / source->itemsize;
       if (first == last) continue;
       uint8_t* to = slot + (source->offset + first * source->itemsize - begin);
-      if (source->stored_dtype() != source->dtype) {
-        const int64_t stored_itemsize = tensor::find_dtype(source->stored_dtype())->itemsize_bytes;
+      if (source->stored_dtype != source->dtype) {
+        const int64_t stored_itemsize = tensor::find_dtype(source->stored_dtype)->itemsize_bytes;
         std::vector<uint8_t> elements(static_cast<size_t>((last - first) * stored_itemsize));
-        to_convert_.push_back({source->stored_dtype(), source->dtype, std::move(elements), to, last - first});
+        to_convert_.push_back({source->stored_dtype, source->dtype, std::move(elements), to, last - first});
         to = to_convert_.back().elements.data();
       }
-      BCP_RETURN_IF_ERROR(want_elements(*source, first, last, to));
-    }
-    return Status::ok();
-  }
-
-  /// Makes the next run read elements [first, last) of a tensor into `to`.
-  Status want_elements(const Source& source, int64_t first, int64_t last, uint8_t* to) {
-    const format::Item& item = *source.item;
-    const int64_t itemsize = tensor::find_dtype(source.stored_dtype())->itemsize_bytes;
-    BCP_ASSIGN_OR_RETURN(const std::vector<tensor::Box> boxes,
-                         tensor::boxes_of_flat_range(item.tensor.sizes, first, last));
-    for (const tensor::Box& box : boxes) {
-      tensor::StridedView memory{to, source.stored_dtype(), box.sizes, tensor::row_major_strides(box.sizes)};
-      for (int64_t& stride : memory.strides_bytes) stride *= itemsize;
-      for (size_t c = 0; c < item.chunks.size(); ++c) {
-        const format::Chunk& chunk = item.chunks[c];
-        tensor::Box common;
-        if (!tensor::intersect(chunk.box, box, &common)) continue;
-        tensor::Dims within = common.offsets;
-        for (size_t d = 0; d < within.size(); ++d) {
-          within[d] -= box.offsets[d];
-          common.offsets[d] -= chunk.box.offsets[d];
-        }
-        BCP_RETURN_IF_ERROR(job_.destinations().add_tensor(item.fqn, chunk, source.places[c], common,
-                                                           tensor::part_of(memory, within, common.sizes)));
-      }
-      int64_t numel = 0;
-      (void)tensor::checked_numel(box.sizes, &numel);
-      to += numel * itemsize;
+      BCP_RETURN_IF_ERROR(reader_.want(static_cast<size_t>(source - sources_.begin()), first, last, to));
     }
     return Status::ok();
   }
 
   const ExportOptions& options_;
-  const std::shared_ptr<const format::Manifest> checkpoint_;
-  const CheckpointView* const view_;
   const std::string_view head_;
   const int64_t file_bytes_;
-  LoadJob job_;
+  RowMajorReader reader_;
   std::vector<Source> sources_;        // in the order of their offsets
   std::vector<ToConvert> to_convert_;  // by the next run
 };
