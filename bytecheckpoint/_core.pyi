@@ -111,6 +111,26 @@ class ViewBuilder:
     def keep(self, names: Sequence[tuple[str, str]]) -> None: ...
     def finish(self) -> Checkpoint: ...
 
+# Elements of tensors in row-major order, from whatever chunks have them; see csrc/engine/row_major_reader.h.
+class RowMajorReader:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        tensors: Sequence[str],
+        *,
+        directory: str,
+        rank: int | None,
+        direct_io: bool,
+        verify: bool,
+        num_io_threads: int,
+        ring_bytes: int,
+        io_timeout_s: float,
+    ) -> None: ...
+    @property
+    def dtypes(self) -> list[tuple[str, int] | None]: ...
+    def read(self, wanted: Sequence[tuple[int, int, int, int]], buffer: bytearray | memoryview) -> int: ...
+    def read_objects(self, fqns: Sequence[str]) -> list[bytes]: ...
+
 # Makes `client` serve the objects below `url`; see csrc/bridge/python_store.h.
 def register_store(url: str, client: object) -> None: ...
 

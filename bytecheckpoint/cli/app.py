@@ -17,7 +17,7 @@ from bytecheckpoint.errors import CheckpointError
 __all__ = ["bcp", "run"]
 
 # Each command is the object `command` in the module of its name.
-_COMMANDS = ("convert", "diff", "doctor", "ls", "prune", "show", "steps", "sweep", "verify")
+_COMMANDS = ("convert", "diff", "digest", "doctor", "ls", "prune", "show", "steps", "sweep", "verify")
 
 
 class _Interrupted(Failure):

@@ -7,10 +7,10 @@ import dataclasses
 
 import click
 
-from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option
+from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option
+from bytecheckpoint.cli.specs import spec_of, spec_options
 from bytecheckpoint.cli.text import one_line, print_json
 from bytecheckpoint.config import Config
-from bytecheckpoint.load_spec.spec import LoadSpec
 
 __all__ = ["command"]
 
@@ -19,10 +19,7 @@ __all__ = ["command"]
 @checkpoint_argument("source")
 @click.argument("target", type=click.Path())
 @click.option("--to", type=click.Choice(["safetensors"]), default="safetensors", show_default=True, help="Format.")
-@click.option("--spec", "spec_file", type=click.Path(dir_okay=False), help="TOML file with a LoadSpec.")
-@click.option("--include", multiple=True, metavar="PATTERN", help="Keys to take; may be repeated. Default: all.")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Keys to leave out; may be repeated.")
-@click.option("--rename", multiple=True, metavar="PATTERN=NAME", help="New names, as in a LoadSpec; may be repeated.")
+@spec_options
 @click.option("--dtype", metavar="DTYPE", help="Dtype for floating-point tensors, such as bfloat16.")
 @click.option("--shard-size", default="5GB", show_default=True, metavar="SIZE", help="Most bytes of one file.")
 @click.option(
@@ -66,7 +63,7 @@ def command(
         report = convert(
             source,
             target,
-            spec=_spec(spec_file, include, exclude, rename),
+            spec=spec_of(spec_file, include, exclude, rename),
             dtype=dtype,
             shard_size=shard_size,
             workers=workers,
@@ -80,19 +77,3 @@ def command(
         print_json({**dataclasses.asdict(report), "dry_run": dry_run})
     else:
         click.echo(one_line(("would write " if dry_run else "") + report.summary()))
-
-
-def _spec(
-    file: str | None, include: tuple[str, ...], exclude: tuple[str, ...], rename: tuple[str, ...]
-) -> LoadSpec | None:
-    if file is not None and (include or exclude or rename):
-        raise Failure("--spec: pass a file or --include, --exclude and --rename, not both")
-    if file is not None:
-        return LoadSpec.from_file(file)
-    rules = {}
-    for rule in rename:
-        pattern, equals, name = rule.partition("=")
-        if not equals:
-            raise Failure(f"--rename {rule}: must be PATTERN=NAME")
-        rules[pattern] = name
-    return LoadSpec(include=include, exclude=exclude, rename=rules) if include or exclude or rules else None

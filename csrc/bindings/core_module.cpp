@@ -9,6 +9,7 @@
 #include "csrc/bindings/bind_calls.h"
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_export.h"
+#include "csrc/bindings/bind_row_major.h"
 #include "csrc/bindings/bind_steps.h"
 #include "csrc/bindings/bind_store.h"
 #include "csrc/bindings/bind_verify.h"
@@ -83,6 +84,7 @@ PYBIND11_MODULE(_core, m) {
   bytecheckpoint::bindings::bind_checkpoint(m);
   bytecheckpoint::bindings::bind_view(m);
   bytecheckpoint::bindings::bind_export(m);
+  bytecheckpoint::bindings::bind_row_major(m);
   bytecheckpoint::bindings::bind_steps(m);
   bytecheckpoint::bindings::bind_store(m);
   bytecheckpoint::bindings::bind_verify(m);

@@ -31,7 +31,7 @@ sys.exit(code)
 def test_help_and_version() -> None:
     assert run("--version").output == f"bcp {bytecheckpoint.__version__}\n"
     listed = re.findall(r"^  (\w+)  ", run("--help").output.partition("Commands:")[2], re.MULTILINE)
-    assert listed == ["convert", "diff", "doctor", "ls", "prune", "show", "steps", "sweep", "verify"]
+    assert listed == ["convert", "diff", "digest", "doctor", "ls", "prune", "show", "steps", "sweep", "verify"]
     for name in listed:
         text = run(name, "--help").output
         assert "--json" in text
