@@ -18,6 +18,8 @@ from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.canonical import canonical_record
 from bytecheckpoint.checkpoint.in_use import reading
 from bytecheckpoint.checkpoint.local_path import location_to_read
+from bytecheckpoint.checkpoint.parts import json_of
+from bytecheckpoint.checkpoint.stored_digest import stored_in
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import InvalidPlanError, UnsupportedError
@@ -49,6 +51,8 @@ class Digest:
         keys: Digest of the value of each key, in the order of the names' UTF-8 bytes. It does not depend on the name.
         as_stored: Names of the objects that are not of builtin types. Their digests are those of the stored bytes, so
             they may differ for equal objects that other versions of Python or torch have pickled.
+        stored: The total that the save stored, with ``digest=True``; None if it stored none, or a spec was passed.
+        differing: Names of the keys whose digests differ from those that the save stored.
         num_bytes: Bytes of tensors and objects.
         seconds: Seconds that it took.
     """
@@ -57,8 +61,15 @@ class Digest:
     total: str
     keys: Mapping[str, str] = field(repr=False)
     as_stored: tuple[str, ...] = ()
+    stored: str | None = None
+    differing: tuple[str, ...] = ()
     num_bytes: int = 0
     seconds: float = 0.0
+
+    @property
+    def is_as_saved(self) -> bool:
+        """Whether the digests are those that the save stored, if it stored any."""
+        return self.stored in (None, self.total) and not self.differing
 
 
 def digest(
@@ -158,14 +169,25 @@ def digest_of(
         if not is_canonical:
             as_stored.append(name)
     digests = {name: digests[name] for name in sorted(digests, key=_encoded)}
+    keys = {name: value.hex() for name, value in digests.items()}
+    stored, of_keys = _stored_in(checkpoint, directory) or (None, keys)
     return Digest(
         path=directory,
         total=combined(digests).hex(),
-        keys={name: value.hex() for name, value in digests.items()},
+        keys=keys,
         as_stored=tuple(as_stored),
+        stored=stored,
+        differing=tuple(name for name in keys if of_keys[name] != keys[name]),
         num_bytes=total,
         seconds=time.monotonic() - begin,
     )
+
+
+def _stored_in(checkpoint: _core.Checkpoint | _C.Checkpoint, directory: str) -> tuple[str, dict[str, str]] | None:
+    """Returns what the save stored: the total, and the digest of each key. None for a view, and of other writers."""
+    if checkpoint.is_view or checkpoint.foreign is not None:
+        return None
+    return stored_in(json_of(checkpoint.user_metadata, directory), checkpoint.names(), directory)
 
 
 def combined(digests: Mapping[str, bytes]) -> bytes:

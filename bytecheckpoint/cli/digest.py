@@ -14,14 +14,13 @@ from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.digests import Digest, combined, digest_of
 from bytecheckpoint.checkpoint.in_use import reading
 from bytecheckpoint.cli.contents import open_contents
-from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option
+from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option
 from bytecheckpoint.cli.specs import spec_of, spec_options
 from bytecheckpoint.cli.text import counted, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.object_store.stores import with_store_ring
 from bytecheckpoint.object_store.urls import is_store_url
 
@@ -60,7 +59,8 @@ def command(
 
     It covers names, dtypes, shapes and elements of tensors, and objects: two checkpoints with one digest load the same
     bits. PATH is a checkpoint of bytecheckpoint or of stock DCP, safetensors, or a step folder of bytecheckpoint.save.
-    Memory use is bounded. Ends with 1 if the checkpoint differs from --compare.
+    If the save stored its digest, they are compared. Memory use is bounded. Ends with 1 if the checkpoint differs from
+    what the save stored, or from --compare.
 
     \b
     Example:
@@ -78,26 +78,20 @@ def command(
         if differing is not None:
             what = f"differs from {file}: {listed([*map(safe_name, differing)])}" if differing else f"equal to {file}"
             click.echo(f"{one_line(path)}: {one_line(what)}")
-    ctx.exit(1 if differing else 0)
+    ctx.exit(0 if not differing and all(digest.is_as_saved for digest in parts.values()) else 1)
 
 
 def _digests(path: str, spec: LoadSpec | None, progress: bool) -> _Parts:
     config = Config.from_env()
     with reading(path):
-        contents = open_contents(path, config=config, kind=_core.Checkpoint)
-        if spec is not None and len(contents.parts) > 1:
-            names = [_label(part.component, part.rank) for part in contents.parts]
-            raise Failure(f"{path} has the parts {listed(names)}: choose one, to say what to take of it")
+        contents = open_contents(path, config=config, kind=_core.Checkpoint, spec=spec)
         if is_store_url(path):
             config = with_store_ring(config)
         parts: _Parts = {}
         for part in contents.parts:
-            checkpoint: Any = part.checkpoint
-            if spec is not None:
-                checkpoint, _ = view_of(checkpoint, spec, _core)
             label = _label(part.component, part.rank) if len(contents.parts) > 1 else ""
             with bar(f"digesting {label}".strip(), progress) as tell:
-                parts[label] = digest_of(checkpoint, part.path, rank=part.rank, config=config, progress=tell)
+                parts[label] = digest_of(part.checkpoint, part.path, rank=part.rank, config=config, progress=tell)
     return parts
 
 
@@ -107,10 +101,12 @@ def _label(component: str, rank: int | None) -> str:
 
 def _as_json(path: str, parts: _Parts) -> dict[str, Any]:
     def of_one(digest: Digest) -> dict[str, Any]:
+        stored = {"total": digest.stored, "equal": digest.is_as_saved, "differing": [*digest.differing]}
         return {
             "total": digest.total,
             "keys": {**digest.keys},
             "as_stored": [*digest.as_stored],
+            "stored": None if digest.stored is None else stored,
             "bytes": digest.num_bytes,
         }
 
@@ -130,6 +126,13 @@ def _lines(path: str, parts: _Parts, total: str, keys: bool) -> Iterator[str]:
         if digest.as_stored:
             names = listed([*map(safe_name, digest.as_stored)])
             yield f"note: {prefix}not of builtin types, so their bytes as they are stored count: {names}"
+        if digest.stored is not None:
+            names = listed([*map(safe_name, digest.differing)]) or "the total"
+            yield (
+                f"{prefix}equal to the digest that the save stored"
+                if digest.is_as_saved
+                else f"{prefix}differs from the digest that the save stored: {names}"
+            )
     yield f"{total}  {one_line(path)}"
 
 

@@ -32,7 +32,9 @@ def spec_options(function: _Function) -> _Function:
     return function
 
 
-def spec_of(file: str | None, include: Sequence[str], exclude: Sequence[str], rename: Sequence[str]) -> LoadSpec | None:
+def spec_of(
+    file: str | None, include: Sequence[str] = (), exclude: Sequence[str] = (), rename: Sequence[str] = ()
+) -> LoadSpec | None:
     """Returns what the options describe; None if there are none."""
     if file is not None and (include or exclude or rename):
         raise Failure("--spec: pass a file or --include, --exclude and --rename, not both")

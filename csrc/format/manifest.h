@@ -72,6 +72,7 @@ struct ForeignMeta {
   bool checkpoint_id_is_path = false;
   Tree version;           // None, or a string
   std::string directory;  // of the data files, if it is another than what was opened
+  const char* format = "dcp";  // what `Checkpoint.format` tells Python
 };
 
 /// What a checkpoint contains, and where.

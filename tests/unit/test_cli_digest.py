@@ -31,6 +31,7 @@ def test_lines(tmp_path: Path) -> None:
         "total": found.total,
         "keys": dict(found.keys),
         "as_stored": [],
+        "stored": None,
         "bytes": found.num_bytes,
     }
     assert HOSTILE in found.keys
@@ -95,7 +96,7 @@ def test_step_folder(tmp_path: Path) -> None:
     assert as_json("digest", str(tmp_path / "b"), "--compare", str(tmp_path / "kept"), code=1)["differing"] == [
         "model: weight"
     ]
-    assert "choose one" in run("digest", str(tmp_path / "a"), "--include", "weight").stderr
+    assert "several parts" in run("digest", str(tmp_path / "a"), "--include", "weight").stderr
 
 
 def test_refusals(tmp_path: Path) -> None:
