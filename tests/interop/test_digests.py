@@ -62,7 +62,8 @@ def save_on_ranks(path: str) -> None:
     state["columns"] = distribute_tensor(state["columns"], line, [Shard(1)])
     state["both"] = distribute_tensor(state["both"], square, [Shard(2), Shard(1)])
     dcp.save(state, checkpoint_id=path + "/stock")
-    save_state_dict(path + "/ours", state)
+    report = save_state_dict(path + "/ours", state, digest=True)
+    assert bool(report.digest) == (dist.get_rank() == 0)
 
 
 def test_what_ranks_write(tmp_path: Path) -> None:
@@ -72,3 +73,4 @@ def test_what_ranks_write(tmp_path: Path) -> None:
     for name in ("stock", "ours"):
         found = digest(tmp_path / name)
         assert (found.total, found.keys) == (whole.total, whole.keys), name
+    assert found.stored == whole.total
