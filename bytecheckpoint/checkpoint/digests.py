@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint import _core
@@ -209,7 +210,7 @@ class _Tensor:
     shape: tuple[int, ...]
     itemsize: int
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.itemsize
 
@@ -219,7 +220,9 @@ class _Tensor:
 
     def stored_as(self, found: tuple[str, int] | None) -> _Tensor:
         """Returns the tensor with the dtype that its elements have on disk, which a planner may have changed."""
-        return self if found is None else dataclasses.replace(self, dtype=found[0], itemsize=found[1])
+        if found in (None, (self.dtype, self.itemsize)):
+            return self
+        return dataclasses.replace(self, dtype=found[0], itemsize=found[1])
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.cli_runs import as_json
 from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from bytecheckpoint import digest, save_state_dict
+from bytecheckpoint import BcpWriter, digest, save_state_dict
 from interop.stock_states import state_of
 
 GOLDEN = Path(__file__).with_name("golden") / "stock"
@@ -74,3 +75,19 @@ def test_what_ranks_write(tmp_path: Path) -> None:
         found = digest(tmp_path / name)
         assert (found.total, found.keys) == (whole.total, whole.keys), name
     assert found.stored == whole.total
+
+
+def save_alone(path: str) -> None:
+    state = {"w": torch.full((3,), 2.0), "rank": dist.get_rank()}
+    for writer in (BcpWriter(path + "/ours", digest=True), dcp.FileSystemWriter(path + "/stock")):
+        dcp.save(state, storage_writer=writer, use_collectives=False)
+
+
+def test_parts_of_ranks_that_saved_alone(tmp_path: Path) -> None:
+    run_ranks(2, save_alone, str(tmp_path))
+    ours, stock = (as_json("digest", str(tmp_path / name)) for name in ("ours", "stock"))
+    assert [*ours["parts"]] == ["rank 0", "rank 1"]
+    assert ours["total"] == stock["total"]
+    assert {part["stored"]["equal"] for part in ours["parts"].values()} == {True}
+    weights, ranks = ({part["keys"][key] for part in ours["parts"].values()} for key in ("w", "rank"))
+    assert (len(weights), len(ranks)) == (1, 2)
