@@ -79,7 +79,7 @@ def command(
     \b
     Example:
       bcp diff run/step_100 run/step_200 --structure-only
-      bcp diff run/step_100/model model-hf --rename model= --dtype bfloat16
+      bcp diff ckpt model-hf --include model --rename model= --dtype bfloat16
     """
     config = Config.from_env()
     specs = spec_of(spec_file, include, exclude, rename), spec_of(spec_file_b)
