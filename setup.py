@@ -35,6 +35,7 @@ OF_BOTH = (
     "bridge/python_store",
     "bridge/tree_caster",
     "bindings/bind_checkpoint",
+    "bindings/bind_row_major",
     "bindings/bind_view",
     "bindings/bind_store",
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bytecheckpoint._moved import MOVED, install
 
 if TYPE_CHECKING:
+    from bytecheckpoint.checkpoint.digests import Digest, digest
     from bytecheckpoint.checkpoint.newest import latest
     from bytecheckpoint.checkpoint.retention import Retention, RetentionReport, prune
     from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
@@ -60,6 +61,7 @@ __all__ = [
     "CheckpointReport",
     "Config",
     "DDPCheckpointer",
+    "Digest",
     "FSDP2Checkpointer",
     "FSDPCheckpointer",
     "LoadReport",
@@ -80,6 +82,7 @@ __all__ = [
     "async_save_state_dict",
     "build_info",
     "bytecheckpoint_ckpt_to_pytorch_ckpt",
+    "digest",
     "find_latest_ckpt_path",
     "get_rng_state",
     "latest",
@@ -111,6 +114,7 @@ _HOMES = {
     "CheckpointReport": "bytecheckpoint.training_state.saving",
     "Config": "bytecheckpoint.config",
     "DDPCheckpointer": "bytecheckpoint.training_state.checkpointers",
+    "Digest": "bytecheckpoint.checkpoint.digests",
     "FSDP2Checkpointer": "bytecheckpoint.training_state.checkpointers",
     "FSDPCheckpointer": "bytecheckpoint.training_state.checkpointers",
     "LoadReport": "bytecheckpoint.report",
@@ -128,6 +132,7 @@ _HOMES = {
     "VerifyReport": "bytecheckpoint.report",
     "async_save_state_dict": "bytecheckpoint.state_dicts",
     "bytecheckpoint_ckpt_to_pytorch_ckpt": "bytecheckpoint.training_state.merging",
+    "digest": "bytecheckpoint.checkpoint.digests",
     "find_latest_ckpt_path": "bytecheckpoint.training_state.tracker",
     "get_rng_state": "bytecheckpoint.training_state.extra_state",
     "latest": "bytecheckpoint.checkpoint.newest",

@@ -108,6 +108,8 @@ class Config:
         stall_timeout_s: Seconds without a sign of life after which ``save_state_dict``, ``async_save_state_dict`` and
             ``load_state_dict`` treat a rank that others wait for as lost, 1 to 86400. It applies to groups that these
             functions make. See ``new_group``.
+        digest: Whether a save stores its digest in the checkpoint. Before it commits, the coordinator reads back all
+            that the ranks have written; see docs/digests.md.
         progress: Whether the coordinator shows a progress bar on stderr, with the bytes that it has written or read.
         storage_options: Options of an object store, for paths that are URLs: the names that obstore gives them, such as
             ``endpoint``, ``region`` or ``access_key_id``, and ``client_options``. Other options come from the variables
@@ -145,6 +147,7 @@ class Config:
     handle_sigterm: bool = False
     exit_timeout_s: float = 1800.0
     stall_timeout_s: float = 60.0
+    digest: bool = False
     progress: bool = False
     storage_options: Mapping[str, Any] | None = None
     store_concurrency: int = 8

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bytecheckpoint.errors import CorruptCheckpointError
+from bytecheckpoint.listing import table
 
 __all__ = ["LoadReport", "PlanReport", "Problem", "RankLoadReport", "RankSaveReport", "SaveReport", "VerifyReport"]
 
@@ -73,8 +74,8 @@ class SaveReport(RankSaveReport):
     """On the coordinator, a report of the whole committed save; on another rank, of what that rank wrote for it.
 
     The phases of the coordinator are ``plan_s``, ``global_plan_s``, ``begin_s``, ``exchange_s``, ``write_s``,
-    ``wait_s``, ``assemble_s``, ``commit_s`` and ``sweep_s``, in this order. They add up to ``total_s``. On other ranks,
-    the phases that only the coordinator has are 0.
+    ``wait_s``, ``assemble_s``, ``digest_s``, ``commit_s`` and ``sweep_s``, in this order. They add up to ``total_s``.
+    On other ranks, the phases that only the coordinator has are 0.
 
     Attributes:
         path: Directory of the checkpoint.
@@ -83,10 +84,12 @@ class SaveReport(RankSaveReport):
         begin_s: Seconds of taking the right to commit: take the lock, remove files of dead saves, reserve disk space.
         wait_s: Seconds of waiting until the other ranks have written and reported their parts.
         assemble_s: Seconds of joining what was planned with what was written.
+        digest_s: Seconds of reading back what was written, with ``Config.digest``.
         commit_s: Seconds of the commit: check all files, write ``.metadata``, fsync, rename, fsync.
         sweep_s: Seconds of removing data files of older saves. File systems may take long to free large files.
         total_s: Seconds from the beginning to the end on this rank. An asynchronous save begins when it is staged.
         ranks: On the coordinator, the reports of all ranks, sorted by rank; empty on other ranks.
+        digest: The digest of the checkpoint, with ``Config.digest``; else "".
         files_swept: Number of data files of older saves that the commit removed.
         warnings: Problems after the commit, which did not undo it.
     """
@@ -97,10 +100,12 @@ class SaveReport(RankSaveReport):
     begin_s: float = 0.0
     wait_s: float = 0.0
     assemble_s: float = 0.0
+    digest_s: float = 0.0
     commit_s: float = 0.0
     sweep_s: float = 0.0
     total_s: float = 0.0
     ranks: tuple[RankSaveReport, ...] = ()
+    digest: str = ""
     files_swept: int = 0
     warnings: list[str] = field(default_factory=list)
 
@@ -133,6 +138,7 @@ class SaveReport(RankSaveReport):
         phases = {
             "plan": self.plan_s + self.global_plan_s + self.begin_s + self.exchange_s,
             "write": self.write_s + self.wait_s,
+            **({"digest": self.digest_s} if self.digest_s else {}),
             "commit": self.assemble_s + self.commit_s,
             "sweep": self.sweep_s,
         }
@@ -222,6 +228,10 @@ class LoadReport(RankLoadReport):
             same top-level part (``optimizer`` of ``optimizer.state.0.step``); 256 at most. Only the coordinator has
             them, except that each rank has its own where it read what it had saved without collectives.
         num_unexpected_keys: Number of unexpected keys.
+        num_loaded_keys: Number of keys of the checkpoint that any rank asked for. Only the coordinator knows it; it is
+            None on the others, except that each has its own where it read what it had saved without collectives.
+        bytes_unread: Bytes of what is in the checkpoint and no rank asked for: other keys, and what a ``LoadSpec`` left
+            out. None where ``num_loaded_keys`` is None, and for metadata so large that only parts of them were read.
         casts: With a ``LoadSpec``, keys of this rank that were loaded into another dtype: key, stored dtype, dtype of
             the state; 256 at most.
         renamed_keys: With a ``LoadSpec``, keys of the checkpoint that were loaded under another name, and that name;
@@ -239,6 +249,8 @@ class LoadReport(RankLoadReport):
     num_missing_keys: int = 0
     unexpected_keys: tuple[str, ...] = ()
     num_unexpected_keys: int = 0
+    num_loaded_keys: int | None = None
+    bytes_unread: int | None = None
     casts: tuple[tuple[str, str, str], ...] = ()
     renamed_keys: tuple[tuple[str, str], ...] = ()
     num_renamed_keys: int = 0
@@ -290,6 +302,30 @@ class LoadReport(RankLoadReport):
         return (
             f"loaded {self.path}: {size_text(self.total_bytes_wanted)} by {_who(self)} in {_duration(self.total_s)} "
             f"({_rate(self.gb_per_s)}; {'; '.join(notes)})"
+        )
+
+    def table(self, most: int = 20) -> str:
+        """Returns a table of what was loaded and what was not, for people.
+
+        Args:
+            most: The most keys of each kind that are named.
+        """
+        loaded = (
+            []
+            if self.num_loaded_keys is None
+            else [(f"{self.num_loaded_keys:,} key{'s' * (self.num_loaded_keys != 1)}", "")]
+        )
+        unread = [] if self.bytes_unread is None else [(size_text(self.bytes_unread), "")]
+        return table(
+            {
+                "loaded": (loaded, 1),
+                "not in the checkpoint": ([(key, "") for key in self.missing_keys], self.num_missing_keys),
+                "not asked for": ([(key, "") for key in self.unexpected_keys], self.num_unexpected_keys),
+                "cast": ([(key, f"{stored} -> {to}") for key, stored, to in self.casts], len(self.casts)),
+                "renamed": ([(new, f"from {old}") for old, new in self.renamed_keys], self.num_renamed_keys),
+                "not read": (unread, 1),
+            },
+            most,
         )
 
     def to_json(self) -> str:

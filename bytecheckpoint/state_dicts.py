@@ -35,6 +35,7 @@ def save_state_dict(
     planner: SavePlanner | None = None,
     overwrite: bool = True,
     user_metadata: Mapping[str, Any] | None = None,
+    digest: bool | None = None,
     config: Config | None = None,
 ) -> SaveReport:
     """Saves a state dict, as ``dcp.save`` does with our writer and planner.
@@ -52,6 +53,8 @@ def save_state_dict(
         planner: Planner of the save; None makes a ``BcpSavePlanner``.
         overwrite: If False, an existing checkpoint at the path is a ``CheckpointExistsError``.
         user_metadata: Any JSON-serialisable values; ``BcpReader.user_metadata`` returns them.
+        digest: Whether to store a digest of what is saved, which ``bcp digest`` compares. It costs the coordinator one
+            read of the checkpoint. None takes ``config.digest``.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
 
     Returns:
@@ -65,7 +68,7 @@ def save_state_dict(
             it once, in the call under way or in its next call.
     """
     turn = next_turn(process_group, no_dist, "calls")
-    writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
+    writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, digest=digest, config=config)
     group = own_group(process_group, no_dist, "calls", writer.config.stall_timeout_s, ("save", str(path)))
     try:
         _background.raise_unseen()
@@ -136,6 +139,7 @@ def async_save_state_dict(
     planner: SavePlanner | None = None,
     overwrite: bool = True,
     user_metadata: Mapping[str, Any] | None = None,
+    digest: bool | None = None,
     config: Config | None = None,
 ) -> SaveHandle[SaveReport]:
     """Saves a state dict in the background, as it is at the call.
@@ -151,6 +155,7 @@ def async_save_state_dict(
         planner: See ``save_state_dict``.
         overwrite: See ``save_state_dict``.
         user_metadata: See ``save_state_dict``.
+        digest: See ``save_state_dict``.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables. ``staging_bytes`` and ``on_staging_busy`` determine
             how much memory staged states take, ``handle_sigterm`` whether SIGTERM waits for saves.
 
@@ -163,7 +168,7 @@ def async_save_state_dict(
             or an earlier background save failed and nobody has looked at its error. The save then fails on all ranks.
     """
     turn = next_turn(process_group, no_dist, "background")
-    writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, config=config)
+    writer = BcpWriter(path, overwrite=overwrite, user_metadata=user_metadata, digest=digest, config=config)
     group = own_group(process_group, no_dist, "background", writer.config.stall_timeout_s, ("save", str(path)))
 
     def state() -> dict[str, Any]:

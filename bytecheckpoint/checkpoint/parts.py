@@ -11,6 +11,7 @@ from typing import Any
 
 from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.folders import folders_in, has_file, is_removed
+from bytecheckpoint.checkpoint.stored_digest import without_stored
 from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "inspect_step",
     "is_bare",
     "is_of_reference",
+    "json_of",
     "parsed_user_metadata",
     "parts_in",
 ]
@@ -82,7 +84,12 @@ def checkpoints_in(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def parsed_user_metadata(text: str, path: str | os.PathLike[str]) -> Any:
-    """Returns what was passed to ``BcpWriter(user_metadata=...)``, or None.
+    """Returns what was passed to ``BcpWriter(user_metadata=...)``, or None. See ``json_of`` for errors."""
+    return without_stored(json_of(text, path))
+
+
+def json_of(text: str, path: str | os.PathLike[str]) -> Any:
+    """Returns the user metadata of a checkpoint, with what the save has added to them.
 
     Args:
         text: The user metadata of a checkpoint; "" if it has none.

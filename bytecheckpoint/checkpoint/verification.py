@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from errno import ENOTDIR
+from pathlib import Path
 
 from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.in_use import reading
 from bytecheckpoint.checkpoint.local_path import location_to_read
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.errors import CheckpointNotFoundError, CorruptCheckpointError, StorageError
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report import Problem, VerifyReport
@@ -29,13 +32,14 @@ def verify(
     It also proves that the two parts of ``.metadata`` say the same, that the archives around the elements of each
     tensor, which stock readers read, are what they must be, and that every element of every tensor is in exactly one
     chunk. It looks for data files that nothing refers to. For a checkpoint of stock DCP, it compares the CRCs in its
-    records, and the report says how many bytes have none.
+    records, and the report says how many bytes have none. Safetensors have no checksums: of them it checks headers,
+    sizes, and the index against the files, and the report says so.
 
     Local. It opens nothing for writing and takes no lock, so it does not disturb a save. It goes on after a problem, so
     that one run finds all problems.
 
     Args:
-        path: Directory of a checkpoint.
+        path: Directory of a checkpoint; or safetensors, a file or a folder of Hugging Face.
         config: Settings, of which ``direct_io``, ``ring_bytes`` and ``io_threads`` are used: so many threads read, and
             as many compute checksums. None reads ``BYTECHECKPOINT_*`` variables now.
         progress: Function that is called at least a few times a second with the bytes done and the bytes to do.
@@ -56,13 +60,20 @@ def verify(
     if client is not None:
         config = with_store_ring(config)
     with explaining(directory), reading(directory):
-        found = _core.verify(
-            directory,
-            direct_io=config.direct_io,
-            num_threads=config.io_threads,
-            ring_bytes=config.ring_bytes,
-            progress=progress,
-        )
+        try:
+            found = _core.verify(
+                directory,
+                direct_io=config.direct_io,
+                num_threads=config.io_threads,
+                ring_bytes=config.ring_bytes,
+                progress=progress,
+            )
+        except (CheckpointNotFoundError, StorageError) as error:
+            is_absent = isinstance(error, CheckpointNotFoundError) or error.errno == ENOTDIR
+            without_metadata = _verify_other(directory, config) if is_absent else None
+            if without_metadata is None:
+                raise
+            return without_metadata
     problems = [
         Problem(
             file=file,
@@ -77,3 +88,32 @@ def verify(
     if client is not None and client.is_http:
         found["notes"].append("unreferenced files were not looked for: over HTTP a folder has no listing")
     return VerifyReport(path=directory, problems=problems, **found)
+
+
+def _verify_other(directory: str, config: Config) -> VerifyReport | None:
+    """Checks a checkpoint without checksums as far as opening it does; None if there is none."""
+    try:
+        checkpoint = _core.Checkpoint.open(directory, io_timeout_s=config.io_timeout_s)
+    except CheckpointNotFoundError:
+        return None
+    except CorruptCheckpointError as error:
+        damaged = Path(error.path or directory)
+        problem = Problem(
+            file=damaged.name, section="metadata", offset=None, num_bytes=None, fqns=[], message=str(error)
+        )
+        return VerifyReport(
+            path=directory, save_ids=[], num_files=0, num_records=0, bytes_checked=0, problems=[problem]
+        )
+    contents = checkpoint.contents()
+    return VerifyReport(
+        path=directory,
+        save_ids=[],
+        num_files=len(checkpoint.files()),
+        num_records=len(contents),
+        bytes_checked=0,
+        bytes_unchecked=sum(num_bytes for _, _, _, _, num_bytes, _, _ in contents),
+        problems=[],
+        notes=[
+            f"{checkpoint.format} have no checksums: headers, sizes and the index were checked, the elements were not"
+        ],
+    )

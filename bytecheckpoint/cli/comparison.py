@@ -14,6 +14,7 @@ from bytecheckpoint.cli.statistics import in_float64
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import UnsafeObjectError
+from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.tensors.equality import are_equal, bits
 
 __all__ = ["Comparison"]
@@ -22,14 +23,23 @@ __all__ = ["Comparison"]
 class Comparison:
     """Compares two checkpoints.
 
+    Args:
+        a: Path of the first checkpoint.
+        b: Path of the second checkpoint.
+        config: Settings.
+        spec_a: What to take of the first checkpoint; None takes all of it.
+        spec_b: What to take of the second checkpoint.
+
     Attributes:
         a: Contents of the first checkpoint, from its metadata.
         b: Contents of the second checkpoint, from its metadata.
     """
 
-    def __init__(self, a: str, b: str, config: Config) -> None:
-        self.a, of_a = open_values(a, config)
-        self.b, of_b = open_values(b, config)
+    def __init__(
+        self, a: str, b: str, config: Config, spec_a: LoadSpec | None = None, spec_b: LoadSpec | None = None
+    ) -> None:
+        self.a, of_a = open_values(a, config, spec_a)
+        self.b, of_b = open_values(b, config, spec_b)
         self._a = {(values.part.component, values.part.rank): values for values in of_a}
         self._b = {(values.part.component, values.part.rank): values for values in of_b}
 
@@ -37,13 +47,14 @@ class Comparison:
     def bytes_read(self) -> int:
         return sum(values.bytes_read for values in (*self._a.values(), *self._b.values()))
 
-    def tensors(self, a: Item, b: Item, tell: Callable[[], None]) -> dict[str, Any] | None:
+    def tensors(self, a: Item, b: Item, tell: Callable[[], None], dtype: str | None = None) -> dict[str, Any] | None:
         """Compares two tensors of one shape and dtype.
 
         Args:
             a: The tensor in the first checkpoint.
             b: The tensor in the second checkpoint.
             tell: Called after each read, to update a progress bar.
+            dtype: Dtype to which the first one is converted before; None compares it as it is.
 
         Returns:
             None if the tensors are equal. Otherwise a dict. ``elements``: how many were compared. ``different``: how
@@ -69,7 +80,8 @@ class Comparison:
                     continue
                 both += box.numel
                 out["elements"] += box.numel
-                _compare(self._a[a.component, a.rank].read(a, chunk, box), other, out)
+                one = self._a[a.component, a.rank].read(a, chunk, box)
+                _compare(one if dtype is None else one.to(getattr(torch, dtype)), other, out)
                 tell()
         stored_in_b = sum(chunk.numel for chunk in b.chunks or ())
         out["only_in_one"] += max(stored_in_b - both, 0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import sys
@@ -15,7 +16,9 @@ from bytecheckpoint.checkpoint.folders import below, names_in
 from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import CheckpointNotFoundError, StorageError
+from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, StorageError
+from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.object_store.stores import use_store
 from bytecheckpoint.object_store.urls import is_store_url
 
@@ -128,12 +131,23 @@ class Contents:
         return [part.checkpoint.save_id for part in self.parts if not part.is_foreign]
 
     @property
+    def format(self) -> str:
+        """Format of the parts: ``bytecheckpoint`` if any part is ours."""
+        formats = {part.checkpoint.format for part in self.parts}
+        return "bytecheckpoint" if len(formats) > 1 else formats.pop()
+
+    @property
     def num_files(self) -> int:
         return sum(len(part.checkpoint.files()) for part in self.parts)
 
 
 def open_contents(
-    path: str, *, config: Config, with_chunks: bool = False, kind: type[_core.Checkpoint] | type[_C.Checkpoint]
+    path: str,
+    *,
+    config: Config,
+    with_chunks: bool = False,
+    kind: type[_core.Checkpoint] | type[_C.Checkpoint],
+    spec: LoadSpec | None = None,
 ) -> Contents:
     """Reads the commit mark of a checkpoint, or those of its ranks, or those of the parts of a step folder.
 
@@ -142,11 +156,13 @@ def open_contents(
         config: Settings; ``accept_rewritten_metadata`` is used.
         with_chunks: Whether to read chunks, too.
         kind: Class ``Checkpoint`` of the extension module that will do further work with the checkpoint.
+        spec: What to take of it, under which names; None takes all of it.
 
     Raises:
         CheckpointNotFoundError: There is none of these. The message says what is there.
         CheckpointError: A commit mark cannot be read (``CorruptCheckpointError``, ``FormatVersionError``,
             ``UnsupportedError``, ``StorageError``).
+        ConfigError: ``spec`` does not fit the checkpoint, or there are several parts.
     """
 
     def parts_of(directory: str, component: str) -> tuple[Part, ...]:
@@ -162,12 +178,19 @@ def open_contents(
         use_store(path, config, sys.modules[kind.__module__])
     with explaining(path):
         try:
-            return Contents(path, parts_of(path, ""))
+            parts = parts_of(path, "")
         except CheckpointNotFoundError:
             components = components_in(path)
             if not components:
                 raise
-        return Contents(path, tuple(part for name in components for part in parts_of(str(below(path, name)), name)))
+            parts = tuple(part for name in components for part in parts_of(str(below(path, name)), name))
+    if spec is None:
+        return Contents(path, parts)
+    if len(parts) > 1:
+        raise ConfigError(f"{path} has several parts: pass the path of one, to say what to take of it")
+    checkpoint, _ = view_of(parts[0].checkpoint, spec, sys.modules[kind.__module__])
+    items = _items(checkpoint, parts[0].component, parts[0].rank, with_chunks)
+    return Contents(path, (dataclasses.replace(parts[0], checkpoint=checkpoint, items=items),))
 
 
 def components_in(path: str) -> list[str]:
@@ -188,6 +211,10 @@ def _ranks_in(path: str) -> list[int]:
 
 def _part(path: str, component: str, rank: int | None, config: Config, with_chunks: bool, kind: Any) -> Part:
     checkpoint = kind.open(path, rank=rank, accept_rewritten=config.accept_rewritten_metadata)
+    return Part(path, component, rank, checkpoint, _items(checkpoint, component, rank, with_chunks))
+
+
+def _items(checkpoint: Any, component: str, rank: int | None, with_chunks: bool) -> dict[str, Item]:
     contents = checkpoint.contents()
     chunks: list[Any] = checkpoint.chunks() if with_chunks else [None] * len(contents)
     items = {}
@@ -197,4 +224,4 @@ def _part(path: str, component: str, rank: int | None, config: Config, with_chun
         num_bytes = itemsize * math.prod(shape) if itemsize else record_bytes
         made = None if of_item is None else tuple(Chunk(*chunk) for chunk in of_item)
         items[name] = Item(component, rank, name, dtype, shape, num_bytes, num_chunks, made, is_partial)
-    return Part(path, component, rank, checkpoint, items)
+    return items

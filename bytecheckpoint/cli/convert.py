@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option
+from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, progress_option
+from bytecheckpoint.cli.specs import rules_of, spec_of, spec_options
 from bytecheckpoint.cli.text import one_line, print_json
 from bytecheckpoint.config import Config
 from bytecheckpoint.load_spec.spec import LoadSpec
@@ -65,10 +67,7 @@ def _conversion_options(function: _Function) -> _Function:
 @checkpoint_argument("source")
 @click.argument("target", type=click.Path())
 @_to_option("safetensors")
-@click.option("--spec", "spec_file", type=click.Path(dir_okay=False), help="TOML file with a LoadSpec.")
-@click.option("--include", multiple=True, metavar="PATTERN", help="Keys to take; may be repeated. Default: all.")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Keys to leave out; may be repeated.")
-@click.option("--rename", multiple=True, metavar="PATTERN=NAME", help="New names, as in a LoadSpec; may be repeated.")
+@spec_options
 @_conversion_options
 def command(
     source: str,
@@ -91,14 +90,7 @@ def command(
       bcp convert model-hf ckpt --to bcp
       torchrun --nproc-per-node 8 -m bytecheckpoint convert ckpt model-hf
     """
-    if spec_file is not None and (include or exclude or rename):
-        raise Failure("--spec: pass a file or --include, --exclude and --rename, not both")
-    spec = None
-    if spec_file is not None:
-        spec = LoadSpec.from_file(spec_file)
-    elif include or exclude or rename:
-        spec = LoadSpec(include=include, exclude=exclude, rename=_rules(rename))
-    _convert(source, target, spec, **options)
+    _convert(source, target, spec_of(spec_file, include, exclude, rename), **options)
 
 
 @click.command("extract")
@@ -138,7 +130,7 @@ def rename(source: str, target: str, rules: tuple[str, ...], **options: Any) -> 
     Example:
       bcp rename ckpt renamed 'h.{i}.attn=layers.{i}.attention' 'wte=embed'
     """
-    _convert(source, target, LoadSpec(rename=_rules(rules)), **options)
+    _convert(source, target, LoadSpec(rename=rules_of(rules)), **options)
 
 
 def _convert(
@@ -175,18 +167,11 @@ def _group_of_torchrun() -> Iterator[dist.ProcessGroup | None]:
         return
     import torch.distributed as dist
 
+    # A rank that ends first closes its connections. Others must hear of that as an error, and not die of SIGPIPE.
+    before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     dist.init_process_group("gloo")
     try:
         yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
-
-
-def _rules(texts: tuple[str, ...]) -> dict[str, str]:
-    rules = {}
-    for text in texts:
-        pattern, equals, name = text.partition("=")
-        if not equals:
-            raise Failure(f"{text}: must be PATTERN=NAME")
-        rules[pattern] = name
-    return rules
+        signal.signal(signal.SIGPIPE, before)

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bytecheckpoint.cli.contents import Contents, Item, Key, open_contents
 from bytecheckpoint.cli.options import bar, checkpoint_argument, json_option, place_text, progress_option
+from bytecheckpoint.cli.specs import spec_of, spec_options
 from bytecheckpoint.cli.text import counted, json_value, one_line, print_json, safe_name
 from bytecheckpoint.config import Config
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from bytecheckpoint.cli.comparison import Comparison
 
 __all__ = ["command"]
+
+# What bcp convert converts.
+_FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -40,34 +44,61 @@ class _Difference:
 @click.command("diff")
 @checkpoint_argument("a")
 @checkpoint_argument("b")
+@spec_options
+@click.option("--spec-b", "spec_file_b", type=click.Path(dir_okay=False), help="TOML file with a LoadSpec for B.")
+@click.option(
+    "--dtype",
+    type=click.Choice(_FLOATS),
+    help="Convert floating-point tensors of A to this dtype first, as bcp convert does.",
+)
 @click.option("--structure-only", is_flag=True, help="Keys, shapes and dtypes; read no values.")
 @json_option
 @progress_option
 @click.pass_context
-def command(ctx: click.Context, a: str, b: str, structure_only: bool, as_json: bool, progress: bool) -> None:
+def command(
+    ctx: click.Context,
+    a: str,
+    b: str,
+    spec_file: str | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    rename: tuple[str, ...],
+    spec_file_b: str | None,
+    dtype: str | None,
+    structure_only: bool,
+    as_json: bool,
+    progress: bool,
+) -> None:
     """Compares two checkpoints: keys, shapes, dtypes, and every value bit by bit.
 
-    A and B are checkpoints, or step folders of bytecheckpoint.save, all parts of which are compared. How a tensor is
-    cut into shards, and who wrote it, does not matter. Memory use is bounded. Ends with 1 if they differ.
+    A and B are checkpoints of bytecheckpoint or of stock DCP, safetensors, or step folders of bytecheckpoint.save, all
+    parts of which are compared. How a tensor is cut into shards, and who wrote it, does not matter. --spec, --include,
+    --exclude, --rename and --dtype say what to take of A, as for bcp convert A B; --spec-b says it of B. Memory use is
+    bounded. Ends with 1 if they differ.
 
     \b
     Example:
       bcp diff run/step_100 run/step_200 --structure-only
+      bcp diff ckpt model-hf --include model --rename model= --dtype bfloat16
     """
     config = Config.from_env()
+    specs = spec_of(spec_file, include, exclude, rename), spec_of(spec_file_b)
     differences: list[_Difference] = []
     if structure_only:
         from bytecheckpoint import _core
 
-        of_a, of_b = (open_contents(path, config=config, kind=_core.Checkpoint) for path in (a, b))
-        compared, only_in_a, only_in_b = _structure(of_a, of_b, differences)
+        of_a, of_b = (
+            open_contents(path, config=config, kind=_core.Checkpoint, spec=spec)
+            for path, spec in zip((a, b), specs, strict=True)
+        )
+        compared, only_in_a, only_in_b = _structure(of_a, of_b, dtype, differences)
     else:
         from bytecheckpoint.cli.comparison import Comparison
 
         with bar("comparing", progress) as tell:
-            comparison = Comparison(a, b, config)
-            compared, only_in_a, only_in_b = _structure(comparison.a, comparison.b, differences)
-            differences += _values(comparison, compared, tell)
+            comparison = Comparison(a, b, config, *specs)
+            compared, only_in_a, only_in_b = _structure(comparison.a, comparison.b, dtype, differences)
+            differences += _values(comparison, compared, dtype, tell)
     is_equal = not (differences or only_in_a or only_in_b)
     if as_json:
         print_json(
@@ -86,17 +117,19 @@ def command(ctx: click.Context, a: str, b: str, structure_only: bool, as_json: b
             }
         )
     else:
-        for key in only_in_a:
-            click.echo(f"only in {one_line(a)}: {_shown(key)}")
-        for key in only_in_b:
-            click.echo(f"only in {one_line(b)}: {_shown(key)}")
-        for difference in differences:
-            click.echo(f"{_shown(difference.key)}: {difference.text}")
+        for line in _lines([(a, only_in_a), (b, only_in_b)], differences):
+            click.echo(line)
         how = "of the same structure" if structure_only else "equal"
         num = len(only_in_a) + len(only_in_b) + len({difference.key for difference in differences})
         alike = len(compared) - len({difference.key for difference in differences if difference.what == "values"})
         click.echo(f"{counted(alike, 'key')} {how}, {num:,} not")
     ctx.exit(0 if is_equal else 1)
+
+
+def _lines(only_in: Sequence[tuple[str, Sequence[Key]]], differences: Sequence[_Difference]) -> Iterator[str]:
+    for path, keys in only_in:
+        yield from (f"only in {one_line(path)}: {_shown(key)}" for key in keys)
+    yield from (f"{_shown(difference.key)}: {difference.text}" for difference in differences)
 
 
 def _named(key: Key) -> dict[str, Any]:
@@ -111,12 +144,20 @@ def _by_key(contents: Contents) -> dict[Key, Item]:
     return {item.key: item for item in contents.items}
 
 
-def _structure(a: Contents, b: Contents, differences: list[_Difference]) -> tuple[list[Key], list[Key], list[Key]]:
+def _converted(item: Item, dtype: str | None) -> str | None:
+    """Returns the dtype to which ``--dtype`` converts a tensor; None if it stays as it is."""
+    return dtype if item.dtype in _FLOATS and item.dtype != dtype else None
+
+
+def _structure(
+    a: Contents, b: Contents, dtype: str | None, differences: list[_Difference]
+) -> tuple[list[Key], list[Key], list[Key]]:
     """Returns keys of the same structure in both, keys only in ``a``, and keys only in ``b``.
 
     Keys that are in both but differ in structure are added to ``differences``.
     """
     of_a, of_b = _by_key(a), _by_key(b)
+    of_a = {key: replace(item, dtype=_converted(item, dtype) or item.dtype) for key, item in of_a.items()}
     alike = []
     for key in (key for key in of_a if key in of_b):
         before = len(differences)
@@ -131,7 +172,9 @@ def _structure(a: Contents, b: Contents, differences: list[_Difference]) -> tupl
     return alike, [key for key in of_a if key not in of_b], [key for key in of_b if key not in of_a]
 
 
-def _values(comparison: Comparison, keys: list[Key], tell: Callable[[int, int], None]) -> Iterator[_Difference]:
+def _values(
+    comparison: Comparison, keys: list[Key], dtype: str | None, tell: Callable[[int, int], None]
+) -> Iterator[_Difference]:
     a, b = _by_key(comparison.a), _by_key(comparison.b)
     total = sum(a[key].num_bytes + b[key].num_bytes for key in keys)
     for key in keys:
@@ -141,7 +184,8 @@ def _values(comparison: Comparison, keys: list[Key], tell: Callable[[int, int], 
                 f": {one_line(str(details['reason']))}" if details and "reason" in details else ""
             )
         else:
-            details = comparison.tensors(a[key], b[key], lambda: tell(min(comparison.bytes_read, total), total))
+            to = _converted(a[key], dtype)
+            details = comparison.tensors(a[key], b[key], lambda: tell(min(comparison.bytes_read, total), total), to)
             text = _in_words(details) if details else ""
         tell(min(comparison.bytes_read, total), total)
         if details is not None:

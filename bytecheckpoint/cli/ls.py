@@ -76,7 +76,7 @@ def _totals(items: Sequence[Item]) -> dict[str, int]:
 def _as_json(contents: Contents, items: Sequence[Item]) -> dict[str, Any]:
     return {
         "path": contents.path,
-        "format": "dcp" if all(part.is_foreign for part in contents.parts) else "bytecheckpoint",
+        "format": contents.format,
         "save_ids": contents.save_ids,
         "files": contents.num_files,
         "items": [_item_as_json(item) for item in items],
@@ -122,10 +122,13 @@ def _lines(contents: Contents, items: Sequence[Item]) -> Iterator[str]:
         yield line
         yield from ("    " + _place(chunk) for chunk in item.chunks or ())
     totals = _totals(items)
-    wrote = "stock DCP" if all(part.is_foreign for part in contents.parts) else "bytecheckpoint"
+    files = counted(contents.num_files, "file")
+    writers = {"bytecheckpoint": "bytecheckpoint", "dcp": "stock DCP"}
+    is_known = contents.format in writers
+    what = f"checkpoint of {files} by {writers[contents.format]}" if is_known else f"{contents.format} in {files}"
     yield (
         f"{counted(totals['tensors'], 'tensor')}, {counted(totals['objects'], 'object')}; {totals['bytes']:,} bytes in "
-        f"{counted(totals['shards'], 'shard')}; checkpoint of {counted(contents.num_files, 'file')} by {wrote}"
+        f"{counted(totals['shards'], 'shard')}; {what}"
     )
 
 

@@ -18,6 +18,7 @@ from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.rank_load import load_plain_data, plain_object
 from bytecheckpoint.errors import ShapeMismatchError
+from bytecheckpoint.load_spec.spec import LoadSpec
 
 __all__ = ["Box", "Values", "intersection", "open_values", "pieces"]
 
@@ -62,9 +63,9 @@ def pieces(box: Box, most_elements: int = _PIECE_ELEMENTS) -> Iterator[Box]:
         yield from pieces(Box(offsets, (*box.sizes[:dim], size, *box.sizes[dim + 1 :])), most_elements)
 
 
-def open_values(path: str, config: Config) -> tuple[Contents, list[Values]]:
-    """Opens a checkpoint, and returns its contents and the values of each of its parts."""
-    contents = open_contents(path, config=config, with_chunks=True, kind=_C.Checkpoint)
+def open_values(path: str, config: Config, spec: LoadSpec | None = None) -> tuple[Contents, list[Values]]:
+    """Opens a checkpoint, or what ``spec`` takes of it. Returns its contents and the values of each of its parts."""
+    contents = open_contents(path, config=config, with_chunks=True, kind=_C.Checkpoint, spec=spec)
     return contents, [Values(part, config) for part in contents.parts]
 
 

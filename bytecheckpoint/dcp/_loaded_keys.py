@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.distributed.checkpoint.planner import LoadPlan
@@ -13,7 +12,7 @@ from bytecheckpoint import _C
 from bytecheckpoint.errors import KeyMismatchError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.planning.plan_items import LoadKeys, PlanItems, source_of
-from bytecheckpoint.sharing.asked_keys import RequestedKeys, Unfilled, compare
+from bytecheckpoint.sharing.asked_keys import RequestedKeys, Unfilled, asked_by_any, compare
 
 __all__ = ["LoadedKeys", "planned_view"]
 
@@ -34,25 +33,32 @@ class LoadedKeys:
 
     Attributes:
         unfilled: Keys that are left unfilled: for this rank; on the coordinator, for all ranks.
+        num_loaded: Number of keys that are read by any rank that is known of; None before ``compare``.
+        bytes_unread: Bytes of the other keys; None before ``compare``, and where that would need more of the metadata.
     """
 
     def __init__(self, plan: LoadPlan | None = None) -> None:
         self._known: LoadKeys | None = plan.items.loads if plan and isinstance(plan.items, PlanItems) else None
         self.unfilled = Unfilled()
+        self.num_loaded: int | None = None
+        self.bytes_unread: int | None = None
 
-    def compare(self, path: str, stored: Callable[[], Sequence[str]], asked: list[RequestedKeys]) -> None:
+    def compare(self, path: str, stored: _C.Checkpoint, asked: list[RequestedKeys]) -> None:
         """Finds out what is left unfilled.
 
         Args:
             path: Path of the checkpoint, for messages.
-            stored: Returns the keys of the checkpoint.
+            stored: The checkpoint, or the view of it that is read.
             asked: What each rank asks for.
 
         Raises:
             KeyMismatchError: The spec refuses keys that no rank asks for, and there are some.
         """
         spec = None if self._known is None else self._known.spec
-        self.unfilled = unfilled = compare(stored, asked, of_all_parts=spec is not None)
+        self.unfilled = unfilled = compare(stored.names, asked, of_all_parts=spec is not None)
+        marks = asked_by_any(asked)
+        self.num_loaded = stored.num_items if marks is None else marks.count(1)
+        self.bytes_unread = stored.bytes_beside(marks)
         if spec is None or not spec.refuses_unexpected or not unfilled.num_unexpected_keys:
             return
         names = listed([*map(repr, unfilled.unexpected_keys)], total=unfilled.num_unexpected_keys)
@@ -72,6 +78,8 @@ class LoadedKeys:
         casts = known.casts[:_MOST_REPORTED] if known else ()
         return {
             **dataclasses.asdict(self.unfilled),
+            "num_loaded_keys": self.num_loaded,
+            "bytes_unread": self.bytes_unread,
             "casts": tuple((key, stored, str(to).removeprefix("torch.")) for key, stored, to in casts),
             "renamed_keys": tuple(known.renamed.items())[:_MOST_REPORTED] if known else (),
             "num_renamed_keys": len(known.renamed) if known else 0,

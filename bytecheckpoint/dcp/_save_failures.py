@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from errno import ENOENT
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from bytecheckpoint.dcp._save_session import RankResult, SaveSession
 from bytecheckpoint.errors import SaveFailedError, StorageError, sendable
 from bytecheckpoint.object_store.urls import is_store_url
 
-__all__ = ["not_seen", "save_failed", "to_hand_in"]
+__all__ = ["explaining_unseen", "save_failed", "to_hand_in"]
 
 
 def to_hand_in(error: BaseException, session: SaveSession) -> BaseException:
@@ -32,7 +33,19 @@ def save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedErr
     return SaveFailedError(f"save({path}) failed and was undone: {reasons}", failed)
 
 
-def not_seen(error: StorageError, path: str, handed_in: Sequence[RankResult]) -> StorageError | None:
+@contextmanager
+def explaining_unseen(path: str, handed_in: Sequence[RankResult]) -> Iterator[None]:
+    """If the ``with`` block fails because the coordinator does not see what a rank wrote, the error says so."""
+    try:
+        yield
+    except StorageError as error:
+        explained = _not_seen(error, path, handed_in)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _not_seen(error: StorageError, path: str, handed_in: Sequence[RankResult]) -> StorageError | None:
     """Explains ``error`` if the coordinator does not see files that a rank wrote.
 
     Returns:

@@ -50,6 +50,7 @@ def report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Map
         total_s=session.phases.total_s,
         num_requests=_requests_of(session),
         ranks=tuple(sorted(of_ranks, key=lambda of_rank: of_rank.rank)),
+        digest=session.digest,
         files_swept=commit["files_swept"],
         warnings=commit["warnings"],
     )

@@ -68,6 +68,7 @@ class SaveSession:
         finishing: True once ``finish`` has begun.
         phases: Duration of each phase so far.
         report: Report of this rank, once it has written its part.
+        digest: Digest of the checkpoint, once it is computed; else "".
         ranks: Liveness monitor of the ranks that save; None if there is none.
         call: Number of the call on this rank; 0 if calls are not counted.
         thread: Thread that runs the save.
@@ -86,6 +87,7 @@ class SaveSession:
     finishing: bool = False
     phases: Phases = field(default_factory=Phases)
     report: SaveReport | None = None
+    digest: str = ""
     ranks: LivenessMonitor | None = None
     call: int = field(default_factory=number_of_turn)
     thread: threading.Thread = field(default_factory=threading.current_thread)

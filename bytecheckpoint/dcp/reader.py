@@ -289,7 +289,7 @@ class BcpReader(StorageReader):
         asked = _asked_by(plan, checkpoint)
         self._keys.unfilled = Unfilled(asked.missing, asked.num_missing)
         if is_alone:
-            self._keys.compare(str(self.path), checkpoint.names, [asked])
+            self._keys.compare(str(self.path), checkpoint, [asked])
         intent = ReadPreferences.by(
             self,
             _ALONE if is_alone else checkpoint.save_id,
@@ -314,7 +314,7 @@ class BcpReader(StorageReader):
             )
         intents = [plan.storage_data for plan in plans if isinstance(plan.storage_data, ReadPreferences)]
         if self._rank is None and len(intents) == len(plans):
-            self._keys.compare(str(self.path), self._opened().names, [intent.asked for intent in intents])
+            self._keys.compare(str(self.path), self._opened(), [intent.asked for intent in intents])
         return choose_reading(plans)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -30,7 +31,8 @@ from bytecheckpoint.dcp._append import append_plan
 from bytecheckpoint.dcp._destination import begin_commit, start_job
 from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_save
 from bytecheckpoint.dcp._hooks import Hooks
-from bytecheckpoint.dcp._save_failures import not_seen, save_failed, to_hand_in
+from bytecheckpoint.dcp._save_digest import with_digest
+from bytecheckpoint.dcp._save_failures import explaining_unseen, save_failed, to_hand_in
 from bytecheckpoint.dcp._save_reports import report_of_all, report_of_rank
 from bytecheckpoint.dcp._save_session import (
     RankResult,
@@ -44,7 +46,7 @@ from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, assemble, complete_metadata
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.distributed.call_order import check_in_step
-from bytecheckpoint.errors import CheckpointError, ConfigError, SaveCancelledError, StorageError
+from bytecheckpoint.errors import CheckpointError, ConfigError, SaveCancelledError
 from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.planning.assignment import plan_to_write
 from bytecheckpoint.planning.inventory import bytes_of, may_send_digest
@@ -92,6 +94,7 @@ class BcpWriter(StorageWriter):
         user_metadata: Any JSON-serialisable value. The save stores it in ``.metadata``, and
             ``BcpReader.user_metadata`` returns it.
         unsafe_objects: Replaces ``config.unsafe_objects``, unless it is None.
+        digest: Replaces ``config.digest``, unless it is None.
 
     Attributes:
         last_report: Report of the last save in which this rank wrote its part; None before the first. The coordinator
@@ -133,6 +136,7 @@ class BcpWriter(StorageWriter):
         config: Config | None = None,
         user_metadata: Mapping[str, Any] | None = None,
         unsafe_objects: str | None = None,
+        digest: bool | None = None,
     ) -> None:
         super().__init__()
         require(SAVE_AND_LOAD)
@@ -157,8 +161,8 @@ class BcpWriter(StorageWriter):
         self.sync_files = sync_files
         self.overwrite = overwrite
         config = config or Config.from_env()
-        if unsafe_objects is not None:
-            config = dataclasses.replace(config, unsafe_objects=unsafe_objects)
+        given: dict[str, Any] = {"unsafe_objects": unsafe_objects, "digest": digest}
+        config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
         self.config = dataclasses.replace(config, io_threads=thread_count) if thread_count > 1 else config
         self.user_metadata = "" if user_metadata is None else json.dumps(user_metadata)
         self.last_report: SaveReport | None = None
@@ -365,22 +369,21 @@ class BcpWriter(StorageWriter):
                 raise save_failed(session.path, failed)
             session.check_ranks([result.rank for result in handed_in])
             self._raise_if_cancelled(session)
-            checkpoint = assemble(
+            assembled = functools.partial(
+                assemble,
                 metadata,
                 save_id=session.save_id,
                 checkpoint_id=session.path,
                 results=[result.written for result in handed_in],
-                user_metadata=self.user_metadata,
                 gaps=self._gaps(session),
             )
+            checkpoint = assembled(user_metadata=self.user_metadata)
             session.phases.end("assemble_s")
-            try:
+            with explaining_unseen(session.path, handed_in):
                 commit.check_files(checkpoint)
-            except StorageError as error:
-                explained = not_seen(error, session.path, handed_in)
-                if explained is None:
-                    raise
-                raise explained from error
+            if self.config.digest:
+                text = with_digest(session, self.config, self.user_metadata, checkpoint, self._raise_if_cancelled)
+                checkpoint = assembled(user_metadata=text)
             report = commit.commit(checkpoint)
         except BaseException as error:
             try:
@@ -394,8 +397,7 @@ class BcpWriter(StorageWriter):
             session.end()
         complete_metadata(metadata, checkpoint, session.path, session.rank if session.commits_alone else None)
         found = {fqn: names for result in handed_in for fqn, names in result.unsafe}
-        if found:
-            report["warnings"].append(describe_unsafe(found))
+        report["warnings"] += [describe_unsafe(found)] if found else []
         for warning in report["warnings"]:
             warnings.warn(f"bytecheckpoint: {session.path}: {warning}", RuntimeWarning, stacklevel=2)
         session.phases.end("commit_s")

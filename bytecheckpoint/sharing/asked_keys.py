@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bytecheckpoint.listing import listed
 
-__all__ = ["RequestedKeys", "Unfilled", "compare"]
+__all__ = ["RequestedKeys", "Unfilled", "asked_by_any", "compare"]
 
 # A report names no more keys than this.
 _MOST_NAMES = 256
@@ -91,6 +91,18 @@ class Unfilled:
         return text
 
 
+def asked_by_any(ranks: Sequence[RequestedKeys]) -> bytes | None:
+    """Returns one byte for each key of the checkpoint: 1 if any rank asks for it. None: some rank asks for all keys."""
+    of_ranks = {asked.marks for asked in ranks}  # most ranks ask for the same
+    found = b""
+    for marks in of_ranks:
+        if marks is None:
+            return None
+        marked = zlib.decompress(marks)
+        found = (int.from_bytes(found, "little") | int.from_bytes(marked, "little")).to_bytes(len(marked), "little")
+    return found
+
+
 def compare(
     keys_of_checkpoint: Callable[[], Sequence[str]], ranks: Sequence[RequestedKeys], *, of_all_parts: bool = False
 ) -> Unfilled:
@@ -103,15 +115,11 @@ def compare(
     """
     missing = sorted({key for asked in ranks for key in asked.missing})
     num_missing = max([len(missing), *(asked.num_missing for asked in ranks)])
-    of_ranks = {asked.marks for asked in ranks}  # most ranks ask for the same
     parts = frozenset[str]().union(*(asked.parts for asked in ranks))
-    if None in of_ranks or not (parts or of_all_parts):
+    is_asked = asked_by_any(ranks) if parts or of_all_parts else None
+    if is_asked is None:
         return Unfilled(tuple(missing[:_MOST_NAMES]), num_missing)
-    asked_by_any = 0
-    for marks in of_ranks:
-        asked_by_any |= int.from_bytes(zlib.decompress(marks or b""), "little")
     stored = keys_of_checkpoint()
-    is_asked = asked_by_any.to_bytes(len(stored), "little")
     unexpected = [
         key for key, mark in zip(stored, is_asked, strict=True) if not mark and (of_all_parts or _part_of(key) in parts)
     ]

@@ -77,6 +77,7 @@ def save(
     irregular: str = "decompose",
     extra_state_policy: Policy = "own",
     overwrite: bool = True,
+    digest: bool | None = None,
     process_group: dist.ProcessGroup | None = None,
     config: Config | None = None,
 ) -> SaveHandle[CheckpointReport]:
@@ -111,6 +112,8 @@ def save(
         extra_state_policy: What another number of ranks gets at a load: ``own``, ``replicated`` or ``sharded``, for
             all keys, or a mapping by key, in which absent keys are ``own``. See docs/training_state.md.
         overwrite: If False, a part that already exists is a ``CheckpointExistsError``.
+        digest: Whether to store a digest of each part, which ``bcp digest`` compares. It costs the coordinator one read
+            of the checkpoint. None takes ``config.digest``.
         process_group: Group of the ranks that save; None takes the default group, if there is one.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
 
@@ -130,6 +133,8 @@ def save(
     set_logging_level()
     role = check_role(role)
     config = config or Config.from_env()
+    if digest is not None:
+        config = dataclasses.replace(config, digest=digest)
     if role and config.on_staging_busy == "wait":
         config = dataclasses.replace(config, on_staging_busy="double_buffer")  # another role's state may be staged
     root = folder_of_role(known(location(ckpt_path), config), role)

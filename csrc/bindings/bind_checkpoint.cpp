@@ -100,6 +100,34 @@ py::object foreign_of(const Checkpoint& checkpoint) {
                         tree_to_python(foreign->version));
 }
 
+/// Bytes of the elements of a tensor that are stored; of an object, or a tensor that is not plain, of its records.
+int64_t bytes_of(const format::Item& item) {
+  const tensor::DTypeInfo* plain = item.is_tensor ? tensor::find_plain_dtype(item.tensor.dtype) : nullptr;
+  int64_t bytes = 0;
+  for (const format::Chunk& chunk : item.chunks) {
+    int64_t numel = 0;
+    const bool is_counted = plain != nullptr && tensor::checked_numel(chunk.box.sizes, &numel);
+    bytes += is_counted ? numel * plain->itemsize_bytes : chunk.record.bytes;
+  }
+  return bytes;
+}
+
+/// Returns the bytes of what is stored beside some items; None if not all of the metadata have been read.
+/// \param marks  A byte for each item, 1 if it is one of them. None: they are all items.
+std::optional<int64_t> bytes_beside(const Checkpoint& checkpoint, const std::optional<py::bytes>& marks) {
+  if (checkpoint.parts() != nullptr) return std::nullopt;
+  const format::Manifest& manifest = checkpoint.whole();
+  const std::string_view marked = marks.has_value() ? std::string_view(*marks) : std::string_view();
+  if (marks.has_value() && marked.size() != manifest.items.size()) throw py::value_error("a mark for each item");
+  int64_t bytes = 0;
+  const format::Manifest& stored = checkpoint.view() == nullptr ? manifest : *checkpoint.view()->stored;
+  for (const format::Item& item : stored.items) bytes += bytes_of(item);
+  for (size_t i = 0; i < manifest.items.size(); ++i) {
+    if (!marks.has_value() || marked[i] != 0) bytes -= bytes_of(manifest.items[i]);
+  }
+  return std::max<int64_t>(bytes, 0);
+}
+
 bool has(const Checkpoint& checkpoint, const std::string& fqn) {
   engine::ManifestReader* parts = checkpoint.parts();
   if (parts == nullptr) return checkpoint.whole().find(fqn) != nullptr;
@@ -141,7 +169,18 @@ void bind_checkpoint(py::module_& m) {
       .def_property_readonly("user_metadata", [](const Checkpoint& c) { return c.head().user_metadata; })
       .def_property_readonly("planner_data", [](const Checkpoint& c) { return tree_to_python(c.whole().planner_data); })
       .def_property_readonly("foreign", &foreign_of)
+      .def_property_readonly("format",
+                             [](const Checkpoint& checkpoint) {
+                               const auto& foreign = checkpoint.head().foreign;
+                               return foreign.has_value() ? foreign->format : "bytecheckpoint";
+                             })
       .def("names", &names_of)
+      .def_property_readonly("num_items",
+                             [](const Checkpoint& c) {
+                               return c.parts() != nullptr ? c.parts()->view().num_items() : c.whole().items.size();
+                             })
+      .def_property_readonly("is_view", [](const Checkpoint& c) { return c.view() != nullptr; })
+      .def("bytes_beside", &bytes_beside, py::arg("marks"))
       .def("has", &has, py::arg("fqn"))
       .def_property_readonly("is_whole", [](const Checkpoint& c) { return c.parts() == nullptr; })
       .def("has_others_than", &has_others_than, py::arg("names"))

@@ -10,6 +10,7 @@
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_copy.h"
 #include "csrc/bindings/bind_export.h"
+#include "csrc/bindings/bind_row_major.h"
 #include "csrc/bindings/bind_steps.h"
 #include "csrc/bindings/bind_store.h"
 #include "csrc/bindings/bind_verify.h"
@@ -85,6 +86,7 @@ PYBIND11_MODULE(_core, m) {
   bytecheckpoint::bindings::bind_view(m);
   bytecheckpoint::bindings::bind_copy(m);
   bytecheckpoint::bindings::bind_export(m);
+  bytecheckpoint::bindings::bind_row_major(m);
   bytecheckpoint::bindings::bind_steps(m);
   bytecheckpoint::bindings::bind_store(m);
   bytecheckpoint::bindings::bind_verify(m);

@@ -3,6 +3,7 @@
 
 #include "csrc/bindings/bind_checkpoint.h"
 #include "csrc/bindings/bind_engine.h"
+#include "csrc/bindings/bind_row_major.h"
 #include "csrc/bindings/bind_store.h"
 #include "csrc/bindings/bind_view.h"
 #include "csrc/bindings/build_info.h"
@@ -12,6 +13,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &bytecheckpoint::bindings::build_info);
   bytecheckpoint::bindings::bind_checkpoint(m);
   bytecheckpoint::bindings::bind_view(m);
+  bytecheckpoint::bindings::bind_row_major(m);
   bytecheckpoint::bindings::bind_save_plan(m);
   bytecheckpoint::bindings::bind_save(m);
   bytecheckpoint::bindings::bind_load(m);

@@ -93,10 +93,18 @@ std::optional<std::string> mismatch(const format::Item& item, const StateValue& 
   return std::nullopt;
 }
 
+/// Joins sentences, of which many say the same of many keys.
+std::string joined(const std::vector<std::string>& sentences) {
+  std::string all = sentences.empty() ? std::string() : sentences.front();
+  for (size_t i = 1; i < sentences.size() && i < kMostNames; ++i) all += "; " + sentences[i];
+  if (sentences.size() > kMostNames) all += text("; and ", sentences.size() - kMostNames, " more");
+  return all;
+}
+
 /// Raises KeyMismatchError with all keys that the checkpoint lacks, and all keys that nobody asks for: a missing one
-/// may be among them under another name.
+/// may be among them under another name. \param mismatches  What else does not fit.
 [[noreturn]] void refuse_keys(const format::Manifest& manifest, const std::vector<StateValue>& state,
-                              const std::vector<std::string>& missing) {
+                              const std::vector<std::string>& missing, const std::vector<std::string>& mismatches) {
   std::vector<std::string> asked;
   for (const StateValue& state_value : state) asked.push_back(state_value.fqn);
   std::sort(asked.begin(), asked.end());
@@ -107,6 +115,7 @@ std::optional<std::string> mismatch(const format::Item& item, const StateValue& 
   std::string message = text("these are to be loaded, but not in the checkpoint: ", list_names(missing));
   if (!unexpected.empty())
     message += text("; these are in the checkpoint, but not asked for: ", list_names(unexpected));
+  if (!mismatches.empty()) message += "; " + joined(mismatches);
   message += "; allow_partial_load=True leaves out what is missing";
   // The sentence of DCP's own planner, which callers search for.
   raise_as("KeyMismatchError", message + text(". Missing key in checkpoint state_dict: ", missing.front(), "."));
@@ -192,12 +201,8 @@ void ReadPlan::check_state(const std::vector<const format::Item*>& items, bool a
       if (auto why = mismatch(*items[i], state_[i])) mismatches.push_back(std::move(*why));
     }
   }
-  if (!missing.empty() && !allow_partial) refuse_keys(checkpoint_->whole(), state_, missing);
-  if (mismatches.empty()) return;
-  std::string message = std::move(mismatches.front());
-  for (size_t i = 1; i < mismatches.size() && i < kMostNames; ++i) message += "; " + mismatches[i];
-  if (mismatches.size() > kMostNames) message += text("; and ", mismatches.size() - kMostNames, " more");
-  raise_as("ShapeMismatchError", message);
+  if (!missing.empty() && !allow_partial) refuse_keys(checkpoint_->whole(), state_, missing, mismatches);
+  if (!mismatches.empty()) raise_as("ShapeMismatchError", joined(mismatches));
 }
 
 void ReadPlan::read_boxes(const format::Item& item, size_t state_index) {

@@ -307,7 +307,7 @@ base::Result<format::Manifest> open_safetensors(const std::string& path) {
                         failure.path(), ENOENT);
   }
   format::Manifest manifest;
-  manifest.foreign.emplace();
+  manifest.foreign.emplace().format = "safetensors";
   if (files.directory != path) manifest.foreign->directory = files.directory;
   for (uint32_t file = 0; file < names.size(); ++file) {
     manifest.files.emplace_back().name = names[file];

@@ -70,8 +70,9 @@ struct FileEntry {
 struct ForeignMeta {
   Tree storage_meta;  // None, or a dict of the attributes of DCP's StorageMeta, paths as strings
   bool checkpoint_id_is_path = false;
-  Tree version;           // None, or a string
-  std::string directory;  // of the data files, if it is another than what was opened
+  Tree version;                // None, or a string
+  std::string directory;       // of the data files, if it is another than what was opened
+  const char* format = "dcp";  // what `Checkpoint.format` tells Python
 };
 
 /// What a checkpoint contains, and where.

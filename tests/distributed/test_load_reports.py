@@ -328,6 +328,9 @@ def test_what_no_rank_asks_for_is_told_by_the_coordinator_once(tmp_path: Path) -
     assert reports[0].unexpected_keys == ("model.layer3",)
     assert reports[0].missing_keys == ("own.new",)
     assert [report.num_unexpected_keys for report in reports] == [1, 0, 0, 0]
+    assert [report.num_loaded_keys for report in reports] == [3, None, None, None]
+    of_lr = reports[0].bytes_unread - 2 * 4  # model.layer3, and the object of the optimizer
+    assert 0 < of_lr < 1000
     assert [report.num_missing_keys for report in reports] == [1, 0, 0, 1]
     assert [len(messages) for messages in warned] == [1, 0, 0, 0]
     assert "'model.layer3'; these keys are not in the checkpoint: 'own.new'" in warned[0][0]

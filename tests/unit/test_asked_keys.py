@@ -15,9 +15,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from bytecheckpoint import BcpLoadPlanner, BcpReader, LoadReport, load_state_dict, save_state_dict
+from bytecheckpoint import BcpLoadPlanner, BcpReader, LoadReport, LoadSpec, _core, load_state_dict, save_state_dict
 from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.sharing.asked_keys import RequestedKeys, compare
+from bytecheckpoint.transforms import Slice
 
 MOMENTS = tuple(f"optimizer.state.{n}.{name}" for n in (0, 1) for name in ("exp_avg", "exp_avg_sq", "step"))
 
@@ -161,3 +162,62 @@ def test_what_any_rank_asks_for_is_asked_for() -> None:
     assert unfilled(["a.x"], stored) == ((), ())
     assert unfilled(["a.x", "a.y"], ["b.y", "d.x"]) == (("d.x",), ("b.x",))
     assert unfilled([], []) == ((), ())
+
+
+def test_what_was_loaded_and_what_was_not_read(path: Path) -> None:
+    is_whole = reader_module._MAX_WHOLE_METADATA_BYTES > 0
+    everything = load_state_dict(path, {"model": {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, "step": 0})
+    assert everything.num_loaded_keys == 3
+    # The moments: exp_avg and exp_avg_sq of 6 and 2 elements, and the objects of the optimizer beside them.
+    assert everything.bytes_unread is None if not is_whole else (everything.bytes_unread or 0) > 4 * 2 * 8
+    spec = LoadSpec(include="model", rename={"model": ""}, transforms=[Slice("model.weight", dim=0, begin=0, end=1)])
+    part = load_state_dict(path, {"weight": torch.zeros(1, 3), "bias": torch.zeros(2)}, spec=spec)
+    assert part.num_loaded_keys == 2
+    if is_whole:
+        of_step = next(size for name, *_, size, _, _ in contents(path) if name == "step")
+        assert part.bytes_unread == (everything.bytes_unread or 0) + of_step + 3 * 4  # a row of weight, too
+
+
+def contents(path: Path) -> list[Any]:
+    return _core.Checkpoint.open(str(path)).contents()
+
+
+def test_all_of_it(tmp_path: Path) -> None:
+    save_state_dict(tmp_path, {"w": torch.ones(4), "step": 1})
+    report = load_state_dict(tmp_path, {"w": torch.zeros(4), "step": 0})
+    assert (report.num_loaded_keys, report.bytes_unread) == (2, 0)
+    assert report.table() == "loaded    2 keys\nnot read  0 bytes"
+
+
+def test_the_table_of_a_load(tmp_path: Path) -> None:
+    saved = {"model": {"w": torch.ones(4, 2), "b": torch.ones(2)}, "optimizer": torch.ones(1000)}
+    save_state_dict(tmp_path, saved)
+    spec = LoadSpec(include="model", rename={"model": ""}, cast="any", strict=False)
+    got = {"w": torch.zeros(4, 2, dtype=torch.bfloat16), "head": torch.zeros(2)}
+    report = load_state_dict(tmp_path, got, spec=spec)
+    assert report.table() == (
+        "loaded                 1 key\n"
+        "not in the checkpoint  head\n"
+        "not asked for          b\n"
+        "cast                   w        float32 -> bfloat16\n"
+        "renamed                b        from model.b\n"
+        "                       w        from model.w\n"
+        "not read               4.01 kB"
+    )
+
+
+def test_a_table_of_many_and_of_hostile_keys() -> None:
+    keys = tuple(f"key.{number}" for number in range(256))
+    report = LoadReport(path="", save_id="", missing_keys=keys, num_missing_keys=5000, unexpected_keys=("a\n\x1b[31m",))
+    shown = report.table(most=3).splitlines()
+    assert shown[:4] == [
+        "not in the checkpoint  key.0",
+        "                       key.1",
+        "                       key.2",
+        "                       and 4,997 more",
+    ]
+    assert shown[4:] == ["not asked for          a\\n\\x1b[31m"]
+    assert len(report.table().splitlines()) == 22
+    assert LoadReport(path="", save_id="").table() == ""
+    wide = LoadReport(path="", save_id="", casts=(("x" * 10_000, "a", "b"), ("y", "a", "b")))
+    assert len(wide.table().splitlines()[1]) < 200

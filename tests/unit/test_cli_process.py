@@ -31,9 +31,8 @@ sys.exit(code)
 def test_help_and_version() -> None:
     assert run("--version").output == f"bcp {bytecheckpoint.__version__}\n"
     listed = re.findall(r"^  (\w+)  ", run("--help").output.partition("Commands:")[2], re.MULTILINE)
-    assert listed == sorted(
-        ["convert", "diff", "doctor", "extract", "ls", "merge", "prune", "rename", "show", "steps", "sweep", "verify"]
-    )
+    commands = "convert diff digest doctor extract ls merge prune rename show steps sweep verify"
+    assert listed == commands.split()
     for name in listed:
         text = run(name, "--help").output
         assert "--json" in text

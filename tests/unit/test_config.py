@@ -70,6 +70,7 @@ def test_from_env() -> None:
         "BYTECHECKPOINT_HANDLE_SIGTERM": "yes",
         "BYTECHECKPOINT_EXIT_TIMEOUT_S": "9.5",
         "BYTECHECKPOINT_STALL_TIMEOUT_S": "7",
+        "BYTECHECKPOINT_DIGEST": "1",
         "BYTECHECKPOINT_PROGRESS": "1",
         "BYTECHECKPOINT_STORE_CONCURRENCY": "5",
         "PATH": "/bin",
@@ -102,6 +103,7 @@ def test_from_env() -> None:
         handle_sigterm=True,
         exit_timeout_s=9.5,
         stall_timeout_s=7.0,
+        digest=True,
         progress=True,
         store_concurrency=5,
     )

@@ -155,6 +155,19 @@ def test_all_shapes_that_do_not_match_are_named_at_once(path: Path) -> None:
         assert part in str(error)
 
 
+def test_keys_and_shapes_that_do_not_match_are_in_one_error(path: Path) -> None:
+    got = {"model": {"w": torch.zeros(7, 6), "nope": torch.zeros(1)}}
+    with pytest.raises(CheckpointException) as caught:
+        load(got, BcpReader(path))
+    error = caught.value.failures[0][0]
+    assert isinstance(error, KeyMismatchError)
+    for part in ("'model.nope'", "not asked for: 'epoch'", "'model.w': stored is a tensor of [7, 5]", "[7, 6]"):
+        assert part in str(error), str(error)
+    with pytest.raises(CheckpointException) as caught:
+        load(got, BcpReader(path), BcpLoadPlanner(allow_partial_load=True))
+    assert isinstance(caught.value.failures[0][0], ShapeMismatchError)
+
+
 @pytest.mark.parametrize("planner", [BcpLoadPlanner, DefaultLoadPlanner])
 def test_what_does_not_match_is_told_in_the_words_of_dcps_planner(path: Path, planner: Any) -> None:
     """Callers and their tests look for these words."""
