@@ -23,10 +23,11 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import run_save
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
-from bytecheckpoint.distributed.agreement import agree, all_together, held_first
+from bytecheckpoint.distributed.agreement import agree, all_together, gathered, held_first
 from bytecheckpoint.distributed.call_order import CallOrder, next_turn
 from bytecheckpoint.distributed.groups import keep_watching, own_group, ranks_of
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError
+from bytecheckpoint.planning.key_choice import KeyChoice, refuse_unmatched
 from bytecheckpoint.probes.of_torch import FRAMEWORKS
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.reference_variables import set_logging_level
@@ -76,6 +77,8 @@ def save(
     save_decomposed_model_optimizer: bool = True,
     irregular: str = "decompose",
     extra_state_policy: Policy = "own",
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     overwrite: bool = True,
     process_group: dist.ProcessGroup | None = None,
     config: Config | None = None,
@@ -110,6 +113,9 @@ def save(
             of whole rows.
         extra_state_policy: What another number of ranks gets at a load: ``own``, ``replicated`` or ``sharded``, for
             all keys, or a mapping by key, in which absent keys are ``own``. See docs/training_state.md.
+        include: Patterns of the keys of the model to save, as ``LoadSpec`` has them, such as ``*.lora_*``; none: all
+            keys. Optimizers and extra state are saved whole.
+        exclude: Patterns of keys of the model that are left out, also if ``include`` matches them.
         overwrite: If False, a part that already exists is a ``CheckpointExistsError``.
         process_group: Group of the ranks that save; None takes the default group, if there is one.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
@@ -145,6 +151,7 @@ def save(
         is_decomposed=save_decomposed_model_optimizer,
         irregular=irregular,
         extra_state_policy=extra_state_policy,
+        choice=KeyChoice(include, exclude),
         overwrite=overwrite,
         process_group=process_group,
         config=config,
@@ -160,6 +167,7 @@ class _Request:
         path: Folder of the parts.
         tracked: Folder of the tracker, and the step to write to it. None writes no tracker.
         is_decomposed: ``save_decomposed_model_optimizer``.
+        choice: Which keys of the model are saved.
     """
 
     path: Place
@@ -172,6 +180,7 @@ class _Request:
     is_decomposed: bool
     irregular: str
     extra_state_policy: Policy
+    choice: KeyChoice
     overwrite: bool
     process_group: dist.ProcessGroup | None
     config: Config
@@ -260,6 +269,7 @@ class _Saving:
         self._arguments: dict[str, object] = {}  # the same on all ranks
         # Pairs of part and key for which only the value of the first rank that has it is saved.
         self._each_ranks_own: Sequence[tuple[str, str]] = ()
+        self._unmatched: tuple[str, ...] = ()  # patterns that match no key of the model on this rank
 
     def collect(self) -> dict[str, Any]:
         """Returns what this rank saves, by part. The tensors share the memory of the live objects."""
@@ -274,8 +284,10 @@ class _Saving:
             model.check_ranks([*ranks_of(self._group)])
         self._begin(state, tied_names(state.model, model.units))
         values = _values(state, model, request.extra_state_policy, self._group)
+        if request.choice:
+            values["model"], _, self._unmatched = request.choice.chosen(model.values, None)
         self._each_ranks_own = [
-            *(("model", key) for key in model.each_ranks_own()),
+            *(("model", key) for key in model.each_ranks_own() if key in values["model"]),
             *(("extra_state", key) for key in values.get("extra_state", {}) if key in (state.extra_state or {})),
         ]
         return values
@@ -301,6 +313,7 @@ class _Saving:
             "checkpoint_state": names,
             "global_steps": request.global_steps,
             "extra_state_policy": description["extra_state_policy"],
+            "include, exclude": [*request.choice.include, "", *request.choice.exclude],
             "overwrite": request.overwrite,
             "irregular": request.irregular,
         }
@@ -327,6 +340,10 @@ class _Saving:
     def commit(self, values: dict[str, Any]) -> CheckpointReport:
         """Writes and commits all parts in this thread, then publishes them. Collective."""
         agree(self._group, "save", str(self._path), self._arguments, turn=self._turn)
+        if self._request.choice:
+            refuse_unmatched(
+                gathered(self._group, "save", str(self._path), self._unmatched) if self._group else [self._unmatched]
+            )
         reports = self._write_parts(self._exchanged(values))
         self._publish()
         return CheckpointReport(path=str(self._path), parts=reports)
