@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import fail_load, fail_save, run_load, run_save, with_states
 from bytecheckpoint.dcp.reader import BcpReader
-from bytecheckpoint.dcp.save_planner import BcpSavePlanner, to_stage
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner, stores_parts, to_stage
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import next_turn
 from bytecheckpoint.distributed.groups import keep_watching, own_group
@@ -192,6 +192,7 @@ def async_save_state_dict(
         writer.cancel,
         writer.config,
         is_alone=group is None,
+        in_parts=lambda _: stores_parts(planner),
     )
     keep_watching(group, handle.committed)
     return handle

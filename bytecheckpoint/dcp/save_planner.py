@@ -26,10 +26,11 @@ from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
 from bytecheckpoint.planning.assignment import DeferredAssignment, RankAssignment, assign, assign_later
 from bytecheckpoint.planning.inventory import LazyPaths, LocalInventory, RemoteInventory, refuse_digests
-from bytecheckpoint.planning.key_choice import ChosenPlan, KeyChoice, refuse_unmatched
+from bytecheckpoint.planning.key_choice import KeyChoice
 from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, digest_of, part_of, plan_cache
 from bytecheckpoint.planning.plan_items import PlanItems, source_of
 from bytecheckpoint.planning.plan_tree import PlanTree
+from bytecheckpoint.planning.rank_plan import RankPlan, check_ranks, checksums_of_copies
 from bytecheckpoint.planning.shared_item import WritePart
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
@@ -37,8 +38,9 @@ from bytecheckpoint.report import PlanReport
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.runtime.gil_interval import quick_switches
 from bytecheckpoint.tensors.sharded import flatten_sharded
+from bytecheckpoint.tensors.subclass_parts import with_parts
 
-__all__ = ["BcpSavePlanner", "WritePart", "as_plain", "kept_state", "to_stage"]
+__all__ = ["BcpSavePlanner", "WritePart", "as_plain", "kept_state", "stores_parts", "to_stage"]
 
 
 class BcpSavePlanner(DefaultSavePlanner):
@@ -100,6 +102,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         choice = KeyChoice(include, exclude)
         self.include, self.exclude = choice.include, choice.exclude
         self._unmatched: tuple[str, ...] = ()
+        self._copies: list[str] = []  # keys of which ranks hold copies that must be equal
         self.last_plan = PlanReport()
 
     def __repr__(self) -> str:
@@ -131,7 +134,12 @@ class BcpSavePlanner(DefaultSavePlanner):
         flat, mappings = _C.flatten_state_dict(state_dict)
         if self.key_choice:
             flat, mappings, self._unmatched = self.key_choice.chosen(flat, mappings)
-        if self.flatten_sharded_tensors and _C.find_special_tensors(flat)[0]:
+        special = _C.find_special_tensors(flat)
+        self._copies = special.copies
+        if special.subclasses and self.config.tensor_subclasses == "parts":
+            flat, mappings, _ = with_parts(flat, mappings, special.subclasses)
+            self._copies = _C.find_special_tensors(flat).copies
+        if self.flatten_sharded_tensors and special.has_sharded_tensor:
             flat = flatten_sharded(flat)
         self.state_dict, self.mappings, self.is_coordinator = flat, mappings, is_coordinator
 
@@ -155,8 +163,9 @@ class BcpSavePlanner(DefaultSavePlanner):
         items: Any = PlanItems(self._inventory)  # DCP only needs a sequence
         paths = None if mappings is None else LazyPaths(self._inventory)
         self.plan = SavePlan(items, planner_data=paths)
-        if self.key_choice:
-            self.plan = ChosenPlan(items, planner_data=paths, unmatched=self._unmatched)
+        if self.key_choice or self._copies:
+            copies = checksums_of_copies(self.state_dict, [key for key in self._copies if key in self.state_dict])
+            self.plan = RankPlan(items, planner_data=paths, unmatched=self._unmatched, copies=copies)
         self._seconds = time.perf_counter() - begin
         return self.plan
 
@@ -166,7 +175,7 @@ class BcpSavePlanner(DefaultSavePlanner):
 
         If somebody has looked at the items of a plan, and so may have changed them, DCP's own planner plans instead.
         """
-        refuse_unmatched([getattr(plan, "unmatched", ()) for plan in all_plans])
+        check_ranks(all_plans)
         inventories: list[LocalInventory | RemoteInventory] = []
         is_nested = True
         for plan in all_plans:  # a single pass, as there may be tens of thousands of plans
@@ -349,3 +358,10 @@ def to_stage(state_dict: dict[str, Any], planner: object) -> dict[str, Any]:
     """Returns what is to be staged of a state for a save with ``planner``: not what its patterns leave out."""
     choice = planner.key_choice if isinstance(planner, BcpSavePlanner) and planner.flatten_state_dict else None
     return choice.without_others(state_dict) if choice else state_dict
+
+
+def stores_parts(planner: object) -> bool:
+    """Returns whether a save with ``planner`` stores tensors of subclasses by their parts."""
+    if not isinstance(planner, BcpSavePlanner):
+        return False
+    return planner.flatten_state_dict and planner.config.tensor_subclasses == "parts"

@@ -13,7 +13,7 @@ from bytecheckpoint import _C
 from bytecheckpoint.compat.dcp_calls import AsyncSaveCall
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._hooks import Hooks
-from bytecheckpoint.dcp.save_planner import to_stage
+from bytecheckpoint.dcp.save_planner import stores_parts, to_stage
 from bytecheckpoint.probes.of_torch import DCP_ASYNC_SAVE, PROCESS_MODE
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.descriptions import described
@@ -89,6 +89,7 @@ class BcpStager(AsyncStager):
             overlap=self.overlap,
             is_for_one_save=is_own and call is not None and call.stager is stager,
             async_save=call,
+            in_parts=lambda _: stores_parts(planner),
         )
         return staged if self.overlap else staged.result()
 

@@ -4,29 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.planner import SavePlan
 
 from bytecheckpoint import _C
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.patterns import compiled
 
-__all__ = ["ChosenPlan", "KeyChoice", "refuse_unmatched"]
-
-
-@dataclass(frozen=True)
-class ChosenPlan(SavePlan):
-    """A plan of a rank that saves only the keys that patterns choose.
-
-    Attributes:
-        unmatched: The patterns that match no key of this rank.
-    """
-
-    unmatched: tuple[str, ...] = ()
+__all__ = ["KeyChoice", "refuse_unmatched"]
 
 
 class KeyChoice:

@@ -233,6 +233,7 @@ def _save_in_background(request: _Request, turn: CallOrder | None) -> SaveHandle
         request.config,
         is_alone=group is None,
         queue=request.role,
+        in_parts=lambda key: saving.is_in_parts(key.partition(".")[0]),
     )
     keep_watching(group, handle.committed)
     return handle
@@ -357,12 +358,18 @@ class _Saving:
             with_regular_blocks(values, self._group, str(self._path)) if self._request.irregular == "merge" else values
         )
 
+    def is_in_parts(self, part: str) -> bool:
+        """Returns whether tensors of subclasses are saved by their parts. A load makes the state of optimizers anew."""
+        return part == "model" and self._request.config.tensor_subclasses == "parts"
+
     def _write_parts(self, values: dict[str, Any]) -> dict[str, SaveReport]:
         """Commits each part as a checkpoint of its own, ``model`` last. Collective."""
         reports: dict[str, SaveReport] = {}
         for part, writer in self._writers.items():
             is_flat = part == "extra_state"  # flattening would take its dicts apart, and return their keys as text
-            planner = BcpSavePlanner(not is_flat, not is_flat, config=self._request.config)
+            subclasses = "parts" if self.is_in_parts(part) else "opaque"
+            config = dataclasses.replace(self._request.config, tensor_subclasses=subclasses)
+            planner = BcpSavePlanner(not is_flat, not is_flat, config=config)
             try:
                 reports[part] = run_save(values[part], writer, planner, self._group, self._turn)
             except CheckpointError as error:

@@ -23,6 +23,8 @@ class TreeCopier {
 
   /// Copies a value with all that is in it.
   pybind11::object copy(pybind11::handle value);
+  /// Copies what takes the place of a leaf. For `leaf`.
+  pybind11::object copy_below(pybind11::handle value) { return copy_value(value); }
   /// Returns the keys and positions that lead to the current value, joined as DCP joins them. For `leaf`.
   std::string path() const;
 
