@@ -187,8 +187,42 @@ def test_scales_of_shards_are_not_lost(tmp_path: Path) -> None:
     run_ranks(2, save_scales, tmp_path)
 
 
+class Halves(Int8Rows):
+    """A scale for each two rows."""
+
+    def with_dim(self, function: Any, args: Any, dim: int) -> list[Any]:
+        qdata, scale, table = self.parts()
+        qdata = function(qdata, *args)
+        return [qdata, scale[: (qdata.shape[0] + 1) // 2], table]
+
+
+def save_halves(root: Path) -> None:
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
+
+    def halves(rows: tuple[int, int], seed: int) -> DTensor:
+        own = rows[rank]
+        scale = torch.rand((own + 1) // 2, 1, generator=torch.Generator().manual_seed(seed + rank))
+        local = Halves(torch.full((own, 4), seed + rank, dtype=torch.int8), scale, torch.ones(3))
+        return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=(sum(rows), 4), stride=(4, 1))
+
+    save_state_dict(root / "even", {"w": halves((4, 4), 1)})
+    got = {"w": halves((4, 4), 7)}
+    load_state_dict(root / "even", got)
+    for a, b in zip(got["w"].to_local().parts(), halves((4, 4), 1).to_local().parts(), strict=True):  # type: ignore[attr-defined]
+        assert torch.equal(a, b)
+    with pytest.raises(CheckpointError, match=r"'w': a Halves of \[5, 4\].*'scale': the shard ends within a block"):
+        save_state_dict(root / "odd", {"w": halves((3, 2), 1)})
+    dist.barrier()
+    assert not (root / "odd").exists()
+    shutdown(60)
+
+
+def test_a_shard_that_ends_within_a_block_is_refused(tmp_path: Path) -> None:
+    run_ranks(2, save_halves, tmp_path)
+
+
 class Blocks(Int8Rows):
-    """A scale for each two rows. It cannot be cut within a block, and cannot be sliced at all."""
+    """It cannot be sliced at all."""
 
     def has_dim(self, name: str, dim: int) -> bool:
         raise NotImplementedError
