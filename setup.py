@@ -59,6 +59,7 @@ BINDINGS_OF_TORCH = (
     "bindings/bind_staging",
 )
 BRIDGE_OF_TORCH = (
+    "bridge/chosen_keys",
     "bridge/dcp_objects",
     "bridge/flatten",
     "bridge/global_plan",

@@ -19,6 +19,7 @@ _CHOICES = {
     "shared_reading": ("auto", "cooperative", "independent"),
     "on_staging_busy": ("wait", "raise", "double_buffer"),
     "unsafe_objects": ("warn", "error", "allow"),
+    "tensor_subclasses": ("parts", "opaque"),
 }
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -92,6 +93,8 @@ class Config:
         unsafe_objects: What a save does with an object that will not load without ``allow_pickle``. ``warn``: the
             coordinator gives one warning for each save, with keys and types, unless ``allow_pickle`` is set here, too.
             ``error``: every rank raises an ``UnsafeObjectError`` before anything is written. ``allow``: nothing.
+        tensor_subclasses: How a save stores tensors of subclasses that describe themselves by ``__tensor_flatten__``.
+            ``parts``: as their plain tensors, below their key. ``opaque``: as stock DCP does, pickled.
         staging_bytes: Limit on the host memory that one state takes while ``async_save`` saves it. The memory is
             prepared ahead of time. 0 allows what the states need, as far as the system has memory left.
         overlap_staging: Whether a writer that is its own stager, and the stager of ``register``, return a future of the
@@ -139,6 +142,7 @@ class Config:
     planner_cache_capacity: int = 8
     allow_pickle: bool = False
     unsafe_objects: str = "warn"
+    tensor_subclasses: str = "parts"
     shared_reading: str = "auto"
     staging_bytes: int = 0
     overlap_staging: bool = False

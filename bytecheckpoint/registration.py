@@ -8,11 +8,13 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from types import ModuleType
 from typing import Any
+
+from torch.distributed.checkpoint.planner import SavePlanner
 
 from bytecheckpoint.checkpoint.local_path import is_local, is_url, location
 from bytecheckpoint.compat.dcp_calls import AsyncSaveCall, is_called_by_async_save
@@ -31,6 +33,7 @@ from bytecheckpoint.distributed.groups import group_of_save, keep_watching
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.object_store.stores import can_use_stores
 from bytecheckpoint.object_store.urls import is_known_store
+from bytecheckpoint.planning.key_choice import KeyChoice
 from bytecheckpoint.planning.stateful import QuickStateful, quick_copy
 from bytecheckpoint.probes.of_torch import PROCESS_MODE, REGISTER
 from bytecheckpoint.probes.probe import holds, require
@@ -46,7 +49,14 @@ _of_thread = threading.local()  # its attribute `given` refers to a staged state
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, DCP's value, our value
 
 
-def register(*, allow_pickle: bool = False, config: Config | None = None, spec: LoadSpec | None = None) -> None:
+def register(
+    *,
+    allow_pickle: bool = False,
+    config: Config | None = None,
+    spec: LoadSpec | None = None,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+) -> None:
     """Makes ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` use our writer, reader and planners by default.
 
     Local: it changes this process only. Call it once on every rank, before saving. It stays until ``unregister``;
@@ -67,13 +77,17 @@ def register(*, allow_pickle: bool = False, config: Config | None = None, spec: 
             ``Config(allow_pickle=True)``.
         config: Settings of all writers and readers that are made; None reads ``BYTECHECKPOINT_*`` variables each time.
         spec: What ``dcp.load`` loads, under which names, in which form, if it is passed no planner; see ``LoadSpec``.
+        include: Patterns of the keys that ``dcp.save`` and ``dcp.async_save`` save, if they are passed no planner; see
+            ``BcpSavePlanner``. They count for every such save.
+        exclude: Patterns of the keys that they leave out.
 
     Raises:
         UnsupportedError: DCP of this torch is not built as we need it. The message names the probe that failed. Nothing
             was changed.
-        ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value. It is raised here only with ``allow_pickle``.
+        ConfigError: A pattern is none. Or a ``BYTECHECKPOINT_*`` variable has a wrong value, which is raised here only
+            with ``allow_pickle``.
     """
-    _replacing.stay(allow_pickle=allow_pickle, config=config, spec=spec)
+    _replacing.stay(allow_pickle=allow_pickle, config=config, spec=spec, choice=KeyChoice(include, exclude))
 
 
 def unregister() -> None:
@@ -86,7 +100,12 @@ def unregister() -> None:
 
 @contextmanager
 def registered(
-    *, allow_pickle: bool = False, config: Config | None = None, spec: LoadSpec | None = None
+    *,
+    allow_pickle: bool = False,
+    config: Config | None = None,
+    spec: LoadSpec | None = None,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
 ) -> Iterator[None]:
     """Acts like ``register`` for the duration of a ``with`` block.
 
@@ -97,17 +116,19 @@ def registered(
         allow_pickle: See ``register``.
         config: See ``register``.
         spec: See ``register``.
+        include: See ``register``.
+        exclude: See ``register``.
     """
-    with _replacing.block(allow_pickle=allow_pickle, config=config, spec=spec):
+    with _replacing.block(allow_pickle=allow_pickle, config=config, spec=spec, choice=KeyChoice(include, exclude)):
         yield
 
 
-def _replace(allow_pickle: bool, config: Config | None, spec: LoadSpec | None) -> None:
+def _replace(allow_pickle: bool, config: Config | None, spec: LoadSpec | None, choice: KeyChoice) -> None:
     if allow_pickle:
         config = _allowing_pickle(config)
     if _replaced:
         return
-    replacements = _replacements(config, spec)
+    replacements = _replacements(config, spec, choice)
     for module, name, _, ours in replacements:
         setattr(module, name, ours)
     _replaced.extend(replacements)
@@ -127,7 +148,9 @@ def _allowing_pickle(config: Config | None) -> Config:
     return dataclasses.replace(config or Config.from_env(), allow_pickle=True)
 
 
-def _replacements(config: Config | None, spec: LoadSpec | None) -> list[tuple[ModuleType, str, Any, Any]]:
+def _replacements(
+    config: Config | None, spec: LoadSpec | None, choice: KeyChoice
+) -> list[tuple[ModuleType, str, Any, Any]]:
     """Checks that DCP is built as expected, and returns what to replace: module, name, DCP's value, our value."""
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
@@ -137,22 +160,25 @@ def _replacements(config: Config | None, spec: LoadSpec | None) -> list[tuple[Mo
     made: weakref.WeakSet[BcpReader] = weakref.WeakSet()
     setup = _storage_setup(saver._storage_setup, config, made)
     save_flow = _with_call_context(saver._save_state_dict, "storage_writer", lambda: saver.DefaultSavePlanner)
+    save_planner: Any = BcpSavePlanner
+    if config or choice:
+        save_planner = partial(BcpSavePlanner, config=config, include=choice.include, exclude=choice.exclude)
     pairs: list[tuple[ModuleType, str, Any]] = [
         (saver, "_storage_setup", setup),
         (loader, "_storage_setup", setup),
         # The class itself where possible, so that code that finds it there can subclass it.
-        (saver, "DefaultSavePlanner", BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config)),
+        (saver, "DefaultSavePlanner", save_planner),
         (loader, "DefaultLoadPlanner", BcpLoadPlanner if spec is None else partial(BcpLoadPlanner, spec=spec)),
         (saver, "_save_state_dict", save_flow),
         (loader, "_load_state_dict", _beginning_again(loader, made)),
-        (saver, "DefaultStager", _stager(setup, config)),
+        (saver, "DefaultStager", _stager(setup, config, save_planner)),
         (saver, "_stateful_to_state_dict", _counting(quick_copy(saver._stateful_to_state_dict))),
         (loader, "Stateful", QuickStateful),
     ]
     executors = ["_ThreadBasedAsyncCheckpointExecutor"]
     if holds(PROCESS_MODE):  # else our stager refuses saves in another process
         executors.append("_ProcessBasedAsyncCheckpointExecutor")
-    pairs += [(saver, name, _filling(getattr(saver, name), setup, config)) for name in executors]
+    pairs += [(saver, name, _filling(getattr(saver, name), setup, config, save_planner)) for name in executors]
     return [(module, name, getattr(module, name), ours) for module, name, ours in pairs]
 
 
@@ -240,7 +266,9 @@ def _with_call_context(flow: Callable[..., Any], storage: str, planner_of_now: C
     return with_context
 
 
-def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., Any]:
+def _stager(
+    setup: Callable[..., Any], config: Config | None, new_planner: Callable[[], SavePlanner]
+) -> Callable[..., Any]:
     """Returns what replaces DCP's default stager, which DCP makes for each save."""
 
     def fail_on_all(call: AsyncSaveCall, error: Exception) -> None:
@@ -277,7 +305,9 @@ def _stager(setup: Callable[..., Any], config: Config | None) -> Callable[..., A
                 raise
 
     def stager(options: Any = None) -> BcpStager:
-        return ReportingStager(True if getattr(options, "use_async_staging", False) else None, config=config)
+        made = ReportingStager(True if getattr(options, "use_async_staging", False) else None, config=config)
+        made._default_planner = new_planner()
+        return made
 
     return stager
 
@@ -300,7 +330,9 @@ def _counting(copy: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
-def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -> type:
+def _filling(
+    executor: type, setup: Callable[..., Any], config: Config | None, new_planner: Callable[[], SavePlanner]
+) -> type:
     """Returns an executor that chooses writer and planner before it passes the save to a thread or to another process.
 
     The choice must be made before, because the thread may outlive ``unregister``, and the other process knows nothing
@@ -329,7 +361,7 @@ def _filling(executor: type, setup: Callable[..., Any], config: Config | None) -
             if storage_writer is None and checkpoint_id:
                 storage_writer = setup(None, checkpoint_id)
             settings = config or Config.from_env()
-            planner = BcpSavePlanner(config=config) if planner is None else planner
+            planner = new_planner() if planner is None else planner
             if isinstance(storage_writer, BcpWriter):
                 # Fix the absolute path now: before this save begins, a later save may direct the writer to another
                 # path, and the process may change its working directory.

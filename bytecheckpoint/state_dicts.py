@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import fail_load, fail_save, run_load, run_save, with_states
 from bytecheckpoint.dcp.reader import BcpReader
+from bytecheckpoint.dcp.save_planner import BcpSavePlanner, stores_parts, to_stage
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import next_turn
 from bytecheckpoint.distributed.groups import keep_watching, own_group
@@ -33,6 +34,8 @@ def save_state_dict(
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
     planner: SavePlanner | None = None,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     overwrite: bool = True,
     user_metadata: Mapping[str, Any] | None = None,
     digest: bool | None = None,
@@ -51,6 +54,9 @@ def save_state_dict(
         process_group: Group of the ranks that save; None takes the default group, if there is one.
         no_dist: Whether this process saves alone, whatever groups there are.
         planner: Planner of the save; None makes a ``BcpSavePlanner``.
+        include: Patterns of the keys to save, as ``LoadSpec`` has them; none: all keys. A pattern may match keys of
+            some ranks only; one that matches no key of any rank is an error before a byte is written.
+        exclude: Patterns of keys that are left out, also if ``include`` matches them. They are not staged either.
         overwrite: If False, an existing checkpoint at the path is a ``CheckpointExistsError``.
         user_metadata: Any JSON-serialisable values; ``BcpReader.user_metadata`` returns them.
         digest: Whether to store a digest of what is saved, which ``bcp digest`` compares. It costs the coordinator one
@@ -63,6 +69,7 @@ def save_state_dict(
     Raises:
         CheckpointError: The save failed. All ranks raise; the error says what failed where, see ``BcpWriter``. An
             earlier background save whose failure nobody has looked at also raises here.
+        ConfigError: A pattern is none, or matches nothing; or both ``planner`` and patterns were passed.
         OutOfStepError: An earlier call failed on one rank alone, before that rank met the others.
         RankLostError: A rank died, or stopped for longer than ``Config.stall_timeout_s``. Each rank that lives raises
             it once, in the call under way or in its next call.
@@ -73,6 +80,7 @@ def save_state_dict(
     try:
         _background.raise_unseen()
         state = with_states(_checked("save_state_dict", path, state_dict, Mapping))
+        planner = _planner("save_state_dict", path, planner, include, exclude, writer.config)
     except Exception as error:
         return fail_save(writer, error, group, turn)
     with claimed(state_dict):
@@ -137,6 +145,8 @@ def async_save_state_dict(
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
     planner: SavePlanner | None = None,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     overwrite: bool = True,
     user_metadata: Mapping[str, Any] | None = None,
     digest: bool | None = None,
@@ -153,6 +163,8 @@ def async_save_state_dict(
         process_group: See ``save_state_dict``.
         no_dist: See ``save_state_dict``.
         planner: See ``save_state_dict``.
+        include: See ``save_state_dict``.
+        exclude: See ``save_state_dict``.
         overwrite: See ``save_state_dict``.
         user_metadata: See ``save_state_dict``.
         digest: See ``save_state_dict``.
@@ -172,8 +184,10 @@ def async_save_state_dict(
     group = own_group(process_group, no_dist, "background", writer.config.stall_timeout_s, ("save", str(path)))
 
     def state() -> dict[str, Any]:
+        nonlocal planner
         _background.raise_unseen()
-        return with_states(_checked("async_save_state_dict", path, state_dict, Mapping))
+        planner = _planner("async_save_state_dict", path, planner, include, exclude, writer.config)
+        return to_stage(with_states(_checked("async_save_state_dict", path, state_dict, Mapping)), planner)
 
     handle = save_in_background(
         str(writer.checkpoint_id),
@@ -183,9 +197,32 @@ def async_save_state_dict(
         writer.cancel,
         writer.config,
         is_alone=group is None,
+        in_parts=lambda _: stores_parts(planner),
     )
     keep_watching(group, handle.committed)
     return handle
+
+
+def _planner(
+    call: str,
+    path: str | os.PathLike[str],
+    planner: SavePlanner | None,
+    include: str | Sequence[str],
+    exclude: str | Sequence[str],
+    config: Config,
+) -> SavePlanner:
+    """Returns the planner of a save.
+
+    Raises:
+        ConfigError: Both a planner and patterns were passed.
+    """
+    if planner is None:
+        return BcpSavePlanner(config=config, include=include, exclude=exclude)
+    if include or exclude:
+        raise ConfigError(
+            f"{call}({path}): pass planner or patterns, not both: BcpSavePlanner takes include and exclude"
+        )
+    return planner
 
 
 def _checked(

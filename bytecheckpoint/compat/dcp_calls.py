@@ -43,6 +43,7 @@ class AsyncSaveCall:
         path: Directory of the checkpoint; None if it is not known.
         checkpoint_id: ``checkpoint_id`` as it was passed.
         storage_writer: ``storage_writer`` as it was passed.
+        planner: ``planner`` as it was passed.
         stager: Stager of the call.
         is_for_process: True if a separate process saves.
         staged: Result of the stager, a state or a future of one; None before the stager has returned.
@@ -54,6 +55,7 @@ class AsyncSaveCall:
     no_dist: bool
     checkpoint_id: Any
     storage_writer: Any
+    planner: Any
     stager: Any
     is_for_process: bool
     staged: Any
@@ -71,6 +73,7 @@ class AsyncSaveCall:
             bool(variables.get("no_dist")),
             variables.get("checkpoint_id"),
             variables.get("storage_writer"),
+            variables.get("planner"),
             variables.get("async_stager"),
             variables.get("async_checkpointer_type") == AsyncCheckpointerType.PROCESS,
             variables.get("staging_future_or_state_dict"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp.metadata import checkpoint_of, stored_checkpoint
-from bytecheckpoint.errors import ShapeMismatchError, UnsupportedError
+from bytecheckpoint.errors import InvalidPlanError, ShapeMismatchError, UnsupportedError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
@@ -27,6 +28,8 @@ from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.tensors.casts import Cast, refused
 from bytecheckpoint.tensors.sharded import flatten_sharded
+from bytecheckpoint.tensors.subclass_context import difference
+from bytecheckpoint.tensors.subclass_parts import DESCRIPTION, stored_parts, with_parts
 
 __all__ = ["BcpLoadPlanner", "as_plain", "fills_state"]
 
@@ -77,6 +80,8 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         self.spec = spec
         self.refuses_lossy_casts = False
         self._items: PlanItems[Any] | None = None
+        self._subclasses: list[str] = []  # keys of tensors that may be stored by their parts
+        self._descriptions: dict[str, Any] = {}  # of those that are, by key
 
     def __repr__(self) -> str:
         return described(
@@ -94,11 +99,12 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             super().set_up_planner(state_dict, metadata, is_coordinator)
             return
         flat, mappings = _C.flatten_state_dict(state_dict)
-        has_sharded_tensor, has_meta_tensor = _C.find_special_tensors(flat)
-        if has_meta_tensor:
+        special = _C.find_special_tensors(flat)
+        if special.has_meta_tensor:
             _make_meta_tensors(state_dict)
             flat, mappings = _C.flatten_state_dict(state_dict)
-        if has_sharded_tensor and self.flatten_sharded_tensors:
+        self._subclasses = special.subclasses
+        if special.has_sharded_tensor and self.flatten_sharded_tensors:
             flat = flatten_sharded(flat)
         self.original_state_dict = state_dict
         self.state_dict, self.mappings = flat, mappings
@@ -114,6 +120,13 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         if self.spec is not None:
             checkpoint, renamed = self._view(self.metadata, self.spec)
             allows_partial = not self.spec.refuses_missing
+        if self._subclasses:
+            self.state_dict, self.mappings, self._descriptions = with_parts(
+                self.state_dict,
+                self.mappings,
+                self._subclasses,
+                functools.partial(stored_parts, checkpoint.has),
+            )
         if self.flatten_state_dict and checkpoint.has_others_than(self.state_dict):
             self._use_names_of_2_3(checkpoint)
         plan = _C.ReadPlan.of_state(checkpoint, dict(self.state_dict), _compat.chunks_of, allows_partial)
@@ -161,7 +174,18 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         self.put_object(read_item.dest_index.fqn, torch.load(value, weights_only=False))
 
     def put_object(self, fqn: str, value: Any) -> None:
-        """Puts a loaded object into the caller's state dict, at the path of ``fqn``."""
+        """Puts a loaded object into the caller's state dict, at the path of ``fqn``.
+
+        The description of a tensor that is stored by its parts is compared instead.
+
+        Raises:
+            InvalidPlanError: It describes another tensor than the one whose parts were filled.
+        """
+        if fqn in self._descriptions:
+            other = difference(value, self._descriptions[fqn])
+            if other is not None:
+                raise InvalidPlanError(f"'{fqn.removesuffix('.' + DESCRIPTION)}': {other}")
+            return
         if self.flatten_state_dict:
             *outer, last = self.mappings[fqn]
             container: Any = self.original_state_dict

@@ -9,7 +9,7 @@ import io
 import sys
 import time
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,11 @@ from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import fill_planned_metadata, planned_metadata
 from bytecheckpoint.planning.assignment import DeferredAssignment, RankAssignment, assign, assign_later
 from bytecheckpoint.planning.inventory import LazyPaths, LocalInventory, RemoteInventory, refuse_digests
+from bytecheckpoint.planning.key_choice import KeyChoice
 from bytecheckpoint.planning.plan_cache import CachedPlan, EncodedAssignment, digest_of, part_of, plan_cache
 from bytecheckpoint.planning.plan_items import PlanItems, source_of
 from bytecheckpoint.planning.plan_tree import PlanTree
+from bytecheckpoint.planning.rank_plan import RankPlan, check_ranks, checksums_of_copies
 from bytecheckpoint.planning.shared_item import WritePart
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
@@ -36,8 +38,9 @@ from bytecheckpoint.report import PlanReport
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.runtime.gil_interval import quick_switches
 from bytecheckpoint.tensors.sharded import flatten_sharded
+from bytecheckpoint.tensors.subclass_parts import with_parts
 
-__all__ = ["BcpSavePlanner", "WritePart", "as_plain", "kept_state"]
+__all__ = ["BcpSavePlanner", "WritePart", "as_plain", "kept_state", "stores_parts", "to_stage"]
 
 
 class BcpSavePlanner(DefaultSavePlanner):
@@ -65,13 +68,17 @@ class BcpSavePlanner(DefaultSavePlanner):
             ranks and settings, whatever class the planner has. For an unchanged state a rank then sends 36 bytes.
         config: Settings of the cache and the tree. ``None`` reads the ``BYTECHECKPOINT_*`` variables when the planner
             is made.
+        include: Patterns of the keys to save, as ``LoadSpec`` has them; none: all keys. A pattern may match keys of
+            some ranks only.
+        exclude: Patterns of keys that are left out, also if ``include`` matches them.
 
     Attributes:
         last_plan: Report of how this rank got its last plan.
 
     A save may fail with ``InvalidPlanError``, on all ranks and inside DCP's ``CheckpointException``: a value cannot be
     stored, ranks disagree about a tensor, or boxes overlap or leave a gap. The message names keys, boxes and ranks.
-    Gaps are allowed with ``Config(allow_partial_tensors=True)``, and where each rank saves on its own.
+    Gaps are allowed with ``Config(allow_partial_tensors=True)``, and where each rank saves on its own. A pattern that
+    matches no key of any rank is a ``ConfigError``.
     """
 
     def __init__(
@@ -83,6 +90,8 @@ class BcpSavePlanner(DefaultSavePlanner):
         enable_plan_caching: bool = True,
         *,
         config: Config | None = None,
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
     ) -> None:
         require(SAVE_AND_LOAD)
         super().__init__(
@@ -90,6 +99,10 @@ class BcpSavePlanner(DefaultSavePlanner):
         )
         self.enable_plan_caching = enable_plan_caching
         self.config = config or Config.from_env()
+        choice = KeyChoice(include, exclude)
+        self.include, self.exclude = choice.include, choice.exclude
+        self._unmatched: tuple[str, ...] = ()
+        self._copies: list[str] = []  # keys of which ranks hold copies that must be equal
         self.last_plan = PlanReport()
 
     def __repr__(self) -> str:
@@ -99,18 +112,34 @@ class BcpSavePlanner(DefaultSavePlanner):
             flatten_sharded_tensors=True,
             dedup_save_to_lowest_rank=False,
             enable_plan_caching=True,
+            include=(),
+            exclude=(),
         )
+
+    @property
+    def key_choice(self) -> KeyChoice:
+        """Which keys ``include`` and ``exclude`` choose."""
+        return KeyChoice(self.include, self.exclude)
 
     @quick_switches()
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Keeps the state dict, flattened if ``flatten_state_dict``."""
+        """Keeps what is to be saved of the state dict, flattened if ``flatten_state_dict``."""
         if not self.flatten_state_dict:
             super().set_up_planner(state_dict, storage_meta, is_coordinator)
+            if self.key_choice:
+                self.state_dict, _, self._unmatched = self.key_choice.chosen(self.state_dict, None)
             return
         flat, mappings = _C.flatten_state_dict(state_dict)
-        if self.flatten_sharded_tensors and _C.find_special_tensors(flat)[0]:
+        if self.key_choice:
+            flat, mappings, self._unmatched = self.key_choice.chosen(flat, mappings)
+        special = _C.find_special_tensors(flat)
+        self._copies = special.copies
+        if special.subclasses and self.config.tensor_subclasses == "parts":
+            flat, mappings, _ = with_parts(flat, mappings, special.subclasses)
+            self._copies = _C.find_special_tensors(flat).copies
+        if self.flatten_sharded_tensors and special.has_sharded_tensor:
             flat = flatten_sharded(flat)
         self.state_dict, self.mappings, self.is_coordinator = flat, mappings, is_coordinator
 
@@ -132,7 +161,11 @@ class BcpSavePlanner(DefaultSavePlanner):
             state, mappings, self._settings(), self.enable_plan_caching, self._tree_threshold()
         )
         items: Any = PlanItems(self._inventory)  # DCP only needs a sequence
-        self.plan = SavePlan(items, planner_data=None if mappings is None else LazyPaths(self._inventory))
+        paths = None if mappings is None else LazyPaths(self._inventory)
+        self.plan = SavePlan(items, planner_data=paths)
+        if self.key_choice or self._copies:
+            copies = checksums_of_copies(self.state_dict, [key for key in self._copies if key in self.state_dict])
+            self.plan = RankPlan(items, planner_data=paths, unmatched=self._unmatched, copies=copies)
         self._seconds = time.perf_counter() - begin
         return self.plan
 
@@ -142,6 +175,7 @@ class BcpSavePlanner(DefaultSavePlanner):
 
         If somebody has looked at the items of a plan, and so may have changed them, DCP's own planner plans instead.
         """
+        check_ranks(all_plans)
         inventories: list[LocalInventory | RemoteInventory] = []
         is_nested = True
         for plan in all_plans:  # a single pass, as there may be tens of thousands of plans
@@ -318,3 +352,16 @@ def kept_state(planner: SavePlanner) -> dict[str, Any] | None:
         return None
     state: Any = planner.state_dict  # type: ignore[attr-defined]
     return state if type(state) is dict else None
+
+
+def to_stage(state_dict: dict[str, Any], planner: object) -> dict[str, Any]:
+    """Returns what is to be staged of a state for a save with ``planner``: not what its patterns leave out."""
+    choice = planner.key_choice if isinstance(planner, BcpSavePlanner) and planner.flatten_state_dict else None
+    return choice.without_others(state_dict) if choice else state_dict
+
+
+def stores_parts(planner: object) -> bool:
+    """Returns whether a save with ``planner`` stores tensors of subclasses by their parts."""
+    if not isinstance(planner, BcpSavePlanner):
+        return False
+    return planner.flatten_state_dict and planner.config.tensor_subclasses == "parts"

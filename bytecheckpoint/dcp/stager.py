@@ -6,12 +6,14 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
+from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager
 
 from bytecheckpoint import _C
 from bytecheckpoint.compat.dcp_calls import AsyncSaveCall
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._hooks import Hooks
+from bytecheckpoint.dcp.save_planner import stores_parts, to_stage
 from bytecheckpoint.probes.of_torch import DCP_ASYNC_SAVE, PROCESS_MODE
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.descriptions import described
@@ -41,6 +43,7 @@ class BcpStager(AsyncStager):
     def __init__(self, overlap: bool | None = None, *, config: Config | None = None) -> None:
         self.config = config or Config.from_env()
         self.overlap = self.config.overlap_staging if overlap is None else overlap
+        self._default_planner: SavePlanner | None = None  # of a save that is passed none
         if self.config.staging_bytes:
             _C.prepare_arena(num_bytes=self.config.staging_bytes, is_shareable=False)
 
@@ -78,13 +81,15 @@ class BcpStager(AsyncStager):
             require(DCP_ASYNC_SAVE)
             if call.is_for_process:
                 require(PROCESS_MODE)
+        planner = self._default_planner if call is None or call.planner is None else call.planner
         staged = stage_state(
-            state_dict,
+            to_stage(state_dict, planner),
             self.config,
             is_shareable=call is not None and call.is_for_process,
             overlap=self.overlap,
             is_for_one_save=is_own and call is not None and call.stager is stager,
             async_save=call,
+            in_parts=lambda _: stores_parts(planner),
         )
         return staged if self.overlap else staged.result()
 

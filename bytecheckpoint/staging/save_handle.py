@@ -99,6 +99,7 @@ def save_in_background(
     *,
     is_alone: bool,
     queue: str = "",
+    in_parts: Callable[[str], bool] | None = None,
 ) -> SaveHandle[R]:
     """Stages a state, and saves it in the thread for background saves.
 
@@ -111,6 +112,7 @@ def save_in_background(
         config: Settings of staging.
         is_alone: Whether no other rank takes part in this save.
         queue: Name of the queue; saves of one queue run one after the other.
+        in_parts: See ``stage_state``.
 
     Raises:
         CheckpointError: The state cannot be staged. The other ranks hear of it.
@@ -119,7 +121,8 @@ def save_in_background(
         _background.submit, path, queue=queue, give_up=give_up, exit_timeout_s=config.exit_timeout_s
     )
     try:
-        staging = stage_state(state_of(), config, is_shareable=False, overlap=True, is_for_one_save=True, path=path)
+        options: dict[str, Any] = {"overlap": True, "is_for_one_save": True, "path": path, "in_parts": in_parts}
+        staging = stage_state(state_of(), config, is_shareable=False, **options)
     except BaseException as error:
         if not is_alone:  # the other ranks come to this save, and hear of the failure there
             failed = error if isinstance(error, Exception) else RankError(f"save({path}): {error!r} while staging")

@@ -31,6 +31,7 @@ from bytecheckpoint.staging.background import handle_sigterm
 from bytecheckpoint.staging.leases import SaveLease, StagedMemory, beginning, wait_for_lease
 from bytecheckpoint.staging.save_ranks import SaveRanks
 from bytecheckpoint.tensors.sharded import ApartShardedTensor
+from bytecheckpoint.tensors.subclass_parts import nested_parts
 
 __all__ = ["StagedState", "claim_of_call", "claimed", "end_of_save", "note_submitted", "note_upload", "stage_state"]
 
@@ -228,6 +229,7 @@ def stage_state(
     is_for_one_save: bool = False,
     async_save: AsyncSaveCall | None = None,
     path: str | None = None,
+    in_parts: Callable[[str], bool] | None = None,
 ) -> Future[StagedState]:
     """Copies ``state_dict`` to host memory, where later changes of it do not reach the copy.
 
@@ -242,6 +244,7 @@ def stage_state(
             somebody keeps it.
         async_save: The call of ``dcp.async_save`` that stages the state; None if there is none.
         path: Where the state will be saved, for messages; None takes the path of ``async_save``.
+        in_parts: Whether the tensor of a key, if it is of a subclass, is staged by its parts, in a dict; None: none is.
 
     Returns:
         A future of the copy.
@@ -258,7 +261,7 @@ def stage_state(
     if config.handle_sigterm:
         handle_sigterm(config.exit_timeout_s)
     with quick_switches(), beginning():
-        return _stage(state_dict, config, is_shareable, overlap, is_for_one_save, async_save, path)
+        return _stage(state_dict, config, is_shareable, overlap, is_for_one_save, async_save, path, in_parts)
 
 
 def _stage(
@@ -269,6 +272,7 @@ def _stage(
     is_for_one_save: bool,
     async_save: AsyncSaveCall | None,
     path: str | None,
+    in_parts: Callable[[str], bool] | None,
 ) -> Future[StagedState]:
     memo: dict[int, Any] = {}
 
@@ -279,7 +283,11 @@ def _stage(
             kind = type(value).__name__
             raise InvalidPlanError(f"staging '{key}': a {kind} cannot be copied: {error}") from error
 
-    staged = _C.StagedTree(dict(state_dict), copy_other, _compat.like_dtensor)
+    def parts(value: Any, key: str) -> dict[str, Any] | None:
+        return nested_parts(value, key) if in_parts is not None and in_parts(key) else None
+
+    parts_of = None if in_parts is None else parts
+    staged = _C.StagedTree(dict(state_dict), copy_other, _compat.like_dtensor, parts_of)
     path = path or (None if async_save is None else async_save.path)
     what = f"staged at {line_of_caller()}" + (f" for the save to {path}" if path else "")
     lease = wait_for_lease(staged.num_bytes, config, is_shareable, what)

@@ -41,11 +41,14 @@ class LocalChunks(torch.Tensor):
         dtype: Dtype of the whole tensor.
         spread: Where the tensor is cut, if it is cut at any element and not along its dims. The boxes, in their order,
             are then the run of elements that this rank has.
+        must_agree: Whether other ranks hold copies of these boxes that nobody keeps equal. A save compares them, and is
+            refused if they differ.
 
     Attributes:
         offsets: Offsets of each box as a tuple, sorted, as plans have them.
         tensors: Tensors of the boxes, in the order of ``offsets``.
         spread: ``spread`` as it was passed.
+        must_agree: ``must_agree`` as it was passed.
 
     Raises:
         ValueError: A box lies outside of the tensor, or has another dtype or number of dims.
@@ -54,6 +57,7 @@ class LocalChunks(torch.Tensor):
     offsets: tuple[tuple[int, ...], ...]
     tensors: tuple[torch.Tensor, ...]
     spread: Spread | None
+    must_agree: bool
 
     @staticmethod
     def __new__(
@@ -63,6 +67,7 @@ class LocalChunks(torch.Tensor):
         tensors: Sequence[torch.Tensor],
         dtype: torch.dtype,
         spread: Spread | None = None,
+        must_agree: bool = False,
     ) -> LocalChunks:
         device = tensors[0].device if tensors else torch.device("cpu")
         make_wrapper: Any = torch.Tensor._make_wrapper_subclass
@@ -71,6 +76,7 @@ class LocalChunks(torch.Tensor):
         self.offsets = tuple(at for at, _ in boxes)
         self.tensors = tuple(tensor for _, tensor in boxes)
         self.spread = spread
+        self.must_agree = must_agree
         for at, tensor in zip(self.offsets, self.tensors, strict=True):
             ends = [begin + size for begin, size in zip(at, tensor.shape, strict=False)]
             is_inside = all(begin >= 0 and end <= size for begin, end, size in zip(at, ends, shape, strict=False))
@@ -83,7 +89,7 @@ class LocalChunks(torch.Tensor):
 
     def of_same_boxes(self, tensors: Sequence[torch.Tensor]) -> LocalChunks:
         """Returns a ``LocalChunks`` of the same boxes with other tensors, in the order of ``offsets``."""
-        return LocalChunks(self.shape, self.offsets, tensors, self.dtype, self.spread)
+        return LocalChunks(self.shape, self.offsets, tensors, self.dtype, self.spread, self.must_agree)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         boxes = ", ".join(
@@ -122,7 +128,7 @@ class LocalChunks(torch.Tensor):
         return self.of_same_boxes([tensor.detach().clone() for tensor in self.tensors])
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return LocalChunks, (tuple(self.shape), self.offsets, self.tensors, self.dtype, self.spread)
+        return LocalChunks, (tuple(self.shape), self.offsets, self.tensors, self.dtype, self.spread, self.must_agree)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # as torch documents it
@@ -138,7 +144,7 @@ class LocalChunks(torch.Tensor):
             if func is aten._to_copy.default:
                 copies = [func(tensor, **kwargs) for tensor in value.tensors]
                 dtype = kwargs.get("dtype") or value.dtype
-                return LocalChunks(value.shape, value.offsets, copies, dtype, value.spread)
+                return LocalChunks(value.shape, value.offsets, copies, dtype, value.spread, value.must_agree)
         return _refuse(func)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from bytecheckpoint.probes.probe import require
 from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import LoadReport
 from bytecheckpoint.tensors.casts import refused
+from bytecheckpoint.tensors.subclass_parts import stored_parts, with_parts
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState
 from bytecheckpoint.training_state.extra_state import ExtraStateLoad
 from bytecheckpoint.training_state.folder_to_load import folder_to_load
@@ -275,6 +277,9 @@ class _Loading:
         flat, tree_paths = (values, {}) if part == "extra_state" else _C.flatten_state_dict(values)
         if part != "extra_state":
             self._refuse_meta(part, flat)
+            subclasses = _C.find_special_tensors(flat).subclasses
+            has_part = functools.partial(stored_parts, stored.__contains__)
+            flat, tree_paths, _ = with_parts(flat, tree_paths, subclasses, has_part)
         absent = [key for key in flat if key not in stored]
         self._missing += [f"{part}: {key}" for key in absent]
         without = {tree_paths[key][0] if key in tree_paths else key for key in absent}

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.errors import ConfigError, UnsupportedError
+from bytecheckpoint.tensors.subclass_parts import parts_of
 from bytecheckpoint.training_state.flat_parameters import FlatUnit, flat_units, has_flat_parameters
 from bytecheckpoint.training_state.module_hooks import hooks_of, is_changed_by_loads, own_methods
 from bytecheckpoint.training_state.names import inner, is_wrapper, name_of_key, original_name, unwrapped
@@ -143,7 +144,8 @@ class _StateDict:
 
     def load(self, loaded: Mapping[str, Any]) -> list[str]:
         """Does what ``ModuleState.after_load`` does."""
-        own = {_storage(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
+        tensors = (*self._module.parameters(), *self._module.buffers())
+        own = {storage for tensor in tensors for storage in _storages(tensor)}
         if all(_is_within(value, own) for value in loaded.values()) and not is_changed_by_loads(self._module):
             return []
         state = OrderedDict((self._keys[name], value) for name, value in loaded.items())
@@ -182,16 +184,19 @@ def tied_names(model: nn.Module, units: Sequence[FlatUnit] | None = None) -> lis
 _OPTIONS = StateDictOptions(strict=False)
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.untyped_storage().data_ptr()
+def _storages(tensor: torch.Tensor) -> set[int]:
+    """Returns the addresses of the memory that a tensor is in, or the parts that it is made of."""
+    with torch.no_grad():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    parts = parts_of(local, "") or {(): local}
+    return {part.untyped_storage().data_ptr() for part in parts.values() if isinstance(part, torch.Tensor)}
 
 
 def _is_within(value: object, storages: set[int]) -> bool:
     # A ShardedTensor comes from FSDP1's own state dict, whose tensors are copies.
     if not isinstance(value, torch.Tensor) or isinstance(value, _compat.ShardedTensor):
         return False
-    return value.numel() == 0 or _storage(value) in storages
+    return value.numel() == 0 or _storages(value) <= storages
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -23,10 +23,11 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import run_save
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
-from bytecheckpoint.distributed.agreement import agree, all_together, held_first
+from bytecheckpoint.distributed.agreement import agree, all_together, gathered, held_first
 from bytecheckpoint.distributed.call_order import CallOrder, next_turn
 from bytecheckpoint.distributed.groups import keep_watching, own_group, ranks_of
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError
+from bytecheckpoint.planning.key_choice import KeyChoice, refuse_unmatched
 from bytecheckpoint.probes.of_torch import FRAMEWORKS
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.reference_variables import set_logging_level
@@ -76,6 +77,8 @@ def save(
     save_decomposed_model_optimizer: bool = True,
     irregular: str = "decompose",
     extra_state_policy: Policy = "own",
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     overwrite: bool = True,
     digest: bool | None = None,
     process_group: dist.ProcessGroup | None = None,
@@ -111,6 +114,9 @@ def save(
             of whole rows.
         extra_state_policy: What another number of ranks gets at a load: ``own``, ``replicated`` or ``sharded``, for
             all keys, or a mapping by key, in which absent keys are ``own``. See docs/training_state.md.
+        include: Patterns of the keys of the model to save, as ``LoadSpec`` has them, such as ``*.lora_*``; none: all
+            keys. Optimizers and extra state are saved whole.
+        exclude: Patterns of keys of the model that are left out, also if ``include`` matches them.
         overwrite: If False, a part that already exists is a ``CheckpointExistsError``.
         digest: Whether to store a digest of each part, which ``bcp digest`` compares. It costs the coordinator one read
             of the checkpoint. None takes ``config.digest``.
@@ -150,6 +156,7 @@ def save(
         is_decomposed=save_decomposed_model_optimizer,
         irregular=irregular,
         extra_state_policy=extra_state_policy,
+        choice=KeyChoice(include, exclude),
         overwrite=overwrite,
         process_group=process_group,
         config=config,
@@ -165,6 +172,7 @@ class _Request:
         path: Folder of the parts.
         tracked: Folder of the tracker, and the step to write to it. None writes no tracker.
         is_decomposed: ``save_decomposed_model_optimizer``.
+        choice: Which keys of the model are saved.
     """
 
     path: Place
@@ -177,6 +185,7 @@ class _Request:
     is_decomposed: bool
     irregular: str
     extra_state_policy: Policy
+    choice: KeyChoice
     overwrite: bool
     process_group: dist.ProcessGroup | None
     config: Config
@@ -229,6 +238,7 @@ def _save_in_background(request: _Request, turn: CallOrder | None) -> SaveHandle
         request.config,
         is_alone=group is None,
         queue=request.role,
+        in_parts=lambda key: saving.is_in_parts(key.partition(".")[0]),
     )
     keep_watching(group, handle.committed)
     return handle
@@ -265,6 +275,7 @@ class _Saving:
         self._arguments: dict[str, object] = {}  # the same on all ranks
         # Pairs of part and key for which only the value of the first rank that has it is saved.
         self._each_ranks_own: Sequence[tuple[str, str]] = ()
+        self._unmatched: tuple[str, ...] = ()  # patterns that match no key of the model on this rank
 
     def collect(self) -> dict[str, Any]:
         """Returns what this rank saves, by part. The tensors share the memory of the live objects."""
@@ -279,8 +290,10 @@ class _Saving:
             model.check_ranks([*ranks_of(self._group)])
         self._begin(state, tied_names(state.model, model.units))
         values = _values(state, model, request.extra_state_policy, self._group)
+        if request.choice:
+            values["model"], _, self._unmatched = request.choice.chosen(model.values, None)
         self._each_ranks_own = [
-            *(("model", key) for key in model.each_ranks_own()),
+            *(("model", key) for key in model.each_ranks_own() if key in values["model"]),
             *(("extra_state", key) for key in values.get("extra_state", {}) if key in (state.extra_state or {})),
         ]
         return values
@@ -306,6 +319,7 @@ class _Saving:
             "checkpoint_state": names,
             "global_steps": request.global_steps,
             "extra_state_policy": description["extra_state_policy"],
+            "include, exclude": [*request.choice.include, "", *request.choice.exclude],
             "overwrite": request.overwrite,
             "irregular": request.irregular,
         }
@@ -332,6 +346,10 @@ class _Saving:
     def commit(self, values: dict[str, Any]) -> CheckpointReport:
         """Writes and commits all parts in this thread, then publishes them. Collective."""
         agree(self._group, "save", str(self._path), self._arguments, turn=self._turn)
+        if self._request.choice:
+            refuse_unmatched(
+                gathered(self._group, "save", str(self._path), self._unmatched) if self._group else [self._unmatched]
+            )
         reports = self._write_parts(self._exchanged(values))
         self._publish()
         return CheckpointReport(path=str(self._path), parts=reports)
@@ -345,12 +363,18 @@ class _Saving:
             with_regular_blocks(values, self._group, str(self._path)) if self._request.irregular == "merge" else values
         )
 
+    def is_in_parts(self, part: str) -> bool:
+        """Returns whether tensors of subclasses are saved by their parts. A load makes the state of optimizers anew."""
+        return part == "model" and self._request.config.tensor_subclasses == "parts"
+
     def _write_parts(self, values: dict[str, Any]) -> dict[str, SaveReport]:
         """Commits each part as a checkpoint of its own, ``model`` last. Collective."""
         reports: dict[str, SaveReport] = {}
         for part, writer in self._writers.items():
             is_flat = part == "extra_state"  # flattening would take its dicts apart, and return their keys as text
-            planner = BcpSavePlanner(not is_flat, not is_flat, config=self._request.config)
+            subclasses = "parts" if self.is_in_parts(part) else "opaque"
+            config = dataclasses.replace(self._request.config, tensor_subclasses=subclasses)
+            planner = BcpSavePlanner(not is_flat, not is_flat, config=config)
             try:
                 reports[part] = run_save(values[part], writer, planner, self._group, self._turn)
             except CheckpointError as error:

@@ -208,13 +208,12 @@ void bind_load(py::module_& m) {
         return py::make_tuple(std::move(flat.values), std::move(flat.mappings));
       },
       py::arg("state_dict"));
-  m.def(
-      "find_special_tensors",
-      [](const py::dict& flat) {
-        const SpecialTensors found = find_special_tensors(flat);
-        return py::make_tuple(found.has_sharded_tensor, found.has_meta_tensor);
-      },
-      py::arg("flat"));
+  py::class_<SpecialTensors>(m, "SpecialTensors", py::module_local())
+      .def_readonly("has_sharded_tensor", &SpecialTensors::has_sharded_tensor)
+      .def_readonly("has_meta_tensor", &SpecialTensors::has_meta_tensor)
+      .def_readonly("subclasses", &SpecialTensors::subclasses)
+      .def_readonly("copies", &SpecialTensors::copies);
+  m.def("find_special_tensors", &find_special_tensors, py::arg("flat"));
   py::class_<ReadPlan>(m, "ReadPlan", py::module_local())
       .def(py::init<const Checkpoint&, const py::iterable&>(), py::keep_alive<1, 2>(), py::arg("checkpoint"),
            py::arg("items"))

@@ -3,6 +3,7 @@
 
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bridge/checkpoint.h"
+#include "csrc/bridge/chosen_keys.h"
 #include "csrc/bridge/gaps.h"
 #include "csrc/bridge/global_plan.h"
 #include "csrc/bridge/unlocked.h"
@@ -83,6 +84,14 @@ py::list items_of_blob(const py::bytes& blob, const py::object& assignment, cons
 }  // namespace
 
 void bind_save_plan(py::module_& m) {
+  m.def(
+      "choose_keys",
+      [](const py::dict& flat, const py::object& mappings, const py::list& include, const py::list& exclude) {
+        ChosenKeys chosen = choose_keys(flat, mappings, include, exclude);
+        return py::make_tuple(std::move(chosen.kept.values), std::move(chosen.kept.mappings), chosen.is_used);
+      },
+      py::arg("flat"), py::arg("mappings"), py::arg("include"), py::arg("exclude"));
+  m.def("without_others", &without_others, py::arg("state"), py::arg("flat"), py::arg("kept"), py::arg("stand_in"));
   py::class_<LocalState, std::shared_ptr<LocalState>>(m, "LocalState", py::module_local())
       .def(py::init<const py::dict&, const py::object&, const py::object&, const py::object&, bool>(), py::arg("flat"),
            py::arg("mappings"), py::arg("chunks_of"), py::arg("items_of"), py::kw_only(), py::arg("can_split"))

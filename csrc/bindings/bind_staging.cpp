@@ -149,7 +149,8 @@ void bind_staging(py::module_& m) {
   });
   m.def("arena_bytes", [] { return Arena::of_process().mapped_bytes(); });
   py::class_<StagedTree>(m, "StagedTree", py::module_local())
-      .def(py::init<py::handle, py::object, py::object>(), py::arg("state"), py::arg("copy_other"), py::arg("rewrap"))
+      .def(py::init<py::handle, py::object, py::object, py::object>(), py::arg("state"), py::arg("copy_other"),
+           py::arg("rewrap"), py::arg("parts_of") = py::none())
       .def_property_readonly("num_bytes", &StagedTree::num_bytes)
       .def_property_readonly("tree", &StagedTree::tree)
       .def_property_readonly("devices", &StagedTree::devices)

@@ -64,9 +64,10 @@ std::vector<staging::DevicePiece> device_pieces(const std::vector<staging::Piece
 
 }  // namespace
 
-StagedTree::StagedTree(py::handle state, py::object copy_other, py::object rewrap)
+StagedTree::StagedTree(py::handle state, py::object copy_other, py::object rewrap, py::object parts_of)
     : copy_other_(std::move(copy_other)),
       rewrap_(std::move(rewrap)),
+      parts_of_(std::move(parts_of)),
       copier_([this](py::handle value) { return copy_leaf(value); }) {
   places_[kHost];
   tree_ = copier_.copy(state);
@@ -115,6 +116,10 @@ py::object StagedTree::copy_leaf(py::handle value) {
     py::list staged;
     for (const py::handle tensor : tensors) staged.append(stage_tensor(tensor));
     return value.attr("of_same_boxes")(py::tuple(staged));
+  }
+  if (!parts_of_.is_none() && is_tensor(value.ptr())) {
+    const py::object parts = parts_of_(value, copier_.path());
+    if (!parts.is_none()) return copier_.copy_below(parts);
   }
   return copy_other_(value, copier_.path());
 }

@@ -34,7 +34,9 @@ class StagedTree {
   /// Raises InvalidPlanError, naming the key, for a tensor without memory. DeviceError.
   /// \param copy_other  Function from a value that may change, and its key, to a copy of it in host memory.
   /// \param rewrap      Function from a DTensor and a local tensor to a DTensor like it.
-  StagedTree(pybind11::handle state, pybind11::object copy_other, pybind11::object rewrap);
+  /// \param parts_of    Function from a tensor that is not plain, and its key, to a dict that is staged in its place,
+  /// or None.
+  StagedTree(pybind11::handle state, pybind11::object copy_other, pybind11::object rewrap, pybind11::object parts_of);
   /// Waits for copies under way.
   ~StagedTree();
   StagedTree(const StagedTree&) = delete;
@@ -87,7 +89,7 @@ class StagedTree {
   base::Status lay_out();
   base::Status fill_memory(uint8_t* first, int num_threads, const std::map<int, uintptr_t>& streams);
 
-  const pybind11::object copy_other_, rewrap_;
+  const pybind11::object copy_other_, rewrap_, parts_of_;
   TreeCopier copier_;
   GilYield gil_yield_;
   std::map<int, Place> places_;  // by device number; the host is -1, and so comes first

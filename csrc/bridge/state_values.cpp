@@ -19,7 +19,7 @@ struct InternedNames {
   py::object dtensor = py::module_::import("torch.distributed.tensor").attr("DTensor");
   py::object sharded_tensor = py::module_::import("torch.distributed._shard.sharded_tensor").attr("ShardedTensor");
   py::object local_chunks = py::module_::import("bytecheckpoint.tensors.chunks").attr("LocalChunks");
-  py::object offsets = py::str("offsets"), tensors = py::str("tensors");
+  py::object offsets = py::str("offsets"), tensors = py::str("tensors"), must_agree = py::str("must_agree");
   py::object local_tensor = py::str("_local_tensor"), device_mesh = py::str("device_mesh"),
              placements = py::str("placements"), shape = py::str("shape");
 };
@@ -161,15 +161,35 @@ std::vector<tensor::Box> StateScanner::ask_dcp(py::handle tensor) const {
   return boxes;
 }
 
+namespace {
+
+/// Adds a tensor that is not plain to `found`; nothing for other values.
+void note_other_tensor(py::handle key, py::handle value, SpecialTensors* found) {
+  if (is_dtensor(value)) {
+    if (!is_plain_tensor(local_of(value).ptr())) found->subclasses.append(key);
+  } else if (is_local_chunks(value)) {
+    if (value.attr(names().must_agree).cast<bool>()) found->copies.append(key);
+  } else if (is_instance(value, names().sharded_tensor)) {
+    found->has_sharded_tensor = true;
+    return;
+  } else if (is_tensor(value.ptr())) {
+    found->subclasses.append(key);
+  } else {
+    return;
+  }
+  found->has_meta_tensor = found->has_meta_tensor || is_meta_tensor(value.ptr());
+}
+
+}  // namespace
+
 SpecialTensors find_special_tensors(const py::dict& flat) {
   SpecialTensors found;
   for (const auto& [key, value] : flat) {
     if (is_builtin(value)) continue;
-    const bool is_plain = is_plain_tensor(value.ptr());  // first, since it costs nothing
-    if (!is_plain && is_instance(value, names().sharded_tensor)) {
-      found.has_sharded_tensor = true;
-    } else if (is_plain || is_tensor(value.ptr())) {
-      found.has_meta_tensor = found.has_meta_tensor || is_meta_tensor(value.ptr());
+    if (!is_plain_tensor(value.ptr())) {
+      note_other_tensor(key, value, &found);
+    } else if (!found.has_meta_tensor) {  // a plain tensor, as nearly all are: costs nothing
+      found.has_meta_tensor = is_meta_tensor(value.ptr());
     }
   }
   return found;

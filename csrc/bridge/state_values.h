@@ -69,10 +69,12 @@ class StateScanner {
   std::vector<std::vector<tensor::Box>> boxes_;
 };
 
-/// Whether a state has values that DCP prepares before it plans.
+/// The values of a state that are prepared before it is planned.
 struct SpecialTensors {
   bool has_sharded_tensor = false;
   bool has_meta_tensor = false;
+  pybind11::list subclasses;  // keys of tensors of subclasses, and of DTensors whose local tensor is of one
+  pybind11::list copies;      // keys of `LocalChunks` that must agree with those of other ranks
 };
 SpecialTensors find_special_tensors(const pybind11::dict& flat);
 

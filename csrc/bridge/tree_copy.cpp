@@ -27,7 +27,7 @@ py::object TreeCopier::copy_value(py::handle value) {
   const auto known = copied_.find(v);
   if (known != copied_.end()) return known->second.copy;
   py::object copied = copy_container(value);
-  copied_.emplace(v, Copied{py::reinterpret_borrow<py::object>(value), copied});
+  if (copies_once_) copied_.emplace(v, Copied{py::reinterpret_borrow<py::object>(value), copied});
   return copied;
 }
 

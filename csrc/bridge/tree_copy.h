@@ -16,10 +16,15 @@ namespace bytecheckpoint::bridge {
 class TreeCopier {
  public:
   /// \param leaf  Function from any other value to what takes its place.
-  explicit TreeCopier(std::function<pybind11::object(pybind11::handle)> leaf) : leaf_(std::move(leaf)) {}
+  /// \param copies_once  False: a container that is in several places gets a copy in each, because what takes the place
+  /// of a leaf depends on the path.
+  explicit TreeCopier(std::function<pybind11::object(pybind11::handle)> leaf, bool copies_once = true)
+      : leaf_(std::move(leaf)), copies_once_(copies_once) {}
 
   /// Copies a value with all that is in it.
   pybind11::object copy(pybind11::handle value);
+  /// Copies what takes the place of a leaf. For `leaf`.
+  pybind11::object copy_below(pybind11::handle value) { return copy_value(value); }
   /// Returns the keys and positions that lead to the current value, joined as DCP joins them. For `leaf`.
   std::string path() const;
 
@@ -35,6 +40,7 @@ class TreeCopier {
   pybind11::object copy_at(pybind11::object step, pybind11::handle value);
 
   const std::function<pybind11::object(pybind11::handle)> leaf_;
+  const bool copies_once_;
   const pybind11::object ordered_dict_ = pybind11::module_::import("collections").attr("OrderedDict");
   std::vector<pybind11::object> path_;
   std::unordered_map<PyObject*, Copied> copied_;  // containers, while `copy` runs

@@ -44,8 +44,8 @@ class TreeOfDevice:
 
     device: Device
 
-    def __init__(self, state: Any, copy_other: Any, rewrap: Any) -> None:
-        self._tree = _C.StagedTree(state, copy_other, rewrap)
+    def __init__(self, state: Any, copy_other: Any, rewrap: Any, parts_of: Any) -> None:
+        self._tree = _C.StagedTree(state, copy_other, rewrap, parts_of)
         self.num_bytes = self._tree.num_bytes
         self.devices = [3]
         self.tree = self._tree.tree
