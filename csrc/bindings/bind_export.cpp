@@ -8,7 +8,7 @@
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/export_file.h"
 #include "csrc/format/safetensors.h"
-#include "csrc/format/torch_file.h"
+#include "csrc/format/torch_file_layout.h"
 
 namespace bytecheckpoint::bindings {
 namespace {
@@ -79,7 +79,7 @@ std::pair<int64_t, uint32_t> export_torch_file(
     to_read.push_back({fqn, tensor::dtype_of(dtype)});
     storage_bytes.push_back(bytes);
   }
-  const format::TorchFile file(std::move(pickle), std::move(storage_bytes));
+  const format::TorchFileLayout file(std::move(pickle), std::move(storage_bytes));
   engine::FileFrame frame;
   frame.offsets = file.storage_offsets();
   frame.file_bytes = file.file_bytes();

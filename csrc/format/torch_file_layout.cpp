@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/format/torch_file.h"
+#include "csrc/format/torch_file_layout.h"
 
 #include <utility>
 
@@ -41,7 +41,7 @@ uint16_t version_of(int64_t bytes, int64_t header_offset) {
 
 }  // namespace
 
-TorchFile::TorchFile(std::string pickle, std::vector<int64_t> storage_bytes) {
+TorchFileLayout::TorchFileLayout(std::string pickle, std::vector<int64_t> storage_bytes) {
   base::ByteWriter head;
   const auto add_small = [&](const char* name, std::string_view content) {
     const auto bytes = static_cast<int64_t>(content.size());
@@ -75,7 +75,7 @@ TorchFile::TorchFile(std::string pickle, std::vector<int64_t> storage_bytes) {
   file_bytes_ = at + static_cast<int64_t>(before(storages_.size(), crcs).size());
 }
 
-std::string TorchFile::before(size_t number, const std::vector<uint32_t>& crcs) const {
+std::string TorchFileLayout::before(size_t number, const std::vector<uint32_t>& crcs) const {
   base::ByteWriter out;
   int64_t begin = 0;
   if (number == 0) {
@@ -92,7 +92,7 @@ std::string TorchFile::before(size_t number, const std::vector<uint32_t>& crcs) 
   return out.take();
 }
 
-void TorchFile::write_descriptor(size_t storage, uint32_t crc, base::ByteWriter* out) const {
+void TorchFileLayout::write_descriptor(size_t storage, uint32_t crc, base::ByteWriter* out) const {
   const int64_t bytes = storages_[storage].bytes;
   out->u32(zip::kDataDescriptor);
   out->u32(crc);
@@ -105,7 +105,7 @@ void TorchFile::write_descriptor(size_t storage, uint32_t crc, base::ByteWriter*
   }
 }
 
-void TorchFile::write_header(size_t storage, int64_t header_offset, base::ByteWriter* out) const {
+void TorchFileLayout::write_header(size_t storage, int64_t header_offset, base::ByteWriter* out) const {
   const Entry& entry = storages_[storage];
   // Readers of zip64 look for sizes of 8 bytes in the descriptor if this field is there.
   std::string extra = is_large(entry.bytes) ? zip64_field({0, 0}) : std::string();
@@ -117,7 +117,7 @@ void TorchFile::write_header(size_t storage, int64_t header_offset, base::ByteWr
       out);
 }
 
-void TorchFile::write_directory(const std::vector<uint32_t>& crcs, int64_t offset, base::ByteWriter* out) const {
+void TorchFileLayout::write_directory(const std::vector<uint32_t>& crcs, int64_t offset, base::ByteWriter* out) const {
   const size_t begin = out->size();
   const auto add = [&](const Entry& entry, uint16_t flags, uint32_t crc) {
     std::vector<int64_t> large;

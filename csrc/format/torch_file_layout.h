@@ -19,11 +19,11 @@ namespace bytecheckpoint::format {
 ///                    |------ before(n) ------|
 ///
 /// Pure.
-class TorchFile {
+class TorchFileLayout {
  public:
   /// \param pickle         `data.pkl`.
   /// \param storage_bytes  Of each storage.
-  TorchFile(std::string pickle, std::vector<int64_t> storage_bytes);
+  TorchFileLayout(std::string pickle, std::vector<int64_t> storage_bytes);
 
   /// Where each storage begins, from the start of the file.
   const std::vector<int64_t>& storage_offsets() const { return storage_offsets_; }
