@@ -79,7 +79,8 @@ py::list chunks_of(const Checkpoint& checkpoint) {
   for (const format::Item& item : manifest.items) {
     py::list chunks;
     for (const format::Chunk& chunk : item.chunks) {
-      const bool is_absent = chunk.record.kind == format::RecordKind::kAbsent;
+      const bool is_absent =
+          chunk.record.kind == format::RecordKind::kAbsent || chunk.record.kind == format::RecordKind::kRefused;
       chunks.append(py::make_tuple(ints_of(chunk.box.offsets), ints_of(chunk.box.sizes),
                                    is_absent ? py::object(py::none()) : names[chunk.record.file], chunk.record.offset,
                                    chunk.record.bytes));
@@ -139,6 +140,9 @@ void bind_checkpoint(py::module_& m) {
       .def_property_readonly("user_metadata", [](const Checkpoint& c) { return c.head().user_metadata; })
       .def_property_readonly("planner_data", [](const Checkpoint& c) { return tree_to_python(c.whole().planner_data); })
       .def_property_readonly("foreign", &foreign_of)
+      .def_property_readonly(
+          "is_of_byte_checkpoint",
+          [](const Checkpoint& c) { return c.head().foreign.has_value() && c.head().foreign->is_of_byte_checkpoint; })
       .def("names", &names_of)
       .def("has", &has, py::arg("fqn"))
       .def_property_readonly("is_whole", [](const Checkpoint& c) { return c.parts() == nullptr; })
