@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bytecheckpoint._moved import MOVED, install
+from bytecheckpoint import _moved, _reference_names
 
 if TYPE_CHECKING:
     from bytecheckpoint.checkpoint.digests import Digest, digest
@@ -160,17 +160,21 @@ _HOMES = {
 _MODULES = ("checkpoint", "config", "dcp", "errors", "groups", "registration", "report", "state_dicts", "transforms")
 
 
-install()
+_moved.install()
+_reference_names.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES or f"bytecheckpoint.{name}" in MOVED:
+    if name in _MODULES or f"bytecheckpoint.{name}" in _moved.MOVED:
         return import_module(f"bytecheckpoint.{name}")
     if name in ("_C", "_core"):  # `from bytecheckpoint import _C` asks here before it looks for a module
         from bytecheckpoint._extensions import extension
 
         return extension(name)
     if name not in _HOMES:
+        replaced = _reference_names.replacement_of(f"bytecheckpoint.{name}")
+        if replaced is not None:
+            raise ImportError(replaced, name="bytecheckpoint")
         raise AttributeError(f"module 'bytecheckpoint' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 

@@ -33,14 +33,14 @@ __all__ = [
 PARTS = ("extra_state", "optimizer", "model")
 
 REFERENCE = (
-    "ByteCheckpoint 0.0.2 or 0.0.3 wrote it, in a format of its own that this package does not read: merge it with "
-    "that version (bytecheckpoint_ckpt_to_pytorch_ckpt), load the result into the model, and save it to a new folder"
+    "ByteCheckpoint 0.0.2 or 0.0.3 wrote it, in a format of its own: load its parts one by one with load_state_dict or "
+    "BcpReader, as '.../model', or convert them with bcp convert, and save what you loaded to a new folder"
 )
 
 _KEY = "bytecheckpoint"
 _MOST_SHOWN = 80
-# The engine refuses metadata of ByteCheckpoint with a message that contains this name.
-_OF_REFERENCE = "global 'bytecheckpoint.checkpointer."
+# What the engine says of a folder of ByteCheckpoint contains this.
+_OF_REFERENCE = "metadata of ByteCheckpoint 0.0.x"
 
 
 # If parts are not complete, the first of their states in this order is the state of the whole.

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from bytecheckpoint.checkpoint.parts import REFERENCE, checkpoints_in, inspect_step, is_of_reference
+from bytecheckpoint.checkpoint.parts import REFERENCE, checkpoints_in, inspect_step
 from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
 
@@ -29,8 +29,6 @@ def explaining(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _explained(error: CheckpointError, path: str | os.PathLike[str]) -> CheckpointError:
-    if is_of_reference(str(error)):
-        return UnsupportedError(f"open({path}): {REFERENCE}", os.fspath(path))
     if not isinstance(error, CheckpointNotFoundError):
         return error
     instead = ""

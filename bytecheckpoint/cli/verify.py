@@ -14,6 +14,7 @@ import click
 from bytecheckpoint.checkpoint.folders import below
 from bytecheckpoint.checkpoint.steps import look_at_step
 from bytecheckpoint.checkpoint.verification import verify
+from bytecheckpoint.checkpoint.wrong_path import refuse_reference
 from bytecheckpoint.cli.contents import components_in
 from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option
 from bytecheckpoint.cli.text import counted, one_line, print_json, safe_name
@@ -63,6 +64,8 @@ def command(ctx: click.Context, path: str, threads: int, as_json: bool, progress
       bcp verify ckpt && rsync -a ckpt backup:
     """
     components = components_in(path)
+    if components:
+        refuse_reference(path, "verify")
     reports: dict[str, VerifyReport] = {}
     for name in components or [""]:
         with bar(f"verifying {name}".strip(), progress) as tell:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, MutableMapping
 from typing import Any, ClassVar
 
 from bytecheckpoint.staging.save_handle import SaveHandle
@@ -14,22 +12,46 @@ from bytecheckpoint.training_state.saving import CheckpointReport, save
 __all__ = ["DDPCheckpointer", "FSDP2Checkpointer", "FSDPCheckpointer"]
 
 
+def _path_and_state(call: str, args: tuple[Any, ...], arguments: dict[str, Any]) -> tuple[Any, Any, tuple[Any, ...]]:
+    """Returns the path, the state and the other positional arguments of a call; ``path`` is what others call it.
+
+    Raises:
+        TypeError: One of them is missing, or the path is passed under both names.
+    """
+    if "path" in arguments:
+        if args or "ckpt_path" in arguments:
+            raise TypeError(f"{call}() got both path and ckpt_path, which mean the same: pass ckpt_path alone")
+        arguments["ckpt_path"] = arguments.pop("path")
+    found = list(args)
+    for position, name in enumerate(("ckpt_path", "checkpoint_state")):
+        if len(found) > position:
+            continue
+        if name not in arguments:
+            raise TypeError(f"{call}() needs {name}: {call}(ckpt_path, checkpoint_state, ...)")
+        found.insert(position, arguments.pop(name))
+    return found[0], found[1], tuple(found[2:])
+
+
 class _Checkpointer:
     framework: ClassVar[str]
 
     @classmethod
-    def save(
-        cls, ckpt_path: str | os.PathLike[str], checkpoint_state: Mapping[str, Any], *args: Any, **kwargs: Any
-    ) -> SaveHandle[CheckpointReport]:
-        """Calls ``bytecheckpoint.save`` for this framework, and takes its further arguments."""
-        return save(ckpt_path, checkpoint_state, cls.framework, *args, **kwargs)
+    def save(cls, *args: Any, **kwargs: Any) -> SaveHandle[CheckpointReport]:
+        """Calls ``bytecheckpoint.save`` for this framework: ``save(ckpt_path, checkpoint_state, ...)``.
+
+        Takes its further arguments, and ``path`` as another name of ``ckpt_path``.
+        """
+        path, state, more = _path_and_state("save", args, kwargs)
+        return save(path, state, cls.framework, *more, **kwargs)
 
     @classmethod
-    def load(
-        cls, ckpt_path: str | os.PathLike[str], checkpoint_state: MutableMapping[str, Any], *args: Any, **kwargs: Any
-    ) -> LoadResult:
-        """Calls ``bytecheckpoint.load`` for this framework, and takes its further arguments."""
-        return load(ckpt_path, checkpoint_state, cls.framework, *args, **kwargs)
+    def load(cls, *args: Any, **kwargs: Any) -> LoadResult:
+        """Calls ``bytecheckpoint.load`` for this framework: ``load(ckpt_path, checkpoint_state, ...)``.
+
+        Takes its further arguments, and ``path`` as another name of ``ckpt_path``.
+        """
+        path, state, more = _path_and_state("load", args, kwargs)
+        return load(path, state, cls.framework, *more, **kwargs)
 
 
 class DDPCheckpointer(_Checkpointer):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bytecheckpoint import _core
-from bytecheckpoint.checkpoint.parts import parsed_user_metadata
+from bytecheckpoint.checkpoint.parts import REFERENCE, parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.convert.nesting import nested
@@ -72,6 +72,8 @@ class Stored(Mapping[str, "StoredTensor | None"]):
                 accept_rewritten=config.accept_rewritten_metadata,
                 io_timeout_s=config.io_timeout_s,
             )
+        if checkpoint.is_of_byte_checkpoint:
+            raise UnsupportedError(f"load({self.path}): {REFERENCE}", self.path)
         self.renamed: dict[str, str] = {}
         if spec is not None:
             checkpoint, self.renamed = view_of(checkpoint, spec, _core)

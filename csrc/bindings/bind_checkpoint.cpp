@@ -81,7 +81,8 @@ py::list chunks_of(const Checkpoint& checkpoint) {
   for (const format::Item& item : manifest.items) {
     py::list chunks;
     for (const format::Chunk& chunk : item.chunks) {
-      const bool is_absent = chunk.record.kind == format::RecordKind::kAbsent;
+      const bool is_absent =
+          chunk.record.kind == format::RecordKind::kAbsent || chunk.record.kind == format::RecordKind::kRefused;
       chunks.append(py::make_tuple(ints_of(chunk.box.offsets), ints_of(chunk.box.sizes),
                                    is_absent ? py::object(py::none()) : names[chunk.record.file], chunk.record.offset,
                                    chunk.record.bytes));
@@ -174,6 +175,9 @@ void bind_checkpoint(py::module_& m) {
                                const auto& foreign = checkpoint.head().foreign;
                                return foreign.has_value() ? foreign->format : "bytecheckpoint";
                              })
+      .def_property_readonly(
+          "is_of_byte_checkpoint",
+          [](const Checkpoint& c) { return c.head().foreign.has_value() && c.head().foreign->is_of_byte_checkpoint; })
       .def("names", &names_of)
       .def_property_readonly("num_items",
                              [](const Checkpoint& c) {

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <atomic>
+#include <cstring>
 
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/py_load_job.h"
@@ -12,6 +13,7 @@
 #include "csrc/bridge/torch_tensor.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/load_job.h"
+#include "csrc/format/builtin_archive.h"
 #include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::bindings {
@@ -36,7 +38,9 @@ int64_t bytes_wanted(const PyLoadJob& self) {
     const planner::WantedBox wanted = engine::wanted_of(*read.chunk, *place, read.planned.box);
     if (tensor::checked_numel(wanted.sizes, &numel)) bytes += numel * wanted.itemsize_bytes;
   }
-  for (const Read& read : self.plan.objects()) bytes += read.chunk->record.bytes;
+  for (const Read& read : self.plan.objects()) {
+    if (read.chunk->record.kind != format::RecordKind::kInline) bytes += read.chunk->record.bytes;
+  }
   return bytes;
 }
 
@@ -156,7 +160,13 @@ void add_record(PyLoadJob& self, const Read& read, const py::buffer& buffer) {
   if (info.size * info.itemsize != read.chunk->record.bytes) {
     throw py::value_error("'" + read.planned.fqn + "': the buffer and the record differ in size");
   }
-  self.job.destinations().add_bytes(read.chunk->record, static_cast<uint8_t*>(info.ptr));
+  const format::Record& record = read.chunk->record;
+  if (record.kind == format::RecordKind::kInline) {
+    const std::string archive = format::archive_of_pickle(self.job.manifest()->foreign->text_of(record));
+    std::memcpy(info.ptr, archive.data(), archive.size());
+    return;
+  }
+  self.job.destinations().add_bytes(record, static_cast<uint8_t*>(info.ptr));
 }
 
 py::dict run_load(PyLoadJob& self) {

@@ -329,7 +329,8 @@ py::dict make_storage_data(const format::Manifest& manifest, const py::object& s
   for (const format::Item* item : in_order(manifest)) {
     for (size_t c = 0; c < item->chunks.size(); ++c) {
       const format::Chunk& chunk = item->chunks[c];
-      if (chunk.record.kind == format::RecordKind::kAbsent) continue;
+      if (chunk.record.kind == format::RecordKind::kAbsent || chunk.record.kind == format::RecordKind::kRefused)
+        continue;
       const py::object index = item->is_tensor ? dcp().index_class(item->fqn, make_size(chunk.box.offsets), c)
                                                : dcp().index_class(item->fqn);
       data[index] = storage_info(names[chunk.record.file], chunk.record.offset, chunk.record.bytes);

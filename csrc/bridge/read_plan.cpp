@@ -28,8 +28,10 @@ std::string list_names(const std::vector<std::string>& names) {
 }
 
 void check(const PlannedRead& planned, const format::Chunk& chunk) {
-  if (chunk.record.kind == format::RecordKind::kAbsent) return;  // reported when its file is looked for
-  const bool stored_bytes = chunk.record.kind == format::RecordKind::kBytes;
+  const format::RecordKind kind = chunk.record.kind;
+  // Reported when its file is looked for.
+  if (kind == format::RecordKind::kAbsent || kind == format::RecordKind::kRefused) return;
+  const bool stored_bytes = kind == format::RecordKind::kBytes || kind == format::RecordKind::kInline;
   if (planned.is_tensor == stored_bytes) {
     refuse_plan(text("'", planned.fqn, "': the load asks for ", planned.is_tensor ? "a tensor" : "bytes",
                      ", but stored is ", stored_bytes ? "bytes" : "a tensor"));

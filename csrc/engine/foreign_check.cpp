@@ -37,21 +37,20 @@ class ForeignChecker {
  public:
   ForeignChecker(const std::string& directory, const format::Manifest& manifest,
                  const std::function<bool(int64_t, int64_t)>& progress)
-      : directory_(directory), manifest_(manifest), progress_(progress), caller_(std::this_thread::get_id()) {
+      : directory_(directory),
+        manifest_(manifest),
+        crcs_(manifest.foreign->crcs),
+        progress_(progress),
+        caller_(std::this_thread::get_id()) {
     for (const format::Item& item : manifest.items) {
-      for (const format::Chunk& chunk : item.chunks) {
-        if (chunk.record.kind == format::RecordKind::kAbsent) {
-          add({".metadata", "metadata", -1, -1, {item.fqn}, "the metadata do not say where a chunk is stored"});
-        } else {
-          records_.push_back({&item, &chunk.record});
-        }
-      }
+      for (const format::Chunk& chunk : item.chunks) list(item, chunk.record);
     }
     std::stable_sort(records_.begin(), records_.end(),
                      [](const auto& a, const auto& b) { return extent_of(a) < extent_of(b); });
     const auto same = [](const auto& a, const auto& b) { return extent_of(a) == extent_of(b); };
     records_.erase(std::unique(records_.begin(), records_.end(), same), records_.end());
-    check_.num_records = static_cast<int64_t>(records_.size());
+    check_.num_records = static_cast<int64_t>(records_.size() + crcs_.size());
+    for (const format::StoredCrc& stored : crcs_) bytes_total_ += stored.bytes;
     for (const NamedRecord& named : records_) {
       // No file is so long: that its bytes are missing is reported as a problem.
       if (!base::checked_add(bytes_total_, named.record->bytes, &bytes_total_)) bytes_total_ = INT64_MAX;
@@ -59,7 +58,7 @@ class ForeignChecker {
   }
 
   base::Result<ForeignCheck> run(int num_threads) {
-    const size_t wanted = std::min(records_.size(), static_cast<size_t>(std::max(num_threads, 1)));
+    const size_t wanted = std::min(records_.size() + crcs_.size(), static_cast<size_t>(std::max(num_threads, 1)));
     base::work_together("bcp-verify", wanted, [&] { work(); });
     BCP_RETURN_IF_ERROR(failure_);
     if (is_cancelled_ || !progress_(bytes_total_, bytes_total_)) {
@@ -72,11 +71,26 @@ class ForeignChecker {
   }
 
  private:
+  void list(const format::Item& item, const format::Record& record) {
+    using format::RecordKind;
+    if (record.kind == RecordKind::kAbsent) {
+      add({".metadata", "metadata", -1, -1, {item.fqn}, "the metadata do not say where a chunk is stored"});
+    } else if (record.kind == RecordKind::kInline || record.kind == RecordKind::kRefused) {
+      return;  // opening the file has checked the pickle that it is in
+    } else if (crcs_.empty() || (record.kind != RecordKind::kTensor && record.kind != RecordKind::kStrided)) {
+      records_.push_back({&item, &record});
+    }
+  }
+
   void work() {
     std::optional<uint32_t> open;
     io::File file;
     int64_t file_bytes = 0;
-    for (size_t i = next_++; i < records_.size() && !is_cancelled_; i = next_++) {
+    for (size_t i = next_++; i < records_.size() + crcs_.size() && !is_cancelled_; i = next_++) {
+      if (i >= records_.size()) {
+        note(check_stretch(crcs_[i - records_.size()]));
+        continue;
+      }
       const NamedRecord& named = records_[i];
       if (open != named.record->file) {
         open = named.record->file;
@@ -87,12 +101,46 @@ class ForeignChecker {
       if (record.bytes > file_bytes || record.offset > file_bytes - record.bytes) {
         add(problem(named, "file", record.offset, record.bytes,
                     text("the metadata name a record there, but the file has only ", file_bytes, " bytes")));
-      } else if (const Status failure = check(named, &file); !failure.is_ok()) {
-        const base::MutexLock lock(mutex_);
-        if (failure_.is_ok()) failure_ = failure;
-        is_cancelled_ = true;
+      } else {
+        note(check(named, &file));
       }
     }
+  }
+
+  /// Ends the check if `outcome` is a failure.
+  void note(const Status& outcome) {
+    if (outcome.is_ok()) return;
+    const base::MutexLock lock(mutex_);
+    if (failure_.is_ok()) failure_ = outcome;
+    is_cancelled_ = true;
+  }
+
+  /// Compares a stretch of a file, such as a storage of a file of torch.save, with its checksum.
+  Status check_stretch(const format::StoredCrc& stored) {
+    const std::string& name = manifest_.files[stored.file].name;
+    BCP_ASSIGN_OR_RETURN(io::File file, io::File::open(directory_, name, /*direct=*/false));
+    BCP_ASSIGN_OR_RETURN(const std::optional<uint32_t> crc, checksum(stored.offset, stored.bytes, &file));
+    if (!crc.has_value()) return Status::ok();
+    if (*crc != stored.crc) {
+      add({name, "records", stored.offset, stored.bytes, names_in(stored),
+           text("CRC is ", *crc, ", stored ", stored.crc)});
+    }
+    const base::MutexLock lock(mutex_);
+    check_.bytes_checked += stored.bytes;
+    return Status::ok();
+  }
+
+  /// Returns the names of the first tensors that lie in a stretch.
+  std::vector<std::string> names_in(const format::StoredCrc& stretch) const {
+    constexpr size_t kMostNames = 20;
+    std::vector<std::string> names;
+    for (const format::Item& item : manifest_.items) {
+      const format::Record& record = item.chunks.front().record;
+      const bool is_inside = item.is_tensor && record.file == stretch.file && record.data_offset >= stretch.offset &&
+                             record.data_offset < stretch.offset + stretch.bytes;
+      if (is_inside && names.size() < kMostNames) names.push_back(item.fqn);
+    }
+    return names;
   }
 
   /// Returns the length of the file, or -1 if it cannot be opened, which is reported once for each file.
@@ -192,6 +240,7 @@ class ForeignChecker {
 
   const std::string& directory_;
   const format::Manifest& manifest_;
+  const std::vector<format::StoredCrc>& crcs_;
   const std::function<bool(int64_t, int64_t)>& progress_;
   const std::thread::id caller_;
   std::vector<NamedRecord> records_;  // by file and offset, each extent once

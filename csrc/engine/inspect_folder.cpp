@@ -7,6 +7,7 @@
 #include "csrc/engine/check_files.h"
 #include "csrc/engine/folder_coverage.h"
 #include "csrc/engine/lock_file.h"
+#include "csrc/format/foreign_metadata.h"
 #include "csrc/io/directory.h"
 
 namespace bytecheckpoint::engine {
@@ -87,6 +88,9 @@ Status open_and_check(const std::string& directory, Scope scope, FolderInspectio
   found->num_files += static_cast<int64_t>(manifest.files.size());
   if (manifest.foreign.has_value()) {
     found->is_foreign = true;
+    if (manifest.foreign->is_of_byte_checkpoint) {
+      return Status::make(Code::kUnsupported, text(format::kOfByteCheckpoint, ": its parts are read one by one"));
+    }
     for (const int64_t length : foreign_lengths(manifest)) found->num_bytes += length;
     BCP_RETURN_IF_ERROR(check_foreign_files(directory, manifest));
     return coverage->add(&mark);

@@ -68,6 +68,37 @@ Status apply_view(const RecordView& view, const tensor::Dims& sizes, TensorPlace
   return Status::ok();
 }
 
+/// Returns the checksum of a stretch of a file that another writer stored.
+std::optional<uint32_t> stored_crc(const format::Manifest& manifest, uint32_t file, int64_t offset, int64_t bytes) {
+  if (!manifest.foreign.has_value()) return std::nullopt;
+  const std::vector<format::StoredCrc>& crcs = manifest.foreign->crcs;
+  const auto found = std::lower_bound(
+      crcs.begin(), crcs.end(), std::make_pair(file, offset),
+      [](const format::StoredCrc& crc, const auto& wanted) { return std::make_pair(crc.file, crc.offset) < wanted; });
+  for (auto crc = found; crc != crcs.end() && crc->file == file && crc->offset == offset; ++crc) {
+    if (crc->bytes == bytes) return crc->crc;
+  }
+  return std::nullopt;
+}
+
+/// Returns the place of a chunk whose record says it all.
+base::Result<std::optional<TensorPlace>> place_by_manifest(const format::Manifest& manifest,
+                                                           const ChunkInRecord& wanted) {
+  const format::Record& record = wanted.chunk->record;
+  const tensor::Dims& sizes = wanted.view == nullptr ? wanted.chunk->box.sizes : wanted.view->record_sizes;
+  TensorPlace place = place_of(*wanted.chunk);
+  place.strides = record.kind == format::RecordKind::kStrided
+                      ? manifest.foreign->strides[static_cast<size_t>(record.data_bytes)]
+                      : tensor::row_major_strides(sizes);
+  if (manifest.foreign.has_value() && is_dense(sizes, place.strides))
+    place.data_crc = stored_crc(manifest, record.file, record.data_offset, record.bytes);
+  if (wanted.view != nullptr) {
+    Status fault = apply_view(*wanted.view, wanted.chunk->box.sizes, &place);
+    if (!fault.is_ok()) return std::move(fault).in_file(manifest.files[record.file].name);
+  }
+  return std::make_optional(std::move(place));
+}
+
 std::optional<TensorPlace> place_in_archive(const format::ArchivedTensor& stored, const ChunkInRecord& wanted) {
   const format::Chunk& chunk = *wanted.chunk;
   const tensor::Dims& sizes = wanted.view == nullptr ? chunk.box.sizes : wanted.view->record_sizes;
@@ -146,6 +177,10 @@ Status check_extents(const std::string& directory, const format::Manifest& manif
     }
     const std::string& name = manifest.files[record.file].name;
     const std::string path = io::join(directory, name);
+    if (record.kind == format::RecordKind::kInline) continue;
+    if (record.kind == format::RecordKind::kRefused) {
+      return Status::make(Code::kUnsupported, text("read(", path, "): ", manifest.foreign->text_of(record)), path);
+    }
     int64_t& size = sizes[record.file];
     if (size < 0) {
       BCP_ASSIGN_OR_RETURN(const io::File file, io::File::open(directory, name, /*direct=*/false));
@@ -168,16 +203,8 @@ base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::
   std::vector<size_t> foreign;
   for (size_t i = 0; i < chunks.size(); ++i) {
     const format::Record& record = chunks[i].chunk->record;
-    if (record.kind == format::RecordKind::kTensor) {
-      places[i] = place_of(*chunks[i].chunk);
-      if (const RecordView* view = chunks[i].view; view != nullptr) {
-        places[i]->strides = tensor::row_major_strides(view->record_sizes);
-        Status applied = apply_view(*view, chunks[i].chunk->box.sizes, &*places[i]);
-        if (!applied.is_ok())
-          return std::move(applied)
-              .at(record.offset, record.bytes)
-              .in_file(io::join(directory, manifest.files[record.file].name));
-      }
+    if (record.kind == format::RecordKind::kTensor || record.kind == format::RecordKind::kStrided) {
+      BCP_ASSIGN_OR_RETURN(places[i], place_by_manifest(manifest, chunks[i]));
     } else if (record.kind == format::RecordKind::kForeign || chunks[i].view != nullptr) {
       foreign.push_back(i);
     }

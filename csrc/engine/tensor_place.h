@@ -31,15 +31,16 @@ TensorPlace place_of(const format::Chunk& chunk);
 
 /// Checks that the files are long enough for the records that the metadata names. Call it before memory is allocated
 /// for sizes that only the metadata claims.
-/// \returns kCorrupt for a chunk without a record or beyond the end of its file. kStorage.
+/// \returns kCorrupt for a chunk without a record or beyond the end of its file. kUnsupported, with the reason, for a
+/// kRefused one. kStorage.
 base::Status check_extents(const std::string& directory, const format::Manifest& manifest,
                            const std::vector<const format::Chunk*>& chunks);
 
 /// Finds the places of `chunks`; nothing for a chunk whose elements are not plain, dense and row-major or permuted:
 /// torch.load must read that one, and a view of such a record is kUnsupported.
 ///
-/// Places of our own records are in the manifest. Of other writers' records, each archive is opened, and its directory
-/// and its pickle are read, in the order of files and offsets, by up to 4 threads.
+/// Places of our own records, of safetensors and of files of torch.save are in the manifest. Of other records, each
+/// archive is opened, and its directory and its pickle are read, in the order of files and offsets, by up to 4 threads.
 /// \returns kCorrupt, kUnsupported or kStorage, naming file and offset.
 base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::string& directory,
                                                                      const format::Manifest& manifest,

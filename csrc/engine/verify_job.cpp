@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -11,6 +12,7 @@
 #include "csrc/engine/coverage.h"
 #include "csrc/engine/foreign_check.h"
 #include "csrc/engine/names.h"
+#include "csrc/engine/open_any_checkpoint.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/engine/unreferenced.h"
 #include "csrc/format/compare_metadata.h"
@@ -103,6 +105,20 @@ class Verifier {
     return look_for_a_newer_commit(scope, manifest.save_id);
   }
 
+  /// Verifies what another writer made, be it a checkpoint or files that have no metadata.
+  Status verify_foreign(const format::Manifest& manifest, Scope scope) {
+    check_coverage(manifest, scope);
+    const std::string directory = manifest.data_directory(options_.directory);
+    BCP_ASSIGN_OR_RETURN(ForeignCheck check,
+                         check_foreign_records(directory, manifest, options_.num_threads, progress_));
+    report_->num_files += static_cast<int64_t>(manifest.files.size());
+    report_->num_records += check.num_records;
+    report_->bytes_checked += check.bytes_checked;
+    report_->bytes_unchecked += check.bytes_unchecked;
+    for (Problem& problem : check.problems) add(std::move(problem));
+    return Status::ok();
+  }
+
  private:
   bool is_full() const { return report_->problems.size() >= kMaxProblems; }
 
@@ -125,18 +141,6 @@ class Verifier {
     const std::string difference = format::compare_metadata(pickle, manifest.value());
     if (!difference.empty()) add({mark_name(scope), "metadata", -1, -1, {}, difference});
     return std::make_optional(std::move(manifest.value()));
-  }
-
-  Status verify_foreign(const format::Manifest& manifest, Scope scope) {
-    check_coverage(manifest, scope);
-    BCP_ASSIGN_OR_RETURN(ForeignCheck check,
-                         check_foreign_records(options_.directory, manifest, options_.num_threads, progress_));
-    report_->num_files += static_cast<int64_t>(manifest.files.size());
-    report_->num_records += check.num_records;
-    report_->bytes_checked += check.bytes_checked;
-    report_->bytes_unchecked += check.bytes_unchecked;
-    for (Problem& problem : check.problems) add(std::move(problem));
-    return Status::ok();
   }
 
   void check_coverage(const format::Manifest& manifest, Scope scope) {
@@ -231,21 +235,43 @@ class Verifier {
   std::atomic<bool> is_cancelled_{false};
 };
 
+/// Verifies safetensors or files of torch.save, which have no metadata. \param opened  They, or why they cannot be
+/// read.
+base::Result<VerifyReport> verify_files(const VerifyOptions& options,
+                                        const std::function<bool(int64_t, int64_t)>& progress,
+                                        const base::Result<format::Manifest>& opened) {
+  VerifyReport report;
+  if (opened.is_ok()) {
+    BCP_RETURN_IF_ERROR(Verifier(options, progress, nullptr, &report).verify_foreign(opened.value(), {}));
+    return report;
+  }
+  const Status fault = opened.status();
+  if (fault.code() != Code::kCorrupt) return fault;
+  const std::string name = fault.path().substr(fault.path().rfind('/') + 1);
+  report.problems.push_back({name, "file", fault.offset(), fault.num_bytes(), {}, fault.message()});
+  return report;
+}
+
 }  // namespace
 
 base::Result<VerifyReport> verify_checkpoint(const VerifyOptions& options,
                                              const std::function<bool(int64_t, int64_t)>& progress) {
   VerifyReport report;
   std::vector<Scope> scopes;
-  BCP_ASSIGN_OR_RETURN(const io::EntryType global,
-                       io::entry_type(io::join(options.directory, std::string(kMetadataName))));
-  if (global == io::EntryType::kAbsent) {
+  const auto mark = io::entry_type(io::join(options.directory, std::string(kMetadataName)));
+  if (!mark.is_ok() && mark.status().sys_errno() != ENOTDIR) return mark.status();
+  const bool is_absent = !mark.is_ok() || mark.value() == io::EntryType::kAbsent;
+  if (is_absent) {
     const auto names = io::list_directory(options.directory);
     for (const std::string& name : names.is_ok() ? names.value() : std::vector<std::string>()) {
       uint32_t rank;
       if (is_rank_metadata_name(name, &rank)) scopes.push_back(rank);
     }
     std::sort(scopes.begin(), scopes.end());
+  }
+  if (scopes.empty() && is_absent) {
+    const auto other = open_any_checkpoint(options.directory);
+    if (other.is_ok() || other.status().code() != Code::kNotFound) return verify_files(options, progress, other);
   }
   if (scopes.empty()) scopes.push_back({});
   PartsCoverage parts;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/format/builtin_archive.h"
 
-#include <iterator>
+#include <array>
 #include <utility>
 
 #include "csrc/base/bytes.h"
@@ -18,31 +18,55 @@ namespace {
 
 constexpr int64_t kAlignment = 64;  // torch's
 constexpr uint32_t kEncode = 1;     // `_codecs.encode`, the only global that is accepted
+constexpr size_t kNumEntries = 3;
+
+/// Name and content of each entry of an archive.
+using Entries = std::array<std::pair<std::string_view, std::string_view>, kNumEntries>;
+
+Entries entries_around(std::string_view pickle) {
+  return {{{"archive/data.pkl", pickle}, {"archive/byteorder", "little"}, {"archive/version", "3\n"}}};
+}
+
+/// The extra field of an entry whose header stands at `header_offset`.
+std::string padding_before(int64_t header_offset, std::string_view name) {
+  return zip::padding_to(header_offset + zip::kLocalHeaderBytes + static_cast<int64_t>(name.size()), kAlignment);
+}
 
 }  // namespace
 
 std::string encode_builtin_archive(const Tree& tree) {
   PickleWriter writer(2);
   writer.tree(tree);
-  const std::string pickle = writer.finish();
+  return archive_of_pickle(writer.finish());
+}
 
-  const std::pair<std::string_view, std::string_view> entries[] = {
-      {"archive/data.pkl", pickle}, {"archive/byteorder", "little"}, {"archive/version", "3\n"}};
+std::string archive_of_pickle(std::string_view pickle) {
   base::ByteWriter out, directory;
-  for (const auto& [name, content] : entries) {
+  for (const auto& [name, content] : entries_around(pickle)) {
     zip::EntryHead head;
     head.name = name;
     head.crc = base::crc32(0, content.data(), content.size());
     head.bytes = static_cast<uint32_t>(content.size());
     zip::write_central_entry(head, "", static_cast<uint32_t>(out.size()), &directory);
-    const auto unpadded = static_cast<int64_t>(out.size() + zip::kLocalHeaderBytes + name.size());
-    zip::write_local_header(head, zip::padding_to(unpadded, kAlignment), &out);
+    zip::write_local_header(head, padding_before(static_cast<int64_t>(out.size()), name), &out);
     out.raw(content);
   }
   const auto begin = static_cast<uint32_t>(out.size());
   out.raw(directory.bytes());
-  zip::write_end(static_cast<uint16_t>(std::size(entries)), static_cast<uint32_t>(directory.size()), begin, &out);
+  zip::write_end(kNumEntries, static_cast<uint32_t>(directory.size()), begin, &out);
   return out.take();
+}
+
+int64_t archive_bytes_of_pickle(int64_t pickle_bytes) {
+  constexpr int64_t kCentralEntryBytes = 46, kEndBytes = 22;
+  int64_t at = 0, directory = 0;
+  for (const auto& [name, content] : entries_around({})) {
+    const auto name_bytes = static_cast<int64_t>(name.size());
+    at += zip::kLocalHeaderBytes + name_bytes + static_cast<int64_t>(padding_before(at, name).size());
+    at += directory == 0 ? pickle_bytes : static_cast<int64_t>(content.size());
+    directory += kCentralEntryBytes + name_bytes;
+  }
+  return at + directory + kEndBytes;
 }
 
 base::Result<std::optional<Tree>> decode_builtin_archive(std::string_view archive) {

@@ -30,6 +30,10 @@ constexpr int64_t most_pickled_bytes(Tree::Kind kind, int64_t text_bytes = 0) {
 /// \param tree  No deeper than kMaxTreeDepth, with less than 4 GiB of text.
 std::string encode_builtin_archive(const Tree& tree);
 
+/// Returns the archive of a pickle that is less than 4 GiB long, as above; and how long the archive is.
+std::string archive_of_pickle(std::string_view pickle);
+int64_t archive_bytes_of_pickle(int64_t pickle_bytes);
+
 /// Decodes an archive of torch.save or `encode_builtin_archive`, if its value is made of builtin types alone. Nothing
 /// in the pickle is run. If a dict has equal keys, all are kept, in order.
 ///

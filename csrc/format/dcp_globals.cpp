@@ -15,6 +15,7 @@ constexpr std::string_view kOlderModule = "torch.distributed._shard.sharded_tens
 
 constexpr Entry kEntries[] = {
     {kMetadataModule, "Metadata", kMetadata},
+    {"bytecheckpoint.checkpointer.meta_type", "Metadata", kMetadataOfByteCheckpoint},
     {kMetadataModule, "TensorStorageMetadata", kTensorStorageMetadata},
     {kMetadataModule, "ChunkStorageMetadata", kChunkStorageMetadata},
     {kMetadataModule, "BytesStorageMetadata", kBytesStorageMetadata},

@@ -14,6 +14,7 @@ inline constexpr std::string_view kMetadataModule = "torch.distributed.checkpoin
 /// The globals that may stand in DCP's metadata, by their meaning: names of one class in several modules are one value.
 enum DcpGlobal : uint32_t {
   kMetadata,
+  kMetadataOfByteCheckpoint,  // of ByteCheckpoint 0.0.x: the same attributes, and one more
   kTensorStorageMetadata,
   kChunkStorageMetadata,
   kBytesStorageMetadata,

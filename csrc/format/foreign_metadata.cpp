@@ -38,7 +38,10 @@ class Metadata {
   Metadata(DcpPickle* pickle, Manifest* manifest) : pickle_(*pickle), manifest_(*manifest) {}
 
   Status read() {
-    BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(pickle_.values().root(), kMetadata, "Metadata"));
+    const PickleValue& root = pickle_.values().root();
+    const bool is_theirs = pickle_.values().object(root, Kind::kObject, kMetadataOfByteCheckpoint).has_value();
+    if (is_theirs) return read_of_byte_checkpoint(root).with_context(kOfByteCheckpoint);
+    BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(root, kMetadata, "Metadata"));
     manifest_.foreign.emplace();
     BCP_RETURN_IF_ERROR(read_items(attributes.find("state_dict_metadata")));
     BCP_RETURN_IF_ERROR(read_storage_data(attributes.find("storage_data"), &pickle_, &manifest_));
@@ -51,6 +54,22 @@ class Metadata {
   }
 
  private:
+  /// ByteCheckpoint's data files hold bare elements, and its metadata a pickle of each tensor that describes them.
+  Status read_of_byte_checkpoint(const PickleValue& root) {
+    BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(root, kMetadataOfByteCheckpoint, "Metadata"));
+    manifest_.foreign.emplace();
+    manifest_.foreign->is_of_byte_checkpoint = true;
+    BCP_RETURN_IF_ERROR(read_items(attributes.find("state_dict_metadata")));
+    BCP_RETURN_IF_ERROR(read_storage_data(attributes.find("storage_data"), &pickle_, &manifest_));
+    BCP_RETURN_IF_ERROR(read_tensor_headers(attributes.find("all_tensor_metadata"), &pickle_, &manifest_));
+    for (const Item& item : manifest_.items) {
+      const bool has_all = std::none_of(item.chunks.begin(), item.chunks.end(),
+                                        [](const Chunk& chunk) { return chunk.record.kind == RecordKind::kForeign; });
+      if (!has_all) return corrupt_metadata(text("'", item.fqn, "': a chunk has no header"));
+    }
+    return read_tree(attributes.find("planner_data"), "planner data", &manifest_.planner_data);
+  }
+
   Status read_items(const PickleValue& state_dict) {
     if (!state_dict.is(Kind::kDict)) return corrupt_metadata("metadata of the state dict: not a dict");
     const PickleSpan children = pickle_.values().children(state_dict);

@@ -8,7 +8,11 @@
 
 namespace bytecheckpoint::format {
 
-/// Makes a manifest from the `.metadata` of another writer's checkpoint, which is DCP's Metadata as a pickle.
+/// What the messages begin with that are about metadata of ByteCheckpoint.
+inline constexpr std::string_view kOfByteCheckpoint = "metadata of ByteCheckpoint 0.0.x";
+
+/// Makes a manifest from the `.metadata` of another writer's checkpoint, which is DCP's Metadata as a pickle, or that
+/// of ByteCheckpoint 0.0.2 and 0.0.3.
 ///
 /// Interprets the opcodes only; nothing is imported or called. Shapes, boxes, ranges and file names are checked as
 /// strictly as `decode_manifest` checks ours, and file names cannot lead out of the directory. Facts that only the

@@ -7,6 +7,11 @@
 #include <tuple>
 #include <utility>
 
+#include "csrc/format/pickled_tensor.h"
+#include "csrc/format/standard_globals.h"
+#include "csrc/format/stored_tensor.h"
+#include "csrc/format/zip_directory.h"
+
 namespace bytecheckpoint::format {
 namespace {
 
@@ -49,7 +54,10 @@ const char* fault_of_name(std::string_view name) {
 
 class StorageData {
  public:
-  StorageData(DcpPickle* pickle, Manifest* manifest) : pickle_(*pickle), manifest_(*manifest) {}
+  /// What is done with the value that belongs to a chunk.
+  using Use = Status (StorageData::*)(const PickleValue& value, const Item& item, Chunk* chunk);
+
+  StorageData(DcpPickle* pickle, Manifest* manifest, Use use) : pickle_(*pickle), manifest_(*manifest), use_(use) {}
 
   Status read(const PickleSpan& entries) {
     BCP_RETURN_IF_ERROR(pickle_.budget()->take(entries.size() / 2 * sizeof(Place)));
@@ -68,6 +76,73 @@ class StorageData {
       BCP_RETURN_IF_ERROR(place_item(first, last, &item).with_context(text("'", item.fqn, "'")));
       first = last;
     }
+    return Status::ok();
+  }
+
+  Status read_record(const PickleValue& info, const Item& item, Chunk* chunk) {
+    Record* const record = &chunk->record;
+    if (!pickle_.values().object(info, Kind::kObject, kStorageInfo).has_value()) {
+      return Status::make(Code::kUnsupported, "the storage data are not a _StorageInfo");
+    }
+    BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(info, kStorageInfo, "_StorageInfo"));
+    const PickleValue path = attributes.find("relative_path"), offset = attributes.find("offset"),
+                      length = attributes.find("length"), transforms = attributes.find("transform_descriptors");
+    if (!path.is(Kind::kString)) return Status::make(Code::kCorrupt, "the file name is not a str");
+    const std::string_view name = pickle_.values().text(path);
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take(name.size()));
+    const char* fault = fault_of_name(name);
+    if (fault != nullptr) return Status::make(Code::kCorrupt, text("file name '", name, "' ", fault));
+    // Newer DCP writes an empty sequence where older DCP writes None.
+    const bool none = transforms.is(Kind::kHole) || transforms.is(Kind::kNone);
+    if (!none && (!is_sequence(transforms) || pickle_.values().children(transforms).size() != 0)) {
+      return Status::make(Code::kUnsupported, text("record in '", name, "': it was transformed by stream extensions",
+                                                   names_of(transforms)));
+    }
+    const bool are_ints = offset.is(Kind::kInt) && length.is(Kind::kInt);
+    const int64_t begin = are_ints ? pickle_.values().integer(offset) : -1;
+    const int64_t bytes = are_ints ? pickle_.values().integer(length) : -1;
+    int64_t end;
+    if (!base::checked_add(begin, bytes, &end)) {
+      return Status::make(Code::kCorrupt, text("record in '", name, "': impossible offset or length"));
+    }
+    record->kind = item.is_tensor ? RecordKind::kForeign : RecordKind::kBytes;
+    record->offset = begin;
+    record->bytes = bytes;
+    return find_file(name, &record->file);
+  }
+
+  Status read_header(const PickleValue& header, const Item& item, Chunk* chunk) {
+    if (header.is(Kind::kNone) || chunk->record.kind != RecordKind::kForeign) return Status::ok();
+    if (!header.is(Kind::kBytes)) return Status::make(Code::kCorrupt, "the header of a tensor is not bytes");
+    const std::string_view bytes = pickle_.values().text(header);
+    // Reading it takes up to 12 times its size, and any number of chunks may name one header.
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take(12 * bytes.size()));
+    static constexpr uint32_t kOther = ~uint32_t{0};
+    const PickleRules rules{[](std::string_view module, std::string_view name) {
+                              return std::make_optional(find_standard_global(module, name).value_or(kOther));
+                            },
+                            true};
+    auto read = read_pickle(bytes, rules);
+    if (!read.is_ok()) return read.status().with_context("header of a tensor");
+    std::optional<PickledTensor> pickled = read_pickled_tensor(read.value(), read.value().root());
+    ForeignMeta& foreign = *manifest_.foreign;
+    if (!pickled.has_value()) {
+      const std::string sentence =
+          text("'", item.fqn, "' cannot be read: it is no plain tensor (quantized, sparse or of a subclass)");
+      BCP_RETURN_IF_ERROR(pickle_.budget()->take(kTimesToGrow * sentence.size()));
+      set_text(RecordKind::kRefused, sentence, &foreign, &chunk->record);
+      return Status::ok();
+    }
+    ZipEntry whole;
+    whole.bytes = chunk->record.bytes;
+    BCP_ASSIGN_OR_RETURN(const ArchivedTensor stored, place_tensor(std::move(*pickled), whole, chunk->record.offset));
+    if (stored.sizes != chunk->box.sizes || stored.dtype != item.tensor.dtype) {
+      return Status::make(Code::kCorrupt,
+                          text("the header of a chunk of ", tensor::to_text(chunk->box.sizes), " says ",
+                               tensor::to_text(stored.sizes), " of ", tensor::find_dtype(stored.dtype)->name));
+    }
+    BCP_RETURN_IF_ERROR(pickle_.budget()->take(kTimesToGrow * (sizeof(tensor::Dims) + item.fqn.size())));
+    set_stored_tensor(stored, item.fqn, &foreign, &chunk->record);
     return Status::ok();
   }
 
@@ -112,7 +187,7 @@ class StorageData {
       }
     }
     for (size_t c = 0; c < infos.size(); ++c) {
-      if (!infos[c].is(Kind::kHole)) BCP_RETURN_IF_ERROR(read_record(infos[c], *item, &item->chunks[c].record));
+      if (!infos[c].is(Kind::kHole)) BCP_RETURN_IF_ERROR((this->*use_)(infos[c], *item, &item->chunks[c]));
     }
     return Status::ok();
   }
@@ -130,37 +205,6 @@ class StorageData {
     return names.empty() ? names : text(" (", names, ")");
   }
 
-  Status read_record(const PickleValue& info, const Item& item, Record* record) {
-    if (!pickle_.values().object(info, Kind::kObject, kStorageInfo).has_value()) {
-      return Status::make(Code::kUnsupported, "the storage data are not a _StorageInfo");
-    }
-    BCP_ASSIGN_OR_RETURN(const Attributes attributes, pickle_.instance(info, kStorageInfo, "_StorageInfo"));
-    const PickleValue path = attributes.find("relative_path"), offset = attributes.find("offset"),
-                      length = attributes.find("length"), transforms = attributes.find("transform_descriptors");
-    if (!path.is(Kind::kString)) return Status::make(Code::kCorrupt, "the file name is not a str");
-    const std::string_view name = pickle_.values().text(path);
-    BCP_RETURN_IF_ERROR(pickle_.budget()->take(name.size()));
-    const char* fault = fault_of_name(name);
-    if (fault != nullptr) return Status::make(Code::kCorrupt, text("file name '", name, "' ", fault));
-    // Newer DCP writes an empty sequence where older DCP writes None.
-    const bool none = transforms.is(Kind::kHole) || transforms.is(Kind::kNone);
-    if (!none && (!is_sequence(transforms) || pickle_.values().children(transforms).size() != 0)) {
-      return Status::make(Code::kUnsupported, text("record in '", name, "': it was transformed by stream extensions",
-                                                   names_of(transforms)));
-    }
-    const bool are_ints = offset.is(Kind::kInt) && length.is(Kind::kInt);
-    const int64_t begin = are_ints ? pickle_.values().integer(offset) : -1;
-    const int64_t bytes = are_ints ? pickle_.values().integer(length) : -1;
-    int64_t end;
-    if (!base::checked_add(begin, bytes, &end)) {
-      return Status::make(Code::kCorrupt, text("record in '", name, "': impossible offset or length"));
-    }
-    record->kind = item.is_tensor ? RecordKind::kForeign : RecordKind::kBytes;
-    record->offset = begin;
-    record->bytes = bytes;
-    return find_file(name, &record->file);
-  }
-
   static bool is_sequence(const PickleValue& value) { return value.is(Kind::kList) || value.is(Kind::kTuple); }
 
   Status find_file(std::string_view name, uint32_t* index) {
@@ -174,6 +218,7 @@ class StorageData {
 
   DcpPickle& pickle_;
   Manifest& manifest_;
+  const Use use_;
   std::vector<Place> places_;
   // An ordered map, because chosen names could make hashing slow.
   std::map<std::string_view, uint32_t> files_;
@@ -184,7 +229,12 @@ class StorageData {
 Status read_storage_data(const PickleValue& storage_data, DcpPickle* pickle, Manifest* manifest) {
   if (storage_data.is(Kind::kHole) || storage_data.is(Kind::kNone)) return Status::ok();
   if (!storage_data.is(Kind::kDict)) return Status::make(Code::kUnsupported, "storage data: not a dict");
-  return StorageData(pickle, manifest).read(pickle->values().children(storage_data));
+  return StorageData(pickle, manifest, &StorageData::read_record).read(pickle->values().children(storage_data));
+}
+
+Status read_tensor_headers(const PickleValue& headers, DcpPickle* pickle, Manifest* manifest) {
+  if (!headers.is(Kind::kDict)) return Status::make(Code::kUnsupported, "headers of tensors: not a dict");
+  return StorageData(pickle, manifest, &StorageData::read_header).read(pickle->values().children(headers));
 }
 
 }  // namespace bytecheckpoint::format

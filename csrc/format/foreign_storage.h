@@ -18,4 +18,12 @@ namespace bytecheckpoint::format {
 /// \returns kUnsupported and kCorrupt as `read_foreign_metadata` does.
 base::Status read_storage_data(const PickleValue& storage_data, DcpPickle* pickle, Manifest* manifest);
 
+/// Sets where the elements are in the records of tensors, whose places `read_storage_data` has set, from the headers
+/// that ByteCheckpoint 0.0.x keeps: a dict from MetadataIndex to the bytes of a pickle, or None for an object. The
+/// pickle is that of a tensor whose storage is the whole record.
+///
+/// \returns kUnsupported and kCorrupt as `read_foreign_metadata` does; kCorrupt for a tensor that reaches out of its
+/// record, or has another dtype or shape than its chunk.
+base::Status read_tensor_headers(const PickleValue& headers, DcpPickle* pickle, Manifest* manifest);
+
 }  // namespace bytecheckpoint::format

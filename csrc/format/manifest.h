@@ -28,6 +28,9 @@ enum class RecordKind : uint8_t {
   // Only in manifests of other writers' checkpoints, never on disk:
   kForeign = 100,  // torch.save archive of a tensor, whose content is not known before it is opened
   kAbsent = 101,   // the metadata name the chunk, but not its place
+  kStrided = 102,  // elements at data_offset, as ForeignMeta::strides[data_bytes] says
+  kInline = 103,   // an object whose pickle is data_bytes bytes at data_offset of ForeignMeta::texts
+  kRefused = 104,  // a value that cannot be read; the reason is data_bytes bytes at data_offset of ForeignMeta::texts
 };
 
 /// The place of one record. Offsets count from the start of its file, in bytes.
@@ -66,13 +69,32 @@ struct FileEntry {
   uint32_t trailer_crc = 0;
 };
 
+/// The checksum that another writer stored of a stretch of a file.
+struct StoredCrc {
+  uint32_t file = 0;
+  int64_t offset = 0;
+  int64_t bytes = 0;
+  uint32_t crc = 0;
+};
+
 /// What the metadata of another writer's checkpoint say beside its tensors.
 struct ForeignMeta {
   Tree storage_meta;  // None, or a dict of the attributes of DCP's StorageMeta, paths as strings
   bool checkpoint_id_is_path = false;
-  Tree version;                // None, or a string
-  std::string directory;       // of the data files, if it is another than what was opened
-  const char* format = "dcp";  // what `Checkpoint.format` tells Python
+  Tree version;                        // None, or a string
+  std::string directory;               // of the data files, if it is another than what was opened
+  const char* format = "dcp";          // what `Checkpoint.format` tells Python
+  bool is_of_byte_checkpoint = false;  // ByteCheckpoint 0.0.x wrote it
+  // Of files of torch.save:
+  std::vector<tensor::Dims> strides;  // of kStrided records, in elements
+  std::vector<StoredCrc> crcs;        // sorted by file and offset
+  std::string texts;                  // pickles of kInline records and reasons of kRefused ones, one behind the other
+
+  /// Returns what `texts` holds of a kInline or kRefused record.
+  std::string_view text_of(const Record& record) const {
+    return std::string_view(texts).substr(static_cast<size_t>(record.data_offset),
+                                          static_cast<size_t>(record.data_bytes));
+  }
 };
 
 /// What a checkpoint contains, and where.

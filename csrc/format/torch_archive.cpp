@@ -43,16 +43,12 @@ bool reach_of(const PickledTensor& pickled, int64_t* reach) {
 
 }  // namespace
 
-base::Result<std::optional<ArchivedTensor>> locate_tensor(PickledTensor pickled, const PickleEntry& entry,
-                                                          ArchiveReader* archive) {
+base::Result<ArchivedTensor> place_tensor(PickledTensor pickled, const ZipEntry& storage, int64_t storage_offset) {
   const int64_t itemsize = pickled.dtype->itemsize_bytes;
-  BCP_ASSIGN_OR_RETURN(const ZipEntry* storage, entry.find(text("data/", pickled.storage_key)));
-  if (storage == nullptr) return corrupt_archive(text("there is no storage '", pickled.storage_key, "'"));
-  if (!storage->is_plain) return std::optional<ArchivedTensor>();
   int64_t storage_bytes, reach, reach_bytes;
   if (!base::checked_mul(pickled.storage_elements, pickled.is_typed ? itemsize : 1, &storage_bytes) ||
-      storage_bytes != storage->bytes) {
-    return corrupt_archive(text("storage '", pickled.storage_key, "' has ", storage->bytes,
+      storage_bytes != storage.bytes) {
+    return corrupt_archive(text("storage '", pickled.storage_key, "' has ", storage.bytes,
                                 " bytes, but the pickle says ", pickled.storage_elements,
                                 pickled.is_typed ? " elements of " : " bytes for ", pickled.dtype->name));
   }
@@ -62,15 +58,26 @@ base::Result<std::optional<ArchivedTensor>> locate_tensor(PickledTensor pickled,
                                 " on, is outside its storage of ", storage_bytes, " bytes of ", pickled.dtype->name));
   }
   ArchivedTensor out;
-  BCP_ASSIGN_OR_RETURN(out.storage_offset, content_offset(*storage, entry.directory, archive));
+  out.storage_offset = storage_offset;
   out.dtype = pickled.dtype->dtype;
   out.storage_bytes = storage_bytes;
   out.data_offset = out.storage_offset + (reach == 0 ? 0 : pickled.first_element * itemsize);
-  if (entry.has_crcs) out.storage_crc = storage->crc;
+  out.storage_crc = storage.crc;
   out.sizes = std::move(pickled.sizes);
   out.strides = std::move(pickled.strides);
   out.is_conj = pickled.is_conj;
   out.is_neg = pickled.is_neg;
+  return out;
+}
+
+base::Result<std::optional<ArchivedTensor>> locate_tensor(PickledTensor pickled, const PickleEntry& entry,
+                                                          ArchiveReader* archive) {
+  BCP_ASSIGN_OR_RETURN(const ZipEntry* storage, entry.find(text("data/", pickled.storage_key)));
+  if (storage == nullptr) return corrupt_archive(text("there is no storage '", pickled.storage_key, "'"));
+  if (!storage->is_plain) return std::optional<ArchivedTensor>();
+  BCP_ASSIGN_OR_RETURN(const int64_t offset, content_offset(*storage, entry.directory, archive));
+  BCP_ASSIGN_OR_RETURN(ArchivedTensor out, place_tensor(std::move(pickled), *storage, offset));
+  if (!entry.has_crcs) out.storage_crc.reset();
   return std::make_optional(std::move(out));
 }
 
@@ -78,7 +85,7 @@ base::Result<std::optional<ArchivedTensor>> read_tensor_archive(int64_t archive_
   if (archive_bytes < 0) return corrupt_archive(text(archive_bytes, " bytes"));
   const std::optional<ArchivedTensor> opaque;
   ArchiveReader archive(archive_bytes, read);
-  BCP_ASSIGN_OR_RETURN(const std::optional<PickleEntry> entry, read_pickle_entry(&archive, kMaxTensorPickleBytes));
+  BCP_ASSIGN_OR_RETURN(const std::optional<PickleEntry> entry, read_pickle_entry(&archive, {kMaxTensorPickleBytes}));
   if (!entry.has_value()) return opaque;
   const PickleRules rules{[](std::string_view module, std::string_view name) {
                             return std::make_optional(find_standard_global(module, name).value_or(kOtherGlobal));

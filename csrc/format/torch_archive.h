@@ -32,6 +32,10 @@ struct ArchivedTensor {
   bool is_neg = false;                  // the elements are the negatives of what is stored
 };
 
+/// Places a tensor in its storage, whose content begins at `storage_offset` of the archive. \returns kCorrupt if the
+/// storage has another length than the pickle says, or if the tensor reaches out of it.
+base::Result<ArchivedTensor> place_tensor(PickledTensor pickled, const ZipEntry& storage, int64_t storage_offset);
+
 /// Finds the elements of a tensor in the archive whose pickle describes it.
 ///
 /// \returns nullopt for a storage that is left to `torch.load`, such as a compressed one; kCorrupt if there is no such

@@ -141,7 +141,7 @@ base::Result<const ZipEntry*> ZipDirectory::find(std::string_view folder, std::s
   return found;
 }
 
-base::Result<std::optional<ZipDirectory>> read_zip_directory(ArchiveReader* archive) {
+base::Result<std::optional<ZipDirectory>> read_zip_directory(ArchiveReader* archive, int64_t max_bytes) {
   BCP_ASSIGN_OR_RETURN(std::string_view tail, archive->tail(kTailBytes));
   std::optional<size_t> at = find_end(tail);
   if (!at.has_value() && archive->bytes() > kTailBytes) {
@@ -151,7 +151,7 @@ base::Result<std::optional<ZipDirectory>> read_zip_directory(ArchiveReader* arch
   if (!at.has_value()) return no_end(archive);
   const int64_t end = archive->bytes() - static_cast<int64_t>(tail.size() - *at);
   BCP_ASSIGN_OR_RETURN(const Extent extent, read_extent(end, base::ByteReader(tail.substr(*at)), archive));
-  if (extent.bytes > kMaxDirectoryBytes) return std::optional<ZipDirectory>();
+  if (extent.bytes > max_bytes) return std::optional<ZipDirectory>();
 
   BCP_ASSIGN_OR_RETURN(const std::string_view bytes, archive->view(extent.offset, extent.bytes, "directory"));
   ZipDirectory directory;
@@ -172,6 +172,10 @@ base::Result<std::optional<ZipDirectory>> read_zip_directory(ArchiveReader* arch
 base::Result<int64_t> content_offset(const ZipEntry& entry, const ZipDirectory& directory, ArchiveReader* archive) {
   BCP_ASSIGN_OR_RETURN(const std::string_view header,
                        archive->view(entry.header_offset, kLocalHeaderBytes, "header of an entry"));
+  return content_offset(entry, directory, header);
+}
+
+base::Result<int64_t> content_offset(const ZipEntry& entry, const ZipDirectory& directory, std::string_view header) {
   base::ByteReader in(header);
   if (in.u32() != kLocalHeader) return corrupt_archive(text("no header of an entry at ", entry.header_offset));
   in.skip(22);

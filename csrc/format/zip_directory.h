@@ -34,12 +34,15 @@ inline constexpr int64_t kMaxDirectoryBytes = 64 << 10;
 
 /// Reads the central directory.
 ///
-/// \returns nullopt for a directory larger than kMaxDirectoryBytes, which is not read; kUnsupported for what is no zip
+/// \returns nullopt for a directory larger than `max_bytes`, which is not read; kUnsupported for what is no zip
 /// archive; kCorrupt for a damaged one.
-base::Result<std::optional<ZipDirectory>> read_zip_directory(ArchiveReader* archive);
+base::Result<std::optional<ZipDirectory>> read_zip_directory(ArchiveReader* archive,
+                                                             int64_t max_bytes = kMaxDirectoryBytes);
 
 /// Returns where the content of a plain entry starts: behind its local header, whose name and padding may have another
 /// length than in the directory. \returns kCorrupt if the content does not lie between header and directory.
 base::Result<int64_t> content_offset(const ZipEntry& entry, const ZipDirectory& directory, ArchiveReader* archive);
+/// The same, if the local header was read already. \param header  Its first zip::kLocalHeaderBytes bytes.
+base::Result<int64_t> content_offset(const ZipEntry& entry, const ZipDirectory& directory, std::string_view header);
 
 }  // namespace bytecheckpoint::format

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/open_any_checkpoint.h"
 #include "csrc/engine/open_safetensors.h"
 
 #include <filesystem>

@@ -20,6 +20,7 @@ import struct
 import sys
 import types
 import uuid
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -230,6 +231,46 @@ def safetensors() -> Iterator[bytes]:
     yield b'{"weight_map":{"a":"x","a":"y"}, "y": -0.5}'
 
 
+def torch_files() -> Iterator[bytes]:
+    """Yields files of torch.save: nested states with views, objects, and what cannot be read."""
+
+    def text(value: str) -> bytes:
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    def named(name: bytes, arguments: bytes) -> bytes:
+        return b"c" + name + b"\n(" + arguments + b"tR"
+
+    def ints(*values: int) -> bytes:
+        return b"(" + b"".join(b"K" + bytes([value]) for value in values) + b"t"
+
+    def tensor(key: str, first: int, sizes: bytes, strides: bytes, function: bytes = b"_rebuild_tensor_v2") -> bytes:
+        storage = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text(key) + text("cpu") + b"K\x0ctQ"
+        end = b"\x89" + named(b"collections\nOrderedDict", b"")
+        return named(b"torch._utils\n" + function, storage + b"K" + bytes([first]) + sizes + strides + end)
+
+    def file(values: dict[str, bytes], **more: bytes) -> bytes:
+        entries = b"".join(text(key) + value for key, value in values.items())
+        content = {"data.pkl": b"\x80\x02}(" + entries + b"u.", "byteorder": b"little", **more}
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as archive:
+            for name, data in content.items():
+                archive.writestr(zipfile.ZipInfo(f"m/{name}"), data)
+        return out.getvalue()
+
+    storages = {"data/0": bytes(range(48)), "data/1": bytes(48)}
+    plain = tensor("0", 0, ints(3, 4), ints(4, 1))
+    yield file({"a": plain, "b": tensor("1", 3, ints(2, 2), ints(1, 3)), "c": b"K\1"}, **storages)
+    yield file(
+        {"m": b"}(" + text("w") + plain + text("x") + plain + b"u", "l": b"](" + plain + b"}N\x88se"}, **storages
+    )
+    shared = text("s") + b"q\1](" + text("long text") + b"h\1eq\2"
+    yield file({"o": b"(G" + bytes(8) + shared + b"h\2t", "n": b"cm\nC\n)\x81}" + text("k") + b"K\1sb"})
+    yield file({"s": tensor("0", 0, ints(2), ints(1), b"_rebuild_qtensor"), "t": b"(" + plain + b"t"}, **storages)
+    yield file({"e": tensor("0", 0, ints(2, 2), ints(0, 1)), "z": tensor("0", 0, ints(0), ints(1))}, **storages)
+    yield file({}, **{"constants.pkl": b""})
+    yield b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+
 def seeds() -> Iterator[tuple[str, bytes]]:
     trees = [b"\0", b"\3" + bytes(8), b"\7" + struct.pack("<I", 3) + b"\0\1\2", b"\x05\2\0\0\0ab", b"\6\1\0\0\0\xff"]
     trees.append(b"\x09\2\0\0\0" + trees[3] + b"\x08\2\0\0\0" + trees[1] + b"\4" + bytes(8))
@@ -253,6 +294,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         "safetensors": [*safetensors()],
         "standard_pickle": [*pickles(), *standard()],
         "torch_archive": [*archives()],
+        "torch_file": [*torch_files(), *archives()],
         "tree": trees,
         "write_result": [*write_results()],
         "zip_record": [

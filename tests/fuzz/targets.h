@@ -21,6 +21,7 @@ std::string rank_assignment(std::string_view bytes);
 std::string safetensors(std::string_view bytes);
 std::string standard_pickle(std::string_view bytes);
 std::string torch_archive(std::string_view bytes);
+std::string torch_file(std::string_view bytes);
 std::string tree(std::string_view bytes);
 std::string write_result(std::string_view bytes);
 std::string zip_record(std::string_view bytes);
@@ -46,6 +47,7 @@ inline constexpr Target kTargets[] = {
     {"safetensors", safetensors},
     {"standard_pickle", standard_pickle, mutate_pickle},
     {"torch_archive", torch_archive, mutate_archive},
+    {"torch_file", torch_file, mutate_archive},
     {"tree", tree},
     {"write_result", write_result},
     {"zip_record", zip_record},

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = "bytecheckpoint"
 # From the bottom to the top. A module that stands in no folder is named itself.
 LAYERS = (
-    ("errors", "listing", "_extensions", "_moved"),
+    ("errors", "listing", "_extensions", "_moved", "_reference_names"),
     ("reference_variables",),
     ("config", "report"),
     ("load_spec",),

@@ -1,43 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes run folders as ByteCheckpoint 0.0.2 and 0.0.3 leave them."""
+"""Makes run folders of ByteCheckpoint 0.0.2, which it wrote itself."""
 
 from __future__ import annotations
 
-import pickle
-import sys
+import shutil
 from pathlib import Path
-from types import ModuleType
-
-import pytest
 
 __all__ = ["save_as_reference"]
 
-_MODULE = "bytecheckpoint.checkpointer.meta_type"
+_GOLDEN = Path(__file__).parents[1] / "interop" / "golden" / "reference" / "ddp_1"
 
 
-class Metadata:
-    """Stands for the class of ByteCheckpoint 0.0.x. Its pickle holds the name of the class first, then the fields."""
-
-    def __init__(self) -> None:
-        self.state_dict_metadata = {"weight": None}
-        self.bytecheckpoint_version = "0.0.3"
-
-
-def save_as_reference(root: Path, step: int, protocol: int = 4) -> Path:
-    """Makes one step, with the file names and first bytes of ByteCheckpoint 0.0.x, and returns its folder."""
-    folder = root / f"global_step_{step}"
-    with pytest.MonkeyPatch.context() as patch:
-        module = ModuleType(_MODULE)
-        module.Metadata = Metadata  # type: ignore[attr-defined]
-        patch.setitem(sys.modules, _MODULE.rpartition(".")[0], ModuleType(_MODULE.rpartition(".")[0]))
-        patch.setitem(sys.modules, _MODULE, module)
-        patch.setattr(Metadata, "__module__", _MODULE)
-        mark = pickle.dumps(Metadata(), protocol)
-    for part in ("model", "optimizer"):
-        (folder / part).mkdir(parents=True)
-        (folder / part / ".metadata").write_bytes(mark)
-        (folder / part / "__0_0.distcp").write_bytes(bytes(100))
-    (folder / "extra_state").mkdir()
-    (folder / "extra_state" / "extra_state_rank_0.pt").write_bytes(b"PK")
+def save_as_reference(root: Path, step: int) -> Path:
+    """Makes one step and its tracker, and returns its folder."""
+    shutil.copytree(_GOLDEN / "global_step_7", root / f"global_step_{step}")
     (root / "latest_checkpointed_iteration.txt").write_text(str(step))
-    return folder
+    return root / f"global_step_{step}"

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/open_any_checkpoint.h"
+
+#include "csrc/engine/open_safetensors.h"
+#include "csrc/engine/open_torch_file.h"
+
+namespace bytecheckpoint::engine {
+
+base::Result<format::Manifest> open_any_checkpoint(const std::string& path, const OpenOptions& options) {
+  const auto is_found = [](const base::Result<format::Manifest>& opened) {
+    return opened.is_ok() || opened.status().code() != base::Code::kNotFound;
+  };
+  base::Result<format::Manifest> ours = open_checkpoint(path, options);
+  if (is_found(ours) || options.scope.has_value()) return ours;
+  base::Result<format::Manifest> safetensors = open_safetensors(path);
+  if (is_found(safetensors)) return safetensors;
+  base::Result<format::Manifest> of_torch = open_torch_file(path);
+  return is_found(of_torch) ? std::move(of_torch) : std::move(ours);
+}
+
+}  // namespace bytecheckpoint::engine
