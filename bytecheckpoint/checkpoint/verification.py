@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from errno import ENOTDIR
-from pathlib import Path
 
 from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.in_use import reading
 from bytecheckpoint.checkpoint.local_path import location_to_read
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import CheckpointNotFoundError, CorruptCheckpointError, StorageError
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report import Problem, VerifyReport
@@ -60,20 +57,13 @@ def verify(
     if client is not None:
         config = with_store_ring(config)
     with explaining(directory), reading(directory):
-        try:
-            found = _core.verify(
-                directory,
-                direct_io=config.direct_io,
-                num_threads=config.io_threads,
-                ring_bytes=config.ring_bytes,
-                progress=progress,
-            )
-        except (CheckpointNotFoundError, StorageError) as error:
-            is_absent = isinstance(error, CheckpointNotFoundError) or error.errno == ENOTDIR
-            without_metadata = _verify_other(directory, config) if is_absent else None
-            if without_metadata is None:
-                raise
-            return without_metadata
+        found = _core.verify(
+            directory,
+            direct_io=config.direct_io,
+            num_threads=config.io_threads,
+            ring_bytes=config.ring_bytes,
+            progress=progress,
+        )
     problems = [
         Problem(
             file=file,
@@ -88,32 +78,3 @@ def verify(
     if client is not None and client.is_http:
         found["notes"].append("unreferenced files were not looked for: over HTTP a folder has no listing")
     return VerifyReport(path=directory, problems=problems, **found)
-
-
-def _verify_other(directory: str, config: Config) -> VerifyReport | None:
-    """Checks a checkpoint without checksums as far as opening it does; None if there is none."""
-    try:
-        checkpoint = _core.Checkpoint.open(directory, io_timeout_s=config.io_timeout_s)
-    except CheckpointNotFoundError:
-        return None
-    except CorruptCheckpointError as error:
-        damaged = Path(error.path or directory)
-        problem = Problem(
-            file=damaged.name, section="metadata", offset=None, num_bytes=None, fqns=[], message=str(error)
-        )
-        return VerifyReport(
-            path=directory, save_ids=[], num_files=0, num_records=0, bytes_checked=0, problems=[problem]
-        )
-    contents = checkpoint.contents()
-    return VerifyReport(
-        path=directory,
-        save_ids=[],
-        num_files=len(checkpoint.files()),
-        num_records=len(contents),
-        bytes_checked=0,
-        bytes_unchecked=sum(num_bytes for _, _, _, _, num_bytes, _, _ in contents),
-        problems=[],
-        notes=[
-            f"{checkpoint.format} have no checksums: headers, sizes and the index were checked, the elements were not"
-        ],
-    )

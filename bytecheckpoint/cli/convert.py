@@ -168,10 +168,10 @@ def _group_of_torchrun() -> Iterator[dist.ProcessGroup | None]:
     import torch.distributed as dist
 
     # A rank that ends first closes its connections. Others must hear of that as an error, and not die of SIGPIPE.
-    before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    # It stays so, because connections also end behind the group.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     dist.init_process_group("gloo")
     try:
         yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
-        signal.signal(signal.SIGPIPE, before)

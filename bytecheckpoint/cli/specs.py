@@ -40,16 +40,16 @@ def spec_of(
         raise Failure("--spec: pass a file or --include, --exclude and --rename, not both")
     if file is not None:
         return LoadSpec.from_file(file)
-    rules = rules_of(rename)
+    rules = rules_of(rename, "--rename ")
     return LoadSpec(include=include, exclude=exclude, rename=rules) if include or exclude or rules else None
 
 
-def rules_of(texts: Sequence[str]) -> dict[str, str]:
-    """Returns rules ``PATTERN=NAME`` as ``LoadSpec`` takes them."""
+def rules_of(texts: Sequence[str], option: str = "") -> dict[str, str]:
+    """Returns rules ``PATTERN=NAME`` as ``LoadSpec`` takes them. ``option`` stands before a rule in errors."""
     rules = {}
     for text in texts:
         pattern, equals, name = text.partition("=")
         if not equals:
-            raise Failure(f"{text}: a rule must be PATTERN=NAME")
+            raise Failure(f"{option}{text}: must be PATTERN=NAME")
         rules[pattern] = name
     return rules

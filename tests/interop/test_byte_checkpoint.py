@@ -20,7 +20,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import bytecheckpoint
 from bytecheckpoint import BcpReader, LoadSpec, load_state_dict
 from bytecheckpoint.cli.app import bcp
-from bytecheckpoint.convert.safetensors import convert
+from bytecheckpoint.convert import convert
 from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden" / "reference"

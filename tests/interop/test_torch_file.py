@@ -25,7 +25,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from bytecheckpoint import _C, BcpReader, Config, LoadSpec, load_state_dict
 from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.cli.app import bcp
-from bytecheckpoint.convert.safetensors import convert
+from bytecheckpoint.convert import convert
 from bytecheckpoint.errors import (
     CheckpointError,
     CheckpointNotFoundError,

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from bytecheckpoint.convert.safetensors import convert
 from safetensors.torch import load_file, save_file
 from support.cli_runs import as_json, run, save
 from unit.dcp_by_hand import save_by_hand
 
 import bytecheckpoint
 from bytecheckpoint import LoadSpec
+from bytecheckpoint.convert import convert
 from bytecheckpoint.errors import CheckpointNotFoundError
 from bytecheckpoint.transforms import Transpose
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from bytecheckpoint.convert.safetensors import convert
 from safetensors.torch import save_file
 from support.peak_memory import with_peak
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -24,6 +23,7 @@ from unit.partial_states import save_incomplete
 from bytecheckpoint import BcpWriter, LoadSpec, _core, digest, save_state_dict
 from bytecheckpoint.checkpoint import digests
 from bytecheckpoint.checkpoint.canonical import canonical
+from bytecheckpoint.convert import convert
 from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, CorruptCheckpointError, UnsupportedError
 from bytecheckpoint.transforms import Stack, Transpose
 
