@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions to safetensors, and loads of them, beside the disk's own speed and beside others, in turn, in one run.
+"""Conversions, and loads of safetensors, beside the disk's own speed and beside others, in turn, in one run.
 
 A conversion reads as many bytes as it writes, so its ceiling is a disk that reads one file and writes another at the
-same time, with O_DIRECT. Memory is what a conversion adds to a process that has imported what it needs.
+same time, with O_DIRECT. Memory is what a conversion adds to a process of its own that has imported what it needs, which
+is without torch. Others: what DCP offers to join shards of safetensors, and what torchtitan's script does, which loads a
+checkpoint and saves it with DCP's writer of safetensors. They do not sync, so a sync is added.
 """
 
 from __future__ import annotations
@@ -22,25 +24,25 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from measurement import machine
-from measurement.conditions import Stopwatch, add_arguments, drop_page_cache
+from measurement.conditions import Stopwatch, add_arguments, drop_page_cache, sync_directories
 from measurement.disk import Disk, has_direct_io
 from measurement.states import KINDS, make_state
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from bytecheckpoint import LoadSpec, load_state_dict, save_state_dict
+from bytecheckpoint import load_state_dict, save_state_dict
 from bytecheckpoint.convert import convert
+from bytecheckpoint.convert.conversion import Format
 
 CEILING = "disk, reading and writing"
 MEMORY = """
 import resource, sys
-import torch
-from bytecheckpoint import LoadSpec
 from bytecheckpoint.convert import convert
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-convert(sys.argv[1], sys.argv[2])
+convert(sys.argv[1], sys.argv[2], to=sys.argv[3])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
@@ -52,8 +54,40 @@ def read_and_write(reader: Disk, writer: Disk, source: Path, target: Path, num_b
     reading.join()
 
 
-def converted(source: Path, target: Path, workers: int) -> None:
-    convert(source, target, spec=LoadSpec(), shard_size="256MB", workers=workers)
+def converted(source: Path, target: Path, to: Format) -> None:
+    convert(source, target, to=to, shard_size="256MB")
+
+
+def converted_by_workers(source: Path, target: Path) -> None:
+    """In a process of its own: workers import what the main module imports."""
+    command = ["convert", source, target, "--shard-size", "256MB", "--workers", "2"]
+    subprocess.run([sys.executable, "-m", "bytecheckpoint", *command], check=True, stdout=subprocess.DEVNULL)
+
+
+def joined_by_dcp(shards: Path, target: Path, files: dict[str, int]) -> None:
+    target.mkdir()
+    consolidate_safetensors_files(str(shards), str(target), files, num_threads=2)
+    sync_directories(target)
+
+
+def exported_by_dcp(source: Path, target: Path, files: dict[str, int], into: dict[str, torch.Tensor]) -> None:
+    dcp.load(into, storage_reader=dcp.FileSystemReader(source), no_dist=True)
+    dcp.save(into, storage_writer=HuggingFaceStorageWriter(str(target), files, thread_count=2), no_dist=True)
+    sync_directories(target)
+
+
+def added_memory(source: Path, target: Path, to: Format) -> int:
+    """Returns the KiB that a conversion adds."""
+    command = [sys.executable, "-c", MEMORY, source, target, to]
+    added = subprocess.run(command, check=True, capture_output=True, text=True)
+    remove(target)
+    return int(added.stdout)
+
+
+def remove(target: Path) -> None:
+    if target.is_dir():
+        shutil.rmtree(target)
+    target.unlink(missing_ok=True)
 
 
 def loaded(path: Path, state: dict[str, torch.Tensor]) -> None:
@@ -70,23 +104,33 @@ def loaded_by_safetensors(path: Path, state: dict[str, torch.Tensor]) -> None:
             state[name].copy_(value)
 
 
-def measure(arguments: argparse.Namespace, root: Path) -> tuple[dict[str, list[float]], int, int, str]:
-    """Returns seconds by contender, the bytes of the state, the KiB that a conversion adds, and the state in words."""
-    ours, hf, raw, target = root / "ours", root / "hf", root / "raw", root / "target"
+def measure(arguments: argparse.Namespace, root: Path) -> tuple[dict[str, list[float]], int, dict[str, int], str]:
+    """Returns seconds by contender, the bytes of the state, the KiB that conversions add, and the state in words."""
+    ours, hf, shards, raw, target = root / "ours", root / "hf", root / "shards", root / "raw", root / "target"
     state = make_state(arguments.kind, arguments.gigabytes)
     tensors = state.named_tensors()
     save_state_dict(ours, tensors, no_dist=True)
-    converted(ours, hf, 1)
-    added = subprocess.run([sys.executable, "-c", MEMORY, ours, target], check=True, capture_output=True, text=True)
-    shutil.rmtree(target)
+    converted(ours, hf, "safetensors")
+    files = {name: 1 + number * 4 // len(tensors) for number, name in enumerate(tensors)}
+    writer = HuggingFaceStorageWriter(str(shards), files, thread_count=2, save_distributed=True)
+    dcp.save(tensors, storage_writer=writer, no_dist=True)
+    added = {
+        "ours to safetensors": added_memory(ours, target, "safetensors"),
+        "safetensors to ours": added_memory(hf, target, "bcp"),
+    }
     disks = Disk(2), Disk(2)  # each has buffers of its own
     disks[1].write(raw, state.num_bytes)
     into = {name: torch.zeros_like(value) for name, value in tensors.items()}
     contenders: dict[str, Callable[[], None]] = {
         CEILING: partial(read_and_write, *disks, raw, target, state.num_bytes),
-        "ours to safetensors": partial(converted, ours, target, 1),
-        "ours to safetensors, 2 workers": partial(converted, ours, target, 2),
-        "safetensors to safetensors": partial(converted, hf, target, 1),
+        "ours to safetensors": partial(converted, ours, target, "safetensors"),
+        "ours to safetensors, bcp with 2 workers": partial(converted_by_workers, ours, target),
+        "safetensors to safetensors": partial(converted, hf, target, "safetensors"),
+        "safetensors to ours": partial(converted, hf, target, "bcp"),
+        "safetensors to DCP's": partial(converted, hf, target, "dcp"),
+        "ours to torch.save's": partial(converted, ours, target, "torch"),
+        "shards to safetensors, by DCP": partial(joined_by_dcp, shards, target, files),
+        "ours to safetensors, by DCP": partial(exported_by_dcp, ours, target, files, into),
         "load by bytecheckpoint": partial(loaded, hf, into),
         "load by DCP's reader": partial(loaded_by_dcp, hf, into),
         "load by safetensors": partial(loaded_by_safetensors, hf, into),
@@ -95,15 +139,13 @@ def measure(arguments: argparse.Namespace, root: Path) -> tuple[dict[str, list[f
     with Stopwatch(arguments.warm_gib, arguments.idle_limit_s) as stopwatch:
         for repetition in range(arguments.repetitions + 1):
             for name in contenders if repetition % 2 == 0 else reversed(contenders):
-                drop_page_cache(ours)
-                drop_page_cache(hf)
+                for source in (ours, hf, shards):
+                    drop_page_cache(source)
                 took = stopwatch.time(contenders[name])
-                if target.is_dir():
-                    shutil.rmtree(target)
-                target.unlink(missing_ok=True)
+                remove(target)
                 if repetition:
                     seconds[name].append(took)
-    return seconds, state.num_bytes, int(added.stdout), state.description
+    return seconds, state.num_bytes, added, state.description
 
 
 def main() -> None:
@@ -115,10 +157,11 @@ def main() -> None:
     if not has_direct_io(arguments.dir):
         sys.exit(f"{arguments.dir}: this file system has no O_DIRECT")
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="convert-") as folder:
-        seconds, num_bytes, added_kib, description = measure(arguments, Path(folder))
+        seconds, num_bytes, added, description = measure(arguments, Path(folder))
     facts = machine.facts(arguments.dir)
     console = Console(highlight=False, width=100)
-    console.print(f"{description}; a conversion adds {added_kib >> 10} MiB to the process; {machine.summary(facts)}")
+    memory = ", ".join(f"{name}: {kib >> 10} MiB" for name, kib in added.items())
+    console.print(f"{description}; memory that is added, {memory}; {machine.summary(facts)}")
     medians = {name: statistics.median(of_rounds) for name, of_rounds in seconds.items()}
     table = Table()
     for column in ("", "s", "GB/s", "of the ceiling"):
@@ -130,7 +173,7 @@ def main() -> None:
     if arguments.json:
         report = {"command": machine.command("convert.py", arguments, parser), "machine": facts}
         report |= {"versions": machine.versions(), "state": description, "bytes": num_bytes, "seconds": seconds}
-        report |= {"added_kib": added_kib}
+        report |= {"added_kib": added}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -4,8 +4,8 @@
 
 The model is sharded by `fully_shard` over gloo ranks of one machine, along dim 0, or along dim 1 as tensor parallelism
 does. Contenders take turns, in another order each round. A load begins for all ranks at once and ends with the last.
-Beside them, one process loads all files with `safetensors.torch.load_file`, which is no sharded load. Every sharded load
-is compared.
+Beside them, one process loads all files with `safetensors.torch.load_file`, which is no sharded load. Every sharded
+load is compared.
 
     python benchmarks/load_hf.py --gigabytes 1 --repetitions 3
 """
