@@ -2,9 +2,9 @@
 """Conversions, and loads of safetensors, beside the disk's own speed and beside others, in turn, in one run.
 
 A conversion reads as many bytes as it writes, so its ceiling is a disk that reads one file and writes another at the
-same time, with O_DIRECT. Memory is what a conversion adds to a process of its own that has imported what it needs, which
-is without torch. Others: what DCP offers to join shards of safetensors, and what torchtitan's script does, which loads a
-checkpoint and saves it with DCP's writer of safetensors. They do not sync, so a sync is added.
+same time, with O_DIRECT. Memory is what a conversion adds to a process of its own that has imported what it needs,
+which is without torch. The others are what DCP offers to join shards of safetensors, and what torchtitan's script
+does: it loads a checkpoint whole, and saves it with DCP's writer of safetensors. They do not sync, so a sync is added.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.repeated_loads import load_until_unchanged
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
-from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, KeyMismatchError
+from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError, ConfigError, KeyMismatchError
+from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.object_store.stores import can_use_stores
 from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.probes.of_olmo import OLMO
@@ -54,7 +55,7 @@ _replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, OLMo-cor
 _ours: dict[str, tuple[Any, Any]] = {}  # by name: OLMo-core's value, ours
 
 
-def install(*, allow_pickle: bool = False, config: Config | None = None) -> None:
+def install(*, allow_pickle: bool = False, config: Config | None = None, spec: LoadSpec | None = None) -> None:
     """Replaces OLMo-core's writer, reader and planners by ours.
 
     Local: it changes this process only. Call it once on every rank, before saving or loading. It stays until
@@ -69,13 +70,16 @@ def install(*, allow_pickle: bool = False, config: Config | None = None) -> None
         allow_pickle: Whether to load objects that torch's ``weights_only`` rules refuse, as OLMo-core does. Loading may
             then run code of the checkpoint. The same as ``Config(allow_pickle=True)``.
         config: Settings of all writers, readers and planners; None reads ``BYTECHECKPOINT_*`` variables each time.
+        spec: What loads take of a checkpoint, under which names, in which form; None takes it as it is. Pass it in a
+            block of ``installed`` around a load: it holds for every load that OLMo-core begins there.
 
     Raises:
         UnsupportedError: OLMo-core is not installed, or not built as we need it. The message names the probe that
             failed. Nothing was changed.
-        ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value. It is raised here only with ``allow_pickle``.
+        ConfigError: A ``BYTECHECKPOINT_*`` variable has a wrong value, which is raised here only with ``allow_pickle``;
+            or ``spec`` is passed while the classes are replaced already.
     """
-    _replacing.stay(allow_pickle=allow_pickle, config=config)
+    _replacing.stay(allow_pickle=allow_pickle, config=config, spec=spec)
 
 
 def uninstall() -> None:
@@ -84,21 +88,26 @@ def uninstall() -> None:
 
 
 @contextmanager
-def installed(*, allow_pickle: bool = False, config: Config | None = None) -> Iterator[None]:
+def installed(
+    *, allow_pickle: bool = False, config: Config | None = None, spec: LoadSpec | None = None
+) -> Iterator[None]:
     """Acts like ``install`` for the duration of a ``with`` block. Blocks may overlap, as those of ``registered``.
 
     Args:
         allow_pickle: See ``install``.
         config: See ``install``.
+        spec: See ``install``.
     """
-    with _replacing.block(allow_pickle=allow_pickle, config=config):
+    with _replacing.block(allow_pickle=allow_pickle, config=config, spec=spec):
         yield
 
 
-def _replace(allow_pickle: bool, config: Config | None) -> None:
+def _replace(allow_pickle: bool, config: Config | None, spec: LoadSpec | None) -> None:
     if allow_pickle:
         config = dataclasses.replace(config or Config.from_env(), allow_pickle=True)
     if _replaced:
+        if spec is not None:
+            raise ConfigError("bytecheckpoint.olmo: a spec has no effect within install() or another block")
         return
     require(OLMO, anew=True)
     package = import_module(_PACKAGE)
@@ -106,7 +115,7 @@ def _replace(allow_pickle: bool, config: Config | None) -> None:
         "RemoteFileSystemWriter": OlmoWriter if config is None else partial(OlmoWriter, config=config),
         "RemoteFileSystemReader": OlmoReader if config is None else partial(OlmoReader, config=config),
         "DefaultSavePlanner": BcpSavePlanner if config is None else partial(BcpSavePlanner, config=config),
-        "dist_cp": _WithLoadPlanner(package.dist_cp),
+        "dist_cp": _WithLoadPlanner(package.dist_cp, spec),
     }
     _ours.update((name, (getattr(package, name), value)) for name, value in ours.items())
     for module in _users():
@@ -245,17 +254,18 @@ class OlmoLoadPlanner(BcpLoadPlanner):
 class _WithLoadPlanner:
     """DCP as OLMo-core's modules see it: a load through our reader gets our planner if it passes none."""
 
-    def __init__(self, dcp: ModuleType) -> None:
+    def __init__(self, dcp: ModuleType, spec: LoadSpec | None) -> None:
         self._dcp = dcp
-        self.state_dict_loader = _Loader(dcp.state_dict_loader)
+        self.state_dict_loader = _Loader(dcp.state_dict_loader, spec)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dcp, name)
 
 
 class _Loader:
-    def __init__(self, theirs: ModuleType) -> None:
+    def __init__(self, theirs: ModuleType, spec: LoadSpec | None) -> None:
         self._theirs = theirs
+        self._spec = spec
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._theirs, name)
@@ -266,7 +276,8 @@ class _Loader:
         if not isinstance(reader, OlmoReader) or kwargs.get("planner") is not None:
             load(state_dict, **kwargs)
             return
-        load_until_unchanged(lambda: load(state_dict, **{**kwargs, "planner": OlmoLoadPlanner()}), reader)
+        spec = self._spec
+        load_until_unchanged(lambda: load(state_dict, **{**kwargs, "planner": OlmoLoadPlanner(spec=spec)}), reader)
 
 
 def _users() -> list[ModuleType]:
