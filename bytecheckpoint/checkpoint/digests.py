@@ -307,12 +307,21 @@ def _of_tensors(reader: Any, tensors: Sequence[_Tensor], tell: Callable[[int], N
                 for each, itemsize in zip(run, itemsizes, strict=True)
             ]
             reader.read(ranges, buffer)
-            waiting.append([pool.submit(_hashes, buffer, job) for job in _jobs(run)])
+            waiting.append([_begun(pool, buffer, job) for job in _jobs(run)])
             tell(sum(each.end - each.begin for each in run))
         while waiting:
             finish_run()
     for tensor, of_tensor in zip(tensors, digests, strict=True):
         yield tensor.name, of_tensor.digest()
+
+
+def _begun(pool: ThreadPoolExecutor, buffer: Any, job: Any) -> Future[Any]:
+    try:
+        return pool.submit(_hashes, buffer, job)
+    except RuntimeError:  # the interpreter is ending, and starts no threads any more
+        here: Future[Any] = Future()
+        here.set_result(_hashes(buffer, job))
+        return here
 
 
 def _of_objects(

@@ -82,7 +82,8 @@ std::optional<uint32_t> stored_crc(const format::Manifest& manifest, uint32_t fi
 }
 
 /// Returns the place of a chunk whose record says it all.
-base::Result<std::optional<TensorPlace>> place_by_manifest(const format::Manifest& manifest,
+base::Result<std::optional<TensorPlace>> place_by_manifest(const std::string& directory,
+                                                           const format::Manifest& manifest,
                                                            const ChunkInRecord& wanted) {
   const format::Record& record = wanted.chunk->record;
   const tensor::Dims& sizes = wanted.view == nullptr ? wanted.chunk->box.sizes : wanted.view->record_sizes;
@@ -94,7 +95,11 @@ base::Result<std::optional<TensorPlace>> place_by_manifest(const format::Manifes
     place.data_crc = stored_crc(manifest, record.file, record.data_offset, record.bytes);
   if (wanted.view != nullptr) {
     Status fault = apply_view(*wanted.view, wanted.chunk->box.sizes, &place);
-    if (!fault.is_ok()) return std::move(fault).in_file(manifest.files[record.file].name);
+    if (!fault.is_ok()) {
+      return std::move(fault)
+          .at(record.offset, record.bytes)
+          .in_file(io::join(directory, manifest.files[record.file].name));
+    }
   }
   return std::make_optional(std::move(place));
 }
@@ -204,7 +209,7 @@ base::Result<std::vector<std::optional<TensorPlace>>> locate_tensors(const std::
   for (size_t i = 0; i < chunks.size(); ++i) {
     const format::Record& record = chunks[i].chunk->record;
     if (record.kind == format::RecordKind::kTensor || record.kind == format::RecordKind::kStrided) {
-      BCP_ASSIGN_OR_RETURN(places[i], place_by_manifest(manifest, chunks[i]));
+      BCP_ASSIGN_OR_RETURN(places[i], place_by_manifest(directory, manifest, chunks[i]));
     } else if (record.kind == format::RecordKind::kForeign || chunks[i].view != nullptr) {
       foreign.push_back(i);
     }

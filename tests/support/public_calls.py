@@ -206,6 +206,12 @@ def verify(place: Place) -> None:
     assert looked
 
 
+def digest(place: Place) -> None:
+    looked = []
+    assert bcp.digest(place.ready / "state", progress=lambda done, total: looked.append(total)).keys
+    assert looked
+
+
 def merge_and_scatter(place: Place) -> None:
     tensors = [torch.arange(60_000.0).reshape(200, 300).t(), torch.arange(3)]
     merged = bcp.merge(tensors)
@@ -277,6 +283,7 @@ CALLS = (
     PublicCall(("prune", "Retention"), prune, is_collective=False, may_fail=False),
     PublicCall(("scan_steps",), scan_steps, is_collective=False),
     PublicCall(("verify",), verify, is_collective=False),
+    PublicCall(("digest",), digest, is_collective=False),
     PublicCall(("merge", "scatter"), merge_and_scatter, is_collective=False, may_fail=False),
     PublicCall(("get_rng_state", "set_rng_state"), rng_state, is_collective=False, may_fail=False),
     PublicCall(("shutdown",), shutdown, is_collective=False, may_fail=False),
@@ -306,6 +313,7 @@ NO_CALLS = {
             "SaveReport",
             "StepFolder",
             "SweepReport",
+            "Digest",
             "VerifyReport",
         ),
         "what calls give back",
