@@ -70,7 +70,7 @@ std::pair<int64_t, uint32_t> export_file(const Checkpoint& checkpoint, const std
 /// \param pickle   Names the storage of each tensor by its position in `tensors`.
 /// \param tensors  [(name, dtype, bytes), ...]
 std::pair<int64_t, uint32_t> export_torch_file(
-    const Checkpoint& checkpoint, const std::string& directory, std::string path, std::string pickle,
+    const Checkpoint& checkpoint, const std::string& directory, std::string path, const std::string& pickle,
     const std::vector<std::tuple<std::string, std::string, int64_t>>& tensors, bool direct_io, bool verify,
     int num_io_threads, int64_t ring_bytes, double io_timeout_s, py::object convert, py::object progress) {
   std::vector<engine::TensorToRead> to_read;
@@ -79,7 +79,7 @@ std::pair<int64_t, uint32_t> export_torch_file(
     to_read.push_back({fqn, tensor::dtype_of(dtype)});
     storage_bytes.push_back(bytes);
   }
-  const format::TorchFileLayout file(std::move(pickle), std::move(storage_bytes));
+  const format::TorchFileLayout file(pickle, storage_bytes);
   engine::FileFrame frame;
   frame.offsets = file.storage_offsets();
   frame.file_bytes = file.file_bytes();

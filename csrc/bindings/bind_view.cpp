@@ -28,6 +28,7 @@ Tensor changed(const Tensor& tensor, Change change) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-function-size): a list of what Python sees.
 void bind_view(py::module_& m) {
   py::class_<Tensor>(m, "ViewTensor", py::module_local())
       .def_property_readonly("shape", [](const Tensor& t) { return t.view.sizes; })

@@ -149,7 +149,7 @@ base::Result<CheckpointViewBuilder::Tensor> CheckpointViewBuilder::dequantized(c
 std::pair<format::Chunk, RecordView> CheckpointViewBuilder::placed(planner::ViewedBox viewed) const {
   const Source& source = sources_[viewed.source];
   RecordView view{source.chunk->box.sizes, viewed.offset, std::move(viewed.strides), source.quantized};
-  return {{std::move(viewed.box), source.chunk->record}, std::move(view)};
+  return std::make_pair(format::Chunk{std::move(viewed.box), source.chunk->record}, std::move(view));
 }
 
 Status CheckpointViewBuilder::add(std::string fqn, Tensor made) {

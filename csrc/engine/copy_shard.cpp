@@ -28,9 +28,9 @@ class Copier {
  public:
   Copier(const CopyOptions& options, std::shared_ptr<const format::Manifest> checkpoint, const CheckpointView* view)
       : options_(options),
-        checkpoint_(checkpoint),
+        checkpoint_(std::move(checkpoint)),
         view_(view),
-        reader_(options.reading, checkpoint, view, options.convert) {}
+        reader_(options.reading, checkpoint_, view, options.convert) {}
 
   base::Result<format::WriteResult> copy(const ShardToCopy& shard, SaveJob* job) {
     std::vector<TensorToRead> tensors;

@@ -222,7 +222,7 @@ staging::Dequantizer dequantizer_of(const TensorPlace& place, const Box& box, co
     layout.dims.push_back({codes.quantized.strides[d], codes.quantized.box.sizes[d], codes.quantized.box.offsets[d],
                            how.block[d], scale_box.offsets[d], scale_strides[d]});
   }
-  return staging::Dequantizer(std::move(layout), std::move(wanted));
+  return staging::Dequantizer(std::move(layout), wanted);
 }
 
 }  // namespace bytecheckpoint::engine

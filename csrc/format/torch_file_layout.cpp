@@ -41,7 +41,7 @@ uint16_t version_of(int64_t bytes, int64_t header_offset) {
 
 }  // namespace
 
-TorchFileLayout::TorchFileLayout(std::string pickle, std::vector<int64_t> storage_bytes) {
+TorchFileLayout::TorchFileLayout(std::string_view pickle, const std::vector<int64_t>& storage_bytes) {
   base::ByteWriter head;
   const auto add_small = [&](const char* name, std::string_view content) {
     const auto bytes = static_cast<int64_t>(content.size());

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "csrc/base/bytes.h"
@@ -23,7 +24,7 @@ class TorchFileLayout {
  public:
   /// \param pickle         `data.pkl`.
   /// \param storage_bytes  Of each storage.
-  TorchFileLayout(std::string pickle, std::vector<int64_t> storage_bytes);
+  TorchFileLayout(std::string_view pickle, const std::vector<int64_t>& storage_bytes);
 
   /// Where each storage begins, from the start of the file.
   const std::vector<int64_t>& storage_offsets() const { return storage_offsets_; }

@@ -52,7 +52,7 @@ void compute(const ValueTables::Run& run, const float* codes, float scale, uint8
 }
 
 /// Copies elements of kBytes from a table.
-template <int kBytes>
+template <int64_t kBytes>
 void copy_bytes(const ValueTables::Run& run, const uint8_t* table, uint8_t* to, int64_t memory_step) {
   const uint8_t* from = run.bytes + run.first;
   if (run.step == 1 && memory_step == kBytes) {
@@ -65,11 +65,11 @@ void copy_bytes(const ValueTables::Run& run, const uint8_t* table, uint8_t* to, 
 }
 
 /// The same for two codes in a byte: the table has the values of both.
-template <int kBytes>
+template <int64_t kBytes>
 void copy_pairs(const ValueTables::Run& run, const uint8_t* table, uint8_t* to, int64_t memory_step) {
   const auto copy_one = [&](int64_t i) {
     const int64_t number = run.first + i * run.step;
-    std::memcpy(to + i * memory_step, table + (run.bytes[number >> 1] * 2 + (number & 1)) * kBytes, kBytes);
+    std::memcpy(to + i * memory_step, table + (int64_t{run.bytes[number >> 1]} * 2 + (number & 1)) * kBytes, kBytes);
   };
   int64_t i = 0;
   if (run.step == 1 && memory_step == kBytes) {
@@ -78,7 +78,7 @@ void copy_pairs(const ValueTables::Run& run, const uint8_t* table, uint8_t* to, 
     uint8_t* into = to + i * kBytes;
     const int64_t num_pairs = (run.count - i) / 2;
     for (int64_t p = 0; p < num_pairs; ++p) {
-      std::memcpy(into + p * 2 * kBytes, table + from[p] * 2 * kBytes, static_cast<size_t>(2 * kBytes));
+      std::memcpy(into + p * 2 * kBytes, table + int64_t{from[p]} * 2 * kBytes, static_cast<size_t>(2 * kBytes));
     }
     i += 2 * num_pairs;
   }
@@ -93,8 +93,8 @@ bool is_value_dtype(DType dtype) {
 
 template <class To, int kCodesPerByte>
 void ValueTables::take_functions() {
-  constexpr int kBytes = sizeof(typename To::Value);
-  table_bytes_ = 256 * kCodesPerByte * kBytes;
+  constexpr int64_t kBytes = sizeof(typename To::Value);
+  table_bytes_ = int64_t{256} * kCodesPerByte * kBytes;
   copy_ = kCodesPerByte == 1 ? &copy_bytes<kBytes> : &copy_pairs<kBytes>;
   compute_ = &compute<To, kCodesPerByte>;
 }

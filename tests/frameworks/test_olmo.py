@@ -32,9 +32,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 import bytecheckpoint
 import bytecheckpoint.olmo
-from bytecheckpoint import LoadSpec
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
-from bytecheckpoint.errors import CheckpointNotFoundError, ConfigError, UnsupportedError
+from bytecheckpoint.errors import CheckpointNotFoundError, UnsupportedError
 from bytecheckpoint.olmo import OlmoReader, OlmoWriter
 from bytecheckpoint.probes import probe
 from frameworks.olmo_states import change, states, train_module
@@ -162,32 +161,6 @@ def save_and_load(folder: Path, key_mapping: dict[str, str]) -> None:
     change(module)
     olmo_checkpoint.load_model_and_optim_state(folder / "flat", module.model)
     assert_equal({name: states(module)[name] for name in module.model.state_dict()}, of_model(saved, module))
-
-
-def load_by_spec(folder: Path) -> None:
-    """Loads weights that have other names, and are safetensors."""
-    module = train_module(seed=0, num_steps=2)
-    saved = states(module)
-    whole = {
-        f"transformer.{name}": getattr(value, "full_tensor", lambda value=value: value)().contiguous()
-        for name, value in module.model.state_dict().items()
-    }
-    if dist.get_rank() == 0:
-        safetensors.torch.save_file(whole, folder / "model.safetensors")
-    dist.barrier()
-    change(module)
-    with bytecheckpoint.olmo.installed(spec=LoadSpec(rename={"transformer": "model"})):
-        olmo_checkpoint.load_model_and_optim_state(folder, module.model)
-        with (
-            pytest.raises(ConfigError, match="a spec has no effect"),
-            bytecheckpoint.olmo.installed(spec=LoadSpec()),
-        ):
-            pass
-    assert_equal(of_model(states(module), module), of_model(saved, module))
-
-
-def test_weights_under_other_names(tmp_path: Path) -> None:
-    run_ranks(2, load_by_spec, tmp_path, limit_s=LIMIT_S)
 
 
 def of_model(state: dict[str, Any], module: Any) -> dict[str, Any]:
