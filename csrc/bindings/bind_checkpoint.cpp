@@ -39,7 +39,8 @@ py::tuple ints_of(const tensor::Dims& dims) {
 }
 
 /// Returns for each item (fqn, dtype or None if it is no tensor, sizes, bytes of an element or 0 if its dtype is
-/// opaque, bytes of its records (of a dequantized tensor: of all values that these hold), number of its chunks, whether it is partial on purpose).
+/// opaque, bytes of its records (of a dequantized tensor: of all values that these hold), number of its chunks, whether
+/// it is partial on purpose).
 py::list contents_of(const Checkpoint& checkpoint) {
   py::list out;
   for (const format::Item& item : checkpoint.whole().items) {

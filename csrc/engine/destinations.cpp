@@ -42,6 +42,35 @@ bool cuts_elements(const TensorPlace& place) {
   return place.data_offset % tensor::find_dtype(place.dtype)->itemsize_bytes != 0;
 }
 
+int64_t scale_bytes_of(const TensorPlace& place, const tensor::Box& scale_box) {
+  int64_t numel = 0;
+  (void)tensor::checked_numel(scale_box.sizes, &numel);
+  return numel * tensor::find_dtype(place.codes->how->scale_dtype)->itemsize_bytes;
+}
+
+std::vector<tensor::Box> halves(const tensor::Box& box, size_t dim) {
+  std::vector<tensor::Box> parts(2, box);
+  parts[0].sizes[dim] = box.sizes[dim] / 2;
+  parts[1].sizes[dim] -= parts[0].sizes[dim];
+  parts[1].offsets[dim] += parts[0].sizes[dim];
+  return parts;
+}
+
+/// Returns the dim along which a box is best cut, so that each half needs fewer scales; nothing if none helps.
+std::optional<size_t> dim_to_halve(const TensorPlace& place, const tensor::Box& box) {
+  std::optional<size_t> best;
+  int64_t fewest = scale_bytes_of(place, scale_box_of(place, box));
+  for (size_t d = 0; d < box.num_dims(); ++d) {
+    if (box.sizes[d] < 2) continue;
+    const int64_t bytes = scale_bytes_of(place, scale_box_of(place, halves(box, d)[1]));
+    if (bytes < fewest) {
+      fewest = bytes;
+      best = d;
+    }
+  }
+  return best;
+}
+
 }  // namespace
 
 planner::WantedBox wanted_of(const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box) {
@@ -102,21 +131,14 @@ void Destinations::add_plain(Phase* phase, const format::Chunk& chunk, const Ten
 void Destinations::add_quantized(const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box,
                                  const tensor::StridedView& memory) {
   const tensor::Box scale_box = scale_box_of(place, box);
-  const Dequantization& how = *place.codes->how;
-  const int64_t itemsize = tensor::find_dtype(how.scale_dtype)->itemsize_bytes;
   auto scales = std::make_shared<Scales>();
-  (void)tensor::checked_numel(scale_box.sizes, &scales->bytes);
-  scales->bytes *= itemsize;
+  scales->bytes = scale_bytes_of(place, scale_box);
   if (scales->bytes > kMostScaleBytes) {
-    const auto longest = static_cast<size_t>(std::max_element(box.sizes.begin(), box.sizes.end()) - box.sizes.begin());
-    if (longest < box.num_dims() && box.sizes[longest] > 1) {
-      tensor::Dims begin(box.num_dims());
-      for (int64_t size : {box.sizes[longest] / 2, box.sizes[longest] - box.sizes[longest] / 2}) {
-        tensor::Box part = box;
-        part.offsets[longest] += begin[longest];
-        part.sizes[longest] = size;
+    if (const std::optional<size_t> dim = dim_to_halve(place, box); dim.has_value()) {
+      for (const tensor::Box& part : halves(box, *dim)) {
+        tensor::Dims begin(box.num_dims());
+        begin[*dim] = part.offsets[*dim] - box.offsets[*dim];
         add_quantized(chunk, place, part, tensor::part_of(memory, begin, part.sizes));
-        begin[longest] += size;
       }
       return;
     }
@@ -125,32 +147,39 @@ void Destinations::add_quantized(const format::Chunk& chunk, const TensorPlace& 
     ++scales_phase_;
   }
   if (phases_.size() < scales_phase_ + 2) phases_.emplace_back();
-  Phase& first = phases_[scales_phase_];
-  first.scale_bytes += scales->bytes;
+  add_scales(place, scale_box, scales);
+  Phase& phase = phases_[scales_phase_ + 1];
+  phase.wanted.push_back(wanted_of(chunk, place, box));
+  const planner::WantedBox& wanted = phase.wanted.back();
+  Destination to;
+  to.runs = tensor::BoxRuns::of_strides(wanted.sizes, wanted.strides_bytes, 1, wanted.strides_bytes);
+  if (box.sizes == chunk.box.sizes) to.data_crc = place.data_crc;
+  to.quantized = std::make_unique<Quantized>(
+      Quantized{std::move(scales), 0, place.data_offset, dequantizer_of(place, box, scale_box, memory)});
+  phase.destinations.push_back(std::move(to));
+}
+
+void Destinations::add_scales(const TensorPlace& place, const tensor::Box& scale_box,
+                              const std::shared_ptr<Scales>& scales) {
+  const Dequantization& how = *place.codes->how;
+  Phase& phase = phases_[scales_phase_];
+  phase.scale_bytes += scales->bytes;
   tensor::Dims strides_bytes = tensor::row_major_strides(scale_box.sizes);
-  for (int64_t& stride : strides_bytes) stride *= itemsize;
+  for (int64_t& stride : strides_bytes) stride *= tensor::find_dtype(how.scale_dtype)->itemsize_bytes;
   for (size_t s = 0; s < how.scale_chunks.size(); ++s) {
     const format::Chunk& stored = how.scale_chunks[s];
     tensor::Box common;
     if (!tensor::intersect(stored.box, scale_box, &common)) continue;
-    Destination to;
-    to.scales = scales;
+    auto quantized = std::make_unique<Quantized>();
+    quantized->scales = scales;
     for (size_t d = 0; d < common.num_dims(); ++d) {
-      to.scales_offset += (common.offsets[d] - scale_box.offsets[d]) * strides_bytes[d];
+      quantized->scales_offset += (common.offsets[d] - scale_box.offsets[d]) * strides_bytes[d];
       common.offsets[d] -= stored.box.offsets[d];
     }
-    add_plain(&first, stored, (*place.codes->scales)[s], common, strides_bytes, std::move(to));
+    Destination to;
+    to.quantized = std::move(quantized);
+    add_plain(&phase, stored, (*place.codes->scales)[s], common, strides_bytes, std::move(to));
   }
-  Phase& second = phases_[scales_phase_ + 1];
-  second.wanted.push_back(wanted_of(chunk, place, box));
-  const planner::WantedBox& wanted = second.wanted.back();
-  Destination to;
-  to.runs = tensor::BoxRuns::of_strides(wanted.sizes, wanted.strides_bytes, 1, wanted.strides_bytes);
-  if (box.sizes == chunk.box.sizes) to.data_crc = place.data_crc;
-  to.scales = std::move(scales);
-  to.dequantizer.emplace(dequantizer_of(place, box, scale_box, memory));
-  to.record_offset = place.data_offset;
-  second.destinations.push_back(std::move(to));
 }
 
 void Destinations::add_bytes(const format::Record& record, uint8_t* memory) {
@@ -177,12 +206,13 @@ Status Destinations::scatter(const uint8_t* slot, const planner::ReadSegment& se
     const int64_t from = std::max(segment.offset, data_offset);
     if (from >= end) continue;
     const uint8_t* window = slot + (from - segment.offset);
-    if (destination.dequantizer.has_value()) {
-      const int64_t record = destination.record_offset;
-      destination.dequantizer->scatter(window, from - record, end - record, destination.scales->data(), &tables_);
+    Quantized* quantized = destination.quantized.get();
+    if (quantized != nullptr && quantized->dequantizer.has_value()) {
+      const int64_t record = quantized->record_offset;
+      quantized->dequantizer->scatter(window, from - record, end - record, quantized->scales->data(), &tables_);
     } else {
       uint8_t* memory =
-          destination.scales == nullptr ? destination.memory : destination.scales->data() + destination.scales_offset;
+          quantized == nullptr ? destination.memory : quantized->scales->data() + quantized->scales_offset;
       staging::scatter_window(destination.runs, window, from - data_offset, end - data_offset, memory);
     }
     if (verify_ && destination.data_crc.has_value()) {

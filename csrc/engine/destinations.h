@@ -88,14 +88,18 @@ class Destinations {
       return memory.data();
     }
   };
+  /// What a destination has that belongs to a quantized tensor.
+  struct Quantized {
+    std::shared_ptr<Scales> scales;
+    int64_t scales_offset = 0;                          // of scales: where they go in the memory of all
+    int64_t record_offset = 0;                          // of codes: where the first one of the record is
+    std::optional<staging::Dequantizer> dequantizer{};  // of codes
+  };
   struct Destination {
-    tensor::BoxRuns runs;  // of a box of codes: of its bytes, without memory
-    uint8_t* memory = nullptr;
-    std::optional<uint32_t> data_crc{};                 // the archive's, if all of it is wanted
-    std::shared_ptr<Scales> scales{};                   // of codes; or what is filled, then the memory is theirs
-    int64_t scales_offset = 0;                          // of what is filled, in the memory of the scales
-    int64_t record_offset = 0;                          // of codes: of the first one of the record
-    std::optional<staging::Dequantizer> dequantizer{};  // set for codes
+    tensor::BoxRuns runs;                // of codes: of their bytes, without memory
+    uint8_t* memory = nullptr;           // null for codes and scales
+    std::optional<uint32_t> data_crc{};  // the archive's, if all of it is wanted
+    std::unique_ptr<Quantized> quantized{};
   };
   /// A part of the data of one destination, and the CRC that was taken when it was scattered.
   struct Summed {
@@ -112,9 +116,10 @@ class Destinations {
   /// Adds a box of plain elements, which are as `place` says.
   void add_plain(Phase* phase, const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box,
                  const tensor::Dims& memory_strides_bytes, Destination to);
-  /// Adds a box of codes, and the scales that it needs.
+  /// Adds a box of codes, and the scales that it needs. Cuts it if these are too many.
   void add_quantized(const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box,
                      const tensor::StridedView& memory);
+  void add_scales(const TensorPlace& place, const tensor::Box& scale_box, const std::shared_ptr<Scales>& scales);
 
   const std::string directory_;
   const format::Manifest& manifest_;
