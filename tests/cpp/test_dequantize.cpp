@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "csrc/tensor/small_floats.h"
@@ -113,47 +111,6 @@ TEST_CASE("dequantize: windows of a record into any memory equal the product of 
       REQUIRE(got == value * one.scales[static_cast<size_t>(scale)]);
     });
   }
-}
-
-TEST_CASE("dequantize: how fast" * doctest::skip()) {
-  const int64_t rows = 4096, columns = 7168;
-  std::vector<uint8_t> codes(rows * columns), out(4 * rows * columns);
-  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 2654435761u >> 24);
-  std::vector<float> scales(32 * 224, 0.125f);
-  std::vector<uint8_t> exponents(codes.size() / 16, 120);
-  ValueTables tables;
-  const auto run = [&](const std::string& name, DType dtype, DType values, CodeLayout layout, bool turns) {
-    layout.kind.values = values;
-    const int64_t columns_there = dtype == DType::kFloat4E2M1FNX2 ? 2 * columns : columns;
-    const int64_t size = tensor::find_dtype(values)->itemsize_bytes;
-    WantedCodes wanted{0, {rows, columns_there}, {columns_there, 1}, {columns_there * size, size}, out.data()};
-    if (turns) wanted.memory_strides = {size, rows * size};
-    const uint8_t* of = dtype == DType::kFloat4E2M1FNX2 ? exponents.data() : reinterpret_cast<uint8_t*>(scales.data());
-    const Dequantizer dequantizer(layout, wanted);
-    double best = 1e9;
-    for (int round = 0; round < 5; ++round) {
-      const auto begin = std::clock();
-      const auto bytes = static_cast<int64_t>(codes.size());
-      for (int64_t at = 0; at < bytes; at += 8 << 20) {
-        const int64_t end = std::min<int64_t>(at + (8 << 20), bytes);
-        dequantizer.scatter(codes.data() + at, at, end, of, &tables);
-      }
-      best = std::min(best, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
-    }
-    MESSAGE(name, ": ", static_cast<double>(codes.size()) / best / 1e9, " GB/s of codes, ",
-            static_cast<double>(rows * columns_there * size) / best / 1e9, " GB/s of values");
-  };
-  const CodeLayout fp8{
-      {DType::kFloat8E4M3FN, DType::kFloat32, {}}, 0, {{columns, rows, 0, 128, 0, 56}, {1, columns, 0, 128, 0, 1}}};
-  const CodeLayout fp4{{DType::kFloat4E2M1FNX2, DType::kUInt8, {}},
-                       0,
-                       {{2 * columns, rows, 0, 1, 0, 448}, {1, 2 * columns, 0, 32, 0, 1}}};
-  run("fp8 to bfloat16", fp8.kind.codes, DType::kBFloat16, fp8, false);
-  run("fp8 to float16", fp8.kind.codes, DType::kFloat16, fp8, false);
-  run("fp8 to float32", fp8.kind.codes, DType::kFloat32, fp8, false);
-  run("fp8 to bfloat16, transposed", fp8.kind.codes, DType::kBFloat16, fp8, true);
-  run("mxfp4 to bfloat16", fp4.kind.codes, DType::kBFloat16, fp4, false);
-  run("mxfp4 to bfloat16, transposed", fp4.kind.codes, DType::kBFloat16, fp4, true);
 }
 
 }  // namespace
