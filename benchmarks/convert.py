@@ -120,7 +120,7 @@ def measure(arguments: argparse.Namespace, root: Path) -> tuple[dict[str, list[f
     }
     disks = Disk(2), Disk(2)  # each has buffers of its own
     disks[1].write(raw, state.num_bytes)
-    into = {name: torch.zeros_like(value) for name, value in tensors.items()}
+    into: dict[str, torch.Tensor] = {}
     contenders: dict[str, Callable[[], None]] = {
         CEILING: partial(read_and_write, *disks, raw, target, state.num_bytes),
         "ours to safetensors": partial(converted, ours, target, "safetensors"),
@@ -135,6 +135,11 @@ def measure(arguments: argparse.Namespace, root: Path) -> tuple[dict[str, list[f
         "load by DCP's reader": partial(loaded_by_dcp, hf, into),
         "load by safetensors": partial(loaded_by_safetensors, hf, into),
     }
+    if arguments.only is not None:
+        wanted = {CEILING, *(name.strip() for name in arguments.only.split(";"))}
+        contenders = {name: call for name, call in contenders.items() if name in wanted}
+    if any("load" in name or "by DCP" in name for name in contenders):
+        into |= {name: torch.zeros_like(value) for name, value in tensors.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     with Stopwatch(arguments.warm_gib, arguments.idle_limit_s) as stopwatch:
         for repetition in range(arguments.repetitions + 1):
@@ -152,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", nargs="?", choices=KINDS, default="large", help="kind of state; see compare.py --help")
     parser.add_argument("--gigabytes", type=float, help="size of the state, instead of the kind's own")
+    parser.add_argument("--only", help=f"contenders between semicolons, beside '{CEILING}'; default: all")
     add_arguments(parser)
     arguments = parser.parse_args()
     if not has_direct_io(arguments.dir):
