@@ -174,16 +174,6 @@ def copy_shard(
     convert: Callable[[str, memoryview, str, memoryview], object] | None,
     progress: Callable[[int], object] | None,
 ) -> bytes: ...
-def read_object(
-    checkpoint: Checkpoint,
-    *,
-    directory: str,
-    fqn: str,
-    direct_io: bool,
-    verify: bool,
-    num_io_threads: int,
-    io_timeout_s: float,
-) -> bytes: ...
 def assemble_copy(
     checkpoint: Checkpoint,
     *,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bytecheckpoint import _core
 from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.listing import listed
 
 __all__ = ["Contents", "OutputTensor", "contents_of"]
 
@@ -54,6 +55,11 @@ class Contents:
     def num_items(self) -> int:
         """Number of tensors of all kinds."""
         return len(self.tensors) + len(self.opaque)
+
+    @property
+    def opaque_text(self) -> str:
+        """The opaque tensors and their dtypes, for messages."""
+        return listed([f"'{name}' is {dtype}" for name, (_, dtype) in self.opaque.items()])
 
 
 def contents_of(checkpoint: _core.Checkpoint, dtype: str | None) -> Contents:

@@ -21,12 +21,15 @@ def paths_of(opened: Opened, names: Sequence[str]) -> dict[str, tuple[Any, ...]]
     stored = opened.stored.planner_data
     paths = stored if isinstance(stored, dict) else {}
     old_names = {new: old for old, new in opened.new_names.items()}
-    return {name: _path_of(name, paths.get(old_names.get(name, name))) for name in names}
+    return {name: _path_of(name, old_names.get(name, name), paths) for name in names}
 
 
-def _path_of(name: str, stored: Any) -> tuple[Any, ...]:
+def _path_of(name: str, old_name: str, paths: Mapping[str, Any]) -> tuple[Any, ...]:
+    stored = paths.get(old_name)
     if not isinstance(stored, tuple):
         return (name,)
+    if name == old_name:
+        return stored
     for begin in range(len(stored)):
         below = ".".join(map(str, stored[begin:]))
         if name == below:

@@ -133,8 +133,7 @@ def _check(contents: Contents) -> None:
             "leave them out with exclude, or choose with include"
         )
     if contents.opaque:
-        opaque = [f"'{name}' is {dtype}" for name, (_, dtype) in contents.opaque.items()]
-        raise UnsupportedError(f"safetensors cannot hold quantized tensors: {listed(opaque)}")
+        raise UnsupportedError(f"safetensors cannot hold quantized tensors: {contents.opaque_text}")
     others = [
         f"'{each.name}' is {each.dtype}" for each in contents.tensors if _core.safetensors_dtype(each.dtype) is None
     ]

@@ -17,9 +17,8 @@ from bytecheckpoint.convert.nesting import nested, paths_of
 from bytecheckpoint.convert.source import Opened, Source
 from bytecheckpoint.dcp.rank_load import plain_object
 from bytecheckpoint.errors import UnsupportedError
-from bytecheckpoint.listing import listed
 
-__all__ = ["TorchPiece", "TorchTarget", "export_state", "read_object", "stand_ins"]
+__all__ = ["TorchPiece", "TorchTarget", "export_state", "read_objects", "stand_ins"]
 
 
 def export_state(
@@ -82,7 +81,7 @@ class TorchPiece:
 
     def write(self, source: Source, opened: Opened, folder: Path, verify: bool, tell: Callable[[int], object]) -> None:
         """See ``Piece``."""
-        values = stand_ins(self.tensors) | {name: read_object(name, source, opened) for name in self.objects}
+        values = stand_ins(self.tensors) | read_objects(self.objects, source, opened)
         paths = paths_of(opened, [*values])
         state = nested({paths[name]: value for name, value in values.items()})
         write_file(
@@ -90,23 +89,26 @@ class TorchPiece:
         )
 
 
-def read_object(name: str, source: Source, opened: Opened) -> Any:
-    """Returns an object of a source. No code of it is run.
+def read_objects(names: Sequence[str], source: Source, opened: Opened) -> dict[str, Any]:
+    """Returns objects of a source, by name. No code of them is run.
 
     Raises:
-        UnsafeObjectError: It needs code.
+        UnsafeObjectError: One of them needs code.
     """
     config = source.config
-    record = _core.read_object(
+    reader = _core.RowMajorReader(
         opened.wanted,
+        [],
         directory=source.place,
-        fqn=name,
+        rank=None,
         direct_io=config.direct_io,
         verify=config.verify,
         num_io_threads=config.io_threads,
+        ring_bytes=config.ring_bytes,
         io_timeout_s=config.io_timeout_s,
     )
-    return plain_object(name, bytearray(record), config)
+    records = reader.read_objects(names)
+    return {name: plain_object(name, bytearray(record), config) for name, record in zip(names, records, strict=True)}
 
 
 class TorchTarget:
@@ -124,8 +126,7 @@ class TorchTarget:
 
     def __init__(self, contents: Contents, name: str) -> None:
         if contents.opaque:
-            opaque = [f"'{name}' is {dtype}" for name, (_, dtype) in contents.opaque.items()]
-            raise UnsupportedError(f"quantized tensors are not written to a file of torch: {listed(opaque)}")
+            raise UnsupportedError(f"quantized tensors are not written to a file of torch: {contents.opaque_text}")
         self.pieces = [TorchPiece(name, contents.tensors, tuple(contents.objects))]
 
     def identity(self) -> bytes:

@@ -26,7 +26,7 @@ from bytecheckpoint.convert.conversion import parsed_size
 from bytecheckpoint.convert.nesting import nested, paths_of
 from bytecheckpoint.convert.safetensors_target import INDEX, SafetensorsTarget
 from bytecheckpoint.convert.source import Opened, Source
-from bytecheckpoint.convert.torch_target import export_state, read_object, stand_ins
+from bytecheckpoint.convert.torch_target import export_state, read_objects, stand_ins
 from bytecheckpoint.dcp.direct_calls import run_load
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
@@ -109,6 +109,7 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
     with_optimizer = not model_only and (optimizer_only or is_folder(below(folder, "optimizer")))
     model = None if optimizer_only else _opened(below(folder, "model"), config, dtype)
     optimizer = _opened(below(folder, "optimizer"), config, None) if with_optimizer else None
+    fqns = () if optimizer is None else _names(folder, config)
     if output is not None:
         size = parsed_size(max_shard_size)
         parts = [part for part in (model, optimizer) if part is not None]
@@ -119,7 +120,7 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
             elif model is not None:
                 _write_model(directory, model, {} if untie_embeddings else model.aliases, writing)
             if optimizer is not None:
-                _write_optimizer(directory, optimizer, _names(folder, config), writing)
+                _write_optimizer(directory, optimizer, fqns, writing)
     if not return_dict:
         return {}
     merged: dict[str, Any] = {}
@@ -128,7 +129,7 @@ def bytecheckpoint_ckpt_to_pytorch_ckpt(
         if not untie_embeddings:
             merged["model"] = {key: merged["model"][model.aliases.get(key, key)] for key in merged["model"]}
     if optimizer is not None:
-        merged["optimizer"] = of_one_optimizer(_loaded(optimizer, None), _names(folder, config))
+        merged["optimizer"] = of_one_optimizer(_loaded(optimizer, None), fqns)
     return merged
 
 
@@ -153,7 +154,7 @@ class _Part:
         return sum(each.num_bytes for each in self.contents.tensors)
 
     def objects(self) -> dict[str, Any]:
-        return {name: read_object(name, self.source, self.opened) for name in self.contents.objects}
+        return read_objects([*self.contents.objects], self.source, self.opened)
 
     def nested(self, values: dict[str, Any]) -> dict[Any, Any]:
         """Returns values by name in the containers that they were saved in, in the order in which they were saved."""
@@ -204,14 +205,11 @@ class _Writing:
 
 def _loaded(part: _Part, dtype: torch.dtype | None) -> dict[str, Any]:
     """Loads all values of a part into memory."""
-    stored = Stored(part.source.place, part.source.config)
-    values: dict[str, Any] = {key: stored.empty(key) for key in stored}
-    planner = BcpLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    run_load(values, BcpReader(part.source.place, config=part.source.config), planner, None, None)
+    values = _values_of(part, part.opened.stored.names())
     if dtype is not None:
         cast = {each.name: getattr(torch, each.dtype) for each in part.contents.tensors}
         values = {key: value.to(cast[key]) if key in cast else value for key, value in values.items()}
-    return stored.nested(values)
+    return part.nested(values)
 
 
 def _names(folder: Place, config: Config) -> Collection[str]:
@@ -249,13 +247,14 @@ def _write_optimizer(directory: _core.Directory, part: _Part, fqns: Collection[s
     tensors = part.contents.tensors
     values = stand_ins(tensors)
     options = {name: values[name] for name in values if name.startswith("param_groups.")}
-    loaded = _tensors_of(part, [*options])
+    loaded = _values_of(part, [*options])
     merged = of_one_optimizer(part.nested(values | loaded | part.objects()), fqns)
     stored = {id(loaded[name]): options[name] for name in options}
     _write_state(directory, _OPTIMIZER, part, _exchanged(merged, stored), tensors, writing)
 
 
-def _tensors_of(part: _Part, names: list[str]) -> dict[str, torch.Tensor]:
+def _values_of(part: _Part, names: list[str]) -> dict[str, Any]:
+    """Loads values of a part, by name."""
     stored = Stored(part.source.place, part.source.config)
     values: dict[str, Any] = {name: stored.empty(name) for name in names}
     if values:

@@ -14,7 +14,6 @@ from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.parts import REFERENCE, parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
-from bytecheckpoint.convert.nesting import nested
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
@@ -131,10 +130,6 @@ class Stored(Mapping[str, "StoredTensor | None"]):
             if first.startswith(prefix) and len(first) > len(prefix):
                 return (first[len(prefix) :], *path[number + 1 :])
         return (key[len(prefix) :],)
-
-    def nested(self, values: Mapping[str, Any]) -> dict[Any, Any]:
-        """Returns ``values``, which are by key, in the containers that they were saved in."""
-        return nested({self._tree_paths.get(key, (key,)): value for key, value in values.items()})
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)

@@ -46,9 +46,7 @@ py::bytes copy_shard(const Checkpoint& checkpoint, const std::string& directory,
   options.saving.is_plain = plain;
   options.saving.expected_bytes = num_bytes;
   Callbacks callbacks(std::move(convert), std::move(progress));
-  options.progress = [&](int64_t done) { return callbacks.progress(done); };
-  options.convert = [&](tensor::DType from, const uint8_t* elements, tensor::DType to, uint8_t* converted,
-                        int64_t count) { return callbacks.convert(from, elements, to, converted, count); };
+  callbacks.serve(&options);
   const engine::ShardToCopy to_copy = shard_of(shard);
   auto result = unlocked([&] { return engine::copy_shard(options, manifest, checkpoint.view(), to_copy); });
   if (callbacks.raised()) throw py::error_already_set();
@@ -78,27 +76,6 @@ CheckpointHolder assemble_copy(const Checkpoint& checkpoint, const std::vector<S
   })));
 }
 
-/// Returns the bytes of an object, as the planner that saved it made them.
-py::bytes read_object(const Checkpoint& checkpoint, const std::string& directory, const std::string& fqn,
-                      bool direct_io, bool verify, int num_io_threads, double io_timeout_s) {
-  const std::shared_ptr<const format::Manifest> manifest = checkpoint.shared_whole();
-  engine::LoadOptions options;
-  options.directory = manifest->data_directory(directory);
-  options.direct_io = direct_io;
-  options.verify = verify;
-  options.num_io_threads = num_io_threads;
-  options.io_timeout_s = io_timeout_s;
-  return py::bytes(value_unlocked([&]() -> base::Result<std::string> {
-    const format::Item* item = manifest->find(fqn);
-    if (item == nullptr || item->is_tensor || item->chunks.size() != 1) {
-      return base::Status::make(base::Code::kInvalidArgument, base::text("'", fqn, "': there is no such object"));
-    }
-    BCP_RETURN_IF_ERROR(engine::check_extents(options.directory, *manifest, {&item->chunks[0]}));
-    engine::ElementReader reader(options, manifest, nullptr, nullptr);
-    return reader.read_record(item->chunks[0].record, [] { return false; });
-  }));
-}
-
 }  // namespace
 
 void bind_copy(py::module_& m) {
@@ -106,8 +83,6 @@ void bind_copy(py::module_& m) {
         py::arg("rank"), py::arg("plain"), py::arg("shard"), py::arg("num_bytes"), py::arg("direct_io"),
         py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"),
         py::arg("convert"), py::arg("progress"));
-  m.def("read_object", &read_object, py::arg("checkpoint"), py::kw_only(), py::arg("directory"), py::arg("fqn"),
-        py::arg("direct_io"), py::arg("verify"), py::arg("num_io_threads"), py::arg("io_timeout_s"));
   m.def("assemble_copy", &assemble_copy, py::arg("checkpoint"), py::kw_only(), py::arg("shards"), py::arg("results"),
         py::arg("planner_data"), py::arg("checkpoint_id"), py::arg("user_metadata"));
 }

@@ -16,8 +16,6 @@ namespace {
 namespace py = pybind11;
 using namespace bridge;
 
-using tensor::DType;
-
 /// A tensor in a file: name, offset, dtype.
 using Placed = std::tuple<std::string, int64_t, std::string>;
 
@@ -28,10 +26,7 @@ std::pair<int64_t, uint32_t> write(const Checkpoint& checkpoint, engine::ExportO
   const std::shared_ptr<const format::Manifest> manifest = checkpoint.shared_whole();
   options.reading.directory = manifest->data_directory(directory);
   Callbacks callbacks(std::move(convert), std::move(progress));
-  options.progress = [&](int64_t done) { return callbacks.progress(done); };
-  options.convert = [&](DType from, const uint8_t* elements, DType to, uint8_t* converted, int64_t count) {
-    return callbacks.convert(from, elements, to, converted, count);
-  };
+  callbacks.serve(&options);
   auto result = unlocked([&] { return engine::export_file(options, manifest, checkpoint.view(), tensors, frame); });
   if (callbacks.raised()) throw py::error_already_set();
   const engine::ExportedFile exported = value_or_raise(std::move(result));

@@ -13,7 +13,6 @@
 #include "csrc/bridge/torch_tensor.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/load_job.h"
-#include "csrc/format/builtin_archive.h"
 #include "csrc/io/io_deadline.h"
 
 namespace bytecheckpoint::bindings {
@@ -160,13 +159,7 @@ void add_record(PyLoadJob& self, const Read& read, const py::buffer& buffer) {
   if (info.size * info.itemsize != read.chunk->record.bytes) {
     throw py::value_error("'" + read.planned.fqn + "': the buffer and the record differ in size");
   }
-  const format::Record& record = read.chunk->record;
-  if (record.kind == format::RecordKind::kInline) {
-    const std::string archive = format::archive_of_pickle(self.job.manifest()->foreign->text_of(record));
-    std::memcpy(info.ptr, archive.data(), archive.size());
-    return;
-  }
-  self.job.destinations().add_bytes(record, static_cast<uint8_t*>(info.ptr));
+  self.job.destinations().add_bytes(read.chunk->record, static_cast<uint8_t*>(info.ptr));
 }
 
 py::dict run_load(PyLoadJob& self) {

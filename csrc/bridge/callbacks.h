@@ -26,6 +26,14 @@ class Callbacks {
                        int64_t count);
   bool raised() const { return raised_; }
 
+  /// Makes a conversion call these functions. They must live until it has returned.
+  template <class Options>
+  void serve(Options* options) {
+    options->progress = [this](int64_t done) { return progress(done); };
+    options->convert = [this](tensor::DType from, const uint8_t* elements, tensor::DType to, uint8_t* converted,
+                              int64_t count) { return convert(from, elements, to, converted, count); };
+  }
+
  private:
   void call(const pybind11::object& function, PyObject* arguments);
 

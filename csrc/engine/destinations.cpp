@@ -2,6 +2,7 @@
 #include "csrc/engine/destinations.h"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <numeric>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "csrc/base/crc32.h"
 #include "csrc/engine/dequantization.h"
+#include "csrc/format/builtin_archive.h"
 #include "csrc/io/directory.h"
 #include "csrc/staging/merge.h"
 
@@ -183,6 +185,11 @@ void Destinations::add_scales(const TensorPlace& place, const tensor::Box& scale
 }
 
 void Destinations::add_bytes(const format::Record& record, uint8_t* memory) {
+  if (record.kind == format::RecordKind::kInline) {
+    const std::string archive = format::archive_of_pickle(manifest_.foreign->text_of(record));
+    std::memcpy(memory, archive.data(), archive.size());
+    return;
+  }
   Phase& phase = phases_.front();
   phase.wanted.push_back(wanted_of(record));
   phase.destinations.push_back({tensor::BoxRuns::of_strides(phase.wanted.back().sizes, {1}, 1, {1}), memory});

@@ -53,7 +53,7 @@ class Destinations {
   /// dtype.
   base::Status add_tensor(const std::string& fqn, const format::Chunk& chunk, const TensorPlace& place,
                           const tensor::Box& box, const tensor::StridedView& memory);
-  /// Adds a whole record. \param memory  Has record.bytes bytes.
+  /// Adds a whole record; one that the manifest itself holds is copied at once. \param memory  Has record.bytes bytes.
   void add_bytes(const format::Record& record, uint8_t* memory);
 
   /// What the first phase wants: `ReadSegment::wanted` holds positions in this list.

@@ -39,7 +39,6 @@ class ElementReader {
   /// for a dtype that is not plain.
   base::Status locate(const std::vector<TensorToRead>& tensors);
 
-  size_t num_tensors() const { return wanted_.size(); }
   const format::Item& item(size_t tensor) const { return reader_.item(tensor); }
   int64_t numel(size_t tensor) const { return reader_.numel(tensor); }
   int64_t itemsize_bytes(size_t tensor) const { return wanted_[tensor]->itemsize_bytes; }

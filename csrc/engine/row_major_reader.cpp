@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/row_major_reader.h"
 
-#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "csrc/engine/coverage.h"
-#include "csrc/format/builtin_archive.h"
 #include "csrc/tensor/flat_range.h"
 
 namespace bytecheckpoint::engine {
@@ -93,12 +91,6 @@ Status RowMajorReader::want(size_t tensor, int64_t first, int64_t last, uint8_t*
     to += numel * itemsize;
   }
   return Status::ok();
-}
-
-void RowMajorReader::want_record(const format::Record& record, uint8_t* to) {
-  if (record.kind != format::RecordKind::kInline) return job_.destinations().add_bytes(record, to);
-  const std::string archive = format::archive_of_pickle(checkpoint_->foreign->text_of(record));
-  std::memcpy(to, archive.data(), archive.size());
 }
 
 base::Result<const format::Record*> RowMajorReader::object(const std::string& fqn) const {
