@@ -75,14 +75,15 @@ def test_every_way_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_parts_of_a_step(tmp_path: Path) -> None:
+    step = tmp_path / "step_3"
     model = torch.nn.Linear(3, 2)
-    bytecheckpoint.save(tmp_path, {"model": model, "extra_state": {"epoch": 3}}, "ddp", digest=True)
-    told = as_json("digest", str(tmp_path))
+    bytecheckpoint.save(step, {"model": model, "extra_state": {"epoch": 3}}, "ddp", digest=True)
+    told = as_json("digest", str(step))
     assert {part["stored"]["equal"] for part in told["parts"].values()} == {True}
     objects: dict[str, Any] = {"model": torch.nn.Linear(3, 2), "extra_state": {}}
-    bytecheckpoint.load(tmp_path, objects, "ddp")
+    bytecheckpoint.load(step, objects, "ddp")
     assert torch.equal(objects["model"].weight, model.weight)
-    assert run("steps", str(tmp_path.parent)).exit_code == 0
+    assert run("steps", str(tmp_path)).exit_code == 0
 
 
 def test_a_difference_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
