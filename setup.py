@@ -38,6 +38,7 @@ OF_BOTH = (
     "bindings/bind_row_major",
     "bindings/bind_view",
     "bindings/bind_store",
+    "bindings/bind_trace",
 )
 OF_CORE = (
     "bindings/bind_builtin",

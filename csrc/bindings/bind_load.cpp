@@ -45,7 +45,8 @@ int64_t bytes_wanted(const PyLoadJob& self) {
 
 std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPlan& plan, const std::string& directory,
                                       engine::Scope rank, bool direct_io, bool verify, int num_io_threads,
-                                      int64_t ring_bytes, double io_timeout_s) {
+                                      int64_t ring_bytes, double io_timeout_s,
+                                      std::shared_ptr<base::Trace> trace) {
   std::vector<engine::ChunkInRecord> chunks;
   std::vector<const format::Chunk*> all;
   for (const Read& read : plan.tensors()) {
@@ -61,7 +62,8 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
                               num_io_threads,
                               ring_bytes,
                               {},
-                              io_timeout_s};
+                              io_timeout_s,
+                              std::move(trace)};
   options.progress = [bytes_done](int64_t bytes) { *bytes_done = bytes; };
   engine::LoadJob job(options, plan.manifest());
   using Places = std::vector<std::optional<engine::TensorPlace>>;
@@ -245,7 +247,8 @@ void bind_load(py::module_& m) {
   py::class_<PyLoadJob>(m, "LoadJob", py::module_local())
       .def(py::init(&start_load), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("checkpoint"),
            py::arg("plan"), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
-           py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"))
+           py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"),
+           py::arg("trace") = py::none())
       .def("add_tensors", &add_tensors, py::arg("begin"), py::arg("targets"))
       .def("add_state", &add_state, py::arg("state_dict"))
       .def(

@@ -13,6 +13,7 @@
 #include "csrc/bindings/bind_row_major.h"
 #include "csrc/bindings/bind_steps.h"
 #include "csrc/bindings/bind_store.h"
+#include "csrc/bindings/bind_trace.h"
 #include "csrc/bindings/bind_verify.h"
 #include "csrc/bindings/bind_view.h"
 #include "csrc/bindings/build_info.h"
@@ -89,5 +90,6 @@ PYBIND11_MODULE(_core, m) {
   bytecheckpoint::bindings::bind_row_major(m);
   bytecheckpoint::bindings::bind_steps(m);
   bytecheckpoint::bindings::bind_store(m);
+  bytecheckpoint::bindings::bind_trace_summary(m);
   bytecheckpoint::bindings::bind_verify(m);
 }

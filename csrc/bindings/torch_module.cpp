@@ -5,6 +5,7 @@
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/bind_row_major.h"
 #include "csrc/bindings/bind_store.h"
+#include "csrc/bindings/bind_trace.h"
 #include "csrc/bindings/bind_view.h"
 #include "csrc/bindings/build_info.h"
 
@@ -21,4 +22,5 @@ PYBIND11_MODULE(_C, m) {
   bytecheckpoint::bindings::bind_staging(m);
   bytecheckpoint::bindings::bind_commit(m);
   bytecheckpoint::bindings::bind_store(m);
+  bytecheckpoint::bindings::bind_trace(m);
 }

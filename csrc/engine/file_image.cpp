@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
+#include <utility>
 
 #include "csrc/base/crc32.h"
 #include "csrc/base/failpoint.h"
@@ -15,6 +15,9 @@ namespace {
 
 /// Copied, then summed, in pieces of this size: the second pass finds a piece in the first-level cache.
 constexpr int64_t kPieceBytes = 32 << 10;
+
+/// Of so many small parts in a row, one is timed, and counts for all of them.
+constexpr int64_t kSmallPartsATime = 8;
 
 static_assert(staging::kSlotBytes % format::kBlockBytes == 0, "no block may lie in two slots");
 
@@ -36,18 +39,24 @@ base::Result<std::unique_ptr<FileImage>> FileImage::create(const std::string& di
   return image;
 }
 
-base::Status FileImage::take_slot() {
-  BCP_RETURN_IF_ERROR(pipeline_.writer->status());
-  std::optional<int> slot;
-  bool is_over = false;
-  if (!pipeline_.writer->is_bounded()) slot = pipeline_.free_slots->pop();
-  while (pipeline_.writer->is_bounded() && !is_over) {
+std::optional<int> FileImage::pop_slot(base::Status* outcome) {
+  std::optional<int> slot = pipeline_.free_slots->try_pop();
+  if (slot.has_value()) return slot;
+  const base::SpanTimer timer(pipeline_.lane, base::Phase::kWaitSlot);
+  if (!pipeline_.writer->is_bounded()) return pipeline_.free_slots->pop();
+  for (bool is_over = false; !is_over && outcome->is_ok() && !slot.has_value();) {
     slot = pipeline_.free_slots->pop_for(io::PendingCalls::kLook, &is_over);
-    if (slot.has_value()) break;
     // The wait itself has no limit, because slots also come late where writes are paced. The writer knows whether a
     // call takes too long.
-    BCP_RETURN_IF_ERROR(pipeline_.writer->status());
+    if (!slot.has_value()) *outcome = pipeline_.writer->status();
   }
+  return slot;
+}
+
+base::Status FileImage::take_slot() {
+  base::Status outcome = pipeline_.writer->status();
+  const std::optional<int> slot = outcome.is_ok() ? pop_slot(&outcome) : std::nullopt;
+  if (!outcome.is_ok()) return outcome;
   if (!slot.has_value()) return base::Status::make(base::Code::kCancelled, "save stopped");
   slot_ = *slot;
   slot_begin_ = position_;
@@ -56,8 +65,27 @@ base::Status FileImage::take_slot() {
 
 void FileImage::hand_over_slot() {
   if (slot_ < 0) return;
+  record_times();
   pipeline_.writer->submit({&file_, pipeline_.ring->slot(slot_), position_ - slot_begin_, slot_begin_, slot_});
   slot_ = -1;
+}
+
+void FileImage::note_times(int64_t begin_ns, int64_t copied_ns, int64_t summed_ns, int64_t end_ns, int64_t weight) {
+  const auto whole = static_cast<double>(end_ns - begin_ns);
+  const auto first_piece = static_cast<double>(std::max<int64_t>(summed_ns - begin_ns, 1));
+  const auto copy_ns = static_cast<int64_t>(whole * static_cast<double>(copied_ns - begin_ns) / first_piece);
+  if (times_.begin_ns == 0) times_.begin_ns = begin_ns;
+  times_.end_ns = end_ns;
+  times_.copy_ns += weight * copy_ns;
+  times_.checksum_ns += weight * (end_ns - begin_ns - copy_ns);
+}
+
+void FileImage::record_times() {
+  const FillTimes now = std::exchange(times_, {});
+  if (pipeline_.lane == nullptr || now.begin_ns == 0) return;
+  const int64_t bytes = position_ - slot_begin_;
+  pipeline_.lane->add_span({base::Phase::kCopy, now.begin_ns, now.end_ns, now.copy_ns, 1, bytes});
+  pipeline_.lane->add_span({base::Phase::kChecksum, now.begin_ns, now.end_ns, now.checksum_ns, 1, bytes});
 }
 
 template <class Fill>
@@ -70,11 +98,18 @@ base::Status FileImage::emit(int64_t bytes, uint32_t* crc, Fill&& fill) {
     // With a CRC of its own to return, that one is computed, and combined into the block's. Otherwise the block's CRC
     // is continued.
     uint32_t sum = crc == nullptr ? block_crc_ : 0;
+    const bool is_small = part < 2 * kPieceBytes;
+    const bool is_timed = pipeline_.lane != nullptr && (!is_small || ++num_small_ % kSmallPartsATime == 0);
+    const int64_t begin_ns = is_timed ? base::now_ns() : 0;
+    int64_t copied_ns = 0, summed_ns = 0;
     for (int64_t piece = 0; piece < part; piece += kPieceBytes) {
       const int64_t size = std::min(kPieceBytes, part - piece);
       fill(done + piece, done + piece + size, to + piece);
+      if (is_timed && piece == 0) copied_ns = base::now_ns();
       sum = base::crc32(sum, to + piece, static_cast<size_t>(size));
+      if (is_timed && piece == 0) summed_ns = base::now_ns();
     }
+    if (is_timed) note_times(begin_ns, copied_ns, summed_ns, base::now_ns(), is_small ? kSmallPartsATime : 1);
     if (crc != nullptr) {
       *crc = done == 0 ? sum : base::crc32_combine(*crc, sum, static_cast<uint64_t>(part));
       sum = base::crc32_combine(block_crc_, sum, static_cast<uint64_t>(part));

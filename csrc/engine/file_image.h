@@ -3,11 +3,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "csrc/base/bounded_queue.h"
 #include "csrc/base/status.h"
+#include "csrc/base/trace.h"
 #include "csrc/format/manifest.h"
 #include "csrc/io/file.h"
 #include "csrc/io/io_deadline.h"
@@ -27,6 +29,16 @@ struct SlotPipeline {
   base::BoundedQueue<int>* free_slots;
   io::Writer* writer;
   io::IoDeadline* deadline;
+  base::TraceLane* lane;  // records what the filling thread does; null: nothing does
+};
+
+/// How long the filling thread copied and computed CRCs since it took the slot. The clock is read four times a block,
+/// not twice a piece, and for some small parts only: the first piece shows how a block's time is shared out.
+struct FillTimes {
+  int64_t begin_ns = 0;  // 0: nothing so far
+  int64_t end_ns = 0;
+  int64_t copy_ns = 0;
+  int64_t checksum_ns = 0;
 };
 
 /// One data file, written front to back. Each byte is copied once, into a slot, and its CRC is computed while it is in
@@ -76,7 +88,12 @@ class FileImage {
   template <class Fill>
   base::Status emit(int64_t bytes, uint32_t* crc, Fill&& fill);
   base::Status take_slot();
+  std::optional<int> pop_slot(base::Status* outcome);
   void hand_over_slot();
+  /// Notes that a part of a block took from `begin_ns` to `end_ns`, and its first piece was copied and summed in
+  /// between. \param weight  How many parts of that kind it stands for.
+  void note_times(int64_t begin_ns, int64_t copied_ns, int64_t summed_ns, int64_t end_ns, int64_t weight);
+  void record_times();
 
   io::File file_;
   format::FileEntry entry_;
@@ -87,6 +104,8 @@ class FileImage {
   int64_t position_ = 0;
   uint32_t block_crc_ = 0;  // CRC of the block that position_ is in, so far
   std::vector<uint32_t> table_;
+  FillTimes times_;
+  int64_t num_small_ = 0;  // small parts so far
   bool records_done_ = false;
 };
 

@@ -71,17 +71,28 @@ Status LoadJob::execute(planner::LoadPlan plan, int64_t bytes_before, const std:
   const ReadPipelineHolder reading(
       new ReadPipeline(options_.reading(), manifest_, std::move(ring), std::move(plan.segments), num_slots),
       io::DeleteInBackground{options_.io_timeout_s > 0});
+  base::TraceLane* const lane = base::lane_of(options_.trace, "scatter");
+  const auto next = [&] {
+    const base::SpanTimer timer(lane, base::Phase::kWaitRead);
+    return reading->reader().next();
+  };
   int64_t bytes_read = 0;
   size_t num_left = reading->segments().size();
-  while (const auto filled = reading->reader().next()) {
+  while (const auto filled = next()) {
     BCP_RETURN_IF_ERROR(filled->status);
     if (cancelled()) return Status::make(Code::kCancelled, text("load(", options_.directory, "): interrupted"));
     const planner::ReadSegment& segment = reading->segments()[filled->request.tag];
     const int64_t bytes = filled->request.wanted;
     const uint8_t* slot = reading->slot(filled->slot);
     BCP_ASSIGN_OR_RETURN(const auto file, reading->file(segment.file));
-    BCP_RETURN_IF_ERROR(destinations_.check(slot, segment, bytes, *file));
-    BCP_RETURN_IF_ERROR(destinations_.scatter(slot, segment, bytes, *file));
+    {
+      const base::SpanTimer timer(lane, base::Phase::kVerify, bytes);
+      BCP_RETURN_IF_ERROR(destinations_.check(slot, segment, bytes, *file));
+    }
+    {
+      const base::SpanTimer timer(lane, base::Phase::kScatter, bytes);
+      BCP_RETURN_IF_ERROR(destinations_.scatter(slot, segment, bytes, *file));
+    }
     reading->reader().release(filled->slot);
     --num_left;
     if (!options_.progress) continue;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "csrc/base/status.h"
+#include "csrc/base/trace.h"
 #include "csrc/engine/destinations.h"
 #include "csrc/engine/names.h"
 #include "csrc/engine/read_pipeline.h"
@@ -27,8 +28,9 @@ struct LoadOptions {
   /// Called in the calling thread after each segment, with an estimate of how many of the wanted bytes have arrived.
   std::function<void(int64_t)> progress;
   double io_timeout_s = 0;  // a call fails if the storage has not answered for so long; 0: never
+  std::shared_ptr<base::Trace> trace;  // records what the threads do; null: nothing does
 
-  ReadPipelineOptions reading() const { return {directory, direct_io, num_io_threads, io_timeout_s}; }
+  ReadPipelineOptions reading() const { return {directory, direct_io, num_io_threads, io_timeout_s, trace}; }
 };
 
 /// What one run has read.

@@ -29,7 +29,7 @@ ReadPipeline::ReadPipeline(ReadPipelineOptions options, std::shared_ptr<const fo
       reader_(
           segments_.empty() ? 0 : options_.num_io_threads, num_slots, [this] { return source_.next(); },
           [this](int slot) { return ring_->slot(slot); }, options_.io_timeout_s, options_.directory,
-          /*doubles_slow_reads=*/io::is_url(options_.directory)) {}
+          /*doubles_slow_reads=*/io::is_url(options_.directory), options_.trace) {}
 
 base::Result<std::shared_ptr<const SourceFile>> ReadPipeline::file(uint32_t number) {
   auto known = files_.find(number);

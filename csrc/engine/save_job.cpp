@@ -28,12 +28,13 @@ int64_t overhead_bytes(int64_t file_bytes) {
 /// Adds its lifetime to a counter of seconds.
 class Stopwatch {
  public:
-  explicit Stopwatch(double* seconds) : seconds_(seconds), begin_(std::chrono::steady_clock::now()) {}
-  ~Stopwatch() { *seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+  explicit Stopwatch(double* seconds) : seconds_(seconds) {}
+  ~Stopwatch() { *seconds_ += static_cast<double>(ns()) / 1e9; }
+  int64_t ns() const { return base::now_ns() - begin_ns_; }
 
  private:
   double* seconds_;
-  std::chrono::steady_clock::time_point begin_;
+  const int64_t begin_ns_ = base::now_ns();
 };
 
 }  // namespace
@@ -45,12 +46,13 @@ base::Result<std::unique_ptr<SaveJob>> SaveJob::start(SaveOptions options) {
 
 SaveJob::SaveJob(SaveOptions options, staging::BorrowedRing ring)
     : options_(std::move(options)),
+      lane_(base::lane_of(options_.trace, "fill")),
       ring_(std::move(ring)),
       free_slots_(static_cast<size_t>(ring_->num_slots())),
       deadline_(options_.io_timeout_s) {
   for (int slot = 0; slot < ring_->num_slots(); ++slot) free_slots_.push(slot);
   const io::WriterOptions writing{options_.num_io_threads, static_cast<size_t>(ring_->num_slots()), options_.niceness,
-                                  options_.bytes_per_s, options_.io_timeout_s};
+                                  options_.bytes_per_s, options_.io_timeout_s, options_.trace};
   writer_ = std::make_unique<io::Writer>(writing, [this](int slot) { free_slots_.push(slot); });
 }
 
@@ -77,7 +79,7 @@ base::Result<FileImage*> SaveJob::image_for_record(int64_t bytes) {
     // Noted before the call: if it creates the file and then fails, the clean-up must find the file.
     file_names_.push_back(format::data_file_name(id));
     BCP_ASSIGN_OR_RETURN(auto image, FileImage::create(options_.directory, id, options_.direct_io, options_.is_plain,
-                                                       {&*ring_, &free_slots_, writer_.get(), &deadline_}));
+                                                       {&*ring_, &free_slots_, writer_.get(), &deadline_, lane_}));
     images_.push_back(std::move(image));
     image_open_ = true;
     if (images_.size() == 1) {
@@ -117,6 +119,7 @@ base::Status SaveJob::append_record(const std::string& fqn, const tensor::Box& b
   BCP_RETURN_IF_ERROR(image->append(zip.head()));
   BCP_RETURN_IF_ERROR(append_data(image, zip.data_bytes(), &data_crc));
   BCP_RETURN_IF_ERROR(image->append(zip.tail(data_crc)));
+  if (lane_ != nullptr) lane_->count_size(base::Phase::kCopy, zip.data_bytes(), watch.ns());
   note(fqn, box,
        {format::RecordKind::kTensor, dtype, 0, zip.record_offset(), zip.record_bytes(), zip.data_offset(),
         zip.data_bytes()});
@@ -182,10 +185,12 @@ base::Result<format::WriteResult> SaveJob::finish() {
   BCP_RETURN_IF_ERROR(finish_image());
   {
     const Stopwatch watch(&stats_.flush_s);
+    const base::SpanTimer timer(lane_, base::Phase::kFlush);
     BCP_RETURN_IF_ERROR(writer_->finish());
   }
   BCP_FAILPOINT(kWriteDataDone);
   const Stopwatch watch(&stats_.sync_s);
+  const base::SpanTimer timer(lane_, base::Phase::kSync);
   BCP_RETURN_IF_ERROR(deadline_.run("fsync", options_.directory, [this] { return settle_all(); }));
   for (const auto& image : images_) {
     result_.files.push_back(image->entry());
@@ -198,9 +203,11 @@ base::Status SaveJob::settle_if_many() {
   if (images_.size() <= num_settled_ + kMaxUnsettled) return base::Status::ok();
   {
     const Stopwatch watch(&stats_.flush_s);
+    const base::SpanTimer timer(lane_, base::Phase::kFlush);
     BCP_RETURN_IF_ERROR(writer_->drain());
   }
   const Stopwatch watch(&stats_.sync_s);
+  const base::SpanTimer timer(lane_, base::Phase::kSync);
   return deadline_.run("fsync", options_.directory, [this] { return settle_finished(); });
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/base/status.h"
+#include "csrc/base/trace.h"
 #include "csrc/engine/file_image.h"
 #include "csrc/format/write_result.h"
 #include "csrc/io/io_deadline.h"
@@ -27,6 +28,7 @@ struct SaveOptions {
   double io_timeout_s = 0;     // a call fails if the storage has not answered for so long; 0: never
   int64_t max_file_bytes = 0;  // a file ends before a record that would make it longer; 0: no limit
   bool is_plain = false;       // true: files of records alone, as stock DCP writes them
+  std::shared_ptr<base::Trace> trace = nullptr;  // records what the threads do; null: nothing does
 };
 
 /// A tensor to write: `box` of the tensor `fqn`, with the elements of `view`. Borrows both names and memory.
@@ -128,6 +130,7 @@ class SaveJob {
   void note(const std::string& fqn, const tensor::Box& box, const format::Record& record);
 
   const SaveOptions options_;
+  base::TraceLane* const lane_;  // of the calling thread; null without a trace
   staging::BorrowedRing ring_;
   base::BoundedQueue<int> free_slots_;
   // Declared after what its threads use: it is destroyed first, which joins them.

@@ -67,7 +67,7 @@ uint32_t digest_of(const format::Manifest& manifest) {
   return base::crc32(0, all.data(), all.size());
 }
 
-SharedRun::SharedRun(LoadJob* job) : job_(job) {}
+SharedRun::SharedRun(LoadJob* job) : job_(job), lane_(base::lane_of(job->options().trace, "scatter")) {}
 
 SharedRun::~SharedRun() {
   if (!is_finished_) job_->destinations().clear();
@@ -115,7 +115,11 @@ base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const pl
 base::Result<std::optional<SharedRun::Own>> SharedRun::next_own(bool wait) {
   if (next_own_ == own_.size()) return std::optional<Own>();
   while (read_.count(next_own_) == 0) {
-    std::optional<io::FilledSlot> filled = wait ? reading_->reader().next() : reading_->reader().try_next();
+    const auto next = [this] {
+      const base::SpanTimer timer(lane_, base::Phase::kWaitRead);
+      return reading_->reader().next();
+    };
+    std::optional<io::FilledSlot> filled = wait ? next() : reading_->reader().try_next();
     if (!filled.has_value() && wait) {
       return Status::make(Code::kStorage, text("load: ", own_.size() - next_own_, " ranges were not read"), {}, EIO);
     }
@@ -145,6 +149,7 @@ Status SharedRun::check(size_t unit, const uint8_t* slot, int64_t bytes) {
                           " read ", bytes, " bytes, but on this rank the file has ", there),
                      file.value()->path));
   }
+  const base::SpanTimer timer(lane_, base::Phase::kVerify, bytes);
   Status checked = job_->destinations().check(slot, segment, bytes, *file.value());
   return checked.is_ok() ? checked : job_->explain(std::move(checked));
 }
@@ -153,7 +158,11 @@ Status SharedRun::scatter(size_t unit, const uint8_t* slot, int64_t bytes) {
   const planner::ReadSegment& segment = units_[unit].segment;
   const auto file = reading_->file(segment.file);
   if (!file.is_ok()) return job_->explain(file.status());
-  Status done = job_->destinations().scatter(slot, segment, bytes, *file.value());
+  Status done;
+  {
+    const base::SpanTimer timer(lane_, base::Phase::kScatter, bytes);
+    done = job_->destinations().scatter(slot, segment, bytes, *file.value());
+  }
   if (!done.is_ok()) return job_->explain(std::move(done));
   if (!job_->options().progress) return done;
   bytes_scattered_ += segment.bytes;

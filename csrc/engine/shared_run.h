@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "csrc/base/status.h"
+#include "csrc/base/trace.h"
 #include "csrc/engine/load_job.h"
 #include "csrc/engine/read_pipeline.h"
 #include "csrc/planner/share_plan.h"
@@ -81,6 +82,7 @@ class SharedRun {
 
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   LoadJob* const job_;
+  base::TraceLane* const lane_;
   std::vector<SharedUnit> units_;
   std::vector<size_t> own_;  // positions of the own units
   LoadStats stats_;

@@ -18,9 +18,10 @@ constexpr std::chrono::seconds kTooLongAtFirst{10};
 }  // namespace
 
 Reader::Reader(int num_threads, int num_slots, Source source, std::function<uint8_t*(int)> slot_bytes,
-               double io_timeout_s, std::string place, bool doubles_slow_reads)
+               double io_timeout_s, std::string place, bool doubles_slow_reads, std::shared_ptr<base::Trace> trace)
     : place_(std::move(place)),
       doubles_slow_reads_(doubles_slow_reads),
+      trace_(std::move(trace)),
       pending_(num_threads, io_timeout_s),
       source_(std::move(source)),
       running_(num_threads),
@@ -125,8 +126,12 @@ std::shared_ptr<Reader::Reading> Reader::wait_for_slow(int thread) {
 bool Reader::read(int thread, const std::shared_ptr<Reading>& reading, int slot) {
   const ReadRequest& request = reading->request;
   pending_.begin(thread, "pread", request.file->path());
-  const base::Result<int64_t> got =
-      request.file->read_at(slot_bytes_(slot), request.size, request.offset, request.wanted);
+  const auto read_now = [&] {
+    const base::SpanTimer timer(base::lane_of(trace_, "read " + std::to_string(thread)), base::Phase::kRead,
+                                request.wanted);
+    return request.file->read_at(slot_bytes_(slot), request.size, request.offset, request.wanted);
+  };
+  const base::Result<int64_t> got = read_now();
   pending_.end(thread);
   bool answers = false;
   {
@@ -139,6 +144,7 @@ bool Reader::read(int thread, const std::shared_ptr<Reading>& reading, int slot)
       reading->is_answered = true;
       for (const int other : others) pending_.end(other);  // nobody waits for that thread any more
       ++num_read_;
+      base::add_bytes_done(trace_, request.wanted);
       time_read_ += Clock::now() - reading->since;
     }
   }

@@ -12,6 +12,7 @@
 
 #include "csrc/base/bounded_queue.h"
 #include "csrc/base/status.h"
+#include "csrc/base/trace.h"
 #include "csrc/io/file.h"
 #include "csrc/io/pending_calls.h"
 
@@ -59,8 +60,10 @@ class Reader {
   /// \param slot_bytes    Returns the memory of slot number i.
   /// \param io_timeout_s  How long one read, or one call of `source`, may take; 0: for ever.
   /// \param place         Named in the error if `source` takes too long.
+  /// \param trace         Records the reads; null: nothing does.
   Reader(int num_threads, int num_slots, Source source, std::function<uint8_t*(int)> slot_bytes,
-         double io_timeout_s = 0, std::string place = {}, bool doubles_slow_reads = false);
+         double io_timeout_s = 0, std::string place = {}, bool doubles_slow_reads = false,
+         std::shared_ptr<base::Trace> trace = nullptr);
   /// Waits for the reads in flight, also for those that take too long, and ends the threads.
   ~Reader();
 
@@ -101,6 +104,7 @@ class Reader {
 
   const std::string place_;
   const bool doubles_slow_reads_;
+  const std::shared_ptr<base::Trace> trace_;
   PendingCalls pending_;
   base::Mutex mutex_;
   std::condition_variable changed_;

@@ -14,6 +14,7 @@ Writer::Writer(const WriterOptions& options, std::function<void(int)> released)
     : queue_(options.capacity),
       released_(std::move(released)),
       bytes_per_s_(options.bytes_per_s),
+      trace_(options.trace),
       pending_(options.num_threads, options.io_timeout_s),
       running_(options.num_threads) {
   threads_.reserve(static_cast<size_t>(options.num_threads));
@@ -101,12 +102,16 @@ void Writer::wait_for_turn(int64_t bytes) {
 }
 
 void Writer::run(int thread) {
+  base::TraceLane* const lane = base::lane_of(trace_, "write " + std::to_string(thread));
   while (const auto request = queue_.pop()) {
     wait_for_turn(request->size);
     base::Status outcome = status();
     if (outcome.is_ok()) {
       pending_.begin(thread, "pwrite", request->file->path());
-      outcome = request->file->write_at(request->bytes, request->size, request->offset);
+      {
+        const base::SpanTimer timer(lane, base::Phase::kWrite, request->size);
+        outcome = request->file->write_at(request->bytes, request->size, request->offset);
+      }
       pending_.end(thread);
       BCP_FAILPOINT(kWriteData);
     }
@@ -114,6 +119,7 @@ void Writer::run(int thread) {
       base::MutexLock lock(mutex_);
       if (outcome.is_ok()) {
         bytes_written_ += request->size;
+        base::add_bytes_done(trace_, request->size);
       } else {
         fail(std::move(outcome));
       }

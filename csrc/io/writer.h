@@ -10,6 +10,7 @@
 #include "csrc/base/bounded_queue.h"
 #include "csrc/base/mutex.h"
 #include "csrc/base/status.h"
+#include "csrc/base/trace.h"
 #include "csrc/io/file.h"
 #include "csrc/io/pending_calls.h"
 
@@ -31,6 +32,7 @@ struct WriterOptions {
   int niceness = 0;         // added to the niceness of the threads
   int64_t bytes_per_s = 0;  // limit of all threads together; 0: as fast as the storage takes them
   double io_timeout_s = 0;  // how long one write may take; 0: for ever
+  std::shared_ptr<base::Trace> trace;  // records the writes; null: nothing does
 };
 
 /// Threads that write slots to files while their owner fills others.
@@ -75,6 +77,7 @@ class Writer {
   base::BoundedQueue<WriteRequest> queue_;
   const std::function<void(int)> released_;
   const int64_t bytes_per_s_;
+  const std::shared_ptr<base::Trace> trace_;
   PendingCalls pending_;
   base::Mutex mutex_;
   int64_t running_ BCP_GUARDED_BY(mutex_);        // threads
