@@ -20,6 +20,7 @@ _CHOICES = {
     "on_staging_busy": ("wait", "raise", "double_buffer"),
     "unsafe_objects": ("warn", "error", "allow"),
     "tensor_subclasses": ("parts", "opaque"),
+    "trace": ("off", "summary", "full"),
 }
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -113,6 +114,15 @@ class Config:
             functions make. See ``new_group``.
         digest: Whether a save stores its digest in the checkpoint. Before it commits, the coordinator reads back all
             that the ranks have written; see docs/digests.md.
+        trace: What each rank records of what its threads do. ``summary``: enough for reports and the journal.
+            ``full``: every piece of work, with 2 MiB of memory for each thread, and a file of each rank beside the
+            journal. ``off``: nothing.
+        journal: Where the coordinator writes a line for each save and load. ``auto``: to the folder ``.bcp`` beside the
+            steps of a run, if the path of the checkpoint names a step. ``off``: nowhere. Else a folder, which is made
+            if its parent exists.
+        journal_hosts: Whether the journal has the names of machines. If False, it numbers them.
+        slow_factor: A save or a load that takes more than so many times as long as the ten before it (their median)
+            logs a warning that names the rank and the phase. 0 logs none.
         progress: Whether the coordinator shows a progress bar on stderr, with the bytes that it has written or read.
         storage_options: Options of an object store, for paths that are URLs: the names that obstore gives them, such as
             ``endpoint``, ``region`` or ``access_key_id``, and ``client_options``. Other options come from the variables
@@ -152,6 +162,10 @@ class Config:
     exit_timeout_s: float = 1800.0
     stall_timeout_s: float = 60.0
     digest: bool = False
+    trace: str = "summary"
+    journal: str = "auto"
+    journal_hosts: bool = True
+    slow_factor: float = 2.0
     progress: bool = False
     storage_options: Mapping[str, Any] | None = None
     store_concurrency: int = 8
@@ -184,6 +198,7 @@ class Config:
         self._check("exit_timeout_s", 0, 86400)
         self._check("stall_timeout_s", 1, 86400)
         self._check("store_concurrency", 1, 16)
+        self._check("slow_factor", 0.0, float("inf"))
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
@@ -229,7 +244,8 @@ def _plain_fields(config: type[Config]) -> dict[str, type]:
 
 def _parse(variable: str, text: str, kind: type) -> bool | int | float | str:
     if kind is str:
-        return text.strip().lower()
+        is_path = variable == _PREFIX + "JOURNAL" and text.strip().lower() not in ("auto", "off")
+        return text.strip() if is_path else text.strip().lower()
     try:
         if kind is bool:
             return _WORDS[text.strip().lower()]

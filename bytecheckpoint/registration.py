@@ -40,7 +40,7 @@ from bytecheckpoint.probes.probe import holds, require
 from bytecheckpoint.runtime.patching import Replacing
 from bytecheckpoint.staging import background as _background
 from bytecheckpoint.staging.save_executor import SaveExecutor
-from bytecheckpoint.staging.staged_state import StagedState, claimed
+from bytecheckpoint.staging.staged_state import StagedState, claimed, staging_of
 
 __all__ = ["register", "registered", "unregister"]
 
@@ -259,8 +259,9 @@ def _with_call_context(flow: Callable[..., Any], storage: str, planner_of_now: C
         given = signature.bind(*args, **kwargs).arguments
         if given.get("planner") is None:
             given["planner"] = planner_of_now()()
-        staged, _of_thread.given = getattr(_of_thread, "given", None), None
-        with explicit_call(given[storage], **given), claimed(staged and staged()):
+        given_state, _of_thread.given = getattr(_of_thread, "given", None), None
+        staged = given_state and given_state()
+        with explicit_call(given[storage], staging_of(staged), **given), claimed(staged):
             return flow(**given)
 
     return with_context

@@ -22,7 +22,7 @@ from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.staging import background as _background
 from bytecheckpoint.staging.save_handle import SaveHandle, save_in_background
-from bytecheckpoint.staging.staged_state import claimed
+from bytecheckpoint.staging.staged_state import claimed, staging_of
 
 __all__ = ["SaveHandle", "async_save_state_dict", "load_state_dict", "save_state_dict"]
 
@@ -84,7 +84,7 @@ def save_state_dict(
     except Exception as error:
         return fail_save(writer, error, group, turn)
     with claimed(state_dict):
-        return run_save(state, writer, planner, group, turn)
+        return run_save(state, writer, planner, group, turn, staging_of(state_dict))
 
 
 def load_state_dict(
@@ -192,7 +192,7 @@ def async_save_state_dict(
     handle = save_in_background(
         str(writer.checkpoint_id),
         state,
-        lambda state: run_save(state, writer, planner, group, turn),
+        lambda state: run_save(state, writer, planner, group, turn, staging_of(state)),
         lambda error: fail_save(writer, error, group, turn),
         writer.cancel,
         writer.config,

@@ -30,7 +30,7 @@ from bytecheckpoint.checkpoint.store_removal import (
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
 from bytecheckpoint.object_store.urls import is_store_url
-from bytecheckpoint.report import size_text
+from bytecheckpoint.report.text import size_text
 
 __all__ = ["Retention", "RetentionReport", "prune"]
 

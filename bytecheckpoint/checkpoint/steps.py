@@ -18,7 +18,7 @@ from bytecheckpoint.checkpoint.verification import verify
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, UnsupportedError
 from bytecheckpoint.object_store.urls import is_store_url
-from bytecheckpoint.report import size_text
+from bytecheckpoint.report.text import size_text
 
 __all__ = ["StepFolder", "folder_of", "look_at_step", "scan_steps"]
 

@@ -10,7 +10,7 @@ import click
 from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option
 from bytecheckpoint.cli.text import one_line, print_json
 from bytecheckpoint.config import Config
-from bytecheckpoint.report import size_text
+from bytecheckpoint.report.text import size_text
 
 __all__ = ["command"]
 

@@ -28,7 +28,7 @@ from bytecheckpoint.convert.workers import run_pieces
 from bytecheckpoint.errors import ConfigError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.object_store.urls import is_store_url
-from bytecheckpoint.report import size_text
+from bytecheckpoint.report.text import size_text
 
 if TYPE_CHECKING:
     import torch.distributed as dist

@@ -18,7 +18,7 @@ from bytecheckpoint.errors import (
     ConfigError,
     StorageError,
 )
-from bytecheckpoint.report import size_text
+from bytecheckpoint.report.text import size_text
 
 __all__ = ["check_room", "publish", "refuse_existing", "staging_folder", "staging_of", "write_whole"]
 

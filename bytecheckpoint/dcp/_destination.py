@@ -86,6 +86,7 @@ def start_job(
     if is_store_url(session.path):
         _store_of(session, config)
         config = with_store_ring(config)
+    session.phases.trace.expect(plan.num_bytes)
     return _C.SaveJob(
         directory=session.path,
         rank=session.rank,
@@ -99,6 +100,7 @@ def start_job(
         bytes_per_s=config.write_bytes_per_s,
         io_timeout_s=config.io_timeout_s,
         max_file_bytes=most_file_bytes(session.path),
+        trace=session.phases.trace.spans,
     )
 
 

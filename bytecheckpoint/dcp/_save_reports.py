@@ -27,10 +27,14 @@ def report_of_rank(session: SaveSession, job: _C.SaveJob, planner: SavePlanner) 
     if isinstance(plan, PlanReport):
         own["plan"] = plan
     seconds = session.phases.seconds
+    own["trace"] = session.phases.trace.of_rank()
+    own["blocked_s"] = _blocked_s(session)
     of_rank = RankSaveReport(**own, **{name: seconds.get(name, 0.0) for name in ("plan_s", "exchange_s", "write_s")})
     session.report = SaveReport(
         path=session.path,
         save_id=session.save_id if session.is_coordinator or session.commits_alone else "",
+        began_at=session.phases.trace.began_at,
+        is_async=session.context.staging is not None,
         total_s=session.phases.total_s,
         **own,
         **seconds,
@@ -41,19 +45,29 @@ def report_of_rank(session: SaveSession, job: _C.SaveJob, planner: SavePlanner) 
 def report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Mapping[str, Any]) -> SaveReport:
     """Returns the complete report of a committed save. Only the rank that committed it can make it."""
     of_ranks = [result.report for result in handed_in if result.report is not None]
-    sweep_s: float = commit["sweep_s"]
-    seconds = {**session.phases.seconds, "sweep_s": sweep_s}
-    seconds["commit_s"] -= sweep_s
+    trace, blocked_s = session.phases.trace.of_rank(), _blocked_s(session)
+    # What this rank handed in had not seen the end.
+    of_ranks = [
+        dataclasses.replace(each, trace=trace, blocked_s=blocked_s) if each.rank == session.rank else each
+        for each in of_ranks
+    ]
     return dataclasses.replace(
         session.report or SaveReport(path=session.path, save_id=session.save_id),
-        **seconds,
+        **session.phases.seconds,
         total_s=session.phases.total_s,
+        blocked_s=blocked_s,
+        trace=trace,
         num_requests=_requests_of(session),
         ranks=tuple(sorted(of_ranks, key=lambda of_rank: of_rank.rank)),
         digest=session.digest,
         files_swept=commit["files_swept"],
         warnings=commit["warnings"],
     )
+
+
+def _blocked_s(session: SaveSession) -> float:
+    staging = session.context.staging
+    return session.phases.total_s if staging is None else staging.blocked_s
 
 
 def _requests_of(session: SaveSession) -> int:

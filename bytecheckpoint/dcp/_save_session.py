@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from bytecheckpoint import _C
 from bytecheckpoint.compat.frames import Running
+from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.distributed.call_order import number_of_turn
 from bytecheckpoint.distributed.groups import monitor_of
@@ -29,6 +30,7 @@ from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
 from bytecheckpoint.report import RankSaveReport, SaveReport
+from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.per_process import HomeProcess
 from bytecheckpoint.runtime.phases import Phases
@@ -77,7 +79,8 @@ class SaveSession:
 
     path: str
     save_id: str
-    context: CallContext = field(default_factory=CallContext)
+    context: CallContext
+    phases: Phases
     rank: int = 0
     is_coordinator: bool = False
     commits_alone: bool = False
@@ -85,7 +88,6 @@ class SaveSession:
     store: StoreClient | None = None
     handed_in: bool = False
     finishing: bool = False
-    phases: Phases = field(default_factory=Phases)
     report: SaveReport | None = None
     digest: str = ""
     ranks: LivenessMonitor | None = None
@@ -213,7 +215,7 @@ def _watch(
 _of_thread = threading.local()
 
 
-def begin_session(path: str, save_id: str, context: CallContext) -> SaveSession:
+def begin_session(path: str, save_id: str, context: CallContext, config: Config) -> SaveSession:
     """Begins a save in this thread. Ends an earlier save of the thread, unless a hook of that save begins this one."""
     earlier: weakref.ref[SaveSession] | None = getattr(_of_thread, "session", None)
     session = None if earlier is None else earlier()
@@ -222,7 +224,8 @@ def begin_session(path: str, save_id: str, context: CallContext) -> SaveSession:
     is_over = session is not None and (session.context.call == context.call or not session.is_running())
     if session is not None and is_over and not session.finishing:
         session.end()
-    session = SaveSession(path, save_id, context)
+    trace = CallTrace(config, "save", path, context.rank_or({}), context.size)
+    session = SaveSession(path, save_id, context, Phases(trace, context.call))
     _of_thread.session = weakref.ref(session)
     return session
 

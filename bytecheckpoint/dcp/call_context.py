@@ -25,6 +25,7 @@ from bytecheckpoint.compat.frames import ExplicitCall, Running, find_call, is_in
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
 from bytecheckpoint.probes.probe import holds
+from bytecheckpoint.staging.staged_state import StagingTime
 
 __all__ = ["CallContext", "explicit_call"]
 
@@ -45,6 +46,7 @@ class CallContext:
         in_greenlet: True if a greenlet runs the call and nobody says when it ends. Its frames do not tell that: while
             the greenlet has yielded, no thread is in the call.
         size: Number of ranks; 0 if it is not known.
+        staging: When the state of the save was staged; None if it was not, or is not known here.
         use_collectives: Whether the ranks of a save commit together; None in a load, and if it is not known.
     """
 
@@ -53,6 +55,7 @@ class CallContext:
         self.in_greenlet = in_greenlet
         self.size = 0
         self.use_collectives: bool | None = None
+        self.staging: StagingTime | None = None
         self._rank = self._coordinator = 0
         self._group: Callable[[], dist.ProcessGroup | None] = _nothing
         self._is_default_group = False
@@ -196,15 +199,17 @@ _explicit: ContextVar[CallContext | None] = ContextVar("bytecheckpoint_call", de
 
 
 @contextmanager
-def explicit_call(storage: object, **arguments: Any) -> Iterator[None]:
+def explicit_call(storage: object, staging: StagingTime | None = None, **arguments: Any) -> Iterator[None]:
     """States the context of a ``with`` block that runs DCP's flow of hooks. The call ends with the block.
 
     Args:
         storage: Writer or reader of the call.
+        staging: When the state of the save was staged; None if it was not.
         arguments: Arguments of DCP's flow. Those that are left out have the defaults of the flow.
     """
     call = ExplicitCall()
     context = CallContext(call)
+    context.staging = staging
     context._fill(storage, {"use_collectives": True, **arguments}, knows_ranks=True)
     token = _explicit.set(context)
     try:

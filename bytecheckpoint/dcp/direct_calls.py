@@ -31,6 +31,7 @@ from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFaile
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.planning.stateful import QuickStateful
 from bytecheckpoint.report import LoadReport, SaveReport
+from bytecheckpoint.staging.staged_state import StagingTime, staging_of
 
 __all__ = ["fail_load", "fail_save", "failing_planner", "run_load", "run_save", "save_over_group", "with_states"]
 
@@ -50,6 +51,7 @@ def run_save(
     planner: SavePlanner | None,
     group: dist.ProcessGroup | None,
     turn: CallOrder | None,
+    staging: StagingTime | None = None,
 ) -> SaveReport:
     """Runs a whole save in this thread. Collective over ``group``.
 
@@ -59,6 +61,7 @@ def run_save(
         planner: Planner of the save; None takes a ``BcpSavePlanner``.
         group: Group that ``own_group`` returned; None saves this rank alone.
         turn: Number of this call among the calls over the group; None if calls are not counted.
+        staging: When the state was staged, if it was.
 
     Returns:
         The report of this rank.
@@ -71,6 +74,7 @@ def run_save(
     try:
         with in_turn(turn, "save", path), calling(group, "save", path):
             _save_flow(
+                staging,
                 state_dict=state,
                 storage_writer=writer,
                 process_group=group,
@@ -107,13 +111,16 @@ def save_over_group(
     if checkpoint_id is not None:
         storage_writer.reset(checkpoint_id)
     state: dict[str, Any] = {}
+    staging: StagingTime | None = None
     try:
-        state = with_states(staged.result() if isinstance(staged, Future) else staged)
+        staged = staged.result() if isinstance(staged, Future) else staged
+        state, staging = with_states(staged), staging_of(staged)
     except Exception as error:  # the other ranks come to this save and get the error there
         planner = failing_planner(error)
     path = str(checkpoint_id or getattr(storage_writer, "checkpoint_id", ""))
     with in_turn(turn, "save", path), calling(group, "save", path):
         return _save_flow(
+            staging,
             state_dict=state,
             storage_writer=storage_writer,
             process_group=group,
@@ -122,8 +129,8 @@ def save_over_group(
         )
 
 
-def _save_flow(**arguments: Any) -> Metadata:
-    with explicit_call(arguments["storage_writer"], **arguments):
+def _save_flow(staging: StagingTime | None, **arguments: Any) -> Metadata:
+    with explicit_call(arguments["storage_writer"], staging, **arguments):
         return save_state(**arguments)
 
 

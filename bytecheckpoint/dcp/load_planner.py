@@ -31,7 +31,7 @@ from bytecheckpoint.tensors.sharded import flatten_sharded
 from bytecheckpoint.tensors.subclass_context import difference
 from bytecheckpoint.tensors.subclass_parts import DESCRIPTION, stored_parts, with_parts
 
-__all__ = ["BcpLoadPlanner", "as_plain", "fills_state"]
+__all__ = ["BcpLoadPlanner", "as_plain", "fills_state", "is_meant_to_fill"]
 
 
 class BcpLoadPlanner(DefaultLoadPlanner):
@@ -225,6 +225,11 @@ def fills_state(planner: LoadPlanner) -> bool:
     """Returns whether ``planner`` resolves tensors to memory of its state dict, as DCP's planner and ours do."""
     is_dcps = _hooks.are_own(planner, *_PER_TENSOR) or _dcps_hooks.are_own(planner, *_PER_TENSOR)
     return is_dcps and type(planner.state_dict) is dict  # type: ignore[attr-defined]
+
+
+def is_meant_to_fill(planner: LoadPlanner) -> bool:
+    """Returns whether the planner loads all of the state dict that it got. Other planners leave out keys on purpose."""
+    return planner.warns if isinstance(planner, BcpLoadPlanner) else type(planner) is DefaultLoadPlanner
 
 
 def _make_meta_tensors(container: Any) -> None:

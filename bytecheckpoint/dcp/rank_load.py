@@ -30,6 +30,7 @@ from bytecheckpoint.listing import listed
 from bytecheckpoint.planning.plan_items import source_of
 from bytecheckpoint.probes.of_torch import LOADS_OF_GAPS
 from bytecheckpoint.probes.probe import holds, require
+from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.progress import progress_bar
 from bytecheckpoint.sharing.exchange import Exchange
 from bytecheckpoint.tensors.casts import keeps_values
@@ -102,6 +103,7 @@ class Load:
         config: Config,
         planner: LoadPlanner,
         exchange: Exchange | None,
+        trace: CallTrace,
     ) -> None:
         self._planner = planner
         self._exchange = exchange
@@ -119,7 +121,9 @@ class Load:
             num_io_threads=config.load_io_threads or config.io_threads,
             ring_bytes=config.ring_bytes,
             io_timeout_s=config.io_timeout_s,
+            trace=trace.spans,
         )
+        trace.expect(self._job.bytes_wanted)
         self._path = path
         self.done: dict[str, Any] = {}
         self._lossy: dict[str, str] = {}  # casts that may lose values, by key

@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
@@ -28,7 +27,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._loaded_keys import LoadedKeys, planned_view
 from bytecheckpoint.dcp.call_context import CallContext
-from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
+from bytecheckpoint.dcp.load_planner import is_meant_to_fill
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
 from bytecheckpoint.distributed.groups import monitor_of
@@ -36,10 +35,12 @@ from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, Check
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
 from bytecheckpoint.object_store.urls import is_known_store, is_store_url
+from bytecheckpoint.observability.observers import note_call
 from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import LoadReport, RankLoadReport
+from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.runtime.phases import Phases
 from bytecheckpoint.sharing.asked_keys import RequestedKeys, Unfilled
@@ -217,6 +218,7 @@ class BcpReader(StorageReader):
         self._forget()
         earlier = self._call.call if self._has_begun else None
         self._call, self._has_begun = CallContext.of_load(self), True
+        self._begin_trace()
         peers, call = self._call.peers, self._call.call
         monitor = None if peers is None else monitor_of(peers.group)
         if monitor is not None and call is not None:
@@ -270,7 +272,7 @@ class BcpReader(StorageReader):
         self._is_coordinator = is_coordinator
         self._number = self._call.rank_or(kwargs)
         if "metadata_s" not in self._phases.seconds:
-            self._phases = Phases()  # the metadata were read in an earlier load
+            self._begin_trace()  # the metadata were read in an earlier load
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
@@ -306,6 +308,7 @@ class BcpReader(StorageReader):
         Raises:
             CheckpointChangedError: A newer commit came while the ranks opened the checkpoint.
         """
+        self._phases.trace.note_heard()
         ids = sorted({str(getattr(plan.storage_data, "save", None)) for plan in plans})
         if len(ids) > 1:
             raise CheckpointChangedError(
@@ -339,7 +342,7 @@ class BcpReader(StorageReader):
         checkpoint = self._opened()
         with Exchange.of_plan(plan, self._call.peers) or nullcontext() as exchange:
             config = with_store_ring(self.config) if is_store_url(self.path) else self.config
-            load = Load(checkpoint, plan, str(self.path), self._rank, config, planner, exchange)
+            load = Load(checkpoint, plan, str(self.path), self._rank, config, planner, exchange, phases.trace)
             with load.progress_bar() if self.config.progress and self._is_coordinator else nullcontext():
                 load.tensors()
                 phases.end("read_s")
@@ -350,6 +353,7 @@ class BcpReader(StorageReader):
                 warnings.warn(lossy, RuntimeWarning, stacklevel=2)
             num_requests = self._store.num_requests if self._store else 0
             own: dict[str, Any] = {"rank": self._number, "num_requests": num_requests, **load.done, **phases.seconds}
+            own["trace"] = phases.trace.of_rank()
         ranks = gather.gather(RankLoadReport(**own))
         phases.end("wait_s")
         whole = tuple(of_rank for of_rank in ranks if of_rank is not None)
@@ -358,6 +362,7 @@ class BcpReader(StorageReader):
         self.last_report = LoadReport(
             path=str(self.path),
             save_id=checkpoint.save_id,
+            began_at=phases.trace.began_at,
             reading="independent" if exchange is None else exchange.reading,
             **own,
             wait_s=phases.seconds["wait_s"],
@@ -366,10 +371,14 @@ class BcpReader(StorageReader):
             **self._keys.of_report(),
         )
         if self._is_coordinator:
-            _logger.info("%s", self.last_report.summary())
+            note_call(self.last_report, self.config)
             warning = self._keys.warning(str(self.path))
-            if warning is not None and _is_meant_to_fill(planner):
+            if warning is not None and is_meant_to_fill(planner):
                 warnings.warn(warning, RuntimeWarning, stacklevel=2)
+
+    def _begin_trace(self) -> None:
+        call = self._call
+        self._phases = Phases(CallTrace(self.config, "load", str(self.path), call.rank_or({}), call.size), call.call)
 
     def _hold_in_call(self) -> None:
         """Keeps this process from deleting the checkpoint that it reads, until DCP's call of this thread has ended."""
@@ -432,11 +441,6 @@ def _asked_by(plan: LoadPlan, checkpoint: _C.Checkpoint) -> RequestedKeys:
     keys = {item.storage_index.fqn for item in plan.items}
     empty = {name for name, _, shape, *_ in checkpoint.contents() if 0 in shape} if len(keys) < len(stored) else set()
     return RequestedKeys.of(stored, keys | empty, keys)
-
-
-def _is_meant_to_fill(planner: LoadPlanner) -> bool:
-    """Returns whether the planner loads all of the state dict that it got. Other planners leave out keys on purpose."""
-    return planner.warns if isinstance(planner, BcpLoadPlanner) else type(planner) is DefaultLoadPlanner
 
 
 def _typed(error: Exception) -> CheckpointError:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import logging
 import os
 import threading
 import warnings
@@ -48,6 +47,7 @@ from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.distributed.call_order import check_in_step
 from bytecheckpoint.errors import CheckpointError, ConfigError, SaveCancelledError
 from bytecheckpoint.object_store.urls import is_known_store
+from bytecheckpoint.observability.observers import note_call
 from bytecheckpoint.planning.assignment import plan_to_write
 from bytecheckpoint.planning.inventory import bytes_of, may_send_digest
 from bytecheckpoint.planning.plan_items import PlanItems
@@ -65,8 +65,6 @@ __all__ = ["BcpWriter"]
 # A generous guess of the bytes that one chunk takes in `.metadata`. They are reserved when the save begins, so that the
 # disk cannot be full when `.metadata` is written.
 _METADATA_BYTES_A_CHUNK = 512
-
-_logger = logging.getLogger("bytecheckpoint")
 
 
 class BcpWriter(StorageWriter):
@@ -253,8 +251,8 @@ class BcpWriter(StorageWriter):
         """Begins a save: draws its id and makes its session."""
         call = CallContext.of_save(self)
         if not call.is_explicit:  # else our entry point, which named the call, has claimed the state
-            claim_of_call()
-        session = begin_session(str(self.checkpoint_id), _C.draw_save_id(), call)
+            call.staging = claim_of_call()
+        session = begin_session(str(self.checkpoint_id), _C.draw_save_id(), call, self.config)
         session.watch_ranks()
         others = [other for other in getattr(self._of_thread, "sessions", ()) if other.is_running()]
         self._of_thread.sessions = [*others, session]  # a hook of one save may run another save
@@ -400,10 +398,10 @@ class BcpWriter(StorageWriter):
         report["warnings"] += [describe_unsafe(found)] if found else []
         for warning in report["warnings"]:
             warnings.warn(f"bytecheckpoint: {session.path}: {warning}", RuntimeWarning, stacklevel=2)
-        session.phases.end("commit_s")
+        session.phases.end("commit_s", "sweep_s", report["sweep_s"])
         self.last_report = report_of_all(session, handed_in, report)
         if session.is_coordinator:  # without collectives every rank gets here
-            _logger.info("%s", self.last_report.summary())
+            note_call(self.last_report, self.config)
 
     @property
     def _session(self) -> SaveSession:

@@ -6,27 +6,77 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from bytecheckpoint.runtime.call_trace import CallTrace
+from bytecheckpoint.runtime.live_calls import Running
+
 __all__ = ["Phases"]
+
+
+# What comes after a phase, for whoever looks from outside; in a load other than in a save.
+_NEXT = {
+    "plan_s": "exchange",
+    "global_plan_s": "begin",
+    "begin_s": "exchange",
+    "exchange_s": "write",
+    "write_s": "wait",
+    "wait_s": "assemble",
+    "assemble_s": "commit",
+    "metadata_s": "plan",
+    "read_s": "objects",
+    "objects_s": "wait",
+}
+_NEXT_OF_LOAD = {"exchange_s": "read"}
+# In these phases the threads record what they do, under the same name.
+_OF_THREADS = ("write_s", "read_s")
 
 
 class Phases:
     """A clock that is told the end of each phase. It starts when it is made.
 
+    Args:
+        trace: Where to record the phases; None records nothing.
+        call: The call, which is watched until it ends.
+
     Attributes:
+        trace: The trace of the call.
         seconds: Seconds by phase; a phase is named as its field of a report. If a phase ended more than once, the sum.
     """
 
-    def __init__(self) -> None:
-        self._begin = self._last = time.perf_counter()
+    def __init__(self, trace: CallTrace | None = None, call: Running | None = None) -> None:
+        self.trace = CallTrace(None) if trace is None else trace
+        self._begin_ns = self._last_ns = self.trace.origin_ns
         self.seconds: dict[str, Any] = {}  # floats; reports take them as keyword arguments
+        self.trace.enter("metadata" if self.trace.kind == "load" else "plan", call)
 
     @property
     def total_s(self) -> float:
         """Seconds from the start to the end of the last phase."""
-        return self._last - self._begin
+        return (self._last_ns - self._begin_ns) / 1e9
 
-    def end(self, phase: str) -> None:
-        """Counts the time since the end of the phase before as ``phase``."""
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
-        self._last = now
+    def end(self, phase: str, last: str = "", last_s: float = 0.0) -> None:
+        """Counts the time since the end of the phase before as ``phase``.
+
+        Args:
+            phase: Name of the phase, as a field of a report.
+            last: Another phase, which has followed it and ends now, too.
+            last_s: Seconds that this one took.
+        """
+        now = time.monotonic_ns() - round(last_s * 1e9)
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + (now - self._last_ns) / 1e9
+        if phase not in _OF_THREADS:
+            self.trace.add(phase.removesuffix("_s"), self._last_ns, now)
+        after = (self.trace.kind == "load" and _NEXT_OF_LOAD.get(phase)) or _NEXT.get(phase)
+        if after:
+            self.trace.enter(after)
+        self._last_ns = now
+        # With these phases a message to the coordinator, or back, begins or ends.
+        if phase == "plan_s":
+            self.trace.note_sent()
+        elif phase == "global_plan_s":
+            self.trace.note_heard()
+        elif phase == "begin_s":
+            self.trace.note_answered()
+        elif phase == "exchange_s":
+            self.trace.note_received()
+        if last:
+            self.end(last)

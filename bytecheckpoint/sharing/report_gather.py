@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
+import struct
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +15,8 @@ from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.report import RankLoadReport
+from bytecheckpoint.report.rank_trace import RankTrace
+from bytecheckpoint.runtime.call_trace import MOST_TRACE_BYTES
 from bytecheckpoint.runtime.interrupts import DeferredInterrupt
 from bytecheckpoint.sharing.choice import ReadStrategy
 
@@ -21,7 +25,13 @@ __all__ = ["ReportGather"]
 # What travels between ranks are numbers; the first says whether the others mean anything.
 _FAILED, _DONE = 0.0, 1.0
 # The rank is left out, because the position in the gathered list gives it.
-_FIELDS: dict[str, type] = {f.name: type(f.default) for f in dataclasses.fields(RankLoadReport) if f.name != "rank"}
+_FIELDS: dict[str, type] = {
+    f.name: type(f.default) for f in dataclasses.fields(RankLoadReport) if f.name not in ("rank", "trace")
+}
+# Behind the numbers, the trace of the rank: its length, and room for as much as any rank may send.
+_LENGTH = struct.Struct("<q")
+_MOST_BYTES = 2 * MOST_TRACE_BYTES
+_NUMBERS = struct.Struct(f"<{1 + len(_FIELDS)}d")
 
 
 class ReportGather:
@@ -51,18 +61,19 @@ class ReportGather:
         chosen = self._plan.storage_data
         if isinstance(chosen, ReadStrategy) and chosen.num_ranks == 1:
             return [report]
-        return self._exchange([_DONE, *(getattr(report, name) for name in _FIELDS)])
+        trace = b"" if report.trace is None else report.trace.to_bytes()
+        return self._exchange([_DONE, *(getattr(report, name) for name in _FIELDS)], trace)
 
-    def _exchange(self, numbers: list[float]) -> list[RankLoadReport | None]:
+    def _exchange(self, numbers: list[float], trace: bytes = b"") -> list[RankLoadReport | None]:
         chosen = self._plan.storage_data
         peers = self._peers if isinstance(chosen, ReadStrategy) and chosen.all_ranks_read else None
         if peers is None:
             return []
         with DeferredInterrupt():
-            work, heard = peers.begin_gather(torch.tensor(numbers, dtype=torch.float64, device="cpu"))
+            work, heard = peers.begin_gather(torch.frombuffer(_packed(numbers, trace), dtype=torch.uint8))
             self._has_come = True
         work.wait()
-        return [_report(rank, said.tolist()) for rank, said in enumerate(heard)]
+        return [_report(rank, ctypes.string_at(said.data_ptr(), said.nbytes)) for rank, said in enumerate(heard)]
 
     def __enter__(self) -> ReportGather:
         return self
@@ -76,8 +87,18 @@ class ReportGather:
                 self._exchange([_FAILED, *(0.0 for _ in _FIELDS)])
 
 
-def _report(rank: int, numbers: list[float]) -> RankLoadReport | None:
+def _packed(numbers: list[float], trace: bytes) -> bytearray:
+    """Returns a message, which is as long on every rank."""
+    trace = trace if len(trace) <= _MOST_BYTES else b""
+    return bytearray(_NUMBERS.pack(*numbers) + _LENGTH.pack(len(trace)) + trace.ljust(_MOST_BYTES, b"\0"))
+
+
+def _report(rank: int, message: bytes) -> RankLoadReport | None:
+    numbers = _NUMBERS.unpack_from(message)
     if numbers[0] == _FAILED:
         return None
+    (length,) = _LENGTH.unpack_from(message, _NUMBERS.size)
+    begin = _NUMBERS.size + _LENGTH.size
     values: dict[str, Any] = {name: kind(n) for (name, kind), n in zip(_FIELDS.items(), numbers[1:], strict=True)}
-    return RankLoadReport(rank=rank, **values)
+    trace = RankTrace.from_bytes(message[begin : begin + length]) if length else None
+    return RankLoadReport(rank=rank, trace=trace, **values)

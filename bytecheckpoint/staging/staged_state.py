@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
@@ -33,7 +34,17 @@ from bytecheckpoint.staging.save_ranks import SaveRanks
 from bytecheckpoint.tensors.sharded import ApartShardedTensor
 from bytecheckpoint.tensors.subclass_parts import nested_parts
 
-__all__ = ["StagedState", "claim_of_call", "claimed", "end_of_save", "note_submitted", "note_upload", "stage_state"]
+__all__ = [
+    "StagedState",
+    "StagingTime",
+    "claim_of_call",
+    "claimed",
+    "end_of_save",
+    "note_submitted",
+    "note_upload",
+    "stage_state",
+    "staging_of",
+]
 
 # How often a thread looks whether a call in another thread has ended.
 _LOOK_INTERVAL_S = 0.02
@@ -59,12 +70,37 @@ def note_upload() -> None:
         call.staged._memory.submit(call.upload)
 
 
-def claim_of_call() -> None:
-    """Keeps the state that DCP saves in this thread, if it was staged, until that call of DCP has ended."""
+def claim_of_call() -> StagingTime | None:
+    """Keeps the state that DCP saves in this thread, if it was staged, until that call of DCP has ended.
+
+    Returns:
+        When the state was staged; None if it was not.
+    """
     save = DcpSave.of_thread()
-    if save is not None and isinstance(save.state, StagedState):
+    if save is None:
+        return None
+    if isinstance(save.state, StagedState):
         in_background = background_call()
         save.state._memory.claim(in_background or save.call, is_background=in_background is not None)
+    return staging_of(save.state)
+
+
+@dataclass(frozen=True)
+class StagingTime:
+    """When a state was staged, while training waited: nanoseconds of ``time.monotonic_ns``."""
+
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds from the beginning to the end."""
+        return (self.end_ns - self.begin_ns) / 1e9
+
+
+def staging_of(state: object) -> StagingTime | None:
+    """Returns when ``state`` was staged; None if it was not."""
+    return state.staging if isinstance(state, (StagedState, _ReceivedState)) else None
 
 
 @contextmanager
@@ -102,9 +138,10 @@ class StagedState(dict[str, Any]):
     has ended.
     """
 
-    def __init__(self, tree: dict[str, Any], memory: StagedMemory) -> None:
+    def __init__(self, tree: dict[str, Any], memory: StagedMemory, staging: StagingTime) -> None:
         super().__init__(tree)
         self._memory = memory
+        self.staging = staging
 
     def items(self) -> Any:
         """Returns the items, as any dict does. DCP calls this when it begins to save a state.
@@ -148,7 +185,8 @@ def _send(state: StagedState) -> tuple[Any, ...]:
     memory.checksum()  # the other process checks what it saves
     lease = memory.lease.arena_lease
     tree, tensors = _C.take_apart(dict(dict.items(state)), lease, memory.num_bytes, _StandIn, _apart)
-    return _receive, (DupFd(memory.fd_to_send()), memory.num_bytes, lease.checksums(), tree, tensors, memory.world)
+    fd = DupFd(memory.fd_to_send())
+    return _receive, (fd, memory.num_bytes, lease.checksums(), tree, tensors, memory.world, state.staging)
 
 
 ForkingPickler.register(StagedState, _send)
@@ -157,9 +195,10 @@ ForkingPickler.register(StagedState, _send)
 class _ReceivedState(dict[str, Any]):
     """A state that was sent to the process in which DCP saves it."""
 
-    def __init__(self, tree: dict[str, Any], world: SaveRanks) -> None:
+    def __init__(self, tree: dict[str, Any], world: SaveRanks, staging: StagingTime) -> None:
         super().__init__(tree)
         self._world = world
+        self.staging = staging
 
     def items(self) -> Any:
         """Returns the items, as any dict does. Checks the ranks first, because a save begins with this call.
@@ -209,7 +248,13 @@ def _joined(value: Any, next_tensor: Callable[[], torch.Tensor]) -> Any:
 
 
 def _receive(
-    dup: Any, num_bytes: int, checksums: bytes, tree: dict[str, Any], tensors: bytes, world: SaveRanks | None
+    dup: Any,
+    num_bytes: int,
+    checksums: bytes,
+    tree: dict[str, Any],
+    tensors: bytes,
+    world: SaveRanks | None,
+    staging: StagingTime,
 ) -> dict[str, Any]:
     fd = dup.detach()
     try:
@@ -217,7 +262,7 @@ def _receive(
     finally:
         os.close(fd)
     state: dict[str, Any] = _C.put_together(tree, tensors, pages, _StandIn, _joined)
-    return state if world is None else _ReceivedState(state, world)
+    return state if world is None else _ReceivedState(state, world, staging)
 
 
 def stage_state(
@@ -257,11 +302,12 @@ def stage_state(
         DeviceError: A device refused. With ``overlap`` the future may fail with it instead.
         UnsupportedError: This torch lacks something that staging relies on.
     """
+    begin_ns = time.monotonic_ns()
     require(STAGING)
     if config.handle_sigterm:
         handle_sigterm(config.exit_timeout_s)
     with quick_switches(), beginning():
-        return _stage(state_dict, config, is_shareable, overlap, is_for_one_save, async_save, path, in_parts)
+        return _stage(state_dict, config, is_shareable, overlap, is_for_one_save, async_save, path, in_parts, begin_ns)
 
 
 def _stage(
@@ -273,6 +319,7 @@ def _stage(
     async_save: AsyncSaveCall | None,
     path: str | None,
     in_parts: Callable[[str], bool] | None,
+    begin_ns: int,
 ) -> Future[StagedState]:
     memo: dict[int, Any] = {}
 
@@ -301,11 +348,11 @@ def _stage(
             lease, config.staging_threads, {device: _compat.current_stream(device) for device in staged.devices}
         )
         _note_slow_copies(staged.slow_because)
-        if has_devices and overlap and _complete_in_thread(staged, memory, future):
+        if has_devices and overlap and _complete_in_thread(staged, memory, future, begin_ns):
             return future
         staged.wait()
         memory.checksum()
-        future.set_result(StagedState(staged.tree, memory))
+        future.set_result(StagedState(staged.tree, memory, StagingTime(begin_ns, time.monotonic_ns())))
     except BaseException:
         staged.give_up()  # devices must not write to the memory any more when the next state has it
         lease.release()
@@ -315,13 +362,16 @@ def _stage(
     return future
 
 
-def _complete_in_thread(staged: _C.StagedTree, memory: StagedMemory, future: Future[StagedState]) -> bool:
+def _complete_in_thread(
+    staged: _C.StagedTree, memory: StagedMemory, future: Future[StagedState], begin_ns: int
+) -> bool:
     """Completes ``future`` in a thread of its own. Returns False if no thread can be started."""
+    staging = StagingTime(begin_ns, time.monotonic_ns())
 
     def complete() -> None:
         try:
             staged.wait()
-            state = StagedState(staged.tree, memory)
+            state = StagedState(staged.tree, memory, staging)
         except BaseException as error:
             staged.give_up()
             memory.release()

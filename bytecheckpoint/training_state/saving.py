@@ -35,6 +35,7 @@ from bytecheckpoint.report import SaveReport
 from bytecheckpoint.staging import background as _background
 from bytecheckpoint.staging.background import BackgroundFuture
 from bytecheckpoint.staging.save_handle import SaveHandle, save_in_background
+from bytecheckpoint.staging.staged_state import StagingTime, staging_of
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState
 from bytecheckpoint.training_state.extra_state import Policy, check_policy, saved_values
 from bytecheckpoint.training_state.module_state import ModuleState, tied_names
@@ -350,7 +351,7 @@ class _Saving:
             refuse_unmatched(
                 gathered(self._group, "save", str(self._path), self._unmatched) if self._group else [self._unmatched]
             )
-        reports = self._write_parts(self._exchanged(values))
+        reports = self._write_parts(self._exchanged(values), staging_of(values))
         self._publish()
         return CheckpointReport(path=str(self._path), parts=reports)
 
@@ -367,8 +368,14 @@ class _Saving:
         """Returns whether tensors of subclasses are saved by their parts. A load makes the state of optimizers anew."""
         return part == "model" and self._request.config.tensor_subclasses == "parts"
 
-    def _write_parts(self, values: dict[str, Any]) -> dict[str, SaveReport]:
-        """Commits each part as a checkpoint of its own, ``model`` last. Collective."""
+    def _write_parts(self, values: dict[str, Any], staging: StagingTime | None) -> dict[str, SaveReport]:
+        """Commits each part as a checkpoint of its own, ``model`` last. Collective.
+
+        The first report has the time of ``staging``, which was for all parts.
+
+        Raises:
+            CheckpointError: A part could not be saved.
+        """
         reports: dict[str, SaveReport] = {}
         for part, writer in self._writers.items():
             is_flat = part == "extra_state"  # flattening would take its dicts apart, and return their keys as text
@@ -376,7 +383,8 @@ class _Saving:
             config = dataclasses.replace(self._request.config, tensor_subclasses=subclasses)
             planner = BcpSavePlanner(not is_flat, not is_flat, config=config)
             try:
-                reports[part] = run_save(values[part], writer, planner, self._group, self._turn)
+                of_part = None if reports else staging
+                reports[part] = run_save(values[part], writer, planner, self._group, self._turn, of_part)
             except CheckpointError as error:
                 if reports:
                     error.add_note(

@@ -137,7 +137,7 @@ void join_spans(std::vector<Span>* spans, int64_t join_ns);
 /// What a save or a load is doing now, for whoever looks at it from outside. It may lie in memory that other processes
 /// map, so it holds plain numbers alone.
 struct LiveCounters {
-  std::atomic<int64_t> phase{-1};      // as a number; -1 before the first
+  std::atomic<int64_t> phase{-1};      // as a number; -1 before the first, and after the call
   std::atomic<int64_t> since_ns{0};    // when that phase began
   std::atomic<int64_t> bytes_done{0};  // written to storage, or read from it
   std::atomic<int64_t> bytes_expected{0};
@@ -160,6 +160,8 @@ class Trace {
     live_->since_ns.store(now_ns(), std::memory_order_relaxed);
     live_->phase.store(static_cast<int64_t>(phase), std::memory_order_relaxed);
   }
+  /// Notes that the call has ended.
+  void leave() { live_->phase.store(-1, std::memory_order_relaxed); }
   /// Returns the lane of that name, which lives as long as the trace. It is made if there is none.
   TraceLane* lane(const std::string& name);
   /// All lanes so far, in the order in which they were made.

@@ -5,9 +5,11 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "csrc/base/trace_codec.h"
 #include "csrc/bridge/errors.h"
+#include "csrc/bridge/unlocked.h"
 #include "csrc/io/live_page.h"
 
 namespace bytecheckpoint::bindings {
@@ -36,23 +38,31 @@ std::shared_ptr<base::Trace> start_trace(int64_t join_ns, size_t spans_of_lane, 
   return std::make_shared<base::Trace>(base::TraceOptions{join_ns, spans_of_lane}, std::move(counters));
 }
 
-/// Returns {"phases": {name: (count, seconds, bytes)}, "sizes": {name: [(log2 of bytes, count, seconds, bytes)]},
-/// "lanes": [(name, [(phase, begin_us, length_us, busy_us, count, bytes)])]}.
-py::dict decode_trace(const py::bytes& encoded) {
-  const base::TraceSummary summary = value_or_raise(base::decode_trace(std::string_view(encoded)));
-  py::dict phases, sizes, out;
+/// Returns {name: [(log2 of bytes, count, seconds, bytes)]}.
+py::dict sizes_of(const base::TraceSummary& summary) {
+  py::dict sizes;
   for (size_t p = 0; p < base::kNumPhases; ++p) {
-    const base::WorkTotal& total = summary.totals[p];
-    if (total.count == 0) continue;
-    const py::str name(std::string(base::name_of(static_cast<base::Phase>(p))));
-    phases[name] = py::make_tuple(total.count, seconds(total.busy_ns), total.bytes);
     py::list classes;
     for (size_t c = 0; c < base::kNumSizeClasses; ++c) {
       const base::WorkTotal& of_class = summary.sizes[p][c];
       if (of_class.count == 0) continue;
       classes.append(py::make_tuple(c, of_class.count, seconds(of_class.busy_ns), of_class.bytes));
     }
-    if (!classes.empty()) sizes[name] = std::move(classes);
+    if (!classes.empty()) sizes[py::str(std::string(base::name_of(static_cast<base::Phase>(p))))] = std::move(classes);
+  }
+  return sizes;
+}
+
+/// Returns {"phases": {name: (count, seconds, bytes)}, "sizes": {name: [(log2 of bytes, count, seconds, bytes)]},
+/// "lanes": [(name, [(phase, begin_us, length_us, busy_us, count, bytes)])]}.
+py::dict decode_trace(const py::bytes& encoded) {
+  const base::TraceSummary summary = value_or_raise(base::decode_trace(std::string_view(encoded)));
+  py::dict phases, out;
+  for (size_t p = 0; p < base::kNumPhases; ++p) {
+    const base::WorkTotal& total = summary.totals[p];
+    if (total.count == 0) continue;
+    phases[py::str(std::string(base::name_of(static_cast<base::Phase>(p))))] =
+        py::make_tuple(total.count, seconds(total.busy_ns), total.bytes);
   }
   py::list lanes;
   for (const base::TraceSummary::Lane& lane : summary.lanes) {
@@ -65,8 +75,38 @@ py::dict decode_trace(const py::bytes& encoded) {
     lanes.append(py::make_tuple(py::bytes(lane.name).attr("decode")("utf-8", "replace"), std::move(spans)));
   }
   out["phases"] = std::move(phases);
-  out["sizes"] = std::move(sizes);
+  out["sizes"] = sizes_of(summary);
   out["lanes"] = std::move(lanes);
+  return out;
+}
+
+/// Returns {"phases": {name: [seconds of each rank]}, "sizes": {name: [(log2 of bytes, count, seconds, bytes)]}}, the
+/// sizes of all ranks together. Phases that no rank has are left out. An empty trace is one without work.
+py::dict trace_columns(const std::vector<std::string>& encoded) {
+  std::vector<base::TraceSummary> ranks;
+  base::TraceSummary all;
+  run_unlocked([&]() -> base::Status {
+    for (const std::string& bytes : encoded) {
+      ranks.emplace_back();
+      if (bytes.empty()) continue;
+      BCP_ASSIGN_OR_RETURN(ranks.back(), base::decode_trace(bytes));
+      for (size_t p = 0; p < base::kNumPhases; ++p) {
+        all.totals[p].add(ranks.back().totals[p]);
+        for (size_t c = 0; c < base::kNumSizeClasses; ++c) all.sizes[p][c].add(ranks.back().sizes[p][c]);
+      }
+      ranks.back().lanes.clear();
+    }
+    return base::Status::ok();
+  });
+  py::dict phases, out;
+  for (size_t p = 0; p < base::kNumPhases; ++p) {
+    if (all.totals[p].count == 0) continue;
+    py::list column;
+    for (const base::TraceSummary& rank : ranks) column.append(seconds(rank.totals[p].busy_ns));
+    phases[py::str(std::string(base::name_of(static_cast<base::Phase>(p))))] = std::move(column);
+  }
+  out["phases"] = std::move(phases);
+  out["sizes"] = sizes_of(all);
   return out;
 }
 
@@ -84,6 +124,7 @@ void bind_trace(py::module_& m) {
       .def(
           "enter", [](base::Trace& trace, const std::string& phase) { trace.enter(phase_of(phase)); },
           py::arg("phase"))
+      .def("leave", &base::Trace::leave)
       .def(
           "expect",
           [](base::Trace& trace, int64_t num_bytes) {
@@ -91,6 +132,16 @@ void bind_trace(py::module_& m) {
           },
           py::arg("num_bytes"))
       .def_property_readonly("origin_ns", &base::Trace::origin_ns)
+      .def_property_readonly("phase",
+                             [](base::Trace& trace) -> std::string {
+                               const int64_t phase = trace.live().phase.load(std::memory_order_relaxed);
+                               return phase < 0 ? "" : std::string(base::name_of(static_cast<base::Phase>(phase)));
+                             })
+      .def_property_readonly("since_ns",
+                             [](base::Trace& trace) { return trace.live().since_ns.load(std::memory_order_relaxed); })
+      .def_property_readonly(
+          "bytes_expected",
+          [](base::Trace& trace) { return trace.live().bytes_expected.load(std::memory_order_relaxed); })
       .def_property_readonly("bytes_done",
                              [](base::Trace& trace) { return trace.live().bytes_done.load(std::memory_order_relaxed); })
       .def(
@@ -106,6 +157,7 @@ void bind_trace_summary(py::module_& m) {
   }
   m.attr("PHASES") = py::tuple(names);
   m.def("decode_trace", &decode_trace, py::arg("encoded"));
+  m.def("trace_columns", &trace_columns, py::arg("encoded"));
 }
 
 }  // namespace bytecheckpoint::bindings

@@ -25,6 +25,7 @@ LAYERS = (
     ("runtime",),
     ("object_store",),
     ("checkpoint",),
+    ("observability",),
     ("tensors",),
     ("probes",),
     ("compat",),

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal of a run: one line of JSON for each save and load, in ``.bcp/journal.jsonl`` of the folder of the run.
+
+Lines are only appended, each with one call and under a lock of the file. A reader skips a line that is not whole.
+When the file has grown to ``_ROTATE_BYTES``, it becomes ``journal.1.jsonl``, and an older one ``journal.2.jsonl``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bytecheckpoint.checkpoint.step_names import DEFAULT_PATTERN, compile_pattern, step_number
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import StorageError
+
+__all__ = ["FOLDER", "append", "place_of", "read_journal"]
+
+FOLDER = ".bcp"
+_NAME = "journal.jsonl"
+_ROTATE_BYTES = 64 << 20
+_MOST_OLD = 3
+
+_logger = logging.getLogger("bytecheckpoint")
+_STEP = compile_pattern(DEFAULT_PATTERN)
+
+
+def place_of(path: str, config: Config, *, is_save: bool) -> tuple[Path | None, str, int | None]:
+    """Returns where the journal of a call is.
+
+    Args:
+        path: Path of the checkpoint: an absolute one, or a URL.
+        config: Settings. ``journal`` is ``auto``, ``off`` or a folder.
+        is_save: Whether the call is a save. A load begins no journal in the folder of a run.
+
+    Returns:
+        The folder of the journal, None if there is none; the path of the checkpoint, relative to the folder of the run
+        if it is a step of a run; and the number of the step, None if it is none.
+    """
+    if config.journal == "off":
+        return None, path, None
+    run, step = _run_of(path)
+    relative = path if run is None else os.path.relpath(path, run)
+    if config.journal != "auto":
+        return Path(config.journal), relative, step
+    folder = (Path(path).parent if run is None else run) / FOLDER
+    if "://" in path or not ((is_save and run is not None) or folder.is_dir()):
+        return None, relative, step
+    return folder, os.path.relpath(path, folder.parent), step
+
+
+def _run_of(path: str) -> tuple[Path | None, int | None]:
+    """Returns the folder of the run that a checkpoint is a step of, or a part of a step; and the step."""
+    if "://" in path:
+        return None, None
+    for folder in (Path(path), Path(path).parent):
+        match = _STEP.fullmatch(folder.name)
+        step = None if match is None else step_number(match[1] or "")
+        if step is not None:
+            return folder.parent, step
+    return None, None
+
+
+def append(folder: Path, record: dict[str, Any]) -> None:
+    """Appends a record to the journal in ``folder``, which is made if its parent exists.
+
+    Raises:
+        OSError: The file system refuses.
+    """
+    line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    with suppress(FileExistsError):
+        folder.mkdir()  # not its parents: a run that was removed meanwhile stays removed
+    path = folder / _NAME
+    with path.open("ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        size = os.fstat(file.fileno()).st_size
+        if size + len(line) > _ROTATE_BYTES and size > 0:
+            _rotate(path)
+            with path.open("ab", buffering=0) as fresh:
+                fresh.write(line)
+            return
+        # A line that a process began and did not end must not swallow this one.
+        file.write(line if size == 0 or _ends_line(path) else b"\n" + line)
+
+
+def _ends_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _rotate(path: Path) -> None:
+    old = [path, *(path.with_name(f"journal.{number}.jsonl") for number in range(1, _MOST_OLD + 1))]
+    for older, newer in zip(reversed(old), reversed(old[:-1]), strict=False):
+        with suppress(FileNotFoundError):
+            newer.replace(older)
+
+
+def read_journal(run: str | os.PathLike[str], last: int | None = None) -> tuple[list[dict[str, Any]], int]:
+    """Returns the records of a journal, the oldest first.
+
+    Args:
+        run: Folder of a run, or the folder of a journal that ``Config(journal=...)`` named.
+        last: How many records to return at most, from the last; None returns all.
+
+    Returns:
+        The records, and how many lines were skipped because they are not whole.
+
+    Raises:
+        StorageError: A file of the journal cannot be read.
+    """
+    folder = Path(run, FOLDER) if Path(run, FOLDER).is_dir() else Path(run)
+    names = [_NAME, *(f"journal.{number}.jsonl" for number in range(1, _MOST_OLD + 1))]
+    records: list[dict[str, Any]] = []
+    num_skipped = 0
+    for name in names:  # from the newest to the oldest
+        try:
+            lines = (folder / name).read_bytes().splitlines()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StorageError(f"read({folder / name}): {error.strerror}", str(folder / name)) from error
+        of_file = []
+        for line in lines if last is None else lines[-(last - len(records)) :]:
+            record = _parsed(line)
+            if record is None:
+                num_skipped += bool(line.strip())
+            else:
+                of_file.append(record)
+        records = of_file + records
+        if last is not None and len(records) >= last:
+            break
+    return records, num_skipped
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Returns the record of a line; None if it is none that this version knows."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    known = (
+        isinstance(record, dict) and isinstance(record.get("format"), int) and record.get("kind") in ("save", "load")
+    )
+    return record if known else None

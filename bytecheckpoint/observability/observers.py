@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens after a save or a load, in a thread of its own: the journal is written, and exporters hear of it.
+
+A call does not wait for that, and does not fail if it fails: the first failure of each kind is logged as a warning.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from bytecheckpoint.config import Config
+from bytecheckpoint.observability.journal import append, place_of
+from bytecheckpoint.observability.records import record_of
+from bytecheckpoint.report import LoadReport, SaveReport
+from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.per_process import PerProcess
+
+__all__ = ["Exporter", "flush", "note_call", "observe", "stop_observing"]
+
+# The end of the process waits no longer than this for what is not written yet.
+_AT_EXIT_S = 5.0
+# A process that makes calls faster than they can be written down drops records beyond this.
+_MOST_WAITING = 1000
+# A call is compared with as many calls before, of at least so many.
+_HISTORY, _LEAST_HISTORY = 10, 5
+_LEAST_SLOWER_S = 0.5
+
+_logger = logging.getLogger("bytecheckpoint")
+
+
+class Exporter(Protocol):
+    """What ``observe`` takes: it hears of each call of which this process is the coordinator."""
+
+    def export(self, report: SaveReport | LoadReport, record: dict[str, Any]) -> None:
+        """Takes one call. Runs in a thread of ours, one call after the other.
+
+        Args:
+            report: Report of the call.
+            record: Its record, as in the journal.
+        """
+        ...
+
+
+class _Observers:
+    """What the calls of this process left to do, and the thread that does it. The thread ends when nothing is left."""
+
+    def __init__(self) -> None:
+        self.exporters: list[Exporter] = []
+        self.durations: dict[tuple[str, str], deque[float]] = {}
+        self._said: set[str] = set()
+        self._lock = ForkSafeLock()
+        self._work: deque[Callable[[], None]] = deque()  # the first is under way
+        self._thread: threading.Thread | None = None
+        atexit.register(_flush_at_exit)
+
+    def submit(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            if len(self._work) >= _MOST_WAITING:
+                return
+            self._work.append(work)
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._run, name="bytecheckpoint-observe", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no thread can be started
+            self._work.clear()
+            self._thread = None
+            self.say_once("a call is not recorded", error)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._work[0]()
+            except Exception as error:
+                self.say_once("a call is not recorded", error)
+            with self._lock:
+                self._work.popleft()
+                if not self._work:
+                    self._thread = None
+                    return
+
+    def flush(self, timeout_s: float) -> bool:
+        with self._lock:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+        return thread is None or not thread.is_alive()
+
+    def say_once(self, what: str, error: Exception) -> None:
+        key = f"{what}: {type(error).__name__}"
+        with self._lock:
+            if key in self._said:
+                return
+            self._said.add(key)
+        _logger.warning("%s: %s; this is said once", what, error or type(error).__name__)
+
+    def note_once(self, key: str, message: str) -> None:
+        with self._lock:
+            if key in self._said:
+                return
+            self._said.add(key)
+        _logger.info("%s", message)
+
+
+_observers = PerProcess(_Observers)
+
+
+def observe(exporter: Exporter) -> None:
+    """Gives every save and load from now on to ``exporter``, in the process of the coordinator.
+
+    Args:
+        exporter: One of ``bytecheckpoint.observability.exporters``, or your own.
+    """
+    observers = _observers.get()
+    observers.exporters = [*observers.exporters, exporter]
+
+
+def stop_observing(exporter: Exporter) -> None:
+    """Undoes ``observe``. No effect if ``exporter`` does not observe."""
+    observers = _observers.get()
+    observers.exporters = [other for other in observers.exporters if other is not exporter]
+
+
+def flush(timeout_s: float = 60.0) -> bool:
+    """Waits until the calls so far are in the journal, and exported.
+
+    Args:
+        timeout_s: Seconds to wait at most.
+
+    Returns:
+        Whether they are.
+    """
+    observers = _observers.if_made()
+    return observers is None or observers.flush(timeout_s)
+
+
+def _flush_at_exit() -> None:
+    flush(_AT_EXIT_S)
+
+
+def note_call(report: SaveReport | LoadReport, config: Config) -> None:
+    """Notes and logs a call that has ended, on its coordinator. Returns at once.
+
+    Args:
+        report: Report of the coordinator.
+        config: Settings of the call.
+    """
+    _logger.info("%s", report.summary())
+    observers = _observers.get()
+    if config.journal == "off" and not observers.exporters and not config.slow_factor:
+        return
+    observers.submit(lambda: _record(observers, report, config))
+
+
+def _record(observers: _Observers, report: SaveReport | LoadReport, config: Config) -> None:
+    folder, path, step = place_of(report.path, config, is_save=isinstance(report, SaveReport))
+    record = record_of(report, config, path, step)
+    if folder is None and "://" in report.path and config.journal == "auto":
+        observers.note_once("url", f"{report.path}: no journal is kept beside a URL; Config(journal=FOLDER) keeps one")
+    if folder is not None:
+        try:
+            append(folder, record)
+        except OSError as error:
+            observers.say_once(f"the journal in {folder} cannot be written", error)
+    for exporter in observers.exporters:
+        try:
+            exporter.export(report, record)
+        except Exception as error:
+            observers.say_once(f"{type(exporter).__name__} failed", error)
+    _compare(observers, report, record, config)
+
+
+def _compare(observers: _Observers, report: SaveReport | LoadReport, record: dict[str, Any], config: Config) -> None:
+    """Logs a line if the call was far slower than the calls before it."""
+    key = (record["kind"], str(Path(report.path).parent))
+    before = observers.durations.setdefault(key, deque(maxlen=_HISTORY))
+    usual = statistics.median(before) if len(before) >= _LEAST_HISTORY else 0.0
+    before.append(report.total_s)
+    if not usual or not config.slow_factor or report.total_s < config.slow_factor * usual + _LEAST_SLOWER_S:
+        return
+    _logger.warning(
+        "%s(%s): took %.2f s, the %d before it %.2f s in the median: %s",
+        *(record["kind"], report.path, report.total_s, len(before) - 1, usual, slowest_of(record)),
+    )
+
+
+def slowest_of(record: dict[str, Any]) -> str:
+    """Returns in words which rank of a call was busy for longest, in which phase, compared with the median."""
+    ranks = record["ranks"]
+    worst = (0.0, "", 0, 0.0)
+    for phase, column in ranks["phases"].items():
+        place = max(range(len(column)), key=column.__getitem__)
+        usual = statistics.median(column)
+        worst = max(worst, (column[place] - usual, phase, place, usual))
+    excess, phase, place, usual = worst
+    if not phase:
+        return "no rank stands out"
+    host = record["hosts"][ranks["host"][place]]
+    return (
+        f"rank {ranks['rank'][place]} on {host} was in phase {phase} for {usual + excess:.2f} s (median {usual:.2f} s)"
+    )

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where and when a rank did its part of a call, and what its threads did."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from bytecheckpoint.errors import CorruptCheckpointError
+
+__all__ = ["RankTrace"]
+
+_NUMBERS = struct.Struct("<qqqqqdBB")
+_MOST_TEXT = 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTrace:
+    """Where and when one rank did its part of a save or a load, and what its threads did.
+
+    Times are nanoseconds of ``time.monotonic_ns`` on that rank: ranks with the same ``boot_id`` have the same clock.
+
+    Attributes:
+        host: Name of the machine.
+        boot_id: Id that the machine's kernel drew when it started; "" if unknown.
+        began_ns: When the rank began the call.
+        sent_ns: When its plan was ready to be sent to the coordinator.
+        received_ns: When it had the answer.
+        heard_ns: On the coordinator, when it had the plans of all ranks; else 0.
+        answered_ns: On the coordinator, when its answers were ready to be sent; else 0.
+        unix_offset_s: Unix time minus the monotonic clock, in seconds.
+        spans: What the threads did, as ``_core.decode_trace`` takes it.
+    """
+
+    host: str = ""
+    boot_id: str = ""
+    began_ns: int = 0
+    sent_ns: int = 0
+    received_ns: int = 0
+    heard_ns: int = 0
+    answered_ns: int = 0
+    unix_offset_s: float = 0.0
+    spans: bytes = b""
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        """What the threads did: ``phases``, ``sizes`` and ``lanes``, as ``_core.decode_trace`` returns them."""
+        from bytecheckpoint import _core
+
+        return _core.decode_trace(self.spans) if self.spans else {"phases": {}, "sizes": {}, "lanes": []}
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds that the threads of the rank were busy, by phase."""
+        return {name: seconds for name, (_, seconds, _) in self.summary["phases"].items()}
+
+    @property
+    def began_at(self) -> float:
+        """Unix time at which the rank began the call, by its own clock."""
+        return self.began_ns / 1e9 + self.unix_offset_s
+
+    def to_bytes(self) -> bytes:
+        """Returns the trace as bytes, for a message between ranks."""
+        host, boot = self.host.encode()[:_MOST_TEXT], self.boot_id.encode()[:_MOST_TEXT]
+        times = (self.began_ns, self.sent_ns, self.received_ns, self.heard_ns, self.answered_ns)
+        numbers = _NUMBERS.pack(*times, self.unix_offset_s, len(host), len(boot))
+        return numbers + host + boot + self.spans
+
+    @classmethod
+    def from_bytes(cls, message: bytes) -> RankTrace:
+        """Returns what ``to_bytes`` made a message of.
+
+        Raises:
+            CorruptCheckpointError: It is too short.
+        """
+        if len(message) < _NUMBERS.size:
+            raise CorruptCheckpointError(f"a trace of a rank has {len(message)} bytes, at least {_NUMBERS.size} wanted")
+        began, sent, received, heard, answered, offset, of_host, of_boot = _NUMBERS.unpack_from(message)
+        begin = _NUMBERS.size
+        host, boot = message[begin : begin + of_host], message[begin + of_host : begin + of_host + of_boot]
+        return cls(
+            host=host.decode(errors="replace"),
+            boot_id=boot.decode(errors="replace"),
+            began_ns=began,
+            sent_ns=sent,
+            received_ns=received,
+            heard_ns=heard,
+            answered_ns=answered,
+            unix_offset_s=offset,
+            spans=message[begin + of_host + of_boot :],
+        )

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trace of one save or load on this rank."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from bytecheckpoint import _C
+from bytecheckpoint.config import Config
+from bytecheckpoint.report.rank_trace import RankTrace
+from bytecheckpoint.runtime.live_calls import Running, watch
+
+__all__ = ["MOST_TRACE_BYTES", "CallTrace"]
+
+MOST_TRACE_BYTES = 2048
+"""Bytes of spans that a rank sends to the coordinator at most, apart from totals."""
+
+# Nanoseconds below which neighbouring pieces of work become one span, and the spans that a thread keeps at most.
+_KEPT = {"summary": (1_000_000, 1024), "full": (0, 1 << 15)}
+
+
+class CallTrace:
+    """Records what the threads of this rank do in one call, and when its messages to the coordinator travelled.
+
+    Args:
+        config: Settings; None records nothing.
+        kind: ``save`` or ``load``.
+        path: Path of the checkpoint.
+        rank: Number of this rank in the call.
+        world_size: Number of ranks; 0 if it is not known.
+
+    Attributes:
+        kind: As it was passed.
+        spans: Where the engine records. None with ``Config(trace="off")``.
+        origin_ns: When the call began, as ``time.monotonic_ns`` says.
+    """
+
+    def __init__(
+        self, config: Config | None, kind: str = "", path: str = "", rank: int = 0, world_size: int = 0
+    ) -> None:
+        self.spans: _C.Trace | None = None
+        self.kind = kind
+        self._title = f"{kind}({path}), rank {rank}"
+        self._stall_timeout_s = 0.0 if config is None else config.stall_timeout_s
+        self._sent_ns = self._received_ns = 0
+        self._heard_ns = self._answered_ns = 0
+        if config is not None and config.trace in _KEPT:
+            about = {"kind": kind, "path": path, "rank": rank, "world_size": world_size}
+            join_ns, most = _KEPT[config.trace]
+            header = json.dumps({**about, "pid": os.getpid(), "host": socket.gethostname(), "at": time.time()})
+            self.spans = _C.Trace(join_ns=join_ns, spans_of_lane=most, header=header)
+        self.origin_ns = time.monotonic_ns() if self.spans is None else self.spans.origin_ns
+
+    @property
+    def began_at(self) -> float:
+        """Unix time at which the call began."""
+        return time.time() - (time.monotonic_ns() - self.origin_ns) / 1e9
+
+    def add(self, phase: str, begin_ns: int, end_ns: int, lane: str = "call") -> None:
+        """Notes that this rank was in ``phase`` between two times of ``time.monotonic_ns``."""
+        if self.spans is not None:
+            self.spans.add(phase, begin_ns, end_ns, lane=lane)
+
+    def enter(self, phase: str, call: Running | None = None) -> None:
+        """Notes for whoever looks from outside that the rank is in ``phase`` from now on.
+
+        Args:
+            phase: Name of the phase.
+            call: With the first phase, the call: it is watched until it ends.
+        """
+        if self.spans is None:
+            return
+        self.spans.enter(phase)
+        if call is not None:
+            watch(self.spans, call, self._title, self._stall_timeout_s)
+
+    def expect(self, num_bytes: int) -> None:
+        """Notes how many bytes this rank is going to write, or wants to read."""
+        if self.spans is not None:
+            self.spans.expect(num_bytes)
+
+    def note_sent(self) -> None:
+        """Notes that the plan of this rank is ready to be sent to the coordinator."""
+        self._sent_ns = time.monotonic_ns()
+
+    def note_received(self) -> None:
+        """Notes that this rank has the answer of the coordinator."""
+        self._received_ns = time.monotonic_ns()
+
+    def note_heard(self) -> None:
+        """Notes on the coordinator that it has the plans of all ranks."""
+        self._heard_ns = time.monotonic_ns()
+
+    def note_answered(self) -> None:
+        """Notes on the coordinator that its answers are ready to be sent."""
+        self._answered_ns = time.monotonic_ns()
+
+    def of_rank(self, most_bytes: int = MOST_TRACE_BYTES) -> RankTrace | None:
+        """Returns what was recorded so far, with spans of at most ``most_bytes``; None if nothing is recorded."""
+        if self.spans is None:
+            return None
+        return RankTrace(
+            host=socket.gethostname(),
+            boot_id=_boot_id(),
+            began_ns=self.origin_ns,
+            sent_ns=self._sent_ns,
+            received_ns=self._received_ns,
+            heard_ns=self._heard_ns,
+            answered_ns=self._answered_ns,
+            unix_offset_s=time.time() - time.monotonic(),
+            spans=self.spans.encode(most_bytes),
+        )
+
+
+@functools.cache
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
