@@ -10,13 +10,17 @@ from typing import Any
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from bytecheckpoint import _C
+from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._save_session import RankResult, SaveSession
+from bytecheckpoint.observability.observers import note_trace
 from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
 
 __all__ = ["report_of_all", "report_of_rank"]
 
 
-def report_of_rank(session: SaveSession, job: _C.SaveJob, planner: SavePlanner) -> tuple[RankSaveReport, SaveReport]:
+def report_of_rank(
+    session: SaveSession, job: _C.SaveJob, planner: SavePlanner, config: Config
+) -> tuple[RankSaveReport, SaveReport]:
     """Returns what this rank did in this save: the report for the coordinator, and the report for this rank.
 
     Another save that runs on the same writer does not change them.
@@ -30,6 +34,7 @@ def report_of_rank(session: SaveSession, job: _C.SaveJob, planner: SavePlanner) 
     own["trace"] = session.phases.trace.of_rank()
     own["blocked_s"] = _blocked_s(session)
     of_rank = RankSaveReport(**own, **{name: seconds.get(name, 0.0) for name in ("plan_s", "exchange_s", "write_s")})
+    note_trace(session.path, "save", session.rank, session.phases.trace.whole(), config)
     session.report = SaveReport(
         path=session.path,
         save_id=session.save_id if session.is_coordinator or session.commits_alone else "",
@@ -42,10 +47,13 @@ def report_of_rank(session: SaveSession, job: _C.SaveJob, planner: SavePlanner) 
     return of_rank, session.report
 
 
-def report_of_all(session: SaveSession, handed_in: list[RankResult], commit: Mapping[str, Any]) -> SaveReport:
+def report_of_all(
+    session: SaveSession, handed_in: list[RankResult], commit: Mapping[str, Any], config: Config
+) -> SaveReport:
     """Returns the complete report of a committed save. Only the rank that committed it can make it."""
     of_ranks = [result.report for result in handed_in if result.report is not None]
     trace, blocked_s = session.phases.trace.of_rank(), _blocked_s(session)
+    note_trace(session.path, "save", session.rank, session.phases.trace.whole(), config)
     # What this rank handed in had not seen the end.
     of_ranks = [
         dataclasses.replace(each, trace=trace, blocked_s=blocked_s) if each.rank == session.rank else each

@@ -35,7 +35,7 @@ from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, Check
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
 from bytecheckpoint.object_store.urls import is_known_store, is_store_url
-from bytecheckpoint.observability.observers import note_call
+from bytecheckpoint.observability.observers import note_call, note_trace
 from bytecheckpoint.planning.plan_items import PlanItems
 from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
@@ -354,6 +354,7 @@ class BcpReader(StorageReader):
             num_requests = self._store.num_requests if self._store else 0
             own: dict[str, Any] = {"rank": self._number, "num_requests": num_requests, **load.done, **phases.seconds}
             own["trace"] = phases.trace.of_rank()
+            note_trace(str(self.path), "load", self._number, phases.trace.whole(), self.config)
         ranks = gather.gather(RankLoadReport(**own))
         phases.end("wait_s")
         whole = tuple(of_rank for of_rank in ranks if of_rank is not None)

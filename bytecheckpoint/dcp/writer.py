@@ -330,7 +330,7 @@ class BcpWriter(StorageWriter):
             with self._progress_bar(session, job, to_write.num_bytes), self._cancellable(session, job):
                 append_plan(job, to_write, planner, unsafe)
                 written = job.finish()
-            of_rank, self.last_report = report_of_rank(session, job, planner)
+            of_rank, self.last_report = report_of_rank(session, job, planner, self.config)
             result = RankResult(
                 session.rank,
                 session.path,
@@ -399,7 +399,7 @@ class BcpWriter(StorageWriter):
         for warning in report["warnings"]:
             warnings.warn(f"bytecheckpoint: {session.path}: {warning}", RuntimeWarning, stacklevel=2)
         session.phases.end("commit_s", "sweep_s", report["sweep_s"])
-        self.last_report = report_of_all(session, handed_in, report)
+        self.last_report = report_of_all(session, handed_in, report, self.config)
         if session.is_coordinator:  # without collectives every rank gets here
             note_call(self.last_report, self.config)
 

@@ -27,7 +27,7 @@ def offset_of(trace: RankTrace, coordinator: RankTrace) -> tuple[float, float | 
     Returns:
         The offset in seconds, and the most that it may be wrong; None if there are no bounds.
     """
-    if trace.boot_id and trace.boot_id == coordinator.boot_id:
+    if trace.clock and trace.clock == coordinator.clock:
         return 0.0, 0.0
     estimate = trace.unix_offset_s - coordinator.unix_offset_s
     if not (trace.sent_ns and trace.received_ns and coordinator.heard_ns and coordinator.answered_ns):

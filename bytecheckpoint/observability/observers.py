@@ -18,11 +18,13 @@ from typing import Any, Protocol
 from bytecheckpoint.config import Config
 from bytecheckpoint.observability.journal import append, place_of
 from bytecheckpoint.observability.records import record_of
+from bytecheckpoint.observability.trace_files import keep_trace
 from bytecheckpoint.report import LoadReport, SaveReport
+from bytecheckpoint.report.rank_trace import RankTrace
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.per_process import PerProcess
 
-__all__ = ["Exporter", "flush", "note_call", "observe", "stop_observing"]
+__all__ = ["Exporter", "flush", "note_call", "note_trace", "observe", "stop_observing"]
 
 # The end of the process waits no longer than this for what is not written yet.
 _AT_EXIT_S = 5.0
@@ -158,6 +160,28 @@ def note_call(report: SaveReport | LoadReport, config: Config) -> None:
     if config.journal == "off" and not observers.exporters and not config.slow_factor:
         return
     observers.submit(lambda: _record(observers, report, config))
+
+
+def note_trace(path: str, kind: str, rank: int, trace: RankTrace | None, config: Config) -> None:
+    """Keeps the whole trace of a call on this rank, with ``Config(trace="full")``. Returns at once.
+
+    Args:
+        path: Path of the checkpoint.
+        kind: ``save`` or ``load``.
+        rank: Number of this rank in the call.
+        trace: What this rank did.
+        config: Settings of the call.
+    """
+    if trace is None or config.trace != "full":
+        return
+    observers, whole = _observers.get(), trace
+
+    def keep() -> None:
+        folder, _, step = place_of(path, config, is_save=kind == "save")
+        if folder is not None:
+            keep_trace(folder, kind, step, rank, whole)
+
+    observers.submit(keep)
 
 
 def _record(observers: _Observers, report: SaveReport | LoadReport, config: Config) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import sys
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from bytecheckpoint import _core
@@ -157,10 +157,5 @@ def _changed(config: Config) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in ("bytecheckpoint", "torch"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # a source tree that is not installed
-            found[name] = ""
-    return found
+    packages = {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in ("bytecheckpoint", "torch")}
+    return {"python": platform.python_version(), **packages}

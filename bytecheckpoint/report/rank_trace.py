@@ -20,11 +20,11 @@ _MOST_TEXT = 255
 class RankTrace:
     """Where and when one rank did its part of a save or a load, and what its threads did.
 
-    Times are nanoseconds of ``time.monotonic_ns`` on that rank: ranks with the same ``boot_id`` have the same clock.
+    Times are nanoseconds of ``time.monotonic_ns`` on that rank.
 
     Attributes:
         host: Name of the machine.
-        boot_id: Id that the machine's kernel drew when it started; "" if unknown.
+        clock: Id of that clock: ranks with the same id have the same clock. "" if it is not known.
         began_ns: When the rank began the call.
         sent_ns: When its plan was ready to be sent to the coordinator.
         received_ns: When it had the answer.
@@ -35,7 +35,7 @@ class RankTrace:
     """
 
     host: str = ""
-    boot_id: str = ""
+    clock: str = ""
     began_ns: int = 0
     sent_ns: int = 0
     received_ns: int = 0
@@ -63,10 +63,10 @@ class RankTrace:
 
     def to_bytes(self) -> bytes:
         """Returns the trace as bytes, for a message between ranks."""
-        host, boot = self.host.encode()[:_MOST_TEXT], self.boot_id.encode()[:_MOST_TEXT]
+        host, clock = self.host.encode()[:_MOST_TEXT], self.clock.encode()[:_MOST_TEXT]
         times = (self.began_ns, self.sent_ns, self.received_ns, self.heard_ns, self.answered_ns)
-        numbers = _NUMBERS.pack(*times, self.unix_offset_s, len(host), len(boot))
-        return numbers + host + boot + self.spans
+        numbers = _NUMBERS.pack(*times, self.unix_offset_s, len(host), len(clock))
+        return numbers + host + clock + self.spans
 
     @classmethod
     def from_bytes(cls, message: bytes) -> RankTrace:
@@ -77,17 +77,17 @@ class RankTrace:
         """
         if len(message) < _NUMBERS.size:
             raise CorruptCheckpointError(f"a trace of a rank has {len(message)} bytes, at least {_NUMBERS.size} wanted")
-        began, sent, received, heard, answered, offset, of_host, of_boot = _NUMBERS.unpack_from(message)
+        began, sent, received, heard, answered, offset, of_host, of_clock = _NUMBERS.unpack_from(message)
         begin = _NUMBERS.size
-        host, boot = message[begin : begin + of_host], message[begin + of_host : begin + of_host + of_boot]
+        host, clock = message[begin : begin + of_host], message[begin + of_host : begin + of_host + of_clock]
         return cls(
             host=host.decode(errors="replace"),
-            boot_id=boot.decode(errors="replace"),
+            clock=clock.decode(errors="replace"),
             began_ns=began,
             sent_ns=sent,
             received_ns=received,
             heard_ns=heard,
             answered_ns=answered,
             unix_offset_s=offset,
-            spans=message[begin + of_host + of_boot :],
+            spans=message[begin + of_host + of_clock :],
         )

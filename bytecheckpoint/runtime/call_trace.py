@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class CallTrace:
         self._title = f"{kind}({path}), rank {rank}"
         self._stall_timeout_s = 0.0 if config is None else config.stall_timeout_s
         self._sent_ns = self._received_ns = 0
+        self._is_full = config is not None and config.trace == "full"
         self._heard_ns = self._answered_ns = 0
         if config is not None and config.trace in _KEPT:
             about = {"kind": kind, "path": path, "rank": rank, "world_size": world_size}
@@ -100,13 +102,17 @@ class CallTrace:
         """Notes on the coordinator that its answers are ready to be sent."""
         self._answered_ns = time.monotonic_ns()
 
+    def whole(self) -> RankTrace | None:
+        """Returns all of what was recorded so far, if every piece of work is recorded; else None."""
+        return self.of_rank(sys.maxsize) if self._is_full else None
+
     def of_rank(self, most_bytes: int = MOST_TRACE_BYTES) -> RankTrace | None:
         """Returns what was recorded so far, with spans of at most ``most_bytes``; None if nothing is recorded."""
         if self.spans is None:
             return None
         return RankTrace(
             host=socket.gethostname(),
-            boot_id=_boot_id(),
+            clock=_clock(),
             began_ns=self.origin_ns,
             sent_ns=self._sent_ns,
             received_ns=self._received_ns,
@@ -118,8 +124,13 @@ class CallTrace:
 
 
 @functools.cache
-def _boot_id() -> str:
+def _clock() -> str:
+    """Returns an id of the monotonic clock: that of the system's start, and of the time namespace, as containers have.
+
+    It is "" if the system does not tell.
+    """
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
     except OSError:
         return ""

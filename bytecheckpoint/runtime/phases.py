@@ -63,8 +63,8 @@ class Phases:
         """
         now = time.monotonic_ns() - round(last_s * 1e9)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + (now - self._last_ns) / 1e9
-        if phase not in _OF_THREADS:
-            self.trace.add(phase.removesuffix("_s"), self._last_ns, now)
+        if phase not in _OF_THREADS:  # the trace has no "_s" at the end of a name
+            self.trace.add(phase[:-2], self._last_ns, now)
         after = (self.trace.kind == "load" and _NEXT_OF_LOAD.get(phase)) or _NEXT.get(phase)
         if after:
             self.trace.enter(after)

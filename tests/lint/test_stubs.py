@@ -22,6 +22,8 @@ def names_in_stub(path: Path) -> dict[str, set[str]]:
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names[""].add(node.name)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names[""].add(node.target.id)
         if isinstance(node, ast.ClassDef):
             members = {member.name for member in node.body if isinstance(member, ast.FunctionDef)}
             names[node.name] = {member for member in members if not member.startswith("_")}
