@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal has every rank of a call, with its times on the clock of the coordinator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from support.ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
+from bytecheckpoint.observability import read_journal
+from bytecheckpoint.observability.observers import flush
+
+NUM_RANKS = 4
+LATE_S = 0.4
+# A rank in a time namespace has a clock that is so far ahead.
+AHEAD_S = 5000
+
+
+def save_and_load(path: str, late: int, settings: dict[str, Any]) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state = {"w": distribute_tensor(torch.arange(1 << 20, dtype=torch.float32), mesh, [Shard(0)])}
+    config = Config(**settings)
+    dist.barrier()
+    if dist.get_rank() == late:
+        time.sleep(LATE_S)
+    dcp.save(state, storage_writer=BcpWriter(path, config=config), planner=BcpSavePlanner())
+    dcp.load(state, storage_reader=BcpReader(path, config=config), planner=BcpLoadPlanner())
+    assert flush()
+
+
+@pytest.mark.parametrize("reading", ["independent", "cooperative"])
+def test_every_rank_is_in_the_journal(tmp_path: Path, reading: str) -> None:
+    run_ranks(NUM_RANKS, save_and_load, str(tmp_path / "step_4"), 2, {"shared_reading": reading})
+    (save, load), num_skipped = read_journal(tmp_path)
+    assert num_skipped == 0
+    for record in (save, load):
+        ranks = record["ranks"]
+        assert record["world_size"] == NUM_RANKS
+        assert ranks["rank"] == [*range(NUM_RANKS)]
+        assert ranks["clock_error_s"] == [0.0] * NUM_RANKS
+        assert ranks["arrived_s"][0] == 0.0
+        columns = [*ranks["phases"].values(), ranks["num_bytes"], ranks["ended_s"], ranks["host"]]
+        assert {len(column) for column in columns} == {NUM_RANKS}
+        assert {*record["timelines"]} == {str(rank) for rank in range(NUM_RANKS)}
+        assert max(ranks["ended_s"]) <= record["report"]["total_s"] + 0.5
+    assert save["ranks"]["arrived_s"][2] > LATE_S / 2
+    assert sum(save["ranks"]["num_bytes"]) == save["report"]["total_bytes"] >= 4 << 20
+    assert all(seconds > 0 for seconds in save["ranks"]["phases"]["write"])
+
+
+RANK = """
+import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from bytecheckpoint import BcpSavePlanner, BcpWriter
+from bytecheckpoint.observability.observers import flush
+rank, store, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+dcp.save({f"w{rank}": torch.ones(1000)}, storage_writer=BcpWriter(path), planner=BcpSavePlanner())
+assert flush()
+dist.barrier()
+"""
+
+
+def test_ranks_with_other_clocks_are_put_on_one(tmp_path: Path) -> None:
+    """Rank 1 runs in a time namespace, as on another machine; its name and its Unix clock are the same here."""
+    ahead = ["unshare", "--time", "--monotonic", str(AHEAD_S)]
+    if subprocess.run([*ahead, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user may not make a time namespace")
+    command = [sys.executable, "-c", RANK]
+    arguments = [str(tmp_path / "store"), str(tmp_path / "step_1")]
+    began = time.monotonic()
+    ranks = [subprocess.Popen([*(ahead if rank else []), *command, str(rank), *arguments]) for rank in range(2)]
+    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    took = time.monotonic() - began
+    (record,), _ = read_journal(tmp_path)
+    of_ranks = record["ranks"]
+    assert of_ranks["clock_error_s"][0] == 0.0
+    assert 0.0 < of_ranks["clock_error_s"][1] < took
+    assert abs(of_ranks["arrived_s"][1]) < took, json.dumps(of_ranks)
+    assert 0.0 < of_ranks["ended_s"][1] < took
