@@ -108,4 +108,5 @@ def _store_of(session: SaveSession, config: Config) -> StoreClient:
     """Returns the client of the save, which its commit and its job share."""
     if session.store is None:
         session.store = use_store(session.path, config, _C)
+        session.store.on_request = session.phases.trace.note_request
     return session.store

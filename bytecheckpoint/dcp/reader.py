@@ -351,9 +351,8 @@ class BcpReader(StorageReader):
             lossy = load.warning_of_casts()
             if lossy is not None:
                 warnings.warn(lossy, RuntimeWarning, stacklevel=2)
-            num_requests = self._store.num_requests if self._store else 0
-            own: dict[str, Any] = {"rank": self._number, "num_requests": num_requests, **load.done, **phases.seconds}
-            own["trace"] = phases.trace.of_rank()
+            own: dict[str, Any] = {"rank": self._number, **load.done, **phases.seconds, "trace": phases.trace.of_rank()}
+            own["num_requests"] = self._store.num_requests if self._store else 0
             note_trace(str(self.path), "load", self._number, phases.trace.whole(), self.config)
         ranks = gather.gather(RankLoadReport(**own))
         phases.end("wait_s")
@@ -394,9 +393,9 @@ class BcpReader(StorageReader):
         return _C.directory_id(str(self.path), self.config.io_timeout_s)
 
     def _let_go(self) -> None:
-        if self._hold is not None:
-            self._hold.end()
-        self._hold = None
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.end()
 
     def _opened(self) -> _C.Checkpoint:
         if self._checkpoint is None:
@@ -406,6 +405,7 @@ class BcpReader(StorageReader):
     def _open(self, rank: int | None) -> _C.Checkpoint:
         if is_store_url(self.path):
             self._store = use_store(str(self.path), self.config, _C)
+            self._store.on_request = self._phases.trace.note_request
         # Only a missing `.metadata` is explained: DCP also asks for the part of a rank that has none.
         with explaining(self.path) if rank is None else nullcontext():
             return _C.Checkpoint.open(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -53,6 +54,8 @@ class StoreClient:
         is_http: Whether it is a folder of a web server, which can only be read, and has no listing.
         num_requests: Number of requests that were made. A request that obstore tried again counts once: it does not
             tell.
+        on_request: Called with the begin and the end of each request, in nanoseconds of ``time.monotonic_ns``, by any
+            thread; None: nobody asks. What obstore tries again, and the parts of one upload, are one request.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class StoreClient:
         self._open_once = open_once
         self._kind = type(store).__name__
         self.num_requests = 0
+        self.on_request: Callable[[int, int], None] | None = None
         self._counting = threading.Lock()
 
     # What the engine calls; see csrc/bridge/python_store.h.
@@ -317,6 +321,7 @@ class StoreClient:
     def _errors(self, num_requests: int = 1) -> Iterator[None]:
         """Counts requests, and turns what obstore raises into an OSError."""
         self._count(num_requests)
+        begin_ns = time.monotonic_ns()
         try:
             yield
         except OSError as error:
@@ -330,6 +335,9 @@ class StoreClient:
             if number is None and not isinstance(error, self._obstore.exceptions.BaseError):
                 raise  # what the parts raise: the failure of another rank's thread, a cancelled save
             raise OSError(number or errno.EIO, text_of(error)) from None
+        finally:
+            if self.on_request is not None:
+                self.on_request(begin_ns, time.monotonic_ns())
 
 
 def _taken(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:

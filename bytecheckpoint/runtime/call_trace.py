@@ -81,6 +81,10 @@ class CallTrace:
         if call is not None:
             watch(self.spans, call, self._title, self._stall_timeout_s)
 
+    def note_request(self, begin_ns: int, end_ns: int) -> None:
+        """Notes a request to an object store. Any thread."""
+        self.add("request", begin_ns, end_ns, lane="store")
+
     def expect(self, num_bytes: int) -> None:
         """Notes how many bytes this rank is going to write, or wants to read."""
         if self.spans is not None:

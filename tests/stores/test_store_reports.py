@@ -36,6 +36,8 @@ def test_as_many_as_arrive(store: Store, numel: int) -> None:
             path = f"{url}/step"
             saved = save_state_dict(path, {"w": torch.ones(numel)}, config=config)
             assert saved.total_requests == saved.num_requests == len(proxy.requests) - before
+            assert saved.trace is not None
+            assert 0 < saved.trace.summary["phases"]["request"][0] <= saved.num_requests
             assert f"{saved.total_requests} requests" in saved.summary()
             assert (saved.files_swept == 0) == is_first
         before = len(proxy.requests)
