@@ -10,6 +10,9 @@
 #include "csrc/bridge/tree_caster.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/coverage.h"
+#include "csrc/engine/source_file.h"
+#include "csrc/format/data_file.h"
+#include "csrc/format/disk_usage.h"
 #include "csrc/format/metadata_file.h"
 
 namespace bytecheckpoint::bindings {
@@ -91,6 +94,46 @@ py::list chunks_of(const Checkpoint& checkpoint) {
     out.append(std::move(chunks));
   }
   return out;
+}
+
+/// Returns ([(first names of a key, dtype or None, number of items, bytes)], bytes of headers and trailers, of block
+/// tables, around elements, between records); see `format::disk_usage`.
+py::tuple disk_usage_of(const Checkpoint& checkpoint, size_t depth) {
+  const format::Manifest& manifest = checkpoint.whole();
+  const format::DiskUsage found = unlocked([&] { return format::disk_usage(manifest, depth); });
+  py::list rows;
+  for (const format::UsageRow& row : found.rows) {
+    const tensor::DTypeInfo* dtype = tensor::find_dtype(row.dtype);
+    rows.append(py::make_tuple(to_text(row.key), dtype == nullptr ? py::object(py::none()) : py::str(dtype->name),
+                               row.num_items, row.bytes));
+  }
+  return py::make_tuple(rows, found.header_bytes, found.table_bytes, found.archive_bytes, found.padding_bytes);
+}
+
+/// Returns for each chunk of an item, in the order of `chunks_of`, where its elements are in the file, or all of an
+/// object: (offset, bytes); None if only reading the record shows that.
+py::list elements_of(const Checkpoint& checkpoint, const std::string& fqn) {
+  py::list out;
+  const format::Item* item = checkpoint.whole().find(fqn);
+  if (item == nullptr) return out;
+  for (const format::Chunk& chunk : item->chunks) {
+    const format::Record& record = chunk.record;
+    const bool is_known = record.kind == format::RecordKind::kTensor;
+    out.append(is_known ? py::object(py::make_tuple(record.data_offset, record.data_bytes)) : py::object(py::none()));
+  }
+  return out;
+}
+
+/// Returns (bytes of a block, where the last block ends, CRCs of all blocks) of a data file; None if it has none.
+/// Compares the trailer of the file with the manifest, and its block table with the trailer.
+py::object block_checksums(const Checkpoint& checkpoint, const std::string& directory, const std::string& name) {
+  const format::Manifest& manifest = checkpoint.head();
+  const auto entry = std::find_if(manifest.files.begin(), manifest.files.end(),
+                                  [&](const format::FileEntry& file) { return file.name == name; });
+  if (entry == manifest.files.end()) throw py::key_error(name);
+  const auto source = value_unlocked([&] { return engine::SourceFile::open(directory, manifest, *entry); });
+  if (!source->has_checksums) return py::none();
+  return py::make_tuple(format::kBlockBytes, source->end_of_records, source->block_crcs);
 }
 
 /// Returns (attributes of StorageMeta or None, whether its checkpoint_id is a path, version or None) for the checkpoint
@@ -192,6 +235,9 @@ void bind_checkpoint(py::module_& m) {
       .def("files", &files_of)
       .def("contents", &contents_of)
       .def("chunks", &chunks_of)
+      .def("disk_usage", &disk_usage_of, py::arg("depth"))
+      .def("elements", &elements_of, py::arg("fqn"))
+      .def("block_checksums", &block_checksums, py::arg("directory"), py::arg("name"))
       .def("tensors_with_gaps", &tensors_with_gaps)
       .def(
           "data_directory",

@@ -13,6 +13,7 @@
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/inspect_folder.h"
 #include "csrc/engine/removal.h"
+#include "csrc/engine/unreferenced.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/open_directory.h"
 
@@ -134,6 +135,13 @@ void bind_directory(py::module_& m) {
 }  // namespace
 
 void bind_steps(py::module_& m) {
+  m.def(
+      "find_unreferenced",
+      [](const std::string& directory) {
+        const auto found = value_unlocked([&] { return engine::find_unreferenced(directory); });
+        return py::make_tuple(names_of(found.files), names_of(found.notes));
+      },
+      py::arg("directory"));
   m.def("inspect_folder", &inspect, py::arg("directory"), py::arg("own_tmp") = "");
   m.def(
       "sync_directory",

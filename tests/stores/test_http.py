@@ -21,6 +21,7 @@ from support.equality import assert_equal
 from support.ranks import run_ranks
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config, load_state_dict, save_state_dict, verify
+from bytecheckpoint.checkpoint.disk_usage import disk_usage
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, CheckpointNotFoundError, StorageError
 from bytecheckpoint.object_store.stores import use_store
 
@@ -164,6 +165,20 @@ def test_names_may_be_escaped_as_in_any_url(site: Site, tmp_path: Path, folder: 
     found = {"step": 0}
     load_state_dict(f"{site.url}/{folder}/", found)
     assert found["step"] == 3
+
+
+@pytest.mark.parametrize("writer", [BcpWriter, dcp.FileSystemWriter])
+def test_what_it_takes_and_where_things_are(site: Site, tmp_path: Path, writer: Any) -> None:
+    """Without a listing, what the metadata name counts."""
+    dcp.save({"model": state(), "step": 3}, storage_writer=writer(tmp_path), no_dist=True)
+    (told,) = disk_usage(site.url).to_dict()["checkpoints"]
+    assert told["bytes"] == sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert told["bytes"] == sum(row["bytes"] for row in told["keys"]) + told["overhead"]["bytes"]
+    next(tmp_path.glob("*.distcp")).unlink()
+    (told,) = disk_usage(site.url).to_dict()["checkpoints"]
+    assert "there is no such file, but the metadata name it" in told["problems"][0]
+    with pytest.raises(CheckpointNotFoundError):
+        disk_usage(f"{site.url}/none")
 
 
 def test_no_checkpoint(site: Site) -> None:
