@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from bytecheckpoint.checkpoint.step_names import DEFAULT_PATTERN, compile_patter
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import StorageError
 
-__all__ = ["FOLDER", "append", "place_of", "read_journal"]
+__all__ = ["FOLDER", "append", "find_save", "place_of", "read_journal"]
 
 FOLDER = ".bcp"
 _NAME = "journal.jsonl"
@@ -114,17 +115,9 @@ def read_journal(run: str | os.PathLike[str], last: int | None = None) -> tuple[
     Raises:
         StorageError: A file of the journal cannot be read.
     """
-    folder = Path(run, FOLDER) if Path(run, FOLDER).is_dir() else Path(run)
-    names = [_NAME, *(f"journal.{number}.jsonl" for number in range(1, _MOST_OLD + 1))]
     records: list[dict[str, Any]] = []
     num_skipped = 0
-    for name in names:  # from the newest to the oldest
-        try:
-            lines = (folder / name).read_bytes().splitlines()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise StorageError(f"read({folder / name}): {error.strerror}", str(folder / name)) from error
+    for lines in _files_of(run):
         of_file = []
         for line in lines if last is None else lines[-(last - len(records)) :]:
             record = _parsed(line)
@@ -138,11 +131,41 @@ def read_journal(run: str | os.PathLike[str], last: int | None = None) -> tuple[
     return records, num_skipped
 
 
+def find_save(run: str | os.PathLike[str], save_id: str) -> dict[str, Any] | None:
+    """Returns the record of one save; None if the journal has none. Other lines are read, but not parsed.
+
+    Args:
+        run: As for ``read_journal``.
+        save_id: Id of the save, 32 hex digits.
+
+    Raises:
+        StorageError: A file of the journal cannot be read.
+    """
+    for lines in _files_of(run):
+        for line in reversed(lines):
+            record = _parsed(line) if save_id.encode() in line else None
+            if record is not None and record["kind"] == "save" and record.get("save_id") == save_id:
+                return record
+    return None
+
+
+def _files_of(run: str | os.PathLike[str]) -> Iterator[list[bytes]]:
+    """Yields the lines of each file of a journal, from the newest file to the oldest."""
+    folder = Path(run, FOLDER) if Path(run, FOLDER).is_dir() else Path(run)
+    for name in (_NAME, *(f"journal.{number}.jsonl" for number in range(1, _MOST_OLD + 1))):
+        try:
+            yield (folder / name).read_bytes().splitlines()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StorageError(f"read({folder / name}): {error.strerror}", str(folder / name)) from error
+
+
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """Returns the record of a line; None if it is none that this version knows."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     known = (
         isinstance(record, dict) and isinstance(record.get("format"), int) and record.get("kind") in ("save", "load")

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the journal of a run says of one save: who wrote what, when, and how fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bytecheckpoint.errors import StorageError
+from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.observability.journal import FOLDER, find_save
+
+__all__ = ["SaveRecord", "find_save_record"]
+
+# A run is above the step, a part such as `model` is below it, and a role may be between.
+_MOST_LEVELS = 3
+
+
+@dataclass(frozen=True)
+class SaveRecord:
+    """The record of one save.
+
+    Attributes:
+        journal: Folder whose journal has it.
+        record: The record. Any field may be missing, or be of another type: anybody may have written it.
+    """
+
+    journal: str
+    record: dict[str, Any]
+
+    @property
+    def began(self) -> str | None:
+        """When the save began, in UTC."""
+        at = _number(self.record.get("at"))
+        try:
+            return None if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        except (ValueError, OverflowError, OSError):
+            return None
+
+    def of_rank(self, rank: int) -> dict[str, Any]:
+        """Returns what is known of a rank: ``host``, ``num_bytes``, ``seconds`` of its part, ``write_s``, rates.
+
+        ``write_s`` are the seconds in which threads of the rank wrote, all added up.
+        """
+        columns = self.record.get("ranks")
+        columns = columns if isinstance(columns, dict) else {}
+        ranks = columns.get("rank")
+        if not isinstance(ranks, list) or rank not in ranks:
+            return {}
+        row = ranks.index(rank)
+        phases = columns.get("phases")
+        write_s = _cell(phases if isinstance(phases, dict) else {}, "write", row)
+        begin, end = _cell(columns, "arrived_s", row), _cell(columns, "ended_s", row)
+        num_bytes = _cell(columns, "num_bytes", row)
+        seconds = None if begin is None or end is None else end - begin
+        found = {
+            "host": self._host(_cell(columns, "host", row)),
+            "num_bytes": num_bytes,
+            "seconds": seconds,
+            "gb_per_s": _rate(num_bytes, seconds),
+            "write_s": write_s,
+            "write_gb_per_s": _rate(num_bytes, write_s),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _host(self, number: Any) -> str | None:
+        hosts = self.record.get("hosts")
+        is_one = isinstance(hosts, list) and isinstance(number, int) and 0 <= number < len(hosts)
+        return str(hosts[number]) if is_one and isinstance(hosts, list) else None
+
+
+def find_save_record(path: str, save_id: str, journal: str | None) -> tuple[SaveRecord | None, str]:
+    """Looks for a save in the journal of its run.
+
+    Args:
+        path: The checkpoint: a step, or a part of one.
+        save_id: Id of the save, 32 hex digits.
+        journal: The run folder, or the folder of a journal; None looks in the folders above the checkpoint.
+
+    Returns:
+        The record, and ""; or None, and a sentence that says why there is none.
+    """
+    if journal is not None:
+        folders = [Path(journal)]
+    elif is_store_url(path):
+        return None, "no journal is kept beside a URL; --journal names the folder of one"
+    else:
+        folders = [folder for folder in Path(path).parents[:_MOST_LEVELS] if (folder / FOLDER).is_dir()]
+    for folder in folders:
+        try:
+            record = find_save(folder, save_id)
+        except StorageError as error:
+            return None, f"the journal of the run cannot be read: {error}"
+        if record is not None:
+            return SaveRecord(str(folder), record), ""
+    if not folders:
+        return None, f"there is no journal: no folder {FOLDER} in the folders above {path}"
+    return None, f"the journal in {folders[0]} has no record of this save, {save_id}"
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _cell(columns: dict[str, Any], name: str, row: int) -> Any:
+    column = columns.get(name)
+    return _number(column[row]) if isinstance(column, list) and row < len(column) else None
+
+
+def _rate(num_bytes: float | None, seconds: float | None) -> float | None:
+    return None if num_bytes is None or not seconds or seconds < 0 else num_bytes / seconds / 1e9
