@@ -28,7 +28,7 @@ struct LoadOptions {
   /// Called in the calling thread after each segment, with an estimate of how many of the wanted bytes have arrived.
   std::function<void(int64_t)> progress;
   double io_timeout_s = 0;  // a call fails if the storage has not answered for so long; 0: never
-  std::shared_ptr<base::Trace> trace;  // records what the threads do; null: nothing does
+  std::shared_ptr<base::Trace> trace = nullptr;  // records what the threads do; null: nothing does
 
   ReadPipelineOptions reading() const { return {directory, direct_io, num_io_threads, io_timeout_s, trace}; }
 };

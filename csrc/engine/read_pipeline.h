@@ -24,7 +24,7 @@ struct ReadPipelineOptions {
   bool direct_io = true;
   int num_io_threads = 1;
   double io_timeout_s = 0;  // a call fails if the storage has not answered for so long; 0: never
-  std::shared_ptr<base::Trace> trace;  // records the reads; null: nothing does
+  std::shared_ptr<base::Trace> trace = nullptr;  // records the reads; null: nothing does
 };
 
 /// Reads segments of a checkpoint into the slots of a ring. It owns all that the threads of a `Reader` use, so that it

@@ -32,7 +32,7 @@ struct WriterOptions {
   int niceness = 0;         // added to the niceness of the threads
   int64_t bytes_per_s = 0;  // limit of all threads together; 0: as fast as the storage takes them
   double io_timeout_s = 0;  // how long one write may take; 0: for ever
-  std::shared_ptr<base::Trace> trace;  // records the writes; null: nothing does
+  std::shared_ptr<base::Trace> trace = nullptr;  // records the writes; null: nothing does
 };
 
 /// Threads that write slots to files while their owner fills others.
