@@ -209,7 +209,12 @@ class ReadPlan:
     def __init__(self, checkpoint: Checkpoint, items: Iterable[ReadItem]) -> None: ...
     @staticmethod
     def of_state(
-        checkpoint: Checkpoint, flat: dict[str, Any], chunks_of: Callable[[Any], list[Any]], allow_partial: bool
+        checkpoint: Checkpoint,
+        flat: dict[str, Any],
+        chunks_of: Callable[[Any], list[Any]],
+        allow_partial: bool,
+        refuse_unexpected: bool = False,
+        refuse_casts: Callable[[list[tuple[str, str, Any]]], str] | None = None,
     ) -> ReadPlan: ...
     def is_of(self, checkpoint: Checkpoint) -> bool: ...
     @property
