@@ -81,13 +81,15 @@ def command(
     """Converts a checkpoint to another format.
 
     SOURCE is a checkpoint of bytecheckpoint or of stock DCP, however it is sharded, or safetensors. TARGET is a folder
-    that does not exist yet; it appears when everything is written. Memory does not grow with the checkpoint.
+    that does not exist yet; it appears when everything is written. With --to bcp it may be the URL of an object store.
+    Memory does not grow with the checkpoint.
 
     \b
     Example:
       bcp convert run/step_100/model model-hf --dtype bfloat16 --verify
       bcp convert ckpt model-hf --include model --rename model=
       bcp convert model-hf ckpt --to bcp
+      bcp convert s3://bucket/model-hf s3://bucket/ckpt --to bcp
       torchrun --nproc-per-node 8 -m bytecheckpoint convert ckpt model-hf
     """
     _convert(source, target, spec_of(spec_file, include, exclude, rename), **options)

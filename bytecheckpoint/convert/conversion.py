@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bytecheckpoint.checkpoint.local_path import local_path, location_to_read
+from bytecheckpoint.checkpoint.local_path import location, location_to_read
 from bytecheckpoint.config import Config
 from bytecheckpoint.convert.contents import Contents, contents_of
 from bytecheckpoint.convert.dcp_target import DcpTarget
@@ -23,6 +23,7 @@ from bytecheckpoint.convert.folder import check_room, publish, refuse_existing, 
 from bytecheckpoint.convert.ranks import Ranks
 from bytecheckpoint.convert.safetensors_target import SafetensorsTarget
 from bytecheckpoint.convert.source import Opened, Source
+from bytecheckpoint.convert.store_folder import StoreFolder
 from bytecheckpoint.convert.target import Piece, Target
 from bytecheckpoint.convert.workers import run_pieces
 from bytecheckpoint.errors import ConfigError
@@ -111,7 +112,8 @@ def convert(
 
     Args:
         source: A checkpoint of ours or of stock DCP, or safetensors; a path, or the URL of a store.
-        target: Folder to make, or file for ``torch``. It must not exist; a folder may be empty.
+        target: Folder to make, or file for ``torch``. It must not exist; a folder may be empty. For ``bcp`` it may be
+            the URL of a store, where there must be no checkpoint.
         to: ``safetensors``: a folder that Hugging Face's ``from_pretrained`` reads. ``bcp``: a checkpoint of ours.
             ``dcp``: a checkpoint as stock DCP writes it, without our checksums. ``torch``: one file that ``torch.load``
             reads, with the state dict nested as it was saved.
@@ -121,11 +123,12 @@ def convert(
         shard_size: Most bytes of one file, as a number or a text like ``5GB``. A larger tensor gets a file of its own
             in safetensors, and is cut along its first dim in checkpoints. A file of torch is always one.
         workers: Number of processes that write files at the same time.
-        resume: Whether to go on with a conversion to this target that was interrupted.
-        verify: Whether to read back what was written, past the page cache, and compare it.
+        resume: Whether to go on with a conversion to this target that was interrupted. Not for a URL.
+        verify: Whether to read back what was written, past the page cache, and compare it. At a URL this comes after
+            the commit.
         dry_run: Whether to look only at what would be done.
         process_group: Group whose ranks share the work, each with as many workers. The call is then collective, and all
-            ranks must see the same directory. None: this process alone, also in a distributed job.
+            ranks must see the same directory. None: this process alone, also in a distributed job. Not for a URL.
         config: Settings; None reads ``BYTECHECKPOINT_*`` variables.
         progress: Called with the bytes that this rank has written, and all that it is to write.
 
@@ -139,37 +142,67 @@ def convert(
     """
     begin = time.monotonic()
     config = config or Config.from_env()
-    place, folder = location_to_read(source), local_path(target)
+    place, folder = location_to_read(source), location(target)
     job = Source(str(place), spec, config)
+    in_store = StoreFolder(folder, config) if isinstance(folder, str) else None
     ranks = Ranks(process_group, config, folder)
 
     def prepared() -> tuple[Opened, Target, ConvertReport]:
         if workers < 1:
             raise ConfigError(f"workers={workers}: must be at least 1")
+        if in_store is not None:
+            in_store.check(to, resume=resume, is_shared=process_group is not None)
+        elif isinstance(folder, Path):
+            refuse_existing(folder)
         opened = job.open()
         contents = contents_of(opened.wanted, dtype)
-        made = _target_of(to, contents, parsed_size(shard_size), workers * ranks.size, folder.name)
-        refuse_existing(folder)
-        return opened, made, _report_of(str(place), folder, to, contents, made)
+        made = _target_of(to, contents, parsed_size(shard_size), workers * ranks.size, folder)
+        return opened, made, _report_of(str(place), str(folder), to, contents, made)
 
     opened, made, report = ranks.together(prepared)
     if dry_run:
         return report
+    if in_store is not None and isinstance(made, DcpTarget):
+        pieces = made.pieces
+        tell = _of_total(progress, pieces)
+        in_store.write(
+            opened,
+            made,
+            lambda notes: run_pieces(job, pieces, notes, workers, verify=False, progress=tell),
+            verify=verify,
+        )
+        return dataclasses.replace(report, is_verified=verify, seconds=time.monotonic() - begin)
+    num_left = _write(job, opened, made, Path(folder), ranks, workers, resume, verify, progress)
+    return dataclasses.replace(
+        report, num_resumed=len(made.pieces) - num_left, is_verified=verify, seconds=time.monotonic() - begin
+    )
+
+
+def _write(
+    job: Source,
+    opened: Opened,
+    made: Target,
+    folder: Path,
+    ranks: Ranks,
+    workers: int,
+    resume: bool,
+    verify: bool,
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """Writes and publishes a folder, or a file. Returns how many pieces were left to write."""
     with ExitStack() as held:
 
         def begun() -> Path:
             if not ranks.is_first:
                 return staging_of(folder)
-            staging = held.enter_context(staging_folder(folder, resume, _plan_of(opened, str(place), made)))
+            staging = held.enter_context(staging_folder(folder, resume, _plan_of(opened, job.place, made)))
             check_room(staging, _bytes_of([piece for piece in made.pieces if not piece.is_done(staging)]))
             return staging
 
         staging = ranks.together(begun)
         left = ranks.shared([piece.name for piece in made.pieces if not piece.is_done(staging)])
         mine = ranks.own_of([piece for piece in made.pieces if piece.name in left])
-        # The first rank shows how far it is itself: ranks have about equal shares.
-        total = _bytes_of(mine)
-        tell = (lambda now: progress(now, total)) if progress is not None else None
+        tell = _of_total(progress, mine)
         ranks.together(lambda: run_pieces(job, mine, staging, workers, verify=verify, progress=tell))
 
         def finished() -> None:
@@ -178,15 +211,21 @@ def convert(
                 publish(staging, folder, made.pieces[0].name if made.is_file else None)
 
         ranks.together(finished)
-    return dataclasses.replace(
-        report, num_resumed=len(made.pieces) - len(left), is_verified=verify, seconds=time.monotonic() - begin
-    )
+    return len(left)
 
 
-def _report_of(source: str, target: Path, to: Format, contents: Contents, made: Target) -> ConvertReport:
+def _of_total(progress: Callable[[int, int], None] | None, pieces: Sequence[Piece]) -> Callable[[int], None] | None:
+    """Returns a function that also tells all that this rank is to write. Ranks have about equal shares."""
+    if progress is None:
+        return None
+    total = _bytes_of(pieces)
+    return lambda now: progress(now, total)
+
+
+def _report_of(source: str, target: str, to: Format, contents: Contents, made: Target) -> ConvertReport:
     return ConvertReport(
         source=source,
-        target=str(target),
+        target=target,
         format=to,
         num_tensors=contents.num_items,
         num_objects=len(contents.objects),
@@ -216,16 +255,17 @@ def parsed_size(size: int | str) -> int:
     return int(number)
 
 
-def _target_of(to: Format, contents: Contents, most_bytes: int, workers: int, name: str) -> Target:
+def _target_of(to: Format, contents: Contents, most_bytes: int, workers: int, place: Path | str) -> Target:
     if to == "safetensors":
         return SafetensorsTarget(contents, most_bytes)
     if to in ("bcp", "dcp"):
         num_bytes = sum(each.num_bytes for each in contents.tensors)
-        return DcpTarget(contents, min(most_bytes, max(1, math.ceil(num_bytes / workers))), is_plain=to == "dcp")
+        most_bytes = min(most_bytes, max(1, math.ceil(num_bytes / workers)))
+        return DcpTarget(contents, most_bytes, is_plain=to == "dcp", url=place if isinstance(place, str) else None)
     if to == "torch":
         from bytecheckpoint.convert.torch_target import TorchTarget  # imports torch, which the others need not
 
-        return TorchTarget(contents, name)
+        return TorchTarget(contents, Path(place).name)
     raise ConfigError(f"to={to!r}: must be one of {', '.join(FORMATS)}")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bytecheckpoint import _core
@@ -15,6 +15,7 @@ from bytecheckpoint.convert.contents import Contents, OutputTensor
 from bytecheckpoint.convert.folder import write_whole
 from bytecheckpoint.convert.nesting import paths_of
 from bytecheckpoint.convert.source import Opened, Source
+from bytecheckpoint.object_store.stores import most_file_bytes, use_store, with_store_ring
 
 __all__ = ["DcpTarget", "Share"]
 
@@ -31,6 +32,7 @@ class Share:
         tensors: For each chunk: name and dtype of the tensor, its first row, its rows.
         as_is: Names of objects and of tensors that are not plain.
         num_bytes: Bytes of all these.
+        url: Where the file goes, if it is an object of a store.
     """
 
     number: int
@@ -38,6 +40,7 @@ class Share:
     tensors: tuple[tuple[str, str, int, int], ...]
     as_is: tuple[str, ...]
     num_bytes: int
+    url: str | None = None
 
     @property
     def name(self) -> str:
@@ -50,57 +53,79 @@ class Share:
 
     def write(self, source: Source, opened: Opened, folder: Path, verify: bool, tell: Callable[[int], object]) -> None:
         """See ``Piece``. What the file contains is noted in a file beside it, for ``DcpTarget.finish``."""
+        options = source.options(tell)
+        if self.url is not None:
+            use_store(self.url, source.config)
+            of_store = with_store_ring(source.config)
+            options.update(num_io_threads=of_store.io_threads, ring_bytes=of_store.ring_bytes)
         written = _core.copy_shard(
             opened.wanted,
-            target=str(folder),
+            target=self.url or str(folder),
             rank=self.number,
             plain=self.is_plain,
             shard=(self.tensors, self.as_is),
             num_bytes=self.num_bytes,
-            **source.options(tell),
+            **options,
         )
         write_whole(folder / self.name, written)
 
 
 class DcpTarget:
-    """A checkpoint directory.
+    """A checkpoint in a directory, or below the URL of a store.
 
     Args:
         contents: What is written.
         most_bytes: The most bytes in a data file. A larger tensor is cut along its first dim.
         is_plain: Whether it is one of stock DCP, without our manifest and checksums.
+        url: The URL; None for a directory.
     """
 
     is_file = False
 
-    def __init__(self, contents: Contents, most_bytes: int, is_plain: bool) -> None:
+    def __init__(self, contents: Contents, most_bytes: int, is_plain: bool, url: str | None = None) -> None:
+        if url is not None:
+            most_bytes = min(most_bytes, most_file_bytes(url) // 2)
         self._is_plain = is_plain
         self._names = [each.name for each in contents.tensors] + [*contents.opaque, *contents.objects]
-        self.pieces = [*_shares(contents, most_bytes, is_plain)]
+        self.pieces = [replace(share, url=url) for share in _shares(contents, most_bytes, is_plain)]
 
     def identity(self) -> bytes:
         """See ``Target``."""
         return json.dumps([[share.is_plain, share.tensors, share.as_is] for share in self.pieces]).encode()
 
-    def finish(self, opened: Opened, folder: Path, target: Path, verify: bool) -> None:
-        """See ``Target``. The metadata file, without which there is no checkpoint, comes last."""
-        notes = [folder / share.name for share in self.pieces]
-        checkpoint = _core.assemble_copy(
+    def assembled(self, opened: Opened, folder: Path, target: str) -> _core.Checkpoint:
+        """Returns the checkpoint that all shares make together.
+
+        Args:
+            opened: What was converted.
+            folder: Where ``Share.write`` has put its notes.
+            target: The path or URL of the checkpoint.
+        """
+        return _core.assemble_copy(
             opened.wanted,
             shards=[(share.tensors, share.as_is) for share in self.pieces],
-            results=[note.read_bytes() for note in notes],
+            results=[(folder / share.name).read_bytes() for share in self.pieces],
             planner_data=paths_of(opened, self._names),
-            checkpoint_id=str(target),
+            checkpoint_id=target,
             user_metadata=opened.stored.user_metadata if opened.wanted is opened.stored else "",
         )
+
+    def written_files(self, folder: Path) -> list[str]:
+        """Returns the names of the data files that are noted in ``folder``."""
+        notes = [folder / share.name for share in self.pieces if share.is_done(folder)]
+        return [name for note in notes for name in _core.written_files(note.read_bytes())]
+
+    def finish(self, opened: Opened, folder: Path, target: Path, verify: bool) -> None:
+        """See ``Target``. The metadata file, without which there is no checkpoint, comes last."""
+        checkpoint = self.assembled(opened, folder, str(target))
         files = {name for name, *_ in checkpoint.files()}
         for left in folder.glob("*.distcp"):  # of a share that was interrupted
             if left.name not in files:
                 left.unlink()
         metadata = checkpoint.plain_metadata_file() if self._is_plain else checkpoint.metadata_file()
         write_whole(folder / _METADATA, metadata)
-        for note in notes:
-            note.unlink()
+        for share in self.pieces:
+            (folder / share.name).unlink()
         if verify:
             verify_checkpoint(folder).raise_if_damaged()
 

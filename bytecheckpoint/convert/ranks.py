@@ -26,7 +26,7 @@ class Ranks:
         target: What is made, for errors.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, config: Config, target: Path) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, config: Config, target: Path | str) -> None:
         self._target = str(target)
         self._group = group
         if group is not None:

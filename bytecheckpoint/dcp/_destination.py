@@ -46,7 +46,7 @@ def begin_commit(
                 f"save({session.path}): use_collectives=False is for directories; save to a URL with collectives",
                 session.path,
             )
-        return StoreCommit(_store_of(session, config), _C, overwrite=overwrite, deadline_s=config.commit_deadline_s)
+        return StoreCommit(_store_of(session, config), overwrite=overwrite, deadline_s=config.commit_deadline_s)
     give_up = time.monotonic() + _BUSY_GRACE_S
     while True:
         try:

@@ -18,7 +18,7 @@ from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp.metadata import checkpoint_of, stored_checkpoint
-from bytecheckpoint.errors import InvalidPlanError, ShapeMismatchError, UnsupportedError
+from bytecheckpoint.errors import InvalidPlanError, UnsupportedError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
@@ -32,6 +32,8 @@ from bytecheckpoint.tensors.subclass_context import difference
 from bytecheckpoint.tensors.subclass_parts import DESCRIPTION, stored_parts, with_parts
 
 __all__ = ["BcpLoadPlanner", "as_plain", "fills_state", "is_meant_to_fill"]
+
+_CASTS_ALL = LoadSpec(cast="any")
 
 
 class BcpLoadPlanner(DefaultLoadPlanner):
@@ -62,8 +64,8 @@ class BcpLoadPlanner(DefaultLoadPlanner):
 
     A load may fail with these errors, on all ranks and inside DCP's ``CheckpointException``: ``KeyMismatchError``
     (names all keys that are missing and all that nobody asks for), ``ShapeMismatchError`` (names all tensors of another
-    shape, or of a dtype that ``spec`` does not allow), ``ConfigError`` (``spec`` does not fit the checkpoint),
-    ``InvalidPlanError``.
+    shape, or of a dtype that ``spec`` does not allow; if keys are missing, the ``KeyMismatchError`` names these, too),
+    ``ConfigError`` (``spec`` does not fit the checkpoint), ``InvalidPlanError``.
     """
 
     def __init__(
@@ -116,10 +118,8 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         if self.metadata is None:
             raise AssertionError("set_up_planner was given no metadata")
         checkpoint, renamed = checkpoint_of(self.metadata), dict[str, str]()
-        allows_partial = self.allow_partial_load
         if self.spec is not None:
             checkpoint, renamed = self._view(self.metadata, self.spec)
-            allows_partial = not self.spec.refuses_missing
         if self._subclasses:
             self.state_dict, self.mappings, self._descriptions = with_parts(
                 self.state_dict,
@@ -129,15 +129,19 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             )
         if self.flatten_state_dict and checkpoint.has_others_than(self.state_dict):
             self._use_names_of_2_3(checkpoint)
-        plan = _C.ReadPlan.of_state(checkpoint, dict(self.state_dict), _compat.chunks_of, allows_partial)
+        plan = _C.ReadPlan.of_state(
+            checkpoint,
+            dict(self.state_dict),
+            _compat.chunks_of,
+            allow_partial=self.allow_partial_load if self.spec is None else not self.spec.refuses_missing,
+            refuse_unexpected=self.spec is not None and self.spec.refuses_unexpected,
+            refuse_casts=self._why_not_cast,
+        )
         self._items = PlanItems(plan)
         self._items.may_stay = _hooks.are_own(self, "create_global_plan")
         self._items.fills = LoadTargets(self.state_dict, getattr(self, "original_state_dict", self.state_dict).keys())
-        if self.spec is not None or self.refuses_lossy_casts:
-            casts = plan.casts()
-            self._refuse_casts(casts, self.spec or LoadSpec(cast="widen"))
         if self.spec is not None:
-            self._items.loads = LoadKeys(self.spec, renamed, casts)
+            self._items.loads = LoadKeys(self.spec, renamed, plan.casts())
         return LoadPlan(self._items)  # type: ignore[arg-type]  # DCP only needs a sequence
 
     @staticmethod
@@ -153,17 +157,19 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             )
         return view_of(stored, spec, _C)
 
-    @staticmethod
-    def _refuse_casts(casts: Sequence[Cast], spec: LoadSpec) -> None:
+    def _why_not_cast(self, casts: Sequence[Cast]) -> str:
+        """Returns the clause of the error that names the casts which are refused; an empty one if none is."""
+        spec = self.spec or (LoadSpec(cast="widen") if self.refuses_lossy_casts else _CASTS_ALL)
         others = [
             f"'{key}' is {stored}, to be loaded into {str(to).removeprefix('torch.')}"
             for key, stored, to in refused(casts, spec)
         ]
-        if others:
-            raise ShapeMismatchError(
-                f"the stored dtypes differ: {listed(others)}. LoadSpec(cast='any') converts "
-                "them, cast='widen' only where no value is lost"
-            )
+        if not others:
+            return ""
+        return (
+            f"the stored dtypes differ: {listed(others)}; LoadSpec(cast='any') converts them, cast='widen' only where "
+            "no value is lost"
+        )
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Unpickles an object and puts it into the caller's state dict.

@@ -10,6 +10,7 @@ from datetime import timedelta
 from errno import EACCES, EINVAL, EOPNOTSUPP, ESTALE
 from typing import Any
 
+from bytecheckpoint import _core
 from bytecheckpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
@@ -69,7 +70,6 @@ class StoreCommit:
 
     Args:
         client: Of the URL.
-        extension: ``bytecheckpoint._C``.
         overwrite: Whether a checkpoint may be there.
         deadline_s: Seconds from now within which the save must be committed.
 
@@ -80,11 +80,10 @@ class StoreCommit:
         StorageError: The store refused.
     """
 
-    def __init__(self, client: StoreClient, extension: Any, *, overwrite: bool, deadline_s: float) -> None:
+    def __init__(self, client: StoreClient, *, overwrite: bool, deadline_s: float) -> None:
         if client.is_http:
             raise UnsupportedError(f"save({client.url}): over HTTP a checkpoint can only be read", client.url)
         self._client = client
-        self._extension = extension
         self._deadline_s = deadline_s
         self._deadline = time.monotonic() + deadline_s
         self._lock = threading.Lock()
@@ -107,7 +106,7 @@ class StoreCommit:
 
     def check_files(self, checkpoint: Any) -> None:
         """Checks that every data file is as its rank left it; see ``Commit::check_files``."""
-        self._extension.check_files(self._client.url, checkpoint)
+        checkpoint.check_files(self._client.url)
 
     def commit(self, checkpoint: Any) -> dict[str, Any]:
         """Commits, and sweeps. Returns what ``Commit.commit`` does.
@@ -117,7 +116,7 @@ class StoreCommit:
             StorageError: The store refused; the message says if it is not known whether the save is committed.
             UnsupportedError: The store knows no conditions.
         """
-        url, data = self._client.url, self._extension.encode_metadata(checkpoint)
+        url, data = self._client.url, checkpoint.metadata_file()
         with self._lock:
             if self._is_over or time.monotonic() > self._deadline:
                 self._is_over = True
@@ -210,7 +209,7 @@ class StoreCommit:
 
     def _files_of_old(self) -> list[str]:
         try:
-            old = self._extension.Checkpoint.open(self._client.url)
+            old = _core.Checkpoint.open(self._client.url)
             return [name for name, *_ in old.files()]
         except CheckpointError:  # it does not load; its files are swept by their age
             return []

@@ -4,7 +4,7 @@
 There are three ways to turn it on:
 
 - On the command line, ``--override.imports bytecheckpoint.torchtitan.use``; or ``...use={"io_threads":2}`` with
-  options, which are fields of ``bytecheckpoint.Config``.
+  options, which are fields of ``bytecheckpoint.Config`` and ``initial_load_spec``.
 - In a recipe, ``config.checkpoint = BcpCheckpointManager.Config(enable=True, ...)`` or ``with_bytecheckpoint(config)``.
 - With torchtitan 0.2 or older, ``--experimental.custom_import bytecheckpoint.torchtitan.custom_import``.
 
@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from torchtitan.components.checkpointer import CheckpointManager
     from torchtitan.trainer import Trainer
 
-    from bytecheckpoint.torchtitan._dcp_manager import BcpCheckpointing, BcpCheckpointManager, EngineOptions
+    from bytecheckpoint.load_spec.spec import LoadSpec
+    from bytecheckpoint.torchtitan._dcp_manager import (
+        BcpCheckpointing,
+        BcpCheckpointManager,
+        EngineOptions,
+        InitialLoadSpec,
+    )
     from bytecheckpoint.torchtitan._torchft_manager import BcpTorchFTCheckpointManager
 
 __all__ = [
@@ -34,6 +40,7 @@ __all__ = [
     "BcpCheckpointing",
     "BcpTorchFTCheckpointManager",
     "EngineOptions",
+    "InitialLoadSpec",
     "use",
     "with_bytecheckpoint",
 ]
@@ -43,6 +50,7 @@ _HOMES = {
     "BcpCheckpointing": "_dcp_manager",
     "BcpTorchFTCheckpointManager": "_torchft_manager",
     "EngineOptions": "_dcp_manager",
+    "InitialLoadSpec": "_dcp_manager",
 }
 
 C = TypeVar("C", bound="Trainer.Config")
@@ -57,18 +65,21 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"bytecheckpoint.torchtitan.{_HOMES[name]}"), name)
 
 
-def use(config: CheckpointManager.Config, **options: Any) -> CheckpointManager.Config:
+def use(
+    config: CheckpointManager.Config, *, initial_load_spec: str | LoadSpec | None = None, **options: Any
+) -> CheckpointManager.Config:
     """The override, which torchtitan calls with the configuration of its ``CheckpointManager``.
 
     Args:
         config: Configuration of torchtitan's manager.
+        initial_load_spec: What the initial load takes of a checkpoint; see ``BcpCheckpointManager.Config``.
         options: Fields of ``bytecheckpoint.Config``.
 
     Returns:
         The configuration of our manager, with every setting of ``config``.
 
     Raises:
-        ConfigError: An option does not exist, or has an invalid value.
+        ConfigError: An option does not exist, or has an invalid value; or the spec is wrong.
         UnsupportedError: torchtitan is not built as our manager needs it. The message names the probe that failed.
     """
     require(TORCHTITAN)
@@ -77,22 +88,23 @@ def use(config: CheckpointManager.Config, **options: Any) -> CheckpointManager.C
 
     from bytecheckpoint.torchtitan._dcp_manager import BcpCheckpointManager
 
-    return derive(config, BcpCheckpointManager.Config, engine=config_of(options))
+    return derive(config, BcpCheckpointManager.Config, engine=config_of(options), initial_load_spec=initial_load_spec)
 
 
-def with_bytecheckpoint(config: C, **options: Any) -> C:
+def with_bytecheckpoint(config: C, *, initial_load_spec: str | LoadSpec | None = None, **options: Any) -> C:
     """Replaces torchtitan's manager by ours in the configuration of a trainer. For a recipe.
 
     Args:
         config: Configuration of a trainer. Its ``checkpoint`` is replaced by our manager's configuration, which keeps
             every setting. The TorchFT manager is replaced by ``BcpTorchFTCheckpointManager``.
+        initial_load_spec: What the initial load takes of a checkpoint; see ``BcpCheckpointManager.Config``.
         options: Fields of ``bytecheckpoint.Config``.
 
     Returns:
         ``config`` itself.
 
     Raises:
-        ConfigError: An option does not exist, or has an invalid value.
+        ConfigError: An option does not exist, or has an invalid value; or the spec is wrong.
         UnsupportedError: torchtitan is not built as our manager needs it; the message names the probe that failed. Or
             ``config.checkpoint`` is of a manager that we cannot replace.
     """
@@ -101,7 +113,9 @@ def with_bytecheckpoint(config: C, **options: Any) -> C:
     from torchtitan.config.override import derive
 
     theirs = config.checkpoint
-    config.checkpoint = derive(theirs, _config_for(type(theirs)), engine=config_of(options))
+    config.checkpoint = derive(
+        theirs, _config_for(type(theirs)), engine=config_of(options), initial_load_spec=initial_load_spec
+    )
     return config
 
 

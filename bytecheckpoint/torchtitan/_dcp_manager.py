@@ -19,17 +19,30 @@ from torchtitan.tools.utils import GarbageCollection
 
 from bytecheckpoint import config as settings
 from bytecheckpoint.dcp.stager import BcpStager
+from bytecheckpoint.errors import UnsupportedError
+from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.torchtitan._engine import Engine, leaves, raise_at_end, wait_for
-from bytecheckpoint.torchtitan._options import config_of
+from bytecheckpoint.torchtitan._options import config_of, spec_of
 
-__all__ = ["BcpCheckpointManager", "BcpCheckpointing", "EngineOptions"]
+__all__ = ["BcpCheckpointManager", "BcpCheckpointing", "EngineOptions", "InitialLoadSpec"]
 
 _logger = logging.getLogger("bytecheckpoint")
 
-# A recipe or the override sets it. It is not a command-line flag: torchtitan does not allow others to add flags.
+# A recipe or the override sets the options. They are not command-line flags.
 EngineOptions = Annotated[Mapping[str, Any] | settings.Config | None, tyro.conf.Suppress]
+# A recipe may have a LoadSpec. On the command line it is the path of a file, where the recipe has our manager.
+InitialLoadSpec = Annotated[
+    str | LoadSpec | None,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FILE",
+        instance_from_str=lambda given: given[0],
+        is_instance=lambda value: value is None or isinstance(value, str | LoadSpec),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
 
 if TYPE_CHECKING:
     from torchtitan.components.checkpointer import CheckpointManager as _Manager
@@ -41,8 +54,9 @@ class BcpCheckpointing(_Manager):
     """Puts our engine into a subclass of ``CheckpointManager``: ``class X(BcpCheckpointing, TheirManager)``.
 
     The class that uses it declares its own ``Config`` with a field ``engine: EngineOptions = None``, as
-    ``BcpCheckpointManager`` does. Everything else is still their manager's: when to save and to load, what belongs to a
-    checkpoint, folders and names, Hugging Face weights, and URLs of stores that obstore does not know. What differs:
+    ``BcpCheckpointManager`` does, and ``initial_load_spec: InitialLoadSpec = None`` if it takes one. Everything else is
+    still their manager's: when to save and to load, what belongs to a checkpoint, folders and names, Hugging Face
+    weights, and URLs of stores that obstore does not know. What differs:
 
     - ``async_mode="async"``: ``save`` returns when the state is copied to host memory.
     - ``async_mode="async_with_pinned_mem"``: ``save`` returns when host tensors and objects are copied. Tensors on
@@ -51,6 +65,7 @@ class BcpCheckpointing(_Manager):
       next save and ``close`` call it.
     - A step folder counts only if its checkpoint loads. Others are passed over, with a warning.
     - ``keep_latest_k`` counts complete checkpoints. One that is being saved is kept in addition.
+    - With ``initial_load_spec`` the initial load goes through our reader, also that of Hugging Face weights.
     """
 
     purge_thread: threading.Thread | None
@@ -59,9 +74,13 @@ class BcpCheckpointing(_Manager):
     def __init__(self, config: Any, **kwargs: Any) -> None:
         require(TORCHTITAN)
         engine_config = config_of(config.engine)
+        self._initial_spec = spec_of(getattr(config, "initial_load_spec", None))
+        self._is_initial_load = False
         super().__init__(config, **kwargs)
         if not self.enable:
             return
+        if self._initial_spec is not None and not (self.initial_load_path or self.initial_load_in_hf):
+            _logger.warning("initial_load_spec has no effect without initial_load_path or initial_load_in_hf")
         self._engine = Engine(engine_config, self.pg)
         if leaves(self.folder):
             return
@@ -100,11 +119,14 @@ class BcpCheckpointing(_Manager):
         return saved
 
     def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
-        """Loads through our engine; leaves Hugging Face weights and URLs to their manager."""
-        if from_hf or leaves(checkpoint_id):
+        """Loads through our engine; leaves URLs to their manager, and Hugging Face weights if there is no spec."""
+        spec = self._initial_spec if self._is_initial_load else None
+        if (from_hf and spec is None) or leaves(checkpoint_id):
+            if spec is not None:
+                raise UnsupportedError(f"initial_load_spec: {checkpoint_id} is left to torchtitan, which takes no spec")
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
-        self._engine.load(checkpoint_id, state_dict, tuple(key for key in state_dict if key in self.states))
+        self._engine.load(checkpoint_id, state_dict, tuple(key for key in state_dict if key in self.states), spec)
         if MODEL in self.states:
             self.states[MODEL].load_state_dict(state_dict)
 
@@ -113,11 +135,14 @@ class BcpCheckpointing(_Manager):
     def _load(self, step: int = -1) -> bool:
         if step != -1 and not leaves(self.folder):
             self._engine.check_step(self.folder, step)
+        self._is_initial_load = step == -1  # until a step is found
         return bool(super()._load(step))
 
     def _find_load_step(self, folder: str = "") -> int:
         folder = folder or self.folder
-        return int(super()._find_load_step(folder)) if leaves(folder) else self._engine.latest_step(folder)
+        step = int(super()._find_load_step(folder)) if leaves(folder) else self._engine.latest_step(folder)
+        self._is_initial_load = step == -1
+        return step
 
     def _purge_stale_checkpoints(self) -> None:
         if leaves(self.folder):
@@ -162,18 +187,24 @@ class BcpCheckpointManager(BcpCheckpointing, CheckpointManager):
 
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
-        """Every field of ``CheckpointManager.Config``, and one more.
+        """Every field of ``CheckpointManager.Config``, and two more.
 
         Attributes:
             engine: A ``bytecheckpoint.Config``, or a mapping of some of its fields. ``BYTECHECKPOINT_*`` variables
                 determine the other fields.
+            initial_load_spec: What the initial load takes of a checkpoint, under which names, in which form: a
+                ``LoadSpec``, or the path of a TOML file with one. A job that resumes from its own folder ignores it, as
+                it ignores the other ``initial_load`` settings. With ``initial_load_in_hf``, our reader fills the model
+                from the safetensors in place of torchtitan's adapter.
         """
 
         engine: EngineOptions = None
+        initial_load_spec: InitialLoadSpec = None
 
         def __post_init__(self) -> None:
             CheckpointManager.Config.__post_init__(self)
             config_of(self.engine)  # raises now instead of minutes later
+            spec_of(self.initial_load_spec)
 
 
 def _purge(folders: queue.Queue[str | None], engine: Engine, keep_latest: int) -> None:

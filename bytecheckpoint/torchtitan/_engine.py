@@ -24,6 +24,7 @@ from bytecheckpoint.checkpoint.steps import StepFolder, look_at_step
 from bytecheckpoint.config import Config
 from bytecheckpoint.distributed.groups import destroy_own_groups
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
+from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.object_store.stores import can_use_stores
 from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.report import SaveReport
@@ -79,23 +80,24 @@ class Engine:
 
     # Loading.
 
-    def load(self, path: str, state: dict[str, Any], states: tuple[str, ...]) -> None:
+    def load(self, path: str, state: dict[str, Any], states: tuple[str, ...], spec: LoadSpec | None = None) -> None:
         """Loads into ``state``. Collective.
 
         Args:
             path: Directory of a checkpoint.
             state: State dict; its tensors are filled in place.
             states: Keys of ``state`` that are not parameters of the model; empty if only the model is loaded.
+            spec: What to take of the checkpoint, under which names, in which form; None takes it as it is.
 
         Raises:
             CheckpointError: The load failed. The message says what is wrong, and what to do.
             CheckpointNotFoundError: There is no checkpoint.
         """
-        planner = ResumePlanner(states)
+        planner = ResumePlanner(states, spec)
         try:
             load_state_dict(path, state, process_group=self.group, planner=planner, config=self.config)
         except CheckpointError as error:  # on all ranks
-            if not has_file(path, _HF_INDEX) or has_file(path, _MARK):
+            if spec is not None or not has_file(path, _HF_INDEX) or has_file(path, _MARK):
                 raise
             raise CheckpointNotFoundError(
                 f"load({path}): there are weights for Hugging Face, and nothing to resume from; give a step before it "

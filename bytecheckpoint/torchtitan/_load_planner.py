@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Sequence
 
-import torch
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from bytecheckpoint import _C
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.metadata import checkpoint_of
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError
+from bytecheckpoint.listing import listed
+from bytecheckpoint.load_spec.spec import LoadSpec
+from bytecheckpoint.tensors.casts import Cast
 
 __all__ = ["ResumePlanner"]
 
@@ -31,28 +32,49 @@ class ResumePlanner(BcpLoadPlanner):
     """Plans the load of a training state, or of a model alone.
 
     If only a model is loaded, its dtype may differ from the checkpoint's: values are converted, with a warning.
-    Resuming with another dtype is an error.
+    Resuming with another dtype is a ``ShapeMismatchError``. With a spec, its ``cast`` decides instead.
 
     Args:
         states: Top-level keys of the state dict that are not parameters of the model; empty for a model alone.
+        spec: What to take of the checkpoint; None takes it as it is.
 
-    During a load it raises, in addition to what ``BcpLoadPlanner`` raises, an ``InvalidPlanError`` if the dtype or the
-    number of data ranks differs.
+    During a load it raises, in addition to what ``BcpLoadPlanner`` raises, an ``InvalidPlanError`` if the number of
+    data ranks differs.
     """
 
-    def __init__(self, states: tuple[str, ...]) -> None:
-        super().__init__()
+    def __init__(self, states: tuple[str, ...], spec: LoadSpec | None = None) -> None:
+        super().__init__(spec=spec)
         self._states = states
 
     def create_local_plan(self) -> LoadPlan:
         """Plans what this rank loads, and checks that it fits the checkpoint."""
         self._compare_data_ranks(self._checkpoint())
         try:
-            plan = super().create_local_plan()
+            return super().create_local_plan()
         except KeyMismatchError as error:
+            if self.spec is not None:
+                raise
             raise KeyMismatchError(f"{error}. {self._advice()}", error.path) from error
-        self._compare_dtypes(self._checkpoint())
-        return plan
+
+    def _why_not_cast(self, casts: Sequence[Cast]) -> str:
+        """See ``BcpLoadPlanner``. Without a spec, the model's dtype may differ if nothing else is loaded."""
+        if self.spec is not None:
+            return super()._why_not_cast(casts)
+        others = [
+            f"'{fqn}' is {stored} in the checkpoint and {str(to).removeprefix('torch.')} in the model"
+            for fqn, stored, to in casts
+            if fqn.split(".", 1)[0] not in self._states
+        ]
+        if not others:
+            return ""
+        if self._states:
+            return (
+                f"{listed(others)}: resuming would change values. Train with the dtype of the checkpoint "
+                "(training.dtype), or begin anew with its weights converted: checkpoint.initial_load_path, and another "
+                "checkpoint.folder"
+            )
+        _logger.warning("%s: values are converted", listed(others, 1))
+        return ""
 
     def _checkpoint(self) -> _C.Checkpoint:
         assert self.metadata is not None
@@ -86,30 +108,3 @@ class ResumePlanner(BcpLoadPlanner):
         ranks = [match[1] for name, *_ in checkpoint.contents() if (match := _DATA_RANK.fullmatch(name))]
         if any(int(rank) >= num_ranks for rank in ranks):
             raise InvalidPlanError(f"{_OTHER_DATA_RANKS}: it has 'dataloader.dp_rank_{max(ranks, key=int)}'")
-
-    def _compare_dtypes(self, checkpoint: _C.Checkpoint) -> None:
-        if not checkpoint.is_whole:
-            return  # for example of ten thousand ranks: this rank has read only the metadata that it needs
-        stored = {name: dtype for name, dtype, *_ in checkpoint.contents() if dtype is not None}
-        others = [
-            f"'{fqn}' is {stored[fqn]} in the checkpoint and {held} in the model"
-            for fqn, held in _dtypes(self.state_dict, self._states)
-            if stored.get(fqn, held) != held
-        ]
-        if not others:
-            return
-        more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
-        if self._states:
-            raise InvalidPlanError(
-                f"{others[0]}{more}: resuming would change values. Train with the dtype of the checkpoint "
-                "(training.dtype), or begin anew with its weights converted: checkpoint.initial_load_path, and another "
-                "checkpoint.folder"
-            )
-        _logger.warning("%s%s: values are converted", others[0], more)
-
-
-def _dtypes(state: Mapping[str, Any], without: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Returns name and dtype of each tensor that is not in ``without``; dtypes are named as in a checkpoint."""
-    for fqn, value in state.items():
-        if isinstance(value, torch.Tensor) and fqn.split(".", 1)[0] not in without:
-            yield fqn, str(value.dtype).removeprefix("torch.")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torchtitan.experiments.torchft.checkpoint import TorchFTCheckpointManager
 
-from bytecheckpoint.torchtitan._dcp_manager import BcpCheckpointing, EngineOptions
-from bytecheckpoint.torchtitan._options import config_of
+from bytecheckpoint.torchtitan._dcp_manager import BcpCheckpointing, EngineOptions, InitialLoadSpec
+from bytecheckpoint.torchtitan._options import config_of, spec_of
 
 __all__ = ["BcpTorchFTCheckpointManager"]
 
@@ -22,10 +22,12 @@ class BcpTorchFTCheckpointManager(BcpCheckpointing, TorchFTCheckpointManager):
 
     @dataclass(kw_only=True, slots=True)
     class Config(TorchFTCheckpointManager.Config):
-        """Every field of ``TorchFTCheckpointManager.Config``, and ``engine``; see ``BcpCheckpointManager.Config``."""
+        """Every field of ``TorchFTCheckpointManager.Config``, and two; see ``BcpCheckpointManager.Config``."""
 
         engine: EngineOptions = None
+        initial_load_spec: InitialLoadSpec = None
 
         def __post_init__(self) -> None:
             TorchFTCheckpointManager.Config.__post_init__(self)
             config_of(self.engine)
+            spec_of(self.initial_load_spec)

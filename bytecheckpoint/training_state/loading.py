@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import run_load
 from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
-from bytecheckpoint.distributed.agreement import agree, all_together, held_by_none
+from bytecheckpoint.distributed.agreement import agree, all_together, gathered, held_by_none
 from bytecheckpoint.distributed.groups import own_group
 from bytecheckpoint.errors import CheckpointChangedError, InvalidPlanError, KeyMismatchError, ShapeMismatchError
 from bytecheckpoint.listing import listed
@@ -170,6 +171,7 @@ class _Loading:
         self._holds: list[Hold] = []  # `prune` in this process does not remove what is held
         self._missing: list[str] = []
         self._unexpected: list[str] = []
+        self._casts: list[str] = []  # those that are refused
         self._reports: dict[str, LoadReport] = {}
         self._values: dict[str, dict[str, Any]] = {}
         self._asked: dict[str, set[str]] = {}  # keys of the checkpoint that this rank asks for, by part
@@ -213,6 +215,8 @@ class _Loading:
             self._model = self._model_state()
         all_together(self._group, "load", self._path, self._collect)
         self._find_unexpected()
+        self._refuse()
+        self._model.before_load()
 
     def read(self) -> None:
         """Reads all parts into the values that ``compare`` has collected."""
@@ -236,7 +240,7 @@ class _Loading:
             parts=self._reports,
         )
 
-    # What follows is local to a rank, but for `_find_unexpected`.
+    # What follows is local to a rank, but for `_find_unexpected` and `_refuse`.
 
     def _place_of(self, part: str) -> Place:
         return below(self._folder, part)
@@ -264,13 +268,38 @@ class _Loading:
                 self._extra.check(saved_ranks)
             self._missing += [f"extra_state: {key}" for key in self._extra.unavailable]
             self._collect_part("extra_state", self._extra.values)
+
+    def _refuse(self) -> None:
+        """Raises one error with all that differs on any rank and must not. Collective.
+
+        Raises:
+            KeyMismatchError: Keys differ. The message also names the dtypes that differ.
+            ShapeMismatchError: Dtypes alone differ.
+        """
         lacking = [name for name in self._missing if self._specs[name.partition(":")[0]].refuses_missing]
+        casts = self._casts
+        if self._group is not None:
+            of_ranks = gathered(self._group, "load", self._path, (lacking, casts))
+            lacking, casts = ([*dict.fromkeys(itertools.chain(*lists))] for lists in zip(*of_ranks, strict=True))
+        left_over = [name for name in self._unexpected if self._specs[name.partition(":")[0]].refuses_unexpected]
+        faults = []
         if lacking:
-            raise KeyMismatchError(
-                f"load({self._folder}): these are to be loaded, but not in the checkpoint: "
-                f"{listed(lacking)}; strict=False leaves them as they are"
+            faults.append(
+                f"these are to be loaded, but not in the checkpoint: {listed(lacking)}; strict=False leaves them as "
+                "they are"
             )
-        model.before_load()
+        if left_over:
+            faults.append(
+                f"these are in the checkpoint, but not asked for: {listed(left_over)}; strict=False leaves them out"
+            )
+        if casts:
+            faults.append(
+                f"the stored dtypes differ: {listed(casts)}; strict=False converts them, and model.to(dtype) "
+                "before the load keeps every bit"
+            )
+        if faults:
+            kind = KeyMismatchError if lacking or left_over else ShapeMismatchError
+            raise kind(f"load({self._folder}): {'; '.join(faults)}")
 
     def _collect_part(self, part: str, values: dict[str, Any]) -> None:
         stored = self._stored[part]
@@ -290,12 +319,9 @@ class _Loading:
             found = stored.get(key)
             if found is not None and isinstance(value, torch.Tensor) and found.dtype not in (None, value.dtype):
                 casts.append((key, str(found.dtype).removeprefix("torch."), value.dtype))
-        others = [f"'{key}' is {to}, stored is torch.{dtype}" for key, dtype, to in refused(casts, self._specs[part])]
-        if others:
-            raise ShapeMismatchError(
-                f"load({self._place_of(part)}): the stored dtypes differ: {listed(others)}; strict=False converts "
-                "them, and model.to(dtype) before the load keeps every bit"
-            )
+        self._casts += [
+            f"{part}: '{key}' is {to}, stored is torch.{dtype}" for key, dtype, to in refused(casts, self._specs[part])
+        ]
 
     def _refuse_meta(self, part: str, flat: dict[str, Any]) -> None:
         """Refuses tensors on the meta device, into which nothing can be loaded."""
@@ -325,7 +351,7 @@ class _Loading:
         return {fqn: key.removesuffix(".params") for key, fqns in members.items() for fqn in fqns}
 
     def _find_unexpected(self) -> None:
-        """Finds the keys that no rank asks for; with ``strict`` they are an error. Collective."""
+        """Finds the keys that no rank asks for. Collective."""
         for part in ("model", "optimizer"):
             if part not in self._stored:
                 continue
@@ -333,12 +359,6 @@ class _Loading:
             is_asked = [key in self._asked[part] or key in self._read_early for key in keys]
             nobodys = held_by_none(self._group, "load", self._path, is_asked)
             self._unexpected += [f"{part}: {keys[position]}" for position in nobodys]
-        left_over = [name for name in self._unexpected if self._specs[name.partition(":")[0]].refuses_unexpected]
-        if left_over:
-            raise KeyMismatchError(
-                f"load({self._folder}): these are in the checkpoint, but not asked for: "
-                f"{listed(left_over)}; strict=False leaves them out"
-            )
 
     def _pass_on(self) -> None:
         """Passes to the live objects what was not loaded in place."""

@@ -20,10 +20,11 @@ from bytecheckpoint.convert.nesting import nested
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.tensors.chunks import LocalChunks
 from bytecheckpoint.tensors.equality import are_equal
+from bytecheckpoint.tensors.subclass_parts import DESCRIPTION, parts_of
 from bytecheckpoint.training_state.flat_parameters import FlatEntry, FlatUnit, flat_units
 from bytecheckpoint.training_state.names import original_name, unwrapped
 from bytecheckpoint.training_state.optimizer_contents import OptimizerContents, check_containers
-from bytecheckpoint.training_state.stored import Stored, dtype_of
+from bytecheckpoint.training_state.stored import Stored, dtype_of, names_below, whole_states
 
 __all__ = ["OptimizerLoad", "OptimizerState"]
 
@@ -166,8 +167,8 @@ class OptimizerLoad:
         self.values: dict[str, Any] = {}
         self.missing: list[str] = []
         fqns = {slot.fqn for member in members for slot in member.slots}
-        states = _names_of(stored, "state.", fqns)
-        options = _names_of(stored, "param_groups.", fqns | {prefix.split(".", 1)[1] for prefix in groups.values()})
+        states = names_below(stored, "state.", fqns)
+        options = names_below(stored, "param_groups.", fqns | {prefix.split(".", 1)[1] for prefix in groups.values()})
         self._planned: list[_Planned] = []
         for member in members:
             planned, is_known = _Planned(member), False
@@ -178,7 +179,7 @@ class OptimizerLoad:
                     self.missing.append(slot.fqn)
                     continue
                 is_known = True
-                for name in states.get(slot.fqn, []) if slot.has_state else ():
+                for name in whole_states(states.get(slot.fqn, [])) if slot.has_state else ():
                     self._plan(planned, slot, name, stored)
                 for option in (option for option in of_group if option not in _NOT_OPTIONS):
                     key = f"{prefix}.{option}"
@@ -190,8 +191,11 @@ class OptimizerLoad:
 
     def _plan(self, planned: _Planned, slot: _Slot, name: str, stored: Stored) -> None:
         key = f"state.{slot.fqn}.{name}"
-        found = stored[key]
         member = planned.member
+        if key not in stored:
+            self._plan_parts(planned, slot, name, stored)
+            return
+        found = stored[key]
         path = stored.tree_path(key, f"state.{slot.fqn}.")
         planned.tree_paths[path] = None
         before = planned.tensors.get(path, _at(member.state, path))
@@ -210,6 +214,24 @@ class OptimizerLoad:
                 before = stored.empty(key, device)
                 assert before is not None
             planned.tensors[path] = self.values[key] = before
+
+    def _plan_parts(self, planned: _Planned, slot: _Slot, name: str, stored: Stored) -> None:
+        """Plans to fill a tensor of a subclass, of which the checkpoint has the parts.
+
+        Raises:
+            InvalidPlanError: The optimizer has no such tensor. It cannot be made: no class is looked for.
+        """
+        key = f"state.{slot.fqn}.{name}"
+        *path, _ = stored.tree_path(f"{key}.{DESCRIPTION}", f"state.{slot.fqn}.")
+        before = _at(planned.member.state, tuple(path))
+        if not isinstance(before, torch.Tensor) or parts_of(before, key) is None:
+            raise InvalidPlanError(
+                f"optimizer state '{name}' of '{slot.fqn}' was saved by the parts of a tensor subclass, and this "
+                f"{type(planned.member.contents.optimizer).__name__} has no such tensor to fill: let it make its state "
+                "before the load, by a step with lr=0 and gradients of zeros. The load then replaces all of it"
+            )
+        planned.tree_paths[tuple(path)] = None
+        planned.tensors[tuple(path)] = self.values[key] = before
 
     def _plan_option(self, planned: _Planned, path: _TreePath, key: str, stored: Stored) -> None:
         planned.options.setdefault(path, []).append(key)
@@ -410,17 +432,3 @@ def _value_of(slot: _Slot, name: str, value: Any) -> Any:
         f"optimizer state '{name}' of '{slot.fqn}' is a tensor of {[*value.shape]}, which FSDP1 cannot have meant for "
         f"the elements of {[*slot.shape]}; use fully_shard (FSDP2) with this optimizer"
     )
-
-
-def _names_of(stored: Stored, prefix: str, fqns: set[str]) -> dict[str, list[str]]:
-    """Returns the names that the checkpoint has below ``prefix``, by parameter, in the order of the checkpoint."""
-    names: dict[str, list[str]] = {}
-    for key in stored:
-        if not key.startswith(prefix):
-            continue
-        end = key.rfind(".")
-        while end > len(prefix) and key[len(prefix) : end] not in fqns:
-            end = key.rfind(".", 0, end)
-        if end > len(prefix):
-            names.setdefault(key[len(prefix) : end], []).append(key[end + 1 :])
-    return names

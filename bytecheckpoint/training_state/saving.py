@@ -365,8 +365,8 @@ class _Saving:
         )
 
     def is_in_parts(self, part: str) -> bool:
-        """Returns whether tensors of subclasses are saved by their parts. A load makes the state of optimizers anew."""
-        return part == "model" and self._request.config.tensor_subclasses == "parts"
+        """Returns whether tensors of subclasses are saved by their parts. Extra state is not taken apart."""
+        return part != "extra_state" and self._request.config.tensor_subclasses == "parts"
 
     def _write_parts(self, values: dict[str, Any], staging: StagingTime | None) -> dict[str, SaveReport]:
         """Commits each part as a checkpoint of its own, ``model`` last. Collective.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,9 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
+from bytecheckpoint.tensors.subclass_parts import DESCRIPTION
 
-__all__ = ["Stored", "StoredTensor", "dtype_of"]
+__all__ = ["Stored", "StoredTensor", "dtype_of", "names_below", "whole_states"]
 
 
 @dataclass(frozen=True)
@@ -136,3 +137,26 @@ class Stored(Mapping[str, "StoredTensor | None"]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+
+def whole_states(names: Sequence[str]) -> list[str]:
+    """Returns the names of the states of a parameter; a tensor that is stored by its parts has one name."""
+    ends = f".{DESCRIPTION}"
+    # Of a subclass within a subclass, the outer one alone has a description.
+    by_parts = [name.removesuffix(ends) for name in names if name.endswith(ends)]
+    wholes = (next((whole for whole in by_parts if name.startswith(f"{whole}.")), name) for name in names)
+    return [*dict.fromkeys(wholes)]
+
+
+def names_below(stored: Stored, prefix: str, fqns: set[str]) -> dict[str, list[str]]:
+    """Returns the names that the checkpoint has below ``prefix``, by parameter, in the order of the checkpoint."""
+    names: dict[str, list[str]] = {}
+    for key in stored:
+        if not key.startswith(prefix):
+            continue
+        end = key.rfind(".")
+        while end > len(prefix) and key[len(prefix) : end] not in fqns:
+            end = key.rfind(".", 0, end)
+        if end > len(prefix):
+            names.setdefault(key[len(prefix) : end], []).append(key[end + 1 :])
+    return names

@@ -9,6 +9,7 @@
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/tree_caster.h"
 #include "csrc/bridge/unlocked.h"
+#include "csrc/engine/check_files.h"
 #include "csrc/engine/coverage.h"
 #include "csrc/engine/source_file.h"
 #include "csrc/format/data_file.h"
@@ -246,7 +247,17 @@ void bind_checkpoint(py::module_& m) {
       .def("is_view_of", &Checkpoint::is_view_of, py::arg("stored"))
       .def("plain_metadata_file",
            [](const Checkpoint& c) { return py::bytes(format::metadata_pickle(c.whole(), 0, "")); })
-      .def("metadata_file", [](const Checkpoint& c) { return py::bytes(format::encode_metadata_file(c.whole())); });
+      .def("metadata_file",
+           [](const Checkpoint& c) {
+             const format::Manifest& manifest = c.whole();
+             return py::bytes(unlocked([&] { return format::encode_metadata_file(manifest); }));
+           })
+      .def(
+          "check_files",
+          [](const Checkpoint& c, const std::string& directory) {
+            run_unlocked([&] { return engine::check_files(directory, c.head().files); });
+          },
+          py::arg("directory"));
 }
 
 }  // namespace bytecheckpoint::bindings

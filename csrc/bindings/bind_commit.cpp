@@ -13,7 +13,6 @@
 #include "csrc/bridge/tree_caster.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/assemble.h"
-#include "csrc/engine/check_files.h"
 #include "csrc/engine/commit.h"
 #include "csrc/engine/random_id.h"
 #include "csrc/format/metadata_file.h"
@@ -147,19 +146,6 @@ void bind_commit(py::module_& m) {
         py::arg("results"), py::arg("planner_data"), py::arg("user_metadata"), py::arg("gaps") = "refuse");
   m.def("assemble_planned", &assemble_planned, py::arg("planned"), py::arg("save_id"), py::arg("checkpoint_id"),
         py::arg("results"), py::arg("user_metadata"), py::arg("gaps") = "refuse");
-  m.def(
-      "check_files",
-      [](const std::string& directory, const Checkpoint& checkpoint) {
-        run_unlocked([&] { return engine::check_files(directory, checkpoint.head().files); });
-      },
-      py::arg("directory"), py::arg("checkpoint"));
-  m.def(
-      "encode_metadata",
-      [](const Checkpoint& checkpoint) {
-        const format::Manifest& manifest = checkpoint.whole();
-        return py::bytes(unlocked([&] { return format::encode_metadata_file(manifest); }));
-      },
-      py::arg("checkpoint"));
   m.def("check_coverage", &check_coverage, py::arg("state_dict_metadata"), py::arg("gaps"));
   m.def("without_records", &without_records, py::arg("state_dict_metadata"));
   m.def(

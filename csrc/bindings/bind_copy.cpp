@@ -76,6 +76,15 @@ CheckpointHolder assemble_copy(const Checkpoint& checkpoint, const std::vector<S
   })));
 }
 
+/// Returns the names of the files that `copy_shard` wrote.
+std::vector<std::string> written_files(const py::bytes& result) {
+  std::vector<std::string> names;
+  for (format::FileEntry& file : value_or_raise(format::decode_write_result(std::string_view(result))).files) {
+    names.push_back(std::move(file.name));
+  }
+  return names;
+}
+
 }  // namespace
 
 void bind_copy(py::module_& m) {
@@ -83,6 +92,7 @@ void bind_copy(py::module_& m) {
         py::arg("rank"), py::arg("plain"), py::arg("shard"), py::arg("num_bytes"), py::arg("direct_io"),
         py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"),
         py::arg("convert"), py::arg("progress"));
+  m.def("written_files", &written_files, py::arg("result"));
   m.def("assemble_copy", &assemble_copy, py::arg("checkpoint"), py::kw_only(), py::arg("shards"), py::arg("results"),
         py::arg("planner_data"), py::arg("checkpoint_id"), py::arg("user_metadata"));
 }

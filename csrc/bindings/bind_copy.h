@@ -5,7 +5,7 @@
 
 namespace bytecheckpoint::bindings {
 
-/// Registers `copy_shard` and `assemble_copy`, which write a checkpoint from another one.
+/// Registers `copy_shard`, `written_files` and `assemble_copy`, which write a checkpoint from another one.
 void bind_copy(pybind11::module_& m);
 
 }  // namespace bytecheckpoint::bindings

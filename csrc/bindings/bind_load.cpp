@@ -177,10 +177,24 @@ py::dict run_load(PyLoadJob& self) {
   return self.finish(value_or_raise(std::move(result)));
 }
 
+py::list to_python(const std::vector<Cast>& casts) {
+  py::list out;
+  for (const Cast& cast : casts) {
+    out.append(py::make_tuple(to_text(cast.fqn), tensor::find_dtype(cast.from)->name, cast.to));
+  }
+  return out;
+}
+
 std::unique_ptr<ReadPlan> plan_state(const Checkpoint& checkpoint, const py::dict& flat, py::object chunks_of,
-                                     bool allow_partial) {
+                                     bool allow_partial, bool refuse_unexpected, const py::object& refuse_casts) {
+  Strictness strictness{allow_partial, refuse_unexpected, {}};
+  if (!refuse_casts.is_none()) {
+    strictness.refuse_casts = [&](const std::vector<Cast>& casts) {
+      return refuse_casts(to_python(casts)).cast<std::string>();
+    };
+  }
   StateScanner scanner(std::move(chunks_of));
-  return std::make_unique<ReadPlan>(checkpoint, scanner.scan(flat), allow_partial);
+  return std::make_unique<ReadPlan>(checkpoint, scanner.scan(flat), strictness);
 }
 
 }  // namespace
@@ -223,17 +237,11 @@ void bind_load(py::module_& m) {
       .def(py::init<const Checkpoint&, const py::iterable&>(), py::keep_alive<1, 2>(), py::arg("checkpoint"),
            py::arg("items"))
       .def_static("of_state", &plan_state, py::keep_alive<0, 1>(), py::arg("checkpoint"), py::arg("flat"),
-                  py::arg("chunks_of"), py::arg("allow_partial"))
+                  py::arg("chunks_of"), py::arg("allow_partial"), py::arg("refuse_unexpected") = false,
+                  py::arg("refuse_casts") = py::none())
       .def("is_of", &ReadPlan::is_of, py::arg("checkpoint"))
       .def_property_readonly("checkpoint", &ReadPlan::checkpoint, py::return_value_policy::reference_internal)
-      .def("casts",
-           [](const ReadPlan& plan) {
-             py::list out;
-             for (const ReadPlan::Cast& cast : plan.casts()) {
-               out.append(py::make_tuple(to_text(cast.fqn), tensor::find_dtype(cast.from)->name, cast.to));
-             }
-             return out;
-           })
+      .def("casts", [](const ReadPlan& plan) { return to_python(plan.casts()); })
       .def_property_readonly("num_items", &ReadPlan::num_items)
       .def_property_readonly("num_tensors", [](const ReadPlan& plan) { return plan.tensors().size(); })
       .def_property_readonly("num_objects", [](const ReadPlan& plan) { return plan.objects().size(); })

@@ -95,6 +95,12 @@ std::optional<std::string> mismatch(const format::Item& item, const StateValue& 
   return std::nullopt;
 }
 
+/// Whether this rank holds any element of the tensor.
+bool has_elements(const StateValue& state_value) {
+  return std::any_of(state_value.boxes.begin(), state_value.boxes.end(),
+                     [](const tensor::Box& box) { return tensor::has_elements(box); });
+}
+
 /// Joins sentences, of which many say the same of many keys.
 std::string joined(const std::vector<std::string>& sentences) {
   std::string all = sentences.empty() ? std::string() : sentences.front();
@@ -103,10 +109,8 @@ std::string joined(const std::vector<std::string>& sentences) {
   return all;
 }
 
-/// Raises KeyMismatchError with all keys that the checkpoint lacks, and all keys that nobody asks for: a missing one
-/// may be among them under another name. \param mismatches  What else does not fit.
-[[noreturn]] void refuse_keys(const format::Manifest& manifest, const std::vector<StateValue>& state,
-                              const std::vector<std::string>& missing, const std::vector<std::string>& mismatches) {
+/// Returns a clause about all keys that nobody asks for: a missing one may be among them under another name.
+std::string unexpected_keys(const format::Manifest& manifest, const std::vector<StateValue>& state) {
   std::vector<std::string> asked;
   for (const StateValue& state_value : state) asked.push_back(state_value.fqn);
   std::sort(asked.begin(), asked.end());
@@ -114,13 +118,8 @@ std::string joined(const std::vector<std::string>& sentences) {
   for (const format::Item& item : manifest.items) {
     if (!std::binary_search(asked.begin(), asked.end(), item.fqn)) unexpected.push_back(item.fqn);
   }
-  std::string message = text("these are to be loaded, but not in the checkpoint: ", list_names(missing));
-  if (!unexpected.empty())
-    message += text("; these are in the checkpoint, but not asked for: ", list_names(unexpected));
-  if (!mismatches.empty()) message += "; " + joined(mismatches);
-  message += "; allow_partial_load=True leaves out what is missing";
-  // The sentence of DCP's own planner, which callers search for.
-  raise_as("KeyMismatchError", message + text(". Missing key in checkpoint state_dict: ", missing.front(), "."));
+  if (unexpected.empty()) return "";
+  return text("; these are in the checkpoint, but not asked for: ", list_names(unexpected));
 }
 
 using Found = std::optional<format::FoundItem>;
@@ -163,13 +162,13 @@ ReadPlan::ReadPlan(const Checkpoint& checkpoint, const py::iterable& items) : ch
   }
 }
 
-ReadPlan::ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, bool allow_partial)
+ReadPlan::ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, const Strictness& strictness)
     : checkpoint_(&checkpoint), state_(std::move(state)) {
   std::vector<const format::Item*>& items = item_of_state_;
   if (engine::ManifestReader* parts = checkpoint.parts(); parts != nullptr) {
     const std::vector<Found> found = value_unlocked([&] { return find_items(parts, state_); });
     for (const Found& item : found) items.push_back(item.has_value() ? &item->item : nullptr);
-    check_state(items, allow_partial);
+    check_state(strictness);
     part_ = std::make_shared<format::Manifest>(checkpoint.head());
     part_->items = value_unlocked([&] { return read_parts(parts, found, state_); });
     size_t next = 0;
@@ -178,7 +177,7 @@ ReadPlan::ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, 
     }
   } else {
     for (const StateValue& state_value : state_) items.push_back(checkpoint.whole().find(state_value.fqn));
-    check_state(items, allow_partial);
+    check_state(strictness);
   }
   for (size_t i = 0; i < state_.size(); ++i) {
     if (items[i] == nullptr) continue;
@@ -194,17 +193,30 @@ ReadPlan::ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, 
   }
 }
 
-void ReadPlan::check_state(const std::vector<const format::Item*>& items, bool allow_partial) const {
+void ReadPlan::check_state(const Strictness& strictness) const {
   std::vector<std::string> missing, mismatches;
   for (size_t i = 0; i < state_.size(); ++i) {
-    if (items[i] == nullptr) {
+    if (item_of_state_[i] == nullptr) {
       missing.push_back(state_[i].fqn);
-    } else if (items[i]->is_tensor) {
-      if (auto why = mismatch(*items[i], state_[i])) mismatches.push_back(std::move(*why));
+    } else if (item_of_state_[i]->is_tensor) {
+      if (auto why = mismatch(*item_of_state_[i], state_[i])) mismatches.push_back(std::move(*why));
     }
   }
-  if (!missing.empty() && !allow_partial) refuse_keys(checkpoint_->whole(), state_, missing, mismatches);
-  if (!mismatches.empty()) raise_as("ShapeMismatchError", joined(mismatches));
+  if (strictness.allow_partial) missing.clear();
+  std::string wrong = joined(mismatches);
+  if (strictness.refuse_casts) {
+    const std::string casts = strictness.refuse_casts(this->casts());
+    wrong += (wrong.empty() || casts.empty() ? "" : "; ") + casts;
+  }
+  if (missing.empty() && wrong.empty()) return;
+  const bool names_unexpected = !missing.empty() || strictness.refuse_unexpected;
+  const std::string unexpected = names_unexpected ? unexpected_keys(checkpoint_->whole(), state_) : "";
+  if (missing.empty()) raise_as("ShapeMismatchError", wrong + unexpected);
+  std::string message = text("these are to be loaded, but not in the checkpoint: ", list_names(missing)) + unexpected;
+  if (!wrong.empty()) message += "; " + wrong;
+  message += "; allow_partial_load=True, or LoadSpec(strict='checkpoint'), leaves out what is missing";
+  // The sentence of DCP's own planner, which callers search for.
+  raise_as("KeyMismatchError", message + text(". Missing key in checkpoint state_dict: ", missing.front(), "."));
 }
 
 void ReadPlan::read_boxes(const format::Item& item, size_t state_index) {
@@ -246,14 +258,12 @@ void ReadPlan::add(Read read) {
   (read.planned.is_tensor ? tensors_ : objects_).push_back(std::move(read));
 }
 
-std::vector<ReadPlan::Cast> ReadPlan::casts() const {
+std::vector<Cast> ReadPlan::casts() const {
   std::vector<Cast> casts;
-  size_t last = SIZE_MAX;
-  for (const Read& read : tensors_) {
-    if (state_.empty() || read.state_index == last) continue;
-    last = read.state_index;
-    const StateValue& state_value = state_[last];
-    const tensor::DType from = item_of_state_[last]->tensor.dtype;
+  for (size_t i = 0; i < item_of_state_.size(); ++i) {
+    const StateValue& state_value = state_[i];
+    if (item_of_state_[i] == nullptr || !item_of_state_[i]->is_tensor || !has_elements(state_value)) continue;
+    const tensor::DType from = item_of_state_[i]->tensor.dtype;
     if (state_value.kind != StateValue::Kind::kOther && state_value.facts.dtype == from) continue;
     if (!py::hasattr(state_value.value, "dtype")) continue;
     py::object to = state_value.value.attr("dtype");

@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,21 @@ struct Read {
   pybind11::object item;   // the ReadItem: of the plan, or made at the first use
 };
 
+/// A tensor of the state whose dtype is not the stored one.
+struct Cast {
+  std::string fqn;
+  tensor::DType from;
+  pybind11::object to;  // torch.dtype
+};
+
+/// Which differences between a state and a checkpoint are errors. Shapes always are.
+struct Strictness {
+  bool allow_partial = false;      // leave out keys that the checkpoint does not have
+  bool refuse_unexpected = false;  // if there is an error, it also names the keys that the state does not ask for
+  /// Returns what is wrong with these dtypes, as a clause of the error; nothing if they may be cast.
+  std::function<std::string(const std::vector<Cast>&)> refuse_casts;
+};
+
 /// What one rank reads from a checkpoint: tensors and objects separately, each in the order of the plan. It is made
 /// from the items of a LoadPlan, or from a state dict. Needs the GIL.
 class ReadPlan {
@@ -37,11 +53,11 @@ class ReadPlan {
 
   /// Plans every box that `state` holds, from the chunks that overlap it.
   ///
-  /// Raises KeyMismatchError with all keys that are missing and all that the state does not ask for. ShapeMismatchError
-  /// with all tensors of another shape. InvalidPlanError for a tensor that would be loaded into something else, for
-  /// complex numbers that would be loaded into real ones, and for a box that the stored chunks do not cover.
-  /// \param allow_partial  Leave out keys that the checkpoint does not have.
-  ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, bool allow_partial);
+  /// Raises one error with all that does not fit: KeyMismatchError if keys are missing, which also names those that the
+  /// state does not ask for, else ShapeMismatchError. Shapes and dtypes are in either: tensors of another shape, those
+  /// that would be loaded into something else, complex numbers that would be loaded into real ones, casts that are
+  /// refused. Raises InvalidPlanError for a box that the stored chunks do not cover.
+  ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, const Strictness& strictness);
 
   /// Whether the plan was made for this checkpoint.
   bool is_of(const Checkpoint& checkpoint) const { return checkpoint_ == &checkpoint; }
@@ -63,13 +79,8 @@ class ReadPlan {
   /// Returns all items, tensors first.
   pybind11::list items() const;
 
-  /// A tensor of the state whose dtype is not the stored one.
-  struct Cast {
-    std::string fqn;
-    tensor::DType from;
-    pybind11::object to;  // torch.dtype
-  };
-  /// Returns all of them, in the order of the state; none for a plan that was made from items.
+  /// Returns all casts, in the order of the state; none for a plan that was made from items. Tensors of which this rank
+  /// holds no element are left out.
   std::vector<Cast> casts() const;
 
   /// The values that the plan was made from; empty if it was made from items.
@@ -80,8 +91,8 @@ class ReadPlan {
   pybind11::object item_of(const Read& read) const;
   void read_boxes(const format::Item& item, size_t state_index);
 
-  /// Raises the errors of the constructor about keys and shapes.
-  void check_state(const std::vector<const format::Item*>& items, bool allow_partial) const;
+  /// Raises the errors of the constructor about keys, shapes and dtypes.
+  void check_state(const Strictness& strictness) const;
 
   const Checkpoint* checkpoint_;
   std::shared_ptr<format::Manifest> part_;  // if the checkpoint is read in parts: items in the order of the state

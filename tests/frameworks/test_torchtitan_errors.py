@@ -14,7 +14,7 @@ from support.ranks import run_ranks
 from support.titan import Job, Layout, same
 
 import bytecheckpoint
-from bytecheckpoint.errors import CheckpointNotFoundError, InvalidPlanError, KeyMismatchError
+from bytecheckpoint.errors import CheckpointNotFoundError, KeyMismatchError, ShapeMismatchError
 from frameworks.titan_marks import needs_trainer
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: ITS ADAPTER IS NOT TESTED")
@@ -87,7 +87,7 @@ def _loads_that_fail(folder: str) -> None:
     # Another dtype.
     other = Job(dtype="bfloat16")
     with pytest.raises(
-        InvalidPlanError, match=r"is float32 in the checkpoint and bfloat16 in the model.*training\.dtype"
+        ShapeMismatchError, match=r"is float32 in the checkpoint and bfloat16 in the model.*training\.dtype"
     ):
         _load(other, f"{folder}/a")
     said = Said()

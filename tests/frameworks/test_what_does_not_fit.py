@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.equality import assert_equal
+from support.ranks import run_ranks
 from torch import nn
 
 import bytecheckpoint
@@ -100,6 +102,30 @@ def test_another_dtype(tmp_path: Path) -> None:
         load(tmp_path, {"model": half}, "ddp")
     load(tmp_path, {"model": half}, "ddp", strict=False)
     assert_equal(dict(half.state_dict()), dict(copy.deepcopy(model).to(torch.bfloat16).state_dict()))
+
+
+def load_what_differs(folder: Path) -> None:
+    """On the second rank a head is missing, on both the dtypes differ, and there is a key that nobody asks for."""
+    other = net(1).to(torch.bfloat16)
+    if dist.get_rank() == 1:
+        with_head(other)
+    before = fingerprint({"model": other})["parameters"]
+    with pytest.raises(KeyMismatchError) as caught:
+        load(folder, {"model": other}, "ddp")
+    for part in (
+        "not in the checkpoint: model: extra_head.weight, model: extra_head.bias; strict=False leaves them as they are",
+        "not asked for: model: more.weight; strict=False",
+        "model: 'embed.weight' is torch.bfloat16, stored is torch.float32",
+    ):
+        assert part in str(caught.value), str(caught.value)
+    assert_equal(fingerprint({"model": other})["parameters"], before)
+
+
+def test_all_that_differs_on_any_rank_is_one_error(tmp_path: Path) -> None:
+    model = net()
+    model.more = nn.Linear(2, 2, bias=False)  # type: ignore[assignment]
+    save(tmp_path, {"model": model}, "ddp")
+    run_ranks(2, load_what_differs, tmp_path, limit_s=LIMIT_S)
 
 
 def test_other_groups_than_it_was_saved_with(tmp_path: Path) -> None:

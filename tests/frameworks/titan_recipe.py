@@ -114,6 +114,13 @@ def ours_in_the_recipe() -> Trainer.Config:
     return with_bytecheckpoint(debug(), io_threads=3)
 
 
+def ours_with_a_spec() -> Trainer.Config:
+    from bytecheckpoint import LoadSpec
+    from bytecheckpoint.torchtitan import with_bytecheckpoint
+
+    return with_bytecheckpoint(debug(), initial_load_spec=LoadSpec(rename={"net": ""}))
+
+
 def main() -> None:
     from torchtitan import train
 

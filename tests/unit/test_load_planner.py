@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from unit.planned_states import state
 
-from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpWriter, Config, LoadSpec
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, ShapeMismatchError
 from bytecheckpoint.planning.plan_items import PlanItems, source_of
 
@@ -166,6 +166,32 @@ def test_keys_and_shapes_that_do_not_match_are_in_one_error(path: Path) -> None:
     with pytest.raises(CheckpointException) as caught:
         load(got, BcpReader(path), BcpLoadPlanner(allow_partial_load=True))
     assert isinstance(caught.value.failures[0][0], ShapeMismatchError)
+
+
+@pytest.mark.parametrize(
+    ("nope", "strict", "kind"),
+    [
+        ({"nope": torch.zeros(1)}, True, KeyMismatchError),
+        ({}, True, ShapeMismatchError),
+        ({}, False, ShapeMismatchError),
+    ],
+)
+def test_refused_dtypes_are_in_the_error_of_keys_and_shapes(
+    path: Path, nope: dict[str, Any], strict: bool, kind: type[Exception]
+) -> None:
+    got = {"model": {"w": torch.zeros(7, 6), "b": torch.zeros(5, dtype=torch.int8), **nope}}
+    with pytest.raises(CheckpointException) as caught:
+        load(got, BcpReader(path), BcpLoadPlanner(spec=LoadSpec(cast="widen", strict=strict)))
+    error = caught.value.failures[0][0]
+    assert type(error) is kind
+    for part, is_named in (
+        ("'model.nope'", bool(nope)),
+        ("not asked for: 'epoch'", strict),
+        ("'model.w': stored is a tensor of [7, 5]", True),
+        ("'model.b' is float32, to be loaded into int8", True),
+    ):
+        assert (part in str(error)) == is_named, str(error)
+    assert not got["model"]["b"].any()
 
 
 @pytest.mark.parametrize("planner", [BcpLoadPlanner, DefaultLoadPlanner])
