@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,4 +78,4 @@ def are_together(places: Sequence[MemoryPlace | None]) -> bool:
 
 def _machine() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"

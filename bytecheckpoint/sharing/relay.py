@@ -204,7 +204,8 @@ class Relay:
     def _reclaim(self) -> None:
         """Waits until the oldest unit that is being sent has gone to all, and releases its slot."""
         sent = self._sent.popleft()
-        if not all([self._messages.wait(peer, work) for peer, work in sent.works]):
+        have_gone = [self._messages.wait(peer, work) for peer, work in sent.works]
+        if not all(have_gone):
             # A peer that this rank has lost may be alive, and still copy from the slot.
             self._is_stopped = True
             return

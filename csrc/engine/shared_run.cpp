@@ -75,7 +75,7 @@ SharedRun::~SharedRun() {
 }
 
 base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const planner::SharePlan& plan, uint32_t rank,
-                                                            SharedMemory* memory) {
+                                                          SharedMemory* memory) {
   const planner::WantedBlocks blocks = wanted_blocks(job);
   std::unique_ptr<SharedRun> run(new SharedRun(job, rank, memory));
   run->units_ = units_of(plan, rank);

@@ -21,7 +21,8 @@ TEST_CASE("shared_memory: a ring is lent again only when nobody writes to it any
   });
   const auto second = memory->lend();
   CHECK(second->slot(0) == slot);
-  for (int64_t i = 0; i < kSlotBytes; ++i) second->slot(0)[i] = 2;  // TSan, and the line below, see a writer that is left
+  for (int64_t i = 0; i < kSlotBytes; ++i)
+    second->slot(0)[i] = 2;  // TSan, and the line below, see a writer that is left
   CHECK(second->slot(0)[kSlotBytes - 1] == 2);
   writer.join();
 }

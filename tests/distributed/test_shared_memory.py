@@ -56,7 +56,7 @@ def save_files(tensors: dict[str, torch.Tensor], folder: Path) -> None:
 
 
 def placed(full: torch.Tensor, random: Random) -> DTensor:
-    """Distributes a tensor in a way that is drawn, the same on all ranks; along dims that may be uneven or too short."""
+    """Distributes a tensor in a way that is drawn, the same on all ranks. Shards may be uneven, or empty."""
     ranks = dist.get_world_size()
     rows = random.choice([n for n in range(1, ranks + 1) if ranks % n == 0])
     mesh = init_device_mesh("cpu", (rows, ranks // rows))
