@@ -15,15 +15,17 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from bytecheckpoint import _C
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.errors import CheckpointError, InvalidPlanError, RankError, sendable
+from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.runtime.interrupts import DeferredInterrupt
 from bytecheckpoint.sharing.choice import AUTO, COOPERATIVE, INDEPENDENT, ReadStrategy, is_worth_sharing
+from bytecheckpoint.sharing.memory import MemoryPlace, SharedMemory, are_together
 from bytecheckpoint.sharing.messages import PeerMessages
 from bytecheckpoint.sharing.relay import Relay
 
 __all__ = ["Exchange"]
 
 # Version of the messages between ranks: all ranks must run code that gives them the same meaning.
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class _Statement:
         version: Version of the messages.
         checkpoint: Identifies the checkpoint that the rank reads, and the numbering of its files.
         ranges: Byte ranges that the rank wants in this round.
+        place: Where the memory is into which the rank reads. Said once, at the beginning of the exchange.
+        opened: Ranks whose memory the rank has opened. Said once, behind ``place``.
         is_done: Whether the rank wants nothing more. It still comes, because others may want more.
         error: Why the rank has failed; None if it has not.
     """
@@ -41,6 +45,8 @@ class _Statement:
     version: int
     checkpoint: str = ""
     ranges: bytes = b""
+    place: MemoryPlace | None = None
+    opened: frozenset[int] = frozenset()
     is_done: bool = False
     error: BaseException | None = None
 
@@ -59,6 +65,7 @@ class Exchange:
         self._rank = rank
         self._reading = reading
         self._checkpoint = ""
+        self._memory: SharedMemory | None = None
         self._is_over = False
 
     @classmethod
@@ -79,18 +86,37 @@ class Exchange:
     def agree(self, checkpoint: _C.Checkpoint, job: _C.LoadJob, path: str) -> None:
         """Begins the exchange: checks that all ranks read the same checkpoint, and decides about ``auto``.
 
+        Ranks of one machine open one another's memory.
+
         Raises:
             InvalidPlanError: Ranks read different checkpoints, or have different versions of this package.
             BaseException: What another rank failed with.
         """
         self._checkpoint = _identity(checkpoint, path)
         all_ranges = _C.all_ranges(job) if self._reading == AUTO else b""
-        ranges = self._say(_Statement(_VERSION, self._checkpoint, all_ranges))
+        # Of an object store, a read that took too long may still write to the memory when the next round uses it.
+        memory = None if is_store_url(path) else SharedMemory.made_for(job)
+        place = None if memory is None else memory.place
+        heard = self._say(_Statement(_VERSION, self._checkpoint, all_ranges, place))
         if self._reading == AUTO:
-            plan = _C.SharePlan(ranges)
+            plan = _C.SharePlan([said.ranges for said in heard])
             saved = plan.bytes_wanted - plan.bytes_distinct
             self._reading = COOPERATIVE if is_worth_sharing(saved, plan.bytes_wanted) else INDEPENDENT
         self._is_over = self._reading == INDEPENDENT
+        if not self._is_over:
+            self._open(memory, [said.place for said in heard])
+
+    def _open(self, memory: SharedMemory | None, places: list[MemoryPlace | None]) -> None:
+        """Opens the memory of the other ranks of this machine, and finds out which of them have opened this rank's."""
+        if not are_together(places):
+            return
+        if memory is not None:
+            memory.open(self._rank, places)
+        opened = frozenset[int]() if memory is None else memory.sources
+        heard = self._say(_Statement(_VERSION, self._checkpoint, opened=opened))
+        if memory is not None:
+            memory.readers = frozenset(rank for rank, said in enumerate(heard) if self._rank in said.opened)
+            self._memory = memory
 
     def run(self, job: _C.LoadJob) -> dict[str, Any]:
         """Runs a round, or a few: fills all that was added to ``job``, from own reads and from what is received."""
@@ -105,16 +131,18 @@ class Exchange:
 
     def _round(self, job: _C.LoadJob | None, statement: _Statement) -> dict[str, Any]:
         with DeferredInterrupt() as interrupt:
-            ranges = self._say(statement)
+            heard = self._say(statement)
             if self._is_over or job is None:
                 return {}
-            plan = _C.SharePlan(ranges)
+            plan = _C.SharePlan([said.ranges for said in heard])
+            memory = self._memory
             relay = Relay(
                 self._messages,
                 self._rank,
                 plan.units(self._rank),
-                lambda: _C.SharedRun(job, plan, self._rank),
+                lambda: _C.SharedRun(job, plan, self._rank, None if memory is None else memory.engine),
                 interrupt,
+                memory,
             )
             done = relay.run()
             if done is not None:
@@ -122,8 +150,8 @@ class Exchange:
             self._say(_Statement(_VERSION, self._checkpoint))
             raise CheckpointError("another rank stopped reading and did not say why")
 
-    def _say(self, statement: _Statement) -> list[bytes]:
-        """Exchanges statements with all ranks. Returns the ranges that each wants, or raises another rank's failure."""
+    def _say(self, statement: _Statement) -> list[_Statement]:
+        """Exchanges statements with all ranks. Returns them, by rank, or raises another rank's failure."""
         with DeferredInterrupt():
             heard = self._gather(statement)
             for rank, said in enumerate(heard):
@@ -136,7 +164,7 @@ class Exchange:
                 self._is_over = True
                 what = "have different versions of this package" if len(versions) > 1 else "read different checkpoints"
                 raise InvalidPlanError(f"ranks that share the reading of a load {what}")
-            return [said.ranges for said in heard]
+            return heard
 
     def _gather(self, statement: _Statement) -> list[_Statement]:
         """Returns the statements of all ranks. After a failure, or the loss of a rank, nobody waits for this rank."""
@@ -155,6 +183,7 @@ class Exchange:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Takes part until all ranks are done; or tells them why this one has failed."""
+        self._memory = None  # in the rounds that are left, this rank wants nothing
         if error is not None:
             self._tell(error)
             return

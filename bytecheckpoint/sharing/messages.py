@@ -11,11 +11,12 @@ from bytecheckpoint.distributed.channel import Channel
 from bytecheckpoint.distributed.waits import Message
 from bytecheckpoint.errors import CheckpointError
 
-__all__ = ["HEADER", "PAYLOAD", "PeerMessages"]
+__all__ = ["HEADER", "PAYLOAD", "TAKEN", "PeerMessages"]
 
 # Kinds of messages. Only messages of one kind arrive in the order of sending.
 HEADER, PAYLOAD = 1, 2
 _SIZE, _STATEMENT = 3, 4
+TAKEN = 5
 
 
 class PeerMessages:

@@ -3,12 +3,14 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/py_load_job.h"
 #include "csrc/bridge/unlocked.h"
+#include "csrc/engine/shared_memory.h"
 #include "csrc/engine/shared_run.h"
 #include "csrc/io/file_system.h"
 #include "csrc/io/io_deadline.h"
@@ -69,8 +71,26 @@ py::list list_units(const planner::SharePlan& plan, uint32_t rank) {
   return out;
 }
 
-std::unique_ptr<PySharedRun> start_run(PyLoadJob& job, const planner::SharePlan& plan, uint32_t rank) {
-  auto run = value_unlocked([&] { return engine::SharedRun::start(&job.job, plan, rank); });
+using Address = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+std::unique_ptr<engine::SharedMemory> map_memory(const PyLoadJob& job) {
+  return value_unlocked([&] { return engine::SharedMemory::map(job.job.options().ring_bytes); });
+}
+
+Address address_of(const engine::SharedMemory& self) {
+  const staging::RingAddress found = value_or_raise(self.address());
+  return {found.pid, found.fd, found.device, found.inode, found.num_slots};
+}
+
+void open_peer(engine::SharedMemory& self, uint32_t rank, const Address& address) {
+  const auto& [pid, fd, device, inode, num_slots] = address;
+  const staging::RingAddress at{pid, fd, device, inode, num_slots};
+  run_unlocked([&] { return self.open(rank, at); });
+}
+
+std::unique_ptr<PySharedRun> start_run(PyLoadJob& job, const planner::SharePlan& plan, uint32_t rank,
+                                       engine::SharedMemory* memory) {
+  auto run = value_unlocked([&] { return engine::SharedRun::start(&job.job, plan, rank, memory); });
   return std::unique_ptr<PySharedRun>(new PySharedRun{job, std::move(run)});
 }
 
@@ -80,11 +100,10 @@ py::object next_own(PySharedRun& self, bool wait) {
   return py::make_tuple(own->unit, own->slot, own->bytes);
 }
 
-const uint8_t* checked_slot(const PySharedRun& self, size_t unit, int slot) {
-  if (unit >= self.run->units().size() || slot < 0 || slot >= self.run->num_slots()) {
-    throw py::index_error("no such unit or slot");
-  }
-  return self.run->slot(slot);
+const uint8_t* checked_memory(const PySharedRun& self, size_t unit, int slot) {
+  const uint8_t* memory = self.run->memory_of(unit, slot);
+  if (memory == nullptr) throw py::index_error("no such unit or slot");
+  return memory;
 }
 
 }  // namespace
@@ -109,8 +128,14 @@ void bind_sharing(py::module_& m) {
       .def_readonly("bytes_wanted", &planner::SharePlan::bytes_wanted)
       .def_readonly("bytes_distinct", &planner::SharePlan::bytes_distinct)
       .def("units", &list_units, py::arg("rank"));
+  py::class_<engine::SharedMemory>(m, "SharedMemory", py::module_local())
+      .def(py::init(&map_memory), py::arg("job"))
+      .def_property_readonly("address", &address_of)
+      .def("open", &open_peer, py::arg("rank"), py::arg("address"));
   py::class_<PySharedRun>(m, "SharedRun", py::module_local())
-      .def(py::init(&start_run), py::keep_alive<1, 2>(), py::arg("job"), py::arg("plan"), py::arg("rank"))
+      .def(py::init(&start_run), py::keep_alive<1, 2>(), py::keep_alive<1, 5>(), py::arg("job"), py::arg("plan"),
+           py::arg("rank"), py::arg("memory").none(true))
+      .def_property_readonly("verifies", [](const PySharedRun& self) { return self.job.job.options().verify; })
       .def_property_readonly("num_own_slots", [](const PySharedRun& self) { return self.run->num_own_slots(); })
       .def_property_readonly("num_slots", [](const PySharedRun& self) { return self.run->num_slots(); })
       .def(
@@ -123,15 +148,15 @@ void bind_sharing(py::module_& m) {
       .def("next_own", &next_own, py::arg("wait"))
       .def(
           "check",
-          [](PySharedRun& self, size_t unit, int slot, int64_t bytes) {
-            const uint8_t* memory = checked_slot(self, unit, slot);
-            run_unlocked([&] { return self.run->check(unit, memory, bytes); });
+          [](PySharedRun& self, size_t unit, int slot, int64_t bytes, bool is_verified) {
+            const uint8_t* memory = checked_memory(self, unit, slot);
+            run_unlocked([&] { return self.run->check(unit, memory, bytes, is_verified); });
           },
-          py::arg("unit"), py::arg("slot"), py::arg("bytes"))
+          py::arg("unit"), py::arg("slot"), py::arg("bytes"), py::arg("is_verified"))
       .def(
           "scatter",
           [](PySharedRun& self, size_t unit, int slot, int64_t bytes) {
-            const uint8_t* memory = checked_slot(self, unit, slot);
+            const uint8_t* memory = checked_memory(self, unit, slot);
             run_unlocked([&] { return self.run->scatter(unit, memory, bytes); });
           },
           py::arg("unit"), py::arg("slot"), py::arg("bytes"))

@@ -69,7 +69,8 @@ Status LoadJob::execute(planner::LoadPlan plan, int64_t bytes_before, const std:
   BCP_ASSIGN_OR_RETURN(staging::BorrowedRing ring, staging::BorrowedRing::borrow(options_.ring_bytes));
   const int num_slots = ring->num_slots();
   const ReadPipelineHolder reading(
-      new ReadPipeline(options_.reading(), manifest_, std::move(ring), std::move(plan.segments), num_slots),
+      new ReadPipeline(options_.reading(), manifest_, staging::BorrowedRing::shared(std::move(ring)),
+                       std::move(plan.segments), num_slots),
       io::DeleteInBackground{options_.io_timeout_s > 0});
   base::TraceLane* const lane = base::lane_of(options_.trace, "scatter");
   const auto next = [&] {

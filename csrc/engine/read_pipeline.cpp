@@ -18,7 +18,8 @@ std::vector<const planner::ReadSegment*> pointers_to(const std::vector<planner::
 }  // namespace
 
 ReadPipeline::ReadPipeline(ReadPipelineOptions options, std::shared_ptr<const format::Manifest> manifest,
-                           staging::BorrowedRing ring, std::vector<planner::ReadSegment> segments, int num_slots)
+                           std::shared_ptr<staging::SlotRing> ring, std::vector<planner::ReadSegment> segments,
+                           int num_slots)
     : options_(std::move(options)),
       manifest_(std::move(manifest)),
       ring_(std::move(ring)),

@@ -37,8 +37,9 @@ class ReadPipeline {
   /// \param manifest   Of the checkpoint in `options.directory`.
   /// \param segments   Ascending by file. The tag of a request is the position of its segment here.
   /// \param num_slots  How many of the ring's slots, from the first, to read into.
+  /// \param ring       The pipeline holds it until no thread writes to it any more.
   ReadPipeline(ReadPipelineOptions options, std::shared_ptr<const format::Manifest> manifest,
-               staging::BorrowedRing ring, std::vector<planner::ReadSegment> segments, int num_slots);
+               std::shared_ptr<staging::SlotRing> ring, std::vector<planner::ReadSegment> segments, int num_slots);
 
   /// Returns filled slots. `FilledSlot::request.tag` is the position in `segments()`; `release` each slot when it is
   /// used.
@@ -53,7 +54,7 @@ class ReadPipeline {
  private:
   const ReadPipelineOptions options_;
   const std::shared_ptr<const format::Manifest> manifest_;
-  const staging::BorrowedRing ring_;
+  const std::shared_ptr<staging::SlotRing> ring_;
   const std::vector<planner::ReadSegment> segments_;
   SourceFiles files_;
   SegmentSource source_;

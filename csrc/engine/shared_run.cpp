@@ -67,15 +67,17 @@ uint32_t digest_of(const format::Manifest& manifest) {
   return base::crc32(0, all.data(), all.size());
 }
 
-SharedRun::SharedRun(LoadJob* job) : job_(job), lane_(base::lane_of(job->options().trace, "scatter")) {}
+SharedRun::SharedRun(LoadJob* job, uint32_t rank, const SharedMemory* memory)
+    : job_(job), rank_(rank), memory_(memory), lane_(base::lane_of(job->options().trace, "scatter")) {}
 
 SharedRun::~SharedRun() {
   if (!is_finished_) job_->destinations().clear();
 }
 
-base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const planner::SharePlan& plan, uint32_t rank) {
+base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const planner::SharePlan& plan, uint32_t rank,
+                                                          SharedMemory* memory) {
   const planner::WantedBlocks blocks = wanted_blocks(job);
-  std::unique_ptr<SharedRun> run(new SharedRun(job));
+  std::unique_ptr<SharedRun> run(new SharedRun(job, rank, memory));
   run->units_ = units_of(plan, rank);
   std::vector<planner::ReadSegment> segments;
   for (const SharedUnit& unit : run->units_) segments.push_back(unit.segment);
@@ -87,6 +89,7 @@ base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const pl
   planner::note_wanted(blocks, &segments);
   LoadStats& stats = run->stats_;
   std::vector<planner::ReadSegment> to_read;
+  bool any_message = false;
   for (size_t u = 0; u < segments.size(); ++u) {
     SharedUnit& unit = run->units_[u];
     unit.segment = std::move(segments[u]);
@@ -97,19 +100,34 @@ base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const pl
       stats.bytes_read += unit.segment.bytes;
     } else {
       stats.bytes_received += unit.segment.bytes;
+      any_message = any_message || memory == nullptr || memory->of_peer(unit.owner) == nullptr;
     }
   }
   stats.num_boxes = static_cast<int64_t>(job->destinations().wanted().size());
   stats.bytes_wanted = blocks.bytes_wanted;
   if (run->units_.empty()) return run;
 
-  BCP_ASSIGN_OR_RETURN(staging::BorrowedRing ring, staging::BorrowedRing::borrow(job->options().ring_bytes));
+  std::shared_ptr<staging::SlotRing> ring;
+  if (memory != nullptr) {
+    ring = memory->lend();
+  } else {
+    BCP_ASSIGN_OR_RETURN(auto borrowed, staging::BorrowedRing::borrow(job->options().ring_bytes));
+    ring = staging::BorrowedRing::shared(std::move(borrowed));
+  }
   const int num_slots = ring->num_slots();
-  run->num_own_slots_ = to_read.empty() ? 0 : stats.bytes_received == 0 ? num_slots : num_slots - num_slots / 2;
+  run->num_own_slots_ = to_read.empty() ? 0 : any_message ? num_slots - num_slots / 2 : num_slots;
   run->reading_ = ReadPipelineHolder(new ReadPipeline(job->options().reading(), job->manifest(), std::move(ring),
                                                       std::move(to_read), run->num_own_slots_),
                                      io::DeleteInBackground{job->options().io_timeout_s > 0});
   return run;
+}
+
+const uint8_t* SharedRun::memory_of(size_t unit, int index) const {
+  if (unit >= units_.size() || index < 0) return nullptr;
+  const uint32_t owner = units_[unit].owner;
+  const staging::PeerRing* peer = memory_ == nullptr || owner == rank_ ? nullptr : memory_->of_peer(owner);
+  if (peer != nullptr) return index < peer->num_slots() ? peer->slot(index) : nullptr;
+  return index < num_slots() ? slot(index) : nullptr;
 }
 
 base::Result<std::optional<SharedRun::Own>> SharedRun::next_own(bool wait) {
@@ -137,7 +155,7 @@ base::Result<std::optional<SharedRun::Own>> SharedRun::next_own(bool wait) {
   return std::optional<Own>(own);
 }
 
-Status SharedRun::check(size_t unit, const uint8_t* slot, int64_t bytes) {
+Status SharedRun::check(size_t unit, const uint8_t* slot, int64_t bytes, bool is_verified) {
   const planner::ReadSegment& segment = units_[unit].segment;
   const auto file = reading_->file(segment.file);
   if (!file.is_ok()) return job_->explain(file.status());
@@ -149,6 +167,7 @@ Status SharedRun::check(size_t unit, const uint8_t* slot, int64_t bytes) {
                           " read ", bytes, " bytes, but on this rank the file has ", there),
                      file.value()->path));
   }
+  if (is_verified) return Status::ok();
   const base::SpanTimer timer(lane_, base::Phase::kVerify, bytes);
   Status checked = job_->destinations().check(slot, segment, bytes, *file.value());
   return checked.is_ok() ? checked : job_->explain(std::move(checked));
@@ -176,6 +195,7 @@ base::Result<LoadStats> SharedRun::finish() {
   Status archives = job_->destinations().check_archives();
   if (!archives.is_ok()) return job_->explain(std::move(archives));
   is_finished_ = true;
+  reading_.reset();  // so that the ring is free for the next run
   (void)job_->destinations().begin_next_phase();
   stats_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   return stats_;

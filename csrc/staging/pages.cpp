@@ -40,7 +40,7 @@ base::Result<std::unique_ptr<Pages>> Pages::map_shareable(int64_t bytes, std::st
   return pages;
 }
 
-base::Result<std::unique_ptr<Pages>> Pages::map_shared(int fd, int64_t bytes, std::string_view what) {
+base::Result<std::unique_ptr<Pages>> Pages::map_shared(int fd, int64_t bytes, std::string_view what, Access access) {
   struct ::stat status{};
   if (::fstat(fd, &status) != 0) return base::Status::storage("fstat", std::string(what), "", errno);
   if (bytes < 0 || status.st_size < bytes) {
@@ -50,11 +50,11 @@ base::Result<std::unique_ptr<Pages>> Pages::map_shared(int fd, int64_t bytes, st
   std::unique_ptr<Pages> pages(new Pages(bytes));
   pages->fd_ = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (pages->fd_ < 0) return base::Status::storage("fcntl", std::string(what), "F_DUPFD_CLOEXEC", errno);
-  BCP_RETURN_IF_ERROR(pages->map_at_huge_page(what, InFork::kAbsent));
+  BCP_RETURN_IF_ERROR(pages->map_at_huge_page(what, InFork::kAbsent, access));
   return pages;
 }
 
-base::Status Pages::map_at_huge_page(std::string_view what, InFork in_fork) {
+base::Status Pages::map_at_huge_page(std::string_view what, InFork in_fork, Access access) {
   const auto refused = [&] {
     return base::Status::storage("mmap", std::string(what), base::text(mapping_bytes_, " bytes"), errno);
   };
@@ -65,8 +65,8 @@ base::Status Pages::map_at_huge_page(std::string_view what, InFork in_fork) {
   mapping_ = mapping;
   first_ = reinterpret_cast<uint8_t*>(base::align_up(reinterpret_cast<int64_t>(mapping), kHugePageBytes));
   const auto bytes = static_cast<size_t>(bytes_);
-  if (fd_ >= 0 && bytes != 0 &&
-      ::mmap(first_, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, 0) == MAP_FAILED) {
+  const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+  if (fd_ >= 0 && bytes != 0 && ::mmap(first_, bytes, protection, MAP_SHARED | MAP_FIXED, fd_, 0) == MAP_FAILED) {
     return refused();
   }
   // Only advice: without huge pages everything works, at about half the speed.

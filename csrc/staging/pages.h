@@ -35,9 +35,11 @@ class Pages {
   static base::Result<std::unique_ptr<Pages>> map(int64_t bytes, std::string_view what, InFork in_fork);
   /// The same, for memory that another process can map by `fd`. Absent in forked children.
   static base::Result<std::unique_ptr<Pages>> map_shareable(int64_t bytes, std::string_view what);
+  enum class Access { kReadWrite, kRead };
   /// Maps memory that another process shares. \param fd  Stays the caller's. \returns kInvalidArgument if it has fewer
   /// than `bytes` bytes.
-  static base::Result<std::unique_ptr<Pages>> map_shared(int fd, int64_t bytes, std::string_view what);
+  static base::Result<std::unique_ptr<Pages>> map_shared(int fd, int64_t bytes, std::string_view what,
+                                                         Access access = Access::kReadWrite);
   ~Pages();
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
@@ -61,7 +63,7 @@ class Pages {
 
  private:
   explicit Pages(int64_t bytes);
-  base::Status map_at_huge_page(std::string_view what, InFork in_fork);
+  base::Status map_at_huge_page(std::string_view what, InFork in_fork, Access access = Access::kReadWrite);
   void stop_populating();
 
   void* mapping_ = nullptr;

@@ -24,10 +24,25 @@ base::Result<std::unique_ptr<SlotRing>> SlotRing::map(int num_slots) {
   return std::unique_ptr<SlotRing>(new SlotRing(std::move(pages)));
 }
 
+base::Result<std::unique_ptr<SlotRing>> SlotRing::map_shareable(int64_t ring_bytes) {
+  BCP_ASSIGN_OR_RETURN(std::unique_ptr<Pages> pages,
+                       Pages::map_shareable(slots_for(ring_bytes) * kSlotBytes, "ring of slots"));
+  return std::unique_ptr<SlotRing>(new SlotRing(std::move(pages)));
+}
+
 base::Status BorrowedRing::prepare(int64_t ring_bytes, int64_t expected_bytes) {
   BCP_ASSIGN_OR_RETURN(const BorrowedRing ring, borrow(ring_bytes));
   ring->populate(slots_for(expected_bytes));
   return base::Status::ok();
+}
+
+void BorrowedRing::free_idle() {
+  std::unique_ptr<SlotRing>(idle_ring.exchange(nullptr)).reset();
+}
+
+std::shared_ptr<SlotRing> BorrowedRing::shared(BorrowedRing borrowed) {
+  const auto holder = std::make_shared<BorrowedRing>(std::move(borrowed));
+  return {holder, holder->ring_.get()};
 }
 
 base::Result<BorrowedRing> BorrowedRing::borrow(int64_t ring_bytes) {

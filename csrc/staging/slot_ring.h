@@ -25,6 +25,9 @@ class SlotRing {
  public:
   /// \returns kStorage if the memory cannot be mapped.
   static base::Result<std::unique_ptr<SlotRing>> map(int num_slots);
+  /// Maps a ring that other processes can map (see `PeerRing`). \param ring_bytes  As for `BorrowedRing::borrow`.
+  /// \returns kStorage.
+  static base::Result<std::unique_ptr<SlotRing>> map_shareable(int64_t ring_bytes);
 
   /// Begins to touch the pages of the first `num_slots` slots in the background, and returns. The slots may be used
   /// meanwhile. Not thread-safe.
@@ -32,6 +35,8 @@ class SlotRing {
 
   uint8_t* slot(int index) const { return pages_->first() + index * kSlotBytes; }
   int num_slots() const { return static_cast<int>(pages_->bytes() / kSlotBytes); }
+  /// Descriptor of the memory if another process can map it; else -1.
+  int fd() const { return pages_->fd(); }
 
  private:
   explicit SlotRing(std::unique_ptr<Pages> pages) : pages_(std::move(pages)) {}
@@ -52,6 +57,10 @@ class BorrowedRing {
   /// Begins to touch a ring of `ring_bytes` for a transfer of `expected_bytes` that will borrow it soon. Returns at
   /// once.
   static base::Status prepare(int64_t ring_bytes, int64_t expected_bytes);
+  /// Frees the ring that waits for its next borrower, if there is one.
+  static void free_idle();
+  /// Returns the ring, which goes back when the last copy of the result is destroyed.
+  static std::shared_ptr<SlotRing> shared(BorrowedRing borrowed);
 
   SlotRing& operator*() const { return *ring_; }
   SlotRing* operator->() const { return ring_.get(); }

@@ -48,8 +48,38 @@ struct World {
 
   void start() {
     for (uint32_t rank = 0; rank < jobs.size(); ++rank) {
-      runs.push_back(test::value_of(SharedRun::start(jobs[rank].get(), plan, rank)));
+      SharedMemory* memory = memories.empty() ? nullptr : memories[rank].get();
+      runs.push_back(test::value_of(SharedRun::start(jobs[rank].get(), plan, rank, memory)));
     }
+  }
+
+  /// Lets ranks take units from one another's memory, from now on.
+  void share_memory() {
+    for (const auto& job : jobs) memories.push_back(test::value_of(SharedMemory::map(job->options().ring_bytes)));
+    for (uint32_t rank = 0; rank < jobs.size(); ++rank) {
+      for (uint32_t peer = 0; peer < jobs.size(); ++peer) {
+        if (peer != rank) EXPECT_OK(memories[rank]->open(peer, test::value_of(memories[peer]->address())));
+      }
+    }
+  }
+
+  /// Exchanges unit by unit; each rank takes it from its owner's memory. \param spoil  Called on each unit before that.
+  base::Status exchange_in_memory(bool is_verified, const std::function<void(uint8_t*)>& spoil) {
+    for (size_t u = 0; u < plan.units.size(); ++u) {
+      SharedRun& owner = *runs[plan.units[u].owner];
+      BCP_ASSIGN_OR_RETURN(const auto own, owner.next_own(/*wait=*/true));
+      REQUIRE(owner.num_own_slots() == owner.num_slots());  // nothing is received
+      spoil(owner.slot(own->slot));
+      for (auto& run : runs) {
+        const uint8_t* memory = run->memory_of(u, own->slot);
+        REQUIRE(memory != nullptr);
+        CHECK((memory == owner.slot(own->slot)) == (run.get() == &owner));
+        BCP_RETURN_IF_ERROR(run->check(u, memory, own->bytes, is_verified));
+        BCP_RETURN_IF_ERROR(run->scatter(u, memory, own->bytes));
+      }
+      owner.release(own->slot);
+    }
+    return base::Status::ok();
   }
 
   /// Exchanges unit by unit, in the common order. \param spoil  Called on each unit in transit.
@@ -78,7 +108,8 @@ struct World {
   std::vector<std::string> contents;
   std::vector<std::unique_ptr<LoadJob>> jobs;
   planner::SharePlan plan;
-  std::vector<std::unique_ptr<SharedRun>> runs;  // destroyed before the jobs that they use
+  std::vector<std::unique_ptr<SharedMemory>> memories;
+  std::vector<std::unique_ptr<SharedRun>> runs;  // destroyed before the jobs and memories that they use
 };
 
 format::Manifest save_content(const TempDir& dir) {
@@ -113,6 +144,51 @@ TEST_CASE("shared_run: a byte that changed on its way is found before it is used
   World world(dir, manifest, 2);
   world.start();
   EXPECT_FAILURE(kCorrupt, "block has CRC", world.exchange([](uint8_t* bytes) { bytes[5000] ^= 1; }));
+}
+
+TEST_CASE("shared_run: every rank gets all of what it takes from the memory of the others, round after round") {
+  const TempDir dir;
+  const format::Manifest manifest = save_content(dir);
+  for (const uint32_t num_ranks : {2u, 3u}) {
+    World world(dir, manifest, num_ranks);
+    world.share_memory();
+    for (int round = 0; round < 3; ++round) {
+      world.start();
+      EXPECT_OK(world.exchange_in_memory(/*is_verified=*/true, [](uint8_t*) {}));
+      for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+        test::value_of(world.runs[rank]->finish());
+        CHECK((world.contents[rank] == test::patterned(kBytes)));
+        world.contents[rank].assign(kBytes, '\0');
+        world.add(rank, manifest);
+      }
+      world.runs.clear();
+    }
+  }
+}
+
+TEST_CASE("shared_run: who takes a unit that its owner has not verified verifies it") {
+  const TempDir dir;
+  const format::Manifest manifest = save_content(dir);
+  World world(dir, manifest, 2);
+  world.share_memory();
+  world.start();
+  EXPECT_FAILURE(kCorrupt, "block has CRC",
+                 world.exchange_in_memory(/*is_verified=*/false, [](uint8_t* bytes) { bytes[5000] ^= 1; }));
+}
+
+TEST_CASE("shared_run: a slot or a unit that is not there has no memory") {
+  const TempDir dir;
+  const format::Manifest manifest = save_content(dir);
+  World world(dir, manifest, 2);
+  world.share_memory();
+  world.start();
+  const SharedRun& run = *world.runs[0];
+  for (size_t u = 0; u < world.plan.units.size(); ++u) {
+    CHECK(run.memory_of(u, 3) != nullptr);
+    CHECK(run.memory_of(u, 4) == nullptr);
+    CHECK(run.memory_of(u, -1) == nullptr);
+  }
+  CHECK(run.memory_of(world.plan.units.size(), 0) == nullptr);
 }
 
 TEST_CASE("shared_run: a unit of another size than the file has is refused") {

@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import DefaultLoadPlanner
 
 from bytecheckpoint import BcpReader, Config
+from bytecheckpoint.sharing import memory as _memory
 
-__all__ = ["COOPERATIVE", "OwnFinish", "Wrapper", "replicated", "values"]
+__all__ = ["COOPERATIVE", "OwnFinish", "Wrapper", "on_machines_of", "replicated", "values"]
 
 COOPERATIVE = Config(shared_reading="cooperative")
 
@@ -26,6 +28,11 @@ SHAPES = [(1024, 1024), (333, 4097), (7,), (2048, 1500), (1,), (600, 600)]
 def replicated(*, filled: bool) -> dict[str, Any]:
     """Returns the same tensors on every rank, as with DDP; 24 MiB."""
     return {f"t{i}": values(i, s) if filled else torch.zeros(s, dtype=torch.int32) for i, s in enumerate(SHAPES)}
+
+
+def on_machines_of(num_ranks: int) -> None:
+    """Makes so many neighbouring ranks believe that they share a machine with one another, and with no other rank."""
+    _memory._machine = lambda: f"machine {dist.get_rank() // num_ranks}"
 
 
 class OwnFinish(DefaultLoadPlanner):

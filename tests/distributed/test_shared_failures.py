@@ -25,22 +25,27 @@ from bytecheckpoint.dcp import rank_load
 from bytecheckpoint.errors import CorruptCheckpointError, InvalidPlanError, RankError, StorageError
 from bytecheckpoint.sharing import exchange as _exchange
 from bytecheckpoint.sharing import relay as _relay
-from distributed.shared_loads import COOPERATIVE, replicated
+from distributed.shared_loads import COOPERATIVE, on_machines_of, replicated
 
 MIB = 1 << 20
+# For tests with `path`: ranks take units from one another's memory, or send them as messages, as between machines.
+BOTH_WAYS = pytest.mark.parametrize("path", ["together", "apart"], indirect=True)
 
 
 def load(path: str, planner: DefaultLoadPlanner | None = None, config: Config = COOPERATIVE) -> None:
+    if "apart" in Path(path).name:
+        on_machines_of(1)
     got = replicated(filled=False) | {"step": 0}
     dcp.load(got, storage_reader=BcpReader(path, config=config), planner=planner)
     assert_equal(got, replicated(filled=True) | {"step": 7})
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     saved = replicated(filled=True) | {"step": 7}
-    dcp.save(saved, storage_writer=BcpWriter(tmp_path / "ckpt"))
-    return tmp_path / "ckpt"
+    path = tmp_path / getattr(request, "param", "together")
+    dcp.save(saved, storage_writer=BcpWriter(path))
+    return path
 
 
 def data_file(path: str | Path) -> Path:
@@ -77,9 +82,22 @@ def read_damaged(path: str) -> dict[int, BaseException]:
     return found
 
 
+@BOTH_WAYS
 def test_a_damaged_block_is_an_error_on_all_ranks(path: Path) -> None:
     damage(path, 5 * MIB + 1000)
     run_ranks(4, read_damaged, str(path))
+
+
+def read_unverified_on_rank_0(path: str) -> None:
+    found = failures(partial(load, path, config=Config(shared_reading="cooperative", verify=dist.get_rank() != 0)))
+    assert_all(found, 2, CorruptCheckpointError, r"read\(.*distcp, offset=0, 262144 bytes\): the block has CRC")
+    assert not hasattr(found[1], "__notes__")  # rank 0 has read the block, and rank 1 found it out
+
+
+@BOTH_WAYS
+def test_what_a_rank_reads_without_verifying_is_verified_by_the_others(path: Path) -> None:
+    damage(path, 1000)
+    run_ranks(2, read_unverified_on_rank_0, str(path))
 
 
 def read_a_copy_that_differs(path: str, spoil: Callable[[str], None], text: str) -> None:
@@ -154,6 +172,7 @@ def disk_fails(path: str) -> None:
         load(path)
 
 
+@BOTH_WAYS
 def test_a_disk_that_fails_in_the_middle(path: Path) -> None:
     run_ranks(4, disk_fails, str(path))
 
@@ -181,7 +200,7 @@ def interrupted(path: str) -> None:
     receive = _relay.Relay._receive
 
     def receive_and_press(relay: Any) -> None:
-        if dist.get_rank() == 1 and len(relay._incoming) == 1:
+        if dist.get_rank() == 1 and len(relay._announced) == 1:
             os.kill(os.getpid(), signal.SIGINT)
         receive(relay)
 
@@ -195,6 +214,7 @@ def interrupted(path: str) -> None:
     load(path)
 
 
+@BOTH_WAYS
 def test_ctrl_c_on_one_rank_ends_the_load_on_all(path: Path) -> None:
     run_ranks(3, interrupted, str(path))
 
@@ -222,16 +242,17 @@ def test_ctrl_c_on_a_rank_that_waits_for_the_others(path: Path) -> None:
 
 def lose_a_rank(path: str, step: str) -> None:
     if dist.get_rank() == 1:
-        target: Any = {"round": _relay.Relay, "gather": _exchange.Exchange}[step]
-        name = {"round": "_send_read", "gather": "_gather"}[step]
-        setattr(target, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        target: Any = _exchange.Exchange if step == "_gather" else _relay.Relay
+        setattr(target, step, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     try:
         load(path)
     except BaseException as error:
         raise ValueError(f"seen by {dist.get_rank()}: {getattr(error, 'failures', error)}") from None
 
 
-@pytest.mark.parametrize("step", ["round", "gather"])
+# Before and after others may read what the rank has read; before it says that it has taken what others have read.
+@BOTH_WAYS
+@pytest.mark.parametrize("step", ["_send_read", "_reclaim", "_take", "_gather"])
 def test_a_rank_that_is_killed_ends_the_load_on_all(path: Path, step: str) -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(4, lose_a_rank, str(path), step, limit_s=40)
