@@ -220,8 +220,8 @@ def _target_of(to: Format, contents: Contents, most_bytes: int, workers: int, na
     if to == "safetensors":
         return SafetensorsTarget(contents, most_bytes)
     if to in ("bcp", "dcp"):
-        num_bytes = sum(each.num_bytes for each in contents.tensors)
-        return DcpTarget(contents, min(most_bytes, max(1, math.ceil(num_bytes / workers))), is_plain=to == "dcp")
+        of_worker = max(1, math.ceil(contents.num_bytes / workers))
+        return DcpTarget(contents, min(most_bytes, of_worker), is_plain=to == "dcp")
     if to == "torch":
         from bytecheckpoint.convert.torch_target import TorchTarget  # imports torch, which the others need not
 
