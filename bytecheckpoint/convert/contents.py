@@ -57,6 +57,12 @@ class Contents:
         return len(self.tensors) + len(self.opaque)
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of all of them."""
+        opaque = sum(num_bytes for num_bytes, _ in self.opaque.values())
+        return sum(each.num_bytes for each in self.tensors) + sum(self.objects.values()) + opaque
+
+    @property
     def opaque_text(self) -> str:
         """The opaque tensors and their dtypes, for messages."""
         return listed([f"'{name}' is {dtype}" for name, (_, dtype) in self.opaque.items()])

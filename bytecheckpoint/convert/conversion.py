@@ -259,8 +259,7 @@ def _target_of(to: Format, contents: Contents, most_bytes: int, workers: int, pl
     if to == "safetensors":
         return SafetensorsTarget(contents, most_bytes)
     if to in ("bcp", "dcp"):
-        num_bytes = sum(each.num_bytes for each in contents.tensors)
-        most_bytes = min(most_bytes, max(1, math.ceil(num_bytes / workers)))
+        most_bytes = min(most_bytes, max(1, math.ceil(contents.num_bytes / workers)))
         return DcpTarget(contents, most_bytes, is_plain=to == "dcp", url=place if isinstance(place, str) else None)
     if to == "torch":
         from bytecheckpoint.convert.torch_target import TorchTarget  # imports torch, which the others need not

@@ -74,7 +74,7 @@ py::list read_objects(RowMajorReader& reader, const std::vector<std::string>& fq
   for (const std::string& fqn : fqns) {
     const format::Record& record = *value_or_raise(reader.object(fqn));
     py::bytes bytes(nullptr, static_cast<size_t>(record.bytes));
-    reader.want_record(record, reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(bytes.ptr())));
+    reader.want_record(record, 0, record.bytes, reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(bytes.ptr())));
     out.append(std::move(bytes));
   }
   (void)run_reader(reader);

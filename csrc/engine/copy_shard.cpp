@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/copy_shard.h"
 
-#include <cstring>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -12,9 +11,6 @@ namespace {
 using base::Code;
 using base::Status;
 using base::text;
-
-/// Most bytes of chunks that are read in one run.
-constexpr int64_t kTogetherBytes = 4 << 20;
 
 tensor::Box rows_of(const tensor::Dims& sizes, const RowsToCopy& rows) {
   tensor::Box box = tensor::whole(sizes);
@@ -33,113 +29,99 @@ class Copier {
         reader_(options.reading, checkpoint_, view, options.convert) {}
 
   base::Result<format::WriteResult> copy(const ShardToCopy& shard, SaveJob* job) {
-    std::vector<TensorToRead> tensors;
-    for (const RowsToCopy& rows : shard.tensors) tensors.push_back(rows.tensor);
-    BCP_RETURN_IF_ERROR(reader_.locate(tensors));
-    for (const RowsToCopy& rows : shard.tensors) {
-      BCP_ASSIGN_OR_RETURN(Range range, range_of(ranges_.size(), rows));
-      ranges_.push_back(std::move(range));
+    BCP_RETURN_IF_ERROR(add_tensors(shard.tensors));
+    BCP_RETURN_IF_ERROR(add_records(shard.as_is));
+    std::vector<RecordToFill> to_fill;
+    for (const Piece& piece : pieces_) {
+      to_fill.push_back({piece.fqn, &piece.box, piece.kind, piece.dtype, piece.bytes});
     }
-    for (size_t begin = 0, end = 0; begin < ranges_.size(); begin = end) {
-      end = begin + 1;
-      int64_t bytes = ranges_[begin].bytes;
-      while (end < ranges_.size() && bytes + ranges_[end].bytes <= kTogetherBytes) bytes += ranges_[end++].bytes;
-      BCP_RETURN_IF_ERROR(end == begin + 1 ? copy_alone(begin, job) : copy_together(begin, end, bytes, job));
-    }
-    for (const std::string& fqn : shard.as_is) {
-      BCP_RETURN_IF_ERROR(copy_records(fqn, job).with_context("while copying '" + fqn + "'"));
-    }
+    const RecordSource source{
+        [this](size_t p, int64_t begin, int64_t end, uint8_t* to) { return want(pieces_[p], begin, end, to); },
+        [this] { return run(); }};
+    BCP_RETURN_IF_ERROR(job->append_filled(to_fill, source));
     return job->finish();
   }
 
  private:
-  bool is_cancelled() { return !options_.progress(done_); }
-
-  /// The elements of one chunk to write.
-  struct Range {
-    const RowsToCopy* rows;
+  /// A record to write: rows of a tensor, or a stored record.
+  struct Piece {
+    const std::string* fqn;
     tensor::Box box;
-    int64_t first;  // element of the tensor
-    int64_t itemsize;
+    format::RecordKind kind;
     int64_t bytes;
+    tensor::DType dtype = tensor::DType::kNone;
+    size_t tensor = 0;  // of the reader
+    int64_t first = 0;  // element of the tensor
+    const format::Record* record = nullptr;
   };
 
-  base::Result<Range> range_of(size_t t, const RowsToCopy& rows) const {
-    const tensor::Dims& sizes = reader_.item(t).tensor.sizes;
-    Range range{&rows, rows_of(sizes, rows), 0, reader_.itemsize_bytes(t), 0};
-    if (!tensor::is_inside(range.box, sizes)) {
-      return Status::make(Code::kInvalidArgument,
-                          text("'", rows.tensor.fqn, "': ", rows.rows, " rows from ", rows.first,
-                               " on are not in a tensor of ", tensor::to_text(sizes)));
-    }
-    const int64_t num_rows = sizes.empty() ? 1 : sizes[0];
-    const int64_t row_numel = num_rows == 0 ? 0 : reader_.numel(t) / num_rows;
-    range.first = rows.first * row_numel;
-    range.bytes = (sizes.empty() ? 1 : rows.rows) * row_numel * range.itemsize;
-    return range;
-  }
-
-  Status append(const Range& range, const FillBytes& fill, SaveJob* job) {
-    const TensorToRead& tensor = range.rows->tensor;
-    BCP_RETURN_IF_ERROR(job->append_filled(tensor.fqn, range.box, tensor.dtype, fill)
-                            .with_context("while copying '" + tensor.fqn + "'"));
-    done_ += range.bytes;
-    return check_progress();
-  }
-
-  /// Reads the elements into the slots from which they are written.
-  Status copy_alone(size_t t, SaveJob* job) {
-    const Range& range = ranges_[t];
-    return append(
-        range,
-        [&](int64_t begin, int64_t end, uint8_t* to) -> Status {
-          const int64_t first = range.first + begin / range.itemsize;
-          BCP_RETURN_IF_ERROR(reader_.want(t, first, first + (end - begin) / range.itemsize, to));
-          return reader_.run([&] { return !options_.progress(done_ + begin); });
-        },
-        job);
-  }
-
-  /// Reads several chunks in one run, because each run costs some hundred microseconds.
-  Status copy_together(size_t first, size_t last, int64_t bytes, SaveJob* job) {
-    together_.resize(static_cast<size_t>(bytes));
-    uint8_t* to = together_.data();
-    for (size_t t = first; t < last; to += ranges_[t++].bytes) {
-      const Range& range = ranges_[t];
-      BCP_RETURN_IF_ERROR(reader_.want(t, range.first, range.first + range.bytes / range.itemsize, to));
-    }
-    BCP_RETURN_IF_ERROR(reader_.run([&] { return is_cancelled(); }));
-    const uint8_t* from = together_.data();
-    for (size_t t = first; t < last; from += ranges_[t++].bytes) {
-      const auto fill = [&](int64_t begin, int64_t end, uint8_t* slot) {
-        std::memcpy(slot, from + begin, static_cast<size_t>(end - begin));
-        return Status::ok();
-      };
-      BCP_RETURN_IF_ERROR(append(ranges_[t], fill, job));
+  Status add_tensors(const std::vector<RowsToCopy>& all_rows) {
+    std::vector<TensorToRead> tensors;
+    for (const RowsToCopy& rows : all_rows) tensors.push_back(rows.tensor);
+    BCP_RETURN_IF_ERROR(reader_.locate(tensors));
+    for (size_t t = 0; t < all_rows.size(); ++t) {
+      const RowsToCopy& rows = all_rows[t];
+      const tensor::Dims& sizes = reader_.item(t).tensor.sizes;
+      tensor::Box box = rows_of(sizes, rows);
+      if (!tensor::is_inside(box, sizes)) {
+        return Status::make(Code::kInvalidArgument,
+                            text("'", rows.tensor.fqn, "': ", rows.rows, " rows from ", rows.first,
+                                 " on are not in a tensor of ", tensor::to_text(sizes)));
+      }
+      const int64_t num_rows = sizes.empty() ? 1 : sizes[0];
+      const int64_t row_numel = num_rows == 0 ? 0 : reader_.numel(t) / num_rows;
+      const int64_t bytes = (sizes.empty() ? 1 : rows.rows) * row_numel * reader_.itemsize_bytes(t);
+      pieces_.push_back({&rows.tensor.fqn, std::move(box), format::RecordKind::kTensor, bytes, rows.tensor.dtype, t,
+                         rows.first * row_numel});
     }
     return Status::ok();
   }
 
-  Status copy_records(const std::string& fqn, SaveJob* job) {
-    const format::Item* item = checkpoint_->find(fqn);
-    if (item == nullptr) return Status::make(Code::kInvalidArgument, "the checkpoint has no such item");
+  Status add_records(const std::vector<std::string>& fqns) {
     std::vector<const format::Chunk*> chunks;
-    for (size_t c = 0; c < item->chunks.size(); ++c) {
-      chunks.push_back(&item->chunks[c]);
-      if (view_ == nullptr || view_->find(*item, c) == nullptr) continue;
-      return Status::make(Code::kUnsupported, "a transform needs plain elements");
+    for (const std::string& fqn : fqns) {
+      const auto refuse = [&](Code code, std::string_view why) {
+        return Status::make(code, text("while copying '", fqn, "': ", why));
+      };
+      const format::Item* item = checkpoint_->find(fqn);
+      if (item == nullptr) return refuse(Code::kInvalidArgument, "the checkpoint has no such item");
+      for (size_t c = 0; c < item->chunks.size(); ++c) {
+        const format::Chunk& chunk = item->chunks[c];
+        if (view_ != nullptr && view_->find(*item, c) != nullptr) {
+          return refuse(Code::kUnsupported, "a transform needs plain elements");
+        }
+        chunks.push_back(&chunk);
+        pieces_.push_back({&fqn, item->is_tensor ? chunk.box : tensor::Box{},
+                           item->is_tensor ? format::RecordKind::kOpaque : format::RecordKind::kBytes,
+                           chunk.record.bytes});
+        pieces_.back().record = &chunk.record;
+      }
     }
-    BCP_RETURN_IF_ERROR(check_extents(options_.reading.directory, *checkpoint_, chunks));
-    for (const format::Chunk& chunk : item->chunks) {
-      BCP_ASSIGN_OR_RETURN(const std::string bytes, reader_.read_record(chunk.record, [&] { return is_cancelled(); }));
-      BCP_RETURN_IF_ERROR(item->is_tensor ? job->append_opaque(fqn, chunk.box, bytes) : job->append_bytes(fqn, bytes));
-      BCP_RETURN_IF_ERROR(check_progress());
-    }
-    return Status::ok();
+    return check_extents(options_.reading.directory, *checkpoint_, chunks);
   }
 
-  Status check_progress() {
-    if (!is_cancelled()) return Status::ok();
+  Status want(const Piece& piece, int64_t begin, int64_t end, uint8_t* to) {
+    wanted_bytes_ += end - begin;
+    if (first_wanted_ == nullptr) first_wanted_ = piece.fqn;
+    last_wanted_ = piece.fqn;
+    if (piece.record != nullptr) {
+      reader_.want_record(*piece.record, begin, end, to);
+      return Status::ok();
+    }
+    const int64_t itemsize = reader_.itemsize_bytes(piece.tensor);
+    return reader_.want(piece.tensor, piece.first + begin / itemsize, piece.first + end / itemsize, to)
+        .with_context(text("while copying '", *piece.fqn, "'"));
+  }
+
+  Status run() {
+    const std::string* first = std::exchange(first_wanted_, nullptr);
+    Status outcome = reader_.run([this] { return !options_.progress(done_); });
+    done_ += std::exchange(wanted_bytes_, 0);
+    if (!outcome.is_ok() && first != nullptr) {
+      const std::string last = last_wanted_ == first ? std::string() : text(" to '", *last_wanted_, "'");
+      return std::move(outcome).with_context(text("while copying '", *first, "'", last));
+    }
+    if (!outcome.is_ok() || options_.progress(done_)) return outcome;
     return Status::make(Code::kCancelled, text("copy(", options_.saving.directory, "): interrupted"));
   }
 
@@ -147,8 +129,11 @@ class Copier {
   const std::shared_ptr<const format::Manifest> checkpoint_;
   const CheckpointView* const view_;
   ElementReader reader_;
-  std::vector<Range> ranges_;  // of each tensor of the reader
-  std::vector<uint8_t> together_;
+  std::vector<Piece> pieces_;
+  // By the next run.
+  const std::string* first_wanted_ = nullptr;
+  const std::string* last_wanted_ = nullptr;
+  int64_t wanted_bytes_ = 0;
   int64_t done_ = 0;
 };
 

@@ -33,12 +33,13 @@ struct CopyOptions {
   LoadOptions reading;
   SaveOptions saving;
   ConvertElements convert;  // needed where a dtype differs from the stored one
-  /// Called in the calling thread with the bytes of elements that were copied so far; false ends it with kCancelled.
+  /// Called in the calling thread with the bytes of elements and records that were copied so far; false ends it with
+  /// kCancelled.
   std::function<bool(int64_t)> progress;
 };
 
 /// Writes the data files of one rank from a checkpoint, which may be of another writer, and sharded in any way. Memory
-/// is that of two rings, and of the largest record that is copied as it is.
+/// is that of two rings.
 ///
 /// \param checkpoint  Of `options.reading.directory`.
 /// \param view        If `checkpoint` is that of a view; else null.

@@ -184,14 +184,14 @@ void Destinations::add_scales(const TensorPlace& place, const tensor::Box& scale
   }
 }
 
-void Destinations::add_bytes(const format::Record& record, uint8_t* memory) {
+void Destinations::add_bytes(const format::Record& record, int64_t begin, int64_t end, uint8_t* memory) {
   if (record.kind == format::RecordKind::kInline) {
     const std::string archive = format::archive_of_pickle(manifest_.foreign->text_of(record));
-    std::memcpy(memory, archive.data(), archive.size());
+    std::memcpy(memory, archive.data() + begin, static_cast<size_t>(end - begin));
     return;
   }
   Phase& phase = phases_.front();
-  phase.wanted.push_back(wanted_of(record));
+  phase.wanted.push_back({record.file, record.offset + begin, {end - begin}, {1}, 1});
   phase.destinations.push_back({tensor::BoxRuns::of_strides(phase.wanted.back().sizes, {1}, 1, {1}), memory});
 }
 

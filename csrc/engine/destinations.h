@@ -53,8 +53,11 @@ class Destinations {
   /// dtype.
   base::Status add_tensor(const std::string& fqn, const format::Chunk& chunk, const TensorPlace& place,
                           const tensor::Box& box, const tensor::StridedView& memory);
-  /// Adds a whole record; one that the manifest itself holds is copied at once. \param memory  Has record.bytes bytes.
-  void add_bytes(const format::Record& record, uint8_t* memory);
+  /// Adds bytes [begin, end) of a record. Those of one that the manifest itself holds are copied at once.
+  /// \param memory  Has end - begin bytes.
+  void add_bytes(const format::Record& record, int64_t begin, int64_t end, uint8_t* memory);
+  /// Adds a whole record.
+  void add_bytes(const format::Record& record, uint8_t* memory) { add_bytes(record, 0, record.bytes, memory); }
 
   /// What the first phase wants: `ReadSegment::wanted` holds positions in this list.
   const std::vector<planner::WantedBox>& wanted() const { return phases_.front().wanted; }

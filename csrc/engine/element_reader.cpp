@@ -41,12 +41,4 @@ Status ElementReader::run(const std::function<bool()>& cancelled) {
   return Status::ok();
 }
 
-base::Result<std::string> ElementReader::read_record(const format::Record& record,
-                                                     const std::function<bool()>& cancelled) {
-  std::string bytes(static_cast<size_t>(record.bytes), '\0');
-  reader_.want_record(record, reinterpret_cast<uint8_t*>(bytes.data()));
-  BCP_RETURN_IF_ERROR(run(cancelled));
-  return bytes;
-}
-
 }  // namespace bytecheckpoint::engine

@@ -45,11 +45,12 @@ class ElementReader {
 
   /// Makes the next run write elements [first, last) of a tensor to `to`, which must live until it has ended.
   base::Status want(size_t tensor, int64_t first, int64_t last, uint8_t* to);
+  /// Makes the next run write bytes [begin, end) of a record to `to`.
+  void want_record(const format::Record& record, int64_t begin, int64_t end, uint8_t* to) {
+    reader_.want_record(record, begin, end, to);
+  }
   /// Reads all that is wanted. \param cancelled  See `LoadJob::run`.
   base::Status run(const std::function<bool()>& cancelled);
-
-  /// Reads the bytes of a record, whatever they are.
-  base::Result<std::string> read_record(const format::Record& record, const std::function<bool()>& cancelled);
 
  private:
   /// Elements that are read in their own dtype, and then converted.

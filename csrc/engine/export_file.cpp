@@ -19,9 +19,6 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// Slots that are filled by one run, so that the disk finds several requests at a time.
-constexpr int kSlotsARun = 2;
-
 class Exporter {
  public:
   Exporter(const ExportOptions& options, std::shared_ptr<const format::Manifest> checkpoint, const CheckpointView* view,
@@ -78,7 +75,7 @@ class Exporter {
                   uint32_t* crc) {
     for (int64_t begin = 0; begin < file_bytes_;) {
       std::vector<io::WriteRequest> filled;
-      for (int s = 0; s < kSlotsARun && begin < file_bytes_; ++s) {
+      for (int s = 0; s < staging::kSlotsARun && begin < file_bytes_; ++s) {
         BCP_RETURN_IF_ERROR(writer->status());
         const std::optional<int> slot = free_slots->pop();
         if (!slot.has_value()) return Status::make(Code::kCancelled, "export stopped");

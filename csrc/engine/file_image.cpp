@@ -58,16 +58,35 @@ base::Status FileImage::take_slot() {
   const std::optional<int> slot = outcome.is_ok() ? pop_slot(&outcome) : std::nullopt;
   if (!outcome.is_ok()) return outcome;
   if (!slot.has_value()) return base::Status::make(base::Code::kCancelled, "save stopped");
-  slot_ = *slot;
-  slot_begin_ = position_;
+  if (slots_.empty()) slot_begin_ = position_;
+  slots_.push_back(*slot);
   return base::Status::ok();
 }
 
 void FileImage::hand_over_slot() {
-  if (slot_ < 0) return;
+  if (slots_.empty()) return;
   record_times();
-  pipeline_.writer->submit({&file_, pipeline_.ring->slot(slot_), position_ - slot_begin_, slot_begin_, slot_});
-  slot_ = -1;
+  const int slot = slots_.front();
+  slots_.pop_front();
+  pipeline_.writer->submit({&file_, pipeline_.ring->slot(slot), position_ - slot_begin_, slot_begin_, slot});
+  slot_begin_ = position_;
+}
+
+int64_t FileImage::slot_end(int64_t position) const {
+  return slot_begin_ + base::align_down(position - slot_begin_, staging::kSlotBytes) + staging::kSlotBytes;
+}
+
+base::Result<int64_t> FileImage::take_slots(int64_t end, int most_slots) {
+  const auto taken_end = [&] {
+    return slots_.empty() ? position_ : slot_begin_ + static_cast<int64_t>(slots_.size()) * staging::kSlotBytes;
+  };
+  while (taken_end() < end && static_cast<int>(slots_.size()) < most_slots) BCP_RETURN_IF_ERROR(take_slot());
+  return taken_end();
+}
+
+uint8_t* FileImage::memory(int64_t position) const {
+  const int64_t at = position - slot_begin_;
+  return pipeline_.ring->slot(slots_[static_cast<size_t>(at / staging::kSlotBytes)]) + at % staging::kSlotBytes;
 }
 
 void FileImage::note_times(int64_t begin_ns, int64_t copied_ns, int64_t summed_ns, int64_t end_ns, int64_t weight) {
@@ -91,8 +110,8 @@ void FileImage::record_times() {
 template <class Fill>
 base::Status FileImage::emit(int64_t bytes, uint32_t* crc, Fill&& fill) {
   for (int64_t done = 0; done < bytes;) {
-    if (slot_ < 0) BCP_RETURN_IF_ERROR(take_slot());
-    uint8_t* to = pipeline_.ring->slot(slot_) + (position_ - slot_begin_);
+    if (slots_.empty()) BCP_RETURN_IF_ERROR(take_slot());
+    uint8_t* to = memory(position_);
     const int64_t block_end = base::align_down(position_, format::kBlockBytes) + format::kBlockBytes;
     const int64_t part = std::min(bytes - done, block_end - position_);
     // With a CRC of its own to return, that one is computed, and combined into the block's. Otherwise the block's CRC
@@ -139,19 +158,9 @@ base::Status FileImage::append_elements(const tensor::StridedView& view, int64_t
   });
 }
 
-base::Status FileImage::append_filled(const FillBytes& fill, int64_t bytes, uint32_t* crc) {
+base::Status FileImage::append_in_place(int64_t bytes, uint32_t* crc) {
   *crc = 0;
-  for (int64_t done = 0; done < bytes;) {
-    if (slot_ < 0) BCP_RETURN_IF_ERROR(take_slot());
-    const int64_t in_slot = position_ - slot_begin_;
-    const int64_t size = std::min(bytes - done, staging::kSlotBytes - in_slot);
-    BCP_RETURN_IF_ERROR(fill(done, done + size, pipeline_.ring->slot(slot_) + in_slot));
-    uint32_t sum = 0;
-    BCP_RETURN_IF_ERROR(emit(size, &sum, [](int64_t, int64_t, uint8_t*) {}));  // the bytes are there already
-    *crc = base::crc32_combine(*crc, sum, static_cast<uint64_t>(size));
-    done += size;
-  }
-  return base::Status::ok();
+  return emit(bytes, crc, [](int64_t, int64_t, uint8_t*) {});
 }
 
 base::Status FileImage::pad_to(int64_t alignment) {

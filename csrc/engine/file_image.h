@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,9 +18,6 @@
 #include "csrc/tensor/strided_view.h"
 
 namespace bytecheckpoint::engine {
-
-/// Writes bytes [begin, end) of something to `to`. It is called for consecutive ranges of up to a slot.
-using FillBytes = std::function<base::Status(int64_t begin, int64_t end, uint8_t* to)>;
 
 /// What all data files of one save share: slots to fill, the threads that write them, and a deadline for all other
 /// calls.
@@ -67,8 +64,15 @@ class FileImage {
   base::Status append(std::string_view bytes);
   /// Appends the elements of a tensor as row-major bytes. \param crc  Receives their CRC-32.
   base::Status append_elements(const tensor::StridedView& view, int64_t bytes, uint32_t* crc);
-  /// Appends what `fill` writes. \param crc  Receives the CRC-32 of it. \returns also what `fill` returned.
-  base::Status append_filled(const FillBytes& fill, int64_t bytes, uint32_t* crc);
+  /// Takes slots for the bytes up to `end`, but not more than `most_slots`, so that they can be filled ahead, in any
+  /// order. \returns the position behind these slots.
+  base::Result<int64_t> take_slots(int64_t end, int most_slots);
+  /// Returns where in the slots that are taken the byte at `position` is.
+  uint8_t* memory(int64_t position) const;
+  /// Returns the position behind the slot in which that byte is.
+  int64_t slot_end(int64_t position) const;
+  /// Appends bytes that are in their place in `memory` already. \param crc  Receives their CRC-32.
+  base::Status append_in_place(int64_t bytes, uint32_t* crc);
   /// Appends zeros up to a multiple of `alignment`.
   base::Status pad_to(int64_t alignment);
 
@@ -99,8 +103,8 @@ class FileImage {
   format::FileEntry entry_;
   SlotPipeline pipeline_{};
   bool is_plain_ = false;
-  int slot_ = -1;
-  int64_t slot_begin_ = 0;  // file position of the slot's first byte
+  std::deque<int> slots_;   // that are taken; the first one has the next byte
+  int64_t slot_begin_ = 0;  // file position of the first byte of the first one
   int64_t position_ = 0;
   uint32_t block_crc_ = 0;  // CRC of the block that position_ is in, so far
   std::vector<uint32_t> table_;

@@ -48,8 +48,10 @@ class RowMajorReader {
   base::Status want(size_t tensor, int64_t first, int64_t last, uint8_t* to);
   /// Returns the record of an object. \returns kInvalidArgument if there is none; kCorrupt if its file is too short.
   base::Result<const format::Record*> object(const std::string& fqn) const;
-  /// Makes the next run read a record. \param to  Room for `record.bytes`.
-  void want_record(const format::Record& record, uint8_t* to) { job_.destinations().add_bytes(record, to); }
+  /// Makes the next run read bytes [begin, end) of a record.
+  void want_record(const format::Record& record, int64_t begin, int64_t end, uint8_t* to) {
+    job_.destinations().add_bytes(record, begin, end, to);
+  }
   /// Forgets what is wanted. `run` does, too, however it ends.
   void forget() { job_.destinations().clear(); }
   /// Reads all that is wanted. See `LoadJob::run`.

@@ -138,11 +138,19 @@ base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& b
   });
 }
 
-base::Status SaveJob::append_filled(const std::string& fqn, const tensor::Box& box, tensor::DType dtype,
-                                    const FillBytes& fill) {
-  return append_record(fqn, box, dtype, [&](FileImage* image, int64_t bytes, uint32_t* crc) {
-    return image->append_filled(fill, bytes, crc);
-  });
+base::Status SaveJob::append_filled(const std::vector<RecordToFill>& records, const RecordSource& source) {
+  const Stopwatch watch(&stats_.stage_s);
+  BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record(0));
+  BCP_ASSIGN_OR_RETURN(FilledRecords filled, FilledRecords::lay_out(records, image->position()));
+  while (!filled.is_done()) {
+    BCP_ASSIGN_OR_RETURN(const int64_t limit, image->take_slots(filled.end(), staging::kSlotsARun));
+    BCP_RETURN_IF_ERROR(filled.want_until(limit, *image, source));
+    BCP_RETURN_IF_ERROR(source.run());
+    BCP_RETURN_IF_ERROR(filled.append_until(
+        limit, image,
+        [&](const RecordToFill& record, const format::Record& written) { note(*record.fqn, *record.box, written); }));
+  }
+  return base::Status::ok();
 }
 
 base::Status SaveJob::append_tensors(const std::vector<TensorToWrite>& tensors) {

@@ -8,6 +8,7 @@
 #include "csrc/base/status.h"
 #include "csrc/base/trace.h"
 #include "csrc/engine/file_image.h"
+#include "csrc/engine/filled_records.h"
 #include "csrc/format/write_result.h"
 #include "csrc/io/io_deadline.h"
 
@@ -90,10 +91,10 @@ class SaveJob {
   /// the calling thread runs Python, and if it waited for a core, others would wait for its GIL.
   /// \returns what `append_tensor` returned for the first that failed, with its FQN.
   base::Status append_tensors(const std::vector<TensorToWrite>& tensors);
-  /// Appends a tensor record whose elements, row-major, `fill` writes.
-  /// \returns what `append_tensor` returns, and what `fill` returned.
-  base::Status append_filled(const std::string& fqn, const tensor::Box& box, tensor::DType dtype,
-                             const FillBytes& fill);
+  /// Appends records whose bytes `source` puts into the slots from which they are written: two slots a run, however
+  /// many records these hold, while the slots before are written. All records go into one file.
+  /// \returns what `append_tensor` returns, and what `source` returned.
+  base::Status append_filled(const std::vector<RecordToFill>& records, const RecordSource& source);
   /// Appends a record of bytes that the planner made.
   base::Status append_bytes(const std::string& fqn, std::string_view bytes);
   /// Appends a record of what `torch.save` made of a tensor that is not plain.

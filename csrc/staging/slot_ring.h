@@ -10,6 +10,8 @@
 namespace bytecheckpoint::staging {
 
 inline constexpr int64_t kSlotBytes = 8 << 20;  // one write or read of the pipelines
+/// Slots to write that a conversion fills by one run of reads, so that the disk finds several requests at a time.
+inline constexpr int kSlotsARun = 2;
 /// Enough slots to write one while another is filled. More of them take cache from everybody else: beside a ring of 64
 /// MiB a training loop lost twice as much speed as beside 24 MiB, and the save took longer.
 inline constexpr int64_t kDefaultRingBytes = 3 * kSlotBytes;

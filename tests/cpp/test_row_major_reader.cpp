@@ -64,7 +64,7 @@ TEST_CASE("row-major reader: any range, across chunks of two files, and objects"
   }
   const format::Record& record = *test::value_of(reader.object("content"));
   std::string object(static_cast<size_t>(record.bytes), '\0');
-  reader.want_record(record, reinterpret_cast<uint8_t*>(object.data()));
+  reader.want_record(record, 0, record.bytes, reinterpret_cast<uint8_t*>(object.data()));
   EXPECT_OK(reader.run(kNever));
   CHECK(object == "an object");
   // What was forgotten is not written to.

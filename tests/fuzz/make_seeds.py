@@ -152,6 +152,7 @@ def foreign() -> Iterator[bytes]:
     for file in [
         *(TESTS / "cpp" / "data").glob("*.metadata"),
         *(TESTS / "interop" / "golden" / "stock").rglob("*.metadata"),
+        *(TESTS / "interop" / "golden" / "reference").rglob("*.metadata"),
     ]:
         if file.stat().st_size <= 8192:
             yield file.read_bytes()
@@ -182,6 +183,93 @@ def rare_foreign() -> Iterator[bytes]:
     yield metadata(text("version") + b"K\1")
     tensor = b"}(" + text("properties") + b"N" + text("size") + b"](" + b"K\1" * 300 + b"eu"
     yield metadata(text("state_dict_metadata") + b"}" + text("a") + instance("TensorStorageMetadata", tensor) + b"s")
+
+
+def byte_checkpoint() -> Iterator[bytes]:
+    """Yields metadata of ByteCheckpoint 0.0.x of one tensor or two: with a header, an odd one, and none."""
+    dcp = "torch.distributed.checkpoint"
+
+    def text(value: str) -> bytes:
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    def short(value: bytes) -> bytes:
+        return b"C" + bytes([len(value)]) + value
+
+    def ints(*values: int) -> bytes:
+        return b"(" + b"".join(b"K" + bytes([value]) for value in values) + b"t"
+
+    def instance(module: str, name: str, **attributes: bytes) -> bytes:
+        state = b"".join(text(key) + value for key, value in attributes.items())
+        return f"c{module}\n{name}\n".encode() + b")\x81}(" + state + b"ub"
+
+    def of_dict(*pairs: bytes) -> bytes:
+        return b"}(" + b"".join(pairs) + b"u"
+
+    def size(*values: int) -> bytes:
+        return b"ctorch\nSize\n(" + ints(*values) + b"tR"
+
+    def tensor(*boxes: tuple[int, ...]) -> bytes:
+        chunks = b"".join(
+            instance(f"{dcp}.metadata", "ChunkStorageMetadata", offsets=size(first, 0), sizes=size(rows, 2))
+            for first, rows in boxes
+        )
+        layout = b"ctorch.serialization\n_get_layout\n(" + text("torch.strided") + b"tR"
+        memory_format = f"c{dcp}.metadata\n_MEM_FORMAT_ENCODING\n(K\0tR".encode()
+        values = b"(ctorch\nfloat32\n" + layout + b"\x89" + memory_format + b"\x89t"
+        properties = f"c{dcp}.metadata\nTensorProperties\n".encode() + b")\x81" + values + b"b"
+        shape = size(sum(rows for _, rows in boxes), 2)
+        chunks = b"](" + chunks + b"e"
+        return instance(f"{dcp}.metadata", "TensorStorageMetadata", properties=properties, size=shape, chunks=chunks)
+
+    def index(fqn: str, first: int | None = None) -> bytes:
+        offset = b"N" if first is None else size(first, 0)
+        return instance(f"{dcp}.metadata", "MetadataIndex", fqn=text(fqn), offset=offset, index=b"N")
+
+    def info(offset: int, length: int) -> bytes:
+        return instance(
+            f"{dcp}.filesystem",
+            "_StorageInfo",
+            relative_path=text("__0_0.distcp"),
+            offset=b"K" + bytes([offset]),
+            length=b"K" + bytes([length]),
+        )
+
+    def header(first: int = 0, sizes: bytes = ints(2, 2), strides: bytes = ints(2, 1), kind: str = "v2") -> bytes:
+        storage = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\x04tQ"
+        hooks = b"\x89ccollections\nOrderedDict\n)R"
+        function = f"ctorch._utils\n_rebuild_tensor_{kind}\n(".encode()
+        return b"\x80\x02" + function + storage + b"K" + bytes([first]) + sizes + strides + hooks + b"tR."
+
+    def metadata(items: bytes, places: bytes, headers: bytes) -> bytes:
+        of = instance(
+            "bytecheckpoint.checkpointer.meta_type",
+            "Metadata",
+            state_dict_metadata=items,
+            planner_data=of_dict(text("a"), b"(" + text("a") + b"t"),
+            storage_data=places,
+            all_tensor_metadata=headers,
+        )
+        return b"\x80\x05" + of + b"."
+
+    item, place = of_dict(text("a"), tensor((0, 2))), of_dict(index("a", 0), info(0, 16))
+    for kept in [
+        header(),
+        header(strides=ints(1, 2)),
+        header(first=1),
+        header(sizes=ints(4), strides=ints(1)),
+        header(kind="v1"),
+        header()[:-9],
+    ]:
+        yield metadata(item, place, of_dict(index("a", 0), short(kept)))
+    yield metadata(item, place, of_dict(index("a"), short(header())))
+    yield metadata(item, place, of_dict(index("a", 0), b"N"))
+    yield metadata(item, place, b"}")
+    yield metadata(item, place, b"]")
+    no_info = instance(f"{dcp}.metadata", "BytesStorageMetadata")
+    yield metadata(of_dict(text("o"), no_info), of_dict(index("o"), info(0, 5)), of_dict(index("o"), b"N"))
+    two = of_dict(index("a", 0), info(0, 16), index("a", 2), info(16, 16))
+    both = of_dict(index("a", 0), short(header()), index("a", 2), short(header(strides=ints(1, 2))))
+    yield metadata(of_dict(text("a"), tensor((0, 2), (2, 2))), two, both)
 
 
 def ours() -> Iterator[bytes]:
@@ -284,7 +372,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         ],
         "builtin_archive": [*archives()],
         "data_file": [data_file(b""), data_file(b"record"), b"__3_1.0001020304050607.distcp", b"__0_0.distcp"],
-        "foreign_metadata": [*foreign(), *rare_foreign()],
+        "foreign_metadata": [*foreign(), *rare_foreign(), *byte_checkpoint()],
         "inventory_blob": [blob for blob, _ in inventories()],
         "manifest": [*manifests()],
         "manifest_view": [*map(without_pickle, ours())],

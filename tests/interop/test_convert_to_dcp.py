@@ -70,6 +70,15 @@ def test_safetensors_become_a_checkpoint(tmp_path: Path, to: Format) -> None:
     assert_equal(with_stock(tmp_path / "out", wanted), wanted)
 
 
+@pytest.mark.parametrize("to", BOTH)
+def test_objects_share_a_file(tmp_path: Path, to: Format) -> None:
+    objects = {f"o.{i}": "x" * i for i in range(300)}
+    save_state_dict(tmp_path / "ckpt", objects, no_dist=True)
+    report = convert(tmp_path / "ckpt", tmp_path / "out", to=to)
+    assert (report.num_objects, report.num_files) == (300, 1)
+    assert with_stock(tmp_path / "out", objects) == objects
+
+
 def test_keys_keep_their_place_below_what_is_renamed(tmp_path: Path) -> None:
     model = {"a.b": torch.ones(2), "c": {"d": torch.zeros(3)}}
     save_state_dict(tmp_path / "ckpt", {"model": model, "n": 1}, no_dist=True)

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "csrc/engine/filled_records.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "csrc/base/crc32.h"
+
+namespace bytecheckpoint::engine {
+
+using base::Status;
+using format::RecordKind;
+
+base::Result<FilledRecords> FilledRecords::lay_out(const std::vector<RecordToFill>& records, int64_t position) {
+  FilledRecords out(records);
+  out.end_ = position;
+  for (const RecordToFill& record : records) {
+    const int64_t begin = base::align_up(out.end_, format::kRecordAlignment);
+    format::RecordExtent extent{begin, record.bytes, record.bytes};
+    if (record.kind == RecordKind::kTensor) {
+      BCP_ASSIGN_OR_RETURN(extent, format::ZipRecord::measure(record.dtype, record.box->sizes, begin));
+    }
+    out.begins_.push_back(begin);
+    out.extents_.push_back(extent);
+    out.end_ = begin + extent.record_bytes;
+  }
+  return out;
+}
+
+Status FilledRecords::want_until(int64_t limit, const FileImage& image, const RecordSource& source) const {
+  for (size_t r = next_; r < records_.size() && extents_[r].data_offset < limit; ++r) {
+    const int64_t data = extents_[r].data_offset, end = std::min(limit, data_end(r));
+    for (int64_t at = std::max(data, image.position()), next; at < end; at = next) {
+      next = std::min(end, image.slot_end(at));
+      BCP_RETURN_IF_ERROR(source.want(r, at - data, next - data, image.memory(at)));
+    }
+  }
+  return Status::ok();
+}
+
+Status FilledRecords::append_until(int64_t limit, FileImage* image, const Note& note) {
+  for (; !is_done() && !is_behind(limit, next_); ++next_) {
+    const RecordToFill& record = records_[next_];
+    std::optional<format::ZipRecord> zip;
+    if (record.kind == RecordKind::kTensor) {
+      BCP_ASSIGN_OR_RETURN(zip, format::ZipRecord::layout(record.dtype, record.box->sizes, begins_[next_]));
+    }
+    if (image->position() <= begins_[next_]) {
+      BCP_RETURN_IF_ERROR(image->pad_to(format::kRecordAlignment));
+      if (zip.has_value()) BCP_RETURN_IF_ERROR(image->append(zip->head()));
+    }
+    const int64_t bytes = std::min(limit, data_end(next_)) - image->position();
+    if (bytes > 0) {
+      uint32_t crc = 0;
+      BCP_RETURN_IF_ERROR(image->append_in_place(bytes, &crc));
+      crc_ = base::crc32_combine(crc_, crc, static_cast<uint64_t>(bytes));
+    }
+    if (data_end(next_) > limit) break;
+    if (zip.has_value()) BCP_RETURN_IF_ERROR(image->append(zip->tail(crc_)));
+    crc_ = 0;
+    const format::RecordExtent& extent = extents_[next_];
+    note(record, zip.has_value()
+                     ? format::Record{record.kind, record.dtype, 0, begins_[next_], extent.record_bytes,
+                                      extent.data_offset, extent.data_bytes}
+                     : format::Record{record.kind, tensor::DType::kNone, 0, begins_[next_], extent.record_bytes, 0, 0});
+  }
+  return Status::ok();
+}
+
+}  // namespace bytecheckpoint::engine

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "csrc/base/status.h"
+#include "csrc/engine/file_image.h"
+#include "csrc/format/manifest.h"
+#include "csrc/format/zip_record.h"
+
+namespace bytecheckpoint::engine {
+
+/// A record whose bytes are read from elsewhere. Borrows its name and its box.
+struct RecordToFill {
+  const std::string* fqn;
+  const tensor::Box* box;   // no dims for an object
+  format::RecordKind kind;  // kTensor: row-major elements of `dtype`; another: `bytes` bytes, as they are
+  tensor::DType dtype;      // of a kTensor
+  int64_t bytes;            // of another
+};
+
+/// Where the bytes of records come from: what was wanted is there when `run` has returned.
+struct RecordSource {
+  /// Makes the next `run` write bytes [begin, end) of a record, those of its elements if it is a tensor, to `to`.
+  std::function<base::Status(size_t record, int64_t begin, int64_t end, uint8_t* to)> want;
+  std::function<base::Status()> run;
+};
+
+/// Records of which bytes are put into the slots of a file first, in any order, and then get what is around them, and
+/// their CRCs:
+///
+///     |head a|   a   |tail|head b|    b      |tail|head c|                c
+///     slots         |                   |                   |
+///             wanted       wanted^      limit ^  wanted together, for a run of two slots
+///
+/// Not thread-safe.
+class FilledRecords {
+ public:
+  /// Called with each record that is complete. `Record::file` is not set.
+  using Note = std::function<void(const RecordToFill&, const format::Record&)>;
+
+  /// Lays records out from `position` of a file on. \returns what `ZipRecord::measure` returns.
+  static base::Result<FilledRecords> lay_out(const std::vector<RecordToFill>& records, int64_t position);
+
+  bool is_done() const { return next_ == records_.size(); }
+  /// Position behind all records.
+  int64_t end() const { return end_; }
+  /// Wants the bytes before `limit` that are not there yet; the slots for them are taken. \returns what `want` returns.
+  base::Status want_until(int64_t limit, const FileImage& image, const RecordSource& source) const;
+  /// Appends what is before `limit`, and was wanted. \returns what `FileImage::append` returns.
+  base::Status append_until(int64_t limit, FileImage* image, const Note& note);
+
+ private:
+  explicit FilledRecords(const std::vector<RecordToFill>& records) : records_(records) {}
+  int64_t data_end(size_t record) const { return extents_[record].data_offset + extents_[record].data_bytes; }
+  /// Whether nothing of the data of a record is before `limit`. Then its head may wait, too.
+  bool is_behind(int64_t limit, size_t record) const { return extents_[record].data_offset >= limit && limit < end_; }
+
+  const std::vector<RecordToFill>& records_;
+  std::vector<format::RecordExtent> extents_;
+  std::vector<int64_t> begins_;
+  int64_t end_ = 0;
+  size_t next_ = 0;   // the first record that is not complete
+  uint32_t crc_ = 0;  // of its data, as far as they are appended
+};
+
+}  // namespace bytecheckpoint::engine
