@@ -21,6 +21,7 @@ from support.sanitizing import IS_UNDER_ASAN
 # all other workers would wait for it.
 _SLOWEST_FIRST = (
     "docs/test_snippets.py",
+    "browser/test_report_page.py",
     "unit/test_ends.py",
     "unit/test_cpp.py",
     "unit/test_lives_of_calls.py",

@@ -17,6 +17,7 @@ need spin command -v spin                                # the models of the com
 need xfsprogs command -v mkfs.xfs                        # file systems whose power is cut
 need btrfs-progs command -v mkfs.btrfs                   # limits of file systems
 need quota command -v setquota
+need chromium command -v chromium                        # the page of bcp report
 
 [ ${#missing[@]} -gt 0 ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The journal of a run, and what can be read from it: what to look at, a page, a trace, metrics."""
 
+from bytecheckpoint.observability.findings import Finding, findings
 from bytecheckpoint.observability.journal import read_journal
 
-__all__ = ["read_journal"]
+__all__ = ["Finding", "findings", "read_journal"]

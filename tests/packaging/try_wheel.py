@@ -37,7 +37,12 @@ for reader in (BcpReader("checkpoint"), dcp.FileSystemReader("checkpoint")):
 def check_names(wheel: Path) -> None:
     """Checks that the wheel contains what users need, and nothing that only tests call."""
     names = zipfile.ZipFile(wheel).namelist()
-    for wanted in ("bytecheckpoint/py.typed", "bytecheckpoint/_C.pyi", "licenses/LICENSE"):
+    for wanted in (
+        "bytecheckpoint/py.typed",
+        "bytecheckpoint/_C.pyi",
+        "observability/page/page.js",
+        "licenses/LICENSE",
+    ):
         assert any(name.endswith(wanted) for name in names), f"{wheel.name} lacks {wanted}"
     tops = {name.split("/")[0] for name in names} - {"bytecheckpoint", "bytecheckpoint.libs"}
     assert all(top.endswith(".dist-info") for top in tops), f"{wheel.name} has {tops}"

@@ -181,6 +181,15 @@ def test_planning(tmp_path: Path) -> None:
         assert ours["chunks"] >= stock["chunks"]  # ours splits tensors between ranks
 
 
+def test_observability(tmp_path: Path) -> None:
+    file = tmp_path / "observability.json"
+    sizes = ("--ranks", "4", "16", "--saves", "3", "4", "--repetitions", "1", "--idle-limit-s", "0")
+    run("observability.py", *sizes, "--json", str(file))
+    figures = json.loads(file.read_text())["figures"]
+    assert [(f["section"], f["ranks"]) for f in figures] == [(s, n) for s in ("findings", "page") for n in (4, 16)]
+    assert all(0 < f["page_bytes"] < 5e6 for f in figures if f["section"] == "page")
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_phases(tmp_path: Path, ranks: int) -> None:
     file = tmp_path / "phases.json"

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bcp report``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bytecheckpoint import _core
+from bytecheckpoint.cli.contents import open_contents
+from bytecheckpoint.cli.options import Failure, checkpoint_argument, json_option, place_text
+from bytecheckpoint.cli.text import counted, json_value, one_line, print_json
+from bytecheckpoint.config import Config
+from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.observability.figures import number, rank_figures, report_of, text_of
+from bytecheckpoint.observability.findings import Finding
+from bytecheckpoint.observability.page import page_of
+from bytecheckpoint.observability.page.contents import LargestTensors, page_contents
+from bytecheckpoint.observability.page.untrusted import cleaned
+from bytecheckpoint.observability.perfetto import trace_of
+from bytecheckpoint.observability.run_folder import Run, journal_files, journal_folder, read_run
+from bytecheckpoint.observability.summary import Trouble, findings_of_all, troubles
+from bytecheckpoint.report.text import size_text
+
+__all__ = ["command"]
+
+_DEFAULT_LAST = 200
+_MOST_TENSORS = 30
+_MOST_IN_WORDS = 5
+
+
+@click.command("report")
+@checkpoint_argument("run")
+@click.option("-o", "--output", metavar="FILE", type=click.Path(dir_okay=False), help="Where to write the page.")
+@click.option("--trace", metavar="FILE", type=click.Path(dir_okay=False), help="Write a trace for Perfetto, too.")
+@click.option("--follow", is_flag=True, help="Write the page again whenever there is a new record, until Ctrl-C.")
+@click.option(
+    "--interval",
+    metavar="S",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    help="Seconds between looks at the journal, with --follow.",
+)
+@click.option(
+    "--last",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=_DEFAULT_LAST,
+    show_default=True,
+    help="Take only the newest N saves and loads.",
+)
+@click.option("--since", metavar="STEP", type=int, help="Take only saves and loads of this step and later ones.")
+@json_option
+def command(
+    run: str,
+    output: str | None,
+    trace: str | None,
+    follow: bool,
+    interval: float,
+    last: int,
+    since: int | None,
+    as_json: bool,
+) -> None:
+    """Says what to look at in the saves and loads of a run, and writes a page with charts of them.
+
+    RUN is a run folder: saves and loads below it write a journal to RUN/.bcp. The page is one HTML file,
+    RUN/.bcp/report.html, or report.html here if nothing can be written there. It needs no network. With --json, or with
+    --trace and without -o, no page is written. A trace is opened at ui.perfetto.dev.
+
+    \b
+    Example:
+      bcp report run
+    """
+    if is_store_url(run):
+        raise Failure(f"{run}: a journal is in a run folder on a file system; this is a URL of an object store")
+    if follow and as_json:
+        raise click.UsageError("--follow writes a page, so it does not go with --json")
+    folder = Path(run)
+    records = _read(folder, last, since)
+    found = findings_of_all(records.records)
+    if trace is not None:
+        _write(Path(trace), json.dumps(trace_of(records.records), allow_nan=False))
+    if as_json:
+        print_json(_as_json(records, found))
+        return
+    for line in _lines(records, troubles(records.records, found)):
+        click.echo(line)
+    if output is not None or trace is None or follow:
+        page = _write_page(records, found, output, interval if follow else 0.0)
+        click.echo(f"page: {one_line(str(page))}")
+    if trace is not None:
+        click.echo(f"trace: {one_line(trace)}")
+    if follow:
+        _follow(folder, last, since, output, interval)
+
+
+def _read(folder: Path, last: int, since: int | None) -> Run:
+    if not folder.is_dir():
+        raise Failure(f"{folder}: there is no such run folder")
+    if not journal_files(folder):
+        raise Failure(
+            f"{folder} has no journal (.bcp/journal.jsonl): each save of a step folder below a run folder adds a line "
+            "to it, and so do loads, unless Config(journal='off'); see docs/journal.md"
+        )
+    run = read_run(folder, last=last, since=since)
+    if not run.records:
+        what = "" if since is None else f" of step {since} or later"
+        raise Failure(
+            f"{folder}: the journal has no save and no load{what} ({counted(run.num_skipped, 'line')} skipped)"
+        )
+    return run
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file that others see whole or not at all."""
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        half.write_text(text, encoding="utf-8")
+        half.replace(path)
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
+
+
+def _write_page(run: Run, found: Sequence[Sequence[Finding]], output: str | None, reload_s: float) -> Path:
+    """Writes the page, and returns where."""
+    of_run = troubles(run.records, found)
+    page = page_of(page_contents(run, found, of_run, tensors=_largest_tensors(run), reload_s=reload_s))
+    if output is not None:
+        _write(Path(output), page)
+        return Path(output)
+    path = journal_folder(run.path) / "report.html"
+    try:
+        _write(path, page)
+    except OSError:
+        path = Path("report.html")
+        _write(path, page)
+    return path
+
+
+def _follow(folder: Path, last: int, since: int | None, output: str | None, interval: float) -> None:
+    seen = _marks(folder)
+    while True:
+        time.sleep(interval)
+        marks = _marks(folder)
+        if marks == seen:
+            continue
+        seen = marks
+        run = _read(folder, last, since)
+        found = findings_of_all(run.records)
+        page = _write_page(run, found, output, interval)
+        newest, of_newest = run.records[-1], found[-1]
+        click.echo(
+            f"{_call_text(newest)}: {one_line(of_newest[0].text) if of_newest else 'nothing stands out'}; {page}"
+        )
+
+
+def _marks(folder: Path) -> list[tuple[str, int, int]]:
+    """Returns what changes when the journal does."""
+    found = []
+    for file in journal_files(folder):
+        try:
+            status = file.stat()
+        except FileNotFoundError:
+            continue
+        found.append((file.name, status.st_size, status.st_mtime_ns))
+    return found
+
+
+def _largest_tensors(run: Run) -> LargestTensors | None:
+    """Returns the largest tensors of the newest checkpoint that is still there; None if none can be read."""
+    saves = [record for record in run.records if record["kind"] == "save"]
+    for record in saves[: -_MOST_IN_WORDS - 1 : -1]:
+        path = text_of(record, "path")
+        if not path or "://" in path or "\0" in path:
+            continue
+        try:
+            contents = open_contents(str(run.path / path), config=Config.from_env(), kind=_core.Checkpoint)
+        except (CheckpointError, OSError):
+            continue  # removed, or being saved again
+        tensors = [item for item in contents.items if item.dtype is not None]
+        largest = sorted(tensors, key=lambda item: -item.num_bytes)[:_MOST_TENSORS]
+        rows = [
+            (
+                place_text(item.component, item.rank) + item.name,
+                str(item.dtype),
+                str(list(item.shape)),
+                item.num_bytes,
+                item.num_chunks,
+            )
+            for item in largest
+        ]
+        return LargestTensors(path, len(tensors), sum(item.num_bytes for item in tensors), rows)
+    return None
+
+
+def _call_text(record: Mapping[str, Any]) -> str:
+    report, step = report_of(record), record.get("step")
+    what = f"step {step:,}" if isinstance(step, int) else one_line(text_of(record, "path") or "?")
+    size = number(report, "total_bytes") or number(report, "total_bytes_wanted")
+    return (
+        f"{record['kind']} of {what}: {size_text(int(size))} in {number(report, 'total_s'):.2f} s, "
+        f"{number(report, 'gb_per_s'):.2f} GB/s"
+    )
+
+
+def _lines(run: Run, of_run: Sequence[Trouble]) -> list[str]:
+    counts = {kind: sum(record["kind"] == kind for record in run.records) for kind in ("save", "load")}
+    skipped = f"; {counted(run.num_skipped, 'line')} of the journal could not be read" if run.num_skipped else ""
+    lines = [
+        f"{one_line(str(run.path))}: {counted(counts['save'], 'save')}, {counted(counts['load'], 'load')}{skipped}"
+    ]
+    lines.append(f"newest: {_call_text(run.records[-1])}")
+    for trouble in of_run[:_MOST_IN_WORDS]:
+        lines.append(f"- {one_line(trouble.finding.text)} ({trouble.how_often()}, {trouble.seconds:.2f} s in all)")
+        if trouble.finding.advice:
+            lines.append(f"  {one_line(trouble.finding.advice)}")
+    if not of_run:
+        lines.append("Nothing stands out.")
+    elif len(of_run) > _MOST_IN_WORDS:
+        lines.append(f"and {len(of_run) - _MOST_IN_WORDS} more, which cost less")
+    return lines
+
+
+def _as_json(run: Run, found: Sequence[Sequence[Finding]]) -> dict[str, Any]:
+    of_run = troubles(run.records, found)
+    return {
+        "run": str(run.path),
+        "skipped": run.num_skipped,
+        "disk": cleaned(run.disk),
+        "troubles": [
+            json_value(trouble.finding.to_dict())
+            | {"calls": list(trouble.calls), "worst": trouble.worst, "all_seconds": round(trouble.seconds, 6)}
+            for trouble in of_run
+        ],
+        "records": [_record_as_json(record, of_record) for record, of_record in zip(run.records, found, strict=True)],
+    }
+
+
+def _record_as_json(record: Mapping[str, Any], found: Sequence[Finding]) -> dict[str, Any]:
+    names = ("kind", "at", "path", "step", "save_id", "world_size", "rank", "is_async", "mesh")
+    figures = rank_figures(record)
+    return {
+        **{name: cleaned(record.get(name)) for name in names},
+        "report": cleaned({name: value for name, value in report_of(record).items() if name != "ranks"}),
+        "phases": {
+            name: {"max": max(column), "mean": sum(column) / len(column)} for name, column in figures.phases.items()
+        },
+        "findings": [json_value(finding.to_dict()) for finding in found],
+    }

@@ -1,0 +1,142 @@
+// Charts: what all have in common, and those of the run.
+
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function layout(more) {
+  const axis = { gridcolor: style("--line"), zerolinecolor: style("--line"), linecolor: style("--line"), automargin: true };
+  const { xaxis = {}, yaxis = {}, ...rest } = more;
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: 'system-ui, "Segoe UI", Roboto, sans-serif', size: 12, color: style("--ink") },
+    margin: { l: 60, r: 20, t: 10, b: 40 },
+    height: 260,
+    hoverlabel: { bgcolor: style("--card"), bordercolor: style("--line"), font: { color: style("--ink") }, align: "left" },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+    dragmode: "zoom",
+    ...rest,
+    xaxis: { ...axis, ...xaxis },
+    yaxis: { ...axis, ...yaxis },
+  };
+}
+
+// The buttons of a chart, each by name: plotly's own choice has one that sends the chart to a server of its maker.
+const BUTTONS = {
+  displaylogo: false,
+  modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
+  plotlyServerURL: "",
+};
+
+// Draws, and says in words what is drawn to who cannot see it. A chart without data says so in its place.
+function draw(id, traces, more, label, onClick) {
+  const place = document.getElementById(id);
+  place.setAttribute("role", "img");
+  place.setAttribute("aria-label", label);
+  if (!traces.length) {
+    window.Plotly.purge(place);
+    place.replaceChildren(el("p", { class: "empty" }, label));
+    return;
+  }
+  if (!place.classList.contains("js-plotly-plot")) place.replaceChildren();
+  // Where a click opens what may be clicked next, two quick clicks are two clicks. Elsewhere they undo a zoom.
+  const clicks = onClick ? { doubleClick: false, doubleClickDelay: 1 } : {};
+  const options = { ...clicks, ...BUTTONS, responsive: true };
+  window.Plotly.react(place, traces, layout(more), options);
+  place.removeAllListeners("plotly_click");
+  if (onClick) place.on("plotly_click", (event) => onClick(event.points[0]));
+}
+
+const placeOf = (call) => (call.step === null ? new Date(call.at * 1000).toISOString() : call.step);
+
+function runAxis(calls) {
+  const isByStep = calls.every((call) => call.step !== null);
+  return { x: (call) => (isByStep ? call.step : new Date(call.at * 1000)), axis: { title: { text: isByStep ? "step" : "time" } } };
+}
+
+// A line through calls; those with findings are ringed.
+function line(name, calls, x, y, colour, more = {}) {
+  const shown = calls.filter((call) => y(call) !== null);
+  return {
+    type: "scatter",
+    mode: "lines+markers",
+    name,
+    x: shown.map(x),
+    y: shown.map(y),
+    customdata: shown.map((call) => call.index),
+    text: shown.map((call) => `${plain(call.title)}<br>${name}: ${more.format ? more.format(y(call)) : seconds(y(call))}`),
+    hoverinfo: "text",
+    line: { color: colour, width: 1.5, dash: more.dash },
+    marker: {
+      color: shown.map((call) => (call.findings.length && more.rings ? style("--card") : colour)),
+      opacity: 1,
+      size: shown.map((call) => (call.findings.length && more.rings ? 11 : 5)),
+      line: { color: style("--warn"), width: shown.map((call) => (call.findings.length && more.rings ? 2.5 : 0)) },
+    },
+  };
+}
+
+const TRENDS = { seconds: "Seconds", throughput: "Throughput", size: "Size" };
+
+function drawTrend(data, calls, what, choose) {
+  const saves = calls.filter((call) => call.kind === "save");
+  const loads = calls.filter((call) => call.kind === "load");
+  const { x, axis } = runAxis(calls);
+  const of = (name) => (call) => call.figure(name);
+  let traces, title, note = "";
+  if (what === "seconds") {
+    title = "seconds";
+    traces = [
+      line("save", saves, x, of("total_s"), "#2f7fd0", { rings: true }),
+      line("training stood still", saves.filter((call) => call.is_async), x, of("blocked_s"), "#d2423d"),
+      line("commit", saves, x, of("commit_s"), "#3aa655"),
+      line("load", loads, x, of("total_s"), "#ee8130", { rings: true, dash: "dot" }),
+    ];
+    note = "Ringed calls have findings. A click chooses a call.";
+  } else if (what === "throughput") {
+    title = "GB/s";
+    const format = (value) => `${rate(value)} GB/s`;
+    traces = [
+      line("save", saves, x, of("gb_per_s"), "#2f7fd0", { rings: true, format }),
+      line("load", loads, x, of("gb_per_s"), "#ee8130", { rings: true, format, dash: "dot" }),
+    ];
+    const ends = calls.length ? [x(calls[0]), x(calls[calls.length - 1])] : [];
+    const disk = data.disk || {};
+    for (const [name, key, colour] of [["the disk writes", "write_gb_per_s", "#2f7fd0"], ["the disk reads", "read_gb_per_s", "#ee8130"]]) {
+      if (typeof disk[key] !== "number") continue;
+      const text = `${name} ${rate(disk[key])} GB/s`;
+      traces.push({ type: "scatter", mode: "lines", name: text, x: ends, y: [disk[key], disk[key]], hoverinfo: "name", line: { color: colour, dash: "dash", width: 1 } });
+    }
+    note = data.disk ? `Dashed: what bcp bench disk measured on ${disk.host ?? "a host"}. That is one host; several may do more together.` : "bcp bench disk RUN measures what the disk can do, and this chart then shows it.";
+  } else {
+    title = "GB";
+    traces = [
+      {
+        type: "bar", name: "bytes of a save", x: saves.map(x), y: saves.map((call) => (call.totalBytes ?? 0) / 1e9), marker: { color: "#2f7fd0" },
+        customdata: saves.map((call) => call.index), text: saves.map((call) => `${plain(call.title)}<br>${bytes(call.totalBytes)}`), hoverinfo: "text", textposition: "none",
+      },
+    ];
+  }
+  traces = traces.filter((trace) => trace.x.length);
+  draw("trend-chart", traces, { xaxis: axis, yaxis: { title: { text: title }, rangemode: "tozero" } },
+    `${TRENDS[what]} of ${count(saves.length)} saves and ${count(loads.length)} loads over the run`,
+    (point) => { if (typeof point.customdata === "number") choose(point.customdata); });
+  document.getElementById("trend-note").textContent = note;
+}
+
+function drawSpace(calls) {
+  const section = document.getElementById("space");
+  const saves = calls.filter((call) => call.kind === "save" && call.is_there !== null && call.totalBytes !== null);
+  const newest = [...new Map(saves.map((call) => [call.path, call])).values()];
+  section.hidden = !newest.length;
+  if (!newest.length) return;
+  const kept = newest.filter((call) => call.is_there);
+  const sum = kept.reduce((all, call) => all + call.totalBytes, 0);
+  document.getElementById("space-note").textContent = `${count(kept.length)} of the ${count(newest.length)} checkpoints that these saves made are still there; their saves wrote ${bytes(sum)}. Files that several checkpoints share count in each; bcp du RUN says what is shared, and what a prune would free.`;
+  const { x, axis } = runAxis(newest);
+  const bar = (name, some, colour) => ({
+    type: "bar", name, x: some.map(x), y: some.map((call) => call.totalBytes / 1e9), marker: { color: colour },
+    text: some.map((call) => `${plain(call.path)}<br>${bytes(call.totalBytes)}, ${name}`), hoverinfo: "text", textposition: "none",
+  });
+  const traces = [bar("there", kept, "#3aa655"), bar("removed", newest.filter((call) => !call.is_there), "#b9c1cc")].filter((t) => t.x.length);
+  draw("space-chart", traces, { height: 200, barmode: "stack", xaxis: axis, yaxis: { title: { text: "GB" } } }, "Bytes of the checkpoints that are there and that were removed");
+}

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to look at in a run: the findings of its saves and loads, with those of the same cause as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bytecheckpoint.observability.findings import Finding, findings
+
+__all__ = ["Trouble", "findings_of_all", "troubles"]
+
+_NUM_BEFORE = 40  # records that are searched for ten that are like the one that is looked at
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """The same finding in one or more calls.
+
+    Attributes:
+        finding: The one of the call that lost most.
+        calls: Indices of the calls, oldest first.
+        worst: Index of the call that lost most.
+        seconds: Seconds that all of them lost together.
+        num_calls: How many calls of that kind were looked at.
+        kind: ``save`` or ``load``.
+    """
+
+    finding: Finding
+    calls: tuple[int, ...]
+    worst: int
+    seconds: float
+    num_calls: int
+    kind: str
+
+    def how_often(self) -> str:
+        """Returns how many calls it is about, for people."""
+        noun = self.kind if self.num_calls == 1 else f"{self.kind}s"
+        return f"in {len(self.calls):,} of {self.num_calls:,} {noun}"
+
+
+def findings_of_all(records: Sequence[Mapping[str, Any]]) -> list[list[Finding]]:
+    """Returns the findings of each record; those before it are its history.
+
+    Args:
+        records: Records, oldest first.
+    """
+    return [findings(record, records[max(0, at - _NUM_BEFORE) : at]) for at, record in enumerate(records)]
+
+
+def troubles(records: Sequence[Mapping[str, Any]], found: Sequence[Sequence[Finding]]) -> list[Trouble]:
+    """Returns what to look at in all records together. What cost most comes first.
+
+    Args:
+        records: Records, oldest first.
+        found: The findings of each of them.
+    """
+    by_cause: dict[tuple[Any, ...], list[tuple[int, Finding]]] = {}
+    for at, (record, of_record) in enumerate(zip(records, found, strict=True)):
+        for finding in of_record:
+            what = finding.text if finding.kind == "warning" else ""
+            key = (record["kind"], finding.kind, finding.rank, finding.host, finding.phase, what)
+            by_cause.setdefault(key, []).append((at, finding))
+    made = []
+    for key, of_cause in by_cause.items():
+        worst, finding = max(of_cause, key=lambda pair: pair[1].seconds)
+        num_calls = sum(record["kind"] == key[0] for record in records)
+        seconds = sum(each.seconds for _, each in of_cause)
+        made.append(Trouble(finding, tuple(at for at, _ in of_cause), worst, seconds, num_calls, key[0]))
+    return sorted(made, key=lambda trouble: -trouble.seconds)
