@@ -65,7 +65,9 @@ def of_phases(
     before = _alike(record, history)
     found = [*_short_phases(record), *_waiting(record, of_ranks), *_rate_limit(record, figures)]
     if not any(finding.phase == "plan" for finding in of_ranks):
-        found += _planning(record, before)
+        # The coordinator has the plans of all ranks when the last rank has come.
+        late_s = max((finding.seconds for finding in of_ranks if finding.kind == "late_arrival"), default=0.0)
+        found += _planning(record, before, late_s)
     yield from found
     yield from _blocked(record, figures, history)
     yield from _slower(record, [*of_ranks, *found], before)
@@ -121,9 +123,9 @@ def _phase_of(name: str) -> str:
     return name[:-2]
 
 
-def _planning(record: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _planning(record: Mapping[str, Any], before: Sequence[Mapping[str, Any]], late_s: float) -> Iterator[Finding]:
     report = report_of(record)
-    seconds = number(report, "plan_s") + number(report, "global_plan_s")
+    seconds = number(report, "plan_s") + number(report, "global_plan_s") - late_s
     if not _is_most(seconds, report):
         return
     caches = [_cache(each) for each in (*before, report)]
