@@ -10,6 +10,7 @@ default group is no substitute, because the call may use another group.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,10 +20,14 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.storage import StorageWriter
 
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.frames import ExplicitCall, Running, find_call, is_in_greenlet
 from bytecheckpoint.distributed.channel import Peers
+from bytecheckpoint.errors import CheckpointChangedError
+from bytecheckpoint.observability.failures import CallFailure
+from bytecheckpoint.observability.observers import note_failure
 from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
 from bytecheckpoint.probes.probe import holds
 from bytecheckpoint.staging.staged_state import StagingTime
@@ -62,6 +67,8 @@ class CallContext:
         self._planner: Callable[[], Any] = _nothing
         self._storage: Callable[[], Any] = _nothing
         self._is_taken = False
+        self._began_at = time.time()
+        self._is_failure_noted = False
 
     @classmethod
     def of_save(cls, asking: object) -> CallContext:
@@ -176,6 +183,19 @@ class CallContext:
         is_own = finish is _FINISH_PLAN and self.is_with(reader)
         return is_own and self.peers is not None and holds(READING_TOGETHER)
 
+    def note_failure(self, error: Exception, storage: Any) -> None:
+        """Tells exporters that ``error`` ends this call, on its coordinator, unless they have heard of it.
+
+        A load that finds a newer commit begins again, so that is no failure.
+        """
+        if self._is_failure_noted or self._rank != self._coordinator:
+            return
+        kind, path = ("save" if isinstance(storage, StorageWriter) else "load"), storage.checkpoint_id
+        failure = CallFailure.by(error, kind=kind, path=path, rank=self._rank, began_at=self._began_at)
+        if failure.error_type != CheckpointChangedError.__name__:
+            self._is_failure_noted = True
+            note_failure(failure)
+
     @staticmethod
     def planned_metadata() -> Metadata | None:
         """Returns the metadata that the planner made for all ranks in this thread's save; None if not found."""
@@ -199,7 +219,7 @@ _explicit: ContextVar[CallContext | None] = ContextVar("bytecheckpoint_call", de
 
 
 @contextmanager
-def explicit_call(storage: object, staging: StagingTime | None = None, **arguments: Any) -> Iterator[None]:
+def explicit_call(storage: Any, staging: StagingTime | None = None, **arguments: Any) -> Iterator[None]:
     """States the context of a ``with`` block that runs DCP's flow of hooks. The call ends with the block.
 
     Args:
@@ -214,6 +234,10 @@ def explicit_call(storage: object, staging: StagingTime | None = None, **argumen
     token = _explicit.set(context)
     try:
         yield
+    except Exception as error:
+        if context._is_taken:  # a hook of ours has begun the call
+            context.note_failure(error, storage)
+        raise
     finally:
         _explicit.reset(token)
         call.end()

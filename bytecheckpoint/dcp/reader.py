@@ -24,7 +24,7 @@ from bytecheckpoint.checkpoint.local_path import is_local, location, location_to
 from bytecheckpoint.checkpoint.parts import parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._hooks import Hooks
+from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._loaded_keys import LoadedKeys, planned_view
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.load_planner import is_meant_to_fill
@@ -257,6 +257,7 @@ class BcpReader(StorageReader):
         self._phases.end("metadata_s")
         return metadata
 
+    @noting_failure
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begins the load, or raises the error that ``read_metadata`` kept: here every rank gets it."""
         if not self._has_begun:
@@ -274,6 +275,7 @@ class BcpReader(StorageReader):
         if "metadata_s" not in self._phases.seconds:
             self._begin_trace()  # the metadata were read in an earlier load
 
+    @noting_failure
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
         checkpoint = self._checkpoint = planned_view(plan, self._opened())
@@ -302,6 +304,7 @@ class BcpReader(StorageReader):
         )
         return dataclasses.replace(plan, storage_data=intent)
 
+    @noting_failure
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Checks on the coordinator that all ranks read the same save, and decides whether they share the reading.
 
@@ -320,6 +323,7 @@ class BcpReader(StorageReader):
             self._keys.compare(str(self.path), self._opened(), [intent.asked for intent in intents])
         return choose_reading(plans)
 
+    @noting_failure
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads and verifies everything that ``plan`` asks for, and scatters it into the tensors."""
         try:
