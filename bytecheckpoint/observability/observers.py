@@ -45,6 +45,8 @@ _MOST_WAITING = 1000
 # A call is compared with as many calls before, of at least so many.
 _HISTORY, _LEAST_HISTORY = 10, 5
 _LEAST_SLOWER_S = 0.5
+# In these phases a rank waits for others, which are to blame.
+_WAITS_FOR_RANKS = ("global_plan", "exchange", "wait", "wait_peer")
 
 _logger = logging.getLogger("bytecheckpoint")
 
@@ -288,13 +290,14 @@ def slowest_of(record: dict[str, Any]) -> str:
     ranks = record["ranks"]
     worst = (0.0, "", 0, 0.0)
     for phase, column in ranks["phases"].items():
+        if phase in _WAITS_FOR_RANKS or not column:
+            continue
         place = max(range(len(column)), key=column.__getitem__)
-        usual = statistics.median(column)
+        usual = statistics.median(column) if len(column) > 1 else 0.0
         worst = max(worst, (column[place] - usual, phase, place, usual))
     excess, phase, place, usual = worst
     if not phase:
         return "no rank stands out"
     host = record["hosts"][ranks["host"][place]]
-    return (
-        f"rank {ranks['rank'][place]} on {host} was in phase {phase} for {usual + excess:.2f} s (median {usual:.2f} s)"
-    )
+    of_others = f" (median {usual:.2f} s)" if len(ranks["rank"]) > 1 else ""
+    return f"rank {ranks['rank'][place]} on {host} was in phase {phase} for {usual + excess:.2f} s{of_others}"
