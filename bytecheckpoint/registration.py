@@ -129,9 +129,7 @@ def registered(
         on_report: See ``register``.
     """
     choice = KeyChoice(include, exclude)
-    with _replacing.block(
-        allow_pickle=allow_pickle, config=config, spec=spec, choice=choice, on_report=on_report
-    ):
+    with _replacing.block(allow_pickle=allow_pickle, config=config, spec=spec, choice=choice, on_report=on_report):
         yield
 
 

@@ -25,11 +25,14 @@ from torch.distributed.checkpoint.storage import StorageWriter
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.frames import ExplicitCall, Running, find_call, is_in_greenlet
 from bytecheckpoint.distributed.channel import Peers
+from bytecheckpoint.distributed.groups import monitor_of
+from bytecheckpoint.distributed.liveness import LivenessMonitor, OnLoss
 from bytecheckpoint.errors import CheckpointChangedError
 from bytecheckpoint.observability.failures import CallFailure
 from bytecheckpoint.observability.observers import note_failure
 from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
 from bytecheckpoint.probes.probe import holds
+from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.staging.staged_state import StagingTime
 
 __all__ = ["CallContext", "explicit_call"]
@@ -182,6 +185,20 @@ class CallContext:
         finish = getattr(getattr(self.planner, "finish_plan", None), "__func__", None)
         is_own = finish is _FINISH_PLAN and self.is_with(reader)
         return is_own and self.peers is not None and holds(READING_TOGETHER)
+
+    def watch_ranks(self, trace: CallTrace, on_loss: OnLoss | None = None) -> LivenessMonitor | None:
+        """Makes the loss of a rank end the call, if its ranks have a liveness monitor, which is returned.
+
+        Args:
+            trace: Trace of the call; it can then say what ranks on other machines are doing.
+            on_loss: See ``LivenessMonitor.note_call``.
+        """
+        peers = self.peers
+        monitor = None if peers is None else monitor_of(peers.group)
+        if monitor is not None and self.call is not None:
+            trace.ask_elsewhere(monitor.doing)
+            monitor.note_call(self.call, on_loss)
+        return monitor
 
     def note_failure(self, error: Exception, storage: Any) -> None:
         """Tells exporters that ``error`` ends this call, on its coordinator, unless they have heard of it.

@@ -30,7 +30,6 @@ from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.load_planner import is_meant_to_fill
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
-from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, CheckpointNotFoundError, sendable
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
@@ -219,10 +218,7 @@ class BcpReader(StorageReader):
         earlier = self._call.call if self._has_begun else None
         self._call, self._has_begun = CallContext.of_load(self), True
         self._begin_trace()
-        peers, call = self._call.peers, self._call.call
-        monitor = None if peers is None else monitor_of(peers.group)
-        if monitor is not None and call is not None:
-            monitor.note_call(call)
+        self._call.watch_ranks(self._phases.trace)
         try:
             self._directory = self._directory_id()
             self._hold_in_call()
@@ -233,7 +229,7 @@ class BcpReader(StorageReader):
             self._error = _typed(error)
             # If this is DCP's first request of a call, DCP goes on to `set_up_storage_reader`, where all ranks get the
             # error. Any other caller gets it now.
-            if call != earlier and self._call.is_with(self) and _hooks.are_own(self, "read_metadata"):
+            if self._call.call != earlier and self._call.is_with(self) and _hooks.are_own(self, "read_metadata"):
                 return _FailedMetadata(self._error)
             raise self._error from error
         self._phases.end("metadata_s")

@@ -436,9 +436,8 @@ class BcpWriter(StorageWriter):
             raise SaveCancelledError(f"save({session.path}): cancelled", session.path)
 
     def _progress_bar(self, session: SaveSession, job: _C.SaveJob, num_bytes: int) -> AbstractContextManager[None]:
-        if not (self.config.progress and session.is_coordinator):
-            return nullcontext()
-        return progress_bar(f"saving {session.path}", num_bytes, lambda: job.bytes_done)
+        shown = progress_bar(f"saving {session.path}", num_bytes, lambda: job.bytes_done, session.phases.trace)
+        return shown if self.config.progress and session.is_coordinator else nullcontext()
 
     def _gaps(self, session: SaveSession) -> str:
         return gaps_of_save(self.config, False if session.commits_alone else session.context.use_collectives)

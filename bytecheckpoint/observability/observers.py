@@ -229,9 +229,7 @@ def note_failure(failure: CallFailure) -> None:
     observers.submit(lambda: context.run(_export_failure, observers, exporters, failure))
 
 
-def _export_failure(
-    observers: _Observers, exporters: Sequence[Exporter | OnReport], failure: CallFailure
-) -> None:
+def _export_failure(observers: _Observers, exporters: Sequence[Exporter | OnReport], failure: CallFailure) -> None:
     for exporter in exporters:
         export: Callable[[CallFailure], None] | None = getattr(exporter, "export_failure", None)
         if export is not None:

@@ -23,9 +23,9 @@ from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN
 from bytecheckpoint.probes.probe import require
+from bytecheckpoint.report import LoadReport
 from bytecheckpoint.torchtitan._engine import Engine, leaves, raise_at_end, wait_for
 from bytecheckpoint.torchtitan._metrics import TrainerMetrics
-from bytecheckpoint.report import LoadReport
 from bytecheckpoint.torchtitan._options import config_of, spec_of
 
 __all__ = ["BcpCheckpointManager", "BcpCheckpointing", "EngineOptions", "InitialLoadSpec"]
@@ -73,6 +73,7 @@ class BcpCheckpointing(_Manager):
 
     purge_thread: threading.Thread | None
     save_future: Future[Any] | None
+    _loaded: LoadReport | None = None
 
     def __init__(self, config: Any, **kwargs: Any) -> None:
         require(TORCHTITAN)
@@ -150,7 +151,7 @@ class BcpCheckpointing(_Manager):
         if step != -1 and not leaves(self.folder):
             self._engine.check_step(self.folder, step)
         self._is_initial_load = step == -1  # until a step is found
-        self._loaded: LoadReport | None = None
+        self._loaded = None
         has_loaded = bool(super()._load(step))
         if self._loaded is not None:
             self._metrics.log(getattr(self.states.get(TRAIN_STATE), "step", 0), self._loaded)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -141,7 +142,7 @@ def test_opentelemetry(tmp_path: Path, observed: Any) -> None:
     assert attributes["checkpoint.save_id"] == report.save_id
     children = [s for s in spans.get_finished_spans() if s.parent and s.parent.span_id == of_call.context.span_id]
     assert {child.name for child in children} == {f"checkpoint.save.{phase}" for phase in SAVE_PHASES}
-    for before, after in zip(children, children[1:], strict=False):
+    for before, after in itertools.pairwise(children):
         assert before.end_time is not None
         assert after.start_time is not None
         assert abs(before.end_time - after.start_time) <= 1

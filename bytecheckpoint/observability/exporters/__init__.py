@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exporters for ``bytecheckpoint.observe``: each hands saves and loads to one library, which it imports when it is made.
+"""Exporters for ``bytecheckpoint.observe``. Each hands saves and loads to one library, and imports it when it is made.
 
 docs/exporters.md shows each of them, and lists the metrics.
 """

@@ -29,7 +29,7 @@ class PrometheusExporter:
     Raises:
         ImportError: ``prometheus_client`` is not installed (``pip install 'bytecheckpoint[prometheus]'``).
         ValueError: The registry has these metrics already.
-    """  # noqa: DOC502
+    """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         client: Any = import_module("prometheus_client")
