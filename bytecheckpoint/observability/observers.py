@@ -273,13 +273,13 @@ def _compare(observers: _Observers, report: SaveReport | LoadReport, record: dic
     """Logs a line if the call was far slower than the calls before it."""
     key = (record["kind"], str(Path(report.path).parent))
     before = observers.durations.setdefault(key, deque(maxlen=_HISTORY))
-    usual = statistics.median(before) if len(before) >= _LEAST_HISTORY else 0.0
+    num_before, usual = len(before), statistics.median(before) if len(before) >= _LEAST_HISTORY else 0.0
     before.append(report.total_s)
     if not usual or not config.slow_factor or report.total_s < config.slow_factor * usual + _LEAST_SLOWER_S:
         return
     _logger.warning(
         "%s(%s): took %.2f s, the %d before it %.2f s in the median: %s",
-        *(record["kind"], report.path, report.total_s, len(before) - 1, usual, slowest_of(record)),
+        *(record["kind"], report.path, report.total_s, num_before, usual, slowest_of(record)),
     )
 
 
