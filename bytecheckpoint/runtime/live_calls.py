@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from bytecheckpoint import _core
 from bytecheckpoint.listing import listed
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
-from bytecheckpoint.runtime.live_pages import PHASES, LiveCall, ranks_here
+from bytecheckpoint.runtime.live_pages import LiveCall, ranks_here
 from bytecheckpoint.runtime.per_process import PerProcess
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class NamedCall:
         if unseen and not busy:
             notes = [f"nothing of this call is seen of rank {listed([str(rank) for rank in unseen])} on this machine"]
         if not notes:  # all wait: for the one that is furthest behind
-            behind = [call for call in here.values() if PHASES.index(call.phase) < PHASES.index(phase)]
+            behind = [call for call in here.values() if _core.PHASES.index(call.phase) < _core.PHASES.index(phase)]
             notes = [f"rank {call.rank} is {_in_words(call)}" for call in behind]
         return listed(notes)
 

@@ -18,14 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PHASES", "LiveCall", "Pages", "ranks_here", "read_live_pages"]
+from bytecheckpoint import _core
 
-PHASES = (
-    *("stage", "plan", "global_plan", "begin", "exchange", "copy", "checksum", "wait_slot", "write", "flush", "sync"),
-    *("wait", "assemble", "digest", "commit", "sweep", "metadata", "read", "wait_read", "verify", "scatter", "send"),
-    *("receive", "wait_peer", "objects", "request"),
-)
-"""Names of the phases by number, as csrc/base/trace.h has them."""
+__all__ = ["LiveCall", "Pages", "ranks_here", "read_live_pages"]
 
 _PROC = Path("/proc")
 _LINK = "/memfd:bytecheckpoint-call"
@@ -160,7 +155,7 @@ def _call_of(pid: int, page: bytes) -> LiveCall | None:
     magic, phase, since_ns, done, expected, length = _HEAD.unpack_from(page)
     if magic != _MAGIC:
         raise ValueError("another version")
-    if not 0 <= phase < len(PHASES):
+    if not 0 <= phase < len(_core.PHASES):
         return None
     header: dict[str, Any] = json.loads(page[_HEAD.size : _HEAD.size + length])
     if int(header["pid"]) not in _own_pids(pid):
@@ -172,7 +167,7 @@ def _call_of(pid: int, page: bytes) -> LiveCall | None:
         rank=int(header["rank"]),
         world_size=max(int(header["world_size"]), 0),
         began_at=float(header["at"]),
-        phase=PHASES[phase],
+        phase=_core.PHASES[phase],
         phase_s=max((time.monotonic_ns() - since_ns) / 1e9, 0.0),
         bytes_done=max(done, 0),
         bytes_expected=max(expected, 0),

@@ -24,9 +24,9 @@ import pytest
 import torch
 
 import bytecheckpoint
-from bytecheckpoint import BcpSavePlanner, Config
+from bytecheckpoint import BcpSavePlanner, Config, _core
 from bytecheckpoint.runtime.call_trace import CallTrace
-from bytecheckpoint.runtime.live_pages import PHASES, LiveCall, ranks_here, read_live_pages
+from bytecheckpoint.runtime.live_pages import LiveCall, ranks_here, read_live_pages
 
 HEAD = struct.Struct("<8sqqqqI")
 
@@ -59,7 +59,7 @@ def test_what_a_page_says(tmp_path: Path) -> None:
 
 def test_phases_have_the_numbers_of_the_engine(tmp_path: Path) -> None:
     trace = trace_of(str(tmp_path))
-    for phase in PHASES:
+    for phase in _core.PHASES:
         trace.enter(phase)
         assert only(str(tmp_path)).phase == phase
 
