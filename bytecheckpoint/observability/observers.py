@@ -156,7 +156,11 @@ def observe(exporter: Exporter | OnReport) -> None:
 
 
 def stop_observing(exporter: Exporter | OnReport) -> None:
-    """Undoes ``observe``. It still gets the calls that have ended. No effect if ``exporter`` does not observe."""
+    """Undoes ``observe``. The exporter still gets the calls that have ended by now.
+
+    Args:
+        exporter: What was passed to ``observe``. If it does not observe, this has no effect.
+    """
     observers = _observers.get()
     observers.exporters = [other for other in observers.exporters if not _is_among(other, [exporter])]
 

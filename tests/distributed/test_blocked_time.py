@@ -102,6 +102,7 @@ WAYS = {
     plain: False,
     registered: False,
     own: False,
+    of_a_model: False,
     of_our_stager: True,
     of_the_writer_as_stager: True,
     registered_async: True,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a save waits for one rank, the logs of the others name that rank; a save that was far slower than usual, too."""
+"""Where a save waits for one rank, the logs of the others name it. So does a save that was far slower than usual."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ _BYTES = tuple(float(1 << exponent) for exponent in range(20, 49, 2))
 # The phases of the coordinator follow one another in this order, and add up to the whole.
 _PHASES = {
     "save": (
-        *("plan", "global_plan", "begin", "exchange", "write", "wait"),
-        *("assemble", "digest", "commit", "sweep"),
+        *("plan_s", "global_plan_s", "begin_s", "exchange_s", "write_s", "wait_s"),
+        *("assemble_s", "digest_s", "commit_s", "sweep_s"),
     ),
-    "load": ("metadata", "plan", "exchange", "read", "objects", "wait"),
+    "load": ("metadata_s", "plan_s", "exchange_s", "read_s", "objects_s", "wait_s"),
 }
 
 
@@ -93,10 +93,10 @@ def phases_of(record: dict[str, Any]) -> list[tuple[str, float, float]]:
     """Returns the phases of the coordinator: name, seconds from the beginning of the call, length in seconds."""
     report = record.get("report", {})
     found, begin = [], 0.0
-    for phase in _PHASES.get(record["kind"], ()):
-        length = report.get(f"{phase}_s") or 0.0
+    for field in _PHASES.get(record["kind"], ()):
+        length = report.get(field) or 0.0
         if length > 0:
-            found.append((phase, begin, length))
+            found.append((field[:-2], begin, length))  # without "_s"
         begin += length
     return found
 

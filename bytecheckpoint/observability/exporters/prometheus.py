@@ -53,7 +53,7 @@ class PrometheusExporter:
         # For an alert where a run has saved nothing for too long.
         self._last = {
             kind: client.Gauge(
-                f"checkpoint_{kind}_last_success_timestamp_seconds",
+                _name(f"checkpoint.{kind}.last_success_timestamp.seconds"),
                 f"Unix time at which the last {kind} that did not fail ended",
                 registry=registry,
             )
