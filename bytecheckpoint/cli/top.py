@@ -24,6 +24,8 @@ from bytecheckpoint.runtime.live_pages import LiveCall, Pages, read_live_pages
 __all__ = ["command"]
 
 _LAST_CALLS = 5
+# Larger numbers in a journal are none of ours, and no time that can be shown.
+_MOST = 1 << 60
 # Moves the cursor to the upper left corner; removes what is right of the cursor, and all below it.
 _HOME, _END_OF_LINE, _BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _CLEAR = "\x1b[2J"
@@ -134,7 +136,7 @@ def _row(call: LiveCall, since_s: float, gb_per_s: float) -> tuple[str, ...]:
 
 
 def _of_paths(calls: Sequence[LiveCall]) -> list[str]:
-    """Returns a line for each call of several ranks: its path, and which rank is behind."""
+    """Returns a line for each call: its path, and how much of it the ranks of this machine have done."""
     lines = []
     by_path: dict[tuple[str, str], list[LiveCall]] = {}
     for call in calls:
@@ -166,19 +168,23 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
     assert isinstance(report, dict)
     size = report.get("total_bytes" if record["kind"] == "save" else "total_bytes_wanted")
     numbers = {"at": record.get("at"), "total_s": report.get("total_s"), "num_bytes": size}
-    return {
-        "kind": record["kind"],
-        "path": str(record.get("path", "")),
-        **{name: value if isinstance(value, (int, float)) else None for name, value in numbers.items()},
-    }
+    known = {name: value for name, value in numbers.items() if isinstance(value, (int, float)) and 0 <= value < _MOST}
+    return {"kind": record["kind"], "path": str(record.get("path", "")), **dict.fromkeys(numbers), **known}
 
 
 def _row_of_last(shown: dict[str, Any]) -> tuple[str, ...]:
     at, total_s, size = shown["at"], shown["total_s"], shown["num_bytes"]
     return (
-        "?" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}",
+        _time_text(at),
         shown["kind"],
         one_line(shown["path"]),
         "?" if size is None else size_text(int(size)),
         "?" if total_s is None else duration_text(total_s),
     )
+
+
+def _time_text(at: float | None) -> str:
+    try:
+        return "?" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):  # a year that no calendar has
+        return "?"

@@ -8,6 +8,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+from torch.distributed.checkpoint.storage import StorageWriter
+
 from bytecheckpoint.errors import CheckpointError
 
 __all__ = ["Hooks", "noting_failure"]
@@ -24,7 +26,7 @@ def noting_failure(hook: F) -> F:
             return hook(self, *args, **kwargs)
         except Exception as error:
             with suppress(CheckpointError):  # there is no save, or it belongs to the parent of this process
-                context = self._call if hasattr(self, "_call") else self._session.context
+                context = self._session.context if isinstance(self, StorageWriter) else self._call
                 context.note_failure(error, self)
             raise
 

@@ -27,6 +27,8 @@ _LINK = "/memfd:bytecheckpoint-call"
 _PAGE_BYTES = 4096
 _HEAD = struct.Struct("<8sqqqqI")  # magic, phase, since_ns, bytes_done, bytes_expected, length of the header
 _MAGIC = b"BCPLIVE1"
+_MOST_RANKS = 1 << 31
+_MOST_SECONDS = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,13 +162,17 @@ def _call_of(pid: int, page: bytes) -> LiveCall | None:
     header: dict[str, Any] = json.loads(page[_HEAD.size : _HEAD.size + length])
     if int(header["pid"]) not in _own_pids(pid):
         return None
+    numbers = [int(header["rank"]), int(header["world_size"])]
+    began_at = float(header["at"])
+    if not (all(0 <= number < _MOST_RANKS for number in numbers) and 0 <= began_at < _MOST_SECONDS):
+        raise ValueError("no such ranks, or no such time")
     return LiveCall(
         pid=pid,
         kind=str(header["kind"]),
         path=str(header["path"]),
-        rank=int(header["rank"]),
-        world_size=max(int(header["world_size"]), 0),
-        began_at=float(header["at"]),
+        rank=numbers[0],
+        world_size=numbers[1],
+        began_at=began_at,
         phase=_core.PHASES[phase],
         phase_s=max((time.monotonic_ns() - since_ns) / 1e9, 0.0),
         bytes_done=max(done, 0),

@@ -20,8 +20,9 @@ __all__ = ["progress_bar"]
 _INTERVAL_S = 0.1
 # A file, to which batch systems send stderr, keeps each line that is drawn.
 _FILE_INTERVAL_S = 10.0
-# Looking for other ranks reads the descriptors of all processes.
+# Looking for other ranks reads the descriptors of all processes. It may take this part of the time.
 _RANKS_INTERVAL_S = 1.0
+_RANKS_SHARE = 0.02
 # The call does not wait longer than this for the terminal to draw the last lines.
 _LAST_DRAW_S = 1.0
 
@@ -61,15 +62,17 @@ class _Status:
     def __init__(self, trace: CallTrace | None) -> None:
         self._trace = trace
         self._slowest = ""
-        self._looked = -_RANKS_INTERVAL_S
+        self._look_at = 0.0
 
     def text(self) -> str:
         """Returns the phase of this rank, and the rank on this machine that has done the smallest part."""
         trace = self._trace
         if trace is None or trace.spans is None:
             return ""
-        if time.monotonic() - self._looked >= _RANKS_INTERVAL_S:
-            self._slowest, self._looked = _slowest(ranks_here(trace.kind, trace.path)), time.monotonic()
+        begin = time.monotonic()
+        if begin >= self._look_at:
+            self._slowest, end = _slowest(ranks_here(trace.kind, trace.path)), time.monotonic()
+            self._look_at = end + max(_RANKS_INTERVAL_S, (end - begin) / _RANKS_SHARE)
         return ", ".join(filter(None, (trace.spans.phase, self._slowest)))
 
 

@@ -102,6 +102,11 @@ def header(**changes: Any) -> dict[str, Any]:
         page(header(rank=None)),
         page(header(rank=1e300 * 1e10)),
         page(header(at="now")),
+        page(header(at=float("inf"))),
+        page(header(at=float("nan"))),
+        page(header(rank=-1)),
+        page(header(rank=10**300)),
+        page(header(world_size=-5)),
         page(header(pid={})),
     ],
 )
@@ -118,10 +123,10 @@ def test_a_page_of_another_process_is_not_shown_as_ours() -> None:
 
 
 def test_numbers_that_cannot_be_are_kept_within_bounds() -> None:
-    with held(page(header(path="/odd", world_size=-5), done=-1, expected=-(1 << 62))):
+    with held(page(header(path="/odd"), done=-1, expected=-(1 << 62))):
         call = only("/odd")
         shown = top("--once")
-    assert (call.world_size, call.bytes_done, call.bytes_expected) == (0, 0, 0)
+    assert (call.bytes_done, call.bytes_expected) == (0, 0)
     assert "/odd" in shown
 
 
@@ -218,6 +223,26 @@ def test_hostile_text_cannot_move_the_cursor() -> None:
         assert json.loads(top("--json"))["calls"]
     assert "\\x1b[2J\\nsave ok\\u202e\\x9b" in shown
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", shown)
+
+
+def test_a_journal_of_somebody_else_does_no_harm(tmp_path: Path) -> None:
+    lines = [
+        {"format": 1, "kind": "save"},
+        {"format": 1, "kind": "save", "at": float("inf"), "path": "\x1b[2J", "report": {"total_s": float("nan")}},
+        {"format": 1, "kind": "load", "at": 1e17, "path": 5, "report": {"total_s": "x", "total_bytes_wanted": 1e308}},
+        {"format": 1, "kind": "load", "at": -1e308, "report": [1, 2]},
+    ]
+    (tmp_path / ".bcp").mkdir()
+    (tmp_path / ".bcp" / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = top("--once", str(tmp_path))
+    assert "\\x1b[2J" in shown
+    assert "\x1b" not in shown
+    assert [each["kind"] for each in json.loads(top("--json", str(tmp_path)))["last"]] == [
+        "save",
+        "save",
+        "load",
+        "load",
+    ]
 
 
 def test_top_draws_again_until_it_is_interrupted(tmp_path: Path) -> None:
