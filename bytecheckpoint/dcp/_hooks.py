@@ -26,7 +26,8 @@ def noting_failure(hook: F) -> F:
             return hook(self, *args, **kwargs)
         except Exception as error:
             with suppress(CheckpointError):  # there is no save, or it belongs to the parent of this process
-                context = self._session.context if isinstance(self, StorageWriter) else self._call
+                is_writer = isinstance(self, StorageWriter)
+                context = self._session.context if is_writer else self._call
                 context.note_failure(error, self)
             raise
 

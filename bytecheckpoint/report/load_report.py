@@ -26,8 +26,8 @@ class RankLoadReport:
         num_files: Number of data files that were opened.
         bytes_wanted: Bytes of these boxes.
         bytes_read: Bytes that this rank read: whole blocks of 256 KiB, each once.
-        bytes_received: Bytes that other ranks read for this one: whole blocks, which they sent to it, or of which it took
-            what it wants from their memory.
+        bytes_received: Bytes that other ranks read for this one: whole blocks, which they sent to it, or of which it
+            took what it wants from their memory.
         seconds: Seconds of reading, verifying and scattering tensors and objects.
         metadata_s: Seconds of reading ``.metadata``.
         plan_s: Seconds from then until this rank's own plan was ready.

@@ -80,7 +80,9 @@ class Engine:
 
     # Loading.
 
-    def load(self, path: str, state: dict[str, Any], states: tuple[str, ...], spec: LoadSpec | None = None) -> LoadReport:
+    def load(
+        self, path: str, state: dict[str, Any], states: tuple[str, ...], spec: LoadSpec | None = None
+    ) -> LoadReport:
         """Loads into ``state``. Collective.
 
         Args:
