@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bytecheckpoint.errors import CheckpointError
     from bytecheckpoint.groups import new_group
     from bytecheckpoint.load_spec.spec import LoadSpec
+    from bytecheckpoint.observability.observers import observe, stop_observing
     from bytecheckpoint.registration import register, registered, unregister
     from bytecheckpoint.report import (
         LoadReport,
@@ -90,6 +91,7 @@ __all__ = [
     "load_state_dict",
     "merge",
     "new_group",
+    "observe",
     "prune",
     "register",
     "registered",
@@ -99,6 +101,7 @@ __all__ = [
     "scatter",
     "set_rng_state",
     "shutdown",
+    "stop_observing",
     "sweep",
     "unregister",
     "verify",
@@ -140,6 +143,7 @@ _HOMES = {
     "load_state_dict": "bytecheckpoint.state_dicts",
     "merge": "bytecheckpoint.staging.merging",
     "new_group": "bytecheckpoint.groups",
+    "observe": "bytecheckpoint.observability.observers",
     "prune": "bytecheckpoint.checkpoint.retention",
     "register": "bytecheckpoint.registration",
     "registered": "bytecheckpoint.registration",
@@ -147,6 +151,7 @@ _HOMES = {
     "save_state_dict": "bytecheckpoint.state_dicts",
     "scan_steps": "bytecheckpoint.checkpoint.steps",
     "SweepReport": "bytecheckpoint.checkpoint.store_sweep",
+    "stop_observing": "bytecheckpoint.observability.observers",
     "sweep": "bytecheckpoint.checkpoint.store_sweep",
     "scatter": "bytecheckpoint.staging.merging",
     "set_rng_state": "bytecheckpoint.training_state.extra_state",
@@ -157,7 +162,10 @@ _HOMES = {
 
 
 # Public submodules. They are attributes of the package even if nobody has imported them.
-_MODULES = ("checkpoint", "config", "dcp", "errors", "groups", "registration", "report", "state_dicts", "transforms")
+_MODULES = (
+    *("checkpoint", "config", "dcp", "errors", "groups", "observability"),
+    *("registration", "report", "state_dicts", "transforms"),
+)
 
 
 _moved.install()

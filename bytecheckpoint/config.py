@@ -111,7 +111,8 @@ class Config:
             limit for saves that plain ``dcp.async_save`` runs without ``register``.
         stall_timeout_s: Seconds without a sign of life after which ``save_state_dict``, ``async_save_state_dict`` and
             ``load_state_dict`` treat a rank that others wait for as lost, 1 to 86400. It applies to groups that these
-            functions make. See ``new_group``.
+            functions make. See ``new_group``. After the same time without progress, every save and load logs its phase
+            and the rank that it waits for.
         digest: Whether a save stores its digest in the checkpoint. Before it commits, the coordinator reads back all
             that the ranks have written; see docs/digests.md.
         trace: What each rank records of what its threads do. ``summary``: enough for reports and the journal.
@@ -123,7 +124,8 @@ class Config:
         journal_hosts: Whether the journal has the names of machines. If False, it numbers them.
         slow_factor: A save or a load that takes more than so many times as long as the ten before it (their median)
             logs a warning that names the rank and the phase. 0 logs none.
-        progress: Whether the coordinator shows a progress bar on stderr, with the bytes that it has written or read.
+        progress: Whether the coordinator shows a progress bar on stderr, or in a notebook: bytes that it has written or
+            read, phase, time left, and which rank of this machine is furthest behind.
         storage_options: Options of an object store, for paths that are URLs: the names that obstore gives them, such as
             ``endpoint``, ``region`` or ``access_key_id``, and ``client_options``. Other options come from the variables
             of the provider. Reports and pickles do not have them. No variable sets them.

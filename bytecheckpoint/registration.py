@@ -33,6 +33,7 @@ from bytecheckpoint.distributed.groups import group_of_save, keep_watching
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.object_store.stores import can_use_stores
 from bytecheckpoint.object_store.urls import is_known_store
+from bytecheckpoint.observability.observers import OnReport, observe, stop_observing
 from bytecheckpoint.planning.key_choice import KeyChoice
 from bytecheckpoint.planning.stateful import QuickStateful, quick_copy
 from bytecheckpoint.probes.of_torch import PROCESS_MODE, REGISTER
@@ -47,6 +48,7 @@ __all__ = ["register", "registered", "unregister"]
 _has_warned_of_url = False
 _of_thread = threading.local()  # its attribute `given` refers to a staged state that DCP is about to save
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, DCP's value, our value
+_on_report: OnReport | None = None  # observes while ours are in place
 
 
 def register(
@@ -56,6 +58,7 @@ def register(
     spec: LoadSpec | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
+    on_report: OnReport | None = None,
 ) -> None:
     """Makes ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` use our writer, reader and planners by default.
 
@@ -80,6 +83,9 @@ def register(
         include: Patterns of the keys that ``dcp.save`` and ``dcp.async_save`` save, if they are passed no planner; see
             ``BcpSavePlanner``. They count for every such save.
         exclude: Patterns of the keys that they leave out.
+        on_report: Function that gets the report of each save and load, in the process of the coordinator, as if it were
+            passed to ``bytecheckpoint.observe`` until ``unregister``. A thread of ours calls it, soon after the call
+            has ended; ``bytecheckpoint.observability.flush`` waits for it.
 
     Raises:
         UnsupportedError: DCP of this torch is not built as we need it. The message names the probe that failed. Nothing
@@ -87,7 +93,8 @@ def register(
         ConfigError: A pattern is none. Or a ``BYTECHECKPOINT_*`` variable has a wrong value, which is raised here only
             with ``allow_pickle``.
     """
-    _replacing.stay(allow_pickle=allow_pickle, config=config, spec=spec, choice=KeyChoice(include, exclude))
+    choice = KeyChoice(include, exclude)
+    _replacing.stay(allow_pickle=allow_pickle, config=config, spec=spec, choice=choice, on_report=on_report)
 
 
 def unregister() -> None:
@@ -106,6 +113,7 @@ def registered(
     spec: LoadSpec | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
+    on_report: OnReport | None = None,
 ) -> Iterator[None]:
     """Acts like ``register`` for the duration of a ``with`` block.
 
@@ -118,12 +126,21 @@ def registered(
         spec: See ``register``.
         include: See ``register``.
         exclude: See ``register``.
+        on_report: See ``register``.
     """
-    with _replacing.block(allow_pickle=allow_pickle, config=config, spec=spec, choice=KeyChoice(include, exclude)):
+    choice = KeyChoice(include, exclude)
+    with _replacing.block(allow_pickle=allow_pickle, config=config, spec=spec, choice=choice, on_report=on_report):
         yield
 
 
-def _replace(allow_pickle: bool, config: Config | None, spec: LoadSpec | None, choice: KeyChoice) -> None:
+def _replace(
+    allow_pickle: bool,
+    config: Config | None,
+    spec: LoadSpec | None,
+    choice: KeyChoice,
+    on_report: OnReport | None,
+) -> None:
+    global _on_report
     if allow_pickle:
         config = _allowing_pickle(config)
     if _replaced:
@@ -132,9 +149,16 @@ def _replace(allow_pickle: bool, config: Config | None, spec: LoadSpec | None, c
     for module, name, _, ours in replacements:
         setattr(module, name, ours)
     _replaced.extend(replacements)
+    _on_report = on_report
+    if on_report is not None:
+        observe(on_report)
 
 
 def _give_back() -> None:
+    global _on_report
+    if _on_report is not None:
+        stop_observing(_on_report)
+    _on_report = None
     for module, name, theirs, ours in _replaced:
         if getattr(module, name) is ours:  # else somebody else has replaced it since, and theirs stays
             setattr(module, name, theirs)

@@ -1,11 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out which hooks of a planner, reader or writer somebody has overridden."""
+"""The hooks of a planner, reader or writer: which of them somebody has overridden, and which have failed."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, TypeVar, cast
 
-__all__ = ["Hooks"]
+from torch.distributed.checkpoint.storage import StorageWriter
+
+from bytecheckpoint.errors import CheckpointError
+
+__all__ = ["Hooks", "noting_failure"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def noting_failure(hook: F) -> F:
+    """Decorates a hook of our writer or reader: exporters hear on the coordinator if it raises."""
+
+    @wraps(hook)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(self, *args, **kwargs)
+        except Exception as error:
+            with suppress(CheckpointError):  # there is no save, or it belongs to the parent of this process
+                is_writer = isinstance(self, StorageWriter)
+                context = self._session.context if is_writer else self._call
+                context.note_failure(error, self)
+            raise
+
+    return cast(F, run)
 
 
 class Hooks:

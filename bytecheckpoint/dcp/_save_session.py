@@ -25,7 +25,6 @@ from bytecheckpoint.compat.frames import Running
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.distributed.call_order import number_of_turn
-from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
@@ -123,10 +122,6 @@ class SaveSession:
         This rank then gives its right to commit back. If the coordinator itself is lost, this rank takes the right away
         from it, because a coordinator that has only stopped may go on later.
         """
-        peers, call = self.context.peers, self.context.call
-        self.ranks = None if peers is None else monitor_of(peers.group)
-        if self.ranks is None or call is None:
-            return
         ref = weakref.ref(self)
 
         def on_loss(lost: frozenset[int], holder: tuple[int, str] | None) -> None:
@@ -137,7 +132,7 @@ class SaveSession:
                 take_right_away(session.path, holder[1])
             session.end()
 
-        self.ranks.note_call(call, on_loss)
+        self.ranks = self.context.watch_ranks(self.phases.trace, on_loss)
 
     def check_ranks(self, ranks: Sequence[int]) -> None:
         """Checks on the coordinator that it has heard from exactly the ranks with which the save began.

@@ -10,6 +10,7 @@ default group is no substitute, because the call may use another group.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,12 +20,19 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.storage import StorageWriter
 
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.frames import ExplicitCall, Running, find_call, is_in_greenlet
 from bytecheckpoint.distributed.channel import Peers
+from bytecheckpoint.distributed.groups import monitor_of
+from bytecheckpoint.distributed.liveness import LivenessMonitor, OnLoss
+from bytecheckpoint.errors import CheckpointChangedError
+from bytecheckpoint.observability.failures import CallFailure
+from bytecheckpoint.observability.observers import note_failure
 from bytecheckpoint.probes.of_torch import EXCHANGE, GROUPS, READING_TOGETHER
 from bytecheckpoint.probes.probe import holds
+from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.staging.staged_state import StagingTime
 
 __all__ = ["CallContext", "explicit_call"]
@@ -62,6 +70,8 @@ class CallContext:
         self._planner: Callable[[], Any] = _nothing
         self._storage: Callable[[], Any] = _nothing
         self._is_taken = False
+        self._began_at = time.time()
+        self._is_failure_noted = False
 
     @classmethod
     def of_save(cls, asking: object) -> CallContext:
@@ -176,6 +186,33 @@ class CallContext:
         is_own = finish is _FINISH_PLAN and self.is_with(reader)
         return is_own and self.peers is not None and holds(READING_TOGETHER)
 
+    def watch_ranks(self, trace: CallTrace, on_loss: OnLoss | None = None) -> LivenessMonitor | None:
+        """Makes the loss of a rank end the call, if its ranks have a liveness monitor, which is returned.
+
+        Args:
+            trace: Trace of the call; it can then say what ranks on other machines are doing.
+            on_loss: See ``LivenessMonitor.note_call``.
+        """
+        peers = self.peers
+        monitor = None if peers is None else monitor_of(peers.group)
+        if monitor is not None and self.call is not None:
+            trace.ask_elsewhere(monitor.doing)
+            monitor.note_call(self.call, on_loss)
+        return monitor
+
+    def note_failure(self, error: Exception, storage: Any) -> None:
+        """Tells exporters that ``error`` ends this call, on its coordinator, unless they have heard of it.
+
+        A load that finds a newer commit begins again, so that is no failure.
+        """
+        if self._is_failure_noted or self._rank != self._coordinator:
+            return
+        kind, path = ("save" if isinstance(storage, StorageWriter) else "load"), storage.checkpoint_id
+        failure = CallFailure.by(error, kind=kind, path=path, rank=self._rank, began_at=self._began_at)
+        if failure.error_type != CheckpointChangedError.__name__:
+            self._is_failure_noted = True
+            note_failure(failure)
+
     @staticmethod
     def planned_metadata() -> Metadata | None:
         """Returns the metadata that the planner made for all ranks in this thread's save; None if not found."""
@@ -199,7 +236,7 @@ _explicit: ContextVar[CallContext | None] = ContextVar("bytecheckpoint_call", de
 
 
 @contextmanager
-def explicit_call(storage: object, staging: StagingTime | None = None, **arguments: Any) -> Iterator[None]:
+def explicit_call(storage: Any, staging: StagingTime | None = None, **arguments: Any) -> Iterator[None]:
     """States the context of a ``with`` block that runs DCP's flow of hooks. The call ends with the block.
 
     Args:
@@ -214,6 +251,10 @@ def explicit_call(storage: object, staging: StagingTime | None = None, **argumen
     token = _explicit.set(context)
     try:
         yield
+    except Exception as error:
+        if context._is_taken:  # a hook of ours has begun the call
+            context.note_failure(error, storage)
+        raise
     finally:
         _explicit.reset(token)
         call.end()

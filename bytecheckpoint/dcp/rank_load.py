@@ -124,7 +124,7 @@ class Load:
             trace=trace.spans,
         )
         trace.expect(self._job.bytes_wanted)
-        self._path = path
+        self._path, self._trace = path, trace
         self.done: dict[str, Any] = {}
         self._lossy: dict[str, str] = {}  # casts that may lose values, by key
         if exchange is not None:
@@ -133,7 +133,7 @@ class Load:
     def progress_bar(self) -> AbstractContextManager[None]:
         """Returns a context that shows how much of the wanted bytes has been read."""
         job = self._job
-        return progress_bar(f"loading {self._path}", job.bytes_wanted, lambda: job.bytes_done)
+        return progress_bar(f"loading {self._path}", job.bytes_wanted, lambda: job.bytes_done, self._trace)
 
     def tensors(self) -> None:
         """Reads all tensors: in place where their memory allows it, the others through host copies, some at a time."""

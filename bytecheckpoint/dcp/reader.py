@@ -24,13 +24,12 @@ from bytecheckpoint.checkpoint.local_path import is_local, location, location_to
 from bytecheckpoint.checkpoint.parts import parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
-from bytecheckpoint.dcp._hooks import Hooks
+from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._loaded_keys import LoadedKeys, planned_view
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.load_planner import is_meant_to_fill
 from bytecheckpoint.dcp.metadata import metadata_of
 from bytecheckpoint.dcp.rank_load import Load, check_requested, plan_to_read
-from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.errors import CheckpointChangedError, CheckpointError, CheckpointNotFoundError, sendable
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.stores import use_store, with_store_ring
@@ -219,10 +218,7 @@ class BcpReader(StorageReader):
         earlier = self._call.call if self._has_begun else None
         self._call, self._has_begun = CallContext.of_load(self), True
         self._begin_trace()
-        peers, call = self._call.peers, self._call.call
-        monitor = None if peers is None else monitor_of(peers.group)
-        if monitor is not None and call is not None:
-            monitor.note_call(call)
+        self._call.watch_ranks(self._phases.trace)
         try:
             self._directory = self._directory_id()
             self._hold_in_call()
@@ -233,7 +229,7 @@ class BcpReader(StorageReader):
             self._error = _typed(error)
             # If this is DCP's first request of a call, DCP goes on to `set_up_storage_reader`, where all ranks get the
             # error. Any other caller gets it now.
-            if call != earlier and self._call.is_with(self) and _hooks.are_own(self, "read_metadata"):
+            if self._call.call != earlier and self._call.is_with(self) and _hooks.are_own(self, "read_metadata"):
                 return _FailedMetadata(self._error)
             raise self._error from error
         self._phases.end("metadata_s")
@@ -257,6 +253,7 @@ class BcpReader(StorageReader):
         self._phases.end("metadata_s")
         return metadata
 
+    @noting_failure
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begins the load, or raises the error that ``read_metadata`` kept: here every rank gets it."""
         if not self._has_begun:
@@ -274,6 +271,7 @@ class BcpReader(StorageReader):
         if "metadata_s" not in self._phases.seconds:
             self._begin_trace()  # the metadata were read in an earlier load
 
+    @noting_failure
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Refuses what the checkpoint does not have, and tells the coordinator which save this rank reads."""
         checkpoint = self._checkpoint = planned_view(plan, self._opened())
@@ -302,6 +300,7 @@ class BcpReader(StorageReader):
         )
         return dataclasses.replace(plan, storage_data=intent)
 
+    @noting_failure
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Checks on the coordinator that all ranks read the same save, and decides whether they share the reading.
 
@@ -320,6 +319,7 @@ class BcpReader(StorageReader):
             self._keys.compare(str(self.path), self._opened(), [intent.asked for intent in intents])
         return choose_reading(plans)
 
+    @noting_failure
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads and verifies everything that ``plan`` asks for, and scatters it into the tensors."""
         try:

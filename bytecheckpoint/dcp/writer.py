@@ -29,7 +29,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._append import append_plan
 from bytecheckpoint.dcp._destination import begin_commit, start_job
 from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_save
-from bytecheckpoint.dcp._hooks import Hooks
+from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._save_digest import with_digest
 from bytecheckpoint.dcp._save_failures import explaining_unseen, save_failed, to_hand_in
 from bytecheckpoint.dcp._save_reports import report_of_all, report_of_rank
@@ -158,9 +158,9 @@ class BcpWriter(StorageWriter):
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files
         self.overwrite = overwrite
-        config = config or Config.from_env()
         given: dict[str, Any] = {"unsafe_objects": unsafe_objects, "digest": digest}
-        config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        config = dataclasses.replace(config or Config.from_env(), **given)
         self.config = dataclasses.replace(config, io_threads=thread_count) if thread_count > 1 else config
         self.user_metadata = "" if user_metadata is None else json.dumps(user_metadata)
         self.last_report: SaveReport | None = None
@@ -268,6 +268,7 @@ class BcpWriter(StorageWriter):
         session.rank = session.context.rank_or(kwargs)
 
     @quick_switches()
+    @noting_failure
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuses values that must not be stored, before any rank has written a byte."""
         session = self._session
@@ -281,6 +282,7 @@ class BcpWriter(StorageWriter):
         return plan
 
     @quick_switches()
+    @noting_failure
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Takes the right to commit: on the coordinator, or without collectives on each rank."""
         session = self._session
@@ -352,6 +354,7 @@ class BcpWriter(StorageWriter):
         return future
 
     @quick_switches()
+    @noting_failure
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Checks every rank's result and commits, or undoes the save and raises. Runs where the commit was begun."""
         session = self._session
@@ -433,9 +436,8 @@ class BcpWriter(StorageWriter):
             raise SaveCancelledError(f"save({session.path}): cancelled", session.path)
 
     def _progress_bar(self, session: SaveSession, job: _C.SaveJob, num_bytes: int) -> AbstractContextManager[None]:
-        if not (self.config.progress and session.is_coordinator):
-            return nullcontext()
-        return progress_bar(f"saving {session.path}", num_bytes, lambda: job.bytes_done)
+        shown = progress_bar(f"saving {session.path}", num_bytes, lambda: job.bytes_done, session.phases.trace)
+        return shown if self.config.progress and session.is_coordinator else nullcontext()
 
     def _gaps(self, session: SaveSession) -> str:
         return gaps_of_save(self.config, False if session.commits_alone else session.context.use_collectives)

@@ -11,27 +11,26 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import enum
 import math
 import os
 import selectors
 import socket
-import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch.distributed as dist
 
 from bytecheckpoint.compat.frames import Running
 from bytecheckpoint.compat.private_names import close_connections, is_registered
+from bytecheckpoint.distributed.liveness_frames import FRAME, NO_ID, SECONDS, WORDS, Fate, Kind, Link, doing_to_bytes
 from bytecheckpoint.distributed.waits import allow_leaving, leave_waits
 from bytecheckpoint.errors import RankLostError
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.live_calls import Doing, doing
 from bytecheckpoint.runtime.per_process import HomeProcess
 
 __all__ = ["LivenessMonitor", "OnLoss"]
@@ -39,10 +38,6 @@ __all__ = ["LivenessMonitor", "OnLoss"]
 OnLoss: TypeAlias = Callable[[frozenset[int], "tuple[int, str] | None"], None]
 """Called with the lost ranks, and with who holds the right to commit which save, if that is known."""
 
-# Kind; whether somebody is in a call, or what became of a rank; the rank that the frame is about; a save id.
-_FRAME = struct.Struct("<BBxxI16s")
-_NO_ID = b"\0" * 16
-_SECONDS = struct.Struct("<d8x")
 # Number of signs of life per stall timeout: some may come late.
 _BEATS = 4
 _MAX_TICK_S = 1.0
@@ -50,48 +45,6 @@ _MAX_TICK_S = 1.0
 _HEARD_WITHIN_S = 5.0
 # If a peer receives nothing any more, no new frames are kept for it beyond this.
 _MAX_UNSENT_BYTES = 1 << 16
-
-
-class _Kind(enum.IntEnum):
-    BEAT = 1
-    LOST = 2
-    FAREWELL = 3
-    HOLDS = 4  # a rank has the right to commit the save of this id
-    STALLS = 5  # a stall timeout, a double in place of the id: the one that a rank wants, or rank 0's smallest of all
-
-
-class _Fate(enum.IntEnum):
-    DIED = 1
-    STOPPED = 2
-    GAVE_UP = 3
-    ENDED = 4
-
-
-_WORDS = {
-    _Fate.DIED: "died: its connection has ended",
-    _Fate.STOPPED: "stopped: nothing was heard from it for more than {:g} s",
-    _Fate.GAVE_UP: "gave up: it raised an error that DCP does not pass on to all ranks",
-    _Fate.ENDED: "ended, or destroyed the process group",
-}
-
-
-@dataclass
-class _Link:
-    """The connection to one peer.
-
-    Attributes:
-        heard: When the last sign of life came.
-        is_in_call: Whether the peer was in a call then, as it said.
-        is_leaving: Whether the peer has said farewell.
-    """
-
-    peer: int
-    socket: socket.socket
-    heard: float
-    is_in_call: bool = False
-    is_leaving: bool = False
-    received: bytes = b""
-    unsent: bytearray = field(default_factory=bytearray)
 
 
 class LivenessMonitor:
@@ -124,7 +77,7 @@ class LivenessMonitor:
         self._stall_timeouts_s = dict.fromkeys((self._rank, *links), stall_timeout_s)
         self._home = HomeProcess()
         self._lock = threading.Lock()
-        self._lost: dict[int, _Fate] = {}
+        self._lost: dict[int, Fate] = {}
         self._is_lost = threading.Event()
         self._has_told_peers = False
         self._failed_at = -math.inf  # when the last failed call of this rank ended
@@ -135,7 +88,7 @@ class LivenessMonitor:
         self._holder: tuple[int, bytes] | None = None
         self._is_closing = False
         now = time.monotonic()
-        self._links = {peer: _Link(peer, link, now) for peer, link in links.items()}
+        self._links = {peer: Link(peer, link, now) for peer, link in links.items()}
         self._somebody_waits_since: float | None = None
         self._said_stall_timeout_s = 0.0
         self._wakeup_pipe, self._clapper = socket.socketpair()
@@ -197,11 +150,11 @@ class LivenessMonitor:
 
     def hold(self, save_id: str) -> None:
         """Tells all that this rank has the right to commit ``save_id``. If it stops, the others take the right away."""
-        self._say(_Kind.HOLDS, 0, self._rank, bytes.fromhex(save_id))
+        self._say(Kind.HOLDS, 0, self._rank, bytes.fromhex(save_id))
 
     def give_up(self) -> None:
         """Tells all that this rank is out of step, so that nobody waits for it."""
-        self._lose(self._rank, _Fate.GAVE_UP)
+        self._lose(self._rank, Fate.GAVE_UP)
 
     def lose_as(self, other: LivenessMonitor) -> None:
         """Loses the ranks that ``other``, the monitor of a group of the same ranks, has lost."""
@@ -213,6 +166,11 @@ class LivenessMonitor:
     def wait_for_loss(self, timeout_s: float) -> bool:
         """Waits until a rank is lost. Returns False if none is lost after ``timeout_s``."""
         return self._is_lost.wait(timeout_s)
+
+    def doing(self) -> dict[int, Doing]:
+        """Returns what ranks were doing when they gave their last sign of life: on rank 0 all, else rank 0."""
+        now, links = time.monotonic(), list(self._links.values())
+        return {link.peer: said for link in links if (said := link.doing_by(now)) is not None}
 
     @property
     def is_lost(self) -> bool:
@@ -228,13 +186,13 @@ class LivenessMonitor:
     def is_final(self) -> bool:
         """Whether a rank has died, so that there can never be a group of these ranks again."""
         with self._lock:
-            return _Fate.DIED in self._lost.values()
+            return Fate.DIED in self._lost.values()
 
     def error(self, what: str, path: str) -> RankLostError:
         """Returns the error to raise on this rank; ``what`` and ``path`` say what was being done."""
         with self._lock:
             lost = dict(sorted(self._lost.items()))
-        ranks = {rank: _WORDS[fate].format(self.stall_timeout_s) for rank, fate in lost.items()}
+        ranks = {rank: WORDS[fate].format(self.stall_timeout_s) for rank, fate in lost.items()}
         reasons = "; ".join(f"rank {rank} {text}" for rank, text in ranks.items()) or "a rank cannot be reached"
         return RankLostError(f"{what}({path}): {reasons}", ranks, path)
 
@@ -254,12 +212,12 @@ class LivenessMonitor:
         with contextlib.suppress(OSError):  # the pipe is full, so the thread will wake up, or the thread has ended
             self._clapper.send(b"!")
 
-    def _say(self, kind: _Kind, flag: int, rank: int, save_id: bytes = _NO_ID) -> None:
+    def _say(self, kind: Kind, flag: int, rank: int, save_id: bytes = NO_ID) -> None:
         with self._lock:
-            self._frames.append(_FRAME.pack(kind, flag, rank, save_id))
+            self._frames.append(FRAME.pack(kind, flag, rank, save_id))
         self._ring()
 
-    def _lose(self, rank: int, fate: _Fate) -> None:
+    def _lose(self, rank: int, fate: Fate) -> None:
         """Notes a loss, and tells the others. The thread of the monitor ends the waits. Any thread."""
         with self._lock:
             if rank in self._lost:
@@ -267,7 +225,7 @@ class LivenessMonitor:
             self._lost[rank] = fate
             # This rank may hear of the loss only after it made a call fail; other ranks may hear of it before.
             self._has_told_peers = self._has_told_peers or time.monotonic() - self._failed_at < _HEARD_WITHIN_S
-        self._say(_Kind.LOST, fate, rank)
+        self._say(Kind.LOST, fate, rank)
 
     # Called by the thread of the monitor.
 
@@ -300,7 +258,7 @@ class LivenessMonitor:
                 self._send_frames()
                 if self._lost:
                     self._end_waits()
-            self._say(_Kind.FAREWELL, 0, self._rank)
+            self._say(Kind.FAREWELL, 0, self._rank)
             self._send_frames()
         for end in (self._wakeup_pipe, self._clapper, *(link.socket for link in self._links.values())):
             end.close()
@@ -321,7 +279,9 @@ class LivenessMonitor:
         return self._is_in_call_here() or (self._rank == 0 and any(link.is_in_call for link in self._links.values()))
 
     def _say_alive(self, in_call: bool) -> None:
-        self._say(_Kind.BEAT, in_call, self._rank)
+        with self._lock:
+            known = [of_call for call, _ in self._calls if (of_call := doing(call)) is not None]
+        self._say(Kind.BEAT, in_call, self._rank, doing_to_bytes(known[-1]) if known else NO_ID)
 
     def _send_frames(self) -> None:
         with self._lock:
@@ -337,7 +297,7 @@ class LivenessMonitor:
             except OSError:
                 link.unsent.clear()  # `_hear` will notice that the peer is gone
 
-    def _hear(self, link: _Link) -> bool:
+    def _hear(self, link: Link) -> bool:
         """Reads all that has come from a peer. Returns False if nothing will come any more."""
         while True:
             try:
@@ -348,29 +308,29 @@ class LivenessMonitor:
                 piece = b""
             if not piece:
                 if not link.is_leaving and not self._is_closing:
-                    self._lose(link.peer, _Fate.DIED)
+                    self._lose(link.peer, Fate.DIED)
                 return False
             link.heard = time.monotonic()
             link.received += piece
-            while len(link.received) >= _FRAME.size:
-                frame, link.received = link.received[: _FRAME.size], link.received[_FRAME.size :]
+            while len(link.received) >= FRAME.size:
+                frame, link.received = link.received[: FRAME.size], link.received[FRAME.size :]
                 self._take_note(link, frame)
 
-    def _take_note(self, link: _Link, frame: bytes) -> None:
-        kind, flag, rank, save_id = _FRAME.unpack(frame)
-        if kind == _Kind.BEAT:
-            link.is_in_call = bool(flag)
-        elif kind == _Kind.FAREWELL:
+    def _take_note(self, link: Link, frame: bytes) -> None:
+        kind, flag, rank, save_id = FRAME.unpack(frame)
+        if kind == Kind.BEAT:
+            link.is_in_call, link.doing = bool(flag), save_id
+        elif kind == Kind.FAREWELL:
             link.is_leaving = True
-        elif kind == _Kind.LOST:
-            self._lose(rank, _Fate(flag))  # tells the others, too
-        elif kind == _Kind.HOLDS:
+        elif kind == Kind.LOST:
+            self._lose(rank, Fate(flag))  # tells the others, too
+        elif kind == Kind.HOLDS:
             with self._lock:
                 self._holder = (rank, save_id)
                 if self._rank == 0:
                     self._frames.append(frame)
-        elif kind == _Kind.STALLS:
-            self._note_stall_timeout(rank, *_SECONDS.unpack(save_id))
+        elif kind == Kind.STALLS:
+            self._note_stall_timeout(rank, *SECONDS.unpack(save_id))
 
     def _note_stall_timeout(self, rank: int, stall_timeout_s: float) -> None:
         """Notes the stall timeout that ``rank`` wants, and tells the others if their view changes. Any thread."""
@@ -383,7 +343,7 @@ class LivenessMonitor:
             mine = least if self._rank == 0 else self._stall_timeouts_s[self._rank]
             if mine != self._said_stall_timeout_s:
                 self._said_stall_timeout_s = mine
-                self._frames.append(_FRAME.pack(_Kind.STALLS, 0, self._rank, _SECONDS.pack(mine)))
+                self._frames.append(FRAME.pack(Kind.STALLS, 0, self._rank, SECONDS.pack(mine)))
         self._ring()
 
     def _judge(self, now: float, in_call: bool) -> None:
@@ -394,7 +354,7 @@ class LivenessMonitor:
             self._somebody_waits_since = now
         for link in self._links.values():
             if now - max(link.heard, self._somebody_waits_since, self._stalls_since) > self.stall_timeout_s:
-                self._lose(link.peer, _Fate.ENDED if link.is_leaving else _Fate.STOPPED)
+                self._lose(link.peer, Fate.ENDED if link.is_leaving else Fate.STOPPED)
 
     def _end_waits(self) -> None:
         """Ends the waits of this rank. Called once a rank is lost and the others have been told."""

@@ -7,15 +7,18 @@ A call does not wait for that, and does not fail if it fails: the first failure 
 from __future__ import annotations
 
 import atexit
+import contextvars
 import logging
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from bytecheckpoint.config import Config
+from bytecheckpoint.observability.failures import CallFailure
 from bytecheckpoint.observability.journal import append, place_of
 from bytecheckpoint.observability.records import record_of
 from bytecheckpoint.observability.trace_files import keep_trace
@@ -24,7 +27,16 @@ from bytecheckpoint.report.rank_trace import RankTrace
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 from bytecheckpoint.runtime.per_process import PerProcess
 
-__all__ = ["Exporter", "flush", "note_call", "note_trace", "observe", "stop_observing"]
+__all__ = [
+    "Exporter",
+    "OnReport",
+    "flush",
+    "note_call",
+    "note_failure",
+    "note_trace",
+    "observe",
+    "stop_observing",
+]
 
 # The end of the process waits no longer than this for what is not written yet.
 _AT_EXIT_S = 5.0
@@ -33,12 +45,21 @@ _MOST_WAITING = 1000
 # A call is compared with as many calls before, of at least so many.
 _HISTORY, _LEAST_HISTORY = 10, 5
 _LEAST_SLOWER_S = 0.5
+# In these phases a rank waits for others, which are to blame.
+_WAITS_FOR_RANKS = ("global_plan", "exchange", "wait", "wait_peer")
 
 _logger = logging.getLogger("bytecheckpoint")
 
 
+OnReport: TypeAlias = Callable[[SaveReport | LoadReport], object]
+"""A callback that gets the report of the coordinator."""
+
+
 class Exporter(Protocol):
-    """What ``observe`` takes: it hears of each call of which this process is the coordinator."""
+    """What ``observe`` takes: it hears of each call of which this process is the coordinator.
+
+    If it also has a method ``export_failure``, that is called with a ``CallFailure`` for each call that failed.
+    """
 
     def export(self, report: SaveReport | LoadReport, record: dict[str, Any]) -> None:
         """Takes one call. Runs in a thread of ours, one call after the other.
@@ -54,7 +75,7 @@ class _Observers:
     """What the calls of this process left to do, and the thread that does it. The thread ends when nothing is left."""
 
     def __init__(self) -> None:
-        self.exporters: list[Exporter] = []
+        self.exporters: list[Exporter | OnReport] = []
         self.durations: dict[tuple[str, str], deque[float]] = {}
         self._said: set[str] = set()
         self._lock = ForkSafeLock()
@@ -115,20 +136,38 @@ class _Observers:
 _observers = PerProcess(_Observers)
 
 
-def observe(exporter: Exporter) -> None:
+def observe(exporter: Exporter | OnReport) -> None:
     """Gives every save and load from now on to ``exporter``, in the process of the coordinator.
 
+    A thread of ours calls it after the call has ended, one call after the other, in the context variables of the thread
+    that saved or loaded. The end of the process waits for it, for 5 s at most. If it raises, the first error of each
+    kind is logged as a warning; the call does not fail. Forked children have no exporters.
+
     Args:
-        exporter: One of ``bytecheckpoint.observability.exporters``, or your own.
+        exporter: One of ``bytecheckpoint.observability.exporters``, one of your own, or a function that takes the
+            report. An exporter that observes already is not added again.
     """
     observers = _observers.get()
-    observers.exporters = [*observers.exporters, exporter]
+    if not _is_among(exporter, observers.exporters):
+        observers.exporters = [*observers.exporters, exporter]
+    # What runs at the end of the process is run in reverse order: ours before that of the exporter's library.
+    atexit.unregister(_flush_at_exit)
+    atexit.register(_flush_at_exit)
 
 
-def stop_observing(exporter: Exporter) -> None:
-    """Undoes ``observe``. No effect if ``exporter`` does not observe."""
+def stop_observing(exporter: Exporter | OnReport) -> None:
+    """Undoes ``observe``. The exporter still gets the calls that have ended by now.
+
+    Args:
+        exporter: What was passed to ``observe``. If it does not observe, this has no effect.
+    """
     observers = _observers.get()
-    observers.exporters = [other for other in observers.exporters if other is not exporter]
+    observers.exporters = [other for other in observers.exporters if not _is_among(other, [exporter])]
+
+
+def _is_among(exporter: Exporter | OnReport, others: Sequence[Exporter | OnReport]) -> bool:
+    # A bound method is another object each time it is asked for, and equals the others.
+    return any(other is exporter or (callable(other) and other == exporter) for other in others)
 
 
 def flush(timeout_s: float = 60.0) -> bool:
@@ -159,7 +198,8 @@ def note_call(report: SaveReport | LoadReport, config: Config) -> None:
     observers = _observers.get()
     if config.journal == "off" and not observers.exporters and not config.slow_factor:
         return
-    observers.submit(lambda: _record(observers, report, config))
+    exporters, context = observers.exporters, contextvars.copy_context()
+    observers.submit(lambda: context.run(_record, observers, exporters, report, config))
 
 
 def note_trace(path: str, kind: str, rank: int, trace: RankTrace | None, config: Config) -> None:
@@ -184,7 +224,36 @@ def note_trace(path: str, kind: str, rank: int, trace: RankTrace | None, config:
     observers.submit(keep)
 
 
-def _record(observers: _Observers, report: SaveReport | LoadReport, config: Config) -> None:
+def note_failure(failure: CallFailure) -> None:
+    """Tells exporters of a call that has failed, on its coordinator. Returns at once."""
+    observers = _observers.if_made()
+    if observers is None or not observers.exporters:
+        return
+    exporters, context = observers.exporters, contextvars.copy_context()
+    observers.submit(lambda: context.run(_export_failure, observers, exporters, failure))
+
+
+def _export_failure(observers: _Observers, exporters: Sequence[Exporter | OnReport], failure: CallFailure) -> None:
+    for exporter in exporters:
+        export: Callable[[CallFailure], None] | None = getattr(exporter, "export_failure", None)
+        if export is not None:
+            with _saying(observers, exporter):
+                export(failure)
+
+
+@contextmanager
+def _saying(observers: _Observers, exporter: Exporter | OnReport) -> Iterator[None]:
+    """Logs a failure of the ``with`` block, once."""
+    try:
+        yield
+    except Exception as error:
+        name = getattr(exporter, "__qualname__", type(exporter).__qualname__)
+        observers.say_once(f"{name} failed", error)
+
+
+def _record(
+    observers: _Observers, exporters: Sequence[Exporter | OnReport], report: SaveReport | LoadReport, config: Config
+) -> None:
     folder, path, step = place_of(report.path, config, is_save=isinstance(report, SaveReport))
     record = record_of(report, config, path, step)
     if folder is None and "://" in report.path and config.journal == "auto":
@@ -194,11 +263,13 @@ def _record(observers: _Observers, report: SaveReport | LoadReport, config: Conf
             append(folder, record)
         except OSError as error:
             observers.say_once(f"the journal in {folder} cannot be written", error)
-    for exporter in observers.exporters:
-        try:
-            exporter.export(report, record)
-        except Exception as error:
-            observers.say_once(f"{type(exporter).__name__} failed", error)
+    for exporter in exporters:
+        with _saying(observers, exporter):
+            export: Callable[..., object] | None = getattr(exporter, "export", None)
+            if export is not None:
+                export(report, record)
+            elif callable(exporter):
+                exporter(report)
     _compare(observers, report, record, config)
 
 
@@ -206,13 +277,13 @@ def _compare(observers: _Observers, report: SaveReport | LoadReport, record: dic
     """Logs a line if the call was far slower than the calls before it."""
     key = (record["kind"], str(Path(report.path).parent))
     before = observers.durations.setdefault(key, deque(maxlen=_HISTORY))
-    usual = statistics.median(before) if len(before) >= _LEAST_HISTORY else 0.0
+    num_before, usual = len(before), statistics.median(before) if len(before) >= _LEAST_HISTORY else 0.0
     before.append(report.total_s)
     if not usual or not config.slow_factor or report.total_s < config.slow_factor * usual + _LEAST_SLOWER_S:
         return
     _logger.warning(
         "%s(%s): took %.2f s, the %d before it %.2f s in the median: %s",
-        *(record["kind"], report.path, report.total_s, len(before) - 1, usual, slowest_of(record)),
+        *(record["kind"], report.path, report.total_s, num_before, usual, slowest_of(record)),
     )
 
 
@@ -221,13 +292,14 @@ def slowest_of(record: dict[str, Any]) -> str:
     ranks = record["ranks"]
     worst = (0.0, "", 0, 0.0)
     for phase, column in ranks["phases"].items():
+        if phase in _WAITS_FOR_RANKS or not column:
+            continue
         place = max(range(len(column)), key=column.__getitem__)
-        usual = statistics.median(column)
+        usual = statistics.median(column) if len(column) > 1 else 0.0
         worst = max(worst, (column[place] - usual, phase, place, usual))
     excess, phase, place, usual = worst
     if not phase:
         return "no rank stands out"
     host = record["hosts"][ranks["host"][place]]
-    return (
-        f"rank {ranks['rank'][place]} on {host} was in phase {phase} for {usual + excess:.2f} s (median {usual:.2f} s)"
-    )
+    of_others = f" (median {usual:.2f} s)" if len(ranks["rank"]) > 1 else ""
+    return f"rank {ranks['rank'][place]} on {host} was in phase {phase} for {usual + excess:.2f} s{of_others}"

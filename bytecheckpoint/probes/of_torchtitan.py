@@ -72,6 +72,13 @@ TORCHTITAN = Feature(
         ),
         Probe(f"{_NEW}:AsyncMode", "Its values say how to save.", has=("ASYNC", "ASYNC_WITH_PINNED_MEM")),
         Probe(f"{_NEW}:MODEL", "The model has this key."),
+        Probe(f"{_NEW}:TRAIN_STATE", "The trainer has this key."),
+        Probe(
+            "torchtitan.components.metrics:BaseLogger.log",
+            "The trainer's metrics logger gets the numbers of saves and loads.",
+            takes=("self", "metrics", "step"),
+            fallback="the trainer's metrics have no numbers of checkpoints",
+        ),
         _COLLECTION,
         Probe(
             "torch.distributed:set_timeout",

@@ -9,12 +9,13 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.report.rank_trace import RankTrace
-from bytecheckpoint.runtime.live_calls import Running, watch
+from bytecheckpoint.runtime.live_calls import Doing, NamedCall, Running, watch
 
 __all__ = ["MOST_TRACE_BYTES", "CallTrace"]
 
@@ -37,6 +38,7 @@ class CallTrace:
 
     Attributes:
         kind: As it was passed.
+        path: As it was passed.
         spans: Where the engine records. None with ``Config(trace="off")``.
         origin_ns: When the call began, as ``time.monotonic_ns`` says.
     """
@@ -45,8 +47,8 @@ class CallTrace:
         self, config: Config | None, kind: str = "", path: str = "", rank: int = 0, world_size: int = 0
     ) -> None:
         self.spans: _C.Trace | None = None
-        self.kind = kind
-        self._title = f"{kind}({path}), rank {rank}"
+        self.kind, self.path = kind, path
+        self._call = NamedCall(kind, path, rank, world_size)
         self._stall_timeout_s = 0.0 if config is None else config.stall_timeout_s
         self._sent_ns = self._received_ns = 0
         self._is_full = config is not None and config.trace == "full"
@@ -79,11 +81,15 @@ class CallTrace:
             return
         self.spans.enter(phase)
         if call is not None:
-            watch(self.spans, call, self._title, self._stall_timeout_s)
+            watch(self.spans, call, self._call, self._stall_timeout_s)
 
     def note_request(self, begin_ns: int, end_ns: int) -> None:
         """Notes a request to an object store. Any thread."""
         self.add("request", begin_ns, end_ns, lane="store")
+
+    def ask_elsewhere(self, doing: Callable[[], Mapping[int, Doing]]) -> None:
+        """Notes who knows what ranks on other machines are doing, for what is said where this rank waits for long."""
+        self._call.elsewhere = doing
 
     def expect(self, num_bytes: int) -> None:
         """Notes how many bytes this rank is going to write, or wants to read."""

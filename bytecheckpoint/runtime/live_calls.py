@@ -10,17 +10,27 @@ import logging
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from bytecheckpoint import _core
+from bytecheckpoint.listing import listed
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.live_pages import LiveCall, ranks_here
 from bytecheckpoint.runtime.per_process import PerProcess
 
 if TYPE_CHECKING:
     from bytecheckpoint import _C
 
-__all__ = ["Running", "watch"]
+__all__ = ["Doing", "NamedCall", "Running", "doing", "watch"]
+
+Doing: TypeAlias = tuple[str, float]
+"""The phase of a call, and the seconds since it began."""
 
 _LOOK_INTERVAL_S = 0.5
+# In these phases a rank waits for others.
+_WAITS = ("global_plan", "exchange", "wait", "wait_peer")
 
 _logger = logging.getLogger("bytecheckpoint")
 
@@ -33,16 +43,57 @@ class Running(Protocol):
         ...
 
 
-class _Watched:
-    """One call.
+@dataclass
+class NamedCall:
+    """Which call this is, for messages.
 
     Attributes:
-        title: The call in words, for messages: kind, path and rank.
+        kind: ``save`` or ``load``.
+        path: Path of the checkpoint.
+        rank: Number of this rank.
+        world_size: Number of ranks; 0 if it is not known.
+        elsewhere: Returns what ranks on other machines are doing, as far as this rank has heard; None if nobody tells.
     """
 
-    def __init__(self, spans: _C.Trace, call: Running, title: str, stall_timeout_s: float) -> None:
+    kind: str
+    path: str
+    rank: int
+    world_size: int
+    elsewhere: Callable[[], Mapping[int, Doing]] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.path}), rank {self.rank}"
+
+    def awaited(self, phase: str) -> str:
+        """Returns in words which ranks this one waits for in ``phase``, as far as it can know; "" if it knows none."""
+        if phase not in _WAITS:
+            return ""
+        here = {call.rank: call for call in ranks_here(self.kind, self.path) if call.rank != self.rank}
+        there = {rank: of for rank, of in (self.elsewhere() if self.elsewhere else {}).items() if rank not in here}
+        busy = {rank: _in_words(call) for rank, call in here.items() if call.is_stopped or call.phase not in _WAITS}
+        busy |= {rank: f"in phase {name} for {s:.0f} s" for rank, (name, s) in there.items() if name not in _WAITS}
+        unseen = sorted({*range(self.world_size)} - {self.rank, *here, *there})
+        notes = [f"rank {rank} is {text}" for rank, text in sorted(busy.items())]
+        if unseen and not busy:
+            notes = [f"nothing of this call is seen of rank {listed([str(rank) for rank in unseen])} on this machine"]
+        if not notes:  # all wait: for the one that is furthest behind
+            behind = [call for call in here.values() if _core.PHASES.index(call.phase) < _core.PHASES.index(phase)]
+            notes = [f"rank {call.rank} is {_in_words(call)}" for call in behind]
+        return listed(notes)
+
+
+def _in_words(call: LiveCall) -> str:
+    state = {"T": ", stopped by a signal", "t": ", stopped by a debugger"}.get(call.state, "")
+    done = f", {call.bytes_done:,} of {call.bytes_expected:,} bytes done" if call.bytes_expected else ""
+    return f"in phase {call.phase} for {call.phase_s:.0f} s{done} (pid {call.pid}{state})"
+
+
+class _Watched:
+    """One call."""
+
+    def __init__(self, spans: _C.Trace, call: Running, title: NamedCall, stall_timeout_s: float) -> None:
         self._spans = weakref.ref(spans)
-        self._call = call
+        self.call = call
         self._title = title
         self._stall_timeout_s = stall_timeout_s
         self._seen = ("", 0)
@@ -53,7 +104,7 @@ class _Watched:
         spans = self._spans()
         if spans is None:
             return False
-        if not self._call.is_running():
+        if not self.call.is_running():
             spans.leave()
             return False
         now, seen = time.monotonic(), (spans.phase, spans.bytes_done)
@@ -63,11 +114,20 @@ class _Watched:
             self._said = now
             phase, done = seen
             of_bytes = f", {done:,} of {spans.bytes_expected:,} bytes done" if spans.bytes_expected else ""
+            awaited = self._title.awaited(phase)
             _logger.warning(
-                "%s: no progress for %.0f s, in phase %s for %.0f s%s",
+                "%s: no progress for %.0f s, in phase %s for %.0f s%s%s",
                 *(self._title, now - self._moved, phase, (time.monotonic_ns() - spans.since_ns) / 1e9, of_bytes),
+                f"; {awaited}" if awaited else "",
             )
         return True
+
+    def doing(self) -> Doing | None:
+        """Returns the phase of the call, and the seconds since it began; None if it has ended."""
+        spans = self._spans()
+        if spans is None or not spans.phase:
+            return None
+        return spans.phase, (time.monotonic_ns() - spans.since_ns) / 1e9
 
 
 class _Watch:
@@ -89,6 +149,12 @@ class _Watch:
         except RuntimeError:  # no thread can be started: nobody looks
             self._is_running = False
 
+    def doing(self, call: Running) -> Doing | None:
+        """Returns what ``call`` is doing; None if it is not watched."""
+        with self._lock:
+            watched = [watched for watched in self._calls if watched.call is call]
+        return watched[-1].doing() if watched else None
+
     def _run(self) -> None:
         while True:
             time.sleep(_LOOK_INTERVAL_S)
@@ -105,15 +171,22 @@ class _Watch:
 _watch = PerProcess(_Watch)  # a forked child has none of the calls, and no thread
 
 
-def watch(spans: _C.Trace, call: Running, title: str, stall_timeout_s: float) -> None:
+def doing(call: Running) -> Doing | None:
+    """Returns the phase of a call that is watched, and the seconds since it began; None if it is not known."""
+    watch = _watch.if_made()
+    return None if watch is None else watch.doing(call)
+
+
+def watch(spans: _C.Trace, call: Running, title: NamedCall, stall_timeout_s: float) -> None:
     """Watches a call until it ends: then its page says so to other processes.
 
-    A call without progress for ``stall_timeout_s`` is logged as a warning, with its phase, and again after as long.
+    A call without progress for ``stall_timeout_s`` is logged as a warning, with its phase and the ranks that it waits
+    for, and again after as long.
 
     Args:
         spans: Trace of the call.
         call: Tells whether the call still runs.
-        title: The call in words, for messages.
+        title: Which call it is, for messages.
         stall_timeout_s: Seconds.
     """
     _watch.get().add(_Watched(spans, call, title, stall_timeout_s))

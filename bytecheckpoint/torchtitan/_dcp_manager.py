@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import torch
 import tyro
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
-from torchtitan.components.checkpointer import MODEL, AsyncMode, CheckpointManager
+from torchtitan.components.checkpointer import MODEL, TRAIN_STATE, AsyncMode, CheckpointManager
 from torchtitan.tools.utils import GarbageCollection
 
 from bytecheckpoint import config as settings
@@ -23,7 +23,9 @@ from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.probes.of_torchtitan import TORCHTITAN
 from bytecheckpoint.probes.probe import require
+from bytecheckpoint.report import LoadReport
 from bytecheckpoint.torchtitan._engine import Engine, leaves, raise_at_end, wait_for
+from bytecheckpoint.torchtitan._metrics import TrainerMetrics
 from bytecheckpoint.torchtitan._options import config_of, spec_of
 
 __all__ = ["BcpCheckpointManager", "BcpCheckpointing", "EngineOptions", "InitialLoadSpec"]
@@ -64,12 +66,14 @@ class BcpCheckpointing(_Manager):
     - If a background save failed, the next ``maybe_wait_for_saving`` raises a ``CheckpointError`` on all ranks. The
       next save and ``close`` call it.
     - A step folder counts only if its checkpoint loads. Others are passed over, with a warning.
+    - The trainer's metrics logger gets ``checkpoint/save_duration_s`` and the like, see docs/exporters.md.
     - ``keep_latest_k`` counts complete checkpoints. One that is being saved is kept in addition.
     - With ``initial_load_spec`` the initial load goes through our reader, also that of Hugging Face weights.
     """
 
     purge_thread: threading.Thread | None
     save_future: Future[Any] | None
+    _loaded: LoadReport | None = None
 
     def __init__(self, config: Any, **kwargs: Any) -> None:
         require(TORCHTITAN)
@@ -82,6 +86,7 @@ class BcpCheckpointing(_Manager):
         if self._initial_spec is not None and not (self.initial_load_path or self.initial_load_in_hf):
             _logger.warning("initial_load_spec has no effect without initial_load_path or initial_load_in_hf")
         self._engine = Engine(engine_config, self.pg)
+        self._metrics, self._last_step = TrainerMetrics(self.states), 0
         if leaves(self.folder):
             return
         if self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
@@ -91,6 +96,12 @@ class BcpCheckpointing(_Manager):
             self._take_purge_thread_over()
 
     # Saving and loading.
+
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        self._last_step = curr_step
+        has_saved = bool(super()._save(curr_step, last_step))
+        self._metrics.log_saves(curr_step)
+        return has_saved
 
     @torch.no_grad()
     def dcp_save(
@@ -110,10 +121,13 @@ class BcpCheckpointing(_Manager):
         saved: Future[Any] | AsyncSaveResponse | None = None
         if async_mode == AsyncMode.ASYNC:
             saved = self._engine.save_async(checkpoint_id, state_dict)
+            self._metrics.note(self._last_step, saved)
         elif async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
             saved = self._engine.save_overlapped(checkpoint_id, state_dict)
+            self._metrics.note(self._last_step, saved.upload_completion)
         else:
-            self._engine.save(checkpoint_id, state_dict)
+            report = self._engine.save(checkpoint_id, state_dict)
+            self._metrics.log(self._last_step, report, self._last_step)
         if enable_garbage_collection:
             GarbageCollection.collect("GC collection invoked by checkpointer.")
         return saved
@@ -126,7 +140,8 @@ class BcpCheckpointing(_Manager):
                 raise UnsupportedError(f"initial_load_spec: {checkpoint_id} is left to torchtitan, which takes no spec")
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
-        self._engine.load(checkpoint_id, state_dict, tuple(key for key in state_dict if key in self.states), spec)
+        others = tuple(key for key in state_dict if key in self.states)
+        self._loaded = self._engine.load(checkpoint_id, state_dict, others, spec)
         if MODEL in self.states:
             self.states[MODEL].load_state_dict(state_dict)
 
@@ -136,7 +151,11 @@ class BcpCheckpointing(_Manager):
         if step != -1 and not leaves(self.folder):
             self._engine.check_step(self.folder, step)
         self._is_initial_load = step == -1  # until a step is found
-        return bool(super()._load(step))
+        self._loaded = None
+        has_loaded = bool(super()._load(step))
+        if self._loaded is not None:
+            self._metrics.log(getattr(self.states.get(TRAIN_STATE), "step", 0), self._loaded)
+        return has_loaded
 
     def _find_load_step(self, folder: str = "") -> int:
         folder = folder or self.folder
@@ -175,6 +194,7 @@ class BcpCheckpointing(_Manager):
             return
         future, self.save_future = self.save_future, None
         failed = wait_for(future)
+        self._metrics.log_saves(self._last_step)
         if future is not None and failed is None:
             self._purge_stale_checkpoints()  # the last save was not complete yet when this ran before
         super()._close()

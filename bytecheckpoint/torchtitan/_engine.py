@@ -27,7 +27,7 @@ from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.object_store.stores import can_use_stores
 from bytecheckpoint.object_store.urls import is_known_store
-from bytecheckpoint.report import SaveReport
+from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.state_dicts import async_save_state_dict, load_state_dict, save_state_dict
 from bytecheckpoint.torchtitan._load_planner import ResumePlanner
 
@@ -80,7 +80,9 @@ class Engine:
 
     # Loading.
 
-    def load(self, path: str, state: dict[str, Any], states: tuple[str, ...], spec: LoadSpec | None = None) -> None:
+    def load(
+        self, path: str, state: dict[str, Any], states: tuple[str, ...], spec: LoadSpec | None = None
+    ) -> LoadReport:
         """Loads into ``state``. Collective.
 
         Args:
@@ -95,7 +97,7 @@ class Engine:
         """
         planner = ResumePlanner(states, spec)
         try:
-            load_state_dict(path, state, process_group=self.group, planner=planner, config=self.config)
+            return load_state_dict(path, state, process_group=self.group, planner=planner, config=self.config)
         except CheckpointError as error:  # on all ranks
             if spec is not None or not has_file(path, _HF_INDEX) or has_file(path, _MARK):
                 raise

@@ -167,3 +167,30 @@ def test_the_flag_resumes_in_each_layout(tmp_path: Path, train: Runs, num_ranks:
     assert resumed == {step: losses[step] for step in (3, 4, 5, 6)}
     assert _is_ours(cut / "checkpoint" / "step-6")
     _assert_same(cut, uninterrupted)
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_the_trainers_charts_have_our_numbers(tmp_path: Path, train: Runs, mode: str) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    ours = ("--override.imports", "bytecheckpoint.torchtitan.use", "--checkpoint.async_mode", mode)
+    train(tmp_path, *ours, "--metrics.enable_tensorboard")
+    (folder,) = (tmp_path / "tb").iterdir()
+    charts = EventAccumulator(str(folder))
+    charts.Reload()
+    saves = charts.Scalars("checkpoint/saved_step")
+    assert [point.value for point in saves] == [2, 4, 6], "each save once"
+    if mode == "disabled":
+        assert [point.step for point in saves] == [2, 4, 6]
+    else:
+        assert all(point.step >= point.value for point in saves)
+    for name in ("save_duration_s", "save_blocked_duration_s", "save_size_bytes", "save_gb_per_s"):
+        assert [point.step for point in charts.Scalars(f"checkpoint/{name}")] == [point.step for point in saves]
+    on_disk = sum(file.stat().st_size for file in (tmp_path / "checkpoint" / "step-6").glob("*.distcp"))
+    assert charts.Scalars("checkpoint/save_size_bytes")[-1].value == on_disk
+    assert "loss_metrics/global_avg_loss" in charts.Tags()["scalars"]
+    train(tmp_path, *ours, "--metrics.enable_tensorboard", "--training.steps", "7", "--metrics.save_tb_folder", "again")
+    (folder,) = (tmp_path / "again").iterdir()
+    charts = EventAccumulator(str(folder))
+    charts.Reload()
+    assert [point.step for point in charts.Scalars("checkpoint/load_duration_s")] == [6]

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
+from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.progress import progress_bar
 
 SHOWN = Config(progress=True, ring_bytes=16 << 20)
@@ -63,7 +68,7 @@ def test_the_bytes_of_a_load_reach_what_it_wants(
     seen: list[tuple[int, int, int]] = []
 
     class Bar:
-        def __init__(self, title: str, expected_bytes: int, bytes_done: Any) -> None:
+        def __init__(self, title: str, expected_bytes: int, bytes_done: Any, trace: Any) -> None:
             self.expected, self.done = expected_bytes, bytes_done
 
         def __enter__(self) -> None:
@@ -145,3 +150,75 @@ def test_a_terminal_that_is_stuck_does_not_hold_up_the_work(monkeypatch: pytest.
     assert len(drawing) == 1, "it waits, and nobody for it"
     stuck.set()
     drawing[0].join()
+
+
+IN_A_TERMINAL = """
+import os, sys, threading
+from bytecheckpoint import Config
+from bytecheckpoint.runtime.call_trace import CallTrace
+from bytecheckpoint.runtime.progress import progress_bar
+
+path = "/a/rather/long/path/of/a/run/step_1000"
+traces = [CallTrace(Config(), "save", path, rank, 3) for rank in range(3)]
+for trace, share in zip(traces, (4, 3, 2)):
+    trace.enter("write")
+    trace.expect(1000)
+shown = threading.Event()
+stderr = sys.stderr
+class Tee:
+    encoding = stderr.encoding
+    def write(self, text):
+        if "slowest rank" in text:
+            shown.set()
+        return stderr.write(text)
+    def flush(self):
+        stderr.flush()
+    def fileno(self):
+        return stderr.fileno()
+    def isatty(self):
+        return True
+sys.stderr = Tee()
+with progress_bar("saving", 1000, lambda: 1000 if shown.is_set() else 400, traces[0]):
+    assert shown.wait(240)
+"""
+
+
+@pytest.mark.parametrize("width", [100, 30])
+def test_the_phase_and_the_slowest_rank_stand_behind_the_bar(width: int) -> None:
+    """All in one line, however narrow the terminal is."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, width))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    source = IN_A_TERMINAL if width > 60 else IN_A_TERMINAL.replace("shown.wait(240)", "not shown.wait(1)")
+    with subprocess.Popen([sys.executable, "-c", source], stdout=theirs, stderr=theirs, env=environment) as running:
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                piece = os.read(ours, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+            said += piece
+        assert running.wait(240) == 0, said
+    os.close(ours)
+    lines = [re.sub(r"\x1b\[A", "", line) for line in said.decode().replace("\n", "\r").split("\r")]
+    assert max(map(len, lines)) <= width, lines
+    if width > 60:
+        assert any("write, slowest rank 0: 0 %" in line for line in lines), lines
+    assert lines[-2].startswith("saving: ") or lines[-3].startswith("saving: "), lines
+
+
+def test_a_file_gets_few_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    done = iter(range(10_000))
+    seen = threading.Event()
+
+    def bytes_done() -> int:
+        number = next(done)
+        if number == 5:
+            seen.set()
+        return number
+
+    with progress_bar("doing", 10_000, bytes_done, CallTrace(None)):
+        assert seen.wait(240)
+    text = capfd.readouterr().err
+    assert text.count("doing: ") == 2, "once at the beginning, once at the end"

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks tell one another while they watch each other, and the connections for that."""
+
+from __future__ import annotations
+
+import enum
+import socket
+import struct
+from dataclasses import dataclass, field
+
+from bytecheckpoint.runtime.live_calls import Doing
+
+__all__ = ["FRAME", "NO_ID", "SECONDS", "WORDS", "Fate", "Kind", "Link", "doing_to_bytes"]
+
+# Kind; whether somebody is in a call, or what became of a rank; the rank that the frame is about; a save id.
+FRAME = struct.Struct("<BBxxI16s")
+NO_ID = b"\0" * 16
+SECONDS = struct.Struct("<d8x")
+_DOING = struct.Struct("<12sI")  # in place of the id of a sign of life: the phase of a call, and its seconds so far
+
+
+class Kind(enum.IntEnum):
+    """Kinds of frames."""
+
+    BEAT = 1
+    LOST = 2
+    FAREWELL = 3
+    HOLDS = 4  # a rank has the right to commit the save of this id
+    STALLS = 5  # a stall timeout, a double in place of the id: the one that a rank wants, or rank 0's smallest of all
+
+
+class Fate(enum.IntEnum):
+    """What became of a rank that is lost."""
+
+    DIED = 1
+    STOPPED = 2
+    GAVE_UP = 3
+    ENDED = 4
+
+
+WORDS = {
+    Fate.DIED: "died: its connection has ended",
+    Fate.STOPPED: "stopped: nothing was heard from it for more than {:g} s",
+    Fate.GAVE_UP: "gave up: it raised an error that DCP does not pass on to all ranks",
+    Fate.ENDED: "ended, or destroyed the process group",
+}
+
+
+@dataclass
+class Link:
+    """The connection to one peer.
+
+    Attributes:
+        heard: When the last sign of life came.
+        is_in_call: Whether the peer was in a call then, as it said.
+        is_leaving: Whether the peer has said farewell.
+        doing: What it is doing, as it said then; all zeros if it did not say.
+    """
+
+    peer: int
+    socket: socket.socket
+    heard: float
+    is_in_call: bool = False
+    is_leaving: bool = False
+    doing: bytes = NO_ID
+    received: bytes = b""
+    unsent: bytearray = field(default_factory=bytearray)
+
+    def doing_by(self, now: float) -> Doing | None:
+        """Returns what the peer is doing ``now``, as it said last; None if it did not say."""
+        phase, seconds = _DOING.unpack(self.doing)
+        return (phase.rstrip(b"\0").decode(), seconds + now - self.heard) if phase[0] else None
+
+
+def doing_to_bytes(of_call: Doing) -> bytes:
+    """Returns the phase of a call, and its seconds, in place of an id."""
+    phase, seconds = of_call
+    return _DOING.pack(phase.encode(), min(round(seconds), 0xFFFFFFFF))
