@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 
 from bytecheckpoint.config import Config
 from bytecheckpoint.observability.failures import CallFailure
+from bytecheckpoint.observability.findings import findings
 from bytecheckpoint.observability.journal import append, place_of
 from bytecheckpoint.observability.records import record_of
 from bytecheckpoint.observability.trace_files import keep_trace
@@ -283,11 +284,17 @@ def _compare(observers: _Observers, report: SaveReport | LoadReport, record: dic
         return
     _logger.warning(
         "%s(%s): took %.2f s, the %d before it %.2f s in the median: %s",
-        *(record["kind"], report.path, report.total_s, num_before, usual, slowest_of(record)),
+        *(record["kind"], report.path, report.total_s, num_before, usual, _in_words(record)),
     )
 
 
-def slowest_of(record: dict[str, Any]) -> str:
+def _in_words(record: dict[str, Any]) -> str:
+    """Returns which rank or host made a call slow, in which phase, and why, as far as the figures tell."""
+    found = [each for each in findings(record) if each.rank is not None or each.host is not None]
+    return f"{found[0].text} (phase {found[0].phase})" if found else _slowest_of(record)
+
+
+def _slowest_of(record: dict[str, Any]) -> str:
     """Returns in words which rank of a call was busy for longest, in which phase, compared with the median."""
     ranks = record["ranks"]
     worst = (0.0, "", 0, 0.0)
