@@ -25,9 +25,9 @@ FINDING_OF = {
 """What a finding should say for each way to be slow: its kind, and the phase in which time was lost."""
 
 _MIB = 1 << 20
-_DELAY_MS = 60
-_LATE_S = 1.0
-_TIMES_AS_MUCH = 5
+_DELAY_MS = 300
+_LATE_S = 1.5
+_TIMES_AS_MUCH = 8
 _LIMIT_S = 120.0
 
 _RANK = """
