@@ -8,9 +8,9 @@ namespace bytecheckpoint::base {
 namespace {
 
 constexpr std::array<std::string_view, kNumPhases> kPhaseNames = {
-    "stage", "plan",  "global_plan", "begin",  "exchange", "copy",     "checksum", "wait_slot", "write",
-    "flush", "sync",  "wait",        "assemble", "digest", "commit",   "sweep",    "metadata",  "read",
-    "wait_read", "verify", "scatter", "send",  "receive",  "wait_peer", "objects", "request"};
+    "stage",     "plan",   "global_plan", "begin",    "exchange", "copy",      "checksum", "wait_slot", "write",
+    "flush",     "sync",   "wait",        "assemble", "digest",   "commit",    "sweep",    "metadata",  "read",
+    "wait_read", "verify", "scatter",     "send",     "receive",  "wait_peer", "objects",  "request"};
 static_assert(!kPhaseNames.back().empty(), "each phase has a name");
 
 /// The resolution of a lane that joined nothing so far, when it has to.

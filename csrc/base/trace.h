@@ -16,7 +16,8 @@
 
 namespace bytecheckpoint::base {
 
-/// What a thread does in a save or a load. Reports and journals hold the names (`name_of`), so a name keeps its meaning.
+/// What a thread does in a save or a load. Reports and journals hold the names (`name_of`), so a name keeps its
+/// meaning.
 enum class Phase : uint8_t {
   kStage,       // copies the state for a background save
   kPlan,        // makes the plan of this rank
@@ -86,8 +87,8 @@ size_t size_class(int64_t bytes);
 
 /// How much a trace keeps.
 struct TraceOptions {
-  int64_t join_ns = 1'000'000;   // resolution at the beginning: pieces of work that are closer become one span
-  size_t spans_of_lane = 1024;   // when a lane has so many spans, its resolution doubles until it has half of them
+  int64_t join_ns = 1'000'000;  // resolution at the beginning: pieces of work that are closer become one span
+  size_t spans_of_lane = 1024;  // when a lane has so many spans, its resolution doubles until it has half of them
 };
 
 /// What one thread of a save or a load did. Whatever the number of pieces of work, it takes the same memory and covers

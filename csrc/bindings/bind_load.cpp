@@ -45,8 +45,7 @@ int64_t bytes_wanted(const PyLoadJob& self) {
 
 std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPlan& plan, const std::string& directory,
                                       engine::Scope rank, bool direct_io, bool verify, int num_io_threads,
-                                      int64_t ring_bytes, double io_timeout_s,
-                                      std::shared_ptr<base::Trace> trace) {
+                                      int64_t ring_bytes, double io_timeout_s, std::shared_ptr<base::Trace> trace) {
   std::vector<engine::ChunkInRecord> chunks;
   std::vector<const format::Chunk*> all;
   for (const Read& read : plan.tensors()) {

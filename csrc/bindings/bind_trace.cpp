@@ -119,11 +119,9 @@ void bind_trace(py::module_& m) {
           "add",
           [](base::Trace& trace, const std::string& phase, int64_t begin_ns, int64_t end_ns, int64_t num_bytes,
              const std::string& lane) { trace.lane(lane)->add(phase_of(phase), begin_ns, end_ns, num_bytes); },
-          py::arg("phase"), py::arg("begin_ns"), py::arg("end_ns"), py::arg("num_bytes") = 0,
-          py::arg("lane") = "call")
+          py::arg("phase"), py::arg("begin_ns"), py::arg("end_ns"), py::arg("num_bytes") = 0, py::arg("lane") = "call")
       .def(
-          "enter", [](base::Trace& trace, const std::string& phase) { trace.enter(phase_of(phase)); },
-          py::arg("phase"))
+          "enter", [](base::Trace& trace, const std::string& phase) { trace.enter(phase_of(phase)); }, py::arg("phase"))
       .def("leave", &base::Trace::leave)
       .def(
           "expect",

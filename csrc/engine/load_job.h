@@ -27,7 +27,7 @@ struct LoadOptions {
   int64_t ring_bytes = staging::kDefaultRingBytes;
   /// Called in the calling thread after each segment, with an estimate of how many of the wanted bytes have arrived.
   std::function<void(int64_t)> progress;
-  double io_timeout_s = 0;  // a call fails if the storage has not answered for so long; 0: never
+  double io_timeout_s = 0;                       // a call fails if the storage has not answered for so long; 0: never
   std::shared_ptr<base::Trace> trace = nullptr;  // records what the threads do; null: nothing does
 
   ReadPipelineOptions reading() const { return {directory, direct_io, num_io_threads, io_timeout_s, trace}; }

@@ -23,7 +23,7 @@ struct ReadPipelineOptions {
   std::string directory;
   bool direct_io = true;
   int num_io_threads = 1;
-  double io_timeout_s = 0;  // a call fails if the storage has not answered for so long; 0: never
+  double io_timeout_s = 0;                       // a call fails if the storage has not answered for so long; 0: never
   std::shared_ptr<base::Trace> trace = nullptr;  // records the reads; null: nothing does
 };
 

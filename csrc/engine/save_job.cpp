@@ -51,8 +51,9 @@ SaveJob::SaveJob(SaveOptions options, staging::BorrowedRing ring)
       free_slots_(static_cast<size_t>(ring_->num_slots())),
       deadline_(options_.io_timeout_s) {
   for (int slot = 0; slot < ring_->num_slots(); ++slot) free_slots_.push(slot);
-  const io::WriterOptions writing{options_.num_io_threads, static_cast<size_t>(ring_->num_slots()), options_.niceness,
-                                  options_.bytes_per_s, options_.io_timeout_s, options_.trace};
+  const io::WriterOptions writing{options_.num_io_threads, static_cast<size_t>(ring_->num_slots()),
+                                  options_.niceness,       options_.bytes_per_s,
+                                  options_.io_timeout_s,   options_.trace};
   writer_ = std::make_unique<io::Writer>(writing, [this](int slot) { free_slots_.push(slot); });
 }
 

@@ -28,10 +28,10 @@ struct WriteRequest {
 /// How a Writer writes.
 struct WriterOptions {
   int num_threads = 1;
-  size_t capacity = 1;      // requests that may wait; `submit` blocks for one more
-  int niceness = 0;         // added to the niceness of the threads
-  int64_t bytes_per_s = 0;  // limit of all threads together; 0: as fast as the storage takes them
-  double io_timeout_s = 0;  // how long one write may take; 0: for ever
+  size_t capacity = 1;                           // requests that may wait; `submit` blocks for one more
+  int niceness = 0;                              // added to the niceness of the threads
+  int64_t bytes_per_s = 0;                       // limit of all threads together; 0: as fast as the storage takes them
+  double io_timeout_s = 0;                       // how long one write may take; 0: for ever
   std::shared_ptr<base::Trace> trace = nullptr;  // records the writes; null: nothing does
 };
 
