@@ -27,6 +27,7 @@ from bytecheckpoint.observability.page.untrusted import cleaned
 from bytecheckpoint.observability.perfetto import trace_of
 from bytecheckpoint.observability.run_folder import Run, journal_files, journal_folder, read_run
 from bytecheckpoint.observability.summary import Trouble, findings_of_all, troubles
+from bytecheckpoint.observability.trace_files import with_whole_traces
 from bytecheckpoint.report.text import size_text
 
 __all__ = ["command"]
@@ -87,7 +88,8 @@ def command(
     records = _read(folder, last, since)
     found = findings_of_all(records.records)
     if trace is not None:
-        _write(Path(trace), json.dumps(trace_of(records.records), allow_nan=False))
+        whole = [with_whole_traces(record, journal_folder(folder)) for record in records.records]
+        _write(Path(trace), json.dumps(trace_of(whole), allow_nan=False))
     if as_json:
         print_json(_as_json(records, found))
         return

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._mesh import mesh_of
 from bytecheckpoint.dcp._save_session import RankResult, SaveSession
 from bytecheckpoint.observability.observers import note_trace
 from bytecheckpoint.report import PlanReport, RankSaveReport, SaveReport
@@ -38,6 +39,7 @@ def report_of_rank(
     session.report = SaveReport(
         path=session.path,
         save_id=session.save_id if session.is_coordinator or session.commits_alone else "",
+        mesh=mesh_of(planner, session.context.size) if session.is_coordinator else (),
         began_at=session.phases.trace.began_at,
         is_async=session.context.staging is not None,
         total_s=session.phases.total_s,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import io
 import math
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -128,6 +129,7 @@ class Load:
         self.done: dict[str, Any] = {}
         self._lossy: dict[str, str] = {}  # casts that may lose values, by key
         if exchange is not None:
+            exchange.record(trace)
             exchange.agree(checkpoint, self._job, path)
 
     def progress_bar(self) -> AbstractContextManager[None]:
@@ -225,18 +227,20 @@ class Load:
         if not keeps_values(names[0], to):
             self._lossy[fqn] = f"'{fqn}' is {names[0]}, loaded into {names[1]}"
 
-    def warning_of_casts(self) -> str | None:
-        """Returns the text of a warning: which tensors were converted to a dtype that lacks some of their values.
+    def warn_of_casts(self) -> None:
+        """Warns of tensors that were converted to a dtype that lacks some of their values.
 
-        None if there are none, or if a ``LoadSpec`` allowed them.
+        Not if a ``LoadSpec`` allowed it.
         """
         is_allowed = isinstance(self._planner, BcpLoadPlanner) and self._planner.spec is not None
         if not self._lossy or is_allowed:
-            return None
-        return (
+            return
+        warnings.warn(
             f"load({self._path}): values may be lost, because the dtypes of the state are narrower than those "
             f"stored: {listed([*self._lossy.values()], _MOST_WARNED)}; "
-            "BcpLoadPlanner(spec=LoadSpec(cast='any')) allows it, cast='widen' makes it an error"
+            "BcpLoadPlanner(spec=LoadSpec(cast='any')) allows it, cast='widen' makes it an error",
+            RuntimeWarning,
+            stacklevel=3,
         )
 
     def _add_copy(self, position: int) -> torch.Tensor | bytearray:

@@ -26,6 +26,7 @@ from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._loaded_keys import LoadedKeys, planned_view
+from bytecheckpoint.dcp._mesh import mesh_of
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.load_planner import is_meant_to_fill
 from bytecheckpoint.dcp.metadata import metadata_of
@@ -348,9 +349,7 @@ class BcpReader(StorageReader):
                 phases.end("read_s")
                 load.objects()
             phases.end("objects_s")
-            lossy = load.warning_of_casts()
-            if lossy is not None:
-                warnings.warn(lossy, RuntimeWarning, stacklevel=2)
+            load.warn_of_casts()
             own: dict[str, Any] = {"rank": self._number, **load.done, **phases.seconds, "trace": phases.trace.of_rank()}
             own["num_requests"] = self._store.num_requests if self._store else 0
             note_trace(str(self.path), "load", self._number, phases.trace.whole(), self.config)
@@ -362,6 +361,7 @@ class BcpReader(StorageReader):
         self.last_report = LoadReport(
             path=str(self.path),
             save_id=checkpoint.save_id,
+            mesh=mesh_of(planner, self._call.size) if self._is_coordinator else (),
             began_at=phases.trace.began_at,
             reading="independent" if exchange is None else exchange.reading,
             **own,

@@ -18,6 +18,9 @@ __all__ = ["trace_of"]
 _CALL_LANE = "whole call"
 # Lanes have numbers of their own in the whole trace: some viewers take a thread's number for unique.
 _MOST_LANES = 256
+# Of a whole trace, with Config(trace="full"); more would be gigabytes.
+_MOST_RANKS = 4096
+_MOST_SPANS = 1 << 15
 
 
 def trace_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -73,7 +76,7 @@ def _spans(
     record: Mapping[str, Any], figures: RankFigures, hosts: dict[int, str]
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yields rank, lane and span, with microseconds after the coordinator's begin. Notes the hosts of ranks."""
-    by_rank = lanes_of(record)
+    by_rank = lanes_of(record, _MOST_RANKS, _MOST_SPANS)
     step = record.get("step")
     title = f"{record.get('kind')} {f'step {step}' if isinstance(step, int) else text_of(record, 'path')}"
     arrived, ended = figures.columns.get("arrived_s"), figures.columns.get("ended_s")

@@ -44,6 +44,7 @@ def record_of(report: SaveReport | LoadReport, config: Config, path: str, step: 
     """
     kind = "save" if isinstance(report, SaveReport) else "load"
     plain = report.to_dict()
+    mesh = plain.pop("mesh", ())
     for field in ("ranks", "phases", "host", "path", "save_id", "rank", "began_at", "is_async"):
         plain.pop(field, None)
     ranks: Sequence[RankSaveReport | RankLoadReport] = report.ranks or (report,)
@@ -59,6 +60,7 @@ def record_of(report: SaveReport | LoadReport, config: Config, path: str, step: 
         "is_async": getattr(report, "is_async", False),
         "report": {name: _rounded(value) for name, value in plain.items()},
         **_of_ranks(kind, report, ranks, config),
+        "mesh": {"names": [name for name, _ in mesh], "shape": [size for _, size in mesh]} if mesh else None,
         "config": _changed(config),
         "versions": _versions(),
     }
@@ -98,9 +100,9 @@ def _of_ranks(
             name: [[c, n, round(s, _DIGITS), b] for c, n, s, b in rows] for name, rows in columns["sizes"].items()
         },
         "timelines": {
-            str(ranks[place].rank): {"lanes": _lanes(traces[place], begins[place][0])}
+            str(ranks[place].rank): {"lanes": trace.lanes(begins[place][0])}
             for place in _chosen(of_ranks)
-            if traces[place] is not None
+            if (trace := traces[place]) is not None
         },
     }
 
@@ -130,16 +132,6 @@ def _chosen(of_ranks: dict[str, Any]) -> list[int]:
     places += [max(range(len(column)), key=column.__getitem__) for column in columns if column]
     places += [by_end[0], *by_end[-3:], *range(len(ended))]
     return sorted(list(dict.fromkeys(places[: 4 * _MOST_TIMELINES]))[:_MOST_TIMELINES])
-
-
-def _lanes(trace: RankTrace | None, began_s: float) -> list[dict[str, Any]]:
-    """Returns what the threads of a rank did, with times after the beginning of the coordinator."""
-    shift = round(began_s * 1e6)
-    lanes = [] if trace is None else trace.summary["lanes"]
-    return [
-        {"name": name, "spans": [[phase, begin + shift, *rest] for phase, begin, *rest in spans]}
-        for name, spans in lanes
-    ]
 
 
 def _rounded(value: Any) -> Any:

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["Lane", "lanes_of"]
 
-_MOST_RANKS = 64
 _MOST_LANES = 128
-_MOST_SPANS = 5000
 _LARGEST = 1e18
 
 Span = tuple[str, float, float, float, float, float]
@@ -28,22 +26,28 @@ class Lane(NamedTuple):
     spans: list[Span]
 
 
-def lanes_of(record: Mapping[str, Any]) -> dict[int, list[Lane]]:
-    """Returns the lanes of each rank that has some. What is no span is left out."""
+def lanes_of(record: Mapping[str, Any], most_ranks: int = 64, most_spans: int = 5000) -> dict[int, list[Lane]]:
+    """Returns the lanes of each rank that has some. What is no span is left out.
+
+    Args:
+        record: A record.
+        most_ranks: The most ranks that are returned.
+        most_spans: The most spans of a lane that are returned.
+    """
     timelines = record.get("timelines")
     found = {}
-    for rank, of_rank in list(timelines.items())[:_MOST_RANKS] if isinstance(timelines, Mapping) else ():
+    for rank, of_rank in list(timelines.items())[:most_ranks] if isinstance(timelines, Mapping) else ():
         lanes = of_rank.get("lanes") if isinstance(of_rank, Mapping) else None
         if rank.isdecimal() and len(rank) < 10 and isinstance(lanes, list):
-            found[int(rank)] = [lane for each in lanes[:_MOST_LANES] if (lane := _lane(each)) is not None]
+            found[int(rank)] = [lane for each in lanes[:_MOST_LANES] if (lane := _lane(each, most_spans)) is not None]
     return {rank: lanes for rank, lanes in found.items() if lanes}
 
 
-def _lane(given: Any) -> Lane | None:
+def _lane(given: Any, most_spans: int) -> Lane | None:
     name, spans = (given.get("name"), given.get("spans")) if isinstance(given, Mapping) else (None, None)
     if not isinstance(name, str) or not isinstance(spans, list):
         return None
-    return Lane(name, [tuple(span[:6]) for span in spans[:_MOST_SPANS] if _is_span(span)])
+    return Lane(name, [tuple(span[:6]) for span in spans[:most_spans] if _is_span(span)])
 
 
 def _is_span(span: Any) -> bool:

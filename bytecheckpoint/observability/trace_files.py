@@ -9,14 +9,17 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from bytecheckpoint.errors import CorruptCheckpointError
 from bytecheckpoint.report.rank_trace import RankTrace
 
-__all__ = ["keep_trace", "read_traces"]
+__all__ = ["keep_trace", "read_traces", "with_whole_traces"]
 
 _FOLDER = "traces"
 _MOST_KEPT = 16
+# The Unix clocks of machines differ; two calls at one step are farther apart.
+_SAME_CALL_S = 2.0
 _NAME = re.compile(r"(save|load)\.(\w+)\.(\d+)\.trace")
 
 
@@ -64,3 +67,22 @@ def read_traces(folder: Path, kind: str, step: int | None) -> dict[int, RankTrac
             _ = trace.summary  # reads all of it
             found[int(match[3])] = trace
     return dict(sorted(found.items()))
+
+
+def with_whole_traces(record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns a record whose timelines are the whole traces of its ranks, where these were kept.
+
+    Args:
+        record: Record of a call.
+        folder: Folder of the journal.
+    """
+    traces = read_traces(folder, record["kind"], record.get("step"))
+    ranks = record.get("ranks") or {}
+    arrived = dict(zip(ranks.get("rank", ()), ranks.get("arrived_s", ()), strict=False))
+    of_call = {
+        # A file of another call at this step, before or after, is not of this record.
+        str(rank): {"lanes": trace.lanes(arrived.get(rank, 0.0))}
+        for rank, trace in traces.items()
+        if abs(trace.began_at - record["at"] - arrived.get(rank, 0.0)) < _SAME_CALL_S
+    }
+    return record if not of_call else {**record, "timelines": {**(record.get("timelines") or {}), **of_call}}

@@ -64,6 +64,8 @@ class LoadReport(RankLoadReport):
     Attributes:
         path: Directory of the checkpoint.
         save_id: 32 hex digits.
+        mesh: Name and size of each axis of the device mesh that the ranks are arranged in; on the coordinator, if the
+            state has a DTensor whose mesh has all ranks in their order. Empty otherwise.
         began_at: Unix time at which the load began on this rank.
         reading: ``independent``, or ``cooperative`` where the ranks shared their reading.
         wait_s: Seconds of waiting at the end. Where ranks share their reading, a rank waits until no other rank needs
@@ -94,6 +96,7 @@ class LoadReport(RankLoadReport):
 
     path: str
     save_id: str
+    mesh: tuple[tuple[str, int], ...] = ()
     began_at: float = 0.0
     reading: str = "independent"
     wait_s: float = 0.0

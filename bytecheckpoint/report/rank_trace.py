@@ -61,6 +61,18 @@ class RankTrace:
         """Unix time at which the rank began the call, by its own clock."""
         return self.began_ns / 1e9 + self.unix_offset_s
 
+    def lanes(self, began_s: float) -> list[dict[str, Any]]:
+        """Returns what the threads did, as in the journal: lanes with spans.
+
+        Args:
+            began_s: When the rank began, in seconds after the coordinator. Times of spans are after the coordinator.
+        """
+        shift = round(began_s * 1e6)
+        return [
+            {"name": name, "spans": [[phase, begin + shift, *rest] for phase, begin, *rest in spans]}
+            for name, spans in self.summary["lanes"]
+        ]
+
     def to_bytes(self) -> bytes:
         """Returns the trace as bytes, for a message between ranks."""
         host, clock = self.host.encode()[:_MOST_TEXT], self.clock.encode()[:_MOST_TEXT]

@@ -84,6 +84,8 @@ class SaveReport(RankSaveReport):
     Attributes:
         path: Directory of the checkpoint.
         save_id: 32 hex digits, chosen by the coordinator; "" on other ranks, to which it is not sent.
+        mesh: Name and size of each axis of the device mesh that the ranks are arranged in; on the coordinator, if the
+            state has a DTensor whose mesh has all ranks in their order. Empty otherwise.
         began_at: Unix time at which the save began on this rank. An asynchronous save begins when it is staged.
         is_async: Whether the state was staged before, and the save ran in the background.
         global_plan_s: Seconds in which the coordinator gathers plans and decides which rank writes what.
@@ -102,6 +104,7 @@ class SaveReport(RankSaveReport):
 
     path: str
     save_id: str
+    mesh: tuple[tuple[str, int], ...] = ()
     began_at: float = 0.0
     is_async: bool = False
     global_plan_s: float = 0.0

@@ -16,6 +16,7 @@ from bytecheckpoint import _C
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.errors import CheckpointError, InvalidPlanError, RankError, sendable
 from bytecheckpoint.object_store.urls import is_store_url
+from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.interrupts import DeferredInterrupt
 from bytecheckpoint.sharing.choice import AUTO, COOPERATIVE, INDEPENDENT, ReadStrategy, is_worth_sharing
 from bytecheckpoint.sharing.memory import MemoryPlace, SharedMemory, are_together
@@ -82,6 +83,10 @@ class Exchange:
     def reading(self) -> str:
         """``cooperative`` or ``independent``, once ``agree`` has returned."""
         return self._reading
+
+    def record(self, trace: CallTrace) -> None:
+        """Makes waits for other ranks part of ``trace`` from now on."""
+        self._messages.trace = trace
 
     def agree(self, checkpoint: _C.Checkpoint, job: _C.LoadJob, path: str) -> None:
         """Begins the exchange: checks that all ranks read the same checkpoint, and decides about ``auto``.

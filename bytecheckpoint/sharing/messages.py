@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from bytecheckpoint.distributed.channel import Channel
 from bytecheckpoint.distributed.waits import Message
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.runtime.call_trace import CallTrace
 
 __all__ = ["HEADER", "PAYLOAD", "TAKEN", "PeerMessages"]
 
@@ -27,6 +29,7 @@ class PeerMessages:
 
     Attributes:
         lost: The error for each peer that no longer answers.
+        trace: Records how long this rank waits for others.
     """
 
     def __init__(self, channel: Channel, rank: int, size: int) -> None:
@@ -34,6 +37,7 @@ class PeerMessages:
         self._rank = rank
         self._size = size
         self.lost: dict[int, RuntimeError] = {}
+        self.trace = CallTrace(None)
 
     def send(self, tensor: torch.Tensor, to: int, kind: int) -> Message | None:
         """Begins to send ``tensor``, which must not change until the work is done. Returns None if the peer is lost."""
@@ -58,11 +62,14 @@ class PeerMessages:
         """Blocks until ``work`` with ``peer`` is done. Returns False if the peer is lost."""
         if work is None:
             return False
+        begin_ns = time.monotonic_ns()
         try:
             work.wait()
         except RuntimeError as error:
             self.lost.setdefault(peer, error)
             return False
+        finally:
+            self.trace.add("wait_peer", begin_ns, time.monotonic_ns(), lane="scatter")
         return True
 
     def gather(self, data: bytes) -> list[bytes]:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.observability import read_journal
 from bytecheckpoint.observability.observers import flush
+from bytecheckpoint.observability.trace_files import read_traces, with_whole_traces
 
 NUM_RANKS = 4
 LATE_S = 0.4
@@ -31,6 +32,7 @@ AHEAD_S = 5000
 def save_and_load(path: str, late: int, settings: dict[str, Any]) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     state = {"w": distribute_tensor(torch.arange(1 << 20, dtype=torch.float32), mesh, [Shard(0)])}
+    state["on all"] = torch.ones(1 << 20)
     config = Config(**settings)
     dist.barrier()
     if dist.get_rank() == late:
@@ -56,6 +58,7 @@ def test_every_rank_is_in_the_journal(tmp_path: Path, reading: str) -> None:
         assert {*record["timelines"]} == {str(rank) for rank in range(NUM_RANKS)}
         assert max(ranks["ended_s"]) <= record["report"]["total_s"] + 0.5
     assert save["ranks"]["arrived_s"][2] > LATE_S / 2
+    assert ("wait_peer" in load["ranks"]["phases"]) == (reading == "cooperative")
     assert sum(save["ranks"]["num_bytes"]) == save["report"]["total_bytes"] >= 4 << 20
     assert all(seconds > 0 for seconds in save["ranks"]["phases"]["write"])
 
@@ -89,3 +92,26 @@ def test_ranks_with_other_clocks_are_put_on_one(tmp_path: Path) -> None:
     assert 0.0 < of_ranks["clock_error_s"][1] < took
     assert abs(of_ranks["arrived_s"][1]) < took, json.dumps(of_ranks)
     assert 0.0 < of_ranks["ended_s"][1] < took
+
+
+def save_whole(path: str) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    state = {"step": 1, "w": distribute_tensor(torch.ones(64, 64), mesh, [Shard(0), Shard(1)])}
+    dcp.save(state, storage_writer=BcpWriter(path, config=Config(trace="full")), planner=BcpSavePlanner())
+    assert flush()
+
+
+def test_whole_traces_and_the_mesh(tmp_path: Path) -> None:
+    run_ranks(NUM_RANKS, save_whole, str(tmp_path / "step_1"))
+    (record,), _ = read_journal(tmp_path)
+    assert record["mesh"] == {"names": ["dp", "tp"], "shape": [2, 2]}
+    assert {*read_traces(tmp_path / ".bcp", "save", 1)} == {*range(NUM_RANKS)}
+    whole = with_whole_traces({**record, "timelines": {}}, tmp_path / ".bcp")
+    for rank in range(NUM_RANKS):
+        lanes = {lane["name"]: lane["spans"] for lane in whole["timelines"][str(rank)]["lanes"]}
+        assert {"call", "fill", "write 0"} <= lanes.keys()
+        begin_us = round(record["ranks"]["arrived_s"][rank] * 1e6)
+        assert all(span[1] >= begin_us - 1 for spans in lanes.values() for span in spans)
+    # A trace of another call at this step is not shown as one of this call.
+    later = {**record, "at": record["at"] + 60, "timelines": {}}
+    assert with_whole_traces(later, tmp_path / ".bcp") == later
