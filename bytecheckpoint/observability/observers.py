@@ -290,7 +290,8 @@ def _compare(observers: _Observers, report: SaveReport | LoadReport, record: dic
 
 def _in_words(record: dict[str, Any]) -> str:
     """Returns which rank or host made a call slow, in which phase, and why, as far as the figures tell."""
-    found = [each for each in findings(record) if each.rank is not None or each.host is not None]
+    # A rank that ended late for no reason that is known has no phase; `_slowest_of` names the one that it was in.
+    found = [each for each in findings(record) if each.phase and (each.rank is not None or each.host is not None)]
     return f"{found[0].text} (phase {found[0].phase})" if found else _slowest_of(record)
 
 

@@ -148,7 +148,7 @@ def test_a_save_that_is_slower_than_the_ten_before_names_the_rank(tmp_path: Path
     slow = [line for line in first if " in the median: " in line]
     assert len(slow) == 1, first
     assert re.search(r"^save\(.*step_10\): took [\d.]+ s, the 10 before it [\d.]+ s in the median: ", slow[0])
-    assert re.search(rf": rank {VICTIM} on \S+ was in phase \w+ for [\d.]+ s \(median [\d.]+ s\)$", slow[0]), slow
+    assert re.search(rf": rank {VICTIM} on \S+ .*\bphase \w+", slow[0]), slow
 
 
 def elsewhere(path: Path) -> dict[int, Any]:
