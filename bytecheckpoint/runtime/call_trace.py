@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -56,7 +55,7 @@ class CallTrace:
         if config is not None and config.trace in _KEPT:
             about = {"kind": kind, "path": path, "rank": rank, "world_size": world_size}
             join_ns, most = _KEPT[config.trace]
-            header = json.dumps({**about, "pid": os.getpid(), "host": socket.gethostname(), "at": time.time()})
+            header = json.dumps({**about, "pid": os.getpid(), "host": os.uname().nodename, "at": time.time()})
             self.spans = _C.Trace(join_ns=join_ns, spans_of_lane=most, header=header)
         self.origin_ns = time.monotonic_ns() if self.spans is None else self.spans.origin_ns
 
@@ -121,7 +120,7 @@ class CallTrace:
         if self.spans is None:
             return None
         return RankTrace(
-            host=socket.gethostname(),
+            host=os.uname().nodename,
             clock=_clock(),
             began_ns=self.origin_ns,
             sent_ns=self._sent_ns,

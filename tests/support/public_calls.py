@@ -298,6 +298,8 @@ NO_CALLS = {
     "FSDP2Checkpointer": "as DDPCheckpointer, with a name of a framework",
     "FSDPCheckpointer": "as DDPCheckpointer, with a name of a framework",
     "__version__": "a text",
+    "observe": "hears of calls: tests/unit/test_observers.py",
+    "stop_observing": "hears of calls: tests/unit/test_observers.py",
     "sweep": "is for object stores: tests/stores/test_store_sweep.py",
     "new_group": "needs several ranks: tests/distributed/test_calls_in_subgroups.py",
     **dict.fromkeys(
