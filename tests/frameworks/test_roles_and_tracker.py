@@ -294,7 +294,11 @@ def test_retention_removes_steps_with_all_their_parts(tmp_path: Path, monkeypatc
     assert [Path(path).name for path in report.swept] == ["global_step_0"]
     assert report.warnings == []
     assert report.bytes_freed > 2 * 3 * 40 * 30 * 4
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".bcp", *(f"global_step_{n}" for n in (3, 4, 5)), TRACKER]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".bcp",
+        *(f"global_step_{n}" for n in (3, 4, 5)),
+        TRACKER,
+    ]
     load(find_latest_ckpt_path(tmp_path) or "", state_of(0), "ddp")
 
 

@@ -69,7 +69,7 @@ class RunFolder:
             os.utime(entry, (then, then))
 
     def names(self) -> set[str]:
-        return {path.name for path in self.root.iterdir()}
+        return {path.name for path in self.root.iterdir() if path.name != ".bcp"}
 
     def steps(self, state: str = "complete") -> list[int]:
         return [folder.step for folder in scan_steps(self.root) if folder.state == state]

@@ -116,6 +116,7 @@ def test_json_has_every_field_and_property() -> None:
     assert json.loads(loaded.to_json()) == {
         **without_trace(loaded),
         "ranks": [*map(without_trace, of_ranks)],
+        "mesh": [],
         "missing_keys": [],
         "unexpected_keys": [],
         "casts": [],
