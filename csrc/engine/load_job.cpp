@@ -73,13 +73,9 @@ Status LoadJob::execute(planner::LoadPlan plan, int64_t bytes_before, const std:
                        std::move(plan.segments), num_slots),
       io::DeleteInBackground{options_.io_timeout_s > 0});
   base::TraceLane* const lane = base::lane_of(options_.trace, "scatter");
-  const auto next = [&] {
-    const base::SpanTimer timer(lane, base::Phase::kWaitRead);
-    return reading->reader().next();
-  };
   int64_t bytes_read = 0;
   size_t num_left = reading->segments().size();
-  while (const auto filled = next()) {
+  while (const auto filled = reading->next()) {
     BCP_RETURN_IF_ERROR(filled->status);
     if (cancelled()) return Status::make(Code::kCancelled, text("load(", options_.directory, "): interrupted"));
     const planner::ReadSegment& segment = reading->segments()[filled->request.tag];

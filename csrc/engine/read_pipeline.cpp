@@ -22,6 +22,7 @@ ReadPipeline::ReadPipeline(ReadPipelineOptions options, std::shared_ptr<const fo
                            int num_slots)
     : options_(std::move(options)),
       manifest_(std::move(manifest)),
+      lane_(base::lane_of(options_.trace, "scatter")),
       ring_(std::move(ring)),
       segments_(std::move(segments)),
       files_(options_.directory, *manifest_),
@@ -31,6 +32,11 @@ ReadPipeline::ReadPipeline(ReadPipelineOptions options, std::shared_ptr<const fo
           segments_.empty() ? 0 : options_.num_io_threads, num_slots, [this] { return source_.next(); },
           [this](int slot) { return ring_->slot(slot); }, options_.io_timeout_s, options_.directory,
           /*doubles_slow_reads=*/io::is_url(options_.directory), options_.trace) {}
+
+std::optional<io::FilledSlot> ReadPipeline::next() {
+  const base::SpanTimer timer(lane_, base::Phase::kWaitRead);
+  return reader_.next();
+}
 
 base::Result<std::shared_ptr<const SourceFile>> ReadPipeline::file(uint32_t number) {
   auto known = files_.find(number);

@@ -41,6 +41,8 @@ class ReadPipeline {
   ReadPipeline(ReadPipelineOptions options, std::shared_ptr<const format::Manifest> manifest,
                std::shared_ptr<staging::SlotRing> ring, std::vector<planner::ReadSegment> segments, int num_slots);
 
+  /// Returns the next filled slot, as `Reader::next` does; the trace has how long that took.
+  std::optional<io::FilledSlot> next();
   /// Returns filled slots. `FilledSlot::request.tag` is the position in `segments()`; `release` each slot when it is
   /// used.
   io::Reader& reader() { return reader_; }
@@ -54,6 +56,7 @@ class ReadPipeline {
  private:
   const ReadPipelineOptions options_;
   const std::shared_ptr<const format::Manifest> manifest_;
+  base::TraceLane* const lane_;  // of the owner's thread; null without a trace
   const std::shared_ptr<staging::SlotRing> ring_;
   const std::vector<planner::ReadSegment> segments_;
   SourceFiles files_;

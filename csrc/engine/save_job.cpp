@@ -25,15 +25,17 @@ int64_t overhead_bytes(int64_t file_bytes) {
   return (64 << 10) + file_bytes / format::kBlockBytes * static_cast<int64_t>(sizeof(uint32_t));
 }
 
-/// Adds its lifetime to a counter of seconds.
+/// Adds its lifetime to a counter of seconds, and to a lane, if there is one.
 class Stopwatch {
  public:
-  explicit Stopwatch(double* seconds) : seconds_(seconds) {}
+  explicit Stopwatch(double* seconds) : Stopwatch(seconds, nullptr, base::Phase::kCopy) {}
+  Stopwatch(double* seconds, base::TraceLane* lane, base::Phase phase) : seconds_(seconds), timer_(lane, phase) {}
   ~Stopwatch() { *seconds_ += static_cast<double>(ns()) / 1e9; }
   int64_t ns() const { return base::now_ns() - begin_ns_; }
 
  private:
   double* seconds_;
+  const base::SpanTimer timer_;
   const int64_t begin_ns_ = base::now_ns();
 };
 
@@ -193,13 +195,11 @@ base::Status SaveJob::append_as_is(format::RecordKind kind, const std::string& f
 base::Result<format::WriteResult> SaveJob::finish() {
   BCP_RETURN_IF_ERROR(finish_image());
   {
-    const Stopwatch watch(&stats_.flush_s);
-    const base::SpanTimer timer(lane_, base::Phase::kFlush);
+    const Stopwatch watch(&stats_.flush_s, lane_, base::Phase::kFlush);
     BCP_RETURN_IF_ERROR(writer_->finish());
   }
   BCP_FAILPOINT(kWriteDataDone);
-  const Stopwatch watch(&stats_.sync_s);
-  const base::SpanTimer timer(lane_, base::Phase::kSync);
+  const Stopwatch watch(&stats_.sync_s, lane_, base::Phase::kSync);
   BCP_RETURN_IF_ERROR(deadline_.run("fsync", options_.directory, [this] { return settle_all(); }));
   for (const auto& image : images_) {
     result_.files.push_back(image->entry());
@@ -211,12 +211,10 @@ base::Result<format::WriteResult> SaveJob::finish() {
 base::Status SaveJob::settle_if_many() {
   if (images_.size() <= num_settled_ + kMaxUnsettled) return base::Status::ok();
   {
-    const Stopwatch watch(&stats_.flush_s);
-    const base::SpanTimer timer(lane_, base::Phase::kFlush);
+    const Stopwatch watch(&stats_.flush_s, lane_, base::Phase::kFlush);
     BCP_RETURN_IF_ERROR(writer_->drain());
   }
-  const Stopwatch watch(&stats_.sync_s);
-  const base::SpanTimer timer(lane_, base::Phase::kSync);
+  const Stopwatch watch(&stats_.sync_s, lane_, base::Phase::kSync);
   return deadline_.run("fsync", options_.directory, [this] { return settle_finished(); });
 }
 

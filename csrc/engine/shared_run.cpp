@@ -133,11 +133,7 @@ const uint8_t* SharedRun::memory_of(size_t unit, int index) const {
 base::Result<std::optional<SharedRun::Own>> SharedRun::next_own(bool wait) {
   if (next_own_ == own_.size()) return std::optional<Own>();
   while (read_.count(next_own_) == 0) {
-    const auto next = [this] {
-      const base::SpanTimer timer(lane_, base::Phase::kWaitRead);
-      return reading_->reader().next();
-    };
-    std::optional<io::FilledSlot> filled = wait ? next() : reading_->reader().try_next();
+    std::optional<io::FilledSlot> filled = wait ? reading_->next() : reading_->reader().try_next();
     if (!filled.has_value() && wait) {
       return Status::make(Code::kStorage, text("load: ", own_.size() - next_own_, " ranges were not read"), {}, EIO);
     }

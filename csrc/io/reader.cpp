@@ -123,12 +123,11 @@ std::shared_ptr<Reader::Reading> Reader::wait_for_slow(int thread) {
   return nullptr;
 }
 
-bool Reader::read(int thread, const std::shared_ptr<Reading>& reading, int slot) {
+bool Reader::read(int thread, const std::shared_ptr<Reading>& reading, int slot, base::TraceLane* lane) {
   const ReadRequest& request = reading->request;
   pending_.begin(thread, "pread", request.file->path());
   const auto read_now = [&] {
-    const base::SpanTimer timer(base::lane_of(trace_, "read " + std::to_string(thread)), base::Phase::kRead,
-                                request.wanted);
+    const base::SpanTimer timer(lane, base::Phase::kRead, request.wanted);
     return request.file->read_at(slot_bytes_(slot), request.size, request.offset, request.wanted);
   };
   const base::Result<int64_t> got = read_now();
@@ -165,6 +164,7 @@ void Reader::close_if_over() {
 }
 
 void Reader::run(int thread) {
+  base::TraceLane* const lane = base::lane_of(trace_, "read " + std::to_string(thread));
   // Takes the slot before the request, so that every request that was taken is answered.
   while (const auto slot = free_.pop()) {
     std::shared_ptr<Reading> reading = pull(thread);
@@ -174,7 +174,7 @@ void Reader::run(int thread) {
       free_.push(*slot);
       break;
     }
-    if (!read(thread, reading, *slot)) break;
+    if (!read(thread, reading, *slot, lane)) break;
   }
   base::MutexLock lock(mutex_);
   --running_;

@@ -97,7 +97,7 @@ class Reader {
   std::shared_ptr<Reading> wait_for_slow(int thread);
   /// Reads into `slot`, which belongs to the consumer afterwards if this answers the request.
   /// \returns whether the thread goes on.
-  bool read(int thread, const std::shared_ptr<Reading>& reading, int slot);
+  bool read(int thread, const std::shared_ptr<Reading>& reading, int slot, base::TraceLane* lane);
   Clock::duration too_long() const BCP_REQUIRES(mutex_);
   /// Closes the queue of filled slots when nothing can come any more.
   void close_if_over() BCP_REQUIRES(mutex_);
