@@ -54,6 +54,16 @@ class Chunk:
     def numel(self) -> int:
         return math.prod(self.sizes)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields as plain data."""
+        return {
+            "offsets": list(self.offsets),
+            "sizes": list(self.sizes),
+            "file": self.file,
+            "offset": self.offset,
+            "bytes": self.num_bytes,
+        }
+
 
 @dataclass(frozen=True)
 class Item:
@@ -85,6 +95,18 @@ class Item:
     @property
     def kind(self) -> str:
         return "object" if self.dtype is None else "tensor"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what it is as plain data, without its chunks."""
+        return {
+            "name": self.name,
+            "part": self.component or None,
+            "rank": self.rank,
+            "kind": self.kind,
+            "dtype": self.dtype,
+            "shape": None if self.dtype is None else list(self.shape),
+            "bytes": self.num_bytes,
+        }
 
     @property
     def key(self) -> Key:

@@ -85,27 +85,9 @@ def _as_json(contents: Contents, items: Sequence[Item]) -> dict[str, Any]:
 
 
 def _item_as_json(item: Item) -> dict[str, Any]:
-    out: dict[str, Any] = {
-        "name": item.name,
-        "part": item.component or None,
-        "rank": item.rank,
-        "kind": item.kind,
-        "dtype": item.dtype,
-        "shape": None if item.dtype is None else list(item.shape),
-        "bytes": item.num_bytes,
-        "shards": item.num_chunks,
-    }
+    out = {**item.to_dict(), "shards": item.num_chunks}
     if item.chunks is not None:
-        out["chunks"] = [
-            {
-                "offsets": list(chunk.offsets),
-                "sizes": list(chunk.sizes),
-                "file": chunk.file,
-                "offset": chunk.offset,
-                "bytes": chunk.num_bytes,
-            }
-            for chunk in item.chunks
-        ]
+        out["chunks"] = [chunk.to_dict() for chunk in item.chunks]
     return out
 
 

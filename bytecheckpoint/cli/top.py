@@ -131,7 +131,7 @@ def _row(call: LiveCall, since_s: float, gb_per_s: float) -> tuple[str, ...]:
         size_text(call.bytes_done),
         size_text(call.bytes_expected) if call.bytes_expected else "?",
         rate_text(gb_per_s),
-        {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waits for a device"}.get(call.state, ""),
+        call.state_text,
     )
 
 

@@ -111,12 +111,8 @@ def _facts(part: Part, item: Item, record: SaveRecord | None) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     chunks = []
     for chunk, place in zip(item.chunks or (), elements, strict=True):
-        facts: dict[str, Any] = {
-            "offsets": list(chunk.offsets),
-            "sizes": list(chunk.sizes),
-            "file": chunk.file,
-            "offset": chunk.offset,
-            "bytes": chunk.num_bytes,
+        facts = {
+            **chunk.to_dict(),
             "elements_offset": None if place is None else place[0],
             "elements_bytes": None if place is None else place[1],
         }
@@ -129,13 +125,7 @@ def _facts(part: Part, item: Item, record: SaveRecord | None) -> dict[str, Any]:
             facts["written"] = {"began": record.began, "journal": record.journal, **record.of_rank(facts["rank"])}
         chunks.append(facts)
     return {
-        "name": item.name,
-        "part": item.component or None,
-        "rank": item.rank,
-        "kind": item.kind,
-        "dtype": item.dtype,
-        "shape": None if item.dtype is None else list(item.shape),
-        "bytes": item.num_bytes,
+        **item.to_dict(),
         "format": checkpoint.format,
         "save_id": None if part.is_foreign else checkpoint.save_id,
         "chunks": chunks,

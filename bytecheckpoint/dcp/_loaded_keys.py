@@ -14,7 +14,7 @@ from bytecheckpoint.listing import listed
 from bytecheckpoint.planning.plan_items import LoadKeys, PlanItems, source_of
 from bytecheckpoint.sharing.asked_keys import RequestedKeys, Unfilled, asked_by_any, compare
 
-__all__ = ["LoadedKeys", "planned_view"]
+__all__ = ["LoadedKeys", "asked_by", "planned_view"]
 
 # A report names no more keys than this.
 _MOST_REPORTED = 256
@@ -26,6 +26,18 @@ def planned_view(plan: LoadPlan, stored: _C.Checkpoint) -> _C.Checkpoint:
     if isinstance(source, _C.ReadPlan) and source.checkpoint.is_view_of(stored):
         return source.checkpoint
     return stored
+
+
+def asked_by(plan: LoadPlan, checkpoint: _C.Checkpoint) -> RequestedKeys:
+    """Returns which keys this rank asks for."""
+    stored = checkpoint.names()
+    fills = plan.items.fills if isinstance(plan.items, PlanItems) else None
+    if fills is not None:
+        return RequestedKeys.of(stored, fills.flat, fills.tops)
+    # For another planner the items show it. A tensor without elements has no item, so it counts as asked for.
+    keys = {item.storage_index.fqn for item in plan.items}
+    empty = {name for name, _, shape, *_ in checkpoint.contents() if 0 in shape} if len(keys) < len(stored) else set()
+    return RequestedKeys.of(stored, keys | empty, keys)
 
 
 class LoadedKeys:

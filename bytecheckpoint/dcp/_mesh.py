@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from torch.distributed.tensor import DTensor
@@ -24,12 +25,10 @@ def mesh_of(planner: Any, num_ranks: int) -> tuple[tuple[str, int], ...]:
         The axes of the first DTensor whose mesh has all ranks, in their order; empty if there is none.
     """
     state = getattr(planner, "state_dict", None)
-    values = list(state.values())[:_MOST_LOOKED_AT] if isinstance(state, dict) else []
-    for value in values:
-        if not isinstance(value, DTensor):
-            continue
-        mesh = value.device_mesh
-        if mesh.mesh.flatten().tolist() == [*range(num_ranks)]:
+    values = itertools.islice(state.values(), _MOST_LOOKED_AT) if isinstance(state, dict) else ()
+    meshes = {id(value.device_mesh): value.device_mesh for value in values if isinstance(value, DTensor)}
+    for mesh in meshes.values():
+        if mesh.size() == num_ranks and mesh.mesh.flatten().tolist() == [*range(num_ranks)]:
             names = mesh.mesh_dim_names or [f"axis {number}" for number in range(mesh.ndim)]
             return tuple(zip(names, mesh.shape, strict=True))
     return ()

@@ -10,7 +10,7 @@ import uuid
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
@@ -24,8 +24,9 @@ from bytecheckpoint.checkpoint.local_path import is_local, location, location_to
 from bytecheckpoint.checkpoint.parts import parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._failed_metadata import FailedMetadata, typed
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
-from bytecheckpoint.dcp._loaded_keys import LoadedKeys, planned_view
+from bytecheckpoint.dcp._loaded_keys import LoadedKeys, asked_by, planned_view
 from bytecheckpoint.dcp._mesh import mesh_of
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.load_planner import is_meant_to_fill
@@ -43,7 +44,7 @@ from bytecheckpoint.report import LoadReport, RankLoadReport
 from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.runtime.phases import Phases
-from bytecheckpoint.sharing.asked_keys import RequestedKeys, Unfilled
+from bytecheckpoint.sharing.asked_keys import Unfilled
 from bytecheckpoint.sharing.choice import ReadPreferences, choose_reading
 from bytecheckpoint.sharing.exchange import Exchange
 from bytecheckpoint.sharing.report_gather import ReportGather
@@ -56,32 +57,6 @@ _MAX_WHOLE_METADATA_BYTES = 32 << 20
 # What a rank sends instead of a save id if it reads its own part of a checkpoint that was saved without collectives.
 _ALONE = "a part of its own"
 _logger = logging.getLogger("bytecheckpoint")
-
-
-class _FailedMetadata(Metadata):
-    """Carries the error of ``read_metadata`` until a later hook can raise it on every rank.
-
-    DCP does not let ``read_metadata`` fail: it logs the exception with its traceback, then asks for the metadata of one
-    rank, and turns an exception of that call into an AssertionError.
-    """
-
-    def __init__(self, error: CheckpointError) -> None:
-        self.__dict__["error"] = error
-
-    def __bool__(self) -> bool:
-        # If this is False, DCP asks for the metadata of one rank. It must not do so if `.metadata` exists: then the
-        # error of reading that file is the one to raise.
-        return not isinstance(self.__dict__["error"], CheckpointNotFoundError)
-
-    def _raise(self) -> NoReturn:
-        raise self.__dict__["error"]
-
-    # Properties, because a default of a dataclass field is a class attribute, so `__getattr__` would not be called.
-    state_dict_metadata = property(_raise)
-    planner_data = property(_raise)
-    storage_data = property(_raise)
-    storage_meta = property(_raise)
-    version = property(_raise)
 
 
 class BcpReader(StorageReader):
@@ -227,11 +202,11 @@ class BcpReader(StorageReader):
             metadata = metadata_of(self._checkpoint, self.load_id)
         except Exception as error:
             # Any error is remembered: else DCP would go on to the metadata of one rank, which may be older.
-            self._error = _typed(error)
+            self._error = typed(error)
             # If this is DCP's first request of a call, DCP goes on to `set_up_storage_reader`, where all ranks get the
             # error. Any other caller gets it now.
             if self._call.call != earlier and self._call.is_with(self) and _hooks.are_own(self, "read_metadata"):
-                return _FailedMetadata(self._error)
+                return FailedMetadata(self._error)
             raise self._error from error
         self._phases.end("metadata_s")
         return metadata
@@ -239,17 +214,17 @@ class BcpReader(StorageReader):
     def _read_metadata_after_all(self, rank: int, error: CheckpointError) -> Metadata:
         """Reads the metadata of ``rank`` alone, which DCP asks for after ``read_metadata`` failed with ``error``.
 
-        It raises nothing, because DCP would hide the exception. A failure is returned as ``_FailedMetadata``.
+        It raises nothing, because DCP would hide the exception. A failure is returned as ``FailedMetadata``.
         """
         if not isinstance(error, CheckpointNotFoundError):
-            return _FailedMetadata(error)  # `.metadata` exists, so its error is the one to raise
+            return FailedMetadata(error)  # `.metadata` exists, so its error is the one to raise
         try:
             self._checkpoint = self._open(rank)
             metadata = metadata_of(self._checkpoint, self.load_id)
         except CheckpointNotFoundError:
-            return _FailedMetadata(self._no_part_of(rank) or error)
+            return FailedMetadata(self._no_part_of(rank) or error)
         except Exception as of_rank:
-            return _FailedMetadata(_typed(of_rank))
+            return FailedMetadata(typed(of_rank))
         self._rank, self._error = rank, None
         self._phases.end("metadata_s")
         return metadata
@@ -260,8 +235,8 @@ class BcpReader(StorageReader):
         if not self._has_begun:
             self._call = CallContext.of_load(self)
         self._has_begun = False
-        if isinstance(metadata, _FailedMetadata):
-            metadata._raise()
+        if isinstance(metadata, FailedMetadata):
+            metadata.raise_it()
         if self._hold is None:
             # A caller that runs the hooks by hand will read in the end, or drop the reader; both end the hold.
             self._directory = self._directory or self._directory_id()
@@ -287,7 +262,7 @@ class BcpReader(StorageReader):
         # Ranks that saved without collectives made one save each, so their ids differ. Either all ranks of a load read
         # such a part, or none does.
         is_alone = self._rank is not None  # DCP then plans with collectives and reads without
-        asked = _asked_by(plan, checkpoint)
+        asked = asked_by(plan, checkpoint)
         self._keys.unfilled = Unfilled(asked.missing, asked.num_missing)
         if is_alone:
             self._keys.compare(str(self.path), checkpoint, [asked])
@@ -308,7 +283,7 @@ class BcpReader(StorageReader):
         Raises:
             CheckpointChangedError: A newer commit came while the ranks opened the checkpoint.
         """
-        self._phases.trace.note_heard()
+        self._phases.trace.mark("heard_ns")
         ids = sorted({str(getattr(plan.storage_data, "save", None)) for plan in plans})
         if len(ids) > 1:
             raise CheckpointChangedError(
@@ -430,21 +405,3 @@ class BcpReader(StorageReader):
 
 
 _hooks = Hooks(BcpReader)
-
-
-def _asked_by(plan: LoadPlan, checkpoint: _C.Checkpoint) -> RequestedKeys:
-    """Returns which keys this rank asks for."""
-    stored = checkpoint.names()
-    fills = plan.items.fills if isinstance(plan.items, PlanItems) else None
-    if fills is not None:
-        return RequestedKeys.of(stored, fills.flat, fills.tops)
-    # For another planner the items show it. A tensor without elements has no item, so it counts as asked for.
-    keys = {item.storage_index.fqn for item in plan.items}
-    empty = {name for name, _, shape, *_ in checkpoint.contents() if 0 in shape} if len(keys) < len(stored) else set()
-    return RequestedKeys.of(stored, keys | empty, keys)
-
-
-def _typed(error: Exception) -> CheckpointError:
-    if isinstance(error, CheckpointError):
-        return error
-    return CheckpointError(f"the metadata cannot be used: {type(error).__name__}: {error}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,7 +26,6 @@ _NAME = "journal.jsonl"
 _ROTATE_BYTES = 64 << 20
 _MOST_OLD = 3
 
-_logger = logging.getLogger("bytecheckpoint")
 _STEP = compile_pattern(DEFAULT_PATTERN)
 
 

@@ -26,6 +26,7 @@ from bytecheckpoint.observability.trace_files import keep_trace
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.report.rank_trace import RankTrace
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
+from bytecheckpoint.runtime.live_calls import WAITS_FOR_RANKS
 from bytecheckpoint.runtime.per_process import PerProcess
 
 __all__ = [
@@ -46,8 +47,6 @@ _MOST_WAITING = 1000
 # A call is compared with as many calls before, of at least so many.
 _HISTORY, _LEAST_HISTORY = 10, 5
 _LEAST_SLOWER_S = 0.5
-# In these phases a rank waits for others, which are to blame.
-_WAITS_FOR_RANKS = ("global_plan", "exchange", "wait", "wait_peer")
 
 _logger = logging.getLogger("bytecheckpoint")
 
@@ -119,19 +118,18 @@ class _Observers:
         return thread is None or not thread.is_alive()
 
     def say_once(self, what: str, error: Exception) -> None:
-        key = f"{what}: {type(error).__name__}"
-        with self._lock:
-            if key in self._said:
-                return
-            self._said.add(key)
-        _logger.warning("%s: %s; this is said once", what, error or type(error).__name__)
+        if self._is_first(f"{what}: {type(error).__name__}"):
+            _logger.warning("%s: %s; this is said once", what, error or type(error).__name__)
 
     def note_once(self, key: str, message: str) -> None:
+        if self._is_first(key):
+            _logger.info("%s", message)
+
+    def _is_first(self, key: str) -> bool:
         with self._lock:
-            if key in self._said:
-                return
+            is_first = key not in self._said
             self._said.add(key)
-        _logger.info("%s", message)
+        return is_first
 
 
 _observers = PerProcess(_Observers)
@@ -300,7 +298,7 @@ def _slowest_of(record: dict[str, Any]) -> str:
     ranks = record["ranks"]
     worst = (0.0, "", 0, 0.0)
     for phase, column in ranks["phases"].items():
-        if phase in _WAITS_FOR_RANKS or not column:
+        if phase in WAITS_FOR_RANKS or not column:
             continue
         place = max(range(len(column)), key=column.__getitem__)
         usual = statistics.median(column) if len(column) > 1 else 0.0

@@ -43,9 +43,9 @@ def record_of(report: SaveReport | LoadReport, config: Config, path: str, step: 
         step: Number of the step; None if the path names none.
     """
     kind = "save" if isinstance(report, SaveReport) else "load"
-    plain = report.to_dict()
+    plain = report.to_dict(with_ranks=False)
     mesh = plain.pop("mesh", ())
-    for field in ("ranks", "phases", "host", "path", "save_id", "rank", "began_at", "is_async"):
+    for field in ("path", "save_id", "rank", "began_at", "is_async"):
         plain.pop(field, None)
     ranks: Sequence[RankSaveReport | RankLoadReport] = report.ranks or (report,)
     return {
@@ -72,13 +72,13 @@ def _of_ranks(
     """Returns what the record says of each rank, in columns."""
     traces = [each.trace for each in ranks]
     hosts = [trace.host if trace is not None else "" for trace in traces]
-    names = sorted(set(hosts))
+    places = {host: place for place, host in enumerate(sorted(set(hosts)))}
     columns = _core.trace_columns([b"" if trace is None else trace.spans for trace in traces])
     begins = [_began_s(trace, report.trace) for trace in traces]
     lengths = [sum(getattr(each, name, 0.0) for name in _OWN_PHASES[kind]) for each in _completed(report, ranks)]
     of_ranks: dict[str, Any] = {
         "rank": [each.rank for each in ranks],
-        "host": [names.index(host) for host in hosts],
+        "host": [places[host] for host in hosts],
         "arrived_s": [round(begin, _DIGITS) for begin, _ in begins],
         "clock_error_s": [None if error is None else round(error, _DIGITS) for _, error in begins],
         "ended_s": [round(begin + length, _DIGITS) for (begin, _), length in zip(begins, lengths, strict=True)],
@@ -94,7 +94,7 @@ def _of_ranks(
         of_ranks["bytes_received"] = [getattr(each, "bytes_received", 0) for each in ranks]
         of_ranks["num_records"] = [getattr(each, "num_boxes", 0) for each in ranks]
     return {
-        "hosts": names if config.journal_hosts else [f"host {number}" for number in range(len(names))],
+        "hosts": [*places] if config.journal_hosts else [f"host {place}" for place in places.values()],
         "ranks": of_ranks,
         "sizes": {
             name: [[c, n, round(s, _DIGITS), b] for c, n, s, b in rows] for name, rows in columns["sizes"].items()

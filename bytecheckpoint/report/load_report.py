@@ -185,13 +185,18 @@ class LoadReport(RankLoadReport):
             most,
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, with_ranks: bool = True) -> dict[str, Any]:
         """Returns all fields and properties by name, as plain values.
 
         Instead of ``trace`` there are the ``host`` of the rank and ``phases``: seconds by phase.
+
+        Args:
+            with_ranks: Whether what the traces and the ``ranks`` say is in it. Without, it is soon made for any number
+                of ranks.
         """
         return to_plain(
             self,
+            () if with_ranks else ("ranks", "trace"),
             total_bytes_wanted=self.total_bytes_wanted,
             total_bytes_read=self.total_bytes_read,
             total_requests=self.total_requests,

@@ -165,13 +165,18 @@ class SaveReport(RankSaveReport):
             f"in {duration_text(self.total_s)} ({rate_text(self.gb_per_s)}; {'; '.join(notes)})"
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, with_ranks: bool = True) -> dict[str, Any]:
         """Returns all fields and properties by name, as plain values.
 
         Instead of ``trace`` there are the ``host`` of the rank and ``phases``: seconds by phase.
+
+        Args:
+            with_ranks: Whether what the traces and the ``ranks`` say is in it. Without, it is soon made for any number
+                of ranks.
         """
         return to_plain(
             self,
+            () if with_ranks else ("ranks", "trace"),
             total_bytes=self.total_bytes,
             total_requests=self.total_requests,
             gb_per_s=self.gb_per_s,

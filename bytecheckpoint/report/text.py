@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from bytecheckpoint.report.rank_trace import RankTrace
@@ -23,12 +24,13 @@ def who(rank: int, num_ranks: int) -> str:
     return "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
 
 
-def to_plain(report: Any, **derived: float | None) -> dict[str, Any]:
+def to_plain(report: Any, left_out: Collection[str] = (), **derived: float | None) -> dict[str, Any]:
     """Returns the fields of a report, which is a dataclass, and what is derived from them, as plain values.
 
     Instead of a trace there are the ``host`` of the rank and its ``phases``, seconds by name.
     """
-    values = {field.name: _plain(getattr(report, field.name)) for field in dataclasses.fields(report)}
+    names = [field.name for field in dataclasses.fields(report) if field.name not in left_out]
+    values = {name: _plain(getattr(report, name)) for name in names}
     trace = values.pop("trace", None)
     return {**values, **(trace or {}), **derived}
 

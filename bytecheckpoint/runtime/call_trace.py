@@ -14,6 +14,7 @@ from pathlib import Path
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.report.rank_trace import RankTrace
+from bytecheckpoint.runtime.boot_id import boot_id
 from bytecheckpoint.runtime.live_calls import Doing, NamedCall, Running, watch
 
 __all__ = ["MOST_TRACE_BYTES", "CallTrace"]
@@ -49,9 +50,8 @@ class CallTrace:
         self.kind, self.path = kind, path
         self._call = NamedCall(kind, path, rank, world_size)
         self._stall_timeout_s = 0.0 if config is None else config.stall_timeout_s
-        self._sent_ns = self._received_ns = 0
+        self._moments: dict[str, int] = {}
         self._is_full = config is not None and config.trace == "full"
-        self._heard_ns = self._answered_ns = 0
         if config is not None and config.trace in _KEPT:
             about = {"kind": kind, "path": path, "rank": rank, "world_size": world_size}
             join_ns, most = _KEPT[config.trace]
@@ -95,21 +95,13 @@ class CallTrace:
         if self.spans is not None:
             self.spans.expect(num_bytes)
 
-    def note_sent(self) -> None:
-        """Notes that the plan of this rank is ready to be sent to the coordinator."""
-        self._sent_ns = time.monotonic_ns()
+    def mark(self, moment: str) -> None:
+        """Notes that it is now one of the moments between which messages travel.
 
-    def note_received(self) -> None:
-        """Notes that this rank has the answer of the coordinator."""
-        self._received_ns = time.monotonic_ns()
-
-    def note_heard(self) -> None:
-        """Notes on the coordinator that it has the plans of all ranks."""
-        self._heard_ns = time.monotonic_ns()
-
-    def note_answered(self) -> None:
-        """Notes on the coordinator that its answers are ready to be sent."""
-        self._answered_ns = time.monotonic_ns()
+        Args:
+            moment: Name of the field of ``RankTrace``: ``sent_ns``, ``received_ns``, ``heard_ns`` or ``answered_ns``.
+        """
+        self._moments[moment] = time.monotonic_ns()
 
     def whole(self) -> RankTrace | None:
         """Returns all of what was recorded so far, if every piece of work is recorded; else None."""
@@ -123,12 +115,9 @@ class CallTrace:
             host=os.uname().nodename,
             clock=_clock(),
             began_ns=self.origin_ns,
-            sent_ns=self._sent_ns,
-            received_ns=self._received_ns,
-            heard_ns=self._heard_ns,
-            answered_ns=self._answered_ns,
             unix_offset_s=time.time() - time.monotonic(),
             spans=self.spans.encode(most_bytes),
+            **self._moments,
         )
 
 
@@ -139,7 +128,6 @@ def _clock() -> str:
     It is "" if the system does not tell.
     """
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
+        return f"{boot_id()} {Path('/proc/self/ns/time').readlink()}"
     except OSError:
         return ""

@@ -23,14 +23,14 @@ from bytecheckpoint.runtime.per_process import PerProcess
 if TYPE_CHECKING:
     from bytecheckpoint import _C
 
-__all__ = ["Doing", "NamedCall", "Running", "doing", "watch"]
+__all__ = ["WAITS_FOR_RANKS", "Doing", "NamedCall", "Running", "doing", "watch"]
 
 Doing: TypeAlias = tuple[str, float]
 """The phase of a call, and the seconds since it began."""
 
 _LOOK_INTERVAL_S = 0.5
-# In these phases a rank waits for others.
-_WAITS = ("global_plan", "exchange", "wait", "wait_peer")
+WAITS_FOR_RANKS = ("global_plan", "exchange", "wait", "wait_peer")
+"""Phases in which a rank waits for others, which are to blame if it waits for long."""
 
 _logger = logging.getLogger("bytecheckpoint")
 
@@ -66,12 +66,16 @@ class NamedCall:
 
     def awaited(self, phase: str) -> str:
         """Returns in words which ranks this one waits for in ``phase``, as far as it can know; "" if it knows none."""
-        if phase not in _WAITS:
+        if phase not in WAITS_FOR_RANKS:
             return ""
         here = {call.rank: call for call in ranks_here(self.kind, self.path) if call.rank != self.rank}
         there = {rank: of for rank, of in (self.elsewhere() if self.elsewhere else {}).items() if rank not in here}
-        busy = {rank: _in_words(call) for rank, call in here.items() if call.is_stopped or call.phase not in _WAITS}
-        busy |= {rank: f"in phase {name} for {s:.0f} s" for rank, (name, s) in there.items() if name not in _WAITS}
+        busy = {
+            rank: _in_words(call) for rank, call in here.items() if call.is_stopped or call.phase not in WAITS_FOR_RANKS
+        }
+        busy |= {
+            rank: f"in phase {name} for {s:.0f} s" for rank, (name, s) in there.items() if name not in WAITS_FOR_RANKS
+        }
         unseen = sorted({*range(self.world_size)} - {self.rank, *here, *there})
         notes = [f"rank {rank} is {text}" for rank, text in sorted(busy.items())]
         if unseen and not busy:
@@ -83,9 +87,13 @@ class NamedCall:
 
 
 def _in_words(call: LiveCall) -> str:
-    state = {"T": ", stopped by a signal", "t": ", stopped by a debugger"}.get(call.state, "")
-    done = f", {call.bytes_done:,} of {call.bytes_expected:,} bytes done" if call.bytes_expected else ""
+    state = f", {call.state_text}" if call.is_stopped else ""
+    done = _done(call.bytes_done, call.bytes_expected)
     return f"in phase {call.phase} for {call.phase_s:.0f} s{done} (pid {call.pid}{state})"
+
+
+def _done(num_bytes: int, expected: int) -> str:
+    return f", {num_bytes:,} of {expected:,} bytes done" if expected else ""
 
 
 class _Watched:
@@ -113,11 +121,11 @@ class _Watched:
         elif now - self._said >= self._stall_timeout_s:
             self._said = now
             phase, done = seen
-            of_bytes = f", {done:,} of {spans.bytes_expected:,} bytes done" if spans.bytes_expected else ""
             awaited = self._title.awaited(phase)
             _logger.warning(
                 "%s: no progress for %.0f s, in phase %s for %.0f s%s%s",
-                *(self._title, now - self._moved, phase, (time.monotonic_ns() - spans.since_ns) / 1e9, of_bytes),
+                *(self._title, now - self._moved, phase, (time.monotonic_ns() - spans.since_ns) / 1e9),
+                _done(done, spans.bytes_expected),
                 f"; {awaited}" if awaited else "",
             )
         return True

@@ -62,6 +62,12 @@ class LiveCall:
     state: str
 
     @property
+    def state_text(self) -> str:
+        """The state of the process in words; "" if it is none that keeps the call from going on."""
+        words = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waits for a device"}
+        return words.get(self.state, "")
+
+    @property
     def is_stopped(self) -> bool:
         """Whether a signal or a debugger has stopped the process."""
         return self.state in ("T", "t")

@@ -26,6 +26,8 @@ _NEXT = {
     "objects_s": "wait",
 }
 _NEXT_OF_LOAD = {"exchange_s": "read"}
+# With the end of these phases a message to the coordinator, or back, begins or ends its way.
+_MOMENTS = {"plan_s": "sent_ns", "global_plan_s": "heard_ns", "begin_s": "answered_ns", "exchange_s": "received_ns"}
 # In these phases the threads record what they do, under the same name.
 _OF_THREADS = ("write_s", "read_s")
 
@@ -69,14 +71,7 @@ class Phases:
         if after:
             self.trace.enter(after)
         self._last_ns = now
-        # With these phases a message to the coordinator, or back, begins or ends.
-        if phase == "plan_s":
-            self.trace.note_sent()
-        elif phase == "global_plan_s":
-            self.trace.note_heard()
-        elif phase == "begin_s":
-            self.trace.note_answered()
-        elif phase == "exchange_s":
-            self.trace.note_received()
+        if phase in _MOMENTS:
+            self.trace.mark(_MOMENTS[phase])
         if last:
             self.end(last)

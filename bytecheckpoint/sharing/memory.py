@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bytecheckpoint import _C
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.runtime.boot_id import boot_id
 
 __all__ = ["MemoryPlace", "SharedMemory", "are_together"]
 
@@ -77,5 +78,4 @@ def are_together(places: Sequence[MemoryPlace | None]) -> bool:
 
 
 def _machine() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"
+    return f"{boot_id()} {Path('/proc/self/ns/pid').stat().st_ino}"
