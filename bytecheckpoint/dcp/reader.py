@@ -293,7 +293,9 @@ class BcpReader(StorageReader):
         intents = [plan.storage_data for plan in plans if isinstance(plan.storage_data, ReadPreferences)]
         if self._rank is None and len(intents) == len(plans):
             self._keys.compare(str(self.path), self._opened(), [intent.asked for intent in intents])
-        return choose_reading(plans)
+        chosen = choose_reading(plans)
+        self._phases.trace.mark("answered_ns")
+        return chosen
 
     @noting_failure
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

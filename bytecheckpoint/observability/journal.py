@@ -75,16 +75,27 @@ def append(folder: Path, record: dict[str, Any]) -> None:
     with suppress(FileExistsError):
         folder.mkdir()  # not its parents: a run that was removed meanwhile stays removed
     path = folder / _NAME
+    while not _appended(path, line):
+        pass
+
+
+def _appended(path: Path, line: bytes) -> bool:
+    """Appends a line, unless another process has moved the file away before this one had its lock."""
     with path.open("ab", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except FileNotFoundError:
+            is_there = False
         size = os.fstat(file.fileno()).st_size
-        if size + len(line) > _ROTATE_BYTES and size > 0:
+        if is_there and size + len(line) > _ROTATE_BYTES and size > 0:
             _rotate(path)
-            with path.open("ab", buffering=0) as fresh:
-                fresh.write(line)
-            return
+            is_there = False
+        if not is_there:
+            return False
         # A line that a process began and did not end must not swallow this one.
         file.write(line if size == 0 or _ends_line(path) else b"\n" + line)
+        return True
 
 
 def _ends_line(path: Path) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -179,6 +180,26 @@ def test_many_writers_lose_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert num_skipped == 0
     for who in range(4):
         assert [r["number"] for r in records if r["who"] == str(who)] == [*range(100)]
+
+
+def test_a_file_that_is_moved_while_a_writer_waits_for_it_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "_ROTATE_BYTES", 200)
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"x" * 199 + b"\n")
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=journal.append, args=(tmp_path, {"format": 1, "kind": "save", "number": 2}))
+        waiting.start()
+        inode = f":{path.stat().st_ino} "
+        while not any("->" in lock and inode in lock for lock in Path("/proc/locks").read_text().splitlines()):
+            assert waiting.is_alive()
+        journal._rotate(path)  # as another process that has had the lock
+        path.write_bytes(b'{"format":1,"kind":"save","number":1}\n')
+    waiting.join(60)
+    assert names(tmp_path) == ["journal.1.jsonl", "journal.jsonl"]
+    assert [record["number"] for record in read_journal(tmp_path)[0]] == [1, 2]
 
 
 def test_a_journal_that_cannot_be_read(tmp_path: Path) -> None:
