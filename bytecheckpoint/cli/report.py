@@ -12,17 +12,14 @@ from typing import Any
 
 import click
 
-from bytecheckpoint import _core
-from bytecheckpoint.cli.contents import open_contents
-from bytecheckpoint.cli.options import Failure, checkpoint_argument, json_option, place_text
+from bytecheckpoint.cli.options import Failure, checkpoint_argument, json_option
+from bytecheckpoint.cli.run_contents import largest_tensors, space_of
 from bytecheckpoint.cli.text import counted, json_value, one_line, print_json
-from bytecheckpoint.config import Config
-from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.observability.figures import number, rank_figures, report_of, text_of
 from bytecheckpoint.observability.findings import Finding
 from bytecheckpoint.observability.page import page_of
-from bytecheckpoint.observability.page.contents import LargestTensors, page_contents
+from bytecheckpoint.observability.page.contents import page_contents
 from bytecheckpoint.observability.page.untrusted import cleaned
 from bytecheckpoint.observability.perfetto import trace_of
 from bytecheckpoint.observability.run_folder import Run, journal_files, journal_folder, read_run
@@ -33,7 +30,6 @@ from bytecheckpoint.report.text import size_text
 __all__ = ["command"]
 
 _DEFAULT_LAST = 200
-_MOST_TENSORS = 30
 _MOST_IN_WORDS = 5
 
 
@@ -135,7 +131,8 @@ def _write(path: Path, text: str) -> None:
 def _write_page(run: Run, found: Sequence[Sequence[Finding]], output: str | None, reload_s: float) -> Path:
     """Writes the page, and returns where."""
     of_run = troubles(run.records, found)
-    page = page_of(page_contents(run, found, of_run, tensors=_largest_tensors(run), reload_s=reload_s))
+    tensors, space = largest_tensors(run), space_of(run)
+    page = page_of(page_contents(run, found, of_run, tensors=tensors, space=space, reload_s=reload_s))
     if output is not None:
         _write(Path(output), page)
         return Path(output)
@@ -175,33 +172,6 @@ def _marks(folder: Path) -> list[tuple[str, int, int]]:
             continue
         found.append((file.name, status.st_size, status.st_mtime_ns))
     return found
-
-
-def _largest_tensors(run: Run) -> LargestTensors | None:
-    """Returns the largest tensors of the newest checkpoint that is still there; None if none can be read."""
-    saves = [record for record in run.records if record["kind"] == "save"]
-    for record in saves[: -_MOST_IN_WORDS - 1 : -1]:
-        path = text_of(record, "path")
-        if not path or "://" in path or "\0" in path:
-            continue
-        try:
-            contents = open_contents(str(run.path / path), config=Config.from_env(), kind=_core.Checkpoint)
-        except (CheckpointError, OSError):
-            continue  # removed, or being saved again
-        tensors = [item for item in contents.items if item.dtype is not None]
-        largest = sorted(tensors, key=lambda item: -item.num_bytes)[:_MOST_TENSORS]
-        rows = [
-            (
-                place_text(item.component, item.rank) + item.name,
-                str(item.dtype),
-                str(list(item.shape)),
-                item.num_bytes,
-                item.num_chunks,
-            )
-            for item in largest
-        ]
-        return LargestTensors(path, len(tensors), sum(item.num_bytes for item in tensors), rows)
-    return None
 
 
 def _call_text(record: Mapping[str, Any]) -> str:

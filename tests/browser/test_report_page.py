@@ -11,7 +11,7 @@ import pytest
 from support.simulated_journal import Job, Straggler, factors_of, simulate_load, simulate_save, write_run
 
 from bytecheckpoint.observability.page import page_of
-from bytecheckpoint.observability.page.contents import LargestTensors, page_contents
+from bytecheckpoint.observability.page.contents import LargestTensors, Space, StepSpace, page_contents
 from bytecheckpoint.observability.run_folder import read_run
 from bytecheckpoint.observability.summary import findings_of_all, troubles
 
@@ -294,6 +294,35 @@ def test_hostile_text_stays_text(tmp_path: Path, open_page: Callable[..., Any]) 
         for part in (0.2, 0.5, 0.8):
             page.mouse.move(box["x"] + box["width"] * part, box["y"] + box["height"] * 0.5)
     assert page.locator("img, .chart svg a").count() == 0
+
+
+def test_what_is_on_disk(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    """Steps 30 and 40 are there, and share 2 GB; that of step 10 is gone; step 5 is of no save in the journal."""
+    records = [simulate_save(job_of(4), 1, step=step, at=1e9 + step) for step in (10, 30, 40)]
+    run = write_run(tmp_path / "run", records)
+    for step in (30, 40):
+        (run / f"step_{step}").mkdir()
+        (run / f"step_{step}" / ".metadata").touch()
+    steps = [
+        StepSpace("step_5", 5, 1_000_000_000, 0, 0, is_readable=False),
+        StepSpace("step_30", 30, 3_000_000_000, 2_000_000_000, 1_500_000_000, is_readable=True),
+        StepSpace("step_40", 40, 3_000_000_000, 2_000_000_000, 0, is_readable=True),
+    ]
+    space = Space(9_000_000_000, 2_000_000_000, steps)
+    page = open_page(page_for(run, tmp_path / "report.html", space=space))
+    note = page.locator("#space-note").inner_text()
+    assert note.startswith("3 steps take 9.00 GB on disk; hard links between steps save 2.00 GB.")
+    for words in (
+        "1 of the 3 checkpoints that these saves made is no longer",
+        "1.50 GB are in files",
+        "1 step could not",
+    ):
+        assert words in note
+    legend = page.locator("#space-chart .legendtext").all_text_contents()
+    assert legend == ["of its own", "shared by hard links", "in files that no commit mark names", "removed"]
+    assert marks_in(page, "space-chart") == 3 + 2 + 1 + 1
+    page = open_page(page_for(run, tmp_path / "without.html", space=None))
+    assert page.locator("#space-note").inner_text().startswith("1 of the 3 checkpoints")
 
 
 def test_records_without_something(tmp_path: Path, open_page: Callable[..., Any]) -> None:

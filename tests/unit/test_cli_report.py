@@ -181,6 +181,30 @@ def test_the_largest_tensors_of_the_newest_checkpoint(folder: Path) -> None:
     assert [call["is_there"] for call in data["calls"]] == [False, False, True, False, False, True]
 
 
+def test_what_the_steps_take_on_disk(folder: Path) -> None:
+    for step in (30, 40):
+        save(folder / f"step_{step}")
+    linked = folder / "step_50"
+    linked.mkdir()
+    for file in (folder / "step_40").iterdir():
+        os.link(file, linked / file.name)
+    (folder / "step_30" / "__7_0.0123456789abcdef.distcp").write_bytes(bytes(5000))  # what a dead save left
+    assert flush()
+    run("report", str(folder))
+    told = data_of(folder / ".bcp" / "report.html")["space"]
+    du = as_json("du", str(folder), code=1)
+    assert (told["allocated_bytes"], told["shared_bytes"]) == (du["allocated_bytes"], du["shared_bytes"])
+    assert told["shared_bytes"] > 0
+    assert [(step["path"], step["step"], step["is_readable"]) for step in told["steps"]] == [
+        ("step_30", 30, True),
+        ("step_40", 40, True),
+        ("step_50", 50, True),
+    ]
+    assert [step["own_bytes"] > 0 for step in told["steps"]] == [True, False, False]
+    assert [step["linked_bytes"] for step in told["steps"]] == [0, told["shared_bytes"], told["shared_bytes"]]
+    assert [step["unnamed_bytes"] for step in told["steps"]] == [5000, 0, 0]
+
+
 def test_a_journal_that_saves_and_loads_wrote(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

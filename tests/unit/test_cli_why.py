@@ -23,7 +23,7 @@ VALUE = torch.arange(300_000, dtype=torch.float32).reshape(300, 1000)
 
 @pytest.fixture
 def step(tmp_path: Path) -> Path:
-    path = tmp_path / "run" / "step_5"
+    path = tmp_path / "jobs" / "run" / "step_5"  # journals are looked for in the three folders above
     save(path, {"model": {"embed": VALUE, "bias": torch.arange(7.0)}, "step": 5, HOSTILE: torch.ones(3)})
     assert flush()  # its own record is in the journal
     return path

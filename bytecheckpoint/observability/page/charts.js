@@ -12,7 +12,7 @@ function layout(more) {
     margin: { l: 60, r: 20, t: 10, b: 40 },
     height: 260,
     hoverlabel: { bgcolor: style("--card"), bordercolor: style("--line"), font: { color: style("--ink") }, align: "left" },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal" },
     dragmode: "zoom",
     ...rest,
     xaxis: { ...axis, ...xaxis },
@@ -123,20 +123,40 @@ function drawTrend(data, calls, what, choose) {
   document.getElementById("trend-note").textContent = note;
 }
 
-function drawSpace(calls) {
-  const section = document.getElementById("space");
+// Steps on disk by what they take, and the checkpoints that these saves made and that are gone by what they had.
+function drawSpace(data, calls) {
+  const steps = data.space?.steps ?? [];
+  const there = new Set(steps.map((step) => step.path));
+  const isThere = (call) => there.has(call.path) || there.has(call.path?.split("/")[0]);
   const saves = calls.filter((call) => call.kind === "save" && call.is_there !== null && call.totalBytes !== null);
   const newest = [...new Map(saves.map((call) => [call.path, call])).values()];
-  section.hidden = !newest.length;
-  if (!newest.length) return;
-  const kept = newest.filter((call) => call.is_there);
-  const sum = kept.reduce((all, call) => all + call.totalBytes, 0);
-  document.getElementById("space-note").textContent = `${count(kept.length)} of the ${count(newest.length)} checkpoints that these saves made are still there; their saves wrote ${bytes(sum)}. Files that several checkpoints share count in each; bcp du RUN says what is shared, and what a prune would free.`;
-  const { x, axis } = runAxis(newest);
-  const bar = (name, some, colour) => ({
-    type: "bar", name, x: some.map(x), y: some.map((call) => call.totalBytes / 1e9), marker: { color: colour },
-    text: some.map((call) => `${plain(call.path)}<br>${bytes(call.totalBytes)}, ${name}`), hoverinfo: "text", textposition: "none",
+  const gone = newest.filter((call) => !call.is_there && !isThere(call));
+  document.getElementById("space").hidden = !steps.length && !gone.length;
+  if (!steps.length && !gone.length) return;
+  const { allocated_bytes: all = 0, shared_bytes: shared = 0 } = data.space ?? {};
+  const unnamed = steps.reduce((sum, step) => sum + step.unnamed_bytes, 0);
+  const unread = steps.filter((step) => !step.is_readable).length;
+  document.getElementById("space-note").textContent = [
+    steps.length ? `${count(steps.length)} ${steps.length === 1 ? "step takes" : "steps take"} ${bytes(all) || "0 B"} on disk${shared ? `; hard links between steps save ${bytes(shared)}` : ""}.` : "",
+    gone.length ? `${count(gone.length)} of the ${count(newest.length)} checkpoints that these saves made ${gone.length === 1 ? "is" : "are"} no longer there.` : "",
+    unnamed ? `${bytes(unnamed)} are in files that no commit mark names: of a save under way, or of one that died.` : "",
+    unread ? `${count(unread)} ${unread === 1 ? "step" : "steps"} could not be read.` : "",
+    "bcp du RUN says what for; with --keep-latest N, also what a prune would free.",
+  ].filter(Boolean).join(" ");
+  const isByStep = steps.every((step) => step.step !== null) && gone.every((call) => call.step !== null);
+  const x = (each) => (isByStep ? each.step : plain(each.path));
+  const bar = (name, some, size, colour) => ({
+    type: "bar", name, x: some.map(x), y: some.map((each) => size(each) / 1e9), marker: { color: colour },
+    text: some.map((each) => `${plain(each.path)}<br>${bytes(size(each))} ${name}`), hoverinfo: "text", textposition: "none",
   });
-  const traces = [bar("there", kept, "#3aa655"), bar("removed", newest.filter((call) => !call.is_there), "#b9c1cc")].filter((t) => t.x.length);
-  draw("space-chart", traces, { height: 200, barmode: "stack", xaxis: axis, yaxis: { title: { text: "GB" } } }, "Bytes of the checkpoints that are there and that were removed");
+  const having = (size) => steps.filter((step) => size(step) > 0);
+  const own = (step) => Math.max(0, step.own_bytes - step.unnamed_bytes);
+  const traces = [
+    bar("of its own", having(own), own, "#3aa655"),
+    bar("shared by hard links", having((step) => step.linked_bytes), (step) => step.linked_bytes, "#2f7fd0"),
+    bar("in files that no commit mark names", having((step) => step.unnamed_bytes), (step) => step.unnamed_bytes, "#d2423d"),
+    bar("removed", gone, (call) => call.totalBytes, "#b9c1cc"),
+  ].filter((trace) => trace.x.length);
+  draw("space-chart", traces, { height: 220, barmode: "stack", xaxis: { title: { text: isByStep ? "step" : "checkpoint" } }, yaxis: { title: { text: "GB" } } },
+    `What ${count(steps.length)} steps take on disk, and ${count(gone.length)} checkpoints that were removed`);
 }

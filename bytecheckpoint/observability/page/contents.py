@@ -8,7 +8,7 @@ with the costliest findings, then the newest ones. Of the others the page has th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from bytecheckpoint.observability.page.untrusted import cleaned, shown
 from bytecheckpoint.observability.run_folder import Run
 from bytecheckpoint.observability.summary import Trouble
 
-__all__ = ["LargestTensors", "page_contents"]
+__all__ = ["LargestTensors", "Space", "StepSpace", "page_contents"]
 
 _MOST_CELLS = 400_000
 _MOST_SPANS = 25_000
@@ -44,12 +44,49 @@ class LargestTensors:
     rows: Sequence[tuple[str, str, str, int, int]]
 
 
+@dataclass(frozen=True)
+class StepSpace:
+    """What one step takes on disk.
+
+    Attributes:
+        path: The step, relative to the run folder.
+        step: Its number.
+        own_bytes: What the disk has for it alone.
+        linked_bytes: What the disk has of files that have other names, too, such as those of other steps.
+        unnamed_bytes: Bytes of its files that no commit mark names: left by a save that died, or of one under way.
+        is_readable: Whether everything in it could be read.
+    """
+
+    path: str
+    step: int | None
+    own_bytes: int
+    linked_bytes: int
+    unnamed_bytes: int
+    is_readable: bool
+
+
+@dataclass(frozen=True)
+class Space:
+    """What the steps of a run take on disk.
+
+    Attributes:
+        allocated_bytes: What all of them take; a file with several names counts once.
+        shared_bytes: What hard links save: the difference to one file for each name.
+        steps: Each step that is there, sorted by step.
+    """
+
+    allocated_bytes: int
+    shared_bytes: int
+    steps: Sequence[StepSpace]
+
+
 def page_contents(
     run: Run,
     found: Sequence[Sequence[Finding]],
     of_run: Sequence[Trouble],
     *,
     tensors: LargestTensors | None = None,
+    space: Space | None = None,
     reload_s: float = 0.0,
 ) -> dict[str, Any]:
     """Returns what the script of the page reads.
@@ -59,6 +96,7 @@ def page_contents(
         found: The findings of each record.
         of_run: What to look at in all of them together.
         tensors: The largest tensors of the newest checkpoint, if it could be read.
+        space: What the steps take on disk, if the run folder could be read.
         reload_s: Seconds after which the page loads itself again; 0 for never.
     """
     figures = [rank_figures(record) for record in run.records]
@@ -76,6 +114,7 @@ def page_contents(
         "troubles": [_trouble(trouble) for trouble in of_run[:_MOST_TROUBLES]],
         "num_troubles": len(of_run),
         "tensors": _tensors(tensors),
+        "space": _space(space),
         "calls": [
             _call(
                 run.path,
@@ -157,6 +196,16 @@ def _is_there(run: Path, record: Mapping[str, Any]) -> bool | None:
         return (run / path / ".metadata").exists()
     except OSError:
         return None
+
+
+def _space(space: Space | None) -> dict[str, Any] | None:
+    if space is None:
+        return None
+    return {
+        "allocated_bytes": space.allocated_bytes,
+        "shared_bytes": space.shared_bytes,
+        "steps": [{**asdict(step), "path": shown(step.path)} for step in space.steps],
+    }
 
 
 def _tensors(tensors: LargestTensors | None) -> dict[str, Any] | None:

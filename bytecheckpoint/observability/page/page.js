@@ -263,7 +263,7 @@ function recalled() {
 
 function drawAll() {
   showTrend();
-  drawSpace(calls);
+  drawSpace(data, calls);
   if (state.call >= 0) choose(state.call, state.unit === null ? null : calls[state.call].rankOf(state.unit));
 }
 
