@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from measurement import machine
-from measurement.conditions import Stopwatch, add_arguments, drop_page_cache, sync_directories
+from measurement.conditions import Stopwatch, add_arguments, drop_page_cache, sync_directories, sync_files
 from measurement.states import KINDS, make_state
 from rich.console import Console
 from rich.table import Table
@@ -70,7 +70,7 @@ def converted_by_workers(source: Path, target: Path) -> None:
 def joined_by_dcp(shards: Path, target: Path, files: dict[str, int]) -> None:
     target.mkdir()
     consolidate_safetensors_files(str(shards), str(target), files, num_threads=2)
-    sync_directories(target)
+    sync_files(target)
 
 
 def exported_by_dcp(source: Path, target: Path, files: dict[str, int], into: dict[str, torch.Tensor]) -> None:
