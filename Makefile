@@ -19,7 +19,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 CXX_FILES := $(shell find csrc tests/cpp tests/cuda tests/fuzz -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 PY_DIRS := bytecheckpoint tests demo benchmarks docs setup.py
 
-.PHONY: help demo test environment compat torture fuzz bench docs wheel lint tidy format sanitize sanitize-python run_asan run_tsan build clean
+.PHONY: help demo test environment compat torture fuzz bench bench-all docs wheel lint tidy format sanitize sanitize-python run_asan run_tsan build clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -44,6 +44,9 @@ bench: $(VENV)/.built $(VENV)/.bench build/objects/.testing  ## compare with oth
 	$(BIN)/python benchmarks/compare.py large --json build/bench/large.json $(BENCH_ARGS)
 	$(BIN)/python benchmarks/compare.py small --json build/bench/small.json $(BENCH_ARGS)
 	$(BIN)/python benchmarks/plot.py build/bench/large.json build/bench/small.json --output build/bench/compare.png
+
+bench-all: $(VENV)/.built $(VENV)/.bench build/objects/.testing  ## the figures that we hold, under 20 minutes; benchmarks/compare_runs.py compares two runs
+	$(BIN)/python benchmarks/bench_all.py $(BENCH_ARGS)
 
 docs: $(VENV)/.built $(VENV)/.docs  ## the documentation, to build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees -b html docs build/docs

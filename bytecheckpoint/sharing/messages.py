@@ -58,8 +58,8 @@ class PeerMessages:
             self.lost[peer] = error
             return None
 
-    def wait(self, peer: int, work: Message | None) -> bool:
-        """Blocks until ``work`` with ``peer`` is done. Returns False if the peer is lost."""
+    def wait(self, peer: int, work: Message | None, phase: str = "wait_peer") -> bool:
+        """Blocks until ``work`` with ``peer`` is done, and records that as ``phase``. Returns False if the peer is lost."""
         if work is None:
             return False
         begin_ns = time.monotonic_ns()
@@ -69,7 +69,7 @@ class PeerMessages:
             self.lost.setdefault(peer, error)
             return False
         finally:
-            self.trace.add("wait_peer", begin_ns, time.monotonic_ns(), lane="scatter")
+            self.trace.add(phase, begin_ns, time.monotonic_ns(), lane="scatter")
         return True
 
     def gather(self, data: bytes) -> list[bytes]:

@@ -204,7 +204,10 @@ class Relay:
     def _reclaim(self) -> None:
         """Waits until the oldest unit that is being sent has gone to all, and releases its slot."""
         sent = self._sent.popleft()
-        have_gone = [self._messages.wait(peer, work) for peer, work in sent.works]
+        have_gone = [
+            self._messages.wait(peer, work, "wait_peer" if peer in self._readers else "send")
+            for peer, work in sent.works
+        ]
         if not all(have_gone):
             # A peer that this rank has lost may be alive, and still copy from the slot.
             self._is_stopped = True
@@ -245,7 +248,7 @@ class Relay:
         """Waits for the oldest payload, then verifies and scatters it."""
         unit = self._incoming.popleft()
         self._free.append(unit.slot)
-        if not self._messages.wait(unit.owner, unit.work):
+        if not self._messages.wait(unit.owner, unit.work, "receive"):
             self._is_stopped = True
         self._take(unit.number, unit.slot, unit.num_bytes, is_verified=False)
 

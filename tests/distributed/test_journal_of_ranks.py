@@ -22,6 +22,7 @@ from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter,
 from bytecheckpoint.observability import read_journal
 from bytecheckpoint.observability.observers import flush
 from bytecheckpoint.observability.trace_files import read_traces, with_whole_traces
+from distributed.shared_loads import on_machines_of
 
 NUM_RANKS = 4
 LATE_S = 0.4
@@ -61,6 +62,18 @@ def test_every_rank_is_in_the_journal(tmp_path: Path, reading: str) -> None:
     assert ("wait_peer" in load["ranks"]["phases"]) == (reading == "cooperative")
     assert sum(save["ranks"]["num_bytes"]) == save["report"]["total_bytes"] >= 4 << 20
     assert all(seconds > 0 for seconds in save["ranks"]["phases"]["write"])
+
+
+def load_from_other_machines(path: str) -> None:
+    on_machines_of(1)
+    save_and_load(path, late=NUM_RANKS, settings={"shared_reading": "cooperative"})
+
+
+def test_blocks_that_travel_between_machines_are_in_the_journal(tmp_path: Path) -> None:
+    run_ranks(NUM_RANKS, load_from_other_machines, str(tmp_path / "step_4"))
+    (_, load), _ = read_journal(tmp_path)
+    phases = load["ranks"]["phases"]
+    assert all(seconds > 0 for phase in ("send", "receive", "wait_peer") for seconds in phases[phase])
 
 
 RANK = """

@@ -8,8 +8,10 @@ file and no descriptor.
 from __future__ import annotations
 
 import errno
+import logging
 import multiprocessing.connection
 import os
+import re
 import signal
 import threading
 import time
@@ -23,9 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bytecheckpoint import BcpReader
+from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.dcp._save_session import take_right_away
 from bytecheckpoint.errors import CheckpointChangedError, DurabilityUnknownError, SaveFailedError, StorageError
 from faults.fork_server import LIMIT_S, ForkServer, Meeting
@@ -365,6 +369,43 @@ def test_a_lost_coordinator_is_given_up_though_its_storage_is_silent(tmp_path: P
         (unlinking,) = (thread for thread in threading.enumerate() if thread.name == "bytecheckpoint-take-away")
         unlinking.join(LIMIT_S)
         assert not tmp.exists()
+
+
+class Answering(logging.Handler):
+    """Lets the storage answer when a call has said that it makes no progress."""
+
+    def __init__(self, storage: SilentStorage) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+        self._storage = storage
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "no progress" in record.getMessage():
+            self.said.append(record.getMessage())
+            self._storage.answer()
+
+
+def test_the_log_says_in_which_phase_a_save_waits(tmp_path: Path) -> None:
+    with silent_storage(tmp_path) as storage:
+
+        class Stopping(BcpSavePlanner):
+            def resolve_data(self, write_item: Any) -> Any:
+                storage.stop()
+                return super().resolve_data(write_item)
+
+        handler, logger = Answering(storage), logging.getLogger("bytecheckpoint")
+        logger.addHandler(handler)
+        try:
+            writer = BcpWriter(storage.path / "step_1", config=Config(stall_timeout_s=1, io_timeout_s=LIMIT_S))
+            dcp.save({"w": torch.arange(1000)}, storage_writer=writer, planner=Stopping(), no_dist=True)
+        finally:
+            logger.removeHandler(handler)
+        assert handler.said
+        wanted = r"save\(.*/mount/step_1\).*: no progress for \d+ s, in phase (write|flush|sync) for \d+ s"
+        assert re.match(wanted, handler.said[0]), handler.said
+        got = {"w": torch.zeros(1000, dtype=torch.int64)}
+        dcp.load(got, storage_reader=BcpReader(storage.path / "step_1"), no_dist=True)
+        assert got["w"].equal(torch.arange(1000))
 
 
 def load_by_itself(request: SaveRequest) -> int:

@@ -190,6 +190,49 @@ def test_observability(tmp_path: Path) -> None:
     assert all(0 < f["page_bytes"] < 5e6 for f in figures if f["section"] == "page")
 
 
+def run_of(ours: list[float], disk: list[float]) -> dict[str, Any]:
+    """Returns what bench_all.py keeps, of one benchmark with three contenders, and one that failed."""
+    seconds = {"bytecheckpoint": {"save": ours}, "dcp-2": {"save": [9.0, 1.0, 5.0]}, "disk-2": {"save": disk}}
+    figures = {"seconds": seconds, "machine": {"cores": 2}, "added_bytes": 5 << 20}
+    return {"runs": {"large": {"took_s": 1.0, "figures": figures}, "other": {"took_s": 1.0, "figures": None}}}
+
+
+STEADY = [0.50, 0.51, 0.49, 0.50, 0.50]
+
+
+@pytest.mark.parametrize(
+    ("ours", "disk", "code", "said"),
+    [
+        (STEADY, STEADY, 0, "0 worse, 0 better, 1 same"),
+        ([1.5 * each for each in STEADY], STEADY, 1, "1 worse, 0 better, 0 same"),
+        ([0.5 * each for each in STEADY], STEADY, 0, "0 worse, 1 better, 0 same"),
+        ([3.0 * each for each in STEADY], [3.0 * each for each in STEADY], 0, "0 worse, 0 better, 1 same"),
+        ([0.2, 0.9, 0.6, 1.1, 0.3], STEADY, 0, "0 worse, 0 better, 1 same"),
+    ],
+    ids=["nothing", "slower", "faster", "a slower machine", "noise"],
+)
+def test_runs_are_compared_beyond_their_noise(
+    ours: list[float], disk: list[float], code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "old.json").write_text(json.dumps(run_of(STEADY, STEADY)))
+    (tmp_path / "new.json").write_text(json.dumps(run_of(ours, disk)))
+    command = [sys.executable, str(SCRIPTS / "compare_runs.py"), "old.json", "new.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert f"{said}; 1 single figures" in " ".join(done.stdout.split())
+    assert ("seconds, bytecheckpoint, save" in done.stdout) == (said[0] == "1" or "1 better" in said)
+
+
+@pytest.mark.long
+def test_all_benchmarks_are_kept_in_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "all.json"
+    run("bench_all.py", "--only", "observability", "--output", str(file))
+    kept = json.loads(file.read_text())["runs"]["observability"]
+    assert kept["said"] is None
+    assert kept["figures"]["figures"]
+    assert run("compare_runs.py", str(file), str(file)).startswith("0 worse, 0 better, ")
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_phases(tmp_path: Path, ranks: int) -> None:
     file = tmp_path / "phases.json"
