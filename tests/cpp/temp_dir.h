@@ -57,9 +57,12 @@ class TempDir {
 };
 
 inline std::string read_all(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw std::runtime_error("cannot read " + path);
-  return std::string(std::istreambuf_iterator<char>(in), {});
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
+  std::string bytes(in ? static_cast<size_t>(in.tellg()) : 0, '\0');
+  if (!in || !in.seekg(0).read(bytes.data(), static_cast<std::streamsize>(bytes.size()))) {
+    throw std::runtime_error("cannot read " + path);
+  }
+  return bytes;
 }
 
 inline void write_all(const std::string& path, std::string_view bytes) {
