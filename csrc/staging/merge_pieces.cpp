@@ -14,8 +14,9 @@
 namespace bytecheckpoint::staging {
 namespace {
 
-/// Summed, then copied, in pieces of this size: the second pass finds a piece in the first-level cache.
-constexpr int64_t kCachedBytes = 32 << 10;
+/// Summed, then copied, in parts of this size: the copy finds a part in the first-level cache, and meanwhile fetches
+/// the next one to it. So memory is never only read or only written.
+constexpr int64_t kCachedBytes = 8 << 10;
 /// What a thread takes at a time. For less, another thread is not worth its start.
 constexpr int64_t kGrainBytes = 1 << 20;
 
@@ -88,7 +89,7 @@ uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const St
     if (is_contiguous(runs)) {
       const uint8_t* const from = piece.view.data + begin;
       if (has_checksum) crc = base::crc32(crc, from, static_cast<size_t>(end - begin));
-      stream_copy(to + begin, from, end - begin);
+      stream_copy(to + begin, from, end - begin, std::min(end - begin, piece.bytes - end));
     } else {
       gather_window(runs, piece.view.data, begin, end, to + begin);
       if (has_checksum) crc = base::crc32(crc, to + begin, static_cast<size_t>(end - begin));

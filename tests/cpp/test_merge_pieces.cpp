@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -169,6 +170,25 @@ TEST_CASE("merge_pieces: more bytes than can be counted are no layout") {
   view.sizes = {std::numeric_limits<int64_t>::max()};
   pieces.clear();
   CHECK_FALSE(lay_out({view}, 64, &pieces, &total));
+}
+
+TEST_CASE("stream_copy: every kernel copies whole lines, wherever it fetches what is next") {
+  Random random(25);
+  std::vector<uint8_t> from(700), to(704);
+  for (uint8_t& byte : from) byte = static_cast<uint8_t>(random());
+  uint8_t* const line = to.data() + (-reinterpret_cast<uintptr_t>(to.data()) % 64);
+  for (const StreamKernel& kernel : stream_kernels()) {
+    CAPTURE(kernel.name);
+    for (const int64_t bytes : {0, 64, 128, 576}) {
+      for (const uint8_t* next : {line - 64 * 1024, static_cast<uint8_t*>(nullptr)}) {
+        std::fill(to.begin(), to.end(), kUntouched);
+        kernel.copy_lines(line, from.data() + 3, bytes, next, bytes);  // nothing is there: a fetch never faults
+        end_stream_copies();
+        CHECK(std::equal(line, line + bytes, from.data() + 3));
+        CHECK(line[bytes] == kUntouched);
+      }
+    }
+  }
 }
 
 TEST_CASE("stream_copy: every alignment and length, and nothing beyond") {
