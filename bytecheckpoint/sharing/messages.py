@@ -59,7 +59,7 @@ class PeerMessages:
             return None
 
     def wait(self, peer: int, work: Message | None, phase: str = "wait_peer") -> bool:
-        """Blocks until ``work`` with ``peer`` is done, and records that as ``phase``. Returns False if the peer is lost."""
+        """Blocks until ``work`` with ``peer`` is done, which it records as ``phase``. False if the peer is lost."""
         if work is None:
             return False
         begin_ns = time.monotonic_ns()
