@@ -54,7 +54,8 @@ struct Work {
   size_t num_grains;
 };
 
-/// Calls `handle(number of the stretch, stretch, runs of its piece)` for every stretch, in `num_threads` threads.
+/// Calls `handle(number of the stretch, stretch, runs of its piece)` for every stretch, in `num_threads` threads. A
+/// thread goes through neighbouring ones in their order.
 template <class Handle>
 void for_each_stretch(const std::vector<Piece>& pieces, const Work& work, int num_threads, const Handle& handle) {
   std::atomic<size_t> next{0};
@@ -80,8 +81,9 @@ bool is_contiguous(const tensor::BoxRuns& runs) {
   return runs.num_runs() == 1 && runs.memory_step_bytes() == runs.itemsize_bytes();
 }
 
-uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const Stretch& stretch, uint8_t* merged,
-                       bool has_checksum) {
+/// \param next  What is merged after the stretch; null if that is not known.
+uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const Stretch& stretch, const uint8_t* next,
+                       uint8_t* merged, bool has_checksum) {
   uint32_t crc = 0;
   uint8_t* const to = merged + piece.offset;
   for (int64_t begin = stretch.begin; begin < stretch.end; begin += kCachedBytes) {
@@ -89,7 +91,11 @@ uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const St
     if (is_contiguous(runs)) {
       const uint8_t* const from = piece.view.data + begin;
       if (has_checksum) crc = base::crc32(crc, from, static_cast<size_t>(end - begin));
-      stream_copy(to + begin, from, end - begin, std::min(end - begin, piece.bytes - end));
+      if (end < stretch.end) {
+        stream_copy(to + begin, from, end - begin, piece.view.data + end, stretch.end - end);
+      } else {
+        stream_copy(to + begin, from, end - begin, next, next == nullptr ? 0 : kCachedBytes);
+      }
     } else {
       gather_window(runs, piece.view.data, begin, end, to + begin);
       if (has_checksum) crc = base::crc32(crc, to + begin, static_cast<size_t>(end - begin));
@@ -124,7 +130,12 @@ bool lay_out(std::vector<tensor::StridedView> views, int64_t alignment_bytes, st
 void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_threads, PieceChecksums* checksums) {
   const Work work(pieces, checksums);
   for_each_stretch(pieces, work, num_threads, [&](size_t s, const Stretch& stretch, const tensor::BoxRuns& runs) {
-    const uint32_t crc = merge_stretch(pieces[stretch.piece], runs, stretch, merged, checksums != nullptr);
+    const uint8_t* next = nullptr;
+    if (s + 1 < work.stretches.size()) {
+      const Stretch& following = work.stretches[s + 1];
+      next = pieces[following.piece].view.data + following.begin;
+    }
+    const uint32_t crc = merge_stretch(pieces[stretch.piece], runs, stretch, next, merged, checksums != nullptr);
     if (checksums != nullptr) checksums->crcs[s] = crc;
   });
 }

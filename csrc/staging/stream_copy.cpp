@@ -54,13 +54,13 @@ std::vector<StreamKernel> stream_kernels() {
   return kernels;
 }
 
-void stream_copy(uint8_t* to, const uint8_t* from, int64_t bytes, int64_t next_bytes) {
+void stream_copy(uint8_t* to, const uint8_t* from, int64_t bytes, const uint8_t* next, int64_t next_bytes) {
   static const StreamKernel fastest = stream_kernels().front();
   // Streams whole lines only: a line that is written in parts would have to be read after all.
   const int64_t head = std::min(bytes, static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % kLineBytes));
   std::memcpy(to, from, static_cast<size_t>(head));
   const int64_t lines = (bytes - head) / kLineBytes * kLineBytes;
-  fastest.copy_lines(to + head, from + head, lines, from + bytes, next_bytes);
+  fastest.copy_lines(to + head, from + head, lines, next, next_bytes);
   std::memcpy(to + head + lines, from + head + lines, static_cast<size_t>(bytes - head - lines));
 }
 
@@ -70,7 +70,7 @@ void end_stream_copies() {
 
 #else
 
-void stream_copy(uint8_t* to, const uint8_t* from, int64_t bytes, int64_t) {
+void stream_copy(uint8_t* to, const uint8_t* from, int64_t bytes, const uint8_t*, int64_t) {
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
