@@ -63,9 +63,10 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, prog_name="bcp", message="%(prog)s %(version)s")
 def bcp() -> None:
-    """Inspects checkpoints of bytecheckpoint and of stock DCP.
+    """Inspects, converts and keeps checkpoints of bytecheckpoint, stock DCP and others.
 
-    No command changes a checkpoint or runs its code. Only sweep removes anything, and nothing of a checkpoint.
+    No command changes a checkpoint in place or runs its code. Two remove something: prune whole checkpoints, and sweep
+    what saves that died have left in an object store.
 
     \b
     Example:
