@@ -45,7 +45,7 @@ bench: $(VENV)/.built $(VENV)/.bench build/objects/.testing  ## compare with oth
 	$(BIN)/python benchmarks/compare.py small --json build/bench/small.json $(BENCH_ARGS)
 	$(BIN)/python benchmarks/plot.py build/bench/large.json build/bench/small.json --output build/bench/compare.png
 
-bench-all: $(VENV)/.built $(VENV)/.bench build/objects/.testing  ## the figures that we hold, under 20 minutes; benchmarks/compare_runs.py compares two runs
+bench-all: $(VENV)/.built $(VENV)/.bench build/objects/.testing  ## the figures that we hold, in one file; benchmarks/compare_runs.py compares two of them
 	$(BIN)/python benchmarks/bench_all.py $(BENCH_ARGS)
 
 docs: $(VENV)/.built $(VENV)/.docs  ## the documentation, to build/docs; a warning is an error

@@ -12,12 +12,13 @@ from typing import Any
 
 # Contenders that are not ours. The first of them that took part is what the others are divided by: all of them met the
 # same machine in the same rounds.
-YARDSTICKS = ("disk-2", "disk, reading and writing", "disk", "dcp-2", "dcp-thread", "dcp", "stock", "no save", "off")
-OTHERS = ("dcp", "disk", "stock", "torch.save", "safetensors.", "no save", "torch_checkpointing")
-# What is not measured, but chosen or counted.
-SETTINGS = {"machine", "versions", "command", "state", "bytes", "num_bytes", "num_tensors", "repetitions", "num_calls"}
-SETTINGS |= {"busy_starts", "ranks", "tensors", "tensor_bytes", "dim", "split", "kept", "saves", "gap_ms"}
-SETTINGS |= {"loop_slowdown", "training_slowdown", "gap_without_core_ms", "sharing_strategy", "kind", "who"}
+YARDSTICKS = ("disk-2", "disk, reading and writing", "dcp-2", "dcp-thread")
+OTHERS = ("dcp", "disk", "stock", "torch.save", "no save")
+# Parts of a report without series: facts, one call's split, and series of which the largest count, not the median.
+LEFT_OUT = {"machine", "versions", "split", "gap_ms", "gap_without_core_ms", "loop_slowdown", "training_slowdown"}
+# Numbers that were chosen, not measured. Under the same keys some scripts have tables of what they measured.
+SETTINGS = {"bytes", "num_bytes", "num_tensors", "repetitions", "num_calls", "busy_starts", "ranks", "tensors"}
+SETTINGS |= {"tensor_bytes", "dim", "saves"}
 MOST_RESAMPLES = 400
 # Standard errors that a change must exceed, and the part by which it must at least differ.
 ERRORS, LEAST_CHANGE = 3.0, 0.03
@@ -31,7 +32,7 @@ def series_of(figures: Mapping[str, Any]) -> dict[Path, list[float]]:
     def walk(value: Any, path: Path) -> Iterator[tuple[Path, list[float]]]:
         if isinstance(value, Mapping):
             for key, inner in value.items():
-                if key not in SETTINGS:
+                if key not in LEFT_OUT and not (key in SETTINGS and _is_number(inner)):
                     yield from walk(inner, (*path, str(key)))
         elif isinstance(value, list) and value and all(_is_number(each) for each in value):
             yield path, [float(each) for each in value]
@@ -53,7 +54,7 @@ def _label(value: Any, number: int) -> str:
     if not isinstance(value, Mapping):
         return str(number)
     words = [
-        str(each) for key, each in value.items() if isinstance(each, str) or (key in SETTINGS and isinstance(each, int))
+        str(each) for key, each in value.items() if isinstance(each, str) or (key in SETTINGS and _is_number(each))
     ]
     return " ".join(words) or str(number)
 

@@ -13,7 +13,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError
 from bytecheckpoint.observability.figures import text_of
 from bytecheckpoint.observability.page.contents import LargestTensors, Space, StepSpace
-from bytecheckpoint.observability.run_folder import Run, journal_folder
+from bytecheckpoint.observability.run_folder import Run, holds_steps
 
 __all__ = ["largest_tensors", "space_of"]
 
@@ -50,7 +50,7 @@ def largest_tensors(run: Run) -> LargestTensors | None:
 
 def space_of(run: Run) -> Space | None:
     """Returns what the steps of a run take on disk; None if the journal is elsewhere, or the folder cannot be read."""
-    if journal_folder(run.path) == run.path:
+    if not holds_steps(run.path):
         return None
     try:
         usage = disk_usage(run.path, depth=0)

@@ -11,7 +11,7 @@ from typing import Any
 
 from bytecheckpoint.observability.journal import FOLDER, read_journal
 
-__all__ = ["Run", "journal_files", "journal_folder", "read_run"]
+__all__ = ["Run", "holds_steps", "journal_files", "journal_folder", "read_run"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,14 @@ class Run:
     disk: Mapping[str, Any] | None = None
 
 
+def holds_steps(run: Path) -> bool:
+    """Whether the paths of the records are relative to the folder. If not, it holds nothing but a journal."""
+    return (run / FOLDER).is_dir()
+
+
 def journal_folder(run: Path) -> Path:
     """Returns the folder in which the files of the journal are, or would be."""
-    return run / FOLDER if (run / FOLDER).is_dir() else run
+    return run / FOLDER if holds_steps(run) else run
 
 
 def journal_files(run: Path) -> list[Path]:

@@ -81,7 +81,7 @@ bool is_contiguous(const tensor::BoxRuns& runs) {
   return runs.num_runs() == 1 && runs.memory_step_bytes() == runs.itemsize_bytes();
 }
 
-/// \param next  What is merged after the stretch; null if that is not known.
+/// \param next  What is merged after the stretch.
 uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const Stretch& stretch, const uint8_t* next,
                        uint8_t* merged, bool has_checksum) {
   uint32_t crc = 0;
@@ -91,11 +91,9 @@ uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const St
     if (is_contiguous(runs)) {
       const uint8_t* const from = piece.view.data + begin;
       if (has_checksum) crc = base::crc32(crc, from, static_cast<size_t>(end - begin));
-      if (end < stretch.end) {
-        stream_copy(to + begin, from, end - begin, piece.view.data + end, stretch.end - end);
-      } else {
-        stream_copy(to + begin, from, end - begin, next, next == nullptr ? 0 : kCachedBytes);
-      }
+      const bool is_last = end == stretch.end;
+      stream_copy(to + begin, from, end - begin, is_last ? next : piece.view.data + end,
+                  is_last ? kCachedBytes : stretch.end - end);
     } else {
       gather_window(runs, piece.view.data, begin, end, to + begin);
       if (has_checksum) crc = base::crc32(crc, to + begin, static_cast<size_t>(end - begin));
@@ -130,11 +128,8 @@ bool lay_out(std::vector<tensor::StridedView> views, int64_t alignment_bytes, st
 void merge_pieces(const std::vector<Piece>& pieces, uint8_t* merged, int num_threads, PieceChecksums* checksums) {
   const Work work(pieces, checksums);
   for_each_stretch(pieces, work, num_threads, [&](size_t s, const Stretch& stretch, const tensor::BoxRuns& runs) {
-    const uint8_t* next = nullptr;
-    if (s + 1 < work.stretches.size()) {
-      const Stretch& following = work.stretches[s + 1];
-      next = pieces[following.piece].view.data + following.begin;
-    }
+    const Stretch& following = work.stretches[std::min(s + 1, work.stretches.size() - 1)];
+    const uint8_t* const next = pieces[following.piece].view.data + following.begin;
     const uint32_t crc = merge_stretch(pieces[stretch.piece], runs, stretch, next, merged, checksums != nullptr);
     if (checksums != nullptr) checksums->crcs[s] = crc;
   });

@@ -220,7 +220,21 @@ def test_runs_are_compared_beyond_their_noise(
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     assert f"{said}; 1 single figures" in " ".join(done.stdout.split())
-    assert ("seconds, bytecheckpoint, save" in done.stdout) == (said[0] == "1" or "1 better" in said)
+    assert ("seconds, bytecheckpoint, save" in done.stdout) == ("1 same" not in said)
+
+
+def test_tables_of_what_was_measured_are_compared_and_settings_are_not(tmp_path: Path) -> None:
+    """Of memory.py and stall.py, which have `bytes` as a table and as a setting. Doing nothing is no yardstick."""
+    for name, nothing in (("old.json", 1e-6), ("new.json", 9e-6)):
+        beside = {"no save": {"return_s": [nothing] * 5}, "bytecheckpoint": {"return_s": STEADY}}
+        by_script = {
+            "memory": {"bytes": {"bytecheckpoint": {"save": {"added_bytes": 5 << 20}}}},
+            "stall": {"states": {"small": {"bytes": 327_680_000, "figures": beside}}},
+        }
+        runs = {script: {"took_s": 1.0, "figures": figures} for script, figures in by_script.items()}
+        (tmp_path / name).write_text(json.dumps({"runs": runs}))
+    out = run("compare_runs.py", str(tmp_path / "old.json"), str(tmp_path / "new.json"))
+    assert out.startswith("0 worse, 0 better, 1 same; 1 single figures")
 
 
 @pytest.mark.long

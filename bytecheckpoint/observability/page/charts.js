@@ -127,10 +127,9 @@ function drawTrend(data, calls, what, choose) {
 function drawSpace(data, calls) {
   const steps = data.space?.steps ?? [];
   const there = new Set(steps.map((step) => step.path));
-  const isThere = (call) => there.has(call.path) || there.has(call.path?.split("/")[0]);
   const saves = calls.filter((call) => call.kind === "save" && call.is_there !== null && call.totalBytes !== null);
   const newest = [...new Map(saves.map((call) => [call.path, call])).values()];
-  const gone = newest.filter((call) => !call.is_there && !isThere(call));
+  const gone = newest.filter((call) => !call.is_there && !there.has(call.path.split("/")[0]));  // a part is in its step
   document.getElementById("space").hidden = !steps.length && !gone.length;
   if (!steps.length && !gone.length) return;
   const { allocated_bytes: all = 0, shared_bytes: shared = 0 } = data.space ?? {};
@@ -145,17 +144,18 @@ function drawSpace(data, calls) {
   ].filter(Boolean).join(" ");
   const isByStep = steps.every((step) => step.step !== null) && gone.every((call) => call.step !== null);
   const x = (each) => (isByStep ? each.step : plain(each.path));
-  const bar = (name, some, size, colour) => ({
-    type: "bar", name, x: some.map(x), y: some.map((each) => size(each) / 1e9), marker: { color: colour },
-    text: some.map((each) => `${plain(each.path)}<br>${bytes(size(each))} ${name}`), hoverinfo: "text", textposition: "none",
-  });
-  const having = (size) => steps.filter((step) => size(step) > 0);
-  const own = (step) => Math.max(0, step.own_bytes - step.unnamed_bytes);
+  const bar = (name, colour, all, size) => {
+    const some = all.filter((each) => size(each) > 0);
+    return {
+      type: "bar", name, x: some.map(x), y: some.map((each) => size(each) / 1e9), marker: { color: colour },
+      text: some.map((each) => `${plain(each.path)}<br>${bytes(size(each))} ${name}`), hoverinfo: "text", textposition: "none",
+    };
+  };
   const traces = [
-    bar("of its own", having(own), own, "#3aa655"),
-    bar("shared by hard links", having((step) => step.linked_bytes), (step) => step.linked_bytes, "#2f7fd0"),
-    bar("in files that no commit mark names", having((step) => step.unnamed_bytes), (step) => step.unnamed_bytes, "#d2423d"),
-    bar("removed", gone, (call) => call.totalBytes, "#b9c1cc"),
+    bar("of its own", "#3aa655", steps, (step) => step.own_bytes - step.unnamed_bytes),
+    bar("shared by hard links", "#2f7fd0", steps, (step) => step.linked_bytes),
+    bar("in files that no commit mark names", "#d2423d", steps, (step) => step.unnamed_bytes),
+    bar("removed", "#b9c1cc", gone, (call) => call.totalBytes),
   ].filter((trace) => trace.x.length);
   draw("space-chart", traces, { height: 220, barmode: "stack", xaxis: { title: { text: isByStep ? "step" : "checkpoint" } }, yaxis: { title: { text: "GB" } } },
     `What ${count(steps.length)} steps take on disk, and ${count(gone.length)} checkpoints that were removed`);

@@ -14,10 +14,9 @@ from typing import Any
 
 from bytecheckpoint.observability.figures import RankFigures, rank_figures, report_of, text_of
 from bytecheckpoint.observability.findings import Finding
-from bytecheckpoint.observability.journal import FOLDER
 from bytecheckpoint.observability.page.rank_columns import num_cells, num_spans, of_blocks, of_ranks, timelines_of
 from bytecheckpoint.observability.page.untrusted import cleaned, shown
-from bytecheckpoint.observability.run_folder import Run
+from bytecheckpoint.observability.run_folder import Run, holds_steps
 from bytecheckpoint.observability.summary import Trouble
 
 __all__ = ["LargestTensors", "Space", "StepSpace", "page_contents"]
@@ -188,7 +187,7 @@ def _call(
 def _is_there(run: Path, record: Mapping[str, Any]) -> bool | None:
     """Whether the checkpoint is still on disk; None of loads, and of paths that are not local."""
     path = text_of(record, "path")
-    if not (run / FOLDER).is_dir():  # then paths are relative to a folder that is not known
+    if not holds_steps(run):
         return None
     if record.get("kind") != "save" or not path or "://" in path or "\0" in path:
         return None
