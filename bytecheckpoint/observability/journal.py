@@ -7,6 +7,7 @@ When the file has grown to ``_ROTATE_BYTES``, it becomes ``journal.1.jsonl``, an
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -25,6 +26,7 @@ FOLDER = ".bcp"
 _NAME = "journal.jsonl"
 _ROTATE_BYTES = 64 << 20
 _MOST_OLD = 3
+_LEAST_FREE_BYTES = 1 << 20  # of a disk, are left to what saves still have to write
 
 _STEP = compile_pattern(DEFAULT_PATTERN)
 
@@ -69,8 +71,11 @@ def append(folder: Path, record: dict[str, Any]) -> None:
     """Appends a record to the journal in ``folder``, which is made if its parent exists.
 
     Raises:
-        OSError: The file system refuses.
+        OSError: The file system refuses, or has less than 1 MiB left.
     """
+    disk = os.statvfs(folder.parent)
+    if disk.f_blocks and disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
     line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
     with suppress(FileExistsError):
         folder.mkdir()  # not its parents: a run that was removed meanwhile stays removed

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
 import struct
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -83,16 +81,8 @@ def fill(directory: Path, leave_blocks: int) -> Callable[[], None]:
     """Fills the disk until ``leave_blocks`` are free. Returns a function that undoes it."""
     filler = directory / "filler"
     with filler.open("wb") as file:
-        for is_last in (*[False] * 20, True):  # while the system still gives back what others had
-            size = (free_blocks(directory) - leave_blocks) * os.statvfs(directory).f_frsize
-            try:
-                os.posix_fallocate(file.fileno(), 0, size)
-                break
-            except OSError as error:
-                if error.errno != errno.ENOSPC or is_last:
-                    raise
-                file.truncate(0)
-                time.sleep(0.05)
+        size = (free_blocks(directory) - leave_blocks) * os.statvfs(directory).f_frsize
+        os.posix_fallocate(file.fileno(), 0, size)
     assert free_blocks(directory) == leave_blocks
     return filler.unlink
 

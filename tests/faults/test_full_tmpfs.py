@@ -32,7 +32,6 @@ from bytecheckpoint.errors import (
     SaveFailedError,
     StorageError,
 )
-from bytecheckpoint.observability import flush
 from bytecheckpoint.training_state.tracker import TRACKER, write_tracker
 from faults.fork_server import ForkServer, Meeting, meet
 from faults.mounts import fill, mounted
@@ -109,7 +108,6 @@ def rank_of_run(address: bytes, run: Run, request: SaveRequest) -> None:
                         answer = value_in(state)
                 except CheckpointError as error:
                     answer = error
-                flush()  # the journal is written behind a call, and takes room, too
                 test.send(answer)
 
 
