@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -177,7 +178,7 @@ class Config:
             if not isinstance(self.storage_options, Mapping):
                 raise ConfigError("Config(storage_options=...): must be a dict of options by name")
             object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
-        for name, kind in _plain_fields(type(self)).items():
+        for name, kind in _plain_fields().items():
             value = getattr(self, name)
             if type(value) is not kind and not (kind is float and type(value) is int):
                 raise ConfigError(f"Config({name}={value!r}): must be of type {kind.__name__}")
@@ -222,7 +223,7 @@ class Config:
                 of the reference asks for something that this package does not have.
         """
         environ = os.environ if environ is None else environ
-        kinds = _plain_fields(cls)
+        kinds = _plain_fields()
         fields = {_PREFIX + name.upper(): name for name in kinds}
         of_reference, understood = fields_of(environ)
         values: dict[str, bool | int | float | str] = {
@@ -239,9 +240,10 @@ class Config:
         return cls(**values)  # type: ignore[arg-type]
 
 
-def _plain_fields(config: type[Config]) -> dict[str, type]:
+@functools.cache
+def _plain_fields() -> dict[str, type]:
     """Returns the types of the fields that are one number or word."""
-    return {name: kind for name, kind in get_type_hints(config).items() if name != "storage_options"}
+    return {name: kind for name, kind in get_type_hints(Config).items() if name != "storage_options"}
 
 
 def _parse(variable: str, text: str, kind: type) -> bool | int | float | str:

@@ -84,7 +84,7 @@ std::vector<tensor::StridedView> views_of(const py::list& tensors, bool writable
 /// The pieces of `tensors`, and the memory that they are merged into.
 struct MergeInput {
   MergeInput(const py::list& tensors, py::handle merged, int64_t alignment, bool into_tensors) {
-    if (!staging::lay_out(views_of(tensors, into_tensors), alignment, &pieces, &num_bytes)) {
+    if (!staging::lay_out(views_of(tensors, into_tensors), {alignment, alignment}, &pieces, &num_bytes)) {
       raise(Status::make(Code::kInvalidArgument, "tensors: more bytes than can be counted"));
     }
     if (merged.is_none()) return;

@@ -19,8 +19,9 @@ namespace {
 
 namespace py = pybind11;
 
-/// Alignment of every staged tensor: a cache line, which also suits vector instructions.
-constexpr int64_t kTensorAlignment = 64;
+/// Every staged tensor begins in a cache line of its own, which also suits vector instructions; a large one at a page,
+/// so that it can be written from there (`FileImage::append_borrowed`).
+constexpr staging::PieceAlignment kTensorAlignment{64, 4096};
 
 /// Whether nobody can change the value.
 bool is_immutable(py::handle value) {

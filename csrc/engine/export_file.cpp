@@ -80,17 +80,18 @@ class Exporter {
         const std::optional<int> slot = free_slots->pop();
         if (!slot.has_value()) return Status::make(Code::kCancelled, "export stopped");
         const int64_t size = std::min(staging::kSlotBytes, file_bytes_ - begin);
-        filled.push_back({file, ring->slot(*slot), size, begin, *slot});
+        const auto* const bytes = reinterpret_cast<const char*>(ring->slot(*slot));
+        filled.push_back({file, {{bytes, static_cast<size_t>(size)}}, size, begin, *slot});
         BCP_RETURN_IF_ERROR(want(begin, begin + size, ring->slot(*slot)));
         begin += size;
       }
       const auto cancelled = [&] { return !options_.progress(filled.front().offset); };
       BCP_RETURN_IF_ERROR(reader_.run(cancelled));
       for (io::WriteRequest& request : filled) {
-        BCP_RETURN_IF_ERROR(
-            complete(request.offset, request.offset + request.size, const_cast<uint8_t*>(request.bytes)));
-        *crc = base::crc32(*crc, request.bytes, static_cast<size_t>(request.size));
-        writer->submit(request);
+        uint8_t* const bytes = ring->slot(request.slot);
+        BCP_RETURN_IF_ERROR(complete(request.offset, request.offset + request.size, bytes));
+        *crc = base::crc32(*crc, bytes, static_cast<size_t>(request.size));
+        writer->submit(std::move(request));
       }
       if (!options_.progress(begin))
         return Status::make(Code::kCancelled, text("export(", options_.path, "): interrupted"));

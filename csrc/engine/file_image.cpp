@@ -19,8 +19,6 @@ constexpr int64_t kPieceBytes = 32 << 10;
 /// Of so many small parts in a row, one is timed, and counts for all of them.
 constexpr int64_t kSmallPartsATime = 8;
 
-static_assert(staging::kSlotBytes % format::kBlockBytes == 0, "no block may lie in two slots");
-
 }  // namespace
 
 base::Result<std::unique_ptr<FileImage>> FileImage::create(const std::string& directory, const format::DataFileId& id,
@@ -58,9 +56,19 @@ base::Status FileImage::take_slot() {
   const std::optional<int> slot = outcome.is_ok() ? pop_slot(&outcome) : std::nullopt;
   if (!outcome.is_ok()) return outcome;
   if (!slot.has_value()) return base::Status::make(base::Code::kCancelled, "save stopped");
-  if (slots_.empty()) slot_begin_ = position_;
   slots_.push_back(*slot);
   return base::Status::ok();
+}
+
+void FileImage::extend(const uint8_t* from, int64_t bytes) {
+  const auto* const first = reinterpret_cast<const char*>(from);
+  const auto size = static_cast<size_t>(bytes);
+  if (!pieces_.empty() && pieces_.back().data() + pieces_.back().size() == first) {
+    pieces_.back() = {pieces_.back().data(), pieces_.back().size() + size};
+  } else {
+    pieces_.emplace_back(first, size);
+  }
+  position_ += bytes;
 }
 
 void FileImage::hand_over_slot() {
@@ -68,24 +76,25 @@ void FileImage::hand_over_slot() {
   record_times();
   const int slot = slots_.front();
   slots_.pop_front();
-  pipeline_.writer->submit({&file_, pipeline_.ring->slot(slot), position_ - slot_begin_, slot_begin_, slot});
-  slot_begin_ = position_;
+  slot_used_ = 0;
+  pipeline_.writer->submit({&file_, std::exchange(pieces_, {}), position_ - pieces_begin_, pieces_begin_, slot});
+  pieces_begin_ = position_;
 }
 
 int64_t FileImage::slot_end(int64_t position) const {
-  return slot_begin_ + base::align_down(position - slot_begin_, staging::kSlotBytes) + staging::kSlotBytes;
+  return position + staging::kSlotBytes - (slot_used_ + position - position_) % staging::kSlotBytes;
 }
 
 base::Result<int64_t> FileImage::take_slots(int64_t end, int most_slots) {
   const auto taken_end = [&] {
-    return slots_.empty() ? position_ : slot_begin_ + static_cast<int64_t>(slots_.size()) * staging::kSlotBytes;
+    return position_ - slot_used_ + static_cast<int64_t>(slots_.size()) * staging::kSlotBytes;
   };
   while (taken_end() < end && static_cast<int>(slots_.size()) < most_slots) BCP_RETURN_IF_ERROR(take_slot());
   return taken_end();
 }
 
 uint8_t* FileImage::memory(int64_t position) const {
-  const int64_t at = position - slot_begin_;
+  const int64_t at = slot_used_ + position - position_;
   return pipeline_.ring->slot(slots_[static_cast<size_t>(at / staging::kSlotBytes)]) + at % staging::kSlotBytes;
 }
 
@@ -102,18 +111,22 @@ void FileImage::note_times(int64_t begin_ns, int64_t copied_ns, int64_t summed_n
 void FileImage::record_times() {
   const FillTimes now = std::exchange(times_, {});
   if (pipeline_.lane == nullptr || now.begin_ns == 0) return;
-  const int64_t bytes = position_ - slot_begin_;
-  pipeline_.lane->add_span({base::Phase::kCopy, now.begin_ns, now.end_ns, now.copy_ns, 1, bytes});
-  pipeline_.lane->add_span({base::Phase::kChecksum, now.begin_ns, now.end_ns, now.checksum_ns, 1, bytes});
+  const int64_t all = position_ - pieces_begin_;
+  if (slot_used_ > 0) {
+    pipeline_.lane->add_span({base::Phase::kCopy, now.begin_ns, now.end_ns, now.copy_ns, 1, slot_used_});
+  }
+  pipeline_.lane->add_span({base::Phase::kChecksum, now.begin_ns, now.end_ns, now.checksum_ns, 1, all});
 }
 
 template <class Fill>
-base::Status FileImage::emit(int64_t bytes, uint32_t* crc, Fill&& fill) {
+base::Status FileImage::emit(int64_t bytes, uint32_t* crc, const uint8_t* borrowed, Fill&& fill) {
   for (int64_t done = 0; done < bytes;) {
     if (slots_.empty()) BCP_RETURN_IF_ERROR(take_slot());
-    uint8_t* to = memory(position_);
+    uint8_t* const to = borrowed == nullptr ? memory(position_) : nullptr;
+    const uint8_t* const from = borrowed == nullptr ? to : borrowed + done;
     const int64_t block_end = base::align_down(position_, format::kBlockBytes) + format::kBlockBytes;
-    const int64_t part = std::min(bytes - done, block_end - position_);
+    int64_t part = std::min(bytes - done, block_end - position_);
+    if (borrowed == nullptr) part = std::min(part, staging::kSlotBytes - slot_used_);
     // With a CRC of its own to return, that one is computed, and combined into the block's. Otherwise the block's CRC
     // is continued.
     uint32_t sum = crc == nullptr ? block_crc_ : 0;
@@ -123,9 +136,9 @@ base::Status FileImage::emit(int64_t bytes, uint32_t* crc, Fill&& fill) {
     int64_t copied_ns = 0, summed_ns = 0;
     for (int64_t piece = 0; piece < part; piece += kPieceBytes) {
       const int64_t size = std::min(kPieceBytes, part - piece);
-      fill(done + piece, done + piece + size, to + piece);
-      if (is_timed && piece == 0) copied_ns = base::now_ns();
-      sum = base::crc32(sum, to + piece, static_cast<size_t>(size));
+      if (borrowed == nullptr) fill(done + piece, done + piece + size, to + piece);
+      if (is_timed && piece == 0) copied_ns = borrowed == nullptr ? base::now_ns() : begin_ns;
+      sum = base::crc32(sum, from + piece, static_cast<size_t>(size));
       if (is_timed && piece == 0) summed_ns = base::now_ns();
     }
     if (is_timed) note_times(begin_ns, copied_ns, summed_ns, base::now_ns(), is_small ? kSmallPartsATime : 1);
@@ -134,18 +147,21 @@ base::Status FileImage::emit(int64_t bytes, uint32_t* crc, Fill&& fill) {
       sum = base::crc32_combine(block_crc_, sum, static_cast<uint64_t>(part));
     }
     done += part;
-    position_ += part;
+    extend(from, part);
+    if (borrowed == nullptr) slot_used_ += part;
     if (!records_done_) {
       block_crc_ = sum;
       if (position_ == block_end) table_.push_back(std::exchange(block_crc_, 0));
     }
-    if (position_ - slot_begin_ == staging::kSlotBytes) hand_over_slot();
+    // Borrowed bytes end at a multiple of kDirectAlignment, and so does a full slot: it began at one.
+    const bool is_enough = borrowed != nullptr && position_ - pieces_begin_ >= staging::kSlotBytes;
+    if (is_enough || slot_used_ == staging::kSlotBytes) hand_over_slot();
   }
   return base::Status::ok();
 }
 
 base::Status FileImage::append(std::string_view bytes) {
-  return emit(static_cast<int64_t>(bytes.size()), nullptr, [&](int64_t begin, int64_t end, uint8_t* to) {
+  return emit(static_cast<int64_t>(bytes.size()), nullptr, nullptr, [&](int64_t begin, int64_t end, uint8_t* to) {
     std::memcpy(to, bytes.data() + begin, static_cast<size_t>(end - begin));
   });
 }
@@ -153,14 +169,28 @@ base::Status FileImage::append(std::string_view bytes) {
 base::Status FileImage::append_elements(const tensor::StridedView& view, int64_t bytes, uint32_t* crc) {
   *crc = 0;
   const tensor::BoxRuns runs(view);
-  return emit(bytes, crc, [&](int64_t begin, int64_t end, uint8_t* to) {
+  return emit(bytes, crc, nullptr, [&](int64_t begin, int64_t end, uint8_t* to) {
     staging::gather_window(runs, view.data, begin, end, to);
   });
 }
 
 base::Status FileImage::append_in_place(int64_t bytes, uint32_t* crc) {
   *crc = 0;
-  return emit(bytes, crc, [](int64_t, int64_t, uint8_t*) {});
+  return emit(bytes, crc, nullptr, [](int64_t, int64_t, uint8_t*) {});
+}
+
+base::Status FileImage::append_borrowed(const uint8_t* memory, int64_t bytes, uint32_t* crc) {
+  *crc = 0;
+  const bool is_aligned =
+      reinterpret_cast<uintptr_t>(memory) % io::kDirectAlignment == 0 && position_ % io::kDirectAlignment == 0;
+  const int64_t whole = is_aligned && !file_.is_object() ? base::align_down(bytes, io::kDirectAlignment) : 0;
+  BCP_RETURN_IF_ERROR(emit(whole, crc, memory, [](int64_t, int64_t, uint8_t*) {}));
+  uint32_t rest_crc = 0;
+  BCP_RETURN_IF_ERROR(emit(bytes - whole, &rest_crc, nullptr, [&](int64_t begin, int64_t end, uint8_t* to) {
+    std::memcpy(to, memory + whole + begin, static_cast<size_t>(end - begin));
+  }));
+  *crc = base::crc32_combine(*crc, rest_crc, static_cast<uint64_t>(bytes - whole));
+  return base::Status::ok();
 }
 
 base::Status FileImage::pad_to(int64_t alignment) {

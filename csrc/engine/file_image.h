@@ -44,6 +44,12 @@ struct FillTimes {
 ///
 ///     create -> append_* ... -> finish_records -> (the writer finishes) -> settle
 ///
+/// Memory that stays as it is until the writer finishes need not be copied. It is written between the bytes of a slot:
+///
+///     file          |head|  large tensor a  |tail, head|     large tensor b     |tail, ...
+///     slot          |****|                  |**********|                        |****
+///     other memory       |******************|          |************************|
+///
 /// Not thread-safe. Calls may wait for a free slot.
 class FileImage {
  public:
@@ -64,6 +70,10 @@ class FileImage {
   base::Status append(std::string_view bytes);
   /// Appends the elements of a tensor as row-major bytes. \param crc  Receives their CRC-32.
   base::Status append_elements(const tensor::StridedView& view, int64_t bytes, uint32_t* crc);
+  /// Appends bytes that nobody changes before the writer has finished, without a copy where that can be: both their
+  /// place in memory and `position` must be multiples of io::kDirectAlignment, and the file be no object of a store.
+  /// \param crc  Receives their CRC-32.
+  base::Status append_borrowed(const uint8_t* memory, int64_t bytes, uint32_t* crc);
   /// Takes slots for the bytes up to `end`, but not more than `most_slots`, so that they can be filled ahead, in any
   /// order. \returns the position behind these slots.
   base::Result<int64_t> take_slots(int64_t end, int most_slots);
@@ -89,10 +99,13 @@ class FileImage {
   /// Appends `bytes` bytes: calls `fill(begin, end, to)` for consecutive pieces, none of which crosses a slot or a
   /// block.
   /// \param crc  If not null, receives the CRC of these bytes; the blocks' CRCs are computed in any case.
+  /// \param borrowed  If not null, the bytes are there, and nothing is filled.
   template <class Fill>
-  base::Status emit(int64_t bytes, uint32_t* crc, Fill&& fill);
+  base::Status emit(int64_t bytes, uint32_t* crc, const uint8_t* borrowed, Fill&& fill);
   base::Status take_slot();
   std::optional<int> pop_slot(base::Status* outcome);
+  /// Adds bytes, which are in memory, to what is handed over next.
+  void extend(const uint8_t* from, int64_t bytes);
   void hand_over_slot();
   /// Notes that a part of a block took from `begin_ns` to `end_ns`, and its first piece was copied and summed in
   /// between. \param weight  How many parts of that kind it stands for.
@@ -103,8 +116,10 @@ class FileImage {
   format::FileEntry entry_;
   SlotPipeline pipeline_{};
   bool is_plain_ = false;
-  std::deque<int> slots_;   // that are taken; the first one has the next byte
-  int64_t slot_begin_ = 0;  // file position of the first byte of the first one
+  std::deque<int> slots_;                 // that are taken; the first one has the next byte
+  int64_t slot_used_ = 0;                 // bytes of the first one
+  std::vector<std::string_view> pieces_;  // what is handed over with the first one: its own bytes, and borrowed ones
+  int64_t pieces_begin_ = 0;              // file position of the first of them
   int64_t position_ = 0;
   uint32_t block_crc_ = 0;  // CRC of the block that position_ is in, so far
   std::vector<uint32_t> table_;

@@ -135,7 +135,9 @@ base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& b
     // staged tensor has a CRC to compare below.
     const staging::KnownBytes known = staging::find_staged(view);
     BCP_RETURN_IF_ERROR(known.status);
-    BCP_RETURN_IF_ERROR(image->append_elements(view, bytes, crc));
+    BCP_RETURN_IF_ERROR(known.crc.has_value() && bytes >= format::kLargeDataBytes
+                            ? image->append_borrowed(view.data, bytes, crc)
+                            : image->append_elements(view, bytes, crc));
     return known.crc.has_value() && *known.crc != *crc ? staging::changed_since_staged(*known.crc, *crc)
                                                        : base::Status::ok();
   });

@@ -64,7 +64,7 @@ struct SaveStats {
 ///     blocks  |    |    |    |    |    |    |    |    |    |    |    |    |  |  256 KiB, one CRC each
 ///     slots   |                   |                   |                   |                |  8 MiB: 32 blocks
 ///
-/// A record lies in one file. No block lies in two slots. The memory of a save is the ring, however large the state is.
+/// A record lies in one file. The memory of a save is the ring, however large the state is.
 /// With one file a record, files that are complete are synced and closed before too many of them are open.
 ///
 /// Tensor records come before all others. After a failure the owner only ends the job. Its files belong to the
@@ -83,7 +83,8 @@ class SaveJob {
   ~SaveJob();
 
   /// Appends a tensor record: `box` of the tensor `fqn`, with the elements of `view`. When this returns, they are
-  /// copied, but need not be on disk. The memory of the view may change again.
+  /// copied, but need not be on disk. The memory of the view may change again. A large tensor that was staged
+  /// (`staging::find_staged`) is not copied again: that memory must stay as it is until `finish` has returned.
   /// \returns kCorrupt if the view is staged memory that changed since it was staged. kStorage, also for an earlier
   /// write that failed. kCancelled.
   base::Status append_tensor(const std::string& fqn, const tensor::Box& box, const tensor::StridedView& view);

@@ -3,10 +3,12 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 
 #include "csrc/base/bytes.h"
 #include "csrc/io/directory.h"
@@ -161,6 +163,45 @@ Status File::write_at(const void* bytes, int64_t size, int64_t offset) {
     from += written;
     size -= written;
     offset += written;
+  }
+  return Status::ok();
+}
+
+base::Result<int64_t> File::write_together(const std::vector<std::string_view>& pieces, int64_t offset) {
+  const bool direct = direct_;
+  std::vector<iovec> vectors;
+  int64_t end = offset;
+  for (const std::string_view piece : pieces) {
+    const auto size = static_cast<int64_t>(piece.size());
+    if (vectors.size() == IOV_MAX || (direct && !is_aligned(piece.data(), size, end))) break;
+    vectors.push_back({const_cast<char*>(piece.data()), piece.size()});
+    end += size;
+  }
+  if (upload_ != nullptr || vectors.size() < 2) return 0;
+  ssize_t written;
+  do {
+    written = ::pwritev(fd_, vectors.data(), static_cast<int>(vectors.size()), offset);
+  } while (written < 0 && errno == EINTR);
+  if (written < 0 && errno == EINVAL && direct) return 0;  // the pieces meet the same error, one by one
+  if (written < 0) {
+    return Status::storage("pwritev", path_, text("offset=", offset, ", ", end - offset, " bytes"), errno);
+  }
+  int64_t at = offset;
+  for (const iovec& vector : vectors) {
+    const int64_t part = std::min(offset + written - at, static_cast<int64_t>(vector.iov_len));
+    if (part > 0) BCP_JOURNAL(wrote(fd_, path_, vector.iov_base, part, at));
+    at += part;
+  }
+  return static_cast<int64_t>(written);
+}
+
+Status File::write_at(const std::vector<std::string_view>& pieces, int64_t offset) {
+  BCP_ASSIGN_OR_RETURN(int64_t done, write_together(pieces, offset));
+  for (const std::string_view piece : pieces) {
+    const auto size = static_cast<int64_t>(piece.size()), skipped = std::min(done, size);
+    if (skipped < size) BCP_RETURN_IF_ERROR(write_at(piece.data() + skipped, size - skipped, offset + skipped));
+    done -= skipped;
+    offset += size;
   }
   return Status::ok();
 }

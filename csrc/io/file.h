@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "csrc/base/status.h"
 #include "csrc/io/object_store.h"
@@ -45,6 +47,8 @@ class File {
 
   /// Writes all `size` bytes. \returns kStorage.
   base::Status write_at(const void* bytes, int64_t size, int64_t offset);
+  /// Writes pieces of memory one behind another, in as few calls as their alignment allows. \returns kStorage.
+  base::Status write_at(const std::vector<std::string_view>& pieces, int64_t offset);
   /// Reads until `size` bytes or the end of the file. \returns the number of bytes read; kCorrupt if it is less than
   /// `wanted`; kStorage.
   base::Result<int64_t> read_at(void* bytes, int64_t size, int64_t offset, int64_t wanted);
@@ -69,13 +73,17 @@ class File {
   void disown() { fd_ = -1; }
 
   int fd() const { return fd_; }
-  bool is_open() const { return fd_ >= 0 || store_ != nullptr || upload_ != nullptr; }
+  bool is_open() const { return fd_ >= 0 || is_object(); }
   const std::string& path() const { return path_; }
+  bool is_object() const { return store_ != nullptr || upload_ != nullptr; }
 
  private:
   static base::Result<File> open_object(const std::string& url, const std::string& name);
   void stop_direct();
   base::Status finish_upload();
+  /// Writes the first bytes of `pieces` in one call, as many as it takes. \returns how many; 0 if these pieces do not
+  /// go together.
+  base::Result<int64_t> write_together(const std::vector<std::string_view>& pieces, int64_t offset);
 
   std::string path_;
   int fd_ = -1;

@@ -45,7 +45,7 @@ void Writer::submit(WriteRequest request) {
     base::MutexLock lock(mutex_);
     ++unwritten_;
   }
-  queue_.push(request);
+  queue_.push(std::move(request));
 }
 
 int64_t Writer::bytes_written() {
@@ -110,7 +110,7 @@ void Writer::run(int thread) {
       pending_.begin(thread, "pwrite", request->file->path());
       {
         const base::SpanTimer timer(lane, base::Phase::kWrite, request->size);
-        outcome = request->file->write_at(request->bytes, request->size, request->offset);
+        outcome = request->file->write_at(request->pieces, request->offset);
       }
       pending_.end(thread);
       BCP_FAILPOINT(kWriteData);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -16,11 +17,11 @@
 
 namespace bytecheckpoint::io {
 
-/// Bytes of a slot to write to a file. The file and the bytes must outlive the request.
+/// Bytes to write to a file: those of a slot, and others between them. The file and the bytes must outlive the request.
 struct WriteRequest {
   File* file = nullptr;
-  const uint8_t* bytes = nullptr;
-  int64_t size = 0;
+  std::vector<std::string_view> pieces;  // go to the file one behind another
+  int64_t size = 0;                      // of all pieces
   int64_t offset = 0;
   int slot = -1;
 };

@@ -104,7 +104,7 @@ uint32_t merge_stretch(const Piece& piece, const tensor::BoxRuns& runs, const St
 
 }  // namespace
 
-bool lay_out(std::vector<tensor::StridedView> views, int64_t alignment_bytes, std::vector<Piece>* pieces,
+bool lay_out(std::vector<tensor::StridedView> views, PieceAlignment alignment, std::vector<Piece>* pieces,
              int64_t* total_bytes) {
   int64_t end = *total_bytes;
   pieces->reserve(pieces->size() + views.size());
@@ -112,11 +112,13 @@ bool lay_out(std::vector<tensor::StridedView> views, int64_t alignment_bytes, st
     Piece piece;
     int64_t numel = 0, padded = 0;
     if (!tensor::checked_numel(view.sizes, &numel) ||
-        !base::checked_mul(numel, tensor::find_dtype(view.dtype)->itemsize_bytes, &piece.bytes) ||
-        !base::checked_add(end, alignment_bytes - 1, &padded)) {
+        !base::checked_mul(numel, tensor::find_dtype(view.dtype)->itemsize_bytes, &piece.bytes)) {
       return false;
     }
-    piece.offset = padded - padded % alignment_bytes;
+    const bool is_large = piece.bytes >= PieceAlignment::kLargePieceBytes;
+    const int64_t step = is_large ? alignment.large_bytes : alignment.bytes;
+    if (!base::checked_add(end, step - 1, &padded)) return false;
+    piece.offset = padded - padded % step;
     if (!base::checked_add(piece.offset, piece.bytes, &end)) return false;
     piece.view = std::move(view);
     pieces->push_back(std::move(piece));

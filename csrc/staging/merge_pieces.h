@@ -27,11 +27,19 @@ struct PieceChecksums {
   std::vector<size_t> first;
 };
 
-/// Lays out `views` in merged memory, behind what is already there, each at a multiple of `alignment_bytes`.
+/// Where pieces may begin in merged memory.
+struct PieceAlignment {
+  int64_t bytes = 1;        // every piece begins at a multiple of this
+  int64_t large_bytes = 1;  // pieces of kLargePieceBytes or more begin at a multiple of this, too; at least `bytes`
+
+  static constexpr int64_t kLargePieceBytes = 1 << 20;
+};
+
+/// Lays out `views` in merged memory, behind what is already there.
 /// \param pieces       Receives one piece for each view.
 /// \param total_bytes  Bytes of merged memory, before and after.
 /// \returns false if that is more than an int64_t can count.
-bool lay_out(std::vector<tensor::StridedView> views, int64_t alignment_bytes, std::vector<Piece>* pieces,
+bool lay_out(std::vector<tensor::StridedView> views, PieceAlignment alignment, std::vector<Piece>* pieces,
              int64_t* total_bytes);
 
 /// Copies all pieces to `merged`. Bytes between pieces are not changed. Works in `num_threads` threads, the caller's

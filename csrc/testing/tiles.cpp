@@ -45,7 +45,7 @@ void move_tiles(const std::vector<TensorInMemory>& tensors, uintptr_t merged, in
   for (const TensorInMemory& held : tensors) views.push_back(view_of(held));
   std::vector<staging::Piece> pieces;
   int64_t num_bytes = 0;
-  if (!staging::lay_out(std::move(views), alignment, &pieces, &num_bytes)) {
+  if (!staging::lay_out(std::move(views), {alignment, alignment}, &pieces, &num_bytes)) {
     raise(Status::make(Code::kInvalidArgument, "tensors: more bytes than can be counted"));
   }
   for (const staging::Piece& piece : pieces) {

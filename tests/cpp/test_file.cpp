@@ -96,6 +96,60 @@ TEST_CASE("file: a direct file takes unaligned buffers, offsets and lengths in a
   CHECK((back == content.substr(7, 33333)));
 }
 
+TEST_CASE("file: pieces of memory go to the file one behind another, whatever their alignment") {
+  const std::string content = test::patterned(100000);
+  const auto bytes = test::aligned_bytes(content);
+  const auto* const from = reinterpret_cast<const char*>(bytes.get());
+  for (const bool direct : {false, true}) {
+    for (const std::vector<size_t>& cuts : std::vector<std::vector<size_t>>{{},
+                                                                            {0},
+                                                                            {100000},
+                                                                            {4096, 8192, 40960},
+                                                                            {4096, 8192, 40960, 100000},
+                                                                            {1, 4097, 8193},
+                                                                            {4096, 0, 8192, 5, 1}}) {
+      CAPTURE(direct);
+      const TempDir dir;
+      File file = created(dir / "a", direct);
+      std::vector<std::string_view> pieces;
+      std::string expected;
+      size_t at = 0;
+      // Memory of one piece is behind that of the next, so that a mistaken order shows.
+      for (const size_t size : cuts) {
+        pieces.emplace_back(from + base::align_down(static_cast<int64_t>(100000 - size), 4096), size);
+        expected += pieces.back();
+        at += size;
+      }
+      EXPECT_OK(file.write_at(pieces, 0));
+      EXPECT_OK(file.close());
+      CHECK((test::read_all(dir / "a") == expected));
+      CHECK(at == expected.size());
+    }
+  }
+}
+
+TEST_CASE("file: pieces that do not all find room are refused with what is missing") {
+  const TempDir dir;
+  File file = created(dir / "a");
+  rlimit old{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit small = old;
+  small.rlim_cur = 10000;
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  const std::string content = test::patterned(30000);
+  const std::string_view all = content;
+  const Status status = file.write_at({all.substr(0, 7000), all.substr(7000, 2000), all.substr(9000)}, 0);
+  const Status none = file.write_at({all.substr(0, 7000), all.substr(7000)}, 10000);
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
+  std::signal(SIGXFSZ, handler);
+  CHECK(status.sys_errno() == EFBIG);
+  CHECK(status.message().find("pwrite(" + (dir / "a") + ", offset=10000, 20000 bytes)") == 0);
+  CHECK(none.sys_errno() == EFBIG);
+  CHECK(none.message().find("pwritev(" + (dir / "a") + ", offset=10000, 30000 bytes)") == 0);
+  CHECK((test::read_all(dir / "a") == content.substr(0, 10000)));
+}
+
 TEST_CASE("file: a read that meets the end says how much there was") {
   for (const bool direct : {false, true}) {
     CAPTURE(direct);

@@ -85,7 +85,8 @@ TEST_CASE("merge_pieces: what is merged are the elements of every piece, and the
     }
     std::vector<Piece> pieces;
     int64_t total = 0;
-    REQUIRE(lay_out(std::move(views), int64_t{1} << test::draw(&random, 0, 6), &pieces, &total));
+    const int64_t alignment = int64_t{1} << test::draw(&random, 0, 6);
+    REQUIRE(lay_out(std::move(views), {alignment, alignment}, &pieces, &total));
     check_merged(pieces, total, static_cast<int>(test::draw(&random, 0, 4)));
   }
 }
@@ -103,7 +104,7 @@ TEST_CASE("merge_pieces: large pieces are cut between threads and have a CRC a s
     view.strides_bytes = strided ? Dims{4, 1100 * 4 * 2} : Dims{1300 * 4, 4};
     std::vector<Piece> pieces;
     int64_t total = 0;
-    REQUIRE(lay_out({view, view}, 64, &pieces, &total));
+    REQUIRE(lay_out({view, view}, {64, 64}, &pieces, &total));
     for (const int num_threads : {1, 3}) check_merged(pieces, total, num_threads);
   }
 }
@@ -118,7 +119,8 @@ TEST_CASE("merge_pieces: scattering puts every element back where it was") {
     }
     std::vector<Piece> pieces;
     int64_t total = 0;
-    REQUIRE(lay_out(std::move(views), int64_t{1} << test::draw(&random, 0, 6), &pieces, &total));
+    const int64_t alignment = int64_t{1} << test::draw(&random, 0, 6);
+    REQUIRE(lay_out(std::move(views), {alignment, alignment}, &pieces, &total));
     std::vector<uint8_t> merged(static_cast<size_t>(total));
     const int num_threads = static_cast<int>(test::draw(&random, 1, 4));
     merge_pieces(pieces, merged.data(), num_threads, nullptr);
@@ -149,12 +151,34 @@ TEST_CASE("merge_pieces: a layout goes on behind another") {
   view.strides_bytes = {4};
   std::vector<Piece> first, second;
   int64_t total = 0;
-  REQUIRE(lay_out({view}, 64, &first, &total));
+  REQUIRE(lay_out({view}, {64, 64}, &first, &total));
   CHECK(total == 12);
-  REQUIRE(lay_out({view, view}, 64, &second, &total));
+  REQUIRE(lay_out({view, view}, {64, 64}, &second, &total));
   CHECK(second[0].offset == 64);
   CHECK(second[1].offset == 128);
   CHECK(total == 140);
+}
+
+TEST_CASE("merge_pieces: large pieces begin at a page, others in a cache line") {
+  StridedView small, large;
+  small.dtype = large.dtype = tensor::DType::kUInt8;
+  small.strides_bytes = large.strides_bytes = {1};
+  small.sizes = {PieceAlignment::kLargePieceBytes - 1};
+  large.sizes = {PieceAlignment::kLargePieceBytes};
+  std::vector<Piece> pieces;
+  int64_t total = 0;
+  REQUIRE(lay_out({small, small, large, small, large}, {64, 4096}, &pieces, &total));
+  std::vector<int64_t> offsets;
+  for (const Piece& piece : pieces) offsets.push_back(piece.offset);
+  const int64_t mib = 1 << 20;
+  CHECK(offsets == std::vector<int64_t>{0, mib, 2 * mib, 3 * mib, 4 * mib});
+  total = 1;
+  pieces.clear();
+  REQUIRE(lay_out({large, small, large}, {64, 4096}, &pieces, &total));
+  CHECK(pieces[0].offset == 4096);
+  CHECK(pieces[1].offset == 4096 + mib);
+  CHECK(pieces[2].offset == 4096 + 2 * mib);
+  CHECK(total == 4096 + 3 * mib);
 }
 
 TEST_CASE("merge_pieces: more bytes than can be counted are no layout") {
@@ -164,12 +188,12 @@ TEST_CASE("merge_pieces: more bytes than can be counted are no layout") {
   view.strides_bytes = {0};
   std::vector<Piece> pieces;
   int64_t total = 0;
-  CHECK(lay_out({view}, 64, &pieces, &total));
+  CHECK(lay_out({view}, {64, 64}, &pieces, &total));
   pieces.clear();
-  CHECK_FALSE(lay_out({view, view}, 64, &pieces, &total));
+  CHECK_FALSE(lay_out({view, view}, {64, 64}, &pieces, &total));
   view.sizes = {std::numeric_limits<int64_t>::max()};
   pieces.clear();
-  CHECK_FALSE(lay_out({view}, 64, &pieces, &total));
+  CHECK_FALSE(lay_out({view}, {64, 64}, &pieces, &total));
 }
 
 TEST_CASE("stream_copy: every kernel copies whole lines, wherever it fetches what is next") {

@@ -23,7 +23,7 @@ struct Merged {
       views.push_back({memory.data(), tensor::DType::kUInt8, {size}, {1}});
     }
     int64_t total = 0;
-    REQUIRE(lay_out(std::move(views), 64, &pieces, &total));
+    REQUIRE(lay_out(std::move(views), {64, 64}, &pieces, &total));
     memory.resize(static_cast<size_t>(total) + 64);
     PieceChecksums checksums;
     merge_pieces(pieces, memory.data(), 2, &checksums);
