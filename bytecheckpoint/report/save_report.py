@@ -94,7 +94,8 @@ class SaveReport(RankSaveReport):
         assemble_s: Seconds of joining what was planned with what was written.
         digest_s: Seconds of reading back what was written, with ``Config.digest``.
         commit_s: Seconds of the commit: check all files, write ``.metadata``, fsync, rename, fsync.
-        sweep_s: Seconds of removing data files of older saves. File systems may take long to free large files.
+        sweep_s: Seconds of removing data files of older saves. Where a file system takes long to free large files, a
+            thread frees them after the call.
         total_s: Seconds from the beginning to the end on this rank. An asynchronous save begins when it is staged.
         ranks: On the coordinator, the reports of all ranks, sorted by rank; empty on other ranks.
         digest: The digest of the checkpoint, with ``Config.digest``; else "".

@@ -7,6 +7,7 @@
 #include "csrc/engine/lock_file.h"
 #include "csrc/engine/named_files.h"
 #include "csrc/io/directory.h"
+#include "csrc/io/late_freeing.h"
 
 namespace bytecheckpoint::engine {
 
@@ -61,7 +62,7 @@ base::Result<SweepReport> sweep(const std::string& directory, const std::string&
       BCP_FAILPOINT(kSweepDirectorySynced);
       synced = true;
     }
-    BCP_RETURN_IF_ERROR(io::remove_file(path));
+    BCP_RETURN_IF_ERROR(io::remove_and_free_later(path));
     ++report.files_removed;
     BCP_FAILPOINT(kSweepFileRemoved);
   }

@@ -29,7 +29,8 @@ struct SweepReport {
 ///    [kSweepDirectorySynced]
 /// 6. Delete the files of step 1 that no commit mark names. [kSweepFileRemoved]
 ///
-/// Deletes only regular files of our naming, in the directory itself.
+/// Deletes only regular files of our naming, in the directory itself. Their space may be free a little later
+/// (`io/late_freeing.h`).
 ///
 /// \param own_tmp  Name of the caller's tmp; left alone.
 /// \param own_files  Names of the caller's data files; left alone.

@@ -36,6 +36,7 @@ tensor::StridedView view_of(uint8_t* memory, int64_t bytes) {
 struct StagedTensors {
   StagedTensors(const std::vector<int64_t>& sizes, bool is_aligned) {
     std::vector<tensor::StridedView> views;
+    contents.reserve(sizes.size());  // views point into these strings
     for (const int64_t size : sizes) {
       contents.push_back(test::patterned(size, static_cast<uint32_t>(contents.size() + 1)));
       views.push_back(view_of(reinterpret_cast<uint8_t*>(contents.back().data()), size));

@@ -37,6 +37,10 @@ struct Slots {
   base::BoundedQueue<int> free;
 };
 
+WriteRequest request(File* file, const void* bytes, int64_t size, int64_t offset, int slot) {
+  return {file, {{static_cast<const char*>(bytes), static_cast<size_t>(size)}}, size, offset, slot};
+}
+
 TEST_CASE("writer: everything that was submitted is in the file") {
   for (const int num_threads : {1, 3}) {
     const TempDir dir;
@@ -49,7 +53,8 @@ TEST_CASE("writer: everything that was submitted is in the file") {
         const int slot = *slots.free.pop();
         const std::string part = content.substr(begin, kSlotBytes);
         std::memcpy(slots[slot], part.data(), part.size());
-        writer.submit({&file, slots[slot], static_cast<int64_t>(part.size()), static_cast<int64_t>(begin), slot});
+        writer.submit(
+            request(&file, slots[slot], static_cast<int64_t>(part.size()), static_cast<int64_t>(begin), slot));
       }
       EXPECT_OK(writer.finish());
       EXPECT_OK(writer.finish());
@@ -67,7 +72,7 @@ TEST_CASE("writer: drained it has written everything so far, and takes more") {
   Writer writer({3, 4}, [&](int) { ++num_released; });
   for (int round = 1; round <= 5; ++round) {
     for (int i = 0; i < 20; ++i) {
-      writer.submit({&file, reinterpret_cast<const uint8_t*>(bytes.data()), 1000, (round * 20 + i) * 1000, i});
+      writer.submit(request(&file, bytes.data(), 1000, (round * 20 + i) * 1000, i));
     }
     EXPECT_OK(writer.drain());
     CHECK(writer.bytes_written() == round * 20'000);
@@ -92,7 +97,7 @@ TEST_CASE("writer: a failure is the first one, nothing more is written, and slot
   });
   for (int i = 0; i < 200; ++i) {
     const int slot = *slots.free.pop();
-    writer.submit({i < 100 ? &read_only : &good, slots[slot], 10, 10 * i, slot});
+    writer.submit(request(i < 100 ? &read_only : &good, slots[slot], 10, 10 * i, slot));
   }
   EXPECT_FAILURE(kStorage, "offset=0", writer.finish());
   CHECK(writer.status().sys_errno() == EBADF);
@@ -107,7 +112,7 @@ TEST_CASE("writer: destroyed without finish it waits for what was submitted") {
   {
     Writer writer({2, 32}, [](int) {});
     for (int i = 0; i < 20; ++i) {
-      writer.submit({&file, reinterpret_cast<const uint8_t*>(content.data()) + 1000 * i, 1000, 1000 * i, i});
+      writer.submit(request(&file, content.data() + 1000 * i, 1000, 1000 * i, i));
     }
   }
   CHECK((test::read_all(dir / "a") == content));
@@ -119,7 +124,7 @@ TEST_CASE(
   const std::string content = test::patterned(12 * 1000);
   const auto submit_all = [&](Writer* writer, File* file) {
     for (int i = 0; i < 12; ++i) {
-      writer->submit({file, reinterpret_cast<const uint8_t*>(content.data()) + 1000 * i, 1000, 1000 * i, i});
+      writer->submit(request(file, content.data() + 1000 * i, 1000, 1000 * i, i));
     }
   };
   for (const int num_threads : {1, 3}) {
@@ -192,7 +197,7 @@ TEST_CASE("writer: a write that takes too long is a failure, and only the end of
   std::atomic<int> released{0};
   {
     Writer writer({2, 4, 0, 0, /*io_timeout_s=*/0.2}, [&](int) { ++released; });
-    writer.submit({&file, stuck.get(), kSlotBytes, 0, 0});
+    writer.submit(request(&file, stuck.get(), kSlotBytes, 0, 0));
     EXPECT_FAILURE(kStorage, "pwrite(" + (dir / "a") + "): the storage has not answered for 0.2 s", writer.finish());
     CHECK(writer.status().sys_errno() == ETIMEDOUT);
     CHECK(writer.finish().sys_errno() == ETIMEDOUT);
@@ -209,7 +214,7 @@ TEST_CASE("writer: only writes can take too long, not the waits for their turns 
   File file = test::value_of(File::create(dir / "a", false));
   Writer writer({1, 3, 0, /*bytes_per_s=*/1000, /*io_timeout_s=*/1.5}, [](int) {});
   for (int i = 0; i < 3; ++i) {
-    writer.submit({&file, reinterpret_cast<const uint8_t*>(content.data()) + 1000 * i, 1000, 1000 * i, i});
+    writer.submit(request(&file, content.data() + 1000 * i, 1000, 1000 * i, i));
   }
   EXPECT_OK(writer.finish());  // two seconds after the first write
   CHECK((test::read_all(dir / "a") == content));
