@@ -27,6 +27,7 @@ from bytecheckpoint.dcp.repeated_loads import load_until_unchanged
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.save_process import forget_process_of_other_ranks
 from bytecheckpoint.dcp.stager import BcpStager
+from bytecheckpoint.dcp.stateful import QuickStateful, quick_copy, speed_up_if_wanted
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import draw_turn, take_drawn_turn
 from bytecheckpoint.distributed.groups import group_of_save, keep_watching
@@ -35,7 +36,6 @@ from bytecheckpoint.object_store.stores import can_use_stores
 from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.observability.observers import OnReport, observe, stop_observing
 from bytecheckpoint.planning.key_choice import KeyChoice
-from bytecheckpoint.planning.stateful import QuickStateful, quick_copy
 from bytecheckpoint.probes.of_torch import PROCESS_MODE, REGISTER
 from bytecheckpoint.probes.probe import holds, require
 from bytecheckpoint.runtime.patching import Replacing
@@ -163,6 +163,7 @@ def _give_back() -> None:
         if getattr(module, name) is ours:  # else somebody else has replaced it since, and theirs stays
             setattr(module, name, theirs)
     _replaced.clear()
+    speed_up_if_wanted()
 
 
 _replacing = Replacing(_replace, _give_back)

@@ -24,12 +24,12 @@ from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.dcp.repeated_loads import load_until_unchanged
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
+from bytecheckpoint.dcp.stateful import QuickStateful
 from bytecheckpoint.dcp.writer import BcpWriter
 from bytecheckpoint.distributed.call_order import CallOrder, in_turn
 from bytecheckpoint.distributed.groups import calling
 from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFailedError
 from bytecheckpoint.load_spec.spec import LoadSpec
-from bytecheckpoint.planning.stateful import QuickStateful
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.staging.staged_state import StagingTime, staging_of
 

@@ -19,6 +19,7 @@ __all__ = [
     "READING_TOGETHER",
     "REGISTER",
     "SAVE_AND_LOAD",
+    "SPEED_UP",
     "STAGING",
     "TORCH_FEATURES",
     "WITHOUT_COLLECTIVES",
@@ -221,6 +222,15 @@ REGISTER = Feature(
     ),
 )
 
+SPEED_UP = Feature(
+    "speed_up_dcp()",
+    "Nothing was changed. Use register(), or put the many keys into a nested dict.",
+    (
+        Probe(f"{_SAVER}:save", "Its first step copies the state.", uses=("_stateful_to_state_dict",)),
+        Probe(f"{_LOADER}:load", "It asks which values are Stateful.", uses=("Stateful",)),
+    ),
+)
+
 STAGING = Feature(
     "background saves",
     "",
@@ -385,6 +395,6 @@ FSDP1 = Feature(
 )
 
 TORCH_FEATURES = (
-    *(SAVE_AND_LOAD, ENTRY_POINTS, REGISTER, GROUPS, EXCHANGE, READING_TOGETHER, LOADS_OF_GAPS),
+    *(SAVE_AND_LOAD, ENTRY_POINTS, REGISTER, SPEED_UP, GROUPS, EXCHANGE, READING_TOGETHER, LOADS_OF_GAPS),
     *(WITHOUT_COLLECTIVES, STAGING, DCP_ASYNC_SAVE, PROCESS_MODE, NAMES_OF_2_3, META_TENSORS, FRAMEWORKS, FSDP1),
 )
