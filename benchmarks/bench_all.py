@@ -27,7 +27,7 @@ SCRIPTS = Path(__file__).resolve().parent
 COMMANDS: dict[str, tuple[str, ...]] = {
     "large": ("compare.py", "large", "--only", "dcp-2,bytecheckpoint,bytecheckpoint-planners,disk"),
     "small": ("compare.py", "small", "--only", "torch.save,bytecheckpoint-planners,bytecheckpoint-registered,disk"),
-    "flat": ("compare.py", "flat", "--only", "torch.save,bytecheckpoint,bytecheckpoint-registered,disk"),
+    "flat": ("compare.py", "flat", "--only", "torch.save,bytecheckpoint-quick-dcp,bytecheckpoint-registered,disk"),
     "stall": ("stall.py", "large", "--only", "no save,dcp-thread,bytecheckpoint,bytecheckpoint-registered"),
     "stall of small": ("stall.py", "small", "--only", "no save,bytecheckpoint,bytecheckpoint-registered"),
     "ranks": ("ranks.py", "--repetitions", "3"),
