@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times loads by several ranks of one machine: each reads for itself, or one reads each byte and sends it to all.
+"""Times loads by several ranks of one machine: each reads for itself, or one reads each byte and hands it to all.
 
 All ranks load one checkpoint at once, over gloo: everything on every rank (ddp), two replicas of shards (hsdp), or only
 shards (fsdp, where nothing can be shared). Modes take turns, in another order each round. A load takes as long as its
 slowest rank. The page cache is dropped before each load. "page cache" is independent reading without O_DIRECT, so the
-ranks of one machine find in the cache what another rank has read. Elements are compared after the last round.
+ranks of one machine find in the cache what another rank has read. "disk" is the ceiling: all ranks together read what
+is stored once, O_DIRECT, in requests of 8 MiB, and do nothing with it. Elements are compared after the last round.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ from measurement.conditions import drop_page_cache, wait_until_idle
 from rich.console import Console
 from rich.table import Table
 
+from bytecheckpoint.cli.raw_disk import Disk
+
 LAYOUTS = ("ddp", "hsdp", "fsdp")
 MODES = {
     "independent": {"shared_reading": "independent"},
     "page cache": {"shared_reading": "independent", "direct_io": False},
     "cooperative": {"shared_reading": "cooperative"},
+    "default": {},
+    "disk": {},
 }
 TENSOR_BYTES = 16 << 20
 COLUMNS = 1024
@@ -76,12 +81,14 @@ def measure(rank: int, arguments: argparse.Namespace, directory: str, answers: A
     store = f"file://{directory}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=arguments.ranks)
     num_tensors = max(1, round(arguments.gigabytes * 1e9 / TENSOR_BYTES))
-    modes = list(MODES)
+    modes = list(arguments.modes)
     for layout in arguments.layouts or LAYOUTS:
         path = Path(directory) / layout
         wanted = make_state(layout, num_tensors, is_filled=True)
         dcp.save(wanted, storage_writer=BcpWriter(path), planner=BcpSavePlanner())
         stored = sum(file.stat().st_size for file in path.glob("*.distcp"))
+        disk, raw = Disk(1), Path(directory) / f"raw-{rank}"
+        disk.write(raw, stored // arguments.ranks)
         state = make_state(layout, num_tensors, is_filled=False)
         figures: dict[str, Any] = {mode: {"seconds": [], "bytes_read": 0, "bytes_received": 0} for mode in modes}
         for repetition in range(arguments.repetitions + 1):
@@ -91,17 +98,23 @@ def measure(rank: int, arguments: argparse.Namespace, directory: str, answers: A
                     wait_until_idle(arguments.idle_limit_s)
                 dist.barrier()
                 begin = time.perf_counter()
-                reader = BcpReader(path, config=Config(**MODES[mode]))
-                dcp.load(state, storage_reader=reader, planner=BcpLoadPlanner())
-                report = reader.last_report
-                assert report is not None
+                if mode == "disk":
+                    disk.read(raw, stored // arguments.ranks)
+                    moved = [stored // arguments.ranks, 0]
+                else:
+                    reader = BcpReader(path, config=Config(**MODES[mode]))
+                    dcp.load(state, storage_reader=reader, planner=BcpLoadPlanner())
+                    report = reader.last_report
+                    assert report is not None
+                    moved = [report.bytes_read, report.bytes_received]
                 facts = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-                counts = torch.tensor([report.bytes_read, report.bytes_received])
+                counts = torch.tensor(moved)
                 dist.all_reduce(facts, dist.ReduceOp.MAX)
                 dist.all_reduce(counts)
                 if repetition > 0:
                     figures[mode]["seconds"].append(float(facts))
                 figures[mode] |= {"bytes_read": int(counts[0]), "bytes_received": int(counts[1])}
+        raw.unlink()
         check(state, wanted)
         if rank == 0:
             answers.send({"layout": layout, "stored_bytes": stored, "modes": figures})
@@ -111,19 +124,19 @@ def measure(rank: int, arguments: argparse.Namespace, directory: str, answers: A
 
 def table_of(results: list[dict[str, Any]]) -> Table:
     table = Table()
-    for column in ("", "GB stored", "read, x stored", "received, x stored", "s", "x independent"):
+    for column in ("", "GB stored", "read, x stored", "received, x stored", "s", "x independent", "of the disk"):
         table.add_column(column, justify="right" if column else "left")
     for result in results:
-        base = statistics.median(result["modes"]["independent"]["seconds"])
+        middle = {mode: statistics.median(figures["seconds"]) for mode, figures in result["modes"].items()}
         for mode, figures in result["modes"].items():
-            seconds = statistics.median(figures["seconds"])
             table.add_row(
                 f"{result['layout']}, {mode}",
                 f"{result['stored_bytes'] / 1e9:.2f}",
                 f"{figures['bytes_read'] / result['stored_bytes']:.3f}",
                 f"{figures['bytes_received'] / result['stored_bytes']:.3f}",
-                f"{seconds:.3f}",
-                f"{base / seconds:.2f}",
+                f"{middle[mode]:.3f}",
+                f"{middle['independent'] / middle[mode]:.2f}" if "independent" in middle else "",
+                f"{middle['disk'] / middle[mode]:.0%}" if "disk" in middle else "",
             )
     return table
 
@@ -131,6 +144,7 @@ def table_of(results: list[dict[str, Any]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("layouts", nargs="*", help=f"layouts: {', '.join(LAYOUTS)} (default: all)")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="default: all")
     parser.add_argument("--ranks", type=int, default=4, help="even number of ranks (default 4)")
     parser.add_argument("--gigabytes", type=float, default=1.0, help="size of the state (default 1)")
     parser.add_argument("--repetitions", type=int, default=5, help="counted rounds, after one that is not (default 5)")
