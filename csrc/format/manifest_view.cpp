@@ -13,6 +13,9 @@ using base::Code;
 using base::Status;
 using base::text;
 
+/// The longest step that a search takes before it halves what is left.
+constexpr uint64_t kLargestStep = 64;
+
 Status corrupt(std::string_view what) {
   return Status::make(Code::kCorrupt, text("manifest: ", what));
 }
@@ -44,10 +47,15 @@ base::Result<Row> ManifestView::read_row(Section section, uint64_t number) {
   return row;
 }
 
-base::Result<std::string> ManifestView::read_name(uint64_t offset, uint32_t size) {
+Status ManifestView::copy_name(uint64_t offset, uint32_t size, std::string* name) {
   if (size > head_.sections[kStrings].bytes) return corrupt("name: outside the string table");
-  std::string name(size, '\0');
-  BCP_RETURN_IF_ERROR(copy(kStrings, offset, size, name.data()));
+  name->resize(size);
+  return copy(kStrings, offset, size, name->data());
+}
+
+base::Result<std::string> ManifestView::read_name(uint64_t offset, uint32_t size) {
+  std::string name;
+  BCP_RETURN_IF_ERROR(copy_name(offset, size, &name));
   if (!base::is_utf8(name)) return corrupt("name: not UTF-8");
   return name;
 }
@@ -61,19 +69,26 @@ base::Result<std::string> ManifestView::read_text(Section section) {
 
 base::Result<std::optional<FoundItem>> ManifestView::find_item(std::string_view fqn) {
   uint64_t low = 0, high = num_items();
+  // Goes in growing steps away from the place where it begins, and halves what is left once they are large.
+  uint64_t at = next_item_ < high ? next_item_ : 0, step = 1;
+  std::string name;
   while (low < high) {
-    const uint64_t middle = low + (high - low) / 2;
-    BCP_ASSIGN_OR_RETURN(const ItemRow row, read_row<ItemRow>(kItems, middle));
-    BCP_ASSIGN_OR_RETURN(std::string name, read_name(row.name_offset, row.name_bytes));
+    BCP_ASSIGN_OR_RETURN(const ItemRow row, read_row<ItemRow>(kItems, at));
+    BCP_RETURN_IF_ERROR(copy_name(row.name_offset, row.name_bytes, &name));
     if (name == fqn) {
+      if (!base::is_utf8(name)) return corrupt("name: not UTF-8");
+      next_item_ = at + 1;
       BCP_ASSIGN_OR_RETURN(FoundItem found, read_item(row, std::move(name)));
       return std::optional<FoundItem>(std::move(found));
     }
-    if (name < fqn) {
-      low = middle + 1;
+    const bool is_behind = name < fqn;
+    (is_behind ? low : high) = is_behind ? at + 1 : at;
+    if (step > kLargestStep || step >= high - low) {
+      at = low + (high - low) / 2;
     } else {
-      high = middle;
+      at = is_behind ? low + step - 1 : high - step;
     }
+    if (step <= kLargestStep) step *= 2;
   }
   return std::optional<FoundItem>();
 }

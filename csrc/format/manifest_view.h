@@ -41,7 +41,8 @@ class ManifestView {
   int64_t num_blocks() const { return blocks_.trailer().num_blocks; }
   int64_t num_blocks_read() const { return blocks_.num_blocks_read(); }
 
-  /// Finds an item by a binary search. \returns nothing if there is none of this name.
+  /// Finds an item by a search that begins at the item behind the one found last: those that a load asks for one after
+  /// another are mostly neighbours. \returns nothing if there is none of this name.
   base::Result<std::optional<FoundItem>> find_item(std::string_view fqn);
   /// Reads the names of all items, in the order of the manifest.
   base::Result<std::vector<std::string>> read_names();
@@ -82,6 +83,7 @@ class ManifestView {
   base::Status copy(Section section, uint64_t offset, uint64_t size, void* into);
   template <class Row>
   base::Result<Row> read_row(Section section, uint64_t number);
+  base::Status copy_name(uint64_t offset, uint32_t size, std::string* name);
   base::Result<std::string> read_name(uint64_t offset, uint32_t size);
   base::Result<std::string> read_text(Section section);
   base::Result<FoundItem> read_item(const ItemRow& row, std::string fqn);
@@ -92,6 +94,7 @@ class ManifestView {
 
   ManifestBlocks blocks_;
   ManifestHead head_;
+  uint64_t next_item_ = 0;  // behind the item that was found last
 };
 
 }  // namespace bytecheckpoint::format

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -70,12 +71,15 @@ void tensor_properties(PickleWriter* out, const tensor::TensorInfo& info) {
   out->build();
 }
 
-/// Opcodes that are the same in every chunk, kept once the first chunk was written. Pickles have millions of chunks.
+/// Opcodes that are the same in many items or chunks, kept once the first one was written. Pickles have millions of
+/// them.
 struct CommonOpcodes {
-  std::string chunk, chunk_sizes, chunk_end;   // of ChunkStorageMetadata
-  std::string index, index_offset, index_end;  // of MetadataIndex
-  std::string info, info_offset, info_length;  // of _StorageInfo
-  std::vector<std::string> file_names;         // one of each file
+  std::map<uint32_t, std::string> tensor;  // of TensorStorageMetadata, by the properties
+  std::string tensor_chunks, tensor_end;
+  std::string chunk, chunk_sizes, chunk_end;                // of ChunkStorageMetadata
+  std::string index, index_index, index_offset, index_end;  // of MetadataIndex
+  std::string info, info_offset, info_length;               // of _StorageInfo
+  std::vector<std::string> file_names;                      // one of each file
 };
 
 void chunk_entry(PickleWriter* out, const Chunk& chunk, CommonOpcodes* phrases) {
@@ -99,33 +103,40 @@ void chunk_entry(PickleWriter* out, const Chunk& chunk, CommonOpcodes* phrases) 
 }
 
 void tensor_entry(PickleWriter* out, const Item& item, CommonOpcodes* phrases) {
-  begin_dataclass(out, kMetadataModule, "TensorStorageMetadata");
-  begin_attributes(out);
-  out->string("properties");
-  tensor_properties(out, item.tensor);
-  out->string("size");
-  begin_torch_size(out);
-  out->int_tuple(item.tensor.sizes);
-  end_torch_size(out);
-  out->string("chunks");
-  out->empty_list();
-  out->mark();
+  const tensor::TensorInfo& info = item.tensor;
+  const uint32_t properties = static_cast<uint32_t>(info.dtype) | uint32_t{info.memory_format} << 8 |
+                              (info.requires_grad ? 1u << 16 : 0) | (info.pin_memory ? 1u << 17 : 0);
+  out->repeat(&phrases->tensor[properties], [&] {
+    begin_dataclass(out, kMetadataModule, "TensorStorageMetadata");
+    begin_attributes(out);
+    out->string("properties");
+    tensor_properties(out, info);
+    out->string("size");
+    begin_torch_size(out);
+  });
+  out->int_tuple(info.sizes);
+  out->repeat(&phrases->tensor_chunks, [&] {
+    end_torch_size(out);
+    out->string("chunks");
+    out->empty_list();
+    out->mark();
+  });
   for (const Chunk& chunk : item.chunks) chunk_entry(out, chunk, phrases);
-  out->append_items();
-  end_attributes(out);
+  out->repeat(&phrases->tensor_end, [&] {
+    out->append_items();
+    end_attributes(out);
+  });
 }
 
-/// \param fqn  The opcodes of the item's name; see PickleWriter::repeat.
-void metadata_index(PickleWriter* out, const Item& item, size_t chunk, std::string* fqn, CommonOpcodes* phrases) {
+/// \param fqn  The number of the item's name in the memo.
+void metadata_index(PickleWriter* out, const Item& item, size_t chunk, uint32_t fqn, CommonOpcodes* phrases) {
   out->repeat(&phrases->index, [&] {
     begin_dataclass(out, kMetadataModule, "MetadataIndex");
     begin_attributes(out);
     out->string("fqn");
   });
-  out->repeat(fqn, [&] {
-    out->string(item.fqn);
-    out->string("index");
-  });
+  out->get(fqn);
+  out->repeat(&phrases->index_index, [&] { out->string("index"); });
   if (!item.is_tensor) {
     out->none();
     end_attributes(out);
@@ -208,8 +219,10 @@ std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes, std::s
   out.string("state_dict_metadata");
   out.empty_dict();
   out.mark();
+  std::vector<uint32_t> names;
+  names.reserve(items.size());
   for (const Item* item : items) {
-    out.string(item->fqn);
+    names.push_back(out.string(item->fqn));
     if (item->is_tensor) {
       tensor_entry(&out, *item, &phrases);
     } else {
@@ -222,11 +235,10 @@ std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes, std::s
   out.string("storage_data");
   out.empty_dict();
   out.mark();
-  for (const Item* item : items) {
-    std::string fqn;
-    for (size_t c = 0; c < item->chunks.size(); ++c) {
-      metadata_index(&out, *item, c, &fqn, &phrases);
-      storage_info(&out, manifest, item->chunks[c].record, &phrases);
+  for (size_t i = 0; i < items.size(); ++i) {
+    for (size_t c = 0; c < items[i]->chunks.size(); ++c) {
+      metadata_index(&out, *items[i], c, names[i], &phrases);
+      storage_info(&out, manifest, items[i]->chunks[c].record, &phrases);
     }
   }
   out.set_items();

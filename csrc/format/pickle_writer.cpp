@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "csrc/base/utf8.h"
 
@@ -68,12 +69,24 @@ void PickleWriter::write_string(std::string_view value) {
   out_.raw(value);
 }
 
-void PickleWriter::string(std::string_view value) {
-  if (protocol_ < 4) return write_string(value);
-  std::string key = base::text("s:", value);
-  if (recall(key)) return;
+uint32_t PickleWriter::string(std::string_view value) {
+  if (protocol_ < 4) {
+    write_string(value);
+    return 0;
+  }
+  const uint64_t hash = std::hash<std::string_view>()(value);
+  const uint32_t known = string_table_.find(hash, [&](uint32_t index) {
+    return std::string_view(out_.bytes()).substr(strings_[index].at, strings_[index].size) == value;
+  });
+  if (known != base::IndexTable::kNone) {
+    get(strings_[known].number);
+    return strings_[known].number;
+  }
   write_string(value);
-  memoise(std::move(key));
+  string_table_.insert(hash, static_cast<uint32_t>(strings_.size()));
+  const size_t at = out_.size() - value.size();
+  strings_.push_back({at, value.size(), memoise_top()});
+  return strings_.back().number;
 }
 
 void PickleWriter::bytes(std::string_view value) {
@@ -153,7 +166,8 @@ void PickleWriter::tree_node(TreeReader* in) {
     case Tree::Kind::kFloat:
       return real(node.real);
     case Tree::Kind::kString:
-      return string(node.text);
+      string(node.text);
+      return;
     case Tree::Kind::kBytes:
       return bytes(node.text);
     case Tree::Kind::kTuple:
@@ -174,24 +188,31 @@ void PickleWriter::tree_node(TreeReader* in) {
   }
 }
 
-bool PickleWriter::recall(const std::string& key) {
-  const auto found = memo_.find(key);
-  if (found == memo_.end()) return false;
-  if (found->second <= 0xFF) {
+void PickleWriter::get(uint32_t number) {
+  if (number <= 0xFF) {
     out_.u8('h');
-    out_.u8(static_cast<uint8_t>(found->second));
+    out_.u8(static_cast<uint8_t>(number));
   } else {
     out_.u8('j');
-    out_.u32(found->second);
+    out_.u32(number);
   }
+}
+
+bool PickleWriter::recall(const std::string& key) {
+  const auto found = others_.find(key);
+  if (found == others_.end()) return false;
+  get(found->second);
   return true;
 }
 
 void PickleWriter::memoise(std::string key) {
-  // MEMOIZE stores under the number of entries that the memo has.
-  const auto index = static_cast<uint32_t>(memo_.size());
-  memo_.emplace(std::move(key), index);
+  others_.emplace(std::move(key), memoise_top());
+}
+
+/// MEMOIZE stores under the number of entries that the memo has.
+uint32_t PickleWriter::memoise_top() {
   out_.u8(0x94);
+  return num_memoised_++;
 }
 
 std::string PickleWriter::finish() {

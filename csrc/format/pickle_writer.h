@@ -5,8 +5,10 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "csrc/base/bytes.h"
+#include "csrc/base/index_table.h"
 #include "csrc/format/tree.h"
 #include "csrc/tensor/box.h"
 
@@ -29,7 +31,8 @@ class PickleWriter {
   void boolean(bool value) { out_.u8(value ? 0x88 : 0x89); }
   void integer(int64_t value);
   void real(double value);
-  void string(std::string_view value);
+  /// \returns the number in the memo, for `get`; with protocol 2, which has no memo, 0.
+  uint32_t string(std::string_view value);
   /// Protocol 2 has no opcode for bytes. As Python does, it writes them as a call of `_codecs.encode` on text.
   void bytes(std::string_view value);
   void global(std::string_view module, std::string_view name);
@@ -54,6 +57,8 @@ class PickleWriter {
   static int64_t int_tuple_bytes(const tensor::Dims& values);
   /// Writes a tree of builtin values.
   void tree(const Tree& value);
+  /// Pushes the value that has this number in the memo.
+  void get(uint32_t number);
   /// Pushes the value that was memoised under `key`. \returns false, and writes nothing, if there is none.
   bool recall(const std::string& key);
   /// Memoises the top of the stack under `key`.
@@ -76,13 +81,25 @@ class PickleWriter {
   std::string finish();
 
  private:
+  /// A string that was written, and is in `out_`.
+  struct MemoString {
+    size_t at;
+    size_t size;
+    uint32_t number;
+  };
+
   void write_string(std::string_view value);
+  uint32_t memoise_top();
   /// Writes the next value, with its children.
   void tree_node(TreeReader* in);
 
   const int protocol_;
   base::ByteWriter out_;
-  std::unordered_map<std::string, uint32_t> memo_;
+  uint32_t num_memoised_ = 0;
+  // Strings by their content, because metadata have a million of them; all else by a key.
+  std::vector<MemoString> strings_;
+  base::IndexTable string_table_;
+  std::unordered_map<std::string, uint32_t> others_;
 };
 
 }  // namespace bytecheckpoint::format

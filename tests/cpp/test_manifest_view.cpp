@@ -76,6 +76,26 @@ void check_item(ManifestView* view, const Item& item, test::Random* random) {
   }
 }
 
+TEST_CASE("manifest_view: items are found in any order, and what lies between them is not") {
+  test::Random random(22);
+  for (int round = 0; round < test::rounds(40); ++round) {
+    const Manifest manifest = test::draw_manifest(&random, 1 + static_cast<int>(random() % 400), 1);
+    const std::string file = encode_metadata_file(manifest);
+    ManifestView view = test::value_of(open(file));
+    for (size_t n = 0; n < 4 * manifest.items.size(); ++n) {
+      // Neighbours, in either direction, and others.
+      const size_t number = random() % 3 == 0 ? random() % manifest.items.size()
+                                              : (n + random() % 5 + manifest.items.size()) % manifest.items.size();
+      const Item& item = manifest.items[number];
+      const auto found = test::value_of(view.find_item(item.fqn));
+      REQUIRE(found.has_value());
+      REQUIRE(found->item.ordinal == item.ordinal);
+      const std::string between = item.fqn + '\x01';
+      REQUIRE(test::value_of(view.find_item(between)).has_value() == (manifest.find(between) != nullptr));
+    }
+  }
+}
+
 TEST_CASE("manifest_view: says of every item what decoding the whole says") {
   test::Random random(21);
   for (int round = 0; round < test::rounds(400); ++round) {
