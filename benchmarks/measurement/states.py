@@ -173,6 +173,9 @@ KINDS = {
     ),
     "adamw": Kind("model and AdamW, nested, float32 of 16 KiB", 5_000 * 3 * 16384 / 1e9, _adamw),
     "many": Kind("float32 tensors of 1 KiB", 100_000 * 1024 / 1e9, _like_one((256,), torch.float32, "1 KiB")),
+    "million": Kind(
+        "float32 tensors of 256 bytes", 1_000_000 * 256 / 1e9, _like_one((64,), torch.float32, "256 bytes")
+    ),
     "huge": Kind("one bf16 tensor", (8 << 30) / 1e9, _huge),
     "optimizer": Kind("nested dicts: bf16 model, float32 moments, scalars, plain values", 1.0, _optimizer),
 }

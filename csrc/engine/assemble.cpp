@@ -2,9 +2,11 @@
 #include "csrc/engine/assemble.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <string_view>
-#include <unordered_map>
+
+#include "csrc/base/index_table.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -107,25 +109,65 @@ Status fill_item(const ItemMatcher& matcher, format::Item* item) {
   return Status::ok();
 }
 
+/// Returns the numbers of the items, sorted by their names. std::string compares as unsigned bytes: the order of UTF-8.
+std::vector<uint32_t> order_by_name(const std::vector<format::Item>& items) {
+  std::vector<uint32_t> order(items.size());
+  std::iota(order.begin(), order.end(), uint32_t{0});
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return items[a].fqn < items[b].fqn; });
+  return order;
+}
+
+/// Finds items by their names. Records mostly come in the order of the items, so the item behind the last one found is
+/// tried first.
+class ItemNumbers {
+ public:
+  explicit ItemNumbers(const std::vector<format::Item>& items) : items_(items) {}
+
+  /// \returns kNone if there is no such item.
+  uint32_t find(std::string_view fqn) {
+    const auto is_same = [&](uint32_t number) { return items_[number].fqn == fqn; };
+    uint32_t number = next_;
+    if (number >= items_.size() || !is_same(number)) {
+      if (table_.size() == 0) fill_table();
+      number = table_.find(std::hash<std::string_view>()(fqn), is_same);
+    }
+    if (number != kNone) next_ = number + 1;
+    return number;
+  }
+
+  static constexpr uint32_t kNone = base::IndexTable::kNone;
+
+ private:
+  void fill_table() {
+    for (uint32_t i = 0; i < items_.size(); ++i) table_.insert(std::hash<std::string_view>()(items_[i].fqn), i);
+  }
+
+  const std::vector<format::Item>& items_;
+  uint32_t next_ = 0;
+  base::IndexTable table_;
+};
+
 }  // namespace
 
 base::Result<format::Manifest> assemble_manifest(format::Manifest manifest,
                                                  const std::vector<format::WriteResult>& results, Gaps gaps) {
-  std::unordered_map<std::string_view, size_t> numbers;
+  const std::vector<uint32_t> order = order_by_name(manifest.items);
+  const auto twice = std::adjacent_find(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return manifest.items[a].fqn == manifest.items[b].fqn;
+  });
+  if (twice != order.end()) {
+    return Status::make(Code::kInvalidArgument, text("'", manifest.items[*twice].fqn, "': planned twice"));
+  }
   std::vector<ItemMatcher> matchers;
   matchers.reserve(manifest.items.size());
-  for (const format::Item& item : manifest.items) {
-    if (!numbers.emplace(item.fqn, matchers.size()).second) {
-      return Status::make(Code::kInvalidArgument, text("'", item.fqn, "': planned twice"));
-    }
-    matchers.emplace_back(item);
-  }
+  for (const format::Item& item : manifest.items) matchers.emplace_back(item);
+  ItemNumbers numbers(manifest.items);
   for (const format::WriteResult& result : results) {
     const auto first_file = static_cast<uint32_t>(manifest.files.size());
     manifest.files.insert(manifest.files.end(), result.files.begin(), result.files.end());
     for (const format::WrittenRecord& record : result.records) {
-      const auto found = numbers.find(record.fqn);
-      if (found != numbers.end()) matchers[found->second].note(record, first_file + record.record.file);
+      const uint32_t number = numbers.find(record.fqn);
+      if (number != ItemNumbers::kNone) matchers[number].note(record, first_file + record.record.file);
     }
   }
   CoverageCheck coverage;
@@ -133,9 +175,10 @@ base::Result<format::Manifest> assemble_manifest(format::Manifest manifest,
     BCP_RETURN_IF_ERROR(coverage.check(gaps, &manifest.items[i]));
     BCP_RETURN_IF_ERROR(fill_item(matchers[i], &manifest.items[i]));
   }
-  // std::string compares as unsigned bytes: the order of UTF-8.
-  std::sort(manifest.items.begin(), manifest.items.end(),
-            [](const format::Item& a, const format::Item& b) { return a.fqn < b.fqn; });
+  std::vector<format::Item> sorted;
+  sorted.reserve(order.size());
+  for (const uint32_t number : order) sorted.push_back(std::move(manifest.items[number]));
+  manifest.items = std::move(sorted);
   return manifest;
 }
 
