@@ -11,7 +11,6 @@
 #include "csrc/engine/open_checkpoint.h"
 #include "csrc/engine/sweep.h"
 #include "csrc/io/directory.h"
-#include "csrc/io/file_system.h"
 #include "csrc/io/late_freeing.h"
 
 namespace bytecheckpoint::engine {
@@ -23,10 +22,6 @@ using base::text;
 
 /// How long `abort` waits for storage that has already failed to answer.
 constexpr double kTimeoutInDoubtS = 2;
-
-/// A save needs about as much room as the one that it replaces. If not even so many times that is free, it waits until
-/// the files that were swept before it have been freed.
-constexpr int64_t kRoomFactor = 4;
 
 }  // namespace
 
@@ -111,7 +106,8 @@ Status Commit::begin_slowly() {
   // What cannot be swept stays. A sweep that fails is no reason to refuse the save.
   (void)sweep(o.directory, own_tmp, {}, o.scope).is_ok();
   BCP_FAILPOINT(kBeginSwept);
-  if (!io::check_room(o.directory, kRoomFactor * io::bytes_to_be_freed()).is_ok()) io::wait_until_freed();
+  // Also a quota may leave no room for a third checkpoint, and it may be another rank that meets it.
+  io::wait_until_freed();
   BCP_RETURN_IF_ERROR(tmp_.file().reserve(o.reserve_bytes));
   BCP_FAILPOINT(kBeginDone);
   return Status::ok();

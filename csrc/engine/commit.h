@@ -79,8 +79,8 @@ struct CommitReport {
 ///    least one sees the other. Then it repeats step 2, since a save that has just ended may have committed.
 ///    [kBeginLooked]
 /// 5. It sweeps what dead saves left: their tmps, and data files that no commit mark names. `sweep.h` has the order of
-///    its steps. [kSweepListed, kSweepTmpRemoved, kSweepDirectorySynced, kSweepFileRemoved, kBeginSwept] If little room
-///    is left, it waits for the space of files that were swept (`io/late_freeing.h`).
+///    its steps. [kSweepListed, kSweepTmpRemoved, kSweepDirectorySynced, kSweepFileRemoved, kBeginSwept] Then it waits
+///    until the space of all files that this process has swept is free (`io/late_freeing.h`).
 /// 6. It reserves disk space for the metadata in the tmp. [kBeginDone]
 /// 7. Every rank writes new data files, syncs each of them and then the directory (`save_job.h`), and hands its result
 ///    to the coordinator. From then on its files belong to the coordinator, or to a sweep: the rank never deletes them.

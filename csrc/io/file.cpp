@@ -14,7 +14,6 @@
 #include "csrc/io/directory.h"
 #include "csrc/io/file_system.h"
 #include "csrc/io/journal.h"
-#include "csrc/io/late_freeing.h"
 #include "csrc/io/open_beneath.h"
 
 namespace bytecheckpoint::io {
@@ -269,10 +268,6 @@ Status File::reserve(int64_t bytes) {
     return Status::ok();
   }
   // Only these two errors mean that there is no space. All others mean that reserving is not supported.
-  if ((errno == ENOSPC || errno == EDQUOT) && bytes_to_be_freed() > 0) {
-    wait_until_freed();
-    return reserve(bytes);
-  }
   if (errno == ENOSPC || errno == EDQUOT) return Status::storage("fallocate", path_, text(bytes, " bytes"), errno);
   return check_room(path_, bytes);
 }

@@ -14,6 +14,7 @@
 #include "csrc/io/file_system.h"
 #include "tests/cpp/aligned_bytes.h"
 #include "tests/cpp/expect.h"
+#include "tests/cpp/saved_checkpoint.h"
 #include "tests/cpp/temp_dir.h"
 
 namespace bytecheckpoint::io {
@@ -81,6 +82,14 @@ TEST_CASE("late_freeing: forked children keep no space") {
     CHECK(status == 0);
   }
   wait_until_freed();
+}
+
+TEST_CASE("late_freeing: a save begins when what was swept before is free") {
+  const TempDir dir;
+  write_large(dir / "a");
+  EXPECT_OK(remove_and_free_later(dir / "a"));
+  const auto commit = test::value_of(engine::Commit::begin(test::commit_options(dir / "checkpoint", 1)));
+  CHECK(bytes_to_be_freed() == 0);
 }
 
 TEST_CASE("late_freeing: small files, other names of a file, links and nothing are removed as ever") {
