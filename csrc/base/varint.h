@@ -40,7 +40,7 @@ class VarintReader {
     if (position_ < bytes_.size() && static_cast<uint8_t>(bytes_[position_]) < 0x80) {
       return static_cast<uint8_t>(bytes_[position_++]);
     }
-    return long_number();
+    return bytes_.size() - position_ > 2 ? short_number() : long_number();
   }
   /// Reads a size or an offset. Fails if it exceeds int64.
   int64_t i64() { return static_cast<int64_t>(at_most(std::numeric_limits<int64_t>::max())); }
@@ -48,7 +48,12 @@ class VarintReader {
   uint32_t u32() { return static_cast<uint32_t>(at_most(std::numeric_limits<uint32_t>::max())); }
   /// Reads how many elements follow that take `least_bytes` or more each. Fails if the bytes that are left cannot hold
   /// so many, so that a caller may allocate memory for this number.
-  size_t count(size_t least_bytes) { return static_cast<size_t>(at_most((bytes_.size() - position_) / least_bytes)); }
+  size_t count(size_t least_bytes) {
+    const size_t left = remaining();
+    const uint64_t value = number();
+    const bool fits = value <= left && value * least_bytes <= left;  // without a division, and without an overflow
+    return static_cast<size_t>(fits ? value : failure());
+  }
   uint8_t u8() {
     if (position_ == bytes_.size()) return static_cast<uint8_t>(failure());
     return static_cast<uint8_t>(bytes_[position_++]);
@@ -64,10 +69,19 @@ class VarintReader {
     return result;
   }
 
+  /// Passes over `bytes` if they come next. \returns false, and stays where it is, if others do.
+  bool skip(std::string_view bytes) {
+    if (bytes_.compare(position_, bytes.size(), bytes) != 0) return false;
+    position_ += bytes.size();
+    return true;
+  }
+
   bool ok() const { return ok_; }
   void fail() { ok_ = false; }
   size_t position() const { return position_; }
   size_t remaining() const { return bytes_.size() - position_; }
+  /// Returns what is not read yet.
+  std::string_view rest() const { return bytes_.substr(position_); }
 
  private:
   uint64_t failure() {
@@ -77,6 +91,20 @@ class VarintReader {
   uint64_t at_most(uint64_t limit) {
     const uint64_t value = number();
     return value <= limit ? value : failure();
+  }
+  /// Does the same as long_number, faster, for numbers of two and three bytes. At least three bytes must be left.
+  uint64_t short_number() {
+    const auto byte = [this](size_t i) { return uint64_t{static_cast<uint8_t>(bytes_[position_ + i])}; };
+    const uint64_t low = byte(0) & 0x7F;
+    if (byte(1) < 0x80) {
+      const uint64_t value = low | byte(1) << 7;
+      position_ += 2;
+      return value < 0x80 ? failure() : value;
+    }
+    if (byte(2) >= 0x80) return long_number();
+    const uint64_t value = low | (byte(1) & 0x7F) << 7 | byte(2) << 14;
+    position_ += 3;
+    return value < 1 << 14 ? failure() : value;
   }
   uint64_t long_number() {
     uint64_t value = 0;

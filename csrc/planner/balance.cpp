@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -37,20 +38,22 @@ SavePlan Balance::run() && {
 /// Gives away the boxes that leave no choice, and collects the others in shared_.
 void Balance::give_or_collect(uint32_t entry_number) {
   const Entry& entry = inventory_.entries[entry_number];
+  inventory_.unpack_boxes(entry, &boxes_);
   const tensor::DTypeInfo* dtype = entry.is_tensor() ? tensor::find_dtype(entry.dtype) : nullptr;
   const bool can_split = entry.can_split && dtype != nullptr && dtype->is_plain() && !splits_may_collide(entry);
+  const int64_t element = element_bytes(entry);
   for (uint32_t b = 0; b < entry.num_boxes; ++b) {
-    const uint32_t box = entry.boxes_begin + b;
-    const RankSets::Id holders = inventory_.holders[box];
-    const int64_t bytes = inventory_.box_bytes(entry, b);
+    const uint32_t number = entry.boxes_begin + b;
+    const RankSets::Id holders = inventory_.holders[number];
+    const int64_t bytes = times_box(element, box(entry, b), entry.num_dims);
     if (RankSets::is_single(holders) || bytes == 0 || options_.dedup_to_lowest_rank) {
-      give(box, inventory_.rank_sets.lowest(holders), bytes);
+      give(number, inventory_.rank_sets.lowest(holders), bytes);
       total_load_ += bytes + kRecordCostBytes;
       continue;
     }
-    const int64_t* sizes = inventory_.box_dims(entry, b) + entry.num_dims;
+    const int64_t* sizes = box(entry, b) + entry.num_dims;
     const size_t dim = row_dim(sizes, entry.num_dims);
-    Shared shared{holders, box, entry_number, false, bytes, bytes};
+    Shared shared{holders, number, entry_number, false, bytes, bytes};
     if (can_split && dim < entry.num_dims && bytes / 2 >= options_.min_part_bytes) {
       shared.can_split = true;
       shared.grain = std::max(bytes / sizes[dim], options_.min_part_bytes);
@@ -66,11 +69,11 @@ void Balance::give_or_collect(uint32_t entry_number) {
 void Balance::leave_out_hidden(const Entry& entry) {
   const size_t num_dims = entry.num_dims;
   for (uint32_t first = 0; first < entry.num_boxes;) {
-    const int64_t* offsets = inventory_.box_dims(entry, first);
+    const int64_t* offsets = box(entry, first);
     uint32_t kept = first;
     uint32_t last = first + 1;
     for (; last < entry.num_boxes; ++last) {
-      const int64_t* other = inventory_.box_dims(entry, last);
+      const int64_t* other = box(entry, last);
       if (!std::equal(offsets, offsets + num_dims, other)) break;
       if (!is_empty_box(other, num_dims)) kept = last;
     }
@@ -86,10 +89,10 @@ bool Balance::splits_may_collide(const Entry& entry) const {
   if (entry.kind != EntryKind::kShard || entry.num_boxes == 1) return false;
   const int64_t* sizes = inventory_.sizes(entry);
   for (uint32_t b = 0; b < entry.num_boxes; ++b) {
-    const int64_t* box = inventory_.box_dims(entry, b);
-    if (!is_empty_box(box, entry.num_dims)) continue;
+    const int64_t* offsets = box(entry, b);
+    if (!is_empty_box(offsets, entry.num_dims)) continue;
     bool begins_inside = true;
-    for (size_t d = 0; d < entry.num_dims; ++d) begins_inside = begins_inside && box[d] < sizes[d];
+    for (size_t d = 0; d < entry.num_dims; ++d) begins_inside = begins_inside && offsets[d] < sizes[d];
     if (begins_inside) return true;
   }
   return false;
@@ -99,21 +102,29 @@ bool Balance::splits_may_collide(const Entry& entry) const {
 /// boxes away and must not wait. Before this call Shared::group is the id of the set; afterwards it is the number of
 /// the group.
 void Balance::group_by_holders() {
-  std::vector<RankSets::Id> ids;
-  ids.reserve(shared_.size());
-  for (const Shared& shared : shared_) ids.push_back(shared.group);
-  std::sort(ids.begin(), ids.end());
-  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-  groups_ = ids;
+  std::vector<uint32_t> group_of(inventory_.rank_sets.num_pooled(), UINT32_MAX);
+  const auto group = [&](const Shared& shared) -> uint32_t& { return group_of[RankSets::pool_index(shared.group)]; };
+  for (const Shared& shared : shared_) {
+    if (group(shared) != UINT32_MAX) continue;
+    group(shared) = 0;
+    groups_.push_back(shared.group);
+  }
   std::sort(groups_.begin(), groups_.end(),
             [this](RankSets::Id a, RankSets::Id b) { return inventory_.rank_sets.is_before(a, b); });
-  std::vector<uint32_t> group_of(ids.size());
-  const auto place = [&](RankSets::Id id) { return std::lower_bound(ids.begin(), ids.end(), id) - ids.begin(); };
-  for (uint32_t g = 0; g < groups_.size(); ++g) group_of[static_cast<size_t>(place(groups_[g]))] = g;
-  for (Shared& shared : shared_) shared.group = group_of[static_cast<size_t>(place(shared.group))];
-  std::sort(shared_.begin(), shared_.end(), [](const Shared& a, const Shared& b) {
-    return std::tie(a.group, b.grain, b.bytes, a.box) < std::tie(b.group, a.grain, a.bytes, b.box);
-  });
+  for (uint32_t g = 0; g < groups_.size(); ++g) group_of[RankSets::pool_index(groups_[g])] = g;
+  // A counting sort by groups, and then a sort of each group, takes less time than one sort of all boxes.
+  std::vector<size_t> ends(groups_.size() + 1, 0);
+  for (Shared& shared : shared_) ++ends[(shared.group = group(shared)) + 1];
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  std::vector<Shared> grouped(shared_.size());
+  for (const Shared& shared : shared_) grouped[ends[shared.group]++] = shared;
+  shared_.swap(grouped);
+  for (size_t g = 0, begin = 0; g < groups_.size(); begin = ends[g++]) {
+    const auto at = [this](size_t i) { return shared_.begin() + static_cast<std::ptrdiff_t>(i); };
+    std::sort(at(begin), at(ends[g]), [](const Shared& a, const Shared& b) {
+      return std::tie(b.grain, b.bytes, a.box) < std::tie(a.grain, a.bytes, b.box);
+    });
+  }
 }
 
 void Balance::balance_group(size_t first, size_t last) {
@@ -156,7 +167,8 @@ int64_t Balance::share(size_t first, size_t last) const {
 
 void Balance::split(const Shared& shared, int64_t target) {
   const Entry& entry = inventory_.entries[shared.entry];
-  const int64_t* sizes = inventory_.box_dims(entry, shared.box - entry.boxes_begin) + entry.num_dims;
+  BoxArray numbers;
+  const int64_t* sizes = inventory_.box_dims(entry, shared.box - entry.boxes_begin, &numbers) + entry.num_dims;
   const int64_t num_rows = sizes[row_dim(sizes, entry.num_dims)];
   const int64_t row_bytes = shared.bytes / num_rows;
   const int64_t min_rows = std::max<int64_t>((options_.min_part_bytes + row_bytes - 1) / row_bytes, 1);

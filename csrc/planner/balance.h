@@ -38,6 +38,7 @@ class Balance {
   void give_or_collect(uint32_t entry_number);
   void leave_out_hidden(const Entry& entry);
   bool splits_may_collide(const Entry& entry) const;
+  const int64_t* box(const Entry& entry, size_t number) const { return boxes_.data() + 2 * number * entry.num_dims; }
   void group_by_holders();
   void balance_group(size_t first, size_t last);
   int64_t share(size_t first, size_t last) const;
@@ -51,6 +52,7 @@ class Balance {
   SavePlan plan_;
   std::vector<int64_t> loads_;  // of each rank: bytes and costs of records, given so far
   int64_t total_load_ = 0;      // of all boxes, given or not
+  std::vector<int64_t> boxes_;  // of the entry that give_or_collect handles
   std::vector<Shared> shared_;
   std::vector<RankSets::Id> groups_;
   std::vector<Holder> heap_;  // the holders of the current group, as a min-heap

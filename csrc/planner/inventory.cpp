@@ -26,17 +26,42 @@ tensor::TensorInfo Inventory::info(const Entry& entry) const {
 }
 
 tensor::Box Inventory::box(const Entry& entry, size_t number) const {
-  const int64_t* offsets = box_dims(entry, number);
+  BoxArray numbers;
+  const int64_t* offsets = box_dims(entry, number, &numbers);
   const int64_t* box_sizes = offsets + entry.num_dims;
   return {Dims(offsets, box_sizes), Dims(box_sizes, box_sizes + entry.num_dims)};
 }
 
+const int64_t* Inventory::box_dims(const Entry& entry, size_t number, BoxArray* out) const {
+  const size_t num_dims = entry.num_dims;
+  if (entry.kind == EntryKind::kShard) {
+    const uint32_t* words = box_words.data() + entry.words_begin + number * num_words(2 * num_dims, entry.is_wide);
+    unpack_numbers(words, 2 * num_dims, entry.is_wide, out->data());
+  } else {
+    std::fill_n(out->data(), num_dims, 0);
+    std::copy_n(sizes(entry), num_dims, out->data() + num_dims);
+  }
+  return out->data();
+}
+
+void Inventory::unpack_boxes(const Entry& entry, std::vector<int64_t>* numbers) const {
+  const size_t num_numbers = 2 * size_t{entry.num_dims};
+  numbers->resize(entry.num_boxes * num_numbers);
+  if (entry.kind == EntryKind::kShard) {
+    unpack_numbers(box_words.data() + entry.words_begin, numbers->size(), entry.is_wide, numbers->data());
+  } else {
+    BoxArray box;
+    std::copy_n(box_dims(entry, 0, &box), num_numbers, numbers->data());
+  }
+}
+
 int64_t Inventory::box_bytes(const Entry& entry, size_t number) const {
-  if (!entry.is_tensor()) return 0;
-  int64_t bytes = std::max<int64_t>(tensor::find_dtype(entry.dtype)->itemsize_bytes, 1);
-  const int64_t* box_sizes = box_dims(entry, number) + entry.num_dims;
-  for (size_t d = 0; d < entry.num_dims; ++d) bytes *= box_sizes[d];
-  return bytes;
+  BoxArray box;
+  return times_box(element_bytes(entry), box_dims(entry, number, &box), entry.num_dims);
+}
+
+int64_t element_bytes(const Entry& entry) {
+  return entry.is_tensor() ? std::max<int64_t>(tensor::find_dtype(entry.dtype)->itemsize_bytes, 1) : 0;
 }
 
 std::vector<uint32_t> Inventory::by_name() const {
@@ -62,10 +87,6 @@ std::string to_text(const Inventory& inventory, const Entry& entry) {
               tensor::find_dtype(entry.dtype)->name, " ", tensor::to_text(inventory.info(entry).sizes));
 }
 
-bool is_empty_box(const int64_t* box, size_t num_dims) {
-  return std::any_of(box + num_dims, box + 2 * num_dims, [](int64_t size) { return size == 0; });
-}
-
 std::string box_to_text(const int64_t* box, size_t num_dims) {
   return text("box at ", tensor::to_text(Dims(box, box + num_dims)), " of ",
               tensor::to_text(Dims(box + num_dims, box + 2 * num_dims)));
@@ -85,6 +106,7 @@ Status InventoryBuilder::add(std::string_view fqn, EntryKind kind, std::string_v
   entry.path_begin = entry.fqn_begin + fqn.size();
   entry.path_size = static_cast<uint32_t>(path.size());
   entry.dims_begin = inventory_.dims.size();
+  entry.words_begin = inventory_.box_words.size();
   entry.boxes_begin = static_cast<uint32_t>(inventory_.holders.size());
   entry.num_boxes = 1;
   const uint64_t hash = std::hash<std::string_view>()(fqn);
@@ -101,10 +123,8 @@ Status InventoryBuilder::add(std::string_view fqn, EntryKind kind, std::string_v
     entry.memory_format = info.memory_format;
     entry.can_split = can_split;
     entry.num_dims = static_cast<uint8_t>(info.sizes.size());
-    const Status added = [&] {
-      inventory_.dims.insert(inventory_.dims.end(), info.sizes.begin(), info.sizes.end());
-      return add_boxes(kind == EntryKind::kShard ? boxes : std::vector<tensor::Box>{tensor::whole(info.sizes)}, &entry);
-    }();
+    inventory_.dims.insert(inventory_.dims.end(), info.sizes.begin(), info.sizes.end());
+    const Status added = kind == EntryKind::kShard ? add_boxes(boxes, &entry) : Status::ok();
     if (!added.is_ok()) {
       inventory_.dims.resize(entry.dims_begin);
       return refuse(added.message());
@@ -149,9 +169,11 @@ Status InventoryBuilder::add_boxes(const std::vector<tensor::Box>& boxes, Entry*
     return refuse(
         text("rank ", rank_, " holds the ", box_to_text(flat.data() + 2 * num_dims * *twice, num_dims), " twice"));
   }
+  entry->is_wide = needs_wide(flat.data(), flat.size());
+  inventory_.box_words.resize(entry->words_begin + num_words(flat.size(), entry->is_wide));
+  uint32_t* words = inventory_.box_words.data() + entry->words_begin;
   for (const size_t i : order) {
-    const auto begin = flat.begin() + static_cast<std::ptrdiff_t>(2 * num_dims * i);
-    inventory_.dims.insert(inventory_.dims.end(), begin, begin + static_cast<std::ptrdiff_t>(2 * num_dims));
+    words = pack_numbers(flat.data() + 2 * num_dims * i, 2 * num_dims, entry->is_wide, words);
   }
   entry->num_boxes = static_cast<uint32_t>(boxes.size());
   return Status::ok();

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "csrc/base/status.h"
+#include "csrc/planner/box_words.h"
 #include "csrc/planner/rank_sets.h"
 #include "csrc/tensor/box.h"
 #include "csrc/tensor/dtype.h"
@@ -25,6 +27,9 @@ enum class EntryKind : uint8_t {
 /// Largest number of dims of a tensor.
 inline constexpr size_t kMaxDims = 255;
 
+/// Memory for the numbers of a box: its offsets, then its sizes.
+using BoxArray = std::array<int64_t, 2 * kMaxDims>;
+
 /// One entry of the flattened state dict. Its name, dims and holders are stored in arrays of the Inventory; the fields
 /// `..._begin` and `..._size` say where.
 struct Entry {
@@ -35,6 +40,7 @@ struct Entry {
   bool pin_memory = false;
   uint8_t memory_format = 0;
   uint8_t num_dims = 0;
+  bool is_wide = false;     // see box_words.h
   uint32_t first_rank = 0;  // the lowest rank that has the entry; properties, path and ordinal are its own
   uint32_t ordinal = 0;     // position in the state dict of first_rank
   uint32_t num_boxes = 0;   // 1 for kTensor and kBytes
@@ -42,7 +48,8 @@ struct Entry {
   uint32_t path_size = 0;
   uint64_t fqn_begin = 0;
   uint64_t path_begin = 0;
-  uint64_t dims_begin = 0;   // in `dims`: num_dims sizes of the tensor, then its boxes
+  uint64_t dims_begin = 0;   // in `dims`: num_dims sizes of the tensor
+  uint64_t words_begin = 0;  // in `box_words`: the boxes of a kShard entry
   uint32_t boxes_begin = 0;  // in `holders`: the entry's boxes are neighbours there
 
   bool is_tensor() const { return kind != EntryKind::kBytes; }
@@ -54,15 +61,19 @@ struct Entry {
 /// Entries are in the order of the lowest rank's state dict. Entries that only higher ranks have follow, in the order
 /// of those ranks. DCP orders its metadata in the same way. The boxes of an entry are distinct and in the order of
 /// box_order.h.
-/// All numbers are in flat arrays, because an inventory may have two million boxes. For an entry with 2 dims and 2
+/// All numbers are in flat arrays, because an inventory may have 20 million boxes. For an entry with 2 dims and 2
 /// boxes:
 ///
-///     dims      ... | size size | off off size size | off off size size | ...      from dims_begin on
-///     holders                     ... | set of box 0 | set of box 1 | ...          from boxes_begin on
+///     dims       ... | size size | ...                                    from dims_begin on
+///     box_words  ... | off off size size | off off size size | ...        from words_begin on
+///     holders            ... | set of box 0 | set of box 1 | ...          from boxes_begin on
+///
+/// The box of a plain tensor is the whole, and not in box_words.
 struct Inventory {
   std::vector<Entry> entries;
   std::string text;
   std::vector<int64_t> dims;
+  std::vector<uint32_t> box_words;    // see box_words.h
   std::vector<RankSets::Id> holders;  // of each box: the ranks that hold it
   RankSets rank_sets;
   RankSets::Id ranks = 0;  // the ranks whose inventory this is
@@ -75,10 +86,10 @@ struct Inventory {
     return std::string_view(text).substr(entry.path_begin, entry.path_size);
   }
   const int64_t* sizes(const Entry& entry) const { return dims.data() + entry.dims_begin; }
-  /// Returns the offsets, then the sizes, of box `number` of the entry, counted from 0.
-  const int64_t* box_dims(const Entry& entry, size_t number) const {
-    return sizes(entry) + entry.num_dims * (2 * number + 1);
-  }
+  /// Copies the offsets, then the sizes, of box `number` of the entry, counted from 0, to `out`. \returns out->data().
+  const int64_t* box_dims(const Entry& entry, size_t number, BoxArray* out) const;
+  /// Does the same for all boxes of the entry, one behind the other, faster than one by one.
+  void unpack_boxes(const Entry& entry, std::vector<int64_t>* numbers) const;
   RankSets::Id box_holders(const Entry& entry, size_t number) const { return holders[entry.boxes_begin + number]; }
   tensor::TensorInfo info(const Entry& entry) const;
   tensor::Box box(const Entry& entry, size_t number) const;
@@ -124,8 +135,22 @@ class InventoryBuilder {
 /// most kMaxDims, and the bytes fit in int64.
 bool is_possible(tensor::DType dtype, const int64_t* sizes, size_t num_dims);
 
+/// Returns the bytes that each element of the entry counts in `Inventory::box_bytes`.
+int64_t element_bytes(const Entry& entry);
+
 /// Returns whether a box, its offsets and then its sizes, has no elements.
-bool is_empty_box(const int64_t* box, size_t num_dims);
+inline bool is_empty_box(const int64_t* box, size_t num_dims) {
+  for (size_t d = num_dims; d < 2 * num_dims; ++d) {
+    if (box[d] == 0) return true;
+  }
+  return false;
+}
+
+/// Returns `num` times the product of the sizes of a box.
+inline int64_t times_box(int64_t num, const int64_t* box, size_t num_dims) {
+  for (size_t d = num_dims; d < 2 * num_dims; ++d) num *= box[d];
+  return num;
+}
 
 /// Describes an entry for messages: `a plain tensor, float32 [2, 3]`.
 std::string to_text(const Inventory& inventory, const Entry& entry);

@@ -104,9 +104,10 @@ void write_entry(const Inventory& inventory, size_t number, SetNumbers* sets, ba
     for (size_t d = 0; d < entry.num_dims; ++d) out->number(static_cast<uint64_t>(sizes[d]));
   }
   if (entry.kind == EntryKind::kShard) out->number(entry.num_boxes);
+  BoxArray numbers;
   for (size_t b = 0; b < entry.num_boxes; ++b) {
     if (entry.kind == EntryKind::kShard) {
-      const int64_t* box = inventory.box_dims(entry, b);
+      const int64_t* box = inventory.box_dims(entry, b, &numbers);
       for (size_t i = 0; i < 2 * size_t{entry.num_dims}; ++i) out->number(static_cast<uint64_t>(box[i]));
     }
     out->number(sets->number(inventory.box_holders(entry, b)));
@@ -116,20 +117,24 @@ void write_entry(const Inventory& inventory, size_t number, SetNumbers* sets, ba
 }  // namespace
 
 std::string encode_inventory(const Inventory& inventory) {
-  base::VarintWriter entries;
+  // Sets are numbered first, so that they can be written first. Moving the entries behind them would take as much
+  // memory again.
   SetNumbers sets(inventory.ranks);
-  entries.number(inventory.entries.size());
-  for (size_t i = 0; i < inventory.entries.size(); ++i) write_entry(inventory, i, &sets, &entries);
+  for (const RankSets::Id holders : inventory.holders) (void)sets.number(holders);
   base::VarintWriter out;
   out.u8(kInventoryVersion);
   out.number(sets.ids().size());
   for (const RankSets::Id id : sets.ids()) write_set(inventory.rank_sets, id, &out);
-  out.raw(entries.take());
+  out.number(inventory.entries.size());
+  for (size_t i = 0; i < inventory.entries.size(); ++i) write_entry(inventory, i, &sets, &out);
   return out.take();
 }
 
-base::Status InventoryReader::begin() {
-  if (reader_.u8() == kInventoryVersion && read_sets()) {
+base::Status InventoryReader::begin(std::string_view blob, std::optional<uint32_t> as_rank) {
+  reader_ = base::VarintReader(blob);
+  num_entries_ = entries_left_ = 0;
+  is_repeated_ = remembers_;
+  if (reader_.u8() == kInventoryVersion && read_sets(as_rank)) {
     num_entries_ = entries_left_ = reader_.count(kLeastEntryBytes);
   } else {
     reader_.fail();
@@ -137,9 +142,10 @@ base::Status InventoryReader::begin() {
   return reader_.ok() ? base::Status::ok() : end();
 }
 
-bool InventoryReader::read_sets() {
+bool InventoryReader::read_sets(std::optional<uint32_t> as_rank) {
   const size_t num_sets = reader_.count(kLeastSetBytes);
   if (num_sets == 0) return damaged();
+  sets_.clear();
   sets_.reserve(num_sets);
   std::vector<RankRun> runs;
   for (size_t i = 0; i < num_sets; ++i) {
@@ -149,9 +155,9 @@ bool InventoryReader::read_sets() {
     if (rank_sets_->lowest(id) < rank_sets_->lowest(sets_[0])) return damaged();
     if (rank_sets_->highest(id) > rank_sets_->highest(sets_[0])) return damaged();
   }
-  if (as_rank_.has_value()) {
+  if (as_rank.has_value()) {
     if (num_sets != 1 || !RankSets::is_single(sets_[0])) return damaged();
-    sets_[0] = RankSets::single(*as_rank_);
+    sets_[0] = RankSets::single(*as_rank);
   }
   lowest_rank_ = rank_sets_->lowest(sets_[0]);
   highest_rank_ = rank_sets_->highest(sets_[0]);
@@ -175,8 +181,31 @@ bool InventoryReader::read_set(std::vector<RankRun>* runs) {
 
 bool InventoryReader::next() {
   if (entries_left_ == 0 || !reader_.ok()) return false;
-  const bool is_first = entries_left_ == num_entries_;
+  position_ = num_entries_ - entries_left_;
   --entries_left_;
+  boxes_read_ = 0;
+  is_repeated_ = is_repeated_ && repeat_head();
+  if (!is_repeated_ && !read_head()) return false;
+  return read_num_boxes();
+}
+
+/// Skips the head of the entry if it has the same bytes as the one at this position of the blob before. As all heads up
+/// to here had, its names and numbers mean the same, too.
+bool InventoryReader::repeat_head() {
+  if (position_ >= heads_.size()) return false;
+  Head& head = heads_[position_];
+  const bool follows = (static_cast<uint8_t>(head.bytes[0]) & kFollows) != 0;
+  if (!follows || !reader_.skip(head.bytes)) return false;
+  head.entry.first_rank = lowest_rank_;
+  return true;
+}
+
+bool InventoryReader::read_head() {
+  if (remembers_) heads_.resize(position_);  // the others are not behind the same heads any more
+  const Entry* before = position_ == 0 ? nullptr : &heads_.back().entry;
+  text_.resize(before == nullptr ? 0 : before->path_begin + before->path_size);
+  sizes_.resize(before == nullptr ? 0 : before->dims_begin + before->num_dims);
+  const std::string_view bytes = reader_.rest();
   const uint8_t flags = reader_.u8();
   Entry entry;
   entry.kind = static_cast<EntryKind>(flags & kKindMask);
@@ -184,59 +213,77 @@ bool InventoryReader::next() {
   entry.pin_memory = (flags & kPinMemory) != 0;
   entry.can_split = (flags & kCanSplit) != 0;
   entry.memory_format = flags >> kMemoryFormatShift & 3;
-  entry.first_rank = is_first ? lowest_rank_ : entry_.first_rank;
-  entry.ordinal = is_first ? 0 : entry_.ordinal + 1;
-  if ((flags & kFollows) == 0) {
-    const uint32_t rank = reader_.u32();
-    const uint32_t ordinal = reader_.u32();
-    const bool is_behind = rank > entry.first_rank || (rank == entry.first_rank && ordinal > entry.ordinal);
-    if (!is_behind || rank > highest_rank_) return damaged();
-    entry.first_rank = rank;
-    entry.ordinal = ordinal;
-  } else if (!is_first && entry.ordinal == 0) {
+  if (!read_place(flags, before, &entry)) return damaged();
+  entry.fqn_begin = text_.size();
+  if (!read_shared(before == nullptr ? 0 : before->fqn_begin, before == nullptr ? 0 : before->fqn_size)) {
     return damaged();
   }
-  if (!read_shared(&fqn_) || !read_shared(&path_)) return damaged();
-  entry.fqn_size = static_cast<uint32_t>(fqn_.size());
-  entry.path_size = static_cast<uint32_t>(path_.size());
-  entry_ = entry;
-  boxes_read_ = 0;
-  if (entry.is_tensor()) return read_tensor();
-  sizes_.clear();
-  entry_.num_boxes = 1;
-  const bool has_properties = (flags & (kRequiresGrad | kPinMemory | kCanSplit)) != 0 || entry.memory_format != 0;
-  return has_properties ? damaged() : reader_.ok();
+  entry.path_begin = text_.size();
+  entry.fqn_size = static_cast<uint32_t>(entry.path_begin - entry.fqn_begin);
+  if (!read_shared(before == nullptr ? 0 : before->path_begin, before == nullptr ? 0 : before->path_size)) {
+    return damaged();
+  }
+  entry.path_size = static_cast<uint32_t>(text_.size() - entry.path_begin);
+  entry.dims_begin = sizes_.size();
+  if (entry.is_tensor()) {
+    if (!read_tensor(&entry)) return false;
+  } else if ((flags & (kRequiresGrad | kPinMemory | kCanSplit)) != 0 || entry.memory_format != 0) {
+    return damaged();
+  }
+  keep_head(Head{bytes.substr(0, bytes.size() - reader_.remaining()), entry});
+  return reader_.ok();
 }
 
-bool InventoryReader::read_tensor() {
-  entry_.dtype = static_cast<tensor::DType>(reader_.u8());
-  entry_.num_dims = reader_.u8();
-  if (entry_.kind > EntryKind::kShard || entry_.memory_format > 2 || entry_.num_dims > reader_.remaining()) {
+void InventoryReader::keep_head(Head head) {
+  if (!remembers_) {
+    heads_.clear();
+    text_.erase(0, head.entry.fqn_begin);
+    sizes_.erase(sizes_.begin(), sizes_.end() - head.entry.num_dims);
+    head.entry.path_begin -= head.entry.fqn_begin;
+    head.entry.fqn_begin = 0;
+    head.entry.dims_begin = 0;
+  }
+  heads_.push_back(head);
+}
+
+/// Reads whose state dict the entry is from, and where it is there.
+bool InventoryReader::read_place(uint8_t flags, const Entry* before, Entry* entry) {
+  entry->first_rank = before == nullptr ? lowest_rank_ : before->first_rank;
+  entry->ordinal = before == nullptr ? 0 : before->ordinal + 1;
+  if ((flags & kFollows) != 0) return before == nullptr || entry->ordinal != 0;
+  const uint32_t rank = reader_.u32();
+  const uint32_t ordinal = reader_.u32();
+  const bool is_behind = rank > entry->first_rank || (rank == entry->first_rank && ordinal > entry->ordinal);
+  if (!is_behind || rank > highest_rank_) return false;
+  entry->first_rank = rank;
+  entry->ordinal = ordinal;
+  return true;
+}
+
+bool InventoryReader::read_tensor(Entry* entry) {
+  entry->dtype = static_cast<tensor::DType>(reader_.u8());
+  entry->num_dims = reader_.u8();
+  if (entry->kind > EntryKind::kShard || entry->memory_format > 2 || entry->num_dims > reader_.remaining()) {
     return damaged();
   }
-  sizes_.resize(entry_.num_dims);
-  for (int64_t& size : sizes_) size = reader_.i64();
-  if (!reader_.ok() || !is_possible(entry_.dtype, sizes_.data(), sizes_.size())) return damaged();
-  entry_.num_boxes = 1;
-  if (entry_.kind == EntryKind::kShard) {
-    entry_.num_boxes = static_cast<uint32_t>(reader_.count(2 * size_t{entry_.num_dims} + 1));
-    if (entry_.num_boxes == 0) return damaged();
+  for (size_t d = 0; d < entry->num_dims; ++d) sizes_.push_back(reader_.i64());
+  const bool is_valid = reader_.ok() && is_possible(entry->dtype, sizes_.data() + entry->dims_begin, entry->num_dims);
+  return is_valid || damaged();
+}
+
+bool InventoryReader::read_num_boxes() {
+  Entry& entry = heads_[remembers_ ? position_ : 0].entry;
+  entry.num_boxes = 1;
+  if (entry.kind == EntryKind::kShard) {
+    entry.num_boxes = static_cast<uint32_t>(reader_.count(2 * size_t{entry.num_dims} + 1));
+    if (entry.num_boxes == 0) return damaged();
+    box_.resize(2 * size_t{entry.num_dims});
   }
   return reader_.ok();
 }
 
-bool InventoryReader::next_box() {
-  if (entry_.kind == EntryKind::kShard) {
-    box_before_.swap(box_);
-    box_.resize(2 * size_t{entry_.num_dims});
-    for (int64_t& number : box_) number = reader_.i64();
-    const uint64_t before = position_;
-    position_ = first_position(sizes_.data(), box_.data(), entry_.num_dims);
-    if (boxes_read_ != 0) {
-      if (position_ < before) return damaged();
-      if (position_ == before && compare_boxes(box_before_.data(), box_.data(), entry_.num_dims) >= 0) return damaged();
-    }
-  }
+bool InventoryReader::next_box(uint32_t* words, bool is_wide) {
+  if (entry().kind == EntryKind::kShard && !read_box(words, is_wide)) return damaged();
   ++boxes_read_;
   const uint64_t set = reader_.number();
   if (!reader_.ok() || set >= sets_.size()) return damaged();
@@ -244,12 +291,35 @@ bool InventoryReader::next_box() {
   return true;
 }
 
-bool InventoryReader::read_shared(std::string* name) {
+/// Reads the numbers of a box. \returns false if it does not come behind the box before.
+bool InventoryReader::read_box(uint32_t* words, bool is_wide) {
+  const size_t num_dims = entry().num_dims;
+  const bool is_only = entry().num_boxes == 1;  // so that there is no order
+  if (!is_only) box_before_.assign(box_.begin(), box_.end());
+  base::VarintReader reader = reader_;  // a copy stays in registers, because nothing points to it
+  int64_t bits = 0;
+  for (int64_t& to : box_) {
+    const int64_t number = reader.i64();
+    to = number;
+    bits |= number;
+    if (words != nullptr) words = pack_numbers(&number, 1, is_wide, words);
+  }
+  reader_ = reader;
+  box_bits_ = bits;
+  if (is_only) return true;
+  const uint64_t before = box_position_;
+  box_position_ = first_position(sizes(), box_.data(), num_dims);
+  if (boxes_read_ == 0) return true;
+  return box_position_ > before ||
+         (box_position_ == before && compare_boxes(box_before_.data(), box_.data(), num_dims) < 0);
+}
+
+/// Appends a name to text_. \param before  Where the name of the same kind of the entry before is.
+bool InventoryReader::read_shared(uint64_t before, uint32_t before_size) {
   const uint64_t shared = reader_.number();
-  if (shared > name->size() || shared > kMaxShared) return damaged();
+  if (shared > before_size || shared > kMaxShared) return false;
   const std::string_view rest = reader_.view(reader_.number());
-  name->resize(shared);
-  name->append(rest);
+  text_.append(text_, before, shared).append(rest);
   return reader_.ok();
 }
 

@@ -8,8 +8,8 @@
 #include <tuple>
 #include <utility>
 
-#include "csrc/planner/box_order.h"
 #include "csrc/planner/inventory_blob.h"
+#include "csrc/planner/join_replicas.h"
 
 namespace bytecheckpoint::planner {
 namespace {
@@ -18,11 +18,21 @@ using base::Code;
 using base::Status;
 using base::text;
 
-/// A box as one blob has it. The dims of all records are in record_dims_, in the order of the records.
-struct Record {
-  uint32_t entry;
-  RankSets::Id holders;
+/// A blob, and the rank whose inventory it counts as; see InventoryReader::begin.
+struct Source {
+  std::string_view blob;
+  std::optional<uint32_t> as_rank;
 };
+
+/// Where the next box of an entry is put.
+struct Place {
+  uint32_t* words;
+  RankSets::Id* holders;
+};
+
+/// Blobs have one box each of very many entries, whose places are far apart, so each box would wait for memory. The
+/// places of the entry that comes so many entries later are fetched in the meantime.
+constexpr size_t kPrefetched = 8;
 
 /// Cuts off the end. Also gives back the memory if less than half is left, because an inventory that is kept keeps its
 /// memory.
@@ -33,126 +43,115 @@ void shrink(std::vector<T>* numbers, size_t size) {
   if (is_much) numbers->shrink_to_fit();
 }
 
-/// Reads all blobs, one after the other, then moves what was read to its final place, entry by entry. Both steps walk
-/// through memory in order, which matters when there is much of it.
+/// Reads all blobs twice: to check them and count the boxes of each entry, then to put each box at its place. Reading
+/// is cheaper than to keep the boxes until their places are known, which takes as much memory again.
 class Merger {
  public:
-  /// \param num_bytes  Bytes of all blobs that will be added.
-  explicit Merger(size_t num_bytes) : num_bytes_(num_bytes) {}
+  /// \param sources  At least one; must outlive the object.
+  explicit Merger(const std::vector<Source>& sources) : sources_(sources) {}
 
-  Status add(std::string_view blob, std::optional<uint32_t> as_rank = std::nullopt);
-  base::Result<Inventory> finish();
+  /// Merges. May be called once.
+  base::Result<Inventory> run();
 
  private:
-  Status add_entry(const InventoryReader& reader, uint32_t* number);
+  Status count_boxes();
+  Status add_entry(const InventoryReader& reader);
+  uint32_t find_or_add(const InventoryReader& reader);
   Status join_properties(const InventoryReader& reader, Entry* entry);
   Status join_ranks();
   std::vector<uint32_t> order_of_entries() const;
   void lay_out(const std::vector<uint32_t>& order);
-  void group_records();
-  Status join_boxes(Entry* entry);
-  void sort_boxes(const Entry& entry);
-  void unroll(RankSets::Id ranks);
-  Status join_holders(const Entry& entry, size_t first, size_t last, RankSets::Id* holders);
+  Status place_boxes();
+  Status join_boxes();
 
-  static size_t box_numbers(const Entry& entry) {
-    return entry.kind == EntryKind::kShard ? 2 * size_t{entry.num_dims} : 0;
+  /// Returns how many words a box of the entry takes. Only shards have boxes of their own.
+  static size_t words_of_box(const Entry& entry) {
+    return entry.kind == EntryKind::kShard ? num_words(2 * size_t{entry.num_dims}, entry.is_wide) : 0;
   }
-  /// Returns how many numbers an entry takes in `dims`: its sizes, then its boxes. A plain tensor has one box, which
-  /// its records leave out.
-  static size_t room_of(const Entry& entry) {
-    if (entry.kind == EntryKind::kTensor) return 3 * size_t{entry.num_dims};
-    return entry.num_dims + entry.num_boxes * box_numbers(entry);
-  }
-  int64_t* boxes_of(const Entry& entry) { return dims_.data() + entry.dims_begin + entry.num_dims; }
 
-  size_t num_bytes_;
-  // Entries in the order in which they were found, each with the number of its records. Their positions refer to
-  // found_.dims until `lay_out` runs, and from then on to dims_ and holders_ below.
+  const std::vector<Source>& sources_;
+  // Has the entries in the order in which they were found, each with the number of its boxes in all blobs. `lay_out`
+  // gives each entry room for all of them; joining replicas then moves everything to the left.
   Inventory found_;
   base::IndexTable names_;
+  std::vector<uint32_t> numbers_;        // of the entries of the blob that is read, by position there
   std::vector<uint32_t> blob_of_entry_;  // number of the last blob that had the entry
   uint32_t num_blobs_ = 0;
-  uint32_t expected_ = 0;  // guess for the next entry: ranks have much the same entries in the same order
+  size_t num_boxes_ = 0;  // of all blobs
   std::vector<RankSets::Id> ranks_;
-
-  std::vector<Record> records_;
-  std::vector<int64_t> record_dims_;
-
-  // The inventory that is made. `lay_out` gives each entry room for all its records; joining replicas then moves
-  // everything to the left.
-  std::vector<int64_t> dims_;
-  std::vector<RankSets::Id> holders_;
-  size_t dims_end_ = 0, holders_end_ = 0;
-
-  std::vector<uint32_t> scratch_;
-  // The holders of the replicas that were joined last, and their union: the next replicas often have the same ones.
-  std::vector<RankSets::Id> last_joined_;
-  RankSets::Id last_union_ = 0;
-  std::vector<std::pair<uint64_t, uint32_t>> order_;
-  std::vector<int64_t> unsorted_dims_;
-  std::vector<RankSets::Id> unsorted_holders_;
 };
 
-Status Merger::add(std::string_view blob, std::optional<uint32_t> as_rank) {
-  if (as_rank.value_or(0) >= kMaxRanks) {
-    return Status::make(Code::kInvalidArgument, text("rank ", *as_rank, ": must be below ", kMaxRanks));
-  }
-  InventoryReader reader(blob, &found_.rank_sets, as_rank);
-  BCP_RETURN_IF_ERROR(reader.begin());
-  ++num_blobs_;
-  expected_ = 0;
-  ranks_.push_back(reader.ranks());
-  const bool is_first = records_.empty();
-  while (reader.next()) {
-    Record record{};
-    BCP_RETURN_IF_ERROR(add_entry(reader, &record.entry));
-    const size_t num_numbers = box_numbers(reader.entry());
-    for (uint32_t b = 0; b < reader.entry().num_boxes && reader.next_box(); ++b) {
-      record.holders = reader.box_holders();
-      record_dims_.insert(record_dims_.end(), reader.box_dims(), reader.box_dims() + num_numbers);
-      records_.push_back(record);
-      ++found_.entries[record.entry].num_boxes;
-    }
-  }
-  BCP_RETURN_IF_ERROR(reader.end());
-  if (is_first && blob.size() < num_bytes_) {
-    // Blobs are much alike, so the first one tells how much memory all will take. Memory that is reserved in vain is
-    // never touched; an array that grows would be copied to memory that is cleared first.
-    const double times = 1.1 * static_cast<double>(num_bytes_) / static_cast<double>(blob.size());
-    records_.reserve(static_cast<size_t>(times * static_cast<double>(records_.size())));
-    record_dims_.reserve(static_cast<size_t>(times * static_cast<double>(record_dims_.size())));
-  }
-  return Status::ok();
+base::Result<Inventory> Merger::run() {
+  BCP_RETURN_IF_ERROR(count_boxes());
+  BCP_RETURN_IF_ERROR(join_ranks());
+  const std::vector<uint32_t> order = order_of_entries();
+  lay_out(order);
+  BCP_RETURN_IF_ERROR(place_boxes());
+  std::vector<Entry> entries;
+  entries.reserve(order.size());
+  for (const uint32_t number : order) entries.push_back(found_.entries[number]);
+  found_.entries = std::move(entries);
+  BCP_RETURN_IF_ERROR(join_boxes());
+  return std::move(found_);
 }
 
-Status Merger::add_entry(const InventoryReader& reader, uint32_t* number) {
-  const auto is_same = [&](uint32_t index) { return found_.fqn(found_.entries[index]) == reader.fqn(); };
-  if (expected_ < found_.entries.size() && is_same(expected_)) {
-    *number = expected_;
-  } else {
-    const uint64_t hash = std::hash<std::string_view>()(reader.fqn());
-    *number = names_.find(hash, is_same);
-    if (*number == base::IndexTable::kNone) {
-      *number = static_cast<uint32_t>(found_.entries.size());
-      names_.insert(hash, *number);
-      Entry entry = reader.entry();
-      entry.fqn_begin = found_.text.size();
-      entry.path_begin = entry.fqn_begin + entry.fqn_size;
-      entry.dims_begin = found_.dims.size();
-      entry.num_boxes = 0;  // boxes are counted as they come
-      found_.text.append(reader.fqn()).append(reader.path());
-      found_.dims.insert(found_.dims.end(), reader.sizes(), reader.sizes() + entry.num_dims);
-      found_.entries.push_back(entry);
-      blob_of_entry_.push_back(0);
+/// Reads all blobs, checks them, and collects all but the boxes.
+Status Merger::count_boxes() {
+  InventoryReader reader(&found_.rank_sets, sources_.size() > 1);
+  for (const auto& [blob, as_rank] : sources_) {
+    if (as_rank.value_or(0) >= kMaxRanks) {
+      return Status::make(Code::kInvalidArgument, text("rank ", *as_rank, ": must be below ", kMaxRanks));
     }
+    BCP_RETURN_IF_ERROR(reader.begin(blob, as_rank));
+    ++num_blobs_;
+    ranks_.push_back(reader.ranks());
+    while (reader.next()) {
+      BCP_RETURN_IF_ERROR(add_entry(reader));
+      Entry& entry = found_.entries[numbers_[reader.position()]];
+      const uint32_t num_boxes = reader.entry().num_boxes;
+      for (uint32_t b = 0; b < num_boxes && reader.next_box(); ++b) entry.is_wide |= reader.is_wide();
+      num_boxes_ += num_boxes;
+      entry.num_boxes += num_boxes;
+    }
+    BCP_RETURN_IF_ERROR(reader.end());
   }
-  expected_ = *number + 1;
-  if (blob_of_entry_[*number] == num_blobs_) {
+  if (num_boxes_ <= UINT32_MAX / 2) return Status::ok();
+  return Status::make(Code::kInvalidArgument, text("the inventories have ", num_boxes_, " boxes, which are too many"));
+}
+
+Status Merger::add_entry(const InventoryReader& reader) {
+  const uint32_t number = find_or_add(reader);
+  if (blob_of_entry_[number] == num_blobs_) {
     return Status::make(Code::kCorrupt, text("inventory: '", reader.fqn(), "' is in it twice"));
   }
-  blob_of_entry_[*number] = num_blobs_;
-  return join_properties(reader, &found_.entries[*number]);
+  blob_of_entry_[number] = num_blobs_;
+  Entry& entry = found_.entries[number];
+  const bool is_joined = reader.is_repeated() && reader.entry().first_rank >= entry.first_rank;
+  return is_joined ? Status::ok() : join_properties(reader, &entry);
+}
+
+/// Returns the number of the reader's entry, and notes it in numbers_.
+uint32_t Merger::find_or_add(const InventoryReader& reader) {
+  if (reader.is_repeated()) return numbers_[reader.position()];
+  const uint64_t hash = std::hash<std::string_view>()(reader.fqn());
+  uint32_t number =
+      names_.find(hash, [&](uint32_t index) { return found_.fqn(found_.entries[index]) == reader.fqn(); });
+  if (number == base::IndexTable::kNone) {
+    number = static_cast<uint32_t>(found_.entries.size());
+    names_.insert(hash, number);
+    Entry entry = reader.entry();
+    entry.fqn_begin = found_.text.size();
+    entry.path_begin = entry.fqn_begin + entry.fqn_size;
+    entry.dims_begin = found_.dims.size();
+    entry.num_boxes = 0;  // boxes are counted as they come
+    found_.text.append(reader.fqn()).append(reader.path());
+    found_.dims.insert(found_.dims.end(), reader.sizes(), reader.sizes() + entry.num_dims);
+    found_.entries.push_back(entry);
+    blob_of_entry_.push_back(0);
+  }
+  numbers_.resize(reader.position());
+  numbers_.push_back(number);
+  return number;
 }
 
 Status Merger::join_properties(const InventoryReader& reader, Entry* entry) {
@@ -181,40 +180,17 @@ Status Merger::join_properties(const InventoryReader& reader, Entry* entry) {
   return Status::ok();
 }
 
-base::Result<Inventory> Merger::finish() {
-  if (records_.size() > UINT32_MAX / 2) {
-    return Status::make(Code::kInvalidArgument,
-                        text("the inventories have ", records_.size(), " boxes, which are too many"));
-  }
-  BCP_RETURN_IF_ERROR(join_ranks());
-  const std::vector<uint32_t> order = order_of_entries();
-  lay_out(order);
-  group_records();
-  std::vector<Entry> entries;
-  entries.reserve(order.size());
-  for (const uint32_t number : order) {
-    entries.push_back(found_.entries[number]);
-    BCP_RETURN_IF_ERROR(join_boxes(&entries.back()));
-  }
-  shrink(&dims_, dims_end_);
-  shrink(&holders_, holders_end_);
-  found_.entries = std::move(entries);
-  found_.dims = std::move(dims_);
-  found_.holders = std::move(holders_);
-  return std::move(found_);
-}
-
 Status Merger::join_ranks() {
   found_.ranks = ranks_[0];
   if (ranks_.size() == 1) return Status::ok();
-  scratch_.clear();
-  for (const RankSets::Id ranks : ranks_) unroll(ranks);
-  std::sort(scratch_.begin(), scratch_.end());
-  const auto twice = std::adjacent_find(scratch_.begin(), scratch_.end());
-  if (twice != scratch_.end()) {
+  std::vector<uint32_t> scratch;
+  for (const RankSets::Id ranks : ranks_) unroll(found_.rank_sets, ranks, &scratch);
+  std::sort(scratch.begin(), scratch.end());
+  const auto twice = std::adjacent_find(scratch.begin(), scratch.end());
+  if (twice != scratch.end()) {
     return Status::make(Code::kInvalidArgument, text("rank ", *twice, " is in two inventories"));
   }
-  found_.ranks = found_.rank_sets.intern(scratch_);
+  found_.ranks = found_.rank_sets.intern(scratch);
   return Status::ok();
 }
 
@@ -230,171 +206,98 @@ std::vector<uint32_t> Merger::order_of_entries() const {
   return order;
 }
 
-/// Gives each entry room for its sizes and all its records, and copies the sizes there.
+/// Gives each entry room for its boxes of all blobs.
 void Merger::lay_out(const std::vector<uint32_t>& order) {
-  size_t num_numbers = 0;
-  for (const Entry& entry : found_.entries) num_numbers += room_of(entry);
-  dims_.resize(num_numbers);
-  holders_.resize(records_.size());
-  size_t dims = 0, boxes = 0;
+  size_t words = 0, boxes = 0;
   for (const uint32_t number : order) {
     Entry& entry = found_.entries[number];
-    int64_t* at = std::copy_n(found_.sizes(entry), entry.num_dims, dims_.data() + dims);
-    if (entry.kind == EntryKind::kTensor) std::copy_n(found_.sizes(entry), entry.num_dims, at + entry.num_dims);
-    entry.dims_begin = dims;
+    entry.words_begin = words;
     entry.boxes_begin = static_cast<uint32_t>(boxes);
-    dims += room_of(entry);
+    words += entry.num_boxes * words_of_box(entry);
     boxes += entry.num_boxes;
   }
+  found_.box_words.resize(words);
+  found_.holders.resize(boxes);
 }
 
-/// A counting sort of the records by entry. Records of one entry stay in the order of the blobs.
-void Merger::group_records() {
-  std::vector<uint32_t> num_grouped(found_.entries.size(), 0);
-  const int64_t* from = record_dims_.data();
-  for (const Record& record : records_) {
-    const Entry& entry = found_.entries[record.entry];
-    const size_t number = num_grouped[record.entry]++;
-    const size_t num_numbers = box_numbers(entry);
-    std::copy_n(from, num_numbers, boxes_of(entry) + number * num_numbers);
-    holders_[entry.boxes_begin + number] = record.holders;
-    from += num_numbers;
+/// Reads all blobs again. The boxes of an entry stay in the order of the blobs.
+Status Merger::place_boxes() {
+  std::vector<Place> places;
+  places.reserve(found_.entries.size());
+  for (const Entry& e : found_.entries) {
+    places.push_back({found_.box_words.data() + e.words_begin, found_.holders.data() + e.boxes_begin});
   }
-  std::vector<Record>().swap(records_);
-  std::vector<int64_t>().swap(record_dims_);
-}
-
-/// Joins replicas to one box, and moves the entry to the end of the entry before it.
-Status Merger::join_boxes(Entry* entry) {
-  sort_boxes(*entry);
-  const size_t num_numbers = box_numbers(*entry);
-  const int64_t* boxes = boxes_of(*entry);
-  const Entry read = *entry;
-  int64_t* out = dims_.data() + dims_end_;
-  const auto append = [&](const int64_t* numbers, size_t count) {
-    if (out != numbers) std::copy_n(numbers, count, out);
-    out += count;
-  };
-  append(dims_.data() + read.dims_begin, read.num_dims);
-  if (read.kind == EntryKind::kTensor) append(boxes, 2 * size_t{read.num_dims});
-  entry->dims_begin = dims_end_;
-  entry->boxes_begin = static_cast<uint32_t>(holders_end_);
-  entry->num_boxes = 0;
-  for (size_t first = 0; first < read.num_boxes;) {
-    const int64_t* box = boxes + first * num_numbers;
-    size_t end = first + 1;
-    while (end < read.num_boxes && std::equal(box, box + num_numbers, boxes + end * num_numbers)) ++end;
-    RankSets::Id holders = holders_[read.boxes_begin + first];
-    if (end - first > 1) {
-      BCP_RETURN_IF_ERROR(join_holders(read, read.boxes_begin + first, read.boxes_begin + end, &holders));
+  InventoryReader reader(&found_.rank_sets, sources_.size() > 1);
+  for (const auto& [blob, as_rank] : sources_) {
+    BCP_RETURN_IF_ERROR(reader.begin(blob, as_rank));
+    while (reader.next()) {
+      const uint32_t number = find_or_add(reader);
+      if (number + kPrefetched < places.size()) {
+        __builtin_prefetch(places[number + kPrefetched].words, 1);
+        __builtin_prefetch(places[number + kPrefetched].holders, 1);
+      }
+      Place& place = places[number];
+      const Entry& entry = found_.entries[number];
+      for (uint32_t b = 0; b < reader.entry().num_boxes && reader.next_box(place.words, entry.is_wide); ++b) {
+        place.words += words_of_box(entry);
+        *place.holders++ = reader.box_holders();
+      }
     }
-    append(box, num_numbers);
-    holders_[holders_end_++] = holders;
-    ++entry->num_boxes;
-    first = end;
+    BCP_RETURN_IF_ERROR(reader.end());
   }
-  dims_end_ = static_cast<size_t>(out - dims_.data());
   return Status::ok();
 }
 
-/// Sorts the boxes into the order of box_order.h; replicas stay in the order of the blobs. If the blobs come in rank
-/// order, most boxes are sorted already.
-void Merger::sort_boxes(const Entry& entry) {
-  if (entry.kind != EntryKind::kShard) return;
-  const size_t num_numbers = box_numbers(entry);
-  int64_t* boxes = boxes_of(entry);
-  const int64_t* sizes = dims_.data() + entry.dims_begin;
-  const auto position = [&](size_t i) { return first_position(sizes, boxes + i * num_numbers, entry.num_dims); };
-  const auto compare = [&](size_t a, size_t b) {
-    return compare_boxes(boxes + a * num_numbers, boxes + b * num_numbers, entry.num_dims);
-  };
-  uint64_t last = position(0);
-  size_t num_sorted = 1;
-  for (; num_sorted < entry.num_boxes; ++num_sorted) {
-    const uint64_t next = position(num_sorted);
-    if (next < last || (next == last && compare(num_sorted - 1, num_sorted) > 0)) break;
-    last = next;
+/// Joins replicas to one box, and moves each entry to the end of the entry before it.
+Status Merger::join_boxes() {
+  ReplicaJoiner joiner(&found_.rank_sets);
+  size_t words = 0, boxes = 0;
+  for (Entry& entry : found_.entries) {
+    FoundBoxes found;
+    found.fqn = found_.fqn(entry);
+    found.sizes = found_.sizes(entry);
+    found.num_dims = entry.kind == EntryKind::kShard ? entry.num_dims : 0;
+    found.is_wide = entry.is_wide;
+    found.words = found_.box_words.data() + entry.words_begin;
+    found.holders = found_.holders.data() + entry.boxes_begin;
+    found.num_boxes = entry.num_boxes;
+    entry.words_begin = words;
+    entry.boxes_begin = static_cast<uint32_t>(boxes);
+    BCP_ASSIGN_OR_RETURN(const size_t num_joined,
+                         joiner.join(found, found_.box_words.data() + words, found_.holders.data() + boxes));
+    entry.num_boxes = static_cast<uint32_t>(num_joined);
+    words += num_joined * words_of_box(entry);
+    boxes += num_joined;
   }
-  if (num_sorted == entry.num_boxes) return;
-
-  order_.clear();
-  for (uint32_t i = 0; i < entry.num_boxes; ++i) order_.emplace_back(position(i), i);
-  std::sort(order_.begin(), order_.end());
-  // Different boxes that begin at the same place are rare: boxes without elements, and overlaps.
-  const auto is_before = [&](const auto& a, const auto& b) {
-    const int order = compare(a.second, b.second);
-    return order != 0 ? order < 0 : a.second < b.second;
-  };
-  for (auto from = order_.begin(); from != order_.end();) {
-    auto to = from + 1;
-    while (to != order_.end() && to->first == from->first) ++to;
-    if (to - from > 1 && !std::is_sorted(from, to, is_before)) std::sort(from, to, is_before);
-    from = to;
-  }
-  RankSets::Id* holders = holders_.data() + entry.boxes_begin;
-  unsorted_dims_.assign(boxes, boxes + entry.num_boxes * num_numbers);
-  unsorted_holders_.assign(holders, holders + entry.num_boxes);
-  for (const auto& [_, from] : order_) {
-    boxes = std::copy_n(unsorted_dims_.data() + from * num_numbers, num_numbers, boxes);
-    *holders++ = unsorted_holders_[from];
-  }
-}
-
-/// Appends the ranks of a set to scratch_. Does nothing once scratch_ has more ranks than there can be: one of them
-/// must then be there twice, which the caller finds.
-void Merger::unroll(RankSets::Id ranks) {
-  if (scratch_.size() > kMaxRanks) return;
-  found_.rank_sets.for_each(ranks, [&](uint32_t rank) { scratch_.push_back(rank); });
-}
-
-Status Merger::join_holders(const Entry& entry, size_t first, size_t last, RankSets::Id* holders) {
-  const auto ids = holders_.begin() + static_cast<std::ptrdiff_t>(first);
-  const auto ids_end = holders_.begin() + static_cast<std::ptrdiff_t>(last);
-  if (std::equal(ids, ids_end, last_joined_.begin(), last_joined_.end())) {
-    *holders = last_union_;
-    return Status::ok();
-  }
-  scratch_.clear();
-  for (auto id = ids; id != ids_end; ++id) unroll(*id);
-  if (!std::is_sorted(scratch_.begin(), scratch_.end())) std::sort(scratch_.begin(), scratch_.end());
-  const auto twice = std::adjacent_find(scratch_.begin(), scratch_.end());
-  if (twice != scratch_.end()) {
-    return Status::make(Code::kCorrupt, text("inventory: '", found_.fqn(entry), "': two inventories say what rank ",
-                                             *twice, " holds of it"));
-  }
-  last_joined_.assign(ids, ids_end);
-  *holders = last_union_ = found_.rank_sets.intern(scratch_);
+  shrink(&found_.box_words, words);
+  shrink(&found_.holders, boxes);
   return Status::ok();
-}
-
-size_t bytes_of(const std::vector<std::string_view>& blobs) {
-  return std::accumulate(blobs.begin(), blobs.end(), size_t{0},
-                         [](size_t sum, auto blob) { return sum + blob.size(); });
 }
 
 }  // namespace
 
 base::Result<Inventory> merge_inventories(const std::vector<std::string_view>& blobs) {
   if (blobs.empty()) return Status::make(Code::kInvalidArgument, "no inventory to merge");
-  Merger merger(bytes_of(blobs));
-  for (const std::string_view blob : blobs) BCP_RETURN_IF_ERROR(merger.add(blob));
-  return merger.finish();
+  std::vector<Source> sources;
+  sources.reserve(blobs.size());
+  for (const std::string_view blob : blobs) sources.push_back(Source{blob, std::nullopt});
+  return Merger(sources).run();
 }
 
 base::Result<Inventory> merge_ranks(const std::vector<std::string_view>& blobs) {
   if (blobs.empty()) return Status::make(Code::kInvalidArgument, "no inventory to merge");
-  Merger merger(bytes_of(blobs));
-  for (size_t rank = 0; rank < blobs.size(); ++rank) {
-    BCP_RETURN_IF_ERROR(merger.add(blobs[rank], static_cast<uint32_t>(rank)));
-  }
-  return merger.finish();
+  std::vector<Source> sources;
+  sources.reserve(blobs.size());
+  for (const std::string_view blob : blobs) sources.push_back(Source{blob, static_cast<uint32_t>(sources.size())});
+  return Merger(sources).run();
 }
 
 base::Result<Inventory> merge_below(std::string_view own, uint32_t rank, const std::vector<std::string_view>& below) {
-  Merger merger(own.size() + bytes_of(below));
-  for (const std::string_view blob : below) BCP_RETURN_IF_ERROR(merger.add(blob));
-  BCP_RETURN_IF_ERROR(merger.add(own, rank));
-  return merger.finish();
+  std::vector<Source> sources;
+  sources.reserve(below.size() + 1);
+  for (const std::string_view blob : below) sources.push_back(Source{blob, std::nullopt});
+  sources.push_back(Source{own, rank});
+  return Merger(sources).run();
 }
 
 base::Result<Inventory> decode_inventory(std::string_view blob) {

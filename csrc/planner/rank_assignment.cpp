@@ -94,6 +94,7 @@ base::Result<std::vector<PlannedWrite>> apply_assignment(const Inventory& local,
   if (num_writes > boxes.size()) return damaged();
   std::vector<PlannedWrite> writes(num_writes);
   uint64_t next_box = 0;
+  BoxArray numbers;
   for (PlannedWrite& write : writes) {
     const uint64_t passed_over = reader.number();
     Part part;
@@ -107,7 +108,7 @@ base::Result<std::vector<PlannedWrite>> apply_assignment(const Inventory& local,
       write.box = local.box(entry, write.number);
       continue;
     }
-    const int64_t* sizes = local.box_dims(entry, write.number) + entry.num_dims;
+    const int64_t* sizes = local.box_dims(entry, write.number, &numbers) + entry.num_dims;
     const size_t dim = row_dim(sizes, entry.num_dims);
     if (dim == entry.num_dims || part.num_rows >= sizes[dim] || part.first_row > sizes[dim] - part.num_rows) {
       return damaged();

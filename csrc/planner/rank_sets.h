@@ -50,6 +50,9 @@ class RankSets {
   /// Returns the Id of the set of one rank. Such an Id is valid in every pool.
   static Id single(uint32_t rank) { return rank; }
   static bool is_single(Id id) { return (id & kPooled) == 0; }
+  /// Numbers the sets of several ranks: returns a number below `num_pooled()`.
+  static uint32_t pool_index(Id id) { return id & ~kPooled; }
+  size_t num_pooled() const { return sets_.size(); }
 
   /// Returns the Id of a set, which is added if it is new.
   /// \param ascending  At least one rank, strictly ascending, all below kMaxRanks.
@@ -69,6 +72,10 @@ class RankSets {
   /// Calls `visit(rank)` for each rank of the set, in ascending order.
   template <class Visit>
   void for_each(Id id, Visit&& visit) const {
+    if (is_single(id)) {
+      visit(id);
+      return;
+    }
     RankRun one;
     for (const RankRun& run : runs(id, &one)) {
       for (uint32_t i = 0; i < run.count; ++i) visit(run.first + i * run.step);
@@ -87,7 +94,7 @@ class RankSets {
     uint32_t num_ranks;
   };
 
-  const Pooled& pooled(Id id) const { return sets_[id & ~kPooled]; }
+  const Pooled& pooled(Id id) const { return sets_[pool_index(id)]; }
   Id intern_scratch();
 
   std::vector<RankRun> runs_;

@@ -24,9 +24,13 @@ class Validation {
     int64_t bytes = 0;
     for (const Entry& entry : inventory_.entries) {
       if (!entry.is_tensor()) continue;
+      inventory_.unpack_boxes(entry, &numbers_);
+      boxes_.resize(entry.num_boxes);
+      for (size_t b = 0; b < entry.num_boxes; ++b) boxes_[b] = numbers_.data() + 2 * b * entry.num_dims;
       if (entry.kind == EntryKind::kShard) BCP_RETURN_IF_ERROR(check_shards(entry));
-      for (size_t b = 0; b < entry.num_boxes; ++b) {
-        if (!base::checked_add(bytes, inventory_.box_bytes(entry, b), &bytes) || bytes > kMaxBytes) {
+      const int64_t element = element_bytes(entry);
+      for (const int64_t* box : boxes_) {
+        if (!base::checked_add(bytes, times_box(element, box, entry.num_dims), &bytes) || bytes > kMaxBytes) {
           return refuse(entry, "the state has more bytes than fit in 60 bits");
         }
       }
@@ -38,9 +42,8 @@ class Validation {
   Status check_shards(const Entry& entry) {
     const int64_t* sizes = inventory_.sizes(entry);
     const size_t num_dims = entry.num_dims;
-    boxes_.resize(entry.num_boxes);
     for (size_t b = 0; b < entry.num_boxes; ++b) {
-      const int64_t* box = boxes_[b] = inventory_.box_dims(entry, b);
+      const int64_t* box = boxes_[b];
       for (size_t d = 0; d < num_dims; ++d) {
         if (box[num_dims + d] > sizes[d] || box[d] > sizes[d] - box[num_dims + d]) {
           return refuse(entry, text(box_text(entry, b), " lies outside the tensor"));
@@ -59,7 +62,7 @@ class Validation {
 
   std::string box_text(const Entry& entry, size_t number) const {
     const uint32_t rank = inventory_.rank_sets.lowest(inventory_.box_holders(entry, number));
-    return text("the ", box_to_text(inventory_.box_dims(entry, number), entry.num_dims), " of rank ", rank);
+    return text("the ", box_to_text(boxes_[number], entry.num_dims), " of rank ", rank);
   }
 
   Status refuse(const Entry& entry, const std::string& why) const {
@@ -69,6 +72,8 @@ class Validation {
 
   const Inventory& inventory_;
   const bool allow_gaps_;
+  // The boxes of the current entry.
+  std::vector<int64_t> numbers_;
   std::vector<const int64_t*> boxes_;
 };
 

@@ -68,6 +68,54 @@ void check_decoded(const Inventory& inventory, size_t blob_bytes) {
   REQUIRE(boxes == inventory.num_boxes());
 }
 
+/// All that a reader says of a blob, and the failure, if any, that ends it.
+std::string read_all(InventoryReader* reader, std::string_view blob) {
+  std::string read;
+  base::Status status = reader->begin(blob);
+  if (!status.is_ok()) return status.message();
+  while (reader->next()) {
+    const Entry& e = reader->entry();
+    read += base::text("|", reader->position(), " ", static_cast<int>(e.kind), " ", e.can_split, " ",
+                       static_cast<int>(e.dtype), " ", e.requires_grad, e.pin_memory, " ", int{e.memory_format}, " ",
+                       e.first_rank, " ", e.ordinal, " ", e.num_boxes, " ", reader->fqn(), " ", reader->path(), ":");
+    for (size_t d = 0; d < e.num_dims; ++d) read += base::text(" ", reader->sizes()[d]);
+    for (uint32_t b = 0; b < e.num_boxes && reader->next_box(); ++b) {
+      read += base::text(";", reader->box_holders(), reader->is_wide() ? "w" : "");
+      const size_t num_numbers = e.kind == EntryKind::kShard ? 2 * size_t{e.num_dims} : 0;
+      for (size_t i = 0; i < num_numbers; ++i) read += base::text(" ", reader->box_dims()[i]);
+    }
+  }
+  return read + reader->end().message();
+}
+
+TEST_CASE("inventory_blob: a reader that remembers heads reads what one that does not reads") {
+  test::Random random(8);
+  size_t num_repeated = 0;
+  for (int round = 0; round < 300; ++round) {
+    const test::World world = test::draw_world(&random, static_cast<uint32_t>(test::draw(&random, 1, 12)));
+    std::vector<std::string> blobs = test::blobs_of(world);
+    blobs.push_back(encode_inventory(test::merged(blobs)));
+    for (const std::string& blob : test::blobs_of(test::draw_world(&random, 2))) blobs.push_back(blob);
+    if (round % 2 == 0) std::shuffle(blobs.begin(), blobs.end(), random);
+    RankSets sets;
+    InventoryReader remembers(&sets, true);
+    for (const std::string& blob : blobs) {
+      InventoryReader forgets(&sets);
+      REQUIRE(read_all(&remembers, blob) == read_all(&forgets, blob));
+      num_repeated += blob.size() > 10 && remembers.is_repeated() ? 1 : 0;
+    }
+    // Damage ends the use of a reader, so that each damaged blob needs another one.
+    test::Mutator mutate(static_cast<uint64_t>(round), blobs, std::string("\0\x01\x80", 3));
+    for (int damaged = 0; damaged < 20; ++damaged) {
+      const std::string blob = mutate(blobs[mutate.below(blobs.size())]);
+      InventoryReader again(&sets, true), forgets(&sets);
+      (void)read_all(&again, blobs[static_cast<size_t>(damaged) % blobs.size()]);
+      REQUIRE(read_all(&again, blob) == read_all(&forgets, blob));
+    }
+  }
+  CHECK(num_repeated > 300);
+}
+
 TEST_CASE("inventory_blob: damaged bytes are refused or read as something valid") {
   test::Random random(6);
   std::vector<std::string> blobs;

@@ -152,6 +152,30 @@ TEST_CASE("merge_inventories: a rank twice, no inventory, damage") {
   EXPECT_CODE(kCorrupt, merge_inventories({both, ""}));
 }
 
+TEST_CASE("merge_inventories: numbers of more than 32 bits, in some boxes of some ranks") {
+  constexpr int64_t kBig = int64_t{1} << 40;
+  const auto one_of = [](const std::string& fqn, int64_t begin, int64_t size) {
+    return test::HeldEntry{fqn, EntryKind::kShard, "", test::info_of({kBig}), true, {{{begin}, {size}}}};
+  };
+  test::World world(4);
+  world[0] = {one_of("a", 0, 7), one_of("b", 0, 7)};
+  world[1] = {one_of("a", 7, kBig - 7), one_of("b", 7, 5)};
+  world[2] = {one_of("a", 7, kBig - 7), one_of("b", 7, 5)};
+  world[3] = {one_of("a", 0, 7), one_of("b", 0, 7)};
+  const std::vector<std::string> blobs = test::blobs_of(world);
+  for (const Inventory& merged : {test::merged(blobs), test::merged({blobs[3], blobs[1], blobs[0], blobs[2]}),
+                                  test::merged({merged_blob({blobs[3], blobs[0]}), blobs[2], blobs[1]})}) {
+    CHECK(merged.num_boxes() == 4);
+    CHECK(merged.entries[0].is_wide);
+    CHECK_FALSE(merged.entries[1].is_wide);
+    CHECK(holders_in(merged) == holders_in(world));
+    std::vector<int64_t> numbers;
+    merged.unpack_boxes(merged.entries[0], &numbers);
+    CHECK(numbers == std::vector<int64_t>{0, 7, 7, kBig - 7});
+    CHECK(merged_blob({encode_inventory(merged)}) == encode_inventory(merged));
+  }
+}
+
 TEST_CASE("merge_below: a tree of ranks gives what all of them at once do") {
   test::Random random(24);
   for (int round = 0; round < 200; ++round) {

@@ -37,6 +37,34 @@ TEST_CASE("varint: a number has one spelling, and no more than 64 bits") {
   CHECK(reader.ok());
 }
 
+TEST_CASE("varint: short numbers are read alike with and without bytes behind them") {
+  for (int i = 0; i < 1 << 16; ++i) {
+    const std::string bytes = {static_cast<char>(i), static_cast<char>(i >> 8), static_cast<char>(i % 251)};
+    for (size_t size = 1; size <= 3; ++size) {
+      const std::string alone = bytes.substr(0, size);
+      const std::string longer = alone + "\x01\x01\x01";
+      VarintReader a(alone), b(longer);
+      const uint64_t number = b.number();
+      if (b.position() > size) continue;  // goes on in the bytes behind
+      REQUIRE(a.number() == number);
+      REQUIRE(a.ok() == b.ok());
+      REQUIRE(a.position() == b.position());
+    }
+  }
+}
+
+TEST_CASE("varint: bytes are skipped if they come next") {
+  VarintReader reader("abcd");
+  CHECK_FALSE(reader.skip("b"));
+  CHECK(reader.skip("ab"));
+  CHECK_FALSE(reader.skip("cde"));
+  CHECK(reader.rest() == "cd");
+  CHECK(reader.skip("cd"));
+  CHECK(reader.skip(""));
+  CHECK_FALSE(reader.skip("e"));
+  CHECK(reader.ok());
+}
+
 TEST_CASE("varint: narrower numbers, counts and views fail when they do not fit") {
   VarintWriter out;
   out.number(uint64_t{1} << 63);

@@ -18,8 +18,8 @@ constexpr int64_t kMaxTimesOfInventory = 256;
 std::string check_reader(std::string_view blob) {
   PeakMemory memory(blob.size());
   RankSets sets;
-  InventoryReader reader(blob, &sets);
-  if (!reader.begin().is_ok()) return memory.stop();
+  InventoryReader reader(&sets);
+  if (!reader.begin(blob).is_ok()) return memory.stop();
   while (reader.next()) {
     BCP_HOLDS(reader.entry().fqn_size == reader.fqn().size());
     for (uint32_t b = 0; b < reader.entry().num_boxes; ++b) {
