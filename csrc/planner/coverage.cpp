@@ -20,33 +20,63 @@ int64_t numel_of(const int64_t* sizes, size_t num_dims) {
   return numel;
 }
 
-/// Returns true if the boxes, in their order, follow one another along one dim and fill the region in all other dims.
-/// Nearly all tensors are sharded in this way. False says nothing: the boxes may still cover the region.
-bool are_stacked(const Boxes& boxes, const tensor::Box& region) {
-  const size_t num_dims = region.num_dims();
-  const auto fills = [&](const int64_t* box, size_t d) {
-    return box[d] == region.offsets[d] && box[num_dims + d] == region.sizes[d];
-  };
-  size_t along = num_dims;
-  bool is_first = true;
-  int64_t reached = 0;
-  for (const int64_t* box : boxes) {
-    if (is_empty_box(box, num_dims)) continue;
-    if (is_first) {
-      for (along = 0; along < num_dims && fills(box, along);) ++along;
-      if (along < num_dims) reached = region.offsets[along];
-      is_first = false;
-    } else if (along == num_dims) {
-      return false;
-    }
-    for (size_t d = 0; d < num_dims; ++d) {
-      if (d != along && !fills(box, d)) return false;
-    }
-    if (along < num_dims && box[along] != reached) return false;
-    if (along < num_dims) reached += box[num_dims + along];
+/// Finds out whether boxes tile a region layer by layer: the boxes of a layer have the same interval of one dim, the
+/// next layer begins where it ends, and each layer is tiled in the same way in the other dims. In the order of
+/// box_order.h all shards of a mesh are layers, so nearly all tensors are sharded in this way.
+class Layers {
+ public:
+  Layers(const Boxes& boxes, const tensor::Box& region) : boxes_(boxes), num_dims_(region.num_dims()) {
+    part_.insert(part_.end(), region.offsets.begin(), region.offsets.end());
+    part_.insert(part_.end(), region.sizes.begin(), region.sizes.end());
   }
-  if (is_first) return false;
-  return along == num_dims || reached == region.offsets[along] + region.sizes[along];
+
+  /// Returns whether boxes `first` to `last - 1` tile part_. Passes over boxes without elements, except inside layers.
+  /// \param dim  Dims before this one are not layers of these boxes.
+  bool tile(size_t first, size_t last, size_t dim) {
+    while (first < last && is_empty_box(boxes_[first], num_dims_)) ++first;
+    if (first == last) return false;
+    while (dim < num_dims_ && has_interval(boxes_[first], dim)) ++dim;
+    if (dim == num_dims_) return last - first == 1;  // the first box fills the part
+    const int64_t begin = part_[dim], size = part_[num_dims_ + dim];
+    int64_t reached = begin;
+    while (first < last) {
+      const int64_t* box = boxes_[first];
+      size_t next = first + 1;
+      if (!is_empty_box(box, num_dims_)) {
+        if (box[dim] != reached) return false;
+        reached += box[num_dims_ + dim];
+        part_[dim] = box[dim];
+        part_[num_dims_ + dim] = box[num_dims_ + dim];
+        while (next < last && has_interval(boxes_[next], dim)) ++next;
+        if (!(next - first == 1 ? fills(box) : tile(first, next, dim + 1))) return false;
+      }
+      first = next;
+    }
+    part_[dim] = begin;
+    part_[num_dims_ + dim] = size;
+    return reached == begin + size;
+  }
+
+ private:
+  bool has_interval(const int64_t* box, size_t d) const {
+    return box[d] == part_[d] && box[num_dims_ + d] == part_[num_dims_ + d];
+  }
+  bool fills(const int64_t* box) const {
+    for (size_t i = 0; i < 2 * num_dims_; ++i) {
+      if (box[i] != part_[i]) return false;
+    }
+    return true;
+  }
+
+  const Boxes& boxes_;
+  const size_t num_dims_;
+  std::vector<int64_t> part_;  // of the region, which the boxes that are looked at must tile: offsets, then sizes
+};
+
+/// Returns true if the boxes, in their order, tile the region layer by layer. False says nothing: they may still do so
+/// in another way.
+bool are_layered(const Boxes& boxes, const tensor::Box& region) {
+  return Layers(boxes, region).tile(0, boxes.size(), 0);
 }
 
 /// Halves the region along edges of boxes until a part lies in one box (it is covered) or meets no box (it is a gap).
@@ -164,7 +194,7 @@ std::string text_of(const tensor::Box& gap, const Dims& sizes) {
 
 std::optional<TilingFault> find_tiling_fault(const Boxes& boxes, const Dims& sizes) {
   const tensor::Box region = tensor::whole(sizes);
-  if (are_stacked(boxes, region)) return std::nullopt;
+  if (are_layered(boxes, region)) return std::nullopt;
   TilingFault fault;
   fault.overlap = find_overlap(boxes, sizes.size());
   if (fault.is_overlap()) return fault;
@@ -178,7 +208,7 @@ std::optional<TilingFault> find_tiling_fault(const Boxes& boxes, const Dims& siz
 
 std::string find_gap(const Boxes& boxes, const tensor::Box& region, const Dims& sizes, int64_t max_steps) {
   if (std::any_of(region.sizes.begin(), region.sizes.end(), [](int64_t size) { return size == 0; })) return {};
-  if (are_stacked(boxes, region)) return {};
+  if (are_layered(boxes, region)) return {};
   GapSearch search(boxes, sizes.size(), max_steps);
   GapSearch::Numbers all(boxes.size());
   for (size_t n = 0; n < all.size(); ++n) all[n] = n;

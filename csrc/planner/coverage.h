@@ -41,7 +41,7 @@ struct TilingFault {
 /// \param boxes  Each lies inside the tensor. Boxes without elements are allowed anywhere.
 /// \param sizes  Of the tensor; their product fits in int64.
 /// \returns nothing if the boxes tile the tensor. An overlap is reported before a gap.
-/// Pure. O(n) for shards along one dim in their order, O(n log n) for shards of any mesh. Naming a gap costs more, and
+/// Pure. O(n) for shards of a mesh in the order of box_order.h, O(n log n) in any order. Naming a gap costs more, and
 /// happens only if there is one.
 std::optional<TilingFault> find_tiling_fault(const Boxes& boxes, const tensor::Dims& sizes);
 

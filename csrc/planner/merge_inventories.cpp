@@ -160,8 +160,10 @@ Status Merger::join_properties(const InventoryReader& reader, Entry* entry) {
       !std::equal(reader.sizes(), reader.sizes() + other.num_dims, found_.sizes(*entry))) {
     Inventory one;  // holds only the other rank's entry, for the message
     one.dims.assign(reader.sizes(), reader.sizes() + other.num_dims);
+    Entry of_one = other;
+    of_one.dims_begin = 0;
     std::string wanted = text("rank ", entry->first_rank, " has ", to_text(found_, *entry));
-    std::string got = text("rank ", other.first_rank, " has ", to_text(one, other));
+    std::string got = text("rank ", other.first_rank, " has ", to_text(one, of_one));
     if (other.first_rank < entry->first_rank) wanted.swap(got);
     return Status::make(Code::kInvalidArgument, text("'", reader.fqn(), "': ", wanted, ", ", got));
   }

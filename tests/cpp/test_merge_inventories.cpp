@@ -121,7 +121,8 @@ TEST_CASE("merge_inventories: the lowest rank's properties count, one objection 
 
 TEST_CASE("merge_inventories: ranks that disagree are named, the lower one first") {
   const auto of = [](uint32_t rank, EntryKind kind, const tensor::TensorInfo& info) {
-    return test::blob_of(rank, {{"layers.0", kind, "", info, true, {tensor::whole(info.sizes)}}});
+    return test::blob_of(rank, {{"before", EntryKind::kTensor, "", test::info_of({7, 8}), true, {}},
+                                {"layers.0", kind, "", info, true, {tensor::whole(info.sizes)}}});
   };
   const std::string whole = of(2, EntryKind::kTensor, test::info_of({2, 3}));
   const struct {
