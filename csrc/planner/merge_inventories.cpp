@@ -28,11 +28,19 @@ struct Source {
 struct Place {
   uint32_t* words;
   RankSets::Id* holders;
+  const RankSets::Id* holders_end;
 };
 
 /// Blobs have one box each of very many entries, whose places are far apart, so each box would wait for memory. The
 /// places of the entry that comes so many entries later are fetched in the meantime.
 constexpr size_t kPrefetched = 8;
+
+/// Sets the size. Numbers that were there are lost, so they are not copied if the array must grow.
+template <class T>
+void make_room(std::vector<T>* numbers, size_t size) {
+  if (numbers->capacity() < size) std::vector<T>().swap(*numbers);
+  numbers->resize(size);
+}
 
 /// Cuts off the end. Also gives back the memory if less than half is left, because an inventory that is kept keeps its
 /// memory.
@@ -45,6 +53,9 @@ void shrink(std::vector<T>* numbers, size_t size) {
 
 /// Reads all blobs twice: to check them and count the boxes of each entry, then to put each box at its place. Reading
 /// is cheaper than to keep the boxes until their places are known, which takes as much memory again.
+///
+/// If all ranks have as many boxes of each entry as the first one, as FSDP and DDP do, the places are known after the
+/// first blob, and the others are read once. This is a guess until the last blob is read.
 class Merger {
  public:
   /// \param sources  At least one; must outlive the object.
@@ -55,13 +66,17 @@ class Merger {
 
  private:
   Status count_boxes();
+  Status guess_places();
+  bool is_guess_right(const std::vector<uint32_t>& order) const;
   Status add_entry(const InventoryReader& reader);
   uint32_t find_or_add(const InventoryReader& reader);
   Status join_properties(const InventoryReader& reader, Entry* entry);
   Status join_ranks();
   std::vector<uint32_t> order_of_entries() const;
-  void lay_out(const std::vector<uint32_t>& order);
-  Status place_boxes();
+  void lay_out(const std::vector<uint32_t>& order, size_t times);
+  Place* find_place(uint32_t number, uint32_t num_boxes);
+  void read_boxes(InventoryReader* reader, Place* place, Entry* entry);
+  Status place_boxes(const Source& source, InventoryReader* reader);
   Status join_boxes();
 
   /// Returns how many words a box of the entry takes. Only shards have boxes of their own.
@@ -79,14 +94,18 @@ class Merger {
   uint32_t num_blobs_ = 0;
   size_t num_boxes_ = 0;  // of all blobs
   std::vector<RankSets::Id> ranks_;
+  std::vector<Place> places_;  // of each entry; none while they are not known
 };
 
 base::Result<Inventory> Merger::run() {
   BCP_RETURN_IF_ERROR(count_boxes());
   BCP_RETURN_IF_ERROR(join_ranks());
   const std::vector<uint32_t> order = order_of_entries();
-  lay_out(order);
-  BCP_RETURN_IF_ERROR(place_boxes());
+  if (!is_guess_right(order)) {
+    lay_out(order, 1);
+    InventoryReader reader(&found_.rank_sets, sources_.size() > 1);
+    for (const Source& source : sources_) BCP_RETURN_IF_ERROR(place_boxes(source, &reader));
+  }
   std::vector<Entry> entries;
   entries.reserve(order.size());
   for (const uint32_t number : order) entries.push_back(found_.entries[number]);
@@ -107,16 +126,37 @@ Status Merger::count_boxes() {
     ranks_.push_back(reader.ranks());
     while (reader.next()) {
       BCP_RETURN_IF_ERROR(add_entry(reader));
-      Entry& entry = found_.entries[numbers_[reader.position()]];
+      const uint32_t number = numbers_[reader.position()];
       const uint32_t num_boxes = reader.entry().num_boxes;
-      for (uint32_t b = 0; b < num_boxes && reader.next_box(); ++b) entry.is_wide |= reader.is_wide();
+      Entry& entry = found_.entries[number];
+      read_boxes(&reader, find_place(number, num_boxes), &entry);
       num_boxes_ += num_boxes;
       entry.num_boxes += num_boxes;
     }
     BCP_RETURN_IF_ERROR(reader.end());
+    if (num_blobs_ == 1) BCP_RETURN_IF_ERROR(guess_places());
   }
   if (num_boxes_ <= UINT32_MAX / 2) return Status::ok();
   return Status::make(Code::kInvalidArgument, text("the inventories have ", num_boxes_, " boxes, which are too many"));
+}
+
+/// Makes room for as many boxes of each entry in each blob as the first one has, and puts those there. Declines if this
+/// takes much more memory than the blobs let expect.
+Status Merger::guess_places() {
+  size_t num_bytes = 0;
+  for (const Source& source : sources_) num_bytes += source.blob.size();
+  const size_t guessed_bytes = sources_[0].blob.size() * sources_.size();
+  if (guessed_bytes > num_bytes + num_bytes / 8 || num_boxes_ > UINT32_MAX / 2 / sources_.size()) return Status::ok();
+  std::vector<uint32_t> order(found_.entries.size());
+  std::iota(order.begin(), order.end(), 0);
+  lay_out(order, sources_.size());
+  InventoryReader reader(&found_.rank_sets);
+  return place_boxes(sources_[0], &reader);
+}
+
+/// Returns whether all boxes are at their places, which are in the order of the entries.
+bool Merger::is_guess_right(const std::vector<uint32_t>& order) const {
+  return !places_.empty() && num_boxes_ == found_.holders.size() && std::is_sorted(order.begin(), order.end());
 }
 
 Status Merger::add_entry(const InventoryReader& reader) {
@@ -208,46 +248,62 @@ std::vector<uint32_t> Merger::order_of_entries() const {
   return order;
 }
 
-/// Gives each entry room for its boxes of all blobs.
-void Merger::lay_out(const std::vector<uint32_t>& order) {
+/// Gives each entry room for `times` its boxes.
+void Merger::lay_out(const std::vector<uint32_t>& order, size_t times) {
   size_t words = 0, boxes = 0;
   for (const uint32_t number : order) {
     Entry& entry = found_.entries[number];
     entry.words_begin = words;
     entry.boxes_begin = static_cast<uint32_t>(boxes);
-    words += entry.num_boxes * words_of_box(entry);
-    boxes += entry.num_boxes;
+    words += times * entry.num_boxes * words_of_box(entry);
+    boxes += times * entry.num_boxes;
   }
-  found_.box_words.resize(words);
-  found_.holders.resize(boxes);
+  make_room(&found_.box_words, words);
+  make_room(&found_.holders, boxes);
+  places_.clear();
+  for (const Entry& e : found_.entries) {
+    RankSets::Id* holders = found_.holders.data() + e.boxes_begin;
+    places_.push_back({found_.box_words.data() + e.words_begin, holders, holders + times * e.num_boxes});
+  }
 }
 
-/// Reads all blobs again. The boxes of an entry stay in the order of the blobs.
-Status Merger::place_boxes() {
-  std::vector<Place> places;
-  places.reserve(found_.entries.size());
-  for (const Entry& e : found_.entries) {
-    places.push_back({found_.box_words.data() + e.words_begin, found_.holders.data() + e.boxes_begin});
+/// Returns the place of the next boxes of an entry; null if it is not known. Places that were guessed are given up as
+/// soon as one of them lacks room.
+Place* Merger::find_place(uint32_t number, uint32_t num_boxes) {
+  if (number + kPrefetched < places_.size()) {
+    __builtin_prefetch(places_[number + kPrefetched].words, 1);
+    __builtin_prefetch(places_[number + kPrefetched].holders, 1);
   }
-  InventoryReader reader(&found_.rank_sets, sources_.size() > 1);
-  for (const auto& [blob, as_rank] : sources_) {
-    BCP_RETURN_IF_ERROR(reader.begin(blob, as_rank));
-    while (reader.next()) {
-      const uint32_t number = find_or_add(reader);
-      if (number + kPrefetched < places.size()) {
-        __builtin_prefetch(places[number + kPrefetched].words, 1);
-        __builtin_prefetch(places[number + kPrefetched].holders, 1);
-      }
-      Place& place = places[number];
-      const Entry& entry = found_.entries[number];
-      for (uint32_t b = 0; b < reader.entry().num_boxes && reader.next_box(place.words, entry.is_wide); ++b) {
-        place.words += words_of_box(entry);
-        *place.holders++ = reader.box_holders();
-      }
-    }
-    BCP_RETURN_IF_ERROR(reader.end());
+  if (number < places_.size()) {
+    Place& place = places_[number];
+    if (num_boxes <= static_cast<size_t>(place.holders_end - place.holders)) return &place;
   }
-  return Status::ok();
+  places_.clear();
+  return nullptr;
+}
+
+/// Reads the boxes of the reader's entry. \param place  Where they are put; null to only check them.
+void Merger::read_boxes(InventoryReader* reader, Place* place, Entry* entry) {
+  const bool was_wide = entry->is_wide;
+  const size_t num = words_of_box(*entry);
+  const uint32_t num_boxes = reader->entry().num_boxes;
+  for (uint32_t b = 0; b < num_boxes && reader->next_box(place == nullptr ? nullptr : place->words, was_wide); ++b) {
+    entry->is_wide |= reader->is_wide();
+    if (place == nullptr) continue;
+    place->words += num;
+    *place->holders++ = reader->box_holders();
+  }
+  if (entry->is_wide != was_wide) places_.clear();  // the place has room for narrow boxes only
+}
+
+/// Reads a blob that was checked before. The boxes of an entry stay in the order of the blobs.
+Status Merger::place_boxes(const Source& source, InventoryReader* reader) {
+  BCP_RETURN_IF_ERROR(reader->begin(source.blob, source.as_rank));
+  while (reader->next()) {
+    const uint32_t number = find_or_add(*reader);
+    read_boxes(reader, find_place(number, reader->entry().num_boxes), &found_.entries[number]);
+  }
+  return reader->end();
 }
 
 /// Joins replicas to one box, and moves each entry to the end of the entry before it.

@@ -177,6 +177,35 @@ TEST_CASE("merge_inventories: numbers of more than 32 bits, in some boxes of som
   }
 }
 
+TEST_CASE("merge_inventories: one rank among many alike has less, more, or in another order") {
+  constexpr uint32_t kNumRanks = 9;
+  const auto shards = [](uint32_t rank) {
+    std::vector<test::HeldEntry> held;
+    for (const char* fqn : {"a", "b", "c"}) {
+      held.push_back({fqn, EntryKind::kShard, "", test::info_of({kNumRanks}), true, {{{rank}, {1}}}});
+    }
+    return held;
+  };
+  for (uint32_t other = 0; other < kNumRanks; ++other) {
+    for (int how = 0; how < 5; ++how) {
+      test::World world(kNumRanks);
+      for (uint32_t rank = 0; rank < kNumRanks; ++rank) world[rank] = shards(rank);
+      std::vector<test::HeldEntry>& held = world[other];
+      if (how == 1) held.erase(held.begin() + 1);
+      if (how == 2) held.insert(held.begin() + 1, {"d", EntryKind::kBytes, "", {}, false, {}});
+      if (how == 3) held[1].boxes = {{{0}, {1}}, {{4}, {1}}, {{other}, {0}}};
+      if (how == 4) std::swap(held[0], held[2]);
+      // Merging one by one never finds many alike.
+      const std::vector<std::string> blobs = test::blobs_of(world);
+      std::string one_by_one = blobs[0];
+      for (size_t i = 1; i < blobs.size(); ++i) one_by_one = merged_blob({one_by_one, blobs[i]});
+      REQUIRE(merged_blob(blobs) == one_by_one);
+      REQUIRE(merged_blob({blobs.rbegin(), blobs.rend()}) == one_by_one);
+      if (how != 3) REQUIRE(holders_in(test::merged(blobs)) == holders_in(world));
+    }
+  }
+}
+
 TEST_CASE("merge_below: a tree of ranks gives what all of them at once do") {
   test::Random random(24);
   for (int round = 0; round < 200; ++round) {
