@@ -32,6 +32,7 @@ from bytecheckpoint.errors import (
     SaveFailedError,
     StorageError,
 )
+from bytecheckpoint.observability import flush
 from bytecheckpoint.training_state.tracker import TRACKER, write_tracker
 from faults.fork_server import ForkServer, Meeting, meet
 from faults.mounts import fill, mounted
@@ -108,6 +109,7 @@ def rank_of_run(address: bytes, run: Run, request: SaveRequest) -> None:
                         answer = value_in(state)
                 except CheckpointError as error:
                     answer = error
+                flush()  # the journal is written behind a call, and may take room just while the test fills the disk
                 test.send(answer)
 
 
