@@ -13,6 +13,7 @@
 #include "csrc/bridge/state_values.h"
 #include "csrc/bridge/tensor_parts.h"
 #include "csrc/bridge/unlocked.h"
+#include "csrc/format/zip_record.h"
 
 namespace bytecheckpoint::bridge {
 namespace {
@@ -21,7 +22,7 @@ namespace py = pybind11;
 
 /// Every staged tensor begins in a cache line of its own, which also suits vector instructions; a large one at a page,
 /// so that it can be written from there (`FileImage::append_borrowed`).
-constexpr staging::PieceAlignment kTensorAlignment{64, 4096};
+constexpr staging::PieceAlignment kTensorAlignment{64, format::kLargeDataAlignment, format::kLargeDataBytes};
 
 /// Whether nobody can change the value.
 bool is_immutable(py::handle value) {

@@ -19,6 +19,9 @@ constexpr int64_t kPieceBytes = 32 << 10;
 /// Of so many small parts in a row, one is timed, and counts for all of them.
 constexpr int64_t kSmallPartsATime = 8;
 
+/// Fills nothing: the bytes are where they are written from.
+constexpr auto kInPlace = [](int64_t, int64_t, uint8_t*) {};
+
 }  // namespace
 
 base::Result<std::unique_ptr<FileImage>> FileImage::create(const std::string& directory, const format::DataFileId& id,
@@ -122,11 +125,11 @@ template <class Fill>
 base::Status FileImage::emit(int64_t bytes, uint32_t* crc, const uint8_t* borrowed, Fill&& fill) {
   for (int64_t done = 0; done < bytes;) {
     if (slots_.empty()) BCP_RETURN_IF_ERROR(take_slot());
-    uint8_t* const to = borrowed == nullptr ? memory(position_) : nullptr;
-    const uint8_t* const from = borrowed == nullptr ? to : borrowed + done;
     const int64_t block_end = base::align_down(position_, format::kBlockBytes) + format::kBlockBytes;
-    int64_t part = std::min(bytes - done, block_end - position_);
-    if (borrowed == nullptr) part = std::min(part, staging::kSlotBytes - slot_used_);
+    const int64_t room = borrowed == nullptr ? staging::kSlotBytes - slot_used_ : bytes;
+    const int64_t part = std::min({bytes - done, block_end - position_, room});
+    uint8_t* const to = memory(position_);
+    const uint8_t* const from = borrowed == nullptr ? to : borrowed + done;
     // With a CRC of its own to return, that one is computed, and combined into the block's. Otherwise the block's CRC
     // is continued.
     uint32_t sum = crc == nullptr ? block_crc_ : 0;
@@ -136,8 +139,8 @@ base::Status FileImage::emit(int64_t bytes, uint32_t* crc, const uint8_t* borrow
     int64_t copied_ns = 0, summed_ns = 0;
     for (int64_t piece = 0; piece < part; piece += kPieceBytes) {
       const int64_t size = std::min(kPieceBytes, part - piece);
-      if (borrowed == nullptr) fill(done + piece, done + piece + size, to + piece);
-      if (is_timed && piece == 0) copied_ns = borrowed == nullptr ? base::now_ns() : begin_ns;
+      fill(done + piece, done + piece + size, to + piece);
+      if (is_timed && piece == 0) copied_ns = base::now_ns();
       sum = base::crc32(sum, from + piece, static_cast<size_t>(size));
       if (is_timed && piece == 0) summed_ns = base::now_ns();
     }
@@ -176,7 +179,7 @@ base::Status FileImage::append_elements(const tensor::StridedView& view, int64_t
 
 base::Status FileImage::append_in_place(int64_t bytes, uint32_t* crc) {
   *crc = 0;
-  return emit(bytes, crc, nullptr, [](int64_t, int64_t, uint8_t*) {});
+  return emit(bytes, crc, nullptr, kInPlace);
 }
 
 base::Status FileImage::append_borrowed(const uint8_t* memory, int64_t bytes, uint32_t* crc) {
@@ -184,7 +187,7 @@ base::Status FileImage::append_borrowed(const uint8_t* memory, int64_t bytes, ui
   const bool is_aligned =
       reinterpret_cast<uintptr_t>(memory) % io::kDirectAlignment == 0 && position_ % io::kDirectAlignment == 0;
   const int64_t whole = is_aligned && !file_.is_object() ? base::align_down(bytes, io::kDirectAlignment) : 0;
-  BCP_RETURN_IF_ERROR(emit(whole, crc, memory, [](int64_t, int64_t, uint8_t*) {}));
+  BCP_RETURN_IF_ERROR(emit(whole, crc, memory, kInPlace));
   uint32_t rest_crc = 0;
   BCP_RETURN_IF_ERROR(emit(bytes - whole, &rest_crc, nullptr, [&](int64_t begin, int64_t end, uint8_t* to) {
     std::memcpy(to, memory + whole + begin, static_cast<size_t>(end - begin));

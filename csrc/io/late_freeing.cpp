@@ -27,32 +27,24 @@ using base::Status;
 constexpr int64_t kLeastBytes = 4 << 20;
 constexpr size_t kMappedBytes = 1;
 
-/// A file without a name that is mapped, so that its space is not free.
-struct MappedFile {
-  void* page = nullptr;  // null: the file is not mapped
-  int64_t bytes = 0;
-};
-
-/// Files to unmap, and the thread that does.
+/// Pages to unmap, one of each file that has lost its name, and the thread that does.
 struct Backlog {
   base::Mutex mutex;
-  std::condition_variable freed;
-  std::deque<MappedFile> files BCP_GUARDED_BY(mutex);
-  int64_t bytes BCP_GUARDED_BY(mutex) = 0;  // of `files`, and of the file that is being unmapped
+  std::condition_variable freed;  // tells that there is no thread any more
+  std::deque<void*> pages BCP_GUARDED_BY(mutex);
   bool has_thread BCP_GUARDED_BY(mutex) = false;
 
   void run() {
     base::MutexLock lock(mutex);
-    while (!files.empty()) {
-      const MappedFile file = files.front();
-      files.pop_front();
+    while (!pages.empty()) {
+      void* const page = pages.front();
+      pages.pop_front();
       lock.unlock();
-      ::munmap(file.page, kMappedBytes);
+      ::munmap(page, kMappedBytes);
       lock.lock();
-      bytes -= file.bytes;
-      freed.notify_all();
     }
     has_thread = false;
+    freed.notify_all();
   }
 };
 
@@ -64,59 +56,47 @@ bool keeps_files_without_a_name(int fd) {
          type == F2FS_SUPER_MAGIC;
 }
 
-/// Maps a file whose space is worth it. Nothing of this may fail the removal.
-MappedFile map_large_file(const std::string& path) {
-  MappedFile file;
+/// Maps a page of a file whose space is worth it; null if that cannot be. Nothing of this may fail the removal.
+void* map_large_file(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return file;
+  if (fd < 0) return nullptr;
   struct stat info{};
-  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 1 && keeps_files_without_a_name(fd)) {
-    file.bytes = static_cast<int64_t>(info.st_blocks) * 512;
-    void* const page =
-        file.bytes < kLeastBytes ? MAP_FAILED : ::mmap(nullptr, kMappedBytes, PROT_NONE, MAP_PRIVATE, fd, 0);
-    if (page != MAP_FAILED && ::madvise(page, kMappedBytes, MADV_DONTFORK) == 0) {
-      file.page = page;
-    } else if (page != MAP_FAILED) {
-      ::munmap(page, kMappedBytes);
-    }
-  }
+  const bool is_worth_it = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 1 &&
+                           static_cast<int64_t>(info.st_blocks) * 512 >= kLeastBytes && keeps_files_without_a_name(fd);
+  void* page = is_worth_it ? ::mmap(nullptr, kMappedBytes, PROT_NONE, MAP_PRIVATE, fd, 0) : MAP_FAILED;
   ::close(fd);
-  return file;
+  if (page != MAP_FAILED && ::madvise(page, kMappedBytes, MADV_DONTFORK) != 0) {
+    ::munmap(page, kMappedBytes);
+    page = MAP_FAILED;
+  }
+  return page == MAP_FAILED ? nullptr : page;
 }
 
 }  // namespace
 
 Status remove_and_free_later(const std::string& path) {
-  const MappedFile file = map_large_file(path);
+  void* const page = map_large_file(path);
   Status removed = remove_file(path);
-  if (file.page == nullptr) return removed;
+  if (page == nullptr) return removed;
   Backlog& backlog = base::of_process<Backlog>();
   const base::MutexLock lock(backlog.mutex);
-  backlog.files.push_back(file);
-  backlog.bytes += file.bytes;
+  backlog.pages.push_back(page);
   if (backlog.has_thread) return removed;
   try {
     // Nobody waits for this thread at the end of the process, when the system frees what is left.
     base::named_thread("bcp-free", [&backlog] { backlog.run(); }).detach();
     backlog.has_thread = true;
   } catch (const std::system_error&) {  // no thread can be started: frees it here
-    backlog.files.pop_back();
-    backlog.bytes -= file.bytes;
-    ::munmap(file.page, kMappedBytes);
+    backlog.pages.pop_back();
+    ::munmap(page, kMappedBytes);
   }
   return removed;
-}
-
-int64_t bytes_to_be_freed() {
-  Backlog& backlog = base::of_process<Backlog>();
-  const base::MutexLock lock(backlog.mutex);
-  return backlog.bytes;
 }
 
 void wait_until_freed() {
   Backlog& backlog = base::of_process<Backlog>();
   base::MutexLock lock(backlog.mutex);
-  backlog.freed.wait(lock, [&] { return backlog.bytes == 0; });
+  backlog.freed.wait(lock, [&] { return !backlog.has_thread; });
 }
 
 }  // namespace bytecheckpoint::io

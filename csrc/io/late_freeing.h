@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "csrc/base/status.h"
@@ -24,9 +23,6 @@ namespace bytecheckpoint::io {
 /// Only on local file systems that keep removed files without a name. NFS would rename the file instead. Elsewhere, for
 /// small files and for those with other hard links, this is `remove_file`. Thread-safe.
 base::Status remove_and_free_later(const std::string& path);
-
-/// Bytes of files that were removed, and are not free yet.
-int64_t bytes_to_be_freed();
 
 /// Waits until the space of all files that were removed before is free. In a forked child there is nothing to wait for.
 void wait_until_freed();

@@ -115,8 +115,7 @@ bool lay_out(std::vector<tensor::StridedView> views, PieceAlignment alignment, s
         !base::checked_mul(numel, tensor::find_dtype(view.dtype)->itemsize_bytes, &piece.bytes)) {
       return false;
     }
-    const bool is_large = piece.bytes >= PieceAlignment::kLargePieceBytes;
-    const int64_t step = is_large ? alignment.large_bytes : alignment.bytes;
+    const int64_t step = piece.bytes >= alignment.large_from ? alignment.large_bytes : alignment.bytes;
     if (!base::checked_add(end, step - 1, &padded)) return false;
     piece.offset = padded - padded % step;
     if (!base::checked_add(piece.offset, piece.bytes, &end)) return false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "csrc/tensor/strided_view.h"
@@ -30,9 +31,8 @@ struct PieceChecksums {
 /// Where pieces may begin in merged memory.
 struct PieceAlignment {
   int64_t bytes = 1;        // every piece begins at a multiple of this
-  int64_t large_bytes = 1;  // pieces of kLargePieceBytes or more begin at a multiple of this, too; at least `bytes`
-
-  static constexpr int64_t kLargePieceBytes = 1 << 20;
+  int64_t large_bytes = 1;  // large pieces begin at a multiple of this, too; at least `bytes`
+  int64_t large_from = std::numeric_limits<int64_t>::max();  // bytes from which on a piece is large
 };
 
 /// Lays out `views` in merged memory, behind what is already there.

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <atomic>
 #include "csrc/io/file.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/cpp/aligned_bytes.h"
 #include "tests/cpp/expect.h"
+#include "tests/cpp/file_size_limit.h"
 #include "tests/cpp/temp_dir.h"
 
 namespace bytecheckpoint::io {
@@ -131,18 +130,11 @@ TEST_CASE("file: pieces of memory go to the file one behind another, whatever th
 TEST_CASE("file: pieces that do not all find room are refused with what is missing") {
   const TempDir dir;
   File file = created(dir / "a");
-  rlimit old{};
-  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit small = old;
-  small.rlim_cur = 10000;
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
   const std::string content = test::patterned(30000);
   const std::string_view all = content;
+  const test::FileSizeLimit limit(10000);
   const Status status = file.write_at({all.substr(0, 7000), all.substr(7000, 2000), all.substr(9000)}, 0);
   const Status none = file.write_at({all.substr(0, 7000), all.substr(7000)}, 10000);
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
-  std::signal(SIGXFSZ, handler);
   CHECK(status.sys_errno() == EFBIG);
   CHECK(status.message().find("pwrite(" + (dir / "a") + ", offset=10000, 20000 bytes)") == 0);
   CHECK(none.sys_errno() == EFBIG);
@@ -181,16 +173,9 @@ TEST_CASE("file: a refusal names operation, path and offset") {
 TEST_CASE("file: a write that is cut short goes on, and the refusal that follows is told") {
   const TempDir dir;
   File file = created(dir / "a");
-  rlimit old{};
-  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit small = old;
-  small.rlim_cur = 10000;
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
   const std::string content = test::patterned(30000);
+  const test::FileSizeLimit limit(10000);
   const Status status = file.write_at(content.data(), 30000, 0);
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
-  std::signal(SIGXFSZ, handler);
   CHECK((status.code() == base::Code::kStorage));
   CHECK(status.sys_errno() == EFBIG);
   CHECK(test::contains(status.message(), "offset=10000, 20000 bytes"));

@@ -43,7 +43,7 @@ struct StagedTensors {
     }
     int64_t total = is_aligned ? 0 : 64;
     std::vector<staging::Piece> pieces;
-    const staging::PieceAlignment at_pages{64, 4096}, beside_pages{64, 64};
+    const staging::PieceAlignment at_pages{64, format::kLargeDataAlignment, format::kLargeDataBytes}, beside_pages{64};
     REQUIRE(staging::lay_out(std::move(views), is_aligned ? at_pages : beside_pages, &pieces, &total));
     memory = test::aligned_bytes(total);
     staging::PieceChecksums checksums;
@@ -142,7 +142,6 @@ TEST_CASE("file_image: tensors of any sizes come back, however slots and other m
     options.direct_io = draw(&random, 0, 2) != 0;
     options.num_io_threads = static_cast<int>(draw(&random, 1, 3));
     options.one_file_a_record = draw(&random, 0, 4) == 0;
-    options.is_plain = false;
     options.max_file_bytes = draw(&random, 0, 2) == 0 ? 12 * kMib : 0;
     check_loaded(dir, tensors, save(dir, tensors, options).manifest);
   }

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -14,6 +12,7 @@
 #include "csrc/engine/load_job.h"
 #include "csrc/engine/open_checkpoint.h"
 #include "tests/cpp/aligned_bytes.h"
+#include "tests/cpp/file_size_limit.h"
 #include "tests/cpp/random_box.h"
 #include "tests/cpp/saved_checkpoint.h"
 #include "tests/cpp/temp_dir.h"
@@ -410,20 +409,13 @@ TEST_CASE("save_load_job: many tensors are appended with a niceness that the cal
 
 TEST_CASE("save_load_job: a disk that takes no more ends the save with its reason, whatever is still to come") {
   const TempDir dir;
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit old{};
-  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
-  rlimit small = old;
-  small.rlim_cur = 10 << 20;
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  const test::FileSizeLimit limit(10 << 20);
   std::string memory(60 << 20, 'm');
   const Dims sizes = {60 << 20};
   const std::vector<SaveItem> items = {
       {"w", sizes, tensor::whole(sizes), {reinterpret_cast<uint8_t*>(memory.data()), DType::kUInt8, sizes, {1}}, {}},
       test::bytes_item("x")};
   const base::Status status = test::write_items(items, test::save_options(dir.path())).status();
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
-  std::signal(SIGXFSZ, handler);
   EXPECT_FAILURE(kStorage, dir.path(), status);
   CHECK(status.sys_errno() == EFBIG);
 }
