@@ -3,8 +3,9 @@
 
 No rank runs and no data is written. C++ code makes up plan and results. The script times the offsets of all records,
 joining plan and results, making `.metadata`, and finding the chunks of one rank in that file, which is opened anew each
-time and is in the page cache. "fsdp" shards every tensor over all ranks, "3d" over groups of 80. Memory is the highest
-resident size of this process during a step, minus the size before the first step.
+time and is in the page cache: of a rank that loads what it has saved, and of one of a mesh with three quarters as many
+shards. "fsdp" shards every tensor over all ranks, "3d" over groups of 80. Memory is the highest resident size of this
+process during a step, minus the size before the first step.
 
 Stock DCP gets the same metadata as Python objects, for --stock-ranks ranks, and pickles them.
 """
@@ -34,9 +35,11 @@ STEPS = {
     "assemble": "plan and results joined",
     "encode": ".metadata made",
     "find": "chunks of one rank found",
+    "reshard": "the same, another mesh",
 }
-GOALS_S = {"lay_out": 0.3, "encode": 1.0, "find": 0.05}
+GOALS_S = {"lay_out": 0.3, "encode": 1.0, "find": 0.05, "reshard": 0.05}
 Figures = dict[str, dict[str, list[float]]]
+Boxes = list[tuple[str, list[int], list[int]]]
 
 
 def _status_bytes(field: str) -> int:
@@ -63,6 +66,15 @@ class Meter:
         return result
 
 
+def of_another_mesh(boxes: Boxes) -> Boxes:
+    """Returns what a rank wants that has its shards at the same place of a mesh with fewer shards: each begins in the
+    middle of a shard that was saved, is a third longer, and ends in the next one."""
+    return [
+        (fqn, [begin + rows // 2, *others], [rows + rows // 3, *columns])
+        for fqn, (begin, *others), (rows, *columns) in boxes
+    ]
+
+
 def measure_round(meter: Meter, kind: str, num_ranks: int, num_chunks: int, folder: Path) -> dict[str, int]:
     """Measures one save and one rank's search. Returns the counts."""
     made = _testing.SyntheticMetadata(kind, num_ranks, num_chunks)
@@ -76,8 +88,10 @@ def measure_round(meter: Meter, kind: str, num_ranks: int, num_chunks: int, fold
     made.write_to(str(path))
     del made
     found, blocks_read, blocks = meter.measure("find", lambda: _testing.find_chunks(str(folder), boxes))
-    if found != num_chunks:
-        raise RuntimeError(f"{found} chunks found of {num_chunks}")
+    others = of_another_mesh(boxes)
+    found_of_others, *_ = meter.measure("reshard", lambda: _testing.find_chunks(str(folder), others))
+    if (found, found_of_others) != (num_chunks, 2 * num_chunks):
+        raise RuntimeError(f"{found} and {found_of_others} chunks found of {num_chunks} and {2 * num_chunks}")
     return {"metadata_bytes": num_bytes, "blocks_read": blocks_read, "blocks": blocks}
 
 
