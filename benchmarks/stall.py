@@ -5,15 +5,15 @@ Each contender saves a state of host tensors four times a round, each time to a 
 
   alone      the main thread waits: seconds until async_save returns, until the state is staged, until it is committed
   loop       beside a thread that counts in Python and never yields: seconds until committed, how much slower it counts
-  training   beside forward, backward and step of a small model, one torch thread: how many fewer steps a second
+  training   beside forward, backward and step of a small model on --training-threads: how many fewer steps a second
   ticks      beside a thread that sleeps 0.5 ms again and again: how late it wakes, from the call to the commit
 
 Loop and training are compared with their own speed just before and after, from the return of async_save to the commit.
 In the row "no save", half a second of nothing replaces the save, which shows what the machine itself does. A late tick
 waited for the GIL or for a core. The last column subtracts the time for a core, as Linux counts it. Python threads that
 both compute hand over the GIL every 5 ms, so a native call is not to blame for gaps up to 5.5 ms. The paced contender
-writes at most 0.5 GB/s. The first save of each contender does not count, because it touches memory and starts DCP's
-process.
+writes at most 0.5 GB/s, and the nice ones have that niceness instead of the default. The first save of each contender
+does not count, because it touches memory and starts DCP's process.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ CONTENDERS: dict[str, Begin] = {
     "bytecheckpoint-registered": _registered,
     "bytecheckpoint-own": _own(),
     PACED: _own(bytecheckpoint.Config(write_bytes_per_s=PACE)),
+    "bytecheckpoint-nice-0": _own(bytecheckpoint.Config(niceness=0)),
+    "bytecheckpoint-nice-19": _own(bytecheckpoint.Config(niceness=19)),
     "bytecheckpoint-process": _ours(AsyncCheckpointerType.PROCESS),
 }
 
@@ -175,12 +177,15 @@ class Flight:
 class Bench:
     """The four measurements of one state. Each adds to the ``figures`` of a contender."""
 
-    def __init__(self, state: State, root: Path, stopwatch: Stopwatch, window_s: float) -> None:
+    def __init__(
+        self, state: State, root: Path, stopwatch: Stopwatch, window_s: float, num_training_threads: int
+    ) -> None:
         self._tree = state.tree
         self._root = root
         self._stopwatch = stopwatch
         self._window_s = window_s
         self._training = Training()
+        self._num_training_threads = num_training_threads
         self._num_saves = 0
 
     def _path(self) -> Path:
@@ -218,7 +223,7 @@ class Bench:
 
     def train(self, begin: Begin) -> dict[str, list[float]]:
         num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(self._num_training_threads)
         try:
             with self._stopwatch.conditions():
                 self._training.rate_for(self._window_s / 4)  # warms caches and clocks
@@ -286,7 +291,7 @@ def run(state: State, names: list[str], root: Path, stopwatch: Stopwatch, argume
     console = Console(stderr=True)
     figures: Figures = {name: {} for name in names}
     stock_repetitions = arguments.stock_repetitions or arguments.repetitions
-    bench = Bench(state, root, stopwatch, arguments.window_s)
+    bench = Bench(state, root, stopwatch, arguments.window_s, arguments.training_threads)
     for name in names:
         bench.warm_up(CONTENDERS[name])
     # Drawn only between the calls, as in compare.py.
@@ -365,6 +370,7 @@ def parse_arguments() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     parser.add_argument("--gigabytes", type=float, help="size of the states, instead of the kind's own")
     parser.add_argument("--only", help=f"contenders, with commas between: {', '.join(CONTENDERS)}")
     parser.add_argument("--window-s", type=float, default=0.5, help="loop and training alone, before and after each")
+    parser.add_argument("--training-threads", type=int, default=1, help="torch threads of the training (default 1)")
     parser.add_argument("--stock-repetitions", type=int, help="the same for DCP's own, which may take minutes each")
     add_arguments(parser)
     parser.set_defaults(repetitions=3)

@@ -62,8 +62,8 @@ class Config:
             of 8 MiB, so that some slots are filled while others are written.
         io_threads: Number of threads that write or read, 1 to 16. Two threads keep a single disk busy between requests.
         load_io_threads: Number of threads that read in a load, 1 to 16. 0 takes ``io_threads``.
-        niceness: Value added to the niceness of the threads that copy and write a save, 0 to 19, so that training
-            goes before them.
+        niceness: Value added to the niceness of the threads that copy and write a save in the background, 0 to 19, so
+            that training goes before them. They run as usual in a save that its caller waits for.
         write_bytes_per_s: Limit on the bytes that a rank writes per second in a save, so that training and other users
             of the storage are slowed down less. 0 means no limit; otherwise at least 1 MiB.
         direct_io: Whether to use O_DIRECT where the file system has it. If False, everything goes through the page
@@ -140,7 +140,7 @@ class Config:
     ring_bytes: int = 24 * _MIB
     io_threads: int = 2
     load_io_threads: int = 0
-    niceness: int = 0
+    niceness: int = 9
     write_bytes_per_s: int = 0
     direct_io: bool = True
     verify: bool = True

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 
 from bytecheckpoint import _C
+from bytecheckpoint.compat.dcp_calls import background_call
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._save_session import SaveSession
 from bytecheckpoint.errors import CheckpointBusyError, UnsupportedError
@@ -87,6 +88,7 @@ def start_job(
         _store_of(session, config)
         config = with_store_ring(config)
     session.phases.trace.expect(plan.num_bytes)
+    is_background = session.context.staging is not None or background_call() is not None
     return _C.SaveJob(
         directory=session.path,
         rank=session.rank,
@@ -96,7 +98,7 @@ def start_job(
         num_io_threads=config.io_threads,
         ring_bytes=config.ring_bytes,
         expected_bytes=plan.num_bytes,
-        niceness=config.niceness,
+        niceness=config.niceness if is_background else 0,
         bytes_per_s=config.write_bytes_per_s,
         io_timeout_s=config.io_timeout_s,
         max_file_bytes=most_file_bytes(session.path),

@@ -189,7 +189,7 @@ class _Causes:
         self._figures, self._kind = figures, kind
         self._ratio = _least_ratio(len(figures.ranks))
         self._plan = report_of(record).get("plan")
-        self._niceness = number(record.get("config"), "niceness")
+        self._niceness = number(record.get("config"), "niceness") if record.get("is_async") is True else 0.0
         self._num_bytes = figures.columns.get("num_bytes")
         self._phases = {
             "slow_storage": {name: figures.phases[name] for name in _STORAGE[kind] if name in figures.phases},

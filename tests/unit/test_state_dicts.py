@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from support.pausing_planner import PausingPlanner
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import bytecheckpoint
 from bytecheckpoint import (
     _C,
     BcpReader,
+    BcpWriter,
     CheckpointError,
     Config,
     async_save_state_dict,
@@ -261,22 +264,42 @@ def test_shutdown_gives_the_memory_back_and_waits(tmp_path: Path) -> None:
     assert_is(loaded(tmp_path), 2)
 
 
-def test_threads_that_write_are_as_nice_as_they_are_told(tmp_path: Path) -> None:
-    def niceness() -> list[int]:
-        found = []
-        for thread in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(ProcessLookupError):  # other threads may end
+def niceness_of_writers() -> list[int]:
+    """Returns the niceness of each thread that writes a save."""
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may end
+            if (thread / "comm").read_text().strip() == "bcp-write":
                 found.append(os.getpriority(os.PRIO_PROCESS, int(thread.name)))
-        return found
+    return found
 
+
+def save_by_dcp(path: Path, state: Any, *, planner: Any, config: Config) -> Future[Any]:
+    """Saves in DCP's thread a state that DCP's own stager has copied."""
+    writer = BcpWriter(path, config=config)
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    return dcp.async_save(state, storage_writer=writer, planner=planner, async_stager=stager)
+
+
+@pytest.mark.parametrize("settings", [{"niceness": 7}, {}], ids=["told", "default"])
+@pytest.mark.parametrize("how", ["background", "waited for", "dcp"])
+def test_threads_that_write_in_the_background_are_nice(tmp_path: Path, how: str, settings: dict[str, int]) -> None:
     planner = PausingPlanner()
-    handle = async_save_state_dict(tmp_path, state_of(1), planner=planner, config=Config(niceness=7, io_threads=3))
-    assert planner.arrived.wait(LIMIT_S)
-    mine = os.getpriority(os.PRIO_PROCESS, 0)
-    while niceness().count(min(mine + 7, 19)) != 3:  # a thread that has begun may not have set it yet
-        assert not handle.committed.done()
-        time.sleep(0.001)
-    planner.go_on.set()
-    handle.committed.result(LIMIT_S)
+    config = Config(io_threads=3, **settings)
+    with ThreadPoolExecutor(1) as waiting:
+        if how == "background":
+            done = async_save_state_dict(tmp_path, state_of(1), planner=planner, config=config).committed
+        elif how == "waited for":
+            done = waiting.submit(save_state_dict, tmp_path, state_of(1), planner=planner, config=config)
+        else:
+            done = save_by_dcp(tmp_path, state_of(1), planner=planner, config=config)
+        assert planner.arrived.wait(LIMIT_S)
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        steps = 0 if how == "waited for" else settings.get("niceness", 9)
+        while niceness_of_writers() != [min(mine + steps, 19)] * 3:  # one that has begun may not have set it yet
+            assert not done.done()
+            time.sleep(0.001)
+        planner.go_on.set()
+        done.result(LIMIT_S)
     assert_is(loaded(tmp_path), 1)
     assert os.getpriority(os.PRIO_PROCESS, 0) == mine
