@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the benchmarks whose figures we hold, one after another, and keeps all of their figures in one file.
 
-Nothing else should run meanwhile. It takes just under 20 minutes on two cores. `compare_runs.py OLD NEW` says what got worse between
-two of its files. Benchmarks that need packages or a server beside `make .venv/.bench` are not in it.
+Nothing else should run meanwhile. It takes just under 20 minutes on two cores. `compare_runs.py OLD NEW` says what got
+worse between two of its files. Benchmarks that need packages or a server beside `make .venv/.bench` are not in it.
 
     python benchmarks/bench_all.py --output build/bench/all.json --only large small
 """
