@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bridge/global_plan.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "csrc/engine/coverage.h"
@@ -61,13 +60,11 @@ base::Result<GlobalPlan> plan_inventory(const planner::Inventory& inventory, pla
   global.rank_items.resize(plan.rank_bytes.size());
   manifest.items.reserve(inventory.entries.size());
   engine::CoverageCheck coverage;
-  for (const planner::Entry& entry : inventory.entries) {
-    manifest.items.push_back(item_of(inventory, plan, entry, &global.rank_items));
-    manifest.items.back().ordinal = static_cast<uint32_t>(manifest.items.size() - 1);
+  for (const uint32_t number : inventory.by_name()) {
+    manifest.items.push_back(item_of(inventory, plan, inventory.entries[number], &global.rank_items));
+    manifest.items.back().ordinal = number;
     if (gaps == engine::Gaps::kMark) BCP_RETURN_IF_ERROR(coverage.check(gaps, &manifest.items.back()));
   }
-  std::sort(manifest.items.begin(), manifest.items.end(),
-            [](const format::Item& a, const format::Item& b) { return a.fqn < b.fqn; });
   if (is_nested) {
     BCP_ASSIGN_OR_RETURN(manifest.planner_data, mappings_of(inventory));
   }

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "csrc/base/index_table.h"
+#include "csrc/base/order_by_name.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -109,14 +110,6 @@ Status fill_item(const ItemMatcher& matcher, format::Item* item) {
   return Status::ok();
 }
 
-/// Returns the numbers of the items, sorted by their names. std::string compares as unsigned bytes: the order of UTF-8.
-std::vector<uint32_t> order_by_name(const std::vector<format::Item>& items) {
-  std::vector<uint32_t> order(items.size());
-  std::iota(order.begin(), order.end(), uint32_t{0});
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return items[a].fqn < items[b].fqn; });
-  return order;
-}
-
 /// Finds items by their names. Records mostly come in the order of the items, so the item behind the last one found is
 /// tried first.
 class ItemNumbers {
@@ -151,7 +144,8 @@ class ItemNumbers {
 
 base::Result<format::Manifest> assemble_manifest(format::Manifest manifest,
                                                  const std::vector<format::WriteResult>& results, Gaps gaps) {
-  const std::vector<uint32_t> order = order_by_name(manifest.items);
+  const std::vector<uint32_t> order = base::order_by_name(
+      manifest.items.size(), [&](uint32_t i) -> std::string_view { return manifest.items[i].fqn; });
   const auto twice = std::adjacent_find(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
     return manifest.items[a].fqn == manifest.items[b].fqn;
   });

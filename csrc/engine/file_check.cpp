@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "csrc/base/crc32.h"
-#include "csrc/format/zip_record.h"
+#include "csrc/format/record_layouts.h"
 #include "csrc/io/directory.h"
 
 namespace bytecheckpoint::engine {
@@ -124,14 +124,15 @@ FileCheck::Seen FileCheck::see(int64_t offset, int64_t size, const uint8_t* byte
   const auto text_of = [&](int64_t from, int64_t to) {
     return std::string_view(reinterpret_cast<const char*>(bytes) + (from - offset), static_cast<size_t>(to - from));
   };
+  format::RecordLayouts layouts;
   for (size_t r = first_record_at(offset); r < records_.size() && begin_of(r) < end; ++r) {
     const format::Record& place = records_[r].chunk->record;
     if (place.kind != format::RecordKind::kTensor || end_of(r) <= offset || end_of(r) > source_->end_of_records) {
       continue;
     }
-    const auto zip = format::ZipRecord::layout(place.stored_dtype, records_[r].chunk->box.sizes, place.offset);
-    if (!zip.is_ok() || zip.value().data_offset() != place.data_offset ||
-        zip.value().data_bytes() != place.data_bytes || zip.value().record_bytes() != place.bytes) {
+    const auto zip = layouts.find(place.stored_dtype, records_[r].chunk->box.sizes, place.offset);
+    if (!zip.is_ok() || zip.value()->data_offset() != place.data_offset ||
+        zip.value()->data_bytes() != place.data_bytes || zip.value()->record_bytes() != place.bytes) {
       seen.odd.push_back(r);
       continue;
     }
@@ -141,7 +142,7 @@ FileCheck::Seen FileCheck::see(int64_t offset, int64_t size, const uint8_t* byte
     };
     if (const auto [from, to] = within(place.offset, place.data_offset); from < to) {
       const std::string_view head =
-          std::string_view(zip.value().head())
+          std::string_view(zip.value()->head())
               .substr(static_cast<size_t>(from - place.offset), static_cast<size_t>(to - from));
       if (text_of(from, to) != head) seen.odd.push_back(r);
     }
@@ -197,6 +198,7 @@ void FileCheck::conclude() {
   for (const Tail& tail : seen_.tails) tails[tail.record] += tail.bytes;
   std::vector<bool> odd(records_.size(), false);
   for (const size_t record : seen_.odd) odd[record] = true;
+  format::RecordLayouts layouts;
   for (size_t r = 0; r < records_.size(); ++r) {
     const format::Chunk& chunk = *records_[r].chunk;
     const format::Record& place = chunk.record;
@@ -208,8 +210,8 @@ void FileCheck::conclude() {
       continue;
     }
     if (place.kind != format::RecordKind::kTensor) continue;
-    const auto zip = format::ZipRecord::layout(place.stored_dtype, chunk.box.sizes, place.offset);
-    if (odd[r] || !zip.is_ok() || tails[r] != zip.value().tail(crcs[r])) {
+    const auto zip = layouts.find(place.stored_dtype, chunk.box.sizes, place.offset);
+    if (odd[r] || !zip.is_ok() || tails[r] != zip.value()->tail(crcs[r])) {
       say(text("the archive that stock readers read is not that of a ", tensor::find_dtype(place.stored_dtype)->name,
                " tensor of ", tensor::to_text(chunk.box.sizes), " with these elements"));
     }

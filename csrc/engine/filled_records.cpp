@@ -2,7 +2,6 @@
 #include "csrc/engine/filled_records.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "csrc/base/crc32.h"
 
@@ -41,13 +40,13 @@ Status FilledRecords::want_until(int64_t limit, const FileImage& image, const Re
 Status FilledRecords::append_until(int64_t limit, FileImage* image, const Note& note) {
   for (; !is_done() && !is_behind(limit, next_); ++next_) {
     const RecordToFill& record = records_[next_];
-    std::optional<format::ZipRecord> zip;
+    const format::ZipRecord* zip = nullptr;
     if (record.kind == RecordKind::kTensor) {
-      BCP_ASSIGN_OR_RETURN(zip, format::ZipRecord::layout(record.dtype, record.box->sizes, begins_[next_]));
+      BCP_ASSIGN_OR_RETURN(zip, layouts_.find(record.dtype, record.box->sizes, begins_[next_]));
     }
     if (image->position() <= begins_[next_]) {
       BCP_RETURN_IF_ERROR(image->pad_to(format::kRecordAlignment));
-      if (zip.has_value()) BCP_RETURN_IF_ERROR(image->append(zip->head()));
+      if (zip != nullptr) BCP_RETURN_IF_ERROR(image->append(zip->head()));
     }
     const int64_t bytes = std::min(limit, data_end(next_)) - image->position();
     if (bytes > 0) {
@@ -56,10 +55,10 @@ Status FilledRecords::append_until(int64_t limit, FileImage* image, const Note& 
       crc_ = base::crc32_combine(crc_, crc, static_cast<uint64_t>(bytes));
     }
     if (data_end(next_) > limit) break;
-    if (zip.has_value()) BCP_RETURN_IF_ERROR(image->append(zip->tail(crc_)));
+    if (zip != nullptr) BCP_RETURN_IF_ERROR(image->append(zip->tail(crc_)));
     crc_ = 0;
     const format::RecordExtent& extent = extents_[next_];
-    note(record, zip.has_value()
+    note(record, zip != nullptr
                      ? format::Record{record.kind, record.dtype, 0, begins_[next_], extent.record_bytes,
                                       extent.data_offset, extent.data_bytes}
                      : format::Record{record.kind, tensor::DType::kNone, 0, begins_[next_], extent.record_bytes, 0, 0});

@@ -9,7 +9,7 @@
 #include "csrc/base/status.h"
 #include "csrc/engine/file_image.h"
 #include "csrc/format/manifest.h"
-#include "csrc/format/zip_record.h"
+#include "csrc/format/record_layouts.h"
 
 namespace bytecheckpoint::engine {
 
@@ -60,6 +60,7 @@ class FilledRecords {
   bool is_behind(int64_t limit, size_t record) const { return extents_[record].data_offset >= limit && limit < end_; }
 
   const std::vector<RecordToFill>& records_;
+  format::RecordLayouts layouts_;
   std::vector<format::RecordExtent> extents_;
   std::vector<int64_t> begins_;
   int64_t end_ = 0;

@@ -56,11 +56,16 @@ base::Result<format::Manifest> ManifestReader::read_head() {
   head.save_id = view_.save_id();
   BCP_ASSIGN_OR_RETURN(head.checkpoint_id, naming(view_.read_checkpoint_id(), path_));
   BCP_ASSIGN_OR_RETURN(head.user_metadata, naming(view_.read_user_metadata(), path_));
-  for (uint32_t number = 0; number < view_.num_files(); ++number) {
-    BCP_ASSIGN_OR_RETURN(format::FileEntry file, read_file(number));
-    head.files.push_back(std::move(file));
-  }
+  BCP_ASSIGN_OR_RETURN(head.files, read_files());
   return head;
+}
+
+base::Result<std::vector<format::FileEntry>> ManifestReader::read_files() {
+  std::vector<format::FileEntry> files;
+  for (uint32_t number = 0; number < view_.num_files(); ++number) {
+    BCP_ASSIGN_OR_RETURN(files.emplace_back(), read_file(number));
+  }
+  return files;
 }
 
 base::Result<format::Item> ManifestReader::read_part(const format::FoundItem& found,

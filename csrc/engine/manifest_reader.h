@@ -27,6 +27,8 @@ class ManifestReader {
 
   /// Reads everything but items and planner data.
   base::Result<format::Manifest> read_head();
+  /// Reads the list of files.
+  base::Result<std::vector<format::FileEntry>> read_files();
   /// Reads an item with the chunks that overlap any of `boxes`, each chunk once, in the order of the manifest. An item
   /// of bytes comes with its one chunk.
   base::Result<format::Item> read_part(const format::FoundItem& found, const std::vector<tensor::Box>& boxes);

@@ -1,9 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/named_files.h"
 
+#include "csrc/engine/manifest_reader.h"
 #include "csrc/engine/open_checkpoint.h"
 
 namespace bytecheckpoint::engine {
+namespace {
+
+base::Result<std::vector<format::FileEntry>> files_of(const std::string& directory, Scope mark) {
+  base::Result<ManifestReader> reader = ManifestReader::open(directory, mark);
+  if (reader.is_ok()) return reader.value().read_files();
+  // The metadata of other writers can only be read whole.
+  if (reader.status().code() != base::Code::kUnsupported) return reader.status();
+  BCP_ASSIGN_OR_RETURN(format::Manifest manifest, open_checkpoint(directory, {mark}));
+  return std::move(manifest.files);
+}
+
+}  // namespace
 
 base::Result<std::unordered_set<std::string>> named_files(const std::string& directory,
                                                           const std::vector<std::string>& listing) {
@@ -14,12 +27,12 @@ base::Result<std::unordered_set<std::string>> named_files(const std::string& dir
   }
   std::unordered_set<std::string> named;
   for (const Scope mark : marks) {
-    base::Result<format::Manifest> manifest = open_checkpoint(directory, {mark});
-    if (!manifest.is_ok()) {
-      if (manifest.status().code() == base::Code::kNotFound) continue;
-      return manifest.status();
+    const base::Result<std::vector<format::FileEntry>> files = files_of(directory, mark);
+    if (!files.is_ok()) {
+      if (files.status().code() == base::Code::kNotFound) continue;
+      return files.status();
     }
-    for (const format::FileEntry& file : manifest.value().files) named.insert(file.name);
+    for (const format::FileEntry& file : files.value()) named.insert(file.name);
   }
   return named;
 }

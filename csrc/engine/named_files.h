@@ -13,7 +13,8 @@ namespace bytecheckpoint::engine {
 ///
 /// \param listing  Names in the directory. Marks of single ranks are taken from it; `.metadata` is looked for in any
 /// case.
-/// \returns the error of `open_checkpoint` if a mark is there and cannot be read.
+/// Of a mark of ours it reads the list of files alone: every save looks, and the rest may have gigabytes.
+/// \returns the error of `ManifestReader` or `open_checkpoint` if a mark is there and cannot be read.
 base::Result<std::unordered_set<std::string>> named_files(const std::string& directory,
                                                           const std::vector<std::string>& listing);
 

@@ -8,7 +8,6 @@
 #include "csrc/base/named_thread.h"
 #include "csrc/base/niceness.h"
 #include "csrc/engine/random_id.h"
-#include "csrc/format/zip_record.h"
 #include "csrc/io/directory.h"
 #include "csrc/io/file_system.h"
 #include "csrc/staging/staged_bytes.h"
@@ -117,15 +116,15 @@ base::Status SaveJob::append_record(const std::string& fqn, const tensor::Box& b
   const Stopwatch watch(&stats_.stage_s);
   BCP_ASSIGN_OR_RETURN(const format::RecordExtent extent, format::ZipRecord::measure(dtype, box.sizes, 0));
   BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record(extent.record_bytes));
-  BCP_ASSIGN_OR_RETURN(const format::ZipRecord zip, format::ZipRecord::layout(dtype, box.sizes, image->position()));
+  BCP_ASSIGN_OR_RETURN(const format::ZipRecord* zip, layouts_.find(dtype, box.sizes, image->position()));
   uint32_t data_crc = 0;
-  BCP_RETURN_IF_ERROR(image->append(zip.head()));
-  BCP_RETURN_IF_ERROR(append_data(image, zip.data_bytes(), &data_crc));
-  BCP_RETURN_IF_ERROR(image->append(zip.tail(data_crc)));
-  if (lane_ != nullptr) lane_->count_size(base::Phase::kCopy, zip.data_bytes(), watch.ns());
+  BCP_RETURN_IF_ERROR(image->append(zip->head()));
+  BCP_RETURN_IF_ERROR(append_data(image, zip->data_bytes(), &data_crc));
+  BCP_RETURN_IF_ERROR(image->append(zip->tail(data_crc)));
+  if (lane_ != nullptr) lane_->count_size(base::Phase::kCopy, zip->data_bytes(), watch.ns());
   note(fqn, box,
-       {format::RecordKind::kTensor, dtype, 0, zip.record_offset(), zip.record_bytes(), zip.data_offset(),
-        zip.data_bytes()});
+       {format::RecordKind::kTensor, dtype, 0, zip->record_offset(), zip->record_bytes(), zip->data_offset(),
+        zip->data_bytes()});
   return base::Status::ok();
 }
 

@@ -9,6 +9,7 @@
 #include "csrc/base/trace.h"
 #include "csrc/engine/file_image.h"
 #include "csrc/engine/filled_records.h"
+#include "csrc/format/record_layouts.h"
 #include "csrc/format/write_result.h"
 #include "csrc/io/io_deadline.h"
 
@@ -142,6 +143,7 @@ class SaveJob {
   bool image_open_ = false;  // the last of images_ still takes records
   size_t num_settled_ = 0;   // how many of images_, from the first, are synced and closed
   std::vector<std::string> file_names_;
+  format::RecordLayouts layouts_;
   format::WriteResult result_;
   SaveStats stats_;
 };

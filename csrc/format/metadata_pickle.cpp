@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "csrc/format/dcp_globals.h"
@@ -205,10 +206,13 @@ size_t most_bytes_of(const Manifest& manifest) {
 
 std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes, std::string_view id_prefix) {
   // The dicts are in the order of the state dict, like DCP's; the manifest is sorted by name.
+  std::vector<std::pair<uint32_t, const Item*>> by_ordinal;
+  by_ordinal.reserve(manifest.items.size());
+  for (const Item& item : manifest.items) by_ordinal.emplace_back(item.ordinal, &item);
+  std::sort(by_ordinal.begin(), by_ordinal.end());
   std::vector<const Item*> items;
-  items.reserve(manifest.items.size());
-  for (const Item& item : manifest.items) items.push_back(&item);
-  std::sort(items.begin(), items.end(), [](const Item* a, const Item* b) { return a->ordinal < b->ordinal; });
+  items.reserve(by_ordinal.size());
+  for (const auto& [ordinal, item] : by_ordinal) items.push_back(item);
 
   PickleWriter out(4);
   out.reserve(most_bytes_of(manifest) + spare_bytes);

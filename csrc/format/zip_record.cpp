@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <string_view>
 
 #include "csrc/base/bytes.h"
@@ -77,6 +78,67 @@ bool has_strides(const tensor::Dims& sizes) {
   return true;
 }
 
+/// What a tail says of an entry before the data: CRC and length of its content, and where its local header begins.
+struct SmallEntry {
+  uint32_t crc, bytes, offset;
+};
+using SmallEntries = std::array<SmallEntry, 3>;
+
+/// Where the descriptor, with which a tail begins, has the CRC of the data; and where a central entry has one.
+constexpr size_t kDescriptorCrc = 4, kCentralEntryCrc = 16;
+
+/// Returns the bytes behind the data, with zeros where the CRC of the data belongs.
+/// \param data_entry  Where the local header of the data begins.
+/// \param directory_crc  Receives where in the tail the central directory has that CRC.
+std::string tail_of(size_t head_bytes, int64_t data_bytes, const SmallEntries& small, uint32_t data_entry,
+                    size_t* directory_crc) {
+  const bool zip64 = needs_zip64(data_bytes);
+  const auto bytes = static_cast<uint64_t>(data_bytes);
+  base::ByteWriter out;
+  out.u32(kDataDescriptor);
+  out.u32(0);
+  for (int field = 0; field < 2; ++field) {
+    if (zip64) {
+      out.u64(bytes);
+    } else {
+      out.u32(static_cast<uint32_t>(bytes));
+    }
+  }
+
+  const uint64_t directory_offset = head_bytes + bytes + out.size();
+  const size_t directory_begin = out.size();
+  for (int i = 0; i < 3; ++i) {
+    write_central_entry({kSmallNames[i], kVersionPlain, 0, small[i].crc, small[i].bytes}, "", small[i].offset, &out);
+  }
+  *directory_crc = out.size() + kCentralEntryCrc;
+  const uint32_t plain_bytes = zip64 ? kInZip64 : static_cast<uint32_t>(bytes);
+  write_central_entry({kDataName, zip64 ? kVersionZip64 : kVersionPlain, kFlagDescriptor, 0, plain_bytes},
+                      zip64 ? zip64_extra(bytes) : std::string(), data_entry, &out);
+  const uint64_t directory_bytes = out.size() - directory_begin;
+
+  constexpr uint16_t kEntries = 4;
+  if (zip64) {
+    const uint64_t end_offset = directory_offset + directory_bytes;
+    out.u32(kZip64End);
+    out.u64(44);  // length of the rest of this record
+    out.u16(kVersionZip64);
+    out.u16(kVersionZip64);
+    out.u32(0);
+    out.u32(0);
+    out.u64(kEntries);
+    out.u64(kEntries);
+    out.u64(directory_bytes);
+    out.u64(directory_offset);
+    out.u32(kZip64Locator);
+    out.u32(0);
+    out.u64(end_offset);
+    out.u32(1);
+  }
+  write_end(kEntries, static_cast<uint32_t>(directory_bytes),
+            zip64 ? kInZip64 : static_cast<uint32_t>(directory_offset), &out);
+  return out.take();
+}
+
 }  // namespace
 
 std::string tensor_pickle(const tensor::DTypeInfo& dtype, const tensor::Dims& sizes, int64_t data_bytes) {
@@ -145,6 +207,7 @@ base::Result<RecordExtent> ZipRecord::measure(tensor::DType dtype, const tensor:
 
 base::Result<ZipRecord> ZipRecord::layout(tensor::DType dtype, const tensor::Dims& sizes, int64_t record_offset) {
   ZipRecord record;
+  SmallEntries small;
   BCP_ASSIGN_OR_RETURN(record.extent_, measure(dtype, sizes, record_offset));
   record.record_offset_ = record_offset;
   const std::string pickle = tensor_pickle(*tensor::find_plain_dtype(dtype), sizes, record.data_bytes());
@@ -152,71 +215,32 @@ base::Result<ZipRecord> ZipRecord::layout(tensor::DType dtype, const tensor::Dim
 
   base::ByteWriter out;
   for (int i = 0; i < 3; ++i) {
-    record.small_crc_[i] = base::crc32(0, contents[i].data(), contents[i].size());
-    record.small_offset_[i] = static_cast<uint32_t>(out.size());
-    record.small_bytes_[i] = static_cast<uint32_t>(contents[i].size());
-    write_local_header({kSmallNames[i], kVersionPlain, 0, record.small_crc_[i], record.small_bytes_[i]}, "", &out);
+    small[i] = {base::crc32(0, contents[i].data(), contents[i].size()), static_cast<uint32_t>(contents[i].size()),
+                static_cast<uint32_t>(out.size())};
+    write_local_header({kSmallNames[i], kVersionPlain, 0, small[i].crc, small[i].bytes}, "", &out);
     out.raw(contents[i]);
   }
 
   const bool zip64 = needs_zip64(record.data_bytes());
   std::string extra = zip64 ? zip64_extra(0) : std::string();
-  record.data_entry_offset_ = static_cast<int64_t>(out.size());
-  const int64_t unpadded = record_offset + record.data_entry_offset_ + kLocalHeaderBytes +
-                           static_cast<int64_t>(kDataName.size() + extra.size());
+  const size_t data_entry = out.size();
+  const int64_t unpadded =
+      record_offset + static_cast<int64_t>(data_entry + kLocalHeaderBytes + kDataName.size() + extra.size());
   extra += padding_to(unpadded, record.data_bytes() >= kLargeDataBytes ? kLargeDataAlignment : kRecordAlignment);
   // CRC and sizes of the data follow behind it. In a zip64 archive these fields refer to the extra field.
   write_local_header({kDataName, zip64 ? kVersionZip64 : kVersionPlain, kFlagDescriptor, 0, zip64 ? kInZip64 : 0},
                      extra, &out);
   record.head_ = out.take();
+  record.tail_ = tail_of(record.head_.size(), record.data_bytes(), small, static_cast<uint32_t>(data_entry),
+                         &record.directory_crc_);
   return record;
 }
 
 std::string ZipRecord::tail(uint32_t data_crc) const {
-  const bool zip64 = needs_zip64(data_bytes());
-  const auto bytes = static_cast<uint64_t>(data_bytes());
-  base::ByteWriter out;
-  out.u32(kDataDescriptor);
-  out.u32(data_crc);
-  for (int field = 0; field < 2; ++field) {
-    if (zip64) {
-      out.u64(bytes);
-    } else {
-      out.u32(static_cast<uint32_t>(bytes));
-    }
-  }
-
-  const uint64_t directory_offset = head_.size() + bytes + out.size();
-  const size_t directory_begin = out.size();
-  for (int i = 0; i < 3; ++i) {
-    write_central_entry({kSmallNames[i], kVersionPlain, 0, small_crc_[i], small_bytes_[i]}, "", small_offset_[i], &out);
-  }
-  const uint32_t plain_bytes = zip64 ? kInZip64 : static_cast<uint32_t>(bytes);
-  write_central_entry({kDataName, zip64 ? kVersionZip64 : kVersionPlain, kFlagDescriptor, data_crc, plain_bytes},
-                      zip64 ? zip64_extra(bytes) : std::string(), static_cast<uint32_t>(data_entry_offset_), &out);
-  const uint64_t directory_bytes = out.size() - directory_begin;
-
-  constexpr uint16_t kEntries = 4;
-  if (zip64) {
-    const uint64_t end_offset = directory_offset + directory_bytes;
-    out.u32(kZip64End);
-    out.u64(44);  // length of the rest of this record
-    out.u16(kVersionZip64);
-    out.u16(kVersionZip64);
-    out.u32(0);
-    out.u32(0);
-    out.u64(kEntries);
-    out.u64(kEntries);
-    out.u64(directory_bytes);
-    out.u64(directory_offset);
-    out.u32(kZip64Locator);
-    out.u32(0);
-    out.u64(end_offset);
-    out.u32(1);
-  }
-  write_end(kEntries, static_cast<uint32_t>(directory_bytes),
-            zip64 ? kInZip64 : static_cast<uint32_t>(directory_offset), &out);
-  return out.take();
+  std::string tail = tail_;
+  std::memcpy(&tail[kDescriptorCrc], &data_crc, sizeof data_crc);
+  std::memcpy(&tail[directory_crc_], &data_crc, sizeof data_crc);
+  return tail;
 }
 
 }  // namespace bytecheckpoint::format

@@ -34,6 +34,8 @@ struct RecordExtent {
 /// once made.
 class ZipRecord {
  public:
+  /// Nothing: `layout` makes a record.
+  ZipRecord() = default;
   /// Lays out a record.
   /// \param dtype  A plain dtype of tensor/dtype.h.
   /// \param sizes  Shape of the chunk, in elements.
@@ -43,6 +45,13 @@ class ZipRecord {
 
   /// Returns only the numbers of `layout`. Takes tens of nanoseconds instead of microseconds.
   static base::Result<RecordExtent> measure(tensor::DType dtype, const tensor::Dims& sizes, int64_t record_offset);
+
+  /// Makes it the same record at another place: a multiple of kLargeDataAlignment away, or of kRecordAlignment if the
+  /// data have less than kLargeDataBytes. All its bytes stay the same.
+  void move_to(int64_t record_offset) {
+    extent_.data_offset += record_offset - record_offset_;
+    record_offset_ = record_offset;
+  }
 
   /// The bytes before the data.
   const std::string& head() const { return head_; }
@@ -56,15 +65,11 @@ class ZipRecord {
   int64_t data_offset() const { return extent_.data_offset; }
 
  private:
-  ZipRecord() = default;
-
   std::string head_;
-  int64_t data_entry_offset_ = 0;  // of the local header of data/0, from the start of the record
+  std::string tail_;           // with a CRC of zero
+  size_t directory_crc_ = 0;  // where in the tail the central directory has the CRC of the data
   int64_t record_offset_ = 0;
   RecordExtent extent_;
-  uint32_t small_crc_[3] = {0, 0, 0};
-  uint32_t small_offset_[3] = {0, 0, 0};
-  uint32_t small_bytes_[3] = {0, 0, 0};
 };
 
 /// Returns `archive/data.pkl`: the pickle that rebuilds a row-major tensor over the storage "0".

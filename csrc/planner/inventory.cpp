@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "csrc/base/bytes.h"
+#include "csrc/base/order_by_name.h"
 #include "csrc/planner/box_order.h"
 
 namespace bytecheckpoint::planner {
@@ -65,10 +66,7 @@ int64_t element_bytes(const Entry& entry) {
 }
 
 std::vector<uint32_t> Inventory::by_name() const {
-  std::vector<uint32_t> order(entries.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) { return fqn(entries[a]) < fqn(entries[b]); });
-  return order;
+  return base::order_by_name(entries.size(), [this](uint32_t e) { return fqn(entries[e]); });
 }
 
 bool is_possible(tensor::DType dtype, const int64_t* sizes, size_t num_dims) {
