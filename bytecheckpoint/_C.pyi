@@ -312,6 +312,7 @@ class Commit:
         overwrite: bool,
         take_over: bool,
         sync: bool,
+        direct_io: bool,
         reserve_bytes: int,
         deadline_s: float,
         io_timeout_s: float,

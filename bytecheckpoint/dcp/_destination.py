@@ -58,6 +58,7 @@ def begin_commit(
                 overwrite=overwrite,
                 take_over=config.take_over,
                 sync=sync,
+                direct_io=config.direct_io,
                 reserve_bytes=reserve_bytes,
                 deadline_s=config.commit_deadline_s,
                 io_timeout_s=config.io_timeout_s,

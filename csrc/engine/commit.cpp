@@ -23,6 +23,9 @@ using base::text;
 /// How long `abort` waits for storage that has already failed to answer.
 constexpr double kTimeoutInDoubtS = 2;
 
+/// A smaller metadata file is faster through the page cache: the sync waits for the disk only once.
+constexpr int64_t kLargeMetadataBytes = 1 << 20;
+
 }  // namespace
 
 Commit::Commit(CommitOptions options)
@@ -254,7 +257,9 @@ base::Result<CommitReport> Commit::commit_slowly(std::string_view metadata_file,
 
 Status Commit::write_metadata(std::string_view metadata_file) {
   const auto bytes = static_cast<int64_t>(metadata_file.size());
-  BCP_RETURN_IF_ERROR(tmp_.file().write_at(metadata_file.data(), bytes, 0));
+  BCP_RETURN_IF_ERROR(options_.direct_io && bytes >= kLargeMetadataBytes
+                          ? tmp_.file().write_past_cache(metadata_file, 0)
+                          : tmp_.file().write_at(metadata_file.data(), bytes, 0));
   BCP_FAILPOINT(kCommitMetadataFilled);
   BCP_RETURN_IF_ERROR(tmp_.file().truncate(bytes));
   BCP_FAILPOINT(kCommitMetadataWritten);

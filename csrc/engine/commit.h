@@ -30,6 +30,7 @@ struct CommitOptions {
   bool overwrite = true;      // false: `begin` and `commit` fail with kExists if a checkpoint is there
   bool take_over = false;     // true: take the right of a live save away instead of failing with kBusy
   bool sync = true;           // false: no fsync. The commit is then atomic if processes crash, but not if power is lost
+  bool direct_io = true;      // write a large metadata file with O_DIRECT, where the file system has it
   int64_t reserve_bytes = 0;  // disk space for the metadata file, reserved before any data is written
   double deadline_s = 3600;   // the save must be renamed within this time after `begin`
   double io_timeout_s = 0;    // a call fails if the storage has not answered for so long; 0: it waits for ever

@@ -53,6 +53,20 @@ TEST_CASE("commit: a newer checkpoint replaces the older one, whose files go onl
   CHECK(committed_id(dir) == save_id_of(2));
 }
 
+TEST_CASE("commit: large metadata are what they were, written past the page cache or through it") {
+  for (const bool direct_io : {true, false}) {
+    const TempDir dir;
+    CommitOptions options = commit_options(dir.path(), 1);
+    options.direct_io = direct_io;
+    options.reserve_bytes = 32 << 20;
+    PendingSave save = begin_save(std::move(options), "one");
+    save.manifest.user_metadata = std::string(9 << 20, 'm');
+    EXPECT_OK(save.finish());
+    CHECK((test::read_all(dir / ".metadata") == format::encode_metadata_file(save.manifest)));
+    CHECK((test::value_of(open_checkpoint(dir.path())).user_metadata == save.manifest.user_metadata));
+  }
+}
+
 TEST_CASE("commit: begin makes missing directories") {
   const TempDir dir;
   test::save_checkpoint(dir / "a/b/c", 1, "one");

@@ -95,6 +95,39 @@ TEST_CASE("file: a direct file takes unaligned buffers, offsets and lengths in a
   CHECK((back == content.substr(7, 33333)));
 }
 
+TEST_CASE("file: bytes that are written past the cache are read, wherever they lie in memory") {
+  for (const int64_t size : {0, 1, 4096, 12345, (4 << 20) - 1, 4 << 20, (8 << 20) + 4097}) {
+    for (const size_t shift : {0, 1}) {
+      for (const int64_t offset : {0, 4096, 7}) {
+        CAPTURE(size);
+        CAPTURE(shift);
+        CAPTURE(offset);
+        const TempDir dir;
+        const std::string content = test::patterned(size), in_memory = std::string(shift, 'x') + content;
+        File file = created(dir / "a");
+        EXPECT_OK(file.write_past_cache(std::string_view(in_memory).substr(shift), offset));
+        // The file may be written in other ways afterwards.
+        EXPECT_OK(file.write_at("end", 3, offset + size));
+        CHECK((test::read_all(dir / "a") == std::string(static_cast<size_t>(offset), '\0') + content + "end"));
+      }
+    }
+  }
+}
+
+TEST_CASE("file: bytes that are written past the cache and find no room are refused with what is missing") {
+  const TempDir dir;
+  File file = created(dir / "a");
+  const std::string content = test::patterned(6 << 20);
+  Status status = Status::ok();
+  {
+    const test::FileSizeLimit limit(5 << 20);  // not while doctest writes, maybe to a file
+    status = file.write_past_cache(content, 0);
+  }
+  CHECK(status.sys_errno() == EFBIG);
+  CHECK(status.message().find("pwrite(" + (dir / "a") + ", offset=5242880, 1048576 bytes)") == 0);
+  CHECK((test::read_all(dir / "a") == content.substr(0, 5 << 20)));
+}
+
 TEST_CASE("file: pieces of memory go to the file one behind another, whatever their alignment") {
   const std::string content = test::patterned(100000);
   const auto bytes = test::aligned_bytes(content);

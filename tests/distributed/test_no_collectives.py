@@ -129,6 +129,7 @@ def refused_while_another_saves(path: str) -> None:
         "overwrite": True,
         "take_over": False,
         "sync": False,
+        "direct_io": True,
         "reserve_bytes": 0,
         "deadline_s": 60.0,
         "io_timeout_s": 60.0,
