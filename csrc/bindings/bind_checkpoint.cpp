@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "csrc/base/order_by_name.h"
 #include "csrc/bridge/checkpoint.h"
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/tree_caster.h"
@@ -192,11 +193,20 @@ py::list names_of(const Checkpoint& checkpoint) {
 }
 
 bool has_others_than(const Checkpoint& checkpoint, const py::dict& names) {
-  if (const engine::ManifestReader* parts = checkpoint.parts(); parts != nullptr) {
+  if (engine::ManifestReader* parts = checkpoint.parts(); parts != nullptr) {
     if (parts->view().num_items() > names.size()) return true;  // some are missing, so none has to be looked up
-    uint64_t num_found = 0;
-    for (const auto& [name, value] : names) num_found += has(checkpoint, py::str(name).cast<std::string>()) ? 1 : 0;
-    return parts->view().num_items() > num_found;
+    std::vector<std::string> asked;
+    asked.reserve(names.size());
+    for (const auto& [name, value] : names) asked.push_back(py::str(name).cast<std::string>());
+    return value_unlocked([&]() -> base::Result<bool> {
+      BCP_ASSIGN_OR_RETURN(const std::vector<std::string> stored, parts->read_names());
+      const auto name_of = [&](uint32_t n) -> std::string_view { return asked[n]; };
+      size_t found = 0;
+      for (const uint32_t n : base::order_by_name(asked.size(), name_of)) {
+        found += found < stored.size() && stored[found] == asked[n] ? 1 : 0;  // both ascend
+      }
+      return found < stored.size();
+    });
   }
   const std::vector<format::Item>& items = checkpoint.whole().items;
   return std::any_of(items.begin(), items.end(),

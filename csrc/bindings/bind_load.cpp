@@ -121,13 +121,14 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
   constexpr size_t kNone = SIZE_MAX;
   const std::vector<StateValue>& state = self.plan.state();
   std::vector<size_t> left_out;
+  OrderedLookup values(state_dict);
   base::Result<tensor::StridedView> memory = tensor::StridedView();
   for (size_t i = 0, last = kNone, last_box = 0; i < self.plan.tensors().size(); ++i) {
     const Read& read = self.plan.tensors()[i];
     const StateValue& state_value = state[read.state_index];
     const auto& place = self.places[i];
     const bool is_direct = state_value.kind != StateValue::Kind::kOther && place.has_value();
-    if (!is_direct || !is_still(state_value, state_dict)) {
+    if (!is_direct || !is_still(state_value, &values)) {
       left_out.push_back(i);
       continue;
     }

@@ -92,11 +92,12 @@ std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, co
   std::vector<py::object> alive;
   std::vector<size_t> left_out;
   GilYield gil_yield;
+  OrderedLookup values(state_dict);
   for (size_t i = 0; i < plan.tensors().size(); ++i) {
     gil_yield.take();
     const Write& write = plan.tensors()[i];
     const StateValue& state_value = state.value_of(write.entry);
-    if (state_value.kind != StateValue::Kind::kOther && is_still(state_value, state_dict)) {
+    if (state_value.kind != StateValue::Kind::kOther && is_still(state_value, &values)) {
       const py::object& local = alive.emplace_back(state_value.local(write.box));
       base::Result<tensor::StridedView> view = view_of_plain_tensor(local.ptr());
       if (view.is_ok() && view.value().dtype == write.planned.dtype->dtype) {

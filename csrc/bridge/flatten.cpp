@@ -86,13 +86,21 @@ class Flattener {
   }
 
   void add_leaf(py::handle value) {
-    if (flat_.values.contains(name_)) throw py::value_error("duplicated flatten key " + name_.cast<std::string>());
     py::tuple path(path_.size());
     for (size_t i = 0; i < path_.size(); ++i) path[i] = path_[i];
     PyObject_GC_UnTrack(path.ptr());  // it holds only text and numbers, which the next collection would find out, too
-    flat_.values[name_] = value;
-    flat_.mappings[name_] = path;
+    const Py_ssize_t num_before = PyDict_GET_SIZE(flat_.values.ptr());
+    set(flat_.values, value);
+    // Looking first would cost as much as adding does.
+    if (PyDict_GET_SIZE(flat_.values.ptr()) == num_before) {
+      throw py::value_error("duplicated flatten key " + name_.cast<std::string>());
+    }
+    set(flat_.mappings, path);
     gil_yield_.take();
+  }
+
+  void set(const py::dict& of, py::handle value) const {
+    if (PyDict_SetItem(of.ptr(), name_.ptr(), value.ptr()) != 0) throw py::error_already_set();
   }
 
   static py::str concat(const py::str& a, const py::str& b) {

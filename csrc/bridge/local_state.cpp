@@ -8,6 +8,7 @@
 #include "csrc/bridge/drop.h"
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/gil_yield.h"
+#include "csrc/bridge/ordered_lookup.h"
 #include "csrc/bridge/tree_caster.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/planner/inventory_blob.h"
@@ -57,15 +58,39 @@ tensor::TensorInfo info_of(py::handle local, const TensorFacts& whole) {
 
 }  // namespace
 
+/// The paths through nested dicts, by key of the flat state.
+class LocalState::Paths {
+ public:
+  /// \param mappings  A dict, or what a planner has in its place; None: there are no paths.
+  explicit Paths(const py::object& mappings) : mappings_(mappings) {
+    if (PyDict_CheckExact(mappings.ptr())) in_dict_.emplace(mappings);
+  }
+
+  /// Returns the path; null if there is none.
+  py::object find(py::handle key) {
+    if (mappings_.is_none()) return {};
+    if (in_dict_.has_value()) return py::reinterpret_borrow<py::object>(in_dict_->find(key.ptr()));
+    auto path = py::reinterpret_steal<py::object>(PyObject_GetItem(mappings_.ptr(), key.ptr()));
+    if (!path && PyErr_ExceptionMatches(PyExc_KeyError) == 0) throw py::error_already_set();
+    PyErr_Clear();
+    return path;
+  }
+
+ private:
+  const py::object mappings_;
+  std::optional<OrderedLookup> in_dict_;
+};
+
 LocalState::LocalState(const py::dict& flat, const py::object& mappings, const py::object& chunks_of,
                        const py::object& items_of, bool can_split)
     : state_(StateScanner(chunks_of).scan(flat)) {
   std::vector<Declared> declared;
   declared.reserve(state_.size());
   GilYield gil_yield;
+  Paths paths(mappings);
   for (StateValue& state_value : state_) {
     gil_yield.take();
-    declared.push_back(declare(mappings, items_of, &state_value));
+    declared.push_back(declare(&paths, items_of, &state_value));
   }
   run_unlocked([&] { return take_inventory(declared, can_split); });
 }
@@ -76,8 +101,7 @@ LocalState::~LocalState() {
   drop_in_breaths(&state_);
 }
 
-LocalState::Declared LocalState::declare(const py::object& mappings, const py::object& items_of,
-                                         StateValue* state_value) {
+LocalState::Declared LocalState::declare(Paths* paths, const py::object& items_of, StateValue* state_value) {
   Declared declared;
   switch (state_value->kind) {
     case StateValue::Kind::kObject:
@@ -101,15 +125,8 @@ LocalState::Declared LocalState::declare(const py::object& mappings, const py::o
   declared.is_here = state_value->kind == StateValue::Kind::kOther
                          ? !state_value->items.empty()
                          : declared.kind == EntryKind::kBytes || !state_value->boxes.empty();
-  if (!declared.is_here || mappings.is_none()) return declared;
-  const auto path = py::reinterpret_steal<py::object>(PyObject_GetItem(mappings.ptr(), state_value->key.ptr()));
-  if (path) {
-    declared.path = encode_path(state_value->fqn, path);
-  } else if (PyErr_ExceptionMatches(PyExc_KeyError)) {
-    PyErr_Clear();
-  } else {
-    throw py::error_already_set();
-  }
+  if (!declared.is_here) return declared;
+  if (const py::object path = paths->find(state_value->key)) declared.path = encode_path(state_value->fqn, path);
   return declared;
 }
 

@@ -56,7 +56,8 @@ class LocalState {
     std::string path;
   };
 
-  static Declared declare(const pybind11::object& mappings, const pybind11::object& items_of, StateValue* state_value);
+  class Paths;
+  static Declared declare(Paths* paths, const pybind11::object& items_of, StateValue* state_value);
   base::Status take_inventory(const std::vector<Declared>& declared, bool can_split);
   static planner::EntryKind ask_dcp(const pybind11::object& items_of, StateValue* state_value,
                                     tensor::TensorInfo* info);

@@ -75,12 +75,6 @@ py::object StateValue::local(size_t box) const {
   return is_local_chunks(value) ? py::object(tensors_of_chunks(value)[box]) : part_of(value, box);
 }
 
-bool is_still(const StateValue& state_value, const py::dict& flat) {
-  PyObject* value = PyDict_GetItemWithError(flat.ptr(), state_value.key.ptr());
-  if (value == nullptr && PyErr_Occurred()) throw py::error_already_set();
-  return value == state_value.value.ptr();
-}
-
 std::vector<StateValue> StateScanner::scan(const py::dict& flat) {
   std::vector<StateValue> state;
   state.reserve(flat.size());

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "csrc/bridge/ordered_lookup.h"
 #include "csrc/bridge/torch_tensor.h"
 #include "csrc/tensor/box.h"
 
@@ -44,7 +45,9 @@ bool is_local_chunks(pybind11::handle value);
 pybind11::tuple tensors_of_chunks(pybind11::handle chunks);
 
 /// Whether the state still has this value under its name.
-bool is_still(const StateValue& state_value, const pybind11::dict& flat);
+inline bool is_still(const StateValue& state_value, OrderedLookup* flat) {
+  return flat->find(state_value.key.ptr()) == state_value.value.ptr();
+}
 
 /// Reads the values of flat state dicts. The boxes of DTensors are computed once for each mesh, placement and shape,
 /// because DCP takes tens of microseconds for one. Needs the GIL.

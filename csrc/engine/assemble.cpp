@@ -5,6 +5,7 @@
 #include <functional>
 #include <numeric>
 #include <string_view>
+#include <unordered_map>
 
 #include "csrc/base/index_table.h"
 #include "csrc/base/order_by_name.h"
@@ -22,47 +23,64 @@ struct WrittenChunk {
   uint32_t file = 0;
 };
 
-/// Finds the planned chunks of one item by their offsets.
+/// Finds the planned chunks of items by their offsets.
 ///
 /// Ranks mostly hand in records in the order of the chunks, so the chunk behind the last match is tried first. If it
-/// does not match, a binary search follows: over the chunks, or over their sorted numbers where offsets do not ascend
-/// or come twice.
-class ItemMatcher {
+/// does not match, a binary search follows: over the item's chunks, or over their sorted numbers where offsets do not
+/// ascend or come twice.
+class ChunkMatcher {
  public:
-  explicit ItemMatcher(const format::Item& item) : item_(item), written_(item.chunks.size()) {
-    const auto is_before = [](const format::Chunk& a, const format::Chunk& b) { return a.box.offsets < b.box.offsets; };
-    for (size_t c = 1; c < item.chunks.size() && ascending_; ++c) {
-      ascending_ = is_before(item.chunks[c - 1], item.chunks[c]);
+  explicit ChunkMatcher(const std::vector<format::Item>& items) : items_(items), next_(items.size(), 0) {
+    first_.reserve(items.size() + 1);
+    size_t num_chunks = 0;
+    for (size_t i = 0; i < items.size(); ++i) {
+      first_.push_back(num_chunks);
+      num_chunks += items[i].chunks.size();
+      sort_chunks(i);
     }
-    if (ascending_) return;
-    sorted_.resize(item.chunks.size());
-    std::iota(sorted_.begin(), sorted_.end(), size_t{0});
-    std::sort(sorted_.begin(), sorted_.end(),
-              [&](size_t a, size_t b) { return is_before(item.chunks[a], item.chunks[b]); });
+    first_.push_back(num_chunks);
+    written_.resize(num_chunks);
   }
 
-  /// Notes the record of a planned chunk; a later one replaces an earlier one. A record that was not planned is
-  /// ignored.
-  void note(const format::WrittenRecord& record, uint32_t file) {
+  /// Notes the record of a planned chunk of an item; a later one replaces an earlier one. A record that was not planned
+  /// is ignored.
+  void note(size_t item, const format::WrittenRecord& record, uint32_t file) {
     const tensor::Dims& offsets = record.box.offsets;
-    if (ascending_) {
-      if (next_ >= written_.size() || offsets_of(next_) != offsets) next_ = lower_bound(offsets);
-      if (next_ < written_.size() && offsets_of(next_) == offsets) written_[next_++] = {&record, file};
+    const std::vector<format::Chunk>& chunks = items_[item].chunks;
+    WrittenChunk* const written = written_.data() + first_[item];
+    const auto unordered = sorted_.find(item);
+    if (unordered == sorted_.end()) {
+      const auto offsets_of = [&](size_t n) -> const tensor::Dims& { return chunks[n].box.offsets; };
+      uint32_t& next = next_[item];
+      if (next >= chunks.size() || offsets_of(next) != offsets) next = lower_bound(chunks.size(), offsets, offsets_of);
+      if (next < chunks.size() && offsets_of(next) == offsets) written[next++] = {&record, file};
       return;
     }
-    for (size_t n = lower_bound(offsets); n < sorted_.size() && offsets_of(n) == offsets; ++n) {
-      written_[sorted_[n]] = {&record, file};
+    const std::vector<size_t>& sorted = unordered->second;
+    const auto offsets_of = [&](size_t n) -> const tensor::Dims& { return chunks[sorted[n]].box.offsets; };
+    for (size_t n = lower_bound(chunks.size(), offsets, offsets_of); n < chunks.size() && offsets_of(n) == offsets;
+         ++n) {
+      written[sorted[n]] = {&record, file};
     }
   }
 
-  const WrittenChunk& written(size_t chunk) const { return written_[chunk]; }
+  const WrittenChunk& written(size_t item, size_t chunk) const { return written_[first_[item] + chunk]; }
 
  private:
-  /// Returns the offsets of the n-th chunk in ascending order.
-  const tensor::Dims& offsets_of(size_t n) const { return item_.chunks[ascending_ ? n : sorted_[n]].box.offsets; }
+  void sort_chunks(size_t item) {
+    const std::vector<format::Chunk>& chunks = items_[item].chunks;
+    const auto is_before = [](const format::Chunk& a, const format::Chunk& b) { return a.box.offsets < b.box.offsets; };
+    const auto ascends = [&](const format::Chunk& a, const format::Chunk& b) { return !is_before(a, b); };
+    if (std::adjacent_find(chunks.begin(), chunks.end(), ascends) == chunks.end()) return;
+    std::vector<size_t>& sorted = sorted_[item];
+    sorted.resize(chunks.size());
+    std::iota(sorted.begin(), sorted.end(), size_t{0});
+    std::sort(sorted.begin(), sorted.end(), [&](size_t a, size_t b) { return is_before(chunks[a], chunks[b]); });
+  }
 
-  size_t lower_bound(const tensor::Dims& offsets) const {
-    size_t low = 0, high = written_.size();
+  template <class OffsetsOf>
+  static uint32_t lower_bound(size_t num_chunks, const tensor::Dims& offsets, const OffsetsOf& offsets_of) {
+    size_t low = 0, high = num_chunks;
     while (low < high) {
       const size_t middle = low + (high - low) / 2;
       if (offsets_of(middle) < offsets) {
@@ -71,14 +89,15 @@ class ItemMatcher {
         high = middle;
       }
     }
-    return low;
+    return static_cast<uint32_t>(low);
   }
 
-  const format::Item& item_;
-  std::vector<WrittenChunk> written_;  // by number of the chunk
-  bool ascending_ = true;
-  std::vector<size_t> sorted_;  // numbers of the chunks, sorted by offsets; empty if the chunks are sorted
-  size_t next_ = 0;
+  const std::vector<format::Item>& items_;
+  std::vector<size_t> first_;          // where in written_ the chunks of an item begin
+  std::vector<WrittenChunk> written_;  // of all chunks, by item
+  std::vector<uint32_t> next_;         // of each item: the chunk behind the last match
+  // Numbers of the chunks, sorted by offsets, of the items whose chunks are not sorted.
+  std::unordered_map<size_t, std::vector<size_t>> sorted_;
 };
 
 Status fill_chunk(const format::Item& item, const WrittenChunk& written, format::Chunk* chunk) {
@@ -100,31 +119,35 @@ Status fill_chunk(const format::Item& item, const WrittenChunk& written, format:
   return Status::ok();
 }
 
-Status fill_item(const ItemMatcher& matcher, format::Item* item) {
+Status fill_item(const ChunkMatcher& matcher, size_t number, format::Item* item) {
   if (item->is_tensor && tensor::find_dtype(item->tensor.dtype) == nullptr) {
     return Status::make(Code::kInvalidArgument, text("'", item->fqn, "': unknown dtype"));
   }
   for (size_t c = 0; c < item->chunks.size(); ++c) {
-    BCP_RETURN_IF_ERROR(fill_chunk(*item, matcher.written(c), &item->chunks[c]));
+    BCP_RETURN_IF_ERROR(fill_chunk(*item, matcher.written(number, c), &item->chunks[c]));
   }
   return Status::ok();
 }
 
-/// Finds items by their names. Records mostly come in the order of the items, so the item behind the last one found is
-/// tried first.
+/// Finds items by their names. Ranks write in the order of their state dicts, so the item behind the last one found, in
+/// the state dict that was planned, is tried first.
 class ItemNumbers {
  public:
-  explicit ItemNumbers(const std::vector<format::Item>& items) : items_(items) {}
+  explicit ItemNumbers(const std::vector<format::Item>& items) : items_(items), by_ordinal_(items.size(), kNone) {
+    for (uint32_t i = 0; i < items.size(); ++i) {
+      if (items[i].ordinal < by_ordinal_.size()) by_ordinal_[items[i].ordinal] = i;
+    }
+  }
 
   /// \returns kNone if there is no such item.
   uint32_t find(std::string_view fqn) {
     const auto is_same = [&](uint32_t number) { return items_[number].fqn == fqn; };
-    uint32_t number = next_;
-    if (number >= items_.size() || !is_same(number)) {
+    uint32_t number = next_ < by_ordinal_.size() ? by_ordinal_[next_] : kNone;
+    if (number == kNone || !is_same(number)) {
       if (table_.size() == 0) fill_table();
       number = table_.find(std::hash<std::string_view>()(fqn), is_same);
     }
-    if (number != kNone) next_ = number + 1;
+    if (number != kNone) next_ = size_t{items_[number].ordinal} + 1;
     return number;
   }
 
@@ -136,7 +159,8 @@ class ItemNumbers {
   }
 
   const std::vector<format::Item>& items_;
-  uint32_t next_ = 0;
+  std::vector<uint32_t> by_ordinal_;  // numbers of the items, by their positions in the state dict
+  size_t next_ = 0;
   base::IndexTable table_;
 };
 
@@ -152,22 +176,20 @@ base::Result<format::Manifest> assemble_manifest(format::Manifest manifest,
   if (twice != order.end()) {
     return Status::make(Code::kInvalidArgument, text("'", manifest.items[*twice].fqn, "': planned twice"));
   }
-  std::vector<ItemMatcher> matchers;
-  matchers.reserve(manifest.items.size());
-  for (const format::Item& item : manifest.items) matchers.emplace_back(item);
+  ChunkMatcher matcher(manifest.items);
   ItemNumbers numbers(manifest.items);
   for (const format::WriteResult& result : results) {
     const auto first_file = static_cast<uint32_t>(manifest.files.size());
     manifest.files.insert(manifest.files.end(), result.files.begin(), result.files.end());
     for (const format::WrittenRecord& record : result.records) {
       const uint32_t number = numbers.find(record.fqn);
-      if (number != ItemNumbers::kNone) matchers[number].note(record, first_file + record.record.file);
+      if (number != ItemNumbers::kNone) matcher.note(number, record, first_file + record.record.file);
     }
   }
   CoverageCheck coverage;
   for (size_t i = 0; i < manifest.items.size(); ++i) {
     BCP_RETURN_IF_ERROR(coverage.check(gaps, &manifest.items[i]));
-    BCP_RETURN_IF_ERROR(fill_item(matchers[i], &manifest.items[i]));
+    BCP_RETURN_IF_ERROR(fill_item(matcher, i, &manifest.items[i]));
   }
   std::vector<format::Item> sorted;
   sorted.reserve(order.size());

@@ -99,6 +99,7 @@ class PickleWriter {
   // Strings by their content, because metadata have a million of them; all else by a key.
   std::vector<MemoString> strings_;
   base::IndexTable string_table_;
+  uint32_t next_known_ = 0;  // behind the string that was found last
   std::unordered_map<std::string, uint32_t> others_;
 };
 
