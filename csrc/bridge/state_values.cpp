@@ -16,12 +16,14 @@ namespace py = pybind11;
 
 /// Names and classes, looked up once and never freed.
 struct InternedNames {
-  py::object dtensor = py::module_::import("torch.distributed.tensor").attr("DTensor");
+  py::module_ of_tensors = py::module_::import("torch.distributed.tensor");
+  py::object dtensor = of_tensors.attr("DTensor"), shard = of_tensors.attr("Shard"),
+             replicate = of_tensors.attr("Replicate");
   py::object sharded_tensor = py::module_::import("torch.distributed._shard.sharded_tensor").attr("ShardedTensor");
   py::object local_chunks = py::module_::import("bytecheckpoint.tensors.chunks").attr("LocalChunks");
   py::object offsets = py::str("offsets"), tensors = py::str("tensors"), must_agree = py::str("must_agree");
   py::object local_tensor = py::str("_local_tensor"), device_mesh = py::str("device_mesh"),
-             placements = py::str("placements"), shape = py::str("shape");
+             placements = py::str("placements"), dim = py::str("dim");
 };
 
 const InternedNames& names() {
@@ -112,7 +114,7 @@ void StateScanner::read_tensor(StateValue* state_value) {
     }
     if (is_direct && is_plain_tensor(local_of(state_value->value).ptr())) {
       state_value->kind = StateValue::Kind::kDTensor;
-      state_value->boxes = boxes_of_dtensor(state_value->value);
+      state_value->boxes = boxes_of_dtensor(state_value->value, state_value->facts.sizes);
       return;
     }
   }
@@ -136,17 +138,32 @@ void StateScanner::read_parts(StateValue* state_value) {
   state_value->facts.sizes = global_shape_of_parts(state_value->value);
 }
 
-const std::vector<tensor::Box>& StateScanner::boxes_of_dtensor(py::handle dtensor) {
+const std::vector<tensor::Box>& StateScanner::boxes_of_dtensor(py::handle dtensor, const tensor::Dims& sizes) {
   const py::object mesh = dtensor.attr(names().device_mesh);
+  const py::tuple placements = dtensor.attr(names().placements);
   // The mesh is identified by its address, which it keeps while the state lives: comparing meshes would cost more than
   // all else here.
-  const py::tuple key = py::make_tuple(reinterpret_cast<uintptr_t>(mesh.ptr()), dtensor.attr(names().placements),
-                                       dtensor.attr(names().shape));
-  if (known_.contains(key)) return boxes_[known_[key].cast<size_t>()];
+  std::vector<int64_t> key = {reinterpret_cast<intptr_t>(mesh.ptr())};
+  for (const py::handle placement : placements) add_placement(placement, &key);
+  key.insert(key.end(), sizes.begin(), sizes.end());
+  const auto known = known_.find(key);
+  if (known != known_.end()) return known->second;
   const bool is_in_mesh = !mesh.attr("get_coordinate")().is_none();
-  boxes_.push_back(is_in_mesh ? ask_dcp(dtensor) : std::vector<tensor::Box>());
-  known_[key] = boxes_.size() - 1;
-  return boxes_.back();
+  return known_.emplace(std::move(key), is_in_mesh ? ask_dcp(dtensor) : std::vector<tensor::Box>()).first->second;
+}
+
+void StateScanner::add_placement(py::handle placement, std::vector<int64_t>* key) {
+  enum Kind : int64_t { kReplicate, kShard, kOther };
+  // Placements hash and compare themselves in Python, which would be a quarter of all the work for a DTensor.
+  auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(placement.ptr()));
+  if (type == names().replicate.ptr()) {
+    key->insert(key->end(), {kReplicate, 0});
+  } else if (type == names().shard.ptr()) {
+    key->insert(key->end(), {kShard, placement.attr(names().dim).cast<int64_t>()});
+  } else {
+    if (!placements_.contains(placement)) placements_[placement] = placements_.size();
+    key->insert(key->end(), {kOther, placements_[placement].cast<int64_t>()});
+  }
 }
 
 std::vector<tensor::Box> StateScanner::ask_dcp(py::handle tensor) const {

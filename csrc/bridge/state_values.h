@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -64,12 +65,14 @@ class StateScanner {
   void read_tensor(StateValue* state_value);
   void read_chunks(StateValue* state_value);
   void read_parts(StateValue* state_value);
-  const std::vector<tensor::Box>& boxes_of_dtensor(pybind11::handle dtensor);
+  const std::vector<tensor::Box>& boxes_of_dtensor(pybind11::handle dtensor, const tensor::Dims& sizes);
+  /// Appends what tells a placement from all others that are not equal to it.
+  void add_placement(pybind11::handle placement, std::vector<int64_t>* key);
   std::vector<tensor::Box> ask_dcp(pybind11::handle tensor) const;
 
   const pybind11::object chunks_of_;
-  pybind11::dict known_;  // (mesh, placements, shape) to a position in boxes_
-  std::vector<std::vector<tensor::Box>> boxes_;
+  pybind11::dict placements_;  // placements other than Shard and Replicate, to a number of each
+  std::map<std::vector<int64_t>, std::vector<tensor::Box>> known_;  // boxes by mesh, placements and sizes
 };
 
 /// The values of a state that are prepared before it is planned.
