@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from bytecheckpoint import _C
+
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 AT_ONCE = ("--repetitions", "1", "--warm-gib", "0", "--idle-limit-s", "0")
 TINY = ("--gigabytes", "0.016")
@@ -119,6 +121,18 @@ def test_verify(tmp_path: Path) -> None:
     file = tmp_path / "verify.json"
     run("verify.py", *TINY, *AT_ONCE, "--dir", str(tmp_path), "--json", str(file))
     assert {"disk, 1 threads", "verify, 4 threads", "bcp verify"} <= json.loads(file.read_text())["seconds"].keys()
+
+
+@pytest.mark.long
+def test_threads(tmp_path: Path) -> None:
+    if not _C.is_in_memory("/dev/shm", 0.0):
+        pytest.skip("BENCHMARK OF THREADS NOT RUN: /dev/shm is no tmpfs")
+    file = tmp_path / "threads.json"
+    run("threads.py", *TINY, *AT_ONCE, "--threads", "1", "2", "--json", str(file))
+    kept = json.loads(file.read_text())
+    for action in ("save", "load"):
+        assert kept[action].keys() == {"1", "2"}
+        assert all(call["cpu_s"] > 0.0 and call["waits"] >= 0 for calls in kept[action].values() for call in calls)
 
 
 @pytest.mark.long
