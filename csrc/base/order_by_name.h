@@ -27,8 +27,8 @@ std::vector<uint32_t> order_by_name(size_t count, const NameOf& name_of) {
   for (uint32_t n = 1; n < count && shared > 0; ++n) {
     const std::string_view first = name_of(0), other = name_of(n);
     const size_t most = std::min(shared, other.size());
-    shared = static_cast<size_t>(std::mismatch(first.begin(), first.begin() + most, other.begin()).first -
-                                 first.begin());
+    shared =
+        static_cast<size_t>(std::mismatch(first.begin(), first.begin() + most, other.begin()).first - first.begin());
   }
   for (uint32_t n = 0; n < count; ++n) {
     const std::string_view rest = std::string_view(name_of(n)).substr(shared);

@@ -168,8 +168,8 @@ class ItemNumbers {
 
 base::Result<format::Manifest> assemble_manifest(format::Manifest manifest,
                                                  const std::vector<format::WriteResult>& results, Gaps gaps) {
-  const std::vector<uint32_t> order = base::order_by_name(
-      manifest.items.size(), [&](uint32_t i) -> std::string_view { return manifest.items[i].fqn; });
+  const std::vector<uint32_t> order =
+      base::order_by_name(manifest.items.size(), [&](uint32_t i) -> std::string_view { return manifest.items[i].fqn; });
   const auto twice = std::adjacent_find(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
     return manifest.items[a].fqn == manifest.items[b].fqn;
   });

@@ -195,6 +195,12 @@ void Destinations::add_bytes(const format::Record& record, int64_t begin, int64_
   phase.destinations.push_back({tensor::BoxRuns::of_strides(phase.wanted.back().sizes, {1}, 1, {1}), memory});
 }
 
+bool Destinations::is_plain() const {
+  const std::vector<Destination>& all = phases_.front().destinations;
+  return std::all_of(all.begin(), all.end(),
+                     [](const Destination& to) { return to.quantized == nullptr && !to.data_crc.has_value(); });
+}
+
 Status Destinations::check(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
                            const SourceFile& file) const {
   if (!verify_ || !file.has_checksums) return Status::ok();

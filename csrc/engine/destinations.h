@@ -35,7 +35,7 @@ planner::WantedBox wanted_of(const format::Record& record);
 ///     phase 1   codes of a, scales of b
 ///     phase 2   codes of b
 ///
-/// Not thread-safe.
+/// Not thread-safe, but see `is_plain`.
 class Destinations {
  public:
   /// \param manifest  Of the checkpoint in `directory`; must outlive this.
@@ -65,6 +65,9 @@ class Destinations {
   /// is none; then nothing is left.
   bool begin_next_phase();
   bool is_empty() const { return phases_.size() == 1 && phases_.front().wanted.empty(); }
+  /// Whether the first phase copies bytes as they are, and nothing is summed on the way. Then several threads may call
+  /// `check` and `scatter` at the same time, each with other bytes.
+  bool is_plain() const;
 
   /// Compares bytes [0, bytes) of `segment` with the checksums of their blocks. Does nothing for a file without blocks.
   /// \returns kCorrupt.

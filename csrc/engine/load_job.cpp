@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "csrc/engine/open_checkpoint.h"
+#include "csrc/io/file_system.h"
 #include "csrc/io/io_deadline.h"
 #include "csrc/io/object_store.h"
 
@@ -66,18 +67,38 @@ Status LoadJob::read(int64_t max_gap_bytes, const std::function<bool()>& cancell
 }
 
 Status LoadJob::execute(planner::LoadPlan plan, int64_t bytes_before, const std::function<bool()>& cancelled) {
+  const auto after_segment = [&, wanted = static_cast<double>(plan.bytes_wanted),
+                              all = static_cast<double>(plan.bytes_read)](int64_t bytes_read) {
+    if (cancelled()) return Status::make(Code::kCancelled, text("load(", options_.directory, "): interrupted"));
+    // An estimate in proportion to the bytes read: what each segment delivers is not counted.
+    const double share = static_cast<double>(bytes_read) / all;
+    if (options_.progress) options_.progress(bytes_before + static_cast<int64_t>(wanted * share));
+    return Status::ok();
+  };
+  if (!destinations_.is_plain() || !is_in_memory()) return read_ahead(std::move(plan.segments), after_segment);
+  SourceFiles files(options_.directory, *manifest_);
+  return MemoryLoad(&files, plan.segments, &destinations_, options_.trace).run(options_.num_io_threads, after_segment);
+}
+
+bool LoadJob::is_in_memory() const {
+  const auto answer = io::run_with_deadline(
+      options_.io_timeout_s, "statfs", options_.directory,
+      [directory = options_.directory]() -> base::Result<bool> { return io::is_in_memory(directory); });
+  return answer.is_ok() && answer.value();
+}
+
+Status LoadJob::read_ahead(std::vector<planner::ReadSegment> segments, const MemoryLoad::AfterSegment& after_segment) {
   BCP_ASSIGN_OR_RETURN(staging::BorrowedRing ring, staging::BorrowedRing::borrow(options_.ring_bytes));
   const int num_slots = ring->num_slots();
   const ReadPipelineHolder reading(
       new ReadPipeline(options_.reading(), manifest_, staging::BorrowedRing::shared(std::move(ring)),
-                       std::move(plan.segments), num_slots),
+                       std::move(segments), num_slots),
       io::DeleteInBackground{options_.io_timeout_s > 0});
   base::TraceLane* const lane = base::lane_of(options_.trace, "scatter");
   int64_t bytes_read = 0;
   size_t num_left = reading->segments().size();
   while (const auto filled = reading->next()) {
     BCP_RETURN_IF_ERROR(filled->status);
-    if (cancelled()) return Status::make(Code::kCancelled, text("load(", options_.directory, "): interrupted"));
     const planner::ReadSegment& segment = reading->segments()[filled->request.tag];
     const int64_t bytes = filled->request.wanted;
     const uint8_t* slot = reading->slot(filled->slot);
@@ -92,11 +113,8 @@ Status LoadJob::execute(planner::LoadPlan plan, int64_t bytes_before, const std:
     }
     reading->reader().release(filled->slot);
     --num_left;
-    if (!options_.progress) continue;
     bytes_read += segment.bytes;
-    // An estimate in proportion to the bytes read: what each segment delivers is not counted.
-    const double share = static_cast<double>(bytes_read) / static_cast<double>(plan.bytes_read);
-    options_.progress(bytes_before + static_cast<int64_t>(static_cast<double>(plan.bytes_wanted) * share));
+    BCP_RETURN_IF_ERROR(after_segment(bytes_read));
   }
   if (num_left == 0) return Status::ok();
   // Never report what was not read as loaded.

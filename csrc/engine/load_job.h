@@ -9,6 +9,7 @@
 #include "csrc/base/status.h"
 #include "csrc/base/trace.h"
 #include "csrc/engine/destinations.h"
+#include "csrc/engine/memory_load.h"
 #include "csrc/engine/names.h"
 #include "csrc/engine/read_pipeline.h"
 #include "csrc/format/manifest.h"
@@ -58,6 +59,7 @@ struct LoadStats {
 /// Nothing is copied from a block whose CRC is wrong. Files of other writers have no blocks: their elements are copied
 /// first, and the checksum of an archive, if it has one, is compared at the end of the run.
 ///
+/// From a file system in memory, nothing is read ahead: see `MemoryLoad`.
 /// `SharedRun` takes the place of `run` where several ranks read together. Not thread-safe.
 class LoadJob {
  public:
@@ -88,6 +90,9 @@ class LoadJob {
   base::Status read(int64_t max_gap_bytes, const std::function<bool()>& cancelled, LoadStats* stats);
   /// \param bytes_before  What was wanted in the phases before.
   base::Status execute(planner::LoadPlan plan, int64_t bytes_before, const std::function<bool()>& cancelled);
+  bool is_in_memory() const;
+  /// Reads through a ring of slots. \param after_segment  As in MemoryLoad.
+  base::Status read_ahead(std::vector<planner::ReadSegment> segments, const MemoryLoad::AfterSegment& after_segment);
 
   const LoadOptions options_;
   const std::shared_ptr<const format::Manifest> manifest_;

@@ -7,15 +7,6 @@
 #include "csrc/io/object_store.h"
 
 namespace bytecheckpoint::engine {
-namespace {
-
-std::vector<const planner::ReadSegment*> pointers_to(const std::vector<planner::ReadSegment>& segments) {
-  std::vector<const planner::ReadSegment*> pointers;
-  for (const planner::ReadSegment& segment : segments) pointers.push_back(&segment);
-  return pointers;
-}
-
-}  // namespace
 
 ReadPipeline::ReadPipeline(ReadPipelineOptions options, std::shared_ptr<const format::Manifest> manifest,
                            std::shared_ptr<staging::SlotRing> ring, std::vector<planner::ReadSegment> segments,

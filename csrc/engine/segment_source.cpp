@@ -30,6 +30,12 @@ int64_t bytes_there(const planner::ReadSegment& segment, const SourceFile& file)
   return std::min(segment.bytes, file.end_of_records - segment.offset);
 }
 
+std::vector<const planner::ReadSegment*> pointers_to(const std::vector<planner::ReadSegment>& segments) {
+  std::vector<const planner::ReadSegment*> pointers;
+  for (const planner::ReadSegment& segment : segments) pointers.push_back(&segment);
+  return pointers;
+}
+
 SegmentSource::SegmentSource(SourceFiles* files, bool direct_io, std::vector<const planner::ReadSegment*> segments)
     : files_(files), direct_io_(direct_io), segments_(std::move(segments)) {}
 

@@ -39,6 +39,8 @@ class SourceFiles {
 /// Returns how many bytes of a segment the file has: the last block of the records is short.
 int64_t bytes_there(const planner::ReadSegment& segment, const SourceFile& file);
 
+std::vector<const planner::ReadSegment*> pointers_to(const std::vector<planner::ReadSegment>& segments);
+
 /// Hands out segments in order, as requests for a `Reader`. Opens each file when its first segment is due. Not
 /// thread-safe.
 class SegmentSource {

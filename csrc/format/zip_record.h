@@ -66,7 +66,7 @@ class ZipRecord {
 
  private:
   std::string head_;
-  std::string tail_;           // with a CRC of zero
+  std::string tail_;          // with a CRC of zero
   size_t directory_crc_ = 0;  // where in the tail the central directory has the CRC of the data
   int64_t record_offset_ = 0;
   RecordExtent extent_;

@@ -25,7 +25,8 @@ TEST_CASE("record_layouts: a layout that is kept is the one that would be made")
   test::Random random(5);
   RecordLayouts layouts;
   // Few shapes, so that most are kept; those of a MiB and more depend on where the record begins.
-  const std::vector<Dims> shapes = {{}, {0}, {3}, {16, 16}, {1 << 20}, {1 << 10, 1 << 10}, {300, 4096}, {int64_t{1} << 33}};
+  const std::vector<Dims> shapes = {
+      {}, {0}, {3}, {16, 16}, {1 << 20}, {1 << 10, 1 << 10}, {300, 4096}, {int64_t{1} << 33}};
   for (int round = 0; round < 3000; ++round) {
     const auto dtype = static_cast<DType>(test::draw(&random, 1, 4));
     const Dims& sizes = shapes[static_cast<size_t>(test::draw(&random, 0, static_cast<int64_t>(shapes.size()) - 1))];

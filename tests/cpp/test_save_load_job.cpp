@@ -28,6 +28,16 @@ using test::TempDir;
 
 const auto kNever = [] { return false; };
 
+/// Makes doctest run the test case twice: a load from a file system in memory is another one than from a disk.
+const char* each_root() {
+  const char* root = nullptr;
+  SUBCASE("on a disk") {}
+  SUBCASE("in memory") {
+    root = test::memory_root();
+  }
+  return root;
+}
+
 LoadOptions load_options(const std::string& directory, bool direct_io = true) {
   LoadOptions options;
   options.directory = directory;
@@ -132,7 +142,7 @@ TEST_CASE("save_load_job: tensors of every layout and bytes come back, whatever 
        {std::tuple{true, false, 1, 1}, {true, false, 2, 2}, {false, true, 2, 1}, {true, true, 1, 2}}) {
     CAPTURE(direct);
     CAPTURE(one_file);
-    const TempDir dir;
+    const TempDir dir(each_root());
     std::vector<Saved> tensors = sample_tensors();
     SaveOptions options = test::save_options(dir.path());
     options.direct_io = direct;
@@ -182,7 +192,7 @@ TEST_CASE("save_load_job: data is aligned in the file, and files are what the ma
 }
 
 TEST_CASE("save_load_job: any box goes into memory of any layout, and beside it nothing changes") {
-  const TempDir dir;
+  const TempDir dir(each_root());
   std::vector<Saved> tensors = sample_tensors();
   const format::Manifest manifest = save(dir, &tensors, test::save_options(dir.path()));
   test::Random random(16);
@@ -216,7 +226,7 @@ TEST_CASE("save_load_job: any box goes into memory of any layout, and beside it 
 }
 
 TEST_CASE("save_load_job: nothing saved is no file, nothing wanted is nothing read") {
-  const TempDir dir;
+  const TempDir dir(each_root());
   const format::WriteResult result = test::value_of(test::write_items({}, test::save_options(dir.path())));
   CHECK(result.files.empty());
   CHECK(dir.names().empty());
@@ -226,7 +236,7 @@ TEST_CASE("save_load_job: nothing saved is no file, nothing wanted is nothing re
 }
 
 TEST_CASE("save_load_job: a changed byte is found, named by file and block, and not delivered") {
-  const TempDir dir;
+  const TempDir dir(each_root());
   std::vector<Saved> tensors = {sample_tensors()[0], sample_tensors()[3]};
   const format::Manifest manifest = save(dir, &tensors, test::save_options(dir.path()));
   const std::string path = dir / manifest.files[0].name;
@@ -302,7 +312,7 @@ TEST_CASE(
 }
 
 TEST_CASE("save_load_job: a newer commit during a load is told from damage") {
-  const TempDir dir;
+  const TempDir dir(each_root());
   std::vector<Saved> tensors = {sample_tensors()[0]};
   const format::Manifest old = save(dir, &tensors, test::save_options(dir.path()), 1);
   const format::Manifest current = save(dir, &tensors, test::save_options(dir.path()), 2);
@@ -332,7 +342,7 @@ TEST_CASE("save_load_job: what does not fit the stored chunk is refused") {
 }
 
 TEST_CASE("save_load_job: both tell how far they are, up to the end") {
-  const TempDir dir;
+  const TempDir dir(each_root());
   std::vector<Saved> tensors = sample_tensors();
   const format::Manifest manifest = save(dir, &tensors, test::save_options(dir.path()));
   std::vector<int64_t> told;
@@ -354,7 +364,7 @@ TEST_CASE("save_load_job: both tell how far they are, up to the end") {
 }
 
 TEST_CASE("save_load_job: a load that is interrupted ends") {
-  const TempDir dir;
+  const TempDir dir(each_root());
   std::vector<Saved> tensors = sample_tensors();
   const format::Manifest manifest = save(dir, &tensors, test::save_options(dir.path()));
   LoadJob job(load_options(dir.path()), manifest);
@@ -421,7 +431,7 @@ TEST_CASE("save_load_job: a disk that takes no more ends the save with its reaso
 }
 
 TEST_CASE("save_load_job: a record that reaches behind the records of its file is damage, not an untouched buffer") {
-  const TempDir dir;
+  const TempDir dir(each_root());
   test::save_checkpoint(dir.path(), 1, std::string(600000, 'b'));
   const format::Manifest manifest = test::value_of(open_checkpoint(dir.path()));
   const int64_t file_bytes = manifest.files[0].bytes;

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "csrc/base/mutex.h"
+#include "csrc/base/status.h"
+#include "csrc/base/trace.h"
+#include "csrc/engine/destinations.h"
+#include "csrc/engine/segment_source.h"
+#include "csrc/planner/load_plan.h"
+
+namespace bytecheckpoint::engine {
+
+/// Reads segments from a file system in the memory of this machine, where there is nothing to wait for.
+///
+/// Each of a few threads, the caller's among them, does all of it for a piece that stays in the cache of its core:
+///
+///     file --- pread ---> buffer of 256 KiB --- CRC, copy ---> the caller's memory
+///
+/// So the bytes cross the memory bus twice; by way of the slots of a ring it is four times. Threads write to the
+/// caller's memory here, which is no danger: a read from memory ends, and `run` returns when all of them have ended.
+class MemoryLoad {
+ public:
+  /// \param destinations  Its first phase wants only what `Destinations::is_plain` says. All arguments outlive this.
+  MemoryLoad(SourceFiles* files, const std::vector<planner::ReadSegment>& segments, Destinations* destinations,
+             std::shared_ptr<base::Trace> trace);
+
+  /// Called in the calling thread after each segment that this thread has read, and at the end, with the bytes read by
+  /// all threads. \returns an error to end the run.
+  using AfterSegment = std::function<base::Status(int64_t bytes_read)>;
+  /// Reads all segments. \returns the first error of a thread.
+  base::Status run(int num_threads, const AfterSegment& after_segment);
+
+ private:
+  /// Takes the next segment; nothing at the end, and after an error.
+  std::optional<io::ReadRequest> take();
+  base::Status read(const io::ReadRequest& request, uint8_t* buffer, base::TraceLane* lane);
+  void note(base::Status outcome);
+
+  SourceFiles* const files_;
+  const std::vector<planner::ReadSegment>& segments_;
+  Destinations* const destinations_;
+  const std::shared_ptr<base::Trace> trace_;
+  base::Mutex mutex_;
+  SegmentSource source_ BCP_GUARDED_BY(mutex_);
+  base::Status outcome_ BCP_GUARDED_BY(mutex_);
+  int64_t bytes_read_ BCP_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace bytecheckpoint::engine
