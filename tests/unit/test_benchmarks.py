@@ -195,6 +195,21 @@ def test_planning(tmp_path: Path) -> None:
         assert ours["chunks"] >= stock["chunks"]  # ours splits tensors between ranks
 
 
+def test_plan_tree(tmp_path: Path) -> None:
+    file = tmp_path / "plan_tree.json"
+    slow = ("--latency-us", "5000", "--gb-per-s", "1")
+    out = run("plan_tree.py", "fsdp", "--ranks", "2", "30", "--fan-out", "2", *slow, "--json", str(file))
+    assert "5000 us + bytes / 1.00 GB/s, as given" in out
+    kept = json.loads(file.read_text())
+    assert kept["command"].startswith("python benchmarks/plan_tree.py fsdp --ranks 2 30 --fan-out 2")
+    assert all(seconds > 0 for seconds in kept["message_s"].values())
+    pair, many = (row["tree"] for row in kept["figures"])
+    assert (pair["depth"], many["depth"]) == (1, 4)
+    assert many["up_s"] >= 4 * 0.005  # one message after another
+    assert many["down_s"] >= 4 * 0.005
+    assert all(row["flat"]["sum_s"] >= 2 * (row["ranks"] - 1) * 0.005 for row in kept["figures"])
+
+
 def test_observability(tmp_path: Path) -> None:
     file = tmp_path / "observability.json"
     sizes = ("--ranks", "4", "16", "--saves", "3", "4", "--repetitions", "1", "--idle-limit-s", "0")
