@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bytecheckpoint import _C
@@ -27,6 +27,9 @@ __all__ = ["PlanTree"]
 class PlanTree:
     """A k-ary tree over the ranks of a call, with the coordinator at its root.
 
+    A node and all below it are ranks that follow one another, counted from the coordinator. The node is the first of
+    them, and the rest is divided evenly among its children.
+
     Every rank takes part to the end, whatever has failed, and sends its error up. The root sends the first error down
     to all. So an error on any rank is raised on every rank, and no rank is left waiting.
     """
@@ -34,8 +37,8 @@ class PlanTree:
     def __init__(self, channel: Channel, peers: Peers, fan_out: int) -> None:
         self._channel = channel
         self._peers = peers
-        self._fan_out = fan_out
-        self._place = (peers.rank - peers.coordinator) % peers.size
+        place = (peers.rank - peers.coordinator) % peers.size
+        self._above, self._below = _neighbours(place, peers.size, fan_out)
 
     def exchange(self, inventory: bytes, plan: Plan | None) -> EncodedAssignment:
         """Sends this rank's inventory to the root, and returns what this rank is to write. Collective.
@@ -69,9 +72,9 @@ class PlanTree:
         """Receives from every child, also after one has failed: the others would wait for this rank to receive."""
         below: list[bytes] = []
         failure: BaseException | None = None
-        for child in self._below(self._place):
+        for subtree in self._below:
             try:
-                inventory, error = pickle.loads(self._receive(child))
+                inventory, error = pickle.loads(self._receive(subtree.start))
             except BaseException as of_channel:
                 inventory, error = b"", of_channel
             below.append(inventory)
@@ -87,20 +90,20 @@ class PlanTree:
                 failure = error
         message = _packed(merged, failure)
         with contextlib.suppress(CheckpointError):  # receiving from there will fail, too, and that error is reported
-            self._send(message, self._above())
+            self._send(message, self._above)
 
     def _await_assignments(self) -> tuple[dict[int, EncodedAssignment], BaseException | None]:
         try:
-            assignments, failure = pickle.loads(self._receive(self._above()))
+            assignments, failure = pickle.loads(self._receive(self._above))
         except BaseException as error:
             return {}, error
         return assignments, failure
 
     def _hand_down(self, assignments: dict[int, EncodedAssignment], failure: BaseException | None) -> None:
-        for child in self._below(self._place):
-            ranks = () if failure is not None else map(self._rank_at, self._subtree(child))
+        for subtree in self._below:
+            ranks = () if failure is not None else map(self._rank_at, subtree)
             with contextlib.suppress(CheckpointError):  # DCP waits for all ranks afterwards, and will notice the loss
-                self._send(_packed({rank: assignments[rank] for rank in ranks}, failure), child)
+                self._send(_packed({rank: assignments[rank] for rank in ranks}, failure), subtree.start)
 
     def _send(self, message: bytes, place: int) -> None:
         try:
@@ -119,21 +122,26 @@ class PlanTree:
             f"exchange of plans: rank {self._peers.rank} has lost rank {self._rank_at(place)}: {error}"
         )
 
-    def _above(self) -> int:
-        return (self._place - 1) // self._fan_out
-
-    def _below(self, place: int) -> range:
-        first = place * self._fan_out + 1
-        return range(min(first, self._peers.size), min(first + self._fan_out, self._peers.size))
-
-    def _subtree(self, place: int) -> Iterator[int]:
-        """Yields ``place`` and all places below it."""
-        yield place
-        for child in self._below(place):
-            yield from self._subtree(child)
-
     def _rank_at(self, place: int) -> int:
         return (place + self._peers.coordinator) % self._peers.size
+
+
+def _neighbours(place: int, size: int, fan_out: int) -> tuple[int, list[range]]:
+    """Returns the place right above ``place`` (that of the root has no meaning), and the subtrees right below it.
+
+    A subtree is a range of places; its node is the first. Siblings have equally many ranks below them, up to one, so
+    none has much more to merge than the others. In a tree that is filled level by level, the first of 16 children of
+    the root would have a third of 100,000 ranks below it.
+    """
+    above, subtree = 0, range(size)
+    while True:
+        rest = subtree[1:]
+        num_children = min(len(rest), fan_out)
+        below = [rest[len(rest) * i // num_children : len(rest) * (i + 1) // num_children] for i in range(num_children)]
+        if subtree.start == place:
+            return above, below
+        above = subtree.start
+        subtree = next(part for part in below if place in part)
 
 
 def _packed(value: object, failure: BaseException | None) -> bytes:
