@@ -4,7 +4,8 @@
 Where nothing waits for a disk, a thread that goes to sleep waits for another thread: for a slot, or for a lock. The
 kernel counts how often ("voluntary context switches"). With a lock that all threads take for small things, they would
 grow with the number of threads, and so would the processor time. Both are shown for each slot of 8 MiB that is written
-or read, beside seconds: with more threads than cores, these cannot get shorter.
+or read, beside seconds: with more threads than cores, these cannot get shorter. "pread" is the ceiling of a load: as
+many threads read the files to warm memory, 8 MiB at a time, and check nothing.
 
     python benchmarks/threads.py
     python benchmarks/threads.py small --threads 1 16 --json threads.json
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import statistics
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +39,7 @@ from bytecheckpoint import _C, BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWri
 
 SLOT_BYTES = 8 << 20
 THREADS = (1, 2, 4, 8, 16)
-ACTIONS = ("save", "load")
+ACTIONS = ("save", "load", "pread")
 FIGURES = ("seconds", "cpu_s", "waits")
 
 
@@ -51,6 +54,24 @@ def save(state: State, path: Path, config: Config) -> None:
 
 def load(state: State, path: Path, config: Config) -> None:
     dcp.load(state.tree, storage_reader=BcpReader(path, config=config), planner=BcpLoadPlanner(), no_dist=True)
+
+
+def pread(path: Path, num_threads: int, memory: bytearray) -> None:
+    """Reads all files of a checkpoint to ``memory``, each thread every so many pieces."""
+    views, position = [], 0
+    for file in sorted(path.iterdir()):
+        for offset in range(0, size := file.stat().st_size, SLOT_BYTES):
+            piece = min(SLOT_BYTES, size - offset)
+            views.append((file, offset, memoryview(memory)[position : position + piece]))
+            position += piece
+
+    def read(first: int) -> None:
+        for file, offset, view in views[first::num_threads]:
+            with file.open("rb", buffering=0) as stream:
+                assert os.preadv(stream.fileno(), [view], offset) == len(view)
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(read, range(num_threads)))
 
 
 def counted(stopwatch: Stopwatch, call: Callable[[], None]) -> dict[str, float]:
@@ -70,6 +91,7 @@ def counted(stopwatch: Stopwatch, call: Callable[[], None]) -> dict[str, float]:
 def measure(arguments: argparse.Namespace, root: Path, state: State) -> dict[str, dict[int, list[dict[str, float]]]]:
     """Returns the figures of all calls, by action and number of threads."""
     all_figures: dict[str, dict[int, list[dict[str, float]]]] = {a: {n: [] for n in arguments.threads} for a in ACTIONS}
+    memory = bytearray(state.num_bytes * 2)  # more than the files; touched in the round that does not count
     with Stopwatch(arguments.warm_gib, arguments.idle_limit_s) as stopwatch:
         for repetition in track(range(arguments.repetitions + 1), console=Console(stderr=True), transient=True):
             for num_threads in arguments.threads if repetition % 2 == 0 else reversed(arguments.threads):
@@ -79,6 +101,7 @@ def measure(arguments: argparse.Namespace, root: Path, state: State) -> dict[str
                 state.blank()
                 figures["load"] = counted(stopwatch, partial(load, state, path, config))
                 state.check()
+                figures["pread"] = counted(stopwatch, partial(pread, path, num_threads, memory))
                 shutil.rmtree(path)
                 if repetition:
                     for action in ACTIONS:

@@ -130,7 +130,7 @@ def test_threads(tmp_path: Path) -> None:
     file = tmp_path / "threads.json"
     run("threads.py", *TINY, *AT_ONCE, "--threads", "1", "2", "--json", str(file))
     kept = json.loads(file.read_text())
-    for action in ("save", "load"):
+    for action in ("save", "load", "pread"):
         assert kept[action].keys() == {"1", "2"}
         assert all(call["cpu_s"] > 0.0 and call["waits"] >= 0 for calls in kept[action].values() for call in calls)
 
