@@ -15,6 +15,7 @@ namespace bytecheckpoint::base {
 /// The names of a state dict begin alike, and a million of them do not fit in a cache. So it sorts by the eight bytes
 /// behind what all names have in common, as one number, and looks at the names themselves only where these are equal.
 ///
+/// \param count  Below 2^32.
 /// \param name_of  Returns the name of a number below `count`, as a std::string_view that stays valid.
 template <class NameOf>
 std::vector<uint32_t> order_by_name(size_t count, const NameOf& name_of) {

@@ -203,7 +203,9 @@ bool has_others_than(const Checkpoint& checkpoint, const py::dict& names) {
       const auto name_of = [&](uint32_t n) -> std::string_view { return asked[n]; };
       size_t found = 0;
       for (const uint32_t n : base::order_by_name(asked.size(), name_of)) {
-        found += found < stored.size() && stored[found] == asked[n] ? 1 : 0;  // both ascend
+        found += found < stored.size() && stored[found] == asked[n]
+                     ? 1
+                     : 0;  // both ascend; names of a damaged manifest that do not count as others
       }
       return found < stored.size();
     });

@@ -70,8 +70,8 @@ class ChunkMatcher {
   void sort_chunks(size_t item) {
     const std::vector<format::Chunk>& chunks = items_[item].chunks;
     const auto is_before = [](const format::Chunk& a, const format::Chunk& b) { return a.box.offsets < b.box.offsets; };
-    const auto ascends = [&](const format::Chunk& a, const format::Chunk& b) { return !is_before(a, b); };
-    if (std::adjacent_find(chunks.begin(), chunks.end(), ascends) == chunks.end()) return;
+    const auto is_out_of_order = [&](const format::Chunk& a, const format::Chunk& b) { return !is_before(a, b); };
+    if (std::adjacent_find(chunks.begin(), chunks.end(), is_out_of_order) == chunks.end()) return;
     std::vector<size_t>& sorted = sorted_[item];
     sorted.resize(chunks.size());
     std::iota(sorted.begin(), sorted.end(), size_t{0});

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "csrc/base/status.h"
@@ -65,9 +66,15 @@ class Destinations {
   /// is none; then nothing is left.
   bool begin_next_phase();
   bool is_empty() const { return phases_.size() == 1 && phases_.front().wanted.empty(); }
-  /// Whether the first phase copies bytes as they are, and nothing is summed on the way. Then several threads may call
-  /// `check` and `scatter` at the same time, each with other bytes.
+  /// Whether several threads may call `check` and `scatter` at the same time, each with other bytes of the files: the
+  /// first phase copies bytes as they are, computes no checksum of an archive, and fills no memory twice. Tensors that
+  /// are tied do, and the last one counts then. Where tensors interleave in memory, the answer is no, too.
   bool is_plain() const;
+  /// Returns where in its file the first byte that an entry of `wanted` wants is, and the position behind the last one.
+  std::pair<int64_t, int64_t> range_in_file(uint32_t index) const {
+    const int64_t begin = phases_.front().wanted[index].offset;
+    return {begin, begin + phases_.front().destinations[index].runs.end()};
+  }
 
   /// Compares bytes [0, bytes) of `segment` with the checksums of their blocks. Does nothing for a file without blocks.
   /// \returns kCorrupt.
@@ -102,8 +109,10 @@ class Destinations {
     std::optional<staging::Dequantizer> dequantizer{};  // of codes
   };
   struct Destination {
-    tensor::BoxRuns runs;                // of codes: of their bytes, without memory
-    uint8_t* memory = nullptr;           // null for codes and scales
+    tensor::BoxRuns runs;             // of codes: of their bytes, without memory
+    uint8_t* memory = nullptr;        // null for codes and scales
+    const uint8_t* lowest = nullptr;  // first byte of it in memory, and behind the last one
+    const uint8_t* highest = nullptr;
     std::optional<uint32_t> data_crc{};  // the archive's, if all of it is wanted
     std::unique_ptr<Quantized> quantized{};
   };

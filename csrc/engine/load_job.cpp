@@ -75,16 +75,17 @@ Status LoadJob::execute(planner::LoadPlan plan, int64_t bytes_before, const std:
     if (options_.progress) options_.progress(bytes_before + static_cast<int64_t>(wanted * share));
     return Status::ok();
   };
-  if (!destinations_.is_plain() || !is_in_memory()) return read_ahead(std::move(plan.segments), after_segment);
+  if (plan.segments.empty()) return Status::ok();
+  bool from_memory = false;
+  if (destinations_.is_plain()) {
+    BCP_ASSIGN_OR_RETURN(from_memory, io::run_with_deadline(options_.io_timeout_s, "statfs", options_.directory,
+                                                            [directory = options_.directory]() -> base::Result<bool> {
+                                                              return io::is_in_memory(directory);
+                                                            }));
+  }
+  if (!from_memory) return read_ahead(std::move(plan.segments), after_segment);
   SourceFiles files(options_.directory, *manifest_);
   return MemoryLoad(&files, plan.segments, &destinations_, options_.trace).run(options_.num_io_threads, after_segment);
-}
-
-bool LoadJob::is_in_memory() const {
-  const auto answer = io::run_with_deadline(
-      options_.io_timeout_s, "statfs", options_.directory,
-      [directory = options_.directory]() -> base::Result<bool> { return io::is_in_memory(directory); });
-  return answer.is_ok() && answer.value();
 }
 
 Status LoadJob::read_ahead(std::vector<planner::ReadSegment> segments, const MemoryLoad::AfterSegment& after_segment) {

@@ -25,8 +25,9 @@ struct LoadOptions {
   bool direct_io = true;
   bool verify = true;  // compare CRCs of all that is read; trailers are compared in any case
   int num_io_threads = 1;
-  int64_t ring_bytes = staging::kDefaultRingBytes;
-  /// Called in the calling thread after each segment, with an estimate of how many of the wanted bytes have arrived.
+  int64_t ring_bytes = staging::kDefaultRingBytes;  // not used from a file system in memory
+  /// Called in the calling thread after segments, with an estimate of how many of the wanted bytes have arrived. Must
+  /// not throw.
   std::function<void(int64_t)> progress;
   double io_timeout_s = 0;                       // a call fails if the storage has not answered for so long; 0: never
   std::shared_ptr<base::Trace> trace = nullptr;  // records what the threads do; null: nothing does
@@ -48,9 +49,10 @@ struct LoadStats {
 ///
 ///     destinations().add_* -> run: plan (boxes to block ranges) -> read into slots -> verify block CRCs -> scatter
 ///
-/// The reader's threads read ahead into slots; the calling thread verifies and scatters. The unit of reading is a
-/// block, since a CRC covers one. Each block that holds a wanted byte is read once, no other is read, and neighbours
-/// are joined to segments of up to a slot:
+/// The reader's threads read ahead into slots; the calling thread verifies and scatters (not from a file system in
+/// memory, where there is nothing to wait for: see `MemoryLoad`). The unit of reading is a block, since a CRC covers
+/// one. Each block that holds a wanted byte is read once, no other is read, and neighbours are joined to segments of up
+/// to a slot:
 ///
 ///     file    |block 0 |block 1 |block 2 |block 3 |block 4 |block 5 |
 ///     wanted             aa  aa  bbbb                 cc                 boxes a, b, c: runs of elements
@@ -59,7 +61,6 @@ struct LoadStats {
 /// Nothing is copied from a block whose CRC is wrong. Files of other writers have no blocks: their elements are copied
 /// first, and the checksum of an archive, if it has one, is compared at the end of the run.
 ///
-/// From a file system in memory, nothing is read ahead: see `MemoryLoad`.
 /// `SharedRun` takes the place of `run` where several ranks read together. Not thread-safe.
 class LoadJob {
  public:
@@ -75,7 +76,7 @@ class LoadJob {
   Destinations& destinations() { return destinations_; }
 
   /// Fills all destinations that were added since the last run, and forgets them, also if it fails. Blocks for I/O.
-  /// \param cancelled  Asked between segments, in the calling thread; true ends the load with kCancelled.
+  /// \param cancelled  Asked after segments, in the calling thread; true ends the load with kCancelled. Must not throw.
   /// \returns kCorrupt for a damaged or missing file. kChanged if a newer commit replaced the checkpoint meanwhile.
   /// kStorage. kCancelled. After a failure the destinations may be filled in part.
   base::Result<LoadStats> run(const std::function<bool()>& cancelled);
@@ -90,7 +91,6 @@ class LoadJob {
   base::Status read(int64_t max_gap_bytes, const std::function<bool()>& cancelled, LoadStats* stats);
   /// \param bytes_before  What was wanted in the phases before.
   base::Status execute(planner::LoadPlan plan, int64_t bytes_before, const std::function<bool()>& cancelled);
-  bool is_in_memory() const;
   /// Reads through a ring of slots. \param after_segment  As in MemoryLoad.
   base::Status read_ahead(std::vector<planner::ReadSegment> segments, const MemoryLoad::AfterSegment& after_segment);
 

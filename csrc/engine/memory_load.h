@@ -22,24 +22,33 @@ namespace bytecheckpoint::engine {
 ///     file --- pread ---> buffer of 256 KiB --- CRC, copy ---> the caller's memory
 ///
 /// So the bytes cross the memory bus twice; by way of the slots of a ring it is four times. Threads write to the
-/// caller's memory here, which is no danger: a read from memory ends, and `run` returns when all of them have ended.
+/// caller's memory here, which is no danger: a read from memory ends, so there is no limit of time, and `run` returns
+/// when all of them have ended.
 class MemoryLoad {
  public:
-  /// \param destinations  Its first phase wants only what `Destinations::is_plain` says. All arguments outlive this.
+  /// \param segments      Of up to a slot each, at least one.
+  /// \param destinations  `destinations->is_plain()` must be true. All arguments outlive this.
   MemoryLoad(SourceFiles* files, const std::vector<planner::ReadSegment>& segments, Destinations* destinations,
              std::shared_ptr<base::Trace> trace);
 
   /// Called in the calling thread after each segment that this thread has read, and at the end, with the bytes read by
-  /// all threads. \returns an error to end the run.
+  /// all threads. Must not throw. \returns an error to end the run.
   using AfterSegment = std::function<base::Status(int64_t bytes_read)>;
   /// Reads all segments. \returns the first error of a thread.
   base::Status run(int num_threads, const AfterSegment& after_segment);
 
  private:
+  struct Worker;
+
   /// Takes the next segment; nothing at the end, and after an error.
   std::optional<io::ReadRequest> take();
-  base::Status read(const io::ReadRequest& request, uint8_t* buffer, base::TraceLane* lane);
-  void note(base::Status outcome);
+  /// Divides a segment into pieces, each with those that want bytes of it.
+  void divide(const io::ReadRequest& request, std::vector<planner::ReadSegment>* pieces) const;
+  base::Status read(const io::ReadRequest& request, Worker* worker) const;
+  /// Notes that a segment was read. \returns the bytes of all that were.
+  int64_t note(const io::ReadRequest& request, const base::Status& outcome);
+  /// Ends the run, unless it has ended already.
+  void end_with(base::Status outcome);
 
   SourceFiles* const files_;
   const std::vector<planner::ReadSegment>& segments_;

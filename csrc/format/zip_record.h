@@ -30,11 +30,11 @@ struct RecordExtent {
 ///     | data.pkl | byteorder | version | header of data/0, padding | data | descriptor, directory |
 ///     |-------------------------- head() --------------------------|      |-------- tail() -------|
 ///
-/// Pure. The layout depends on the arguments alone and never changes, because it is part of the format. Thread-safe
-/// once made.
+/// The layout depends on the arguments alone and never changes, because it is part of the format. Thread-safe, but for
+/// `move_to`.
 class ZipRecord {
  public:
-  /// Nothing: `layout` makes a record.
+  /// An object to assign a record to. It has none, so nothing else may be called.
   ZipRecord() = default;
   /// Lays out a record.
   /// \param dtype  A plain dtype of tensor/dtype.h.

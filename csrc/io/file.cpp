@@ -26,7 +26,7 @@ using base::text;
 
 constexpr int kNew = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
 
-/// Of `write_past_cache`. Larger requests are not faster on the disks that were measured.
+/// Size of a request of `write_past_cache`. Larger ones were not faster on the disk that was measured.
 constexpr size_t kBufferBytes = 4 << 20;
 
 bool is_aligned(const void* bytes, int64_t size, int64_t offset) {

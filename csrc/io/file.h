@@ -50,8 +50,8 @@ class File {
   /// Writes pieces of memory one behind another, in as few calls as their alignment allows. \returns kStorage.
   base::Status write_at(const std::vector<std::string_view>& pieces, int64_t offset);
   /// Writes bytes from memory of any alignment with O_DIRECT, if the file system has it: they go through a small
-  /// aligned buffer, which costs less than pages in the cache. For bytes that nobody reads again soon. \returns
-  /// kStorage.
+  /// aligned buffer, which costs less than pages in the cache. For bytes that nobody reads again soon. Afterwards
+  /// the file is as if it had been created with `direct`. \returns kStorage.
   base::Status write_past_cache(std::string_view bytes, int64_t offset);
   /// Reads until `size` bytes or the end of the file. \returns the number of bytes read; kCorrupt if it is less than
   /// `wanted`; kStorage.
