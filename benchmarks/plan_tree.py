@@ -266,15 +266,7 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def command(arguments: argparse.Namespace) -> str:
-    words = ["python benchmarks/plan_tree.py", *arguments.kinds, "--ranks", *map(str, arguments.ranks)]
-    words += ["--fan-out", *map(str, arguments.fan_out), "--repetitions", str(arguments.repetitions)]
-    for option, value in (("--latency-us", arguments.latency_us), ("--gb-per-s", arguments.gb_per_s)):
-        words += [] if value is None else [option, f"{value:g}"]
-    return " ".join(words)
-
-
-def parse() -> argparse.Namespace:
+def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = Config().tree_topo_fan_out
     parser.add_argument("kinds", nargs="*", help=f"layouts: {', '.join(KINDS)} (default: fsdp 3-d)")
@@ -288,11 +280,11 @@ def parse() -> argparse.Namespace:
     arguments.kinds = arguments.kinds or ["fsdp", "3-d"]
     if unknown := set(arguments.kinds) - KINDS.keys():
         parser.error(f"unknown layout: {', '.join(sorted(unknown))}")
-    return arguments
+    return arguments, parser
 
 
 def main() -> None:
-    arguments = parse()
+    arguments, parser = parse()
     seconds = measure_messages()
     measured = network = fit(seconds)
     origin = "measured on this machine, over loopback"
@@ -316,7 +308,7 @@ def main() -> None:
     of_sizes = ", ".join(f"{size:,} bytes {s * 1e6:,.0f} us" for size, s in seconds.items())
     console.print(f"measured over Channel: {of_sizes}")
     if arguments.json:
-        report: dict[str, Any] = {"command": command(arguments), "machine": facts}
+        report: dict[str, Any] = {"command": machine.command("plan_tree.py", arguments, parser), "machine": facts}
         report |= {"versions": machine.versions(), "message_s": seconds}
         report["network"] = {"latency_s": network.latency_s, "bytes_per_s": network.bytes_per_s, "origin": origin}
         report["figures"] = rows

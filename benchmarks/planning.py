@@ -311,16 +311,11 @@ def main() -> None:
     for figures in kept:
         console.print(f"a plan that was kept, {figures['ranks']:,} ranks: {statistics.median(figures['cpu_s']):.4f} s")
     if arguments.json:
-        report: dict[str, Any] = {"command": _command(arguments), "machine": facts, "versions": machine.versions()}
+        report: dict[str, Any] = {"command": machine.command("planning.py", arguments, parser), "machine": facts}
+        report["versions"] = machine.versions()
         report["kept"] = kept
         report["figures"] = [{"kind": kind, "who": who} | figures for kind, who, figures in rows]
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def _command(arguments: argparse.Namespace) -> str:
-    words = ["python benchmarks/planning.py", *arguments.kinds, "--ranks", *map(str, arguments.ranks)]
-    words += ["--stock-ranks", *map(str, arguments.stock_ranks), "--repetitions", str(arguments.repetitions)]
-    return " ".join(words)
 
 
 if __name__ == "__main__":

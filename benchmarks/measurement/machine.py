@@ -63,10 +63,8 @@ def command(script: str, arguments: argparse.Namespace, parser: argparse.Argumen
             if action.metavar is None:
                 continue
             value = action.metavar
-        if not action.option_strings:
-            words.append(str(value))
-        else:
-            words += [action.option_strings[-1]] + ([] if value is True else [str(value)])
+        values = value if isinstance(value, (list, tuple)) else [] if value is True else [value]
+        words += [*action.option_strings[-1:], *map(str, values)]
     return " ".join(words)
 
 

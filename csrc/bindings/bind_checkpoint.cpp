@@ -201,11 +201,10 @@ bool has_others_than(const Checkpoint& checkpoint, const py::dict& names) {
     return value_unlocked([&]() -> base::Result<bool> {
       BCP_ASSIGN_OR_RETURN(const std::vector<std::string> stored, parts->read_names());
       const auto name_of = [&](uint32_t n) -> std::string_view { return asked[n]; };
+      // Both ascend. Names of a damaged manifest that do not count as others.
       size_t found = 0;
       for (const uint32_t n : base::order_by_name(asked.size(), name_of)) {
-        found += found < stored.size() && stored[found] == asked[n]
-                     ? 1
-                     : 0;  // both ascend; names of a damaged manifest that do not count as others
+        if (found < stored.size() && stored[found] == asked[n]) ++found;
       }
       return found < stored.size();
     });

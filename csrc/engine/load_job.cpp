@@ -76,14 +76,8 @@ Status LoadJob::execute(planner::LoadPlan plan, int64_t bytes_before, const std:
     return Status::ok();
   };
   if (plan.segments.empty()) return Status::ok();
-  bool from_memory = false;
-  if (destinations_.is_plain()) {
-    BCP_ASSIGN_OR_RETURN(from_memory, io::run_with_deadline(options_.io_timeout_s, "statfs", options_.directory,
-                                                            [directory = options_.directory]() -> base::Result<bool> {
-                                                              return io::is_in_memory(directory);
-                                                            }));
-  }
-  if (!from_memory) return read_ahead(std::move(plan.segments), after_segment);
+  BCP_ASSIGN_OR_RETURN(const bool in_memory, io::is_in_memory(options_.directory, options_.io_timeout_s));
+  if (!in_memory || !destinations_.is_plain()) return read_ahead(std::move(plan.segments), after_segment);
   SourceFiles files(options_.directory, *manifest_);
   return MemoryLoad(&files, plan.segments, &destinations_, options_.trace).run(options_.num_io_threads, after_segment);
 }

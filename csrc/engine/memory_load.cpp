@@ -13,7 +13,6 @@
 #include "csrc/base/named_thread.h"
 #include "csrc/format/data_file.h"
 #include "csrc/io/file.h"
-#include "csrc/staging/slot_ring.h"
 
 namespace bytecheckpoint::engine {
 namespace {
@@ -22,8 +21,6 @@ using base::Phase;
 using base::Status;
 
 using format::kBlockBytes;  // of a piece: its CRC is known, and it fits into the cache of a core
-
-constexpr size_t kPiecesASegment = staging::kSlotBytes / kBlockBytes;
 
 /// Sums up how long the pieces of a segment took in each phase, and adds them to a lane at the end.
 class PhaseTimes {
@@ -65,7 +62,7 @@ class PhaseTimes {
 struct MemoryLoad::Worker {
   base::TraceLane* lane;
   std::vector<uint8_t> buffer = std::vector<uint8_t>(kBlockBytes);
-  std::vector<planner::ReadSegment> pieces = std::vector<planner::ReadSegment>(kPiecesASegment);
+  std::vector<planner::ReadSegment> pieces{};
 };
 
 MemoryLoad::MemoryLoad(SourceFiles* files, const std::vector<planner::ReadSegment>& segments,
@@ -74,7 +71,7 @@ MemoryLoad::MemoryLoad(SourceFiles* files, const std::vector<planner::ReadSegmen
       segments_(segments),
       destinations_(destinations),
       trace_(std::move(trace)),
-      source_(files, /*direct_io=*/false, pointers_to(segments)) {}
+      source_(files, /*direct_io=*/false, segments) {}
 
 Status MemoryLoad::run(int num_threads, const AfterSegment& after_segment) {
   const std::thread::id caller = std::this_thread::get_id();
@@ -85,11 +82,12 @@ Status MemoryLoad::run(int num_threads, const AfterSegment& after_segment) {
       Worker worker{base::lane_of(trace_, is_caller ? "scatter" : "read " + std::to_string(num_others++))};
       while (const std::optional<io::ReadRequest> request = take()) {
         Status outcome = read(*request, &worker);
-        const int64_t bytes_read = note(*request, outcome);
-        if (outcome.is_ok() && is_caller) end_with(after_segment(bytes_read));
+        const bool is_read = outcome.is_ok();
+        const int64_t bytes_read = note(std::move(outcome), segments_[request->tag].bytes);
+        if (is_read && is_caller) note(after_segment(bytes_read), 0);
       }
     } catch (const std::bad_alloc&) {
-      end_with(Status::make(base::Code::kStorage, "load: no memory for a buffer", "", ENOMEM));
+      note(Status::make(base::Code::kStorage, "load: no memory for a buffer", "", ENOMEM), 0);
     }
   });
   int64_t bytes_read;
@@ -148,15 +146,10 @@ Status MemoryLoad::read(const io::ReadRequest& request, Worker* worker) const {
   return Status::ok();
 }
 
-int64_t MemoryLoad::note(const io::ReadRequest& request, const Status& outcome) {
-  const base::MutexLock lock(mutex_);
-  if (outcome_.is_ok()) outcome_ = outcome;
-  return bytes_read_ += segments_[request.tag].bytes;
-}
-
-void MemoryLoad::end_with(Status outcome) {
+int64_t MemoryLoad::note(Status outcome, int64_t bytes) {
   const base::MutexLock lock(mutex_);
   if (outcome_.is_ok()) outcome_ = std::move(outcome);
+  return bytes_read_ += bytes;
 }
 
 }  // namespace bytecheckpoint::engine

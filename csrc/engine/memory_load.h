@@ -45,10 +45,8 @@ class MemoryLoad {
   /// Divides a segment into pieces, each with those that want bytes of it.
   void divide(const io::ReadRequest& request, std::vector<planner::ReadSegment>* pieces) const;
   base::Status read(const io::ReadRequest& request, Worker* worker) const;
-  /// Notes that a segment was read. \returns the bytes of all that were.
-  int64_t note(const io::ReadRequest& request, const base::Status& outcome);
-  /// Ends the run, unless it has ended already.
-  void end_with(base::Status outcome);
+  /// Notes what became of `bytes` more bytes; the first failure ends the run. \returns how many have been read.
+  int64_t note(base::Status outcome, int64_t bytes);
 
   SourceFiles* const files_;
   const std::vector<planner::ReadSegment>& segments_;

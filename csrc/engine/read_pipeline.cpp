@@ -17,7 +17,7 @@ ReadPipeline::ReadPipeline(ReadPipelineOptions options, std::shared_ptr<const fo
       ring_(std::move(ring)),
       segments_(std::move(segments)),
       files_(options_.directory, *manifest_),
-      source_(&files_, options_.direct_io, pointers_to(segments_)),
+      source_(&files_, options_.direct_io, segments_),
       deadline_(options_.io_timeout_s),
       reader_(
           segments_.empty() ? 0 : options_.num_io_threads, num_slots, [this] { return source_.next(); },

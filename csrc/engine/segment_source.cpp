@@ -30,19 +30,13 @@ int64_t bytes_there(const planner::ReadSegment& segment, const SourceFile& file)
   return std::min(segment.bytes, file.end_of_records - segment.offset);
 }
 
-std::vector<const planner::ReadSegment*> pointers_to(const std::vector<planner::ReadSegment>& segments) {
-  std::vector<const planner::ReadSegment*> pointers;
-  for (const planner::ReadSegment& segment : segments) pointers.push_back(&segment);
-  return pointers;
-}
-
-SegmentSource::SegmentSource(SourceFiles* files, bool direct_io, std::vector<const planner::ReadSegment*> segments)
-    : files_(files), direct_io_(direct_io), segments_(std::move(segments)) {}
+SegmentSource::SegmentSource(SourceFiles* files, bool direct_io, const std::vector<planner::ReadSegment>& segments)
+    : files_(files), direct_io_(direct_io), segments_(segments) {}
 
 base::Result<std::optional<io::ReadRequest>> SegmentSource::next() {
   if (next_ == segments_.size()) return std::optional<io::ReadRequest>();
-  const planner::ReadSegment& segment = *segments_[next_];
-  if (next_ == 0 || segments_[next_ - 1]->file != segment.file) {
+  const planner::ReadSegment& segment = segments_[next_];
+  if (next_ == 0 || segments_[next_ - 1].file != segment.file) {
     BCP_ASSIGN_OR_RETURN(source_, files_->get(segment.file));
     BCP_ASSIGN_OR_RETURN(io::File file, source_->reopen(direct_io_));
     file_ = std::make_shared<io::File>(std::move(file));

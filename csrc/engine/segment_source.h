@@ -39,15 +39,13 @@ class SourceFiles {
 /// Returns how many bytes of a segment the file has: the last block of the records is short.
 int64_t bytes_there(const planner::ReadSegment& segment, const SourceFile& file);
 
-std::vector<const planner::ReadSegment*> pointers_to(const std::vector<planner::ReadSegment>& segments);
-
 /// Hands out segments in order, as requests for a `Reader`. Opens each file when its first segment is due. Not
 /// thread-safe.
 class SegmentSource {
  public:
   /// \param segments  Ascending by file. They and `files` must outlive this. The tag of a request is the segment's
   /// position.
-  SegmentSource(SourceFiles* files, bool direct_io, std::vector<const planner::ReadSegment*> segments);
+  SegmentSource(SourceFiles* files, bool direct_io, const std::vector<planner::ReadSegment>& segments);
 
   /// Returns the next request; nothing at the end. \returns kCorrupt for a segment behind the records, or an error of
   /// opening.
@@ -56,7 +54,7 @@ class SegmentSource {
  private:
   SourceFiles* const files_;
   const bool direct_io_;
-  const std::vector<const planner::ReadSegment*> segments_;
+  const std::vector<planner::ReadSegment>& segments_;
   size_t next_ = 0;
   std::shared_ptr<const SourceFile> source_;  // the file of the segment before
   std::shared_ptr<io::File> file_;

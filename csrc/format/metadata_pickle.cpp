@@ -210,9 +210,6 @@ std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes, std::s
   by_ordinal.reserve(manifest.items.size());
   for (const Item& item : manifest.items) by_ordinal.emplace_back(item.ordinal, &item);
   std::sort(by_ordinal.begin(), by_ordinal.end());
-  std::vector<const Item*> items;
-  items.reserve(by_ordinal.size());
-  for (const auto& [ordinal, item] : by_ordinal) items.push_back(item);
 
   PickleWriter out(4);
   out.reserve(most_bytes_of(manifest) + spare_bytes);
@@ -224,8 +221,8 @@ std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes, std::s
   out.empty_dict();
   out.mark();
   std::vector<uint32_t> names;
-  names.reserve(items.size());
-  for (const Item* item : items) {
+  names.reserve(by_ordinal.size());
+  for (const auto& [ordinal, item] : by_ordinal) {
     names.push_back(out.string(item->fqn));
     if (item->is_tensor) {
       tensor_entry(&out, *item, &phrases);
@@ -239,10 +236,11 @@ std::string metadata_pickle(const Manifest& manifest, size_t spare_bytes, std::s
   out.string("storage_data");
   out.empty_dict();
   out.mark();
-  for (size_t i = 0; i < items.size(); ++i) {
-    for (size_t c = 0; c < items[i]->chunks.size(); ++c) {
-      metadata_index(&out, *items[i], c, names[i], &phrases);
-      storage_info(&out, manifest, items[i]->chunks[c].record, &phrases);
+  for (size_t i = 0; i < by_ordinal.size(); ++i) {
+    const Item& item = *by_ordinal[i].second;
+    for (size_t c = 0; c < item.chunks.size(); ++c) {
+      metadata_index(&out, item, c, names[i], &phrases);
+      storage_info(&out, manifest, item.chunks[c].record, &phrases);
     }
   }
   out.set_items();

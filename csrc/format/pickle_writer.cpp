@@ -77,15 +77,16 @@ uint32_t PickleWriter::string(std::string_view value) {
   const auto is_same = [&](uint32_t index) {
     return std::string_view(out_.bytes()).substr(strings_[index].at, strings_[index].size) == value;
   };
+  const auto recall_known = [&](uint32_t index) {
+    next_known_ = index + 1;
+    get(strings_[index].number);
+    return strings_[index].number;
+  };
   // The names of a state come twice in the same order, so the string behind the last one found is tried first.
-  uint32_t known = next_known_ < strings_.size() && is_same(next_known_) ? next_known_ : base::IndexTable::kNone;
-  const uint64_t hash = known == base::IndexTable::kNone ? std::hash<std::string_view>()(value) : 0;
-  if (known == base::IndexTable::kNone) known = string_table_.find(hash, is_same);
-  if (known != base::IndexTable::kNone) {
-    next_known_ = known + 1;
-    get(strings_[known].number);
-    return strings_[known].number;
-  }
+  if (next_known_ < strings_.size() && is_same(next_known_)) return recall_known(next_known_);
+  const uint64_t hash = std::hash<std::string_view>()(value);
+  const uint32_t known = string_table_.find(hash, is_same);
+  if (known != base::IndexTable::kNone) return recall_known(known);
   write_string(value);
   string_table_.insert(hash, static_cast<uint32_t>(strings_.size()));
   const size_t at = out_.size() - value.size();

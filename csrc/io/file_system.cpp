@@ -8,6 +8,8 @@
 
 #include <cerrno>
 
+#include "csrc/io/io_deadline.h"
+
 namespace bytecheckpoint::io {
 
 bool is_in_memory(const std::string& path) {
@@ -17,6 +19,10 @@ bool is_in_memory(const std::string& path) {
     outcome = ::statfs(path.c_str(), &about);
   } while (outcome != 0 && errno == EINTR);
   return outcome == 0 && (about.f_type == TMPFS_MAGIC || static_cast<unsigned long>(about.f_type) == RAMFS_MAGIC);
+}
+
+base::Result<bool> is_in_memory(const std::string& path, double io_timeout_s) {
+  return run_with_deadline(io_timeout_s, "statfs", path, [path]() -> base::Result<bool> { return is_in_memory(path); });
 }
 
 base::Status check_room(const std::string& path, int64_t bytes) {

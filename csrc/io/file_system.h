@@ -10,6 +10,9 @@ namespace bytecheckpoint::io {
 
 /// Whether `path` is on a file system in the memory of this machine (tmpfs, ramfs). False if that cannot be found out.
 bool is_in_memory(const std::string& path);
+/// \returns the same; kStorage with ETIMEDOUT if the file system has not answered within `io_timeout_s` seconds; 0: it
+/// waits for ever.
+base::Result<bool> is_in_memory(const std::string& path, double io_timeout_s);
 
 /// \returns kStorage with ENOSPC if the file system of `path` says that it has less than `bytes` left for this user. A
 /// file system that says nothing counts as having room.

@@ -12,6 +12,8 @@ namespace {
 TEST_CASE("file_system: a path that is not there, and one of the kernel's own, are not in memory of ours") {
   CHECK_FALSE(is_in_memory("/no such path"));
   CHECK_FALSE(is_in_memory("/proc/self"));
+  CHECK_FALSE(test::value_of(is_in_memory("/proc/self", 60)));
+  if (is_in_memory("/dev/shm")) CHECK(test::value_of(is_in_memory("/dev/shm", 60)));
 }
 
 TEST_CASE("file_system: what is wanted is compared with what is free, where anything is counted") {
