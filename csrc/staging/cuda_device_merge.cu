@@ -155,10 +155,18 @@ Result<int64_t> DeviceMerge::Impl::begin(const std::vector<DevicePiece>& pieces,
   if (to_host == nullptr && from_host == nullptr) {
     return Status::make(Code::kInvalidArgument, "a device transfer without a host buffer");
   }
+  const auto caller = reinterpret_cast<cudaStream_t>(caller_stream);
+  auto capture = cudaStreamCaptureStatusNone;
+  BCP_RETURN_IF_ERROR(check_cuda("device transfer: cudaStreamIsCapturing", cudaStreamIsCapturing(caller, &capture)));
+  if (capture != cudaStreamCaptureStatusNone) {
+    return Status::make(Code::kInvalidArgument,
+                        "a device transfer inside the capture of a CUDA graph: the current stream is being captured, so "
+                        "nothing on it runs yet; begin it before or after the capture");
+  }
   BCP_RETURN_IF_ERROR(is_done(last_number_).status());  // also takes back events and tables of ended transfers
   Transfer transfer;
   transfer.number = last_number_ + 1;
-  const Status status = enqueue(pieces, to_host, from_host, reinterpret_cast<cudaStream_t>(caller_stream), &transfer);
+  const Status status = enqueue(pieces, to_host, from_host, caller, &transfer);
   if (!status.is_ok()) {
     close();  // what was enqueued may not go on in memory that the caller takes back
     return status;

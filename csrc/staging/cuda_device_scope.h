@@ -48,6 +48,10 @@ static_assert(std::is_trivially_destructible_v<ContextFunctions>);
 
 /// Makes a device current in the calling thread. The destructor makes current again what was current before.
 ///
+/// Meanwhile another thread may capture a CUDA graph. CUDA then refuses calls like cudaMalloc and cudaEventQuery in all
+/// threads, and the capture fails too, except in threads that declare that their calls are not related to it. Ours never
+/// are, so the scope declares that.
+///
 /// It restores the context through the driver. A thread that never used CUDA has no context. Setting its device back by
 /// number would create one on device 0, where every rank of a machine would then hold hundreds of MiB.
 class DeviceScope {
@@ -56,9 +60,13 @@ class DeviceScope {
       : functions_(ContextFunctions::of_process()), status_(check_cuda("finding the CUDA driver", functions_.error)) {
     if (!status_.is_ok()) return;
     if (functions_.get(&before_) != CUDA_SUCCESS) before_ = nullptr;  // CUDA is not initialized yet
+    status_ = check_cuda("cudaThreadExchangeStreamCaptureMode", cudaThreadExchangeStreamCaptureMode(&capture_mode_));
+    if (!status_.is_ok()) return;
+    has_exchanged_ = true;
     status_ = check_cuda(base::text("cudaSetDevice(", device, ")"), cudaSetDevice(device));
   }
   ~DeviceScope() {
+    if (has_exchanged_) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&capture_mode_));
     if (functions_.set != nullptr) static_cast<void>(functions_.set(before_));
   }
   DeviceScope(const DeviceScope&) = delete;
@@ -71,6 +79,8 @@ class DeviceScope {
   const ContextFunctions& functions_;
   base::Status status_;
   CUcontext before_ = nullptr;
+  cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;  // the one to set next
+  bool has_exchanged_ = false;
 };
 
 }  // namespace bytecheckpoint::staging

@@ -66,7 +66,8 @@ class DeviceMerge {
   /// \param pieces  Ascending by host offset, not overlapping, all on this device. The transfer owns `host` from
   /// the first offset to the last end: bytes in gaps become 0 or stay, so write headers afterwards.
   /// \param host  Pinned (`pin_pages`). With other memory the call takes as long as the copy.
-  /// \param caller_stream  A cudaStream_t of this device as an integer; 0 is the legacy default stream.
+  /// \param caller_stream  A cudaStream_t of this device as an integer; 0 is the legacy default stream. It may not be
+  /// under capture into a CUDA graph; other streams may, in any thread.
   /// \returns the number of the transfer. After an error nothing of it is under way.
   base::Result<int64_t> begin_gather(const std::vector<DevicePiece>& pieces, uint8_t* host, uintptr_t caller_stream);
 

@@ -27,6 +27,7 @@ using Operation = std::function<bool()>;
 struct Stream {
   std::deque<Operation> operations;
   bool is_of_caller = false;
+  bool is_captured = false;
 };
 
 struct Event {
@@ -39,10 +40,14 @@ struct State {
   int64_t device_bytes = 0;
   int64_t calls_until_failure = -1;
   bool has_unseen_error = false;  // what cudaGetLastError reports
+  bool is_capturing = false;
+  bool has_lost_capture = false;
   std::set<Stream*> streams;
   std::map<void*, size_t> device_blocks;
   Counts counts;
 };
+
+thread_local cudaStreamCaptureMode g_capture_mode = cudaStreamCaptureModeGlobal;
 
 State& state() {
   static State state;
@@ -104,6 +109,13 @@ bool fails() {
   int64_t& left = state().calls_until_failure;
   if (left < 0) return false;
   return left-- == 0;
+}
+
+/// Whether a call that is unsafe during captures must be refused.
+bool breaks_capture() {
+  if (!state().is_capturing || g_capture_mode == cudaStreamCaptureModeRelaxed) return false;
+  state().has_lost_capture = true;
+  return true;
 }
 
 void run_tile(const staging::PackedPiece* pieces, const staging::Tile& tile, uint8_t* scratch, bool gathers, int thread,
@@ -169,6 +181,14 @@ void fail_after(int64_t calls) {
   state().calls_until_failure = calls;
 }
 
+void set_capturing(bool is_capturing) {
+  state().is_capturing = is_capturing;
+}
+
+bool has_lost_capture() {
+  return state().has_lost_capture;
+}
+
 CallerStream::CallerStream() : queue_(std::make_unique<Queue>()) {
   queue_->is_of_caller = true;
   state().streams.insert(queue_.get());
@@ -180,6 +200,10 @@ CallerStream::~CallerStream() {
 
 uintptr_t CallerStream::handle() const {
   return reinterpret_cast<uintptr_t>(static_cast<Stream*>(queue_.get()));
+}
+
+void CallerStream::set_captured(bool is_captured) {
+  queue_->is_captured = is_captured;
 }
 
 void CallerStream::enqueue(std::function<void()> run) {
@@ -208,6 +232,8 @@ Counts counts() {
 
 #define BCP_MAY_FAIL() \
   if (fails()) return cudaErrorUnknown
+#define BCP_UNSAFE_IN_CAPTURE() \
+  if (breaks_capture()) return cudaErrorStreamCaptureUnsupported
 
 extern "C" {
 
@@ -285,6 +311,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  BCP_UNSAFE_IN_CAPTURE();
   if (handle == nullptr) return cudaSuccess;
   const Stream& stream = stream_of(handle);
   step_until([&] { return stream.operations.empty(); });
@@ -317,12 +344,14 @@ cudaError_t cudaEventRecord(cudaEvent_t recorded, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t asked) {
+  BCP_UNSAFE_IN_CAPTURE();
   BCP_MAY_FAIL();
   step_some();
   const Event& event = event_of(asked);
   return event.reached >= event.recorded ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t awaited) {
+  BCP_UNSAFE_IN_CAPTURE();
   BCP_MAY_FAIL();
   const Event& event = event_of(awaited);
   step_until([&] { return event.reached >= event.recorded; });
@@ -330,6 +359,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t awaited) {
 }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  BCP_UNSAFE_IN_CAPTURE();
   BCP_MAY_FAIL();
   if (static_cast<int64_t>(bytes) > state().device_bytes) {
     state().has_unseen_error = true;
@@ -342,6 +372,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
+  BCP_UNSAFE_IN_CAPTURE();
   const auto block = state().device_blocks.find(memory);
   if (block == state().device_blocks.end()) end_process("memory is freed that the device did not give");
   state().device_bytes += static_cast<int64_t>(block->second);
@@ -350,22 +381,26 @@ cudaError_t cudaFree(void* memory) {
   return cudaSuccess;
 }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  BCP_UNSAFE_IN_CAPTURE();
   BCP_MAY_FAIL();
   ++state().counts.pinned_blocks;
   *memory = std::malloc(bytes);
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) {
+  BCP_UNSAFE_IN_CAPTURE();
   --state().counts.pinned_blocks;
   std::free(memory);
   return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void*, size_t, unsigned int) {
+  BCP_UNSAFE_IN_CAPTURE();
   BCP_MAY_FAIL();
   ++state().counts.locked_regions;
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void*) {
+  BCP_UNSAFE_IN_CAPTURE();
   --state().counts.locked_regions;
   return cudaSuccess;
 }
@@ -396,6 +431,15 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
   return cudaSuccess;
 }
 
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, g_capture_mode);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  BCP_MAY_FAIL();
+  *status = stream_of(stream).is_captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   *value = 2147483647;  // the largest pitch
   return cudaSuccess;

@@ -24,6 +24,12 @@ void begin_round(uint64_t seed, int64_t device_bytes);
 /// Makes one call of the runtime fail, after the next `calls` calls. A negative number lets none fail.
 void fail_after(int64_t calls);
 
+/// Whether a thread captures a graph in the mode that CUDA takes by default. Then the runtime refuses, in threads that
+/// are not in relaxed mode, the calls that it calls unsafe, and the capture is lost.
+void set_capturing(bool is_capturing);
+/// Whether such a call has come since the round began.
+bool has_lost_capture();
+
 /// A stream of the caller.
 class CallerStream {
  public:
@@ -33,6 +39,8 @@ class CallerStream {
   CallerStream& operator=(const CallerStream&) = delete;
 
   uintptr_t handle() const;
+  /// Whether it is being captured into a graph.
+  void set_captured(bool is_captured);
   void enqueue(std::function<void()> run);
   /// Runs streams until this one is empty.
   void synchronize();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests DeviceMerge as nvcc compiles it, with a stand-in for the device: bytes and order, not speed.
+#include <cuda_runtime.h>
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -191,6 +192,48 @@ TEST_CASE("device_merge on host: what fails leaves nothing running, and what was
   int64_t failed = 0;
   for (uint64_t seed = 1001; seed <= 1060; ++seed) failed += run_round(seed, true).failed;
   CHECK(failed > 20);
+}
+
+TEST_CASE("device_merge on host: a capture of a CUDA graph in another thread goes on, and so do transfers") {
+  Random random(1);
+  cuda::begin_round(1, kPlenty);
+  cuda::set_capturing(true);
+  {
+    cuda::CallerStream caller;
+    auto pages = test::value_of(Pages::map(8 << 20, "test", Pages::InFork::kAbsent));
+    REQUIRE(pin_pages(0, 1000, pages.get()).is_ok());
+    auto merge = test::value_of(DeviceMerge::create(0));
+    for (const bool gathers : {true, false, true}) {
+      Transfer transfer(&random, gathers);
+      REQUIRE(transfer.begin(&random, merge.get(), &caller).is_ok());
+      wait_somehow(&random, merge.get(), transfer.number);
+      if (gathers) transfer.sample.check_host();
+      caller.synchronize();
+      if (!gathers) CHECK(transfer.seen == transfer.blocks);
+    }
+    CHECK(cuda::counts().launches > 0);
+  }
+  CHECK(cuda::counts().locked_regions == 0);
+  CHECK(!cuda::has_lost_capture());
+  // Threads that have nothing to do with transfers still end a capture by such calls.
+  CHECK(cudaEventQuery(nullptr) == cudaErrorStreamCaptureUnsupported);
+  CHECK(cuda::has_lost_capture());
+}
+
+TEST_CASE("device_merge on host: a stream under capture is refused, and what was begun before arrives") {
+  Random random(2);
+  cuda::begin_round(2, kPlenty);
+  cuda::CallerStream caller;
+  auto merge = test::value_of(DeviceMerge::create(0));
+  Transfer before(&random, true), refused(&random, true);
+  REQUIRE(before.begin(&random, merge.get(), &caller).is_ok());
+  caller.set_captured(true);
+  const auto begun = merge->begin_gather(refused.sample.pieces, refused.sample.host.data(), caller.handle());
+  CHECK(begun.status().code() == base::Code::kInvalidArgument);
+  CHECK(test::contains(begun.status().message(), "inside the capture of a CUDA graph"));
+  REQUIRE(merge->wait(before.number).is_ok());
+  before.sample.check_host();
+  caller.synchronize();
 }
 
 TEST_CASE("device_gather on host: tensors of two devices, and pages that are locked until they are unmapped") {

@@ -30,9 +30,9 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def settled(value: Any) -> Any:
-    """Returns the same value with tensors in plain memory, as a load into plain memory must give it."""
+    """Returns the same value with tensors in plain host memory, as a load into such memory must give it."""
     if isinstance(value, torch.Tensor):
-        return value.detach().resolve_conj().resolve_neg().contiguous()
+        return value.detach().resolve_conj().resolve_neg().contiguous().cpu()
     if isinstance(value, dict):
         return type(value)((key, settled(item)) for key, item in value.items())
     # Not for subclasses: torch.Size accepts only numbers.
