@@ -68,6 +68,7 @@ BRIDGE_OF_TORCH = (
     "bridge/read_plan",
     "bridge/staged_tree",
     "bridge/state_values",
+    "bridge/tensor_memories",
     "bridge/tensor_parts",
     "bridge/tree_copy",
     "bridge/write_plan",

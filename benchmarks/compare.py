@@ -115,6 +115,7 @@ def parse_arguments() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     kinds = "; ".join(f"{name}: {kind.meaning} ({kind.gigabytes:.2g} GB)" for name, kind in KINDS.items())
     parser.add_argument("kind", nargs="?", choices=KINDS, default="large", help=kinds)
     parser.add_argument("--gigabytes", type=float, help="size of the state, instead of the kind's own")
+    parser.add_argument("--device", default="cpu", help="where the tensors are (default cpu), as in torch.device")
     parser.add_argument("--only", help=f"contenders, with commas between: {', '.join((*NAMES, DISK))}")
     add_arguments(parser)
     arguments = parser.parse_args()
@@ -131,7 +132,7 @@ def main() -> None:
     arguments, parser = parse_arguments()
     warnings.filterwarnings("ignore")
     console = Console(highlight=False, width=100)
-    state = make_state(arguments.kind, arguments.gigabytes)
+    state = make_state(arguments.kind, arguments.gigabytes, arguments.device)
 
     wanted = arguments.only.split(",") if arguments.only else HUGE_CONTENDERS if arguments.kind == "huge" else None
     wanted = [name for name in (*NAMES, DISK) if wanted is None or name in wanted]

@@ -15,6 +15,9 @@ and the contenders, timed from the call until the tensors may change:
   dcp           DefaultStager with pinned memory and non-blocking copies, in the calling thread
   dcp, future   the same with async staging: the call and the wait
 
+One stager of DCP is used for all rounds where it can be. That of some versions of torch, 2.11 for example, forgets how
+to copy after its first state, so each round has a new one, which pins its memory anew, as ``dcp.async_save`` does.
+
 Kernel time is the device time of the gather kernel, from torch's profiler, in a separate run. The first round does not
 count, because memory is pinned in it. Every byte is compared after the last round of each contender.
 """
@@ -104,13 +107,23 @@ class Ours:
 
 class Dcp:
     def __init__(self, is_async: bool) -> None:
-        self._stager = DefaultStager(
+        self._is_async = is_async
+        self._stager = self._new_stager()
+
+    def _new_stager(self) -> DefaultStager:
+        return DefaultStager(
             StagingOptions(
-                use_pinned_memory=True, use_shared_memory=False, use_async_staging=is_async, use_non_blocking_copy=True
+                use_pinned_memory=True,
+                use_shared_memory=False,
+                use_async_staging=self._is_async,
+                use_non_blocking_copy=True,
             )
         )
 
     def __call__(self, state: State) -> Any:
+        if not self._stager._state_dict_stager._deepcopy_dispatch:  # see above
+            self._stager.close()
+            self._stager = self._new_stager()
         staged = self._stager.stage(state)
         return staged if isinstance(staged, dict) else staged.result()
 
@@ -260,8 +273,8 @@ def main() -> None:
         console.print(table_of(kind, figures[kind]))
     for line in verdicts(figures):
         console.print(line)
-    facts = {**machine.facts(Path.cwd()), "device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-    console.print(f"{facts['device']}, CUDA {facts['cuda']}; {machine.summary(facts)}")
+    facts = {**machine.facts(Path.cwd()), "cuda": torch.version.cuda}
+    console.print(f"CUDA {facts['cuda']}; {machine.summary(facts)}")
     if arguments.json:
         command = machine.command("gpu_stall.py", arguments, parser)
         report = {"command": command, "machine": facts, "versions": machine.versions(), "figures": figures}

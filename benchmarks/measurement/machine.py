@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import bytecheckpoint
 
 PACKAGES = ("torch", "safetensors", "torch_checkpointing")
@@ -27,6 +29,7 @@ def facts(directory: Path) -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": version("torch"),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 
@@ -43,8 +46,9 @@ def versions() -> dict[str, Any]:
 
 def summary(machine: dict[str, Any]) -> str:
     """Returns the same in one line, for a table's or a figure's caption."""
+    gpu = f"{machine['gpu']}, " if machine.get("gpu") else ""
     return (
-        f"{machine['cores']} cores, {machine['memory_gib']:.0f} GiB, {machine['file_system']}, "
+        f"{gpu}{machine['cores']} cores, {machine['memory_gib']:.0f} GiB, {machine['file_system']}, "
         f"torch {machine['torch']}, Python {machine['python']}, {machine['date'][:10]}"
     )
 

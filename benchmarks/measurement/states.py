@@ -62,7 +62,7 @@ class State:
         """Raises WrongContentError, which names the leaf, unless every byte and value has its original content."""
         for seed, (name, tensor) in enumerate(self.named_tensors().items()):
             for piece, bits in _pieces(tensor, seed):
-                if not torch.equal(piece, bits):
+                if not torch.equal(piece, bits.to(piece.device)):
                     raise WrongContentError(f"'{name}' has other bytes than were saved")
         values = {name: value for name, _, _, value in _leaves(self.tree) if not _is_tensor(value)}
         if values != self._values:
@@ -181,9 +181,10 @@ KINDS = {
 }
 
 
-def make_state(kind: str, gigabytes: float | None = None) -> State:
-    """Makes a state of one of the ``KINDS``, of its usual size unless ``gigabytes`` is given."""
-    return KINDS[kind].make(KINDS[kind].gigabytes if gigabytes is None else gigabytes)
+def make_state(kind: str, gigabytes: float | None = None, device: str = "cpu") -> State:
+    """Makes a state of one of the ``KINDS`` on a device, of its usual size unless ``gigabytes`` is given."""
+    with torch.device(device):
+        return KINDS[kind].make(KINDS[kind].gigabytes if gigabytes is None else gigabytes)
 
 
 def _is_tensor(value: object) -> bool:
@@ -205,8 +206,8 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
 
 def _pieces(tensor: torch.Tensor, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yields the bytes of ``tensor`` piece by piece, each with the random bytes that it should contain."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     for piece in torch.split(tensor.reshape(-1).view(torch.uint8), _PIECE_BYTES):
-        words = torch.empty(-(-piece.numel() // 8), dtype=torch.int64)
+        words = torch.empty(-(-piece.numel() // 8), dtype=torch.int64, device="cpu")
         words.random_(_LEAST_INT64, None, generator=generator)
         yield piece, words.view(torch.uint8)[: piece.numel()]

@@ -178,6 +178,7 @@ class Values:
             num_io_threads=config.load_io_threads or config.io_threads,
             ring_bytes=config.ring_bytes,
             io_timeout_s=config.io_timeout_s,
+            current_stream=_compat.current_stream,
         )
 
 

@@ -42,7 +42,7 @@ def append_plan(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, unsaf
 def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner, unsafe: UnsafeObjects) -> None:
     """Hands over a plan that C++ made of a state dict. The planner resolves one by one what only torch can handle."""
     opaque: list[_Opaque] = []
-    for position in job.append_state(plan, planner.state_dict):
+    for position in job.append_state(plan, planner.state_dict, _compat.current_stream):
         opaque += _append_batch(job, plan, planner, position, position + 1)
     _append_opaque(job, plan, opaque, unsafe)
     for position in range(plan.num_objects):
@@ -103,7 +103,7 @@ def _append_values(
 ) -> list[tuple[int, torch.Tensor]]:
     """Hands over plain tensors. Returns those that only torch.save can store, with their positions in the plan."""
     opaque: list[tuple[int, torch.Tensor]] = []
-    for position in job.append_tensors(plan, begin, values):
+    for position in job.append_tensors(plan, begin, values, _compat.current_stream):
         value = values[position]
         item = plan.tensor_item(begin + position)
         if not isinstance(value, torch.Tensor):
@@ -113,7 +113,7 @@ def _append_values(
         tensor = _compat.plain_tensor(value)
         if tensor is None or tensor.dtype not in _compat.PLAIN_DTYPES:
             opaque.append((begin + position, value))
-        elif job.append_tensors(plan, begin + position, [tensor]):
+        elif job.append_tensors(plan, begin + position, [tensor], _compat.current_stream):
             raise _not_storable(item, value, "its storage is smaller than its elements: its memory was freed")
     return opaque
 

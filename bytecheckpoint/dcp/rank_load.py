@@ -123,6 +123,7 @@ class Load:
             ring_bytes=config.ring_bytes,
             io_timeout_s=config.io_timeout_s,
             trace=trace.spans,
+            current_stream=_compat.current_stream,
         )
         trace.expect(self._job.bytes_wanted)
         self._path, self._trace = path, trace

@@ -10,6 +10,7 @@
 #include "csrc/bridge/flatten.h"
 #include "csrc/bridge/gil.h"
 #include "csrc/bridge/read_plan.h"
+#include "csrc/bridge/tensor_memories.h"
 #include "csrc/bridge/torch_tensor.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/engine/load_job.h"
@@ -45,7 +46,8 @@ int64_t bytes_wanted(const PyLoadJob& self) {
 
 std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPlan& plan, const std::string& directory,
                                       engine::Scope rank, bool direct_io, bool verify, int num_io_threads,
-                                      int64_t ring_bytes, double io_timeout_s, std::shared_ptr<base::Trace> trace) {
+                                      int64_t ring_bytes, double io_timeout_s, std::shared_ptr<base::Trace> trace,
+                                      py::object current_stream) {
   std::vector<engine::ChunkInRecord> chunks;
   std::vector<const format::Chunk*> all;
   for (const Read& read : plan.tensors()) {
@@ -78,8 +80,15 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
     if (!located.is_ok()) return job.explain(located.status());
     return located;
   });
-  return std::unique_ptr<PyLoadJob>(
-      new PyLoadJob{plan, std::move(job), std::move(places), {}, 0, std::move(bytes_done)});
+  std::unique_ptr<PyLoadJob> out(new PyLoadJob{plan,
+                                               std::move(job),
+                                               std::move(places),
+                                               {},
+                                               0,
+                                               std::move(bytes_done),
+                                               TensorMemories(std::move(current_stream))});
+  out->job.destinations().set_copies(out->memories.copies());
+  return out;
 }
 
 /// Whether `view` can be filled in place: not if its dtype is not the stored one, or if its elements share memory.
@@ -91,10 +100,27 @@ bool can_fill(const tensor::StridedView& view, tensor::DType stored) {
   return true;
 }
 
+/// Adds the destinations on devices that copies may fill in any order, and in few pieces. The others are left out.
+void add_on_devices(PyLoadJob& self, staging::DeviceTargets* on_devices, std::vector<size_t>* left_out) {
+  for (const staging::DeviceTargets::Part& part : on_devices->take_apart(left_out)) {
+    const Read& read = self.plan.tensors()[part.number];
+    const base::Status added =
+        self.job.destinations().add_tensor(read.planned.fqn, *read.chunk, *self.places[part.number], read.planned.box,
+                                           part.memory.view, part.memory.device);
+    if (added.code() == base::Code::kUnsupported) {
+      left_out->push_back(part.number);
+    } else {
+      raise_if_error(added);
+    }
+  }
+  std::sort(left_out->begin(), left_out->end());
+}
+
 /// Adds destinations of tensors [begin, begin + len(targets)) of the plan; the caller keeps them alive until the run.
 /// \returns positions in the plan that cannot be filled directly: other dtype, device or layout, opaque records.
 std::vector<size_t> add_tensors(PyLoadJob& self, size_t begin, const py::list& targets) {
   std::vector<size_t> left_out;
+  staging::DeviceTargets on_devices;
   for (size_t i = 0; i < targets.size(); ++i) {
     const Read& read = self.plan.tensor_at(begin + i);
     const PlannedRead& planned = read.planned;
@@ -104,13 +130,16 @@ std::vector<size_t> add_tensors(PyLoadJob& self, size_t begin, const py::list& t
                                           sizes.has_value() ? "a tensor of " + tensor::to_text(*sizes) : "no tensor"));
     }
     const auto& place = self.places[begin + i];
-    const auto view = view_of_tensor(targets[i].ptr(), /*writable=*/true);
-    if (!place.has_value() || !view.is_ok() || !can_fill(view.value(), place->dtype)) {
+    const std::optional<staging::TensorMemory> memory = self.memories.memory_to_fill(targets[i]);
+    if (!place.has_value() || !memory.has_value() || !can_fill(memory->view, place->dtype)) {
       left_out.push_back(begin + i);
-      continue;
+    } else if (memory->device != staging::kHost) {
+      on_devices.add(begin + i, *memory, planned.fqn, *memory);
+    } else {
+      raise_if_error(self.job.destinations().add_tensor(planned.fqn, *read.chunk, *place, planned.box, memory->view));
     }
-    raise_if_error(self.job.destinations().add_tensor(planned.fqn, *read.chunk, *place, planned.box, view.value()));
   }
+  add_on_devices(self, &on_devices, &left_out);
   return left_out;
 }
 
@@ -121,8 +150,9 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
   constexpr size_t kNone = SIZE_MAX;
   const std::vector<StateValue>& state = self.plan.state();
   std::vector<size_t> left_out;
+  staging::DeviceTargets on_devices;
   OrderedLookup values(state_dict);
-  base::Result<tensor::StridedView> memory = tensor::StridedView();
+  std::optional<staging::TensorMemory> memory;
   for (size_t i = 0, last = kNone, last_box = 0; i < self.plan.tensors().size(); ++i) {
     const Read& read = self.plan.tensors()[i];
     const StateValue& state_value = state[read.state_index];
@@ -136,22 +166,26 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
       last = read.state_index;
       last_box = read.box;
       const py::object local = state_value.local(read.box);
-      memory = view_of_tensor(local.ptr(), /*writable=*/true);
-      if (memory.is_ok() && memory.value().sizes != state_value.boxes[read.box].sizes) {
+      memory = self.memories.memory_to_fill(local);
+      if (memory.has_value() && memory->view.sizes != state_value.boxes[read.box].sizes) {
         raise_as("ShapeMismatchError", text("'", state_value.fqn, "': the box of this rank is of ",
                                             tensor::to_text(state_value.boxes[read.box].sizes),
-                                            ", but its tensor is of ", tensor::to_text(memory.value().sizes)));
+                                            ", but its tensor is of ", tensor::to_text(memory->view.sizes)));
       }
-      if (memory.is_ok()) self.alive.push_back(local);
+      if (memory.has_value()) self.alive.push_back(local);
     }
-    if (!memory.is_ok() || !can_fill(memory.value(), place->dtype)) {
+    if (!memory.has_value() || !can_fill(memory->view, place->dtype)) {
       left_out.push_back(i);
       continue;
     }
-    raise_if_error(
-        self.job.destinations().add_tensor(state_value.fqn, *read.chunk, *place, read.planned.box,
-                                           tensor::part_of(memory.value(), read.to, read.planned.box.sizes)));
+    tensor::StridedView part = tensor::part_of(memory->view, read.to, read.planned.box.sizes);
+    if (memory->device != staging::kHost) {
+      on_devices.add(i, {memory->device, std::move(part)}, text(state_value.fqn, ' ', read.box), *memory);
+    } else {
+      raise_if_error(self.job.destinations().add_tensor(state_value.fqn, *read.chunk, *place, read.planned.box, part));
+    }
   }
+  add_on_devices(self, &on_devices, &left_out);
   return left_out;
 }
 
@@ -256,7 +290,7 @@ void bind_load(py::module_& m) {
       .def(py::init(&start_load), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("checkpoint"),
            py::arg("plan"), py::kw_only(), py::arg("directory"), py::arg("rank"), py::arg("direct_io"),
            py::arg("verify"), py::arg("num_io_threads"), py::arg("ring_bytes"), py::arg("io_timeout_s"),
-           py::arg("trace") = py::none())
+           py::arg("trace") = py::none(), py::arg("current_stream"))
       .def("add_tensors", &add_tensors, py::arg("begin"), py::arg("targets"))
       .def("add_state", &add_state, py::arg("state_dict"))
       .def(

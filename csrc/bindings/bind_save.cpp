@@ -5,6 +5,7 @@
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bridge/gil.h"
 #include "csrc/bridge/gil_yield.h"
+#include "csrc/bridge/tensor_memories.h"
 #include "csrc/bridge/torch_tensor.h"
 #include "csrc/bridge/unlocked.h"
 #include "csrc/bridge/write_plan.h"
@@ -64,29 +65,35 @@ Status narrow(const LocalState& state, const Write& write, tensor::StridedView* 
 
 /// Writes the tensors that the planner returned for positions [begin, begin + len(values)) of the plan. The list keeps
 /// them alive meanwhile.
-/// \returns positions in `values` that are not plain host tensors, and are left out.
-std::vector<size_t> append_tensors(engine::SaveJob& job, const WritePlan& plan, size_t begin, const py::list& values) {
+/// \param current_stream  See `TensorMemories`.
+/// \returns positions in `values` that are not plain tensors within reach, and are left out.
+std::vector<size_t> append_tensors(engine::SaveJob& job, const WritePlan& plan, size_t begin, const py::list& values,
+                                   py::object current_stream) {
+  TensorMemories memories(std::move(current_stream));
   std::vector<engine::TensorToWrite> ready;
   std::vector<size_t> left_out;
   for (size_t i = 0; i < values.size(); ++i) {
     const WriteItemFields& planned = plan.tensor_at(begin + i).planned;
-    base::Result<tensor::StridedView> view = view_of_plain_tensor(values[i].ptr());
-    if (!view.is_ok()) {
+    std::optional<staging::TensorMemory> memory = memories.memory_to_save(values[i]);
+    if (!memory.has_value()) {
       left_out.push_back(i);
       continue;
     }
-    raise_if_error(check_shape(planned.fqn, planned.box.sizes, view.value().sizes));
-    ready.push_back({&planned.fqn, &planned.box, std::move(view.value())});
+    raise_if_error(check_shape(planned.fqn, planned.box.sizes, memory->view.sizes));
+    ready.push_back({&planned.fqn, &planned.box, std::move(memory->view), memory->device});
   }
-  run_unlocked([&] { return job.append_tensors(ready); });
+  run_unlocked([&] { return job.append_tensors(ready, memories.copies()); });
   return left_out;
 }
 
 /// Writes all tensors of a plan that was made from a local state.
 /// \param state_dict  As the planner has it now. A value that is no longer the planned one is left out.
-/// \returns positions in the plan that are left out, and those that are not in plain host memory.
-std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, const py::dict& state_dict) {
+/// \param current_stream  See `TensorMemories`.
+/// \returns positions in the plan that are left out, and those that are not plain tensors within reach.
+std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, const py::dict& state_dict,
+                                 py::object current_stream) {
   const LocalState& state = *plan.state();
+  TensorMemories memories(std::move(current_stream));
   std::vector<engine::TensorToWrite> ready;
   std::vector<const Write*> writes;  // the writes that are ready
   std::vector<py::object> alive;
@@ -99,9 +106,9 @@ std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, co
     const StateValue& state_value = state.value_of(write.entry);
     if (state_value.kind != StateValue::Kind::kOther && is_still(state_value, &values)) {
       const py::object& local = alive.emplace_back(state_value.local(write.box));
-      base::Result<tensor::StridedView> view = view_of_plain_tensor(local.ptr());
-      if (view.is_ok() && view.value().dtype == write.planned.dtype->dtype) {
-        ready.push_back({&write.planned.fqn, &write.planned.box, std::move(view.value())});
+      std::optional<staging::TensorMemory> memory = memories.memory_to_save(local);
+      if (memory.has_value() && memory->view.dtype == write.planned.dtype->dtype) {
+        ready.push_back({&write.planned.fqn, &write.planned.box, std::move(memory->view), memory->device});
         writes.push_back(&write);
         continue;
       }
@@ -110,7 +117,7 @@ std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, co
   }
   run_unlocked([&] {
     for (size_t i = 0; i < ready.size(); ++i) BCP_RETURN_IF_ERROR(narrow(state, *writes[i], &ready[i].view));
-    return job.append_tensors(ready);
+    return job.append_tensors(ready, memories.copies());
   });
   return left_out;
 }
@@ -153,8 +160,9 @@ void bind_save(py::module_& m) {
            py::arg("expected_bytes"), py::arg("niceness"), py::arg("bytes_per_s"), py::arg("io_timeout_s"),
            py::arg("max_file_bytes") = 0, py::arg("trace") = py::none())
       .def("cancel", [](engine::SaveJob& job) { unlocked([&] { job.cancel(); }); })
-      .def("append_tensors", &append_tensors, py::arg("plan"), py::arg("begin"), py::arg("values"))
-      .def("append_state", &append_state, py::arg("plan"), py::arg("state_dict"))
+      .def("append_tensors", &append_tensors, py::arg("plan"), py::arg("begin"), py::arg("values"),
+           py::arg("current_stream"))
+      .def("append_state", &append_state, py::arg("plan"), py::arg("state_dict"), py::arg("current_stream"))
       .def("append_opaque", &append_opaque, py::arg("plan"), py::arg("position"), py::arg("archive"))
       .def("append_bytes", &append_bytes, py::arg("fqn"), py::arg("data"))
       .def("finish",

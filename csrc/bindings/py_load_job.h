@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "csrc/bridge/read_plan.h"
+#include "csrc/bridge/tensor_memories.h"
 #include "csrc/engine/load_job.h"
 #include "csrc/engine/tensor_place.h"
 
@@ -23,6 +24,7 @@ struct PyLoadJob {
   std::vector<pybind11::object> alive;  // keeps the tensors that the next run fills
   int64_t bytes_done_before = 0;        // bytes that earlier runs have read
   std::shared_ptr<std::atomic<int64_t>> bytes_done_now;
+  bridge::TensorMemories memories;
 
   /// Whether what was added is not all filled after a shared run: scales come first, codes in the next run.
   bool has_more() { return !job.destinations().is_empty(); }

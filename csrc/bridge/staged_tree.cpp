@@ -39,7 +39,6 @@ bool is_sharded_tensor(py::handle value) {
   return is_tensor(value.ptr()) && is_instance(value, type.call_once_and_store_result(import).get_stored());
 }
 
-constexpr int kHost = -1;  // stands for the host among the numbers of devices
 /// The longest time until Ctrl-C is noticed.
 constexpr std::chrono::milliseconds kSignalInterval{50};
 
@@ -71,7 +70,7 @@ StagedTree::StagedTree(py::handle state, py::object copy_other, py::object rewra
       rewrap_(std::move(rewrap)),
       parts_of_(std::move(parts_of)),
       copier_([this](py::handle value) { return copy_leaf(value); }) {
-  places_[kHost];
+  places_[staging::kHost];
   tree_ = copier_.copy(state);
   run_unlocked([&] { return lay_out(); });
 }
@@ -96,7 +95,7 @@ base::Status StagedTree::lay_out() {
 std::vector<int> StagedTree::devices() const {
   std::vector<int> devices;
   for (const auto& [device, place] : places_) {
-    if (device != kHost) devices.push_back(device);
+    if (device != staging::kHost) devices.push_back(device);
   }
   return devices;
 }
@@ -130,7 +129,7 @@ py::object StagedTree::stage_tensor(py::handle tensor) {
   Place* const place = place_of(tensor);
   if (place == nullptr) return copy_other_(tensor, copier_.path());
   base::Result<tensor::StridedView> view =
-      place->merge == nullptr ? view_of_plain_tensor(tensor.ptr()) : view_of_cuda_tensor(tensor.ptr());
+      place->merge == nullptr ? view_of_plain_tensor(tensor.ptr()) : view_of_cuda_tensor(tensor.ptr(), false);
   if (!view.is_ok()) raise(view.status().with_context("staging '" + copier_.path() + "'"));
   place->alive.push_back(py::reinterpret_borrow<py::object>(tensor));
   tensors_.push_back({PendingTensor(tensor.ptr()), place, number_of(view.value(), &place->views, &place->numbers)});
@@ -140,7 +139,7 @@ py::object StagedTree::stage_tensor(py::handle tensor) {
 /// Returns where the tensor's memory is. Null if its elements are not what its memory seems to hold, or if that memory
 /// is out of reach.
 StagedTree::Place* StagedTree::place_of(py::handle tensor) {
-  if (is_host_memory(tensor.ptr())) return &places_[kHost];
+  if (is_host_memory(tensor.ptr())) return &places_[staging::kHost];
   const std::optional<int> device = cuda_device_of(tensor.ptr());
   return device.has_value() ? place_on(*device) : nullptr;
 }
@@ -172,12 +171,12 @@ void StagedTree::fill(const std::shared_ptr<staging::Lease>& lease, int num_thre
     lease_.reset();
     raise(std::move(status).with_context("staging"));
   }
-  drop_in_breaths(&places_[kHost].alive);
+  drop_in_breaths(&places_[staging::kHost].alive);
 }
 
 base::Status StagedTree::fill_memory(uint8_t* first, int num_threads, const std::map<int, uintptr_t>& streams) {
   for (const auto& [device, place] : places_) {
-    if (device == kHost) continue;
+    if (device == staging::kHost) continue;
     const base::Status pinned = staging::pin_pages(device, num_bytes_, lease_->pages().get());
     if (!pinned.is_ok()) slow_because_ = pinned.message();
     const auto stream = streams.find(device);
@@ -185,17 +184,17 @@ base::Status StagedTree::fill_memory(uint8_t* first, int num_threads, const std:
       gather_.end();
       return base::Status::make(base::Code::kInvalidArgument, base::text("no stream of device ", device));
     }
-    BCP_RETURN_IF_ERROR(gather_.begin(place.merge, device_pieces(place.pieces), first, stream->second));
+    BCP_RETURN_IF_ERROR(gather_.begin_gather(place.merge, device_pieces(place.pieces), first, stream->second));
   }
   // The host works while the devices copy.
-  const std::vector<staging::Piece>& on_host = places_[kHost].pieces;
+  const std::vector<staging::Piece>& on_host = places_[staging::kHost].pieces;
   staging::PieceChecksums checksums;
   staging::merge_pieces(on_host, first, num_threads, &checksums);
   staged_ = staging::StagedBytes::of(first, on_host, checksums);
   if (places_.size() == 1) {
     lease_->keep_checksums(std::move(staged_));
     lease_.reset();
-    places_[kHost].pieces = {};
+    places_[staging::kHost].pieces = {};
   }
   return base::Status::ok();
 }
@@ -223,7 +222,7 @@ void StagedTree::checksum(int num_threads) {
   if (lease_ == nullptr) return;
   unlocked([&] {
     for (const auto& [device, place] : places_) {
-      if (device == kHost) continue;
+      if (device == staging::kHost) continue;
       staging::PieceChecksums checksums;
       staging::checksum_pieces(place.pieces, staged_.first, num_threads, &checksums);
       staged_.add(place.pieces, checksums);

@@ -14,7 +14,8 @@
 #include "csrc/bridge/torch_tensor.h"
 #include "csrc/bridge/tree_copy.h"
 #include "csrc/staging/arena.h"
-#include "csrc/staging/device_gather.h"
+#include "csrc/staging/device_copies.h"
+#include "csrc/staging/device_transfers.h"
 #include "csrc/staging/merge_pieces.h"
 #include "csrc/staging/shared_device_merge.h"
 
@@ -97,7 +98,7 @@ class StagedTree {
   int64_t num_bytes_ = 0;
   pybind11::object tree_;
   std::shared_ptr<staging::Lease> lease_;  // kept while devices copy to its memory, or until CRCs are computed
-  staging::DeviceGather gather_;
+  staging::DeviceTransfers gather_;
   staging::StagedBytes staged_;
   std::string slow_because_;
 };

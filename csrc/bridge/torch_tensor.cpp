@@ -110,7 +110,12 @@ int64_t kind_of_tensor(PyObject* object) {
 bool is_pinned(PyObject* object) {
   // is_pinned costs more than all else that is read of a tensor, so it is called only if there may be an accelerator.
   static const bool kCanBe = at::getAccelerator(false).has_value();
-  return kCanBe && THPVariable_Unpack(object).is_pinned();
+  if (!kCanBe) return false;
+  try {
+    return THPVariable_Unpack(object).is_pinned();
+  } catch (const c10::Error&) {
+    return false;  // CUDA does not answer in a forked child, nor after a fault of the device
+  }
 }
 
 TensorFacts facts_of_tensor(PyObject* object) {
@@ -177,11 +182,11 @@ base::Result<tensor::StridedView> view_of_plain_tensor(PyObject* object) {
   return view_of_tensor(object, /*writable=*/false);
 }
 
-base::Result<tensor::StridedView> view_of_cuda_tensor(PyObject* object) {
+base::Result<tensor::StridedView> view_of_cuda_tensor(PyObject* object, bool writable) {
   if (!THPVariable_CheckExact(object)) return refuse(text("must be a plain tensor, got a ", Py_TYPE(object)->tp_name));
   const at::Tensor& tensor = THPVariable_Unpack(object);
   if (!tensor.device().is_cuda()) return refuse(text("must be a CUDA tensor, got one on ", tensor.device().str()));
-  return view_of_memory(tensor, /*writable=*/false);
+  return view_of_memory(tensor, writable);
 }
 
 namespace {

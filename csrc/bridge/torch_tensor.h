@@ -58,8 +58,8 @@ base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable
 /// The same for reading, and only for a torch.Tensor or Parameter, not a subclass.
 base::Result<tensor::StridedView> view_of_plain_tensor(PyObject* object);
 
-/// The same for a tensor in the memory of a CUDA device.
-base::Result<tensor::StridedView> view_of_cuda_tensor(PyObject* object);
+/// The same for a tensor in the memory of a CUDA device. \param writable  See `view_of_tensor`.
+base::Result<tensor::StridedView> view_of_cuda_tensor(PyObject* object, bool writable);
 
 /// Keeps memory mapped until the last tensor in it is gone, with one allocation for all of these tensors. Thread-safe.
 class MemoryOwner {

@@ -44,6 +44,15 @@ bool cuts_elements(const TensorPlace& place) {
   return place.data_offset % tensor::find_dtype(place.dtype)->itemsize_bytes != 0;
 }
 
+/// With so many pieces of a slot, or so long ones, a kernel of a device is no slower than its link.
+constexpr int64_t kFewRuns = 4096;
+constexpr int64_t kLongRunBytes = 256;
+
+/// Whether nothing lies between the runs of a box in the file.
+bool lies_together(const tensor::BoxRuns& runs) {
+  return runs.num_runs() * runs.run_bytes() == runs.end() - runs.begin();
+}
+
 int64_t scale_bytes_of(const TensorPlace& place, const tensor::Box& scale_box) {
   int64_t numel = 0;
   (void)tensor::checked_numel(scale_box.sizes, &numel);
@@ -100,7 +109,7 @@ Destinations::Destinations(std::string directory, const format::Manifest& manife
     : directory_(std::move(directory)), manifest_(manifest), verify_(verify) {}
 
 Status Destinations::add_tensor(const std::string& fqn, const format::Chunk& chunk, const TensorPlace& place,
-                                const tensor::Box& box, const tensor::StridedView& memory) {
+                                const tensor::Box& box, const tensor::StridedView& memory, int device) {
   const auto refuse = [&](const std::string& why) {
     return Status::make(Code::kInvalidArgument, text("while loading '", fqn, "': ", why), directory_);
   };
@@ -111,10 +120,60 @@ Status Destinations::add_tensor(const std::string& fqn, const format::Chunk& chu
   if (memory.sizes != box.sizes || memory.dtype != place.dtype) {
     return refuse(text("wanted ", tensor::to_text(box.sizes), ", got memory of ", tensor::to_text(memory.sizes)));
   }
+  if (device != staging::kHost) return add_on_device(fqn, chunk, place, box, memory, device);
   if (place.codes != nullptr) {
     add_quantized(chunk, place, box, memory);
   } else {
     add_plain(&phases_.front(), chunk, place, box, memory.strides_bytes, {{}, memory.data});
+  }
+  return Status::ok();
+}
+
+bool Destinations::suits_devices(const TensorPlace& place, const tensor::BoxRuns& runs) {
+  if (place.codes != nullptr || cuts_elements(place)) return false;
+  return lies_together(runs) || runs.run_bytes() >= kLongRunBytes || runs.num_runs() <= kFewRuns;
+}
+
+Status Destinations::add_on_device(const std::string& fqn, const format::Chunk& chunk, const TensorPlace& place,
+                                   const tensor::Box& box, const tensor::StridedView& memory, int device) {
+  Phase& phase = phases_.front();
+  const planner::WantedBox wanted = wanted_of(chunk, place, box);
+  const tensor::Dims strides_bytes = ordered(memory.strides_bytes, stored_order(place.strides));
+  Destination to;
+  to.runs = tensor::BoxRuns::of_strides(wanted.sizes, wanted.strides_bytes, wanted.itemsize_bytes, strides_bytes);
+  if (!suits_devices(place, to.runs)) {
+    return Status::make(Code::kUnsupported, text("while loading '", fqn, "': not in few pieces of a device"));
+  }
+  if (box.sizes == chunk.box.sizes) to.data_crc = place.data_crc;
+  to.on_device = std::make_unique<OnDevice>(OnDevice{device, {memory.data, memory.dtype, wanted.sizes, strides_bytes}});
+  phase.wanted.push_back(wanted);
+  phase.destinations.push_back(std::move(to));
+  return Status::ok();
+}
+
+int Destinations::any_device() const {
+  for (const Destination& to : phases_.front().destinations) {
+    if (to.on_device != nullptr) return to.on_device->device;
+  }
+  return staging::kHost;
+}
+
+Status Destinations::add_to_copies(const Destination& destination, const uint8_t* window, int64_t begin, int64_t end) {
+  const auto& [device, view] = *destination.on_device;
+  const tensor::BoxRuns& runs = destination.runs;
+  // Copies to a device only read the host's memory.
+  auto* const host = const_cast<uint8_t*>(window);
+  end = std::min(end, runs.end());
+  if (lies_together(runs)) return copies_->add(device, view, begin, end, host);
+  for (int64_t run = runs.first_run_ending_after(begin); run < runs.num_runs(); ++run) {
+    const int64_t at = runs.chunk_offset(run);
+    const int64_t from = std::max(begin, at), to = std::min(end, at + runs.run_bytes());
+    if (from >= to) break;
+    const tensor::StridedView row{view.data + runs.memory_offset(run),
+                                  view.dtype,
+                                  {runs.run_bytes() / runs.itemsize_bytes()},
+                                  {runs.memory_step_bytes()}};
+    BCP_RETURN_IF_ERROR(copies_->add(device, row, from - at, to - at, host + (from - begin)));
   }
   return Status::ok();
 }
@@ -209,7 +268,7 @@ bool Destinations::is_plain() const {
   std::vector<std::pair<const uint8_t*, const uint8_t*>> ranges;
   ranges.reserve(all.size());
   for (const Destination& to : all) {
-    if (to.quantized != nullptr || to.data_crc.has_value()) return false;
+    if (to.quantized != nullptr || to.on_device != nullptr || to.data_crc.has_value()) return false;
     if (to.lowest != to.highest) ranges.emplace_back(to.lowest, to.highest);
   }
   std::sort(ranges.begin(), ranges.end());
@@ -236,7 +295,9 @@ Status Destinations::scatter(const uint8_t* slot, const planner::ReadSegment& se
     if (from >= end) continue;
     const uint8_t* window = slot + (from - segment.offset);
     Quantized* quantized = destination.quantized.get();
-    if (quantized != nullptr && quantized->dequantizer.has_value()) {
+    if (destination.on_device != nullptr) {
+      BCP_RETURN_IF_ERROR(add_to_copies(destination, window, from - data_offset, end - data_offset));
+    } else if (quantized != nullptr && quantized->dequantizer.has_value()) {
       const int64_t record = quantized->record_offset;
       quantized->dequantizer->scatter(window, from - record, end - record, quantized->scales->data(), &tables_);
     } else {
@@ -250,7 +311,7 @@ Status Destinations::scatter(const uint8_t* slot, const planner::ReadSegment& se
           {index, from - data_offset, to - data_offset, base::crc32(0, window, static_cast<size_t>(to - from))});
     }
   }
-  return Status::ok();
+  return copies_ == nullptr ? Status::ok() : copies_->scatter();
 }
 
 Status Destinations::check_archives() {
@@ -294,6 +355,7 @@ void Destinations::clear() {
   phases_.emplace_back();
   scales_phase_ = 0;
   summed_.clear();
+  if (copies_ != nullptr) copies_->clear();
 }
 
 }  // namespace bytecheckpoint::engine

@@ -15,6 +15,7 @@
 #include "csrc/format/manifest.h"
 #include "csrc/planner/load_plan.h"
 #include "csrc/staging/dequantize.h"
+#include "csrc/staging/device_copies.h"
 #include "csrc/tensor/strided_view.h"
 
 namespace bytecheckpoint::engine {
@@ -47,13 +48,19 @@ class Destinations {
   /// The most bytes of scales that a phase reads. A box that needs more is cut, as long as it can be.
   static constexpr int64_t kMostScaleBytes = 16 << 20;
 
+  /// Makes the memory of devices known. Call it before such memory is added. \param copies  Must outlive this.
+  void set_copies(staging::DeviceCopies* copies) { copies_ = copies; }
+  /// Returns a device that the first phase fills; kHost if there is none.
+  int any_device() const;
+
   /// Adds a box of a stored chunk.
   /// \param box     A part of the chunk; its offsets count from the chunk's first element.
   /// \param memory  As large as `box`, of the dtype of `place`. It must live until the run ends or `clear` is called.
+  /// \param device  Whose memory it is. No memory of a device may be added twice.
   /// \returns kInvalidArgument, naming `fqn`, if the box is outside the chunk, or the memory has another shape or
-  /// dtype.
+  /// dtype. kUnsupported for memory of a device that is better filled through the host: see `suits_devices`.
   base::Status add_tensor(const std::string& fqn, const format::Chunk& chunk, const TensorPlace& place,
-                          const tensor::Box& box, const tensor::StridedView& memory);
+                          const tensor::Box& box, const tensor::StridedView& memory, int device = staging::kHost);
   /// Adds bytes [begin, end) of a record. Those of one that the manifest itself holds are copied at once.
   /// \param memory  Has end - begin bytes.
   void add_bytes(const format::Record& record, int64_t begin, int64_t end, uint8_t* memory);
@@ -68,7 +75,8 @@ class Destinations {
   bool is_empty() const { return phases_.size() == 1 && phases_.front().wanted.empty(); }
   /// Whether several threads may call `check` and `scatter` at the same time, each with other bytes of the files: the
   /// first phase copies bytes as they are, computes no checksum of an archive, and fills no memory twice. Tensors that
-  /// are tied do, and the last one counts then. Where tensors interleave in memory, the answer is no, too.
+  /// are tied do, and the last one counts then. Where tensors interleave in memory, or are on a device, the answer is
+  /// no, too.
   bool is_plain() const;
   /// Returns where in its file the first byte that an entry of `wanted` wants is, and the position behind the last one.
   std::pair<int64_t, int64_t> range_in_file(uint32_t index) const {
@@ -81,7 +89,7 @@ class Destinations {
   base::Status check(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
                      const SourceFile& file) const;
   /// Copies bytes of `segment`, which were checked, to all memory that wants some of them. \returns kCorrupt if a
-  /// record ends behind the records of the file.
+  /// record ends behind the records of the file. kDevice.
   base::Status scatter(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes, const SourceFile& file);
   /// Compares the checksums of other writers' archives that were wanted whole. Call it when all of the phase is
   /// scattered. \returns kCorrupt.
@@ -108,6 +116,11 @@ class Destinations {
     int64_t record_offset = 0;                          // of codes: where the first one of the record is
     std::optional<staging::Dequantizer> dequantizer{};  // of codes
   };
+  /// Memory of a device.
+  struct OnDevice {
+    int device;
+    tensor::StridedView view;  // dims in the order of the file
+  };
   struct Destination {
     tensor::BoxRuns runs;             // of codes: of their bytes, without memory
     uint8_t* memory = nullptr;        // null for codes and scales
@@ -115,6 +128,7 @@ class Destinations {
     const uint8_t* highest = nullptr;
     std::optional<uint32_t> data_crc{};  // the archive's, if all of it is wanted
     std::unique_ptr<Quantized> quantized{};
+    std::unique_ptr<OnDevice> on_device{};  // then `memory` is null
   };
   /// A part of the data of one destination, and the CRC that was taken when it was scattered.
   struct Summed {
@@ -131,10 +145,17 @@ class Destinations {
   /// Adds a box of plain elements, which are as `place` says.
   void add_plain(Phase* phase, const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box,
                  const tensor::Dims& memory_strides_bytes, Destination to);
+  base::Status add_on_device(const std::string& fqn, const format::Chunk& chunk, const TensorPlace& place,
+                             const tensor::Box& box, const tensor::StridedView& memory, int device);
   /// Adds a box of codes, and the scales that it needs. Cuts it if these are too many.
   void add_quantized(const format::Chunk& chunk, const TensorPlace& place, const tensor::Box& box,
                      const tensor::StridedView& memory);
   void add_scales(const TensorPlace& place, const tensor::Box& scale_box, const std::shared_ptr<Scales>& scales);
+
+  /// Whether a device is given a box in few pieces: all of it lies together in the file, or its rows are long.
+  static bool suits_devices(const TensorPlace& place, const tensor::BoxRuns& runs);
+  /// Adds to the next copies what `window`, bytes [begin, end) of the box's data, has for memory of a device.
+  base::Status add_to_copies(const Destination& destination, const uint8_t* window, int64_t begin, int64_t end);
 
   const std::string directory_;
   const format::Manifest& manifest_;
@@ -142,6 +163,7 @@ class Destinations {
   std::deque<Phase> phases_{1};
   size_t scales_phase_ = 0;  // that reads the scales that are added next
   std::vector<Summed> summed_;
+  staging::DeviceCopies* copies_ = nullptr;
   staging::ValueTables tables_;
 };
 

@@ -10,15 +10,18 @@ namespace bytecheckpoint::engine {
 using base::Status;
 using format::RecordKind;
 
-base::Result<FilledRecords> FilledRecords::lay_out(const std::vector<RecordToFill>& records, int64_t position) {
-  FilledRecords out(records);
+base::Result<format::RecordExtent> RecordToFill::extent_at(int64_t position) const {
+  if (kind == RecordKind::kTensor) return format::ZipRecord::measure(dtype, box->sizes, position);
+  return format::RecordExtent{position, bytes, bytes};
+}
+
+base::Result<FilledRecords> FilledRecords::lay_out(const std::vector<RecordToFill>& records, size_t first,
+                                                   size_t behind, int64_t position) {
+  FilledRecords out(records, first, behind);
   out.end_ = position;
-  for (const RecordToFill& record : records) {
+  for (size_t r = first; r < behind; ++r) {
     const int64_t begin = base::align_up(out.end_, format::kRecordAlignment);
-    format::RecordExtent extent{begin, record.bytes, record.bytes};
-    if (record.kind == RecordKind::kTensor) {
-      BCP_ASSIGN_OR_RETURN(extent, format::ZipRecord::measure(record.dtype, record.box->sizes, begin));
-    }
+    BCP_ASSIGN_OR_RETURN(const format::RecordExtent extent, records[r].extent_at(begin));
     out.begins_.push_back(begin);
     out.extents_.push_back(extent);
     out.end_ = begin + extent.record_bytes;
@@ -27,8 +30,8 @@ base::Result<FilledRecords> FilledRecords::lay_out(const std::vector<RecordToFil
 }
 
 Status FilledRecords::want_until(int64_t limit, const FileImage& image, const RecordSource& source) const {
-  for (size_t r = next_; r < records_.size() && extents_[r].data_offset < limit; ++r) {
-    const int64_t data = extents_[r].data_offset, end = std::min(limit, data_end(r));
+  for (size_t r = next_; r < behind_ && extent(r).data_offset < limit; ++r) {
+    const int64_t data = extent(r).data_offset, end = std::min(limit, data_end(r));
     for (int64_t at = std::max(data, image.position()), next; at < end; at = next) {
       next = std::min(end, image.slot_end(at));
       BCP_RETURN_IF_ERROR(source.want(r, at - data, next - data, image.memory(at)));
@@ -42,9 +45,9 @@ Status FilledRecords::append_until(int64_t limit, FileImage* image, const Note& 
     const RecordToFill& record = records_[next_];
     const format::ZipRecord* zip = nullptr;
     if (record.kind == RecordKind::kTensor) {
-      BCP_ASSIGN_OR_RETURN(zip, layouts_.find(record.dtype, record.box->sizes, begins_[next_]));
+      BCP_ASSIGN_OR_RETURN(zip, layouts_.find(record.dtype, record.box->sizes, begins_[next_ - first_]));
     }
-    if (image->position() <= begins_[next_]) {
+    if (image->position() <= begins_[next_ - first_]) {
       BCP_RETURN_IF_ERROR(image->pad_to(format::kRecordAlignment));
       if (zip != nullptr) BCP_RETURN_IF_ERROR(image->append(zip->head()));
     }
@@ -57,11 +60,11 @@ Status FilledRecords::append_until(int64_t limit, FileImage* image, const Note& 
     if (data_end(next_) > limit) break;
     if (zip != nullptr) BCP_RETURN_IF_ERROR(image->append(zip->tail(crc_)));
     crc_ = 0;
-    const format::RecordExtent& extent = extents_[next_];
-    note(record, zip != nullptr
-                     ? format::Record{record.kind, record.dtype, 0, begins_[next_], extent.record_bytes,
-                                      extent.data_offset, extent.data_bytes}
-                     : format::Record{record.kind, tensor::DType::kNone, 0, begins_[next_], extent.record_bytes, 0, 0});
+    const format::RecordExtent& placed = extent(next_);
+    note(record, zip != nullptr ? format::Record{record.kind, record.dtype, 0, begins_[next_ - first_],
+                                                 placed.record_bytes, placed.data_offset, placed.data_bytes}
+                                : format::Record{record.kind, tensor::DType::kNone, 0, begins_[next_ - first_],
+                                                 placed.record_bytes, 0, 0});
   }
   return Status::ok();
 }

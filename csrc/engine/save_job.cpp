@@ -60,10 +60,11 @@ SaveJob::SaveJob(SaveOptions options, staging::BorrowedRing ring)
 
 SaveJob::~SaveJob() = default;
 
+bool SaveJob::is_too_long(int64_t file_bytes) const {
+  return options_.max_file_bytes > 0 && file_bytes + overhead_bytes(file_bytes) > options_.max_file_bytes;
+}
+
 base::Result<FileImage*> SaveJob::image_for_record(int64_t bytes) {
-  const auto is_too_long = [&](int64_t file_bytes) {
-    return options_.max_file_bytes > 0 && file_bytes + overhead_bytes(file_bytes) > options_.max_file_bytes;
-  };
   if (is_too_long(bytes)) {
     return base::Status::make(base::Code::kUnsupported,
                               base::text("write(", options_.directory, "): ", bytes, " bytes in one piece; ",
@@ -142,28 +143,77 @@ base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& b
   });
 }
 
+base::Status SaveJob::append_from_devices(const std::vector<const TensorToWrite*>& tensors,
+                                          staging::DeviceCopies* copies) {
+  if (tensors.empty()) return base::Status::ok();
+  // If the slots cannot be page-locked, copies are slower, and as exact.
+  static_cast<void>(ring_->pin(copies->any_device()));
+  std::vector<RecordToFill> records;
+  for (const TensorToWrite* each : tensors) {
+    records.push_back({each->fqn, each->box, format::RecordKind::kTensor, each->view.dtype, 0});
+  }
+  int64_t bytes = 0;
+  const RecordSource source{
+      [&](size_t r, int64_t begin, int64_t end, uint8_t* to) {
+        bytes += end - begin;
+        return copies->add(tensors[r]->device, tensors[r]->view, begin, end, to);
+      },
+      [&] {
+        const base::SpanTimer timer(lane_, base::Phase::kCopy, std::exchange(bytes, 0));
+        return copies->gather();
+      },
+      /*slots_a_run=*/1};  // a link begins at once, unlike a disk, and the writer gets slots sooner
+  base::Status outcome = append_filled(records, source);
+  if (outcome.is_ok()) return outcome;
+  copies->clear();
+  return std::move(outcome).with_context("while saving tensors of devices");
+}
+
+base::Result<size_t> SaveJob::end_of_file(const std::vector<RecordToFill>& records, size_t first,
+                                          int64_t position) const {
+  if (options_.one_file_a_record) return first + 1;
+  if (options_.max_file_bytes == 0) return records.size();
+  for (size_t r = first; r < records.size(); ++r) {
+    position = base::align_up(position, format::kRecordAlignment);
+    BCP_ASSIGN_OR_RETURN(const format::RecordExtent extent, records[r].extent_at(position));
+    position += extent.record_bytes;
+    if (r > first && is_too_long(position)) return r;
+  }
+  return records.size();
+}
+
 base::Status SaveJob::append_filled(const std::vector<RecordToFill>& records, const RecordSource& source) {
   const Stopwatch watch(&stats_.stage_s);
-  BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record(0));
-  BCP_ASSIGN_OR_RETURN(FilledRecords filled, FilledRecords::lay_out(records, image->position()));
-  while (!filled.is_done()) {
-    BCP_ASSIGN_OR_RETURN(const int64_t limit, image->take_slots(filled.end(), staging::kSlotsARun));
-    BCP_RETURN_IF_ERROR(filled.want_until(limit, *image, source));
-    BCP_RETURN_IF_ERROR(source.run());
-    BCP_RETURN_IF_ERROR(filled.append_until(
-        limit, image,
-        [&](const RecordToFill& record, const format::Record& written) { note(*record.fqn, *record.box, written); }));
+  for (size_t first = 0, behind = 0; first < records.size(); first = behind) {
+    BCP_RETURN_IF_ERROR(settle_if_many());
+    BCP_ASSIGN_OR_RETURN(const format::RecordExtent extent, records[first].extent_at(0));
+    BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record(extent.record_bytes));
+    BCP_ASSIGN_OR_RETURN(behind, end_of_file(records, first, image->position()));
+    BCP_ASSIGN_OR_RETURN(FilledRecords filled, FilledRecords::lay_out(records, first, behind, image->position()));
+    while (!filled.is_done()) {
+      BCP_ASSIGN_OR_RETURN(const int64_t limit, image->take_slots(filled.end(), source.slots_a_run));
+      BCP_RETURN_IF_ERROR(filled.want_until(limit, *image, source));
+      BCP_RETURN_IF_ERROR(source.run());
+      BCP_RETURN_IF_ERROR(filled.append_until(
+          limit, image,
+          [&](const RecordToFill& record, const format::Record& written) { note(*record.fqn, *record.box, written); }));
+    }
   }
   return base::Status::ok();
 }
 
-base::Status SaveJob::append_tensors(const std::vector<TensorToWrite>& tensors) {
+base::Status SaveJob::append_tensors(const std::vector<TensorToWrite>& tensors, staging::DeviceCopies* copies) {
+  std::vector<const TensorToWrite*> on_devices;
   const auto append_all = [&] {
     for (const TensorToWrite& each : tensors) {
+      if (each.device != staging::kHost) {
+        on_devices.push_back(&each);
+        continue;
+      }
       base::Status outcome = append_tensor(*each.fqn, *each.box, each.view);
       if (!outcome.is_ok()) return std::move(outcome).with_context("while saving '" + *each.fqn + "'");
     }
-    return base::Status::ok();
+    return append_from_devices(on_devices, copies);
   };
   if (options_.niceness == 0) return append_all();
   base::Status outcome;

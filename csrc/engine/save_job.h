@@ -12,6 +12,7 @@
 #include "csrc/format/record_layouts.h"
 #include "csrc/format/write_result.h"
 #include "csrc/io/io_deadline.h"
+#include "csrc/staging/device_copies.h"
 
 namespace bytecheckpoint::engine {
 
@@ -38,6 +39,7 @@ struct TensorToWrite {
   const std::string* fqn;
   const tensor::Box* box;
   tensor::StridedView view;
+  int device = staging::kHost;  // whose memory it is
 };
 
 /// What a SaveJob has done so far, and for how long the calling thread was in each stage.
@@ -89,12 +91,15 @@ class SaveJob {
   /// \returns kCorrupt if the view is staged memory that changed since it was staged. kStorage, also for an earlier
   /// write that failed. kCancelled.
   base::Status append_tensor(const std::string& fqn, const tensor::Box& box, const tensor::StridedView& view);
-  /// Appends all of `tensors`, in their order. With a niceness it does so in a thread that has it, and waits for that:
-  /// the calling thread runs Python, and if it waited for a core, others would wait for its GIL.
-  /// \returns what `append_tensor` returned for the first that failed, with its FQN.
-  base::Status append_tensors(const std::vector<TensorToWrite>& tensors);
-  /// Appends records whose bytes `source` puts into the slots from which they are written: two slots a run, however
-  /// many records these hold, while the slots before are written. All records go into one file.
+  /// Appends all of `tensors`: those on the host in their order, then those on devices. These are copied into the slots
+  /// from which they are written; when this returns, they may change again. With a niceness it does so in a thread that
+  /// has it, and waits for that: the calling thread runs Python, and if it waited for a core, others would wait for its
+  /// GIL.
+  /// \param copies  Knows the devices; null if there are none.
+  /// \returns what `append_tensor` returned for the first that failed, with its FQN. kDevice.
+  base::Status append_tensors(const std::vector<TensorToWrite>& tensors, staging::DeviceCopies* copies = nullptr);
+  /// Appends records whose bytes `source` puts into the slots from which they are written: some slots a run,
+  /// however many records these hold, while the slots before are written.
   /// \returns what `append_tensor` returns, and what `source` returned.
   base::Status append_filled(const std::vector<RecordToFill>& records, const RecordSource& source);
   /// Appends a record of bytes that the planner made.
@@ -116,6 +121,7 @@ class SaveJob {
  private:
   explicit SaveJob(SaveOptions options, staging::BorrowedRing ring);
 
+  base::Status append_from_devices(const std::vector<const TensorToWrite*>& tensors, staging::DeviceCopies* copies);
   /// Appends a tensor record; `append_data(image, bytes, crc)` appends its elements.
   template <class AppendData>
   base::Status append_record(const std::string& fqn, const tensor::Box& box, tensor::DType dtype,
@@ -126,6 +132,9 @@ class SaveJob {
   /// \param bytes  Of the record.
   /// \returns kUnsupported if no file may be that long.
   base::Result<FileImage*> image_for_record(int64_t bytes);
+  bool is_too_long(int64_t file_bytes) const;
+  /// Returns how many of `records`, from `first` on, go into the file that is at `position`.
+  base::Result<size_t> end_of_file(const std::vector<RecordToFill>& records, size_t first, int64_t position) const;
   base::Status finish_image();
   base::Status settle_if_many();
   base::Status settle_all();

@@ -159,9 +159,10 @@ Result<int64_t> DeviceMerge::Impl::begin(const std::vector<DevicePiece>& pieces,
   auto capture = cudaStreamCaptureStatusNone;
   BCP_RETURN_IF_ERROR(check_cuda("device transfer: cudaStreamIsCapturing", cudaStreamIsCapturing(caller, &capture)));
   if (capture != cudaStreamCaptureStatusNone) {
-    return Status::make(Code::kInvalidArgument,
-                        "a device transfer inside the capture of a CUDA graph: the current stream is being captured, so "
-                        "nothing on it runs yet; begin it before or after the capture");
+    return Status::make(
+        Code::kInvalidArgument,
+        "a device transfer inside the capture of a CUDA graph: the current stream is being captured, so "
+        "nothing on it runs yet; begin it before or after the capture");
   }
   BCP_RETURN_IF_ERROR(is_done(last_number_).status());  // also takes back events and tables of ended transfers
   Transfer transfer;
@@ -324,7 +325,11 @@ Result<bool> DeviceMerge::Impl::is_done(int64_t transfer) {
       cudaGetLastError();  // no error, but the next check of a launch would find it
       return false;
     }
-    BCP_RETURN_IF_ERROR(check_cuda(text("device transfer ", under_way_.front().number), error));
+    const Status status = check_cuda(text("device transfer ", under_way_.front().number), error);
+    if (!status.is_ok()) {
+      close();  // whoever hears of the error takes the memory back
+      return status;
+    }
     take_back_first();
   }
   return true;

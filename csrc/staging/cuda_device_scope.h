@@ -49,8 +49,8 @@ static_assert(std::is_trivially_destructible_v<ContextFunctions>);
 /// Makes a device current in the calling thread. The destructor makes current again what was current before.
 ///
 /// Meanwhile another thread may capture a CUDA graph. CUDA then refuses calls like cudaMalloc and cudaEventQuery in all
-/// threads, and the capture fails too, except in threads that declare that their calls are not related to it. Ours never
-/// are, so the scope declares that.
+/// threads, and the capture fails too, except in threads that declare that their calls are not related to it. Ours
+/// never are, so the scope declares that.
 ///
 /// It restores the context through the driver. A thread that never used CUDA has no context. Setting its device back by
 /// number would create one on device 0, where every rank of a machine would then hold hundreds of MiB.

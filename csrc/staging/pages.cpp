@@ -71,11 +71,20 @@ base::Status Pages::map_at_huge_page(std::string_view what, InFork in_fork, Acce
   }
   // Only advice: without huge pages everything works, at about half the speed.
   (void)::madvise(first_, bytes, MADV_HUGEPAGE);
-  in_fork_ = in_fork;
-  if (in_fork == InFork::kAbsent && ::madvise(mapping_, mapping_bytes_, MADV_DONTFORK) != 0) {
-    return base::Status::storage("madvise", std::string(what), "MADV_DONTFORK", errno);
+  return in_fork == InFork::kAbsent ? leave_out_of_forks() : base::Status::ok();
+}
+
+base::Status Pages::leave_out_of_forks() {
+  if (in_fork_ == InFork::kAbsent) return base::Status::ok();
+  if (::madvise(mapping_, mapping_bytes_, MADV_DONTFORK) != 0) {
+    return base::Status::storage("madvise", "", base::text(mapping_bytes_, " bytes, MADV_DONTFORK"), errno);
   }
+  in_fork_ = InFork::kAbsent;
   return base::Status::ok();
+}
+
+bool Pages::is_here() const {
+  return in_fork_ == InFork::kCopied || ::getpid() == owner_;
 }
 
 Pages::Pages(int64_t bytes) : bytes_(bytes), owner_(::getpid()) {}
@@ -112,8 +121,7 @@ Pages::~Pages() {
   held_.reset();
   if (fd_ >= 0) ::close(fd_);
   // If the memory is absent in this child, something else may be at its address.
-  const bool is_here = in_fork_ == InFork::kCopied || ::getpid() == owner_;
-  if (mapping_ != nullptr && is_here) ::munmap(mapping_, mapping_bytes_);
+  if (mapping_ != nullptr && is_here()) ::munmap(mapping_, mapping_bytes_);
 }
 
 }  // namespace bytecheckpoint::staging

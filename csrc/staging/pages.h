@@ -47,6 +47,11 @@ class Pages {
   /// Begins to touch the first `bytes` bytes in a thread of its own, and returns. The memory may be used meanwhile.
   void populate(int64_t bytes);
 
+  /// Makes the memory absent in children that are forked from now on. \returns kStorage.
+  base::Status leave_out_of_forks();
+  /// Whether this process has the memory.
+  bool is_here() const;
+
   /// Keeps an object that must be destroyed before the memory is unmapped, like the page-locking of its first
   /// `held_bytes`. Replaces what was kept before.
   void hold(std::shared_ptr<void> held, int64_t held_bytes) {
@@ -71,7 +76,7 @@ class Pages {
   uint8_t* first_ = nullptr;
   const int64_t bytes_;
   int fd_ = -1;
-  InFork in_fork_ = InFork::kAbsent;
+  InFork in_fork_ = InFork::kCopied;
   const pid_t owner_;
   std::shared_ptr<void> held_;
   int64_t held_bytes_ = 0;

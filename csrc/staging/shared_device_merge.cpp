@@ -87,6 +87,13 @@ Result<int64_t> SharedDeviceMerge::begin_gather(const std::vector<DevicePiece>& 
   return merge_->begin_gather(pieces, host, caller_stream);
 }
 
+Result<int64_t> SharedDeviceMerge::begin_scatter(const std::vector<DevicePiece>& pieces, const uint8_t* host,
+                                                 uintptr_t caller_stream) {
+  BCP_RETURN_IF_ERROR(check_process());
+  const base::MutexLock lock(mutex_);
+  return merge_->begin_scatter(pieces, host, caller_stream);
+}
+
 Result<bool> SharedDeviceMerge::is_done(int64_t transfer) {
   BCP_RETURN_IF_ERROR(check_process());
   const base::MutexLock lock(mutex_);
@@ -96,6 +103,7 @@ Result<bool> SharedDeviceMerge::is_done(int64_t transfer) {
 Status pin_pages(int device, int64_t bytes, Pages* pages) {
   if (bytes <= pages->held_bytes()) return Status::ok();
   BCP_RETURN_IF_ERROR(check_process());
+  BCP_RETURN_IF_ERROR(pages->leave_out_of_forks());
   // Locks whole pages, but not the room that only a larger state would touch. It is locked in one piece, because a copy
   // must not cross from one locked piece into another.
   const int64_t pinned = std::min(base::align_up(bytes, kHugePageBytes), pages->bytes());

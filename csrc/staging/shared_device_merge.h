@@ -25,8 +25,10 @@ class SharedDeviceMerge {
   /// Gives the memory of all devices back. What is in use is given back when its last user is gone.
   static void drop_all();
 
-  /// See the functions of the same names of DeviceMerge.
+  // See the functions of the same names of DeviceMerge.
   base::Result<int64_t> begin_gather(const std::vector<DevicePiece>& pieces, uint8_t* host, uintptr_t caller_stream);
+  base::Result<int64_t> begin_scatter(const std::vector<DevicePiece>& pieces, const uint8_t* host,
+                                      uintptr_t caller_stream);
   base::Result<bool> is_done(int64_t transfer);
 
  private:
@@ -36,9 +38,10 @@ class SharedDeviceMerge {
   std::unique_ptr<DeviceMerge> merge_ BCP_GUARDED_BY(mutex_);
 };
 
-/// Page-locks at least the first `bytes` of `pages` until they are unmapped. Nothing may be copied to them meanwhile.
-/// No effect if an earlier call has locked as many, or tried and failed: copies are then slower, and block the thread
-/// that begins them.
+/// Page-locks at least the first `bytes` of `pages` until they are unmapped. No device may copy to them meanwhile. No
+/// effect if an earlier call has locked as many, or tried and failed: copies are then slower, and block the thread that
+/// begins them. Forked children do not get the memory: on older kernels a write of the parent would else go to another
+/// page than the one that the device knows.
 ///
 /// \param device  Any device in use: pages are locked for all devices.
 base::Status pin_pages(int device, int64_t bytes, Pages* pages);

@@ -8,7 +8,7 @@ namespace bytecheckpoint::staging {
 namespace {
 
 // The one ring that waits for its next borrower. It is lock-free, so that a fork in another thread cannot leave a lock
-// held in the child. The child finds the ring there or not; its pages are copies of its own.
+// held in the child. The child finds the ring there or not; its pages are copies of its own, or absent.
 std::atomic<SlotRing*> idle_ring{nullptr};
 
 int slots_for(int64_t bytes) {
@@ -48,7 +48,7 @@ std::shared_ptr<SlotRing> BorrowedRing::shared(BorrowedRing borrowed) {
 base::Result<BorrowedRing> BorrowedRing::borrow(int64_t ring_bytes) {
   const int num_slots = slots_for(ring_bytes);
   std::unique_ptr<SlotRing> ring(idle_ring.exchange(nullptr));
-  if (ring == nullptr || ring->num_slots() != num_slots) {
+  if (ring == nullptr || ring->num_slots() != num_slots || !ring->is_here()) {
     BCP_ASSIGN_OR_RETURN(ring, SlotRing::map(num_slots));
   }
   return BorrowedRing(std::move(ring));

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "csrc/staging/device_gather.h"
 #include "csrc/staging/device_merge.h"
+#include "csrc/staging/device_transfers.h"
 #include "tests/cpp/device_memory.h"
 #include "tests/cpp/expect.h"
 #include "tests/cuda/cuda_on_host.h"
@@ -236,7 +236,7 @@ TEST_CASE("device_merge on host: a stream under capture is refused, and what was
   caller.synchronize();
 }
 
-TEST_CASE("device_gather on host: tensors of two devices, and pages that are locked until they are unmapped") {
+TEST_CASE("device_transfers on host: tensors of two devices, and pages that are locked until they are unmapped") {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     INFO("round ", seed);
     Random random(seed);
@@ -256,10 +256,10 @@ TEST_CASE("device_gather on host: tensors of two devices, and pages that are loc
 
       const auto merge = test::value_of(SharedDeviceMerge::find(0));
       CHECK((test::value_of(SharedDeviceMerge::find(0)) == merge));
-      DeviceGather gather;
-      REQUIRE(gather.begin(merge, first.pieces, first.host.data(), caller.handle()).is_ok());
+      DeviceTransfers gather;
+      REQUIRE(gather.begin_gather(merge, first.pieces, first.host.data(), caller.handle()).is_ok());
       const auto other = test::value_of(SharedDeviceMerge::find(1));
-      REQUIRE(gather.begin(other, second.pieces, second.host.data(), caller.handle()).is_ok());
+      REQUIRE(gather.begin_gather(other, second.pieces, second.host.data(), caller.handle()).is_ok());
       CHECK(gather.is_under_way());
       if (draw(&random, 0, 1) == 0) {
         REQUIRE(test::value_of(gather.wait_for(std::chrono::hours(1))));
@@ -271,9 +271,9 @@ TEST_CASE("device_gather on host: tensors of two devices, and pages that are loc
       first.check_host();
       second.check_host();
 
-      REQUIRE(gather.begin(merge, first.pieces, first.host.data(), caller.handle()).is_ok());
+      REQUIRE(gather.begin_gather(merge, first.pieces, first.host.data(), caller.handle()).is_ok());
       cuda::fail_after(0);  // nothing starts on the other device, and nothing continues on this one
-      CHECK(!gather.begin(other, second.pieces, second.host.data(), caller.handle()).is_ok());
+      CHECK(!gather.begin_gather(other, second.pieces, second.host.data(), caller.handle()).is_ok());
       cuda::fail_after(-1);
       CHECK(!gather.is_under_way());
       CHECK(cuda::num_enqueued() == 0);

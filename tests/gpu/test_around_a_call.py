@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeded_state import check
 from support.equality import assert_loads
 
 import bytecheckpoint
@@ -24,34 +25,20 @@ LIMIT_S = 60.0
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
 
-# What scripts begin with: a state of large, small and strided tensors, and the bytes that it must be saved with.
 PREAMBLE = """
-import os, signal, sys, threading, time
+import os, signal, sys, time
 import torch
 import bytecheckpoint
-from bytecheckpoint import BcpStager, Config, async_save_state_dict, load_state_dict, save_state_dict
+from bytecheckpoint import BcpStager, async_save_state_dict, load_state_dict, save_state_dict
+from seeded_state import check, made
 
 path = sys.argv[1]
-
-def made(seed, large=64 << 20):
-    torch.manual_seed(seed)
-    state = {f"small{n}": torch.rand(1 + n * 100, device="cuda") for n in range(300)}
-    state["large"] = torch.rand(large // 4, device="cuda")
-    state["turned"] = torch.rand(3000, 200, device="cuda").t()
-    return state
-
-def check(seed, large=64 << 20):
-    wanted = made(seed, large)
-    got = {key: torch.zeros_like(tensor, device="cpu") for key, tensor in wanted.items()}
-    load_state_dict(path, got, no_dist=True)
-    for key, tensor in wanted.items():
-        assert torch.equal(got[key], tensor.cpu()), key
 """
 
 
 def run_script(path: Path, script: str, code: int = 0, **variables: str) -> str:
     """Runs a script in a new process, and returns what it wrote to stderr."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    variables = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'gpu'}", **variables}
     command = [sys.executable, "-c", PREAMBLE + script, str(path)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -121,7 +108,7 @@ for round_ in range(3):
     handle.staged.result(60)
     torch.cuda.empty_cache()
     handle.committed.result(60)
-    check(round_)
+    check(path, round_)
 """
     run_script(tmp_path, script, PYTORCH_CUDA_ALLOC_CONF=allocator, PYTORCH_ALLOC_CONF=allocator)
 
@@ -177,7 +164,26 @@ for _ in range(4):
 for child in children:
     assert os.waitpid(child, 0)[1] == 0
 handle.committed.result(60)
-check(0, 256 << 20)
+check(path, 0, 256 << 20)
+"""
+    run_script(tmp_path, script)
+
+
+def test_children_that_save_themselves_have_a_ring_of_their_own(tmp_path: Path) -> None:
+    script = """
+save_state_dict(path, made(0), no_dist=True)  # page-locks the ring, which children then lack
+child = os.fork()
+if child == 0:
+    try:
+        save_state_dict(path + "/child", {"t": torch.arange(3 << 20)}, no_dist=True)
+        got = {"t": torch.zeros(3 << 20, dtype=torch.int64)}
+        load_state_dict(path + "/child", got, no_dist=True)
+        os._exit(0 if torch.equal(got["t"], torch.arange(3 << 20)) else 1)
+    finally:
+        os._exit(2)
+save_state_dict(path, made(1), no_dist=True)
+assert os.waitpid(child, 0)[1] == 0
+check(path, 1)
 """
     run_script(tmp_path, script)
 
@@ -194,29 +200,23 @@ ENDS = {
 def test_a_save_behind_the_end_of_a_process_is_complete(tmp_path: Path, how: str) -> None:
     end, code = ENDS[how]
     script = f"""
-if "--check" in sys.argv:
-    check(5, 1 << 30)
-    os._exit(0)
-state = made(5, 1 << 30)
+state = made(5, 512 << 20)
 handle = async_save_state_dict(path, state, no_dist=True)
 {end}
 """
     said = run_script(tmp_path, script, code)
     assert "CUDA" not in said, said
-    run_script(tmp_path, script.replace('"--check" in sys.argv', "True"))
+    check(tmp_path, 5, 512 << 20)
 
 
 def test_killed_while_the_device_copies_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
     script = """
-if len(sys.argv) > 2:
-    check(1)
-    sys.exit()
 save_state_dict(path, made(1), no_dist=True)
-handle = async_save_state_dict(path, made(2, 2 << 30), no_dist=True)
+handle = async_save_state_dict(path, made(2, 1 << 30), no_dist=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     run_script(tmp_path, script, -9)
-    run_script(tmp_path, script.replace("len(sys.argv) > 2", "True"))
+    check(tmp_path, 1)
     assert bytecheckpoint.verify(tmp_path).is_whole
 
 

@@ -16,8 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import bytecheckpoint
-from bytecheckpoint import BcpReader, BcpWriter, load_state_dict, save_state_dict
+from bytecheckpoint import BcpReader, BcpWriter, Config, load_state_dict, save_state_dict
 from bytecheckpoint.compat.private_names import PLAIN_DTYPES
+from bytecheckpoint.errors import CorruptCheckpointError
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:ComplexHalf")]
 
@@ -81,6 +82,34 @@ def test_into_other_dtypes_and_memory(tmp_path: Path) -> None:
     load_state_dict(tmp_path, into, no_dist=True)
     assert torch.equal(into["t"], values.double())
     assert torch.equal(into["u"], values[:, :10])
+
+
+def test_tensors_that_share_memory(tmp_path: Path) -> None:
+    """Copies to a device run in any order, so these are filled one after the other: the last one counts."""
+    values = {key: drawn(4 * 1200, seed=seed).view(torch.int32).view(30, 40) for seed, key in enumerate("abcd")}
+    save_state_dict(tmp_path, values, no_dist=True)
+    for load in LOADS.values():
+        shared = torch.zeros(30, 40, dtype=torch.int32, device="cuda")
+        interleaved = torch.zeros(30, 80, dtype=torch.int32, device="cuda")
+        load({"a": shared, "b": shared, "c": interleaved[:, :40], "d": interleaved[:, 40:]}, tmp_path)
+        assert torch.equal(shared, values["b"])
+        assert torch.equal(interleaved, torch.cat([values["c"], values["d"]], dim=1))
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_damage_is_found_before_a_device_gets_it(tmp_path: Path, verify: bool) -> None:
+    save_state_dict(tmp_path, {"t": drawn(3 * MIB)}, no_dist=True)
+    (file,) = tmp_path.glob("*.distcp")
+    content = bytearray(file.read_bytes())
+    content[2 * MIB] ^= 1
+    file.write_bytes(content)
+    into = {"t": torch.full((3 * MIB,), 7, dtype=torch.uint8, device="cuda")}
+    if not verify:
+        load_state_dict(tmp_path, into, no_dist=True, config=Config(verify=False))
+        return
+    with pytest.raises(CorruptCheckpointError, match="CRC"):
+        load_state_dict(tmp_path, into, no_dist=True)
+    assert int(into["t"][2 * MIB]) == 7
 
 
 @pytest.mark.parametrize("save", SAVES)

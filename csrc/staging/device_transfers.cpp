@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "csrc/staging/device_gather.h"
+#include "csrc/staging/device_transfers.h"
 
 #include <algorithm>
 #include <thread>
@@ -19,9 +19,21 @@ Clock::duration nap_after(Clock::duration waited) {
 
 }  // namespace
 
-base::Status DeviceGather::begin(std::shared_ptr<SharedDeviceMerge> merge, const std::vector<DevicePiece>& pieces,
-                                 uint8_t* host, uintptr_t caller_stream) {
+base::Status DeviceTransfers::begin_gather(std::shared_ptr<SharedDeviceMerge> merge,
+                                           const std::vector<DevicePiece>& pieces, uint8_t* host,
+                                           uintptr_t caller_stream) {
   const base::Result<int64_t> transfer = merge->begin_gather(pieces, host, caller_stream);
+  return note(std::move(merge), transfer);
+}
+
+base::Status DeviceTransfers::begin_scatter(std::shared_ptr<SharedDeviceMerge> merge,
+                                            const std::vector<DevicePiece>& pieces, const uint8_t* host,
+                                            uintptr_t caller_stream) {
+  const base::Result<int64_t> transfer = merge->begin_scatter(pieces, host, caller_stream);
+  return note(std::move(merge), transfer);
+}
+
+base::Status DeviceTransfers::note(std::shared_ptr<SharedDeviceMerge> merge, const base::Result<int64_t>& transfer) {
   if (!transfer.is_ok()) {
     end();
     return transfer.status();
@@ -30,7 +42,7 @@ base::Status DeviceGather::begin(std::shared_ptr<SharedDeviceMerge> merge, const
   return base::Status::ok();
 }
 
-base::Result<bool> DeviceGather::wait_for(std::chrono::milliseconds timeout) {
+base::Result<bool> DeviceTransfers::wait_for(std::chrono::milliseconds timeout) {
   const Clock::time_point begin = Clock::now();
   while (!parts_.empty()) {
     const base::Result<bool> is_done = parts_.back().merge->is_done(parts_.back().transfer);
@@ -50,7 +62,7 @@ base::Result<bool> DeviceGather::wait_for(std::chrono::milliseconds timeout) {
   return true;
 }
 
-void DeviceGather::end() {
+void DeviceTransfers::end() {
   constexpr std::chrono::hours kLong(1);
   while (!parts_.empty()) static_cast<void>(wait_for(kLong));
 }
