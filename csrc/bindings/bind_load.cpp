@@ -134,7 +134,7 @@ std::vector<size_t> add_tensors(PyLoadJob& self, size_t begin, const py::list& t
     if (!place.has_value() || !memory.has_value() || !can_fill(memory->view, place->dtype)) {
       left_out.push_back(begin + i);
     } else if (memory->device != staging::kHost) {
-      on_devices.add(begin + i, *memory, planned.fqn, *memory);
+      on_devices.add(begin + i, *memory, text(planned.fqn, ' ', storage_of(targets[i].ptr())), *memory);
     } else {
       raise_if_error(self.job.destinations().add_tensor(planned.fqn, *read.chunk, *place, planned.box, memory->view));
     }

@@ -144,6 +144,7 @@ void bind_staging(py::module_& m) {
   m.def("close_arena", [] {
     unlocked([] {
       Arena::of_process().close();
+      staging::BorrowedRing::free_idle();
       staging::SharedDeviceMerge::drop_all();
     });
   });

@@ -128,6 +128,11 @@ TensorFacts facts_of_tensor(PyObject* object) {
   return facts;
 }
 
+uintptr_t storage_of(PyObject* object) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  return tensor.has_storage() ? reinterpret_cast<uintptr_t>(tensor.storage().data()) : 0;
+}
+
 void increment_versions(const std::vector<PyObject*>& tensors) {
   for (PyObject* object : tensors) {
     const at::Tensor& tensor = THPVariable_Unpack(object);

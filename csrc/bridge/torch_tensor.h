@@ -45,6 +45,9 @@ int64_t kind_of_tensor(PyObject* tensor);
 /// than its memory.
 bool is_plain_tensor(PyObject* object);
 
+/// Returns the address at which the storage of a tensor begins. Parts of one tensor have the same.
+uintptr_t storage_of(PyObject* tensor);
+
 /// Tells autograd that these tensors were written to without it.
 void increment_versions(const std::vector<PyObject*>& tensors);
 

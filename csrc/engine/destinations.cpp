@@ -284,6 +284,16 @@ Status Destinations::check(const uint8_t* slot, const planner::ReadSegment& segm
 
 Status Destinations::scatter(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
                              const SourceFile& file) {
+  bool any_device = false;
+  Status outcome = scatter_all(slot, segment, bytes, file, &any_device);
+  if (!any_device) return outcome;
+  if (outcome.is_ok()) return copies_->scatter();
+  copies_->clear();  // the slot will have other bytes
+  return outcome;
+}
+
+Status Destinations::scatter_all(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
+                                 const SourceFile& file, bool* any_device) {
   const int64_t end = segment.offset + bytes;
   Phase& phase = phases_.front();
   for (const uint32_t index : segment.wanted) {
@@ -296,6 +306,7 @@ Status Destinations::scatter(const uint8_t* slot, const planner::ReadSegment& se
     const uint8_t* window = slot + (from - segment.offset);
     Quantized* quantized = destination.quantized.get();
     if (destination.on_device != nullptr) {
+      *any_device = true;
       BCP_RETURN_IF_ERROR(add_to_copies(destination, window, from - data_offset, end - data_offset));
     } else if (quantized != nullptr && quantized->dequantizer.has_value()) {
       const int64_t record = quantized->record_offset;
@@ -311,7 +322,7 @@ Status Destinations::scatter(const uint8_t* slot, const planner::ReadSegment& se
           {index, from - data_offset, to - data_offset, base::crc32(0, window, static_cast<size_t>(to - from))});
     }
   }
-  return copies_ == nullptr ? Status::ok() : copies_->scatter();
+  return Status::ok();
 }
 
 Status Destinations::check_archives() {

@@ -154,6 +154,8 @@ class Destinations {
 
   /// Whether a device is given a box in few pieces: all of it lies together in the file, or its rows are long.
   static bool suits_devices(const TensorPlace& place, const tensor::BoxRuns& runs);
+  base::Status scatter_all(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,
+                           const SourceFile& file, bool* any_device);
   /// Adds to the next copies what `window`, bytes [begin, end) of the box's data, has for memory of a device.
   base::Status add_to_copies(const Destination& destination, const uint8_t* window, int64_t begin, int64_t end);
 

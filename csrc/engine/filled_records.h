@@ -53,6 +53,8 @@ class FilledRecords {
                                              int64_t position);
 
   bool is_done() const { return next_ == behind_; }
+  /// Whether nothing can be appended yet, because the next record has its head before `limit`, and no data.
+  bool needs_more_than(int64_t limit) const { return is_behind(limit, next_); }
   /// Position behind all records.
   int64_t end() const { return end_; }
   /// Wants the bytes before `limit` that are not there yet; the slots for them are taken. \returns what `want` returns.

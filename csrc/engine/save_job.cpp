@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/engine/save_job.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "csrc/base/failpoint.h"
 #include "csrc/base/named_thread.h"
@@ -143,30 +145,36 @@ base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& b
   });
 }
 
-base::Status SaveJob::append_from_devices(const std::vector<const TensorToWrite*>& tensors,
-                                          staging::DeviceCopies* copies) {
+base::Status SaveJob::append_from_devices(std::vector<const TensorToWrite*> tensors, staging::DeviceCopies* copies) {
   if (tensors.empty()) return base::Status::ok();
   // If the slots cannot be page-locked, copies are slower, and as exact.
   static_cast<void>(ring_->pin(copies->any_device()));
+  // Device by device: a copy may clear what is between two tensors of its device.
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const TensorToWrite* a, const TensorToWrite* b) { return a->device < b->device; });
   std::vector<RecordToFill> records;
   for (const TensorToWrite* each : tensors) {
     records.push_back({each->fqn, each->box, format::RecordKind::kTensor, each->view.dtype, 0});
   }
   int64_t bytes = 0;
+  size_t first = 0, last = 0;  // of the tensors that the next run copies
   const RecordSource source{
       [&](size_t r, int64_t begin, int64_t end, uint8_t* to) {
-        bytes += end - begin;
+        if (std::exchange(bytes, bytes + end - begin) == 0) first = r;
+        last = r;
         return copies->add(tensors[r]->device, tensors[r]->view, begin, end, to);
       },
       [&] {
         const base::SpanTimer timer(lane_, base::Phase::kCopy, std::exchange(bytes, 0));
-        return copies->gather();
+        base::Status copied = copies->gather();
+        if (copied.is_ok()) return copied;
+        const std::string to = first == last ? "" : " to '" + *tensors[last]->fqn + "'";
+        return std::move(copied).with_context(base::text("while saving '", *tensors[first]->fqn, "'", to));
       },
       /*slots_a_run=*/1};  // a link begins at once, unlike a disk, and the writer gets slots sooner
   base::Status outcome = append_filled(records, source);
-  if (outcome.is_ok()) return outcome;
-  copies->clear();
-  return std::move(outcome).with_context("while saving tensors of devices");
+  if (!outcome.is_ok()) copies->clear();
+  return outcome;
 }
 
 base::Result<size_t> SaveJob::end_of_file(const std::vector<RecordToFill>& records, size_t first,
@@ -184,14 +192,20 @@ base::Result<size_t> SaveJob::end_of_file(const std::vector<RecordToFill>& recor
 
 base::Status SaveJob::append_filled(const std::vector<RecordToFill>& records, const RecordSource& source) {
   const Stopwatch watch(&stats_.stage_s);
+  if (records.empty()) return image_for_record(0).status();  // a file without records
   for (size_t first = 0, behind = 0; first < records.size(); first = behind) {
     BCP_RETURN_IF_ERROR(settle_if_many());
     BCP_ASSIGN_OR_RETURN(const format::RecordExtent extent, records[first].extent_at(0));
-    BCP_ASSIGN_OR_RETURN(FileImage * image, image_for_record(extent.record_bytes));
+    base::Result<FileImage*> file = image_for_record(extent.record_bytes);
+    if (!file.is_ok()) return file.status().with_context("while saving '" + *records[first].fqn + "'");
+    FileImage* const image = file.value();
     BCP_ASSIGN_OR_RETURN(behind, end_of_file(records, first, image->position()));
     BCP_ASSIGN_OR_RETURN(FilledRecords filled, FilledRecords::lay_out(records, first, behind, image->position()));
     while (!filled.is_done()) {
-      BCP_ASSIGN_OR_RETURN(const int64_t limit, image->take_slots(filled.end(), source.slots_a_run));
+      int64_t limit = 0;
+      for (int slots = source.slots_a_run; limit == 0 || filled.needs_more_than(limit); ++slots) {
+        BCP_ASSIGN_OR_RETURN(limit, image->take_slots(filled.end(), slots));
+      }
       BCP_RETURN_IF_ERROR(filled.want_until(limit, *image, source));
       BCP_RETURN_IF_ERROR(source.run());
       BCP_RETURN_IF_ERROR(filled.append_until(
@@ -213,7 +227,7 @@ base::Status SaveJob::append_tensors(const std::vector<TensorToWrite>& tensors, 
       base::Status outcome = append_tensor(*each.fqn, *each.box, each.view);
       if (!outcome.is_ok()) return std::move(outcome).with_context("while saving '" + *each.fqn + "'");
     }
-    return append_from_devices(on_devices, copies);
+    return append_from_devices(std::move(on_devices), copies);
   };
   if (options_.niceness == 0) return append_all();
   base::Status outcome;

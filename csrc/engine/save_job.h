@@ -121,7 +121,7 @@ class SaveJob {
  private:
   explicit SaveJob(SaveOptions options, staging::BorrowedRing ring);
 
-  base::Status append_from_devices(const std::vector<const TensorToWrite*>& tensors, staging::DeviceCopies* copies);
+  base::Status append_from_devices(std::vector<const TensorToWrite*> tensors, staging::DeviceCopies* copies);
   /// Appends a tensor record; `append_data(image, bytes, crc)` appends its elements.
   template <class AppendData>
   base::Status append_record(const std::string& fqn, const tensor::Box& box, tensor::DType dtype,

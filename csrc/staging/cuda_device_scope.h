@@ -60,10 +60,11 @@ class DeviceScope {
       : functions_(ContextFunctions::of_process()), status_(check_cuda("finding the CUDA driver", functions_.error)) {
     if (!status_.is_ok()) return;
     if (functions_.get(&before_) != CUDA_SUCCESS) before_ = nullptr;  // CUDA is not initialized yet
-    status_ = check_cuda("cudaThreadExchangeStreamCaptureMode", cudaThreadExchangeStreamCaptureMode(&capture_mode_));
-    if (!status_.is_ok()) return;
-    has_exchanged_ = true;
     status_ = check_cuda(base::text("cudaSetDevice(", device, ")"), cudaSetDevice(device));
+    if (!status_.is_ok()) return;
+    // Behind it: in a thread that never used CUDA, this would make a context on device 0.
+    status_ = check_cuda("cudaThreadExchangeStreamCaptureMode", cudaThreadExchangeStreamCaptureMode(&capture_mode_));
+    has_exchanged_ = status_.is_ok();
   }
   ~DeviceScope() {
     if (has_exchanged_) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&capture_mode_));

@@ -37,8 +37,8 @@ class DeviceCopies {
   /// there. They are on element boundaries.
   /// \param device  One that `use` said true for. \param view  `data` is memory of that device.
   base::Status add(int device, const tensor::StridedView& view, int64_t begin, int64_t end, uint8_t* host);
-  /// Copies to the host what was added, and forgets it. Between two neighbours that were added one after the other, up
-  /// to kMaxGapBytes of host memory may become 0. \returns kDevice; then nothing is under way.
+  /// Copies to the host what was added, and forgets it. Up to kMaxGapBytes of host memory between two neighbours of one
+  /// device, of which the second was added later, may become 0. \returns kDevice; then nothing is under way.
   base::Status gather();
   /// Copies to the devices what was added, and forgets it. No memory of a device may have been added twice.
   /// \returns kDevice; then nothing is under way.

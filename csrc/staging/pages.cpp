@@ -76,10 +76,11 @@ base::Status Pages::map_at_huge_page(std::string_view what, InFork in_fork, Acce
 
 base::Status Pages::leave_out_of_forks() {
   if (in_fork_ == InFork::kAbsent) return base::Status::ok();
+  in_fork_ = InFork::kAbsent;  // first: a child that is forked in between only leaks the memory
   if (::madvise(mapping_, mapping_bytes_, MADV_DONTFORK) != 0) {
+    in_fork_ = InFork::kCopied;
     return base::Status::storage("madvise", "", base::text(mapping_bytes_, " bytes, MADV_DONTFORK"), errno);
   }
-  in_fork_ = InFork::kAbsent;
   return base::Status::ok();
 }
 

@@ -157,9 +157,12 @@ for _ in range(4):
     if child == 0:
         try:
             BcpStager().stage({"t": torch.zeros(10)})
+        except bytecheckpoint.CheckpointError as error:  # the arena is the parent's
+            assert "fork" in str(error), error
             bytecheckpoint.shutdown()
-        finally:
             os._exit(0)
+        finally:
+            os._exit(1)
     children.append(child)
 for child in children:
     assert os.waitpid(child, 0)[1] == 0

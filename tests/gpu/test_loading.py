@@ -106,6 +106,7 @@ def test_damage_is_found_before_a_device_gets_it(tmp_path: Path, verify: bool) -
     into = {"t": torch.full((3 * MIB,), 7, dtype=torch.uint8, device="cuda")}
     if not verify:
         load_state_dict(tmp_path, into, no_dist=True, config=Config(verify=False))
+        assert int((into["t"] != drawn(3 * MIB)).sum()) == 1
         return
     with pytest.raises(CorruptCheckpointError, match="CRC"):
         load_state_dict(tmp_path, into, no_dist=True)
