@@ -25,7 +25,7 @@ SCRIPTS = Path(__file__).resolve().parent
 # What each command measures, by name. All contenders of a command take turns, so ratios between them hold.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "large": ("compare.py", "large", "--only", "dcp-2,bytecheckpoint-planners,disk", "--repetitions", "4"),
-    "small": ("compare.py", "small", "--only", "dcp-2,bytecheckpoint-planners,disk", "--repetitions", "3"),
+    "small": ("compare.py", "small", "--only", "dcp-2,bytecheckpoint-planners,disk", "--repetitions", "2"),
     "flat": (
         "compare.py",
         "flat",
