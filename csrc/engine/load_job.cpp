@@ -84,8 +84,7 @@ Status LoadJob::execute(planner::LoadPlan plan, int64_t bytes_before, const std:
 
 Status LoadJob::read_ahead(std::vector<planner::ReadSegment> segments, const MemoryLoad::AfterSegment& after_segment) {
   BCP_ASSIGN_OR_RETURN(staging::BorrowedRing ring, staging::BorrowedRing::borrow(options_.ring_bytes));
-  // If the slots cannot be page-locked, copies to a device are slower, and as exact.
-  if (const int device = destinations_.any_device(); device != staging::kHost) static_cast<void>(ring->pin(device));
+  ring->pin(destinations_.any_device());
   const int num_slots = ring->num_slots();
   const ReadPipelineHolder reading(
       new ReadPipeline(options_.reading(), manifest_, staging::BorrowedRing::shared(std::move(ring)),

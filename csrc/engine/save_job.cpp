@@ -147,8 +147,7 @@ base::Status SaveJob::append_tensor(const std::string& fqn, const tensor::Box& b
 
 base::Status SaveJob::append_from_devices(std::vector<const TensorToWrite*> tensors, staging::DeviceCopies* copies) {
   if (tensors.empty()) return base::Status::ok();
-  // If the slots cannot be page-locked, copies are slower, and as exact.
-  static_cast<void>(ring_->pin(copies->any_device()));
+  ring_->pin(copies->any_device());
   // Device by device: a copy may clear what is between two tensors of its device.
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const TensorToWrite* a, const TensorToWrite* b) { return a->device < b->device; });

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "csrc/base/status.h"
+#include "csrc/staging/device_targets.h"
 #include "csrc/staging/pages.h"
 #include "csrc/staging/shared_device_merge.h"
 
@@ -35,9 +36,12 @@ class SlotRing {
   /// Begins to touch the pages of the first `num_slots` slots in the background, and returns. The slots may be used
   /// meanwhile. Not thread-safe.
   void populate(int num_slots) { pages_->populate(num_slots * kSlotBytes); }
-  /// Page-locks the slots, so that devices copy to and from them at full speed: see `pin_pages`. From then on the ring
-  /// is absent in forked children. \param device  Any device in use.
-  base::Status pin(int device) { return pin_pages(device, pages_->bytes(), pages_.get()); }
+  /// Page-locks the slots, so that devices copy to and from them at full speed: see `pin_pages`. If they cannot be
+  /// locked, copies are slower, and as exact. From then on the ring is absent in forked children.
+  /// \param device  Any device in use; no effect for kHost.
+  void pin(int device) {
+    if (device != kHost) static_cast<void>(pin_pages(device, pages_->bytes(), pages_.get()));
+  }
   /// Whether this process has the memory.
   bool is_here() const { return pages_->is_here(); }
 

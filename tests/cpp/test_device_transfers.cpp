@@ -16,9 +16,9 @@ TEST_CASE("device_transfers: where no device can be copied from, it is said each
     CHECK(SharedDeviceMerge::find(0).status().code() == base::Code::kUnsupported);
     SharedDeviceMerge::drop_all();
   }
-  DeviceTransfers gather;
-  CHECK(!gather.is_under_way());
-  CHECK(test::value_of(gather.wait_for(std::chrono::milliseconds(0))));
+  DeviceTransfers transfers;
+  CHECK(!transfers.is_under_way());
+  CHECK(test::value_of(transfers.wait_for(std::chrono::milliseconds(0))));
 }
 
 TEST_CASE("device_transfers: pages that cannot be locked are tried once") {
