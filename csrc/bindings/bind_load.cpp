@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstring>
+#include <string>
+#include <unordered_map>
 
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/py_load_job.h"
@@ -91,18 +93,21 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
   return out;
 }
 
-/// Whether `view` can be filled in place: not if its dtype is not the stored one, or if its elements share memory.
-bool can_fill(const tensor::StridedView& view, tensor::DType stored) {
-  if (view.dtype != stored) return false;
-  for (size_t d = 0; d < view.sizes.size(); ++d) {
-    if (view.sizes[d] > 1 && view.strides_bytes[d] == 0) return false;
+/// Adds part `position` of the plan to what the run may fill itself, if the checkpoint has it as `memory` does.
+void add_target(const PyLoadJob& self, size_t position, const staging::TensorMemory& memory, size_t tensor,
+                const staging::TensorMemory& whole, staging::LoadTargets* targets) {
+  const auto& place = self.places[position];
+  if (place.has_value() && memory.view.dtype == place->dtype) {
+    targets->add(position, memory, tensor, whole);
+  } else {
+    targets->leave_out(position, tensor, whole);
   }
-  return true;
 }
 
-/// Adds the destinations on devices that copies may fill in any order, and in few pieces. The others are left out.
-void add_on_devices(PyLoadJob& self, staging::DeviceTargets* on_devices, std::vector<size_t>* left_out) {
-  for (const staging::DeviceTargets::Part& part : on_devices->take_apart(left_out)) {
+/// Adds the destinations that the run may fill in any order. The others are left out, as are those on devices that are
+/// better filled through the host.
+void add_targets(PyLoadJob& self, staging::LoadTargets* targets, std::vector<size_t>* left_out) {
+  for (const staging::LoadTargets::Part& part : targets->take_apart(left_out)) {
     const Read& read = self.plan.tensors()[part.number];
     const base::Status added =
         self.job.destinations().add_tensor(read.planned.fqn, *read.chunk, *self.places[part.number], read.planned.box,
@@ -116,30 +121,30 @@ void add_on_devices(PyLoadJob& self, staging::DeviceTargets* on_devices, std::ve
   std::sort(left_out->begin(), left_out->end());
 }
 
-/// Adds destinations of tensors [begin, begin + len(targets)) of the plan; the caller keeps them alive until the run.
-/// \returns positions in the plan that cannot be filled directly: other dtype, device or layout, opaque records.
-std::vector<size_t> add_tensors(PyLoadJob& self, size_t begin, const py::list& targets) {
+/// Adds destinations of tensors [begin, begin + len(memories)) of the plan; the caller keeps them alive until the run.
+/// \returns positions in the plan that cannot be filled directly: other dtype, device or layout, opaque records, memory
+/// that a tensor before it fills.
+std::vector<size_t> add_tensors(PyLoadJob& self, size_t begin, const py::list& memories) {
   std::vector<size_t> left_out;
-  staging::DeviceTargets on_devices;
-  for (size_t i = 0; i < targets.size(); ++i) {
-    const Read& read = self.plan.tensor_at(begin + i);
-    const PlannedRead& planned = read.planned;
-    const std::optional<tensor::Dims> sizes = sizes_of_tensor(targets[i].ptr());
+  staging::LoadTargets targets;
+  std::unordered_map<std::string, size_t> tensors;  // their numbers
+  for (size_t i = 0; i < memories.size(); ++i) {
+    const PlannedRead& planned = self.plan.tensor_at(begin + i).planned;
+    PyObject* const target = py::handle(memories[i]).ptr();
+    const std::optional<tensor::Dims> sizes = sizes_of_tensor(target);
     if (!sizes.has_value() || *sizes != planned.box.sizes) {
       raise_as("ShapeMismatchError", text("'", planned.fqn, "': wanted ", tensor::to_text(planned.box.sizes), ", got ",
                                           sizes.has_value() ? "a tensor of " + tensor::to_text(*sizes) : "no tensor"));
     }
-    const auto& place = self.places[begin + i];
-    const std::optional<staging::TensorMemory> memory = self.memories.memory_to_fill(targets[i]);
-    if (!place.has_value() || !memory.has_value() || !can_fill(memory->view, place->dtype)) {
+    const std::optional<staging::TensorMemory> memory = self.memories.memory_to_fill(target);
+    if (!memory.has_value()) {
       left_out.push_back(begin + i);
-    } else if (memory->device != staging::kHost) {
-      on_devices.add(begin + i, *memory, text(planned.fqn, ' ', storage_of(targets[i].ptr())), *memory);
-    } else {
-      raise_if_error(self.job.destinations().add_tensor(planned.fqn, *read.chunk, *place, planned.box, memory->view));
+      continue;
     }
+    const size_t number = tensors.try_emplace(text(planned.fqn, ' ', storage_of(target)), tensors.size()).first->second;
+    add_target(self, begin + i, *memory, number, *memory, &targets);
   }
-  add_on_devices(self, &on_devices, &left_out);
+  add_targets(self, &targets, &left_out);
   return left_out;
 }
 
@@ -150,15 +155,14 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
   constexpr size_t kNone = SIZE_MAX;
   const std::vector<StateValue>& state = self.plan.state();
   std::vector<size_t> left_out;
-  staging::DeviceTargets on_devices;
+  staging::LoadTargets targets;
   OrderedLookup values(state_dict);
   std::optional<staging::TensorMemory> memory;
+  size_t num_tensors = 0;
   for (size_t i = 0, last = kNone, last_box = 0; i < self.plan.tensors().size(); ++i) {
     const Read& read = self.plan.tensors()[i];
     const StateValue& state_value = state[read.state_index];
-    const auto& place = self.places[i];
-    const bool is_direct = state_value.kind != StateValue::Kind::kOther && place.has_value();
-    if (!is_direct || !is_still(state_value, &values)) {
+    if (state_value.kind == StateValue::Kind::kOther || !is_still(state_value, &values)) {
       left_out.push_back(i);
       continue;
     }
@@ -172,20 +176,19 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
                                             tensor::to_text(state_value.boxes[read.box].sizes),
                                             ", but its tensor is of ", tensor::to_text(memory->view.sizes)));
       }
-      if (memory.has_value()) self.alive.push_back(local);
+      if (memory.has_value()) {
+        self.alive.push_back(local);
+        ++num_tensors;
+      }
     }
-    if (!memory.has_value() || !can_fill(memory->view, place->dtype)) {
+    if (!memory.has_value()) {
       left_out.push_back(i);
       continue;
     }
-    tensor::StridedView part = tensor::part_of(memory->view, read.to, read.planned.box.sizes);
-    if (memory->device != staging::kHost) {
-      on_devices.add(i, {memory->device, std::move(part)}, text(state_value.fqn, ' ', read.box), *memory);
-    } else {
-      raise_if_error(self.job.destinations().add_tensor(state_value.fqn, *read.chunk, *place, read.planned.box, part));
-    }
+    const tensor::StridedView part = tensor::part_of(memory->view, read.to, read.planned.box.sizes);
+    add_target(self, i, {memory->device, part}, num_tensors - 1, *memory, &targets);
   }
-  add_on_devices(self, &on_devices, &left_out);
+  add_targets(self, &targets, &left_out);
   return left_out;
 }
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "csrc/staging/device_copies.h"
-#include "csrc/staging/device_targets.h"
+#include "csrc/staging/load_targets.h"
 
 namespace bytecheckpoint::bridge {
 

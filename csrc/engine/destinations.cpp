@@ -186,14 +186,6 @@ void Destinations::add_plain(Phase* phase, const format::Chunk& chunk, const Ten
   const planner::WantedBox& wanted = phase->wanted.back();
   to.runs = tensor::BoxRuns::of_strides(wanted.sizes, wanted.strides_bytes, wanted.itemsize_bytes, strides_bytes);
   if (box.sizes == chunk.box.sizes) to.data_crc = place.data_crc;
-  if (to.memory != nullptr && tensor::has_elements(box)) {
-    to.lowest = to.memory;
-    to.highest = to.memory + tensor::find_dtype(place.dtype)->itemsize_bytes;
-    for (size_t d = 0; d < box.num_dims(); ++d) {
-      const int64_t reach = (box.sizes[d] - 1) * memory_strides_bytes[d];
-      (reach < 0 ? to.lowest : to.highest) += reach;
-    }
-  }
   phase->destinations.push_back(std::move(to));
 }
 
@@ -259,21 +251,14 @@ void Destinations::add_bytes(const format::Record& record, int64_t begin, int64_
   }
   Phase& phase = phases_.front();
   phase.wanted.push_back({record.file, record.offset + begin, {end - begin}, {1}, 1});
-  phase.destinations.push_back(
-      {tensor::BoxRuns::of_strides(phase.wanted.back().sizes, {1}, 1, {1}), memory, memory, memory + (end - begin)});
+  phase.destinations.push_back({tensor::BoxRuns::of_strides(phase.wanted.back().sizes, {1}, 1, {1}), memory});
 }
 
 bool Destinations::is_plain() const {
   const std::vector<Destination>& all = phases_.front().destinations;
-  std::vector<std::pair<const uint8_t*, const uint8_t*>> ranges;
-  ranges.reserve(all.size());
-  for (const Destination& to : all) {
-    if (to.quantized != nullptr || to.on_device != nullptr || to.data_crc.has_value()) return false;
-    if (to.lowest != to.highest) ranges.emplace_back(to.lowest, to.highest);
-  }
-  std::sort(ranges.begin(), ranges.end());
-  return std::adjacent_find(ranges.begin(), ranges.end(),
-                            [](const auto& a, const auto& b) { return b.first < a.second; }) == ranges.end();
+  return std::none_of(all.begin(), all.end(), [](const Destination& to) {
+    return to.quantized != nullptr || to.on_device != nullptr || to.data_crc.has_value();
+  });
 }
 
 Status Destinations::check(const uint8_t* slot, const planner::ReadSegment& segment, int64_t bytes,

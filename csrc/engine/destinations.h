@@ -56,7 +56,8 @@ class Destinations {
   /// Adds a box of a stored chunk.
   /// \param box     A part of the chunk; its offsets count from the chunk's first element.
   /// \param memory  As large as `box`, of the dtype of `place`. It must live until the run ends or `clear` is called.
-  /// \param device  Whose memory it is. No memory of a device may be added twice.
+  /// No memory may be added twice: runs fill it in any order. See `staging::LoadTargets`.
+  /// \param device  Whose memory it is.
   /// \returns kInvalidArgument, naming `fqn`, if the box is outside the chunk, or the memory has another shape or
   /// dtype. kUnsupported for memory of a device that is better filled through the host: see `suits_devices`.
   base::Status add_tensor(const std::string& fqn, const format::Chunk& chunk, const TensorPlace& place,
@@ -74,9 +75,7 @@ class Destinations {
   bool begin_next_phase();
   bool is_empty() const { return phases_.size() == 1 && phases_.front().wanted.empty(); }
   /// Whether several threads may call `check` and `scatter` at the same time, each with other bytes of the files: the
-  /// first phase copies bytes as they are, computes no checksum of an archive, and fills no memory twice. Tensors that
-  /// are tied do, and the last one counts then. Where tensors interleave in memory, or are on a device, the answer is
-  /// no, too.
+  /// first phase copies bytes as they are to memory of the host, and computes no checksum of an archive.
   bool is_plain() const;
   /// Returns where in its file the first byte that an entry of `wanted` wants is, and the position behind the last one.
   std::pair<int64_t, int64_t> range_in_file(uint32_t index) const {
@@ -122,10 +121,8 @@ class Destinations {
     tensor::StridedView view;  // dims in the order of the file
   };
   struct Destination {
-    tensor::BoxRuns runs;             // of codes: of their bytes, without memory
-    uint8_t* memory = nullptr;        // null for codes and scales
-    const uint8_t* lowest = nullptr;  // first byte of it in memory, and behind the last one
-    const uint8_t* highest = nullptr;
+    tensor::BoxRuns runs;                // of codes: of their bytes, without memory
+    uint8_t* memory = nullptr;           // null for codes and scales
     std::optional<uint32_t> data_crc{};  // the archive's, if all of it is wanted
     std::unique_ptr<Quantized> quantized{};
     std::unique_ptr<OnDevice> on_device{};  // then `memory` is null

@@ -8,7 +8,7 @@
 
 #include "csrc/base/status.h"
 #include "csrc/staging/device_piece.h"
-#include "csrc/staging/device_targets.h"
+#include "csrc/staging/load_targets.h"
 #include "csrc/staging/shared_device_merge.h"
 #include "csrc/tensor/strided_view.h"
 

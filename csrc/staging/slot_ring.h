@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "csrc/base/status.h"
-#include "csrc/staging/device_targets.h"
+#include "csrc/staging/load_targets.h"
 #include "csrc/staging/pages.h"
 #include "csrc/staging/shared_device_merge.h"
 
