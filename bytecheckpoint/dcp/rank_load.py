@@ -203,7 +203,7 @@ class Load:
 
         Raises:
             ShapeMismatchError: A target has another shape than what is stored.
-            InvalidPlanError: A target is quantized otherwise, or is on the meta device.
+            InvalidPlanError: A target is quantized otherwise, is on the meta device, or cannot be copied to.
         """
         for position, source in self._read_in_turns(positions, self._add_copy):
             item, target = self._plan.tensor_item(position), resolve(position)
@@ -220,7 +220,10 @@ class Load:
                 )
             if value.dtype != target.dtype:
                 self._note_cast(item.dest_index.fqn, value.dtype, target.dtype)
-            target.copy_(value)
+            try:
+                target.copy_(value)
+            except RuntimeError as error:
+                raise InvalidPlanError(f"'{item.dest_index.fqn}': what is stored cannot be copied: {error}") from error
             self._planner.commit_tensor(item, target)
 
     def _note_cast(self, fqn: str, stored: torch.dtype, to: torch.dtype) -> None:

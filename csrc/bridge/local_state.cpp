@@ -119,7 +119,11 @@ LocalState::Declared LocalState::declare(Paths* paths, const py::object& items_o
       if (!state_value->boxes.empty()) declared.info = info_of(state_value->local(0), state_value->facts);
       break;
     case StateValue::Kind::kOther:
-      declared.kind = ask_dcp(items_of, state_value, &declared.info);
+      try {
+        declared.kind = ask_dcp(items_of, state_value, &declared.info);
+      } catch (const std::exception&) {
+        raise_for_value(state_value->fqn, state_value->value);
+      }
       break;
   }
   declared.is_here = state_value->kind == StateValue::Kind::kOther

@@ -88,7 +88,12 @@ std::vector<StateValue> StateScanner::scan(const py::dict& flat) {
     state_value.key = py::reinterpret_borrow<py::object>(key);
     state_value.value = py::reinterpret_borrow<py::object>(value);
     if (is_builtin(value)) continue;
-    if (is_tensor(value.ptr()) || has_chunks(value)) read_tensor(&state_value);
+    if (!is_tensor(value.ptr()) && !has_chunks(value)) continue;
+    try {
+      read_tensor(&state_value);
+    } catch (const std::exception&) {
+      raise_for_value(state_value.fqn, value);
+    }
   }
   return state;
 }

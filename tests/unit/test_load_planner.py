@@ -220,6 +220,14 @@ def test_complex_numbers_into_real_ones_are_refused(tmp_path: Path) -> None:
     assert "imaginary" in str(caught.value.failures[0][0])
 
 
+@pytest.mark.parametrize("target", [torch.ones(3).to_sparse(), torch.ones(3).to_mkldnn(), torch.ones(1).expand(3)])
+def test_a_tensor_that_cannot_be_copied_to_is_named(tmp_path: Path, target: torch.Tensor) -> None:
+    dcp.save({"a": torch.ones(3), "w": torch.ones(3)}, storage_writer=BcpWriter(tmp_path), no_dist=True)
+    with pytest.raises(CheckpointException) as caught:
+        load({"a": torch.zeros(3), "w": target}, BcpReader(tmp_path))
+    assert "'w': what is stored cannot be copied: " in str(caught.value.failures[0][0])
+
+
 def test_a_box_that_no_chunk_covers_is_refused(path: Path) -> None:
     metadata = BcpReader(path).read_metadata()
     metadata.state_dict_metadata["model.w"].chunks.clear()  # type: ignore[union-attr]

@@ -7,6 +7,8 @@ import collections
 import dataclasses
 import io
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,10 @@ WRITERS = [BcpWriter, dcp.FileSystemWriter]
 def save(value: dict[str, Any], writer: Any, planner: Any = None) -> Metadata:
     metadata: Metadata = dcp.save(value, storage_writer=writer, planner=planner or BcpSavePlanner(), no_dist=True)
     return metadata
+
+
+def save_in_background(value: dict[str, Any], writer: Any) -> None:
+    dcp.async_save(value, storage_writer=writer, planner=BcpSavePlanner(), no_dist=True).result()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -172,6 +178,26 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path, writer: Any) -> None:
         save({"s": torch.eye(3).to_sparse()}, writer(tmp_path))
     assert "'s'" in str(caught.value.failures[0][0])
     assert "sparse" in str(caught.value.failures[0][0])
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: torch.eye(3).to_sparse_csr(), "Sparse CSR"),
+        (lambda: torch.eye(3).to_mkldnn(), "OpaqueTensorImpl"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "NestedTensorImpl"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "'NestedIntNode'"),
+    ],
+)
+def test_what_torch_cannot_describe_is_named(tmp_path: Path, make: Callable[[], torch.Tensor], reason: str) -> None:
+    """The errors of torch do not say which of the tensors it is."""
+    for begin in (save, save_in_background):
+        with pytest.raises(CheckpointException) as caught:
+            begin({"a": torch.ones(2), "odd": make()}, BcpWriter(tmp_path))
+        error = caught.value.failures[0][0]
+        assert isinstance(error, InvalidPlanError)
+        assert re.search(f"'odd': shape and shards of a (Nested)?Tensor cannot be read: .*{reason}", str(error))
+        assert "\n" not in str(error)
 
 
 class Fewer(BcpSavePlanner):
