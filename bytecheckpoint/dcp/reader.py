@@ -200,6 +200,8 @@ class BcpReader(StorageReader):
             self._hold_in_call()
             self._checkpoint, self._rank = self._open(rank), rank
             metadata = metadata_of(self._checkpoint, self.load_id)
+            self._phases.end("metadata_s")
+            return metadata
         except Exception as error:
             # Any error is remembered: else DCP would go on to the metadata of one rank, which may be older.
             self._error = typed(error)
@@ -208,8 +210,9 @@ class BcpReader(StorageReader):
             if self._call.call != earlier and self._call.is_with(self) and _hooks.are_own(self, "read_metadata"):
                 return FailedMetadata(self._error)
             raise self._error from error
-        self._phases.end("metadata_s")
-        return metadata
+        finally:
+            if self._call.call is None:  # nobody knows whether a load follows
+                self._phases.trace.leave()
 
     def _read_metadata_after_all(self, rank: int, error: CheckpointError) -> Metadata:
         """Reads the metadata of ``rank`` alone, which DCP asks for after ``read_metadata`` failed with ``error``.
@@ -246,6 +249,7 @@ class BcpReader(StorageReader):
         self._number = self._call.rank_or(kwargs)
         if "metadata_s" not in self._phases.seconds:
             self._begin_trace()  # the metadata were read in an earlier load
+        self._phases.trace.enter("plan")
 
     @noting_failure
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -300,9 +304,10 @@ class BcpReader(StorageReader):
     @noting_failure
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads and verifies everything that ``plan`` asks for, and scatters it into the tensors."""
+        phases, self._phases = self._phases, Phases()
         try:
             with ReportGather(plan, self._call.peers) as gather:
-                self._read(plan, planner, gather)
+                self._read(plan, planner, gather, phases)
         except Exception as error:
             sent = sendable(error)  # DCP sends it to every rank
             if sent is error:
@@ -310,12 +315,13 @@ class BcpReader(StorageReader):
             raise sent from error
         finally:
             self._hold_in_call()
+            if self._call.call is None:  # nobody tells when the load ends
+                phases.trace.leave()
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
-    def _read(self, plan: LoadPlan, planner: LoadPlanner, gather: ReportGather) -> None:
-        phases, self._phases = self._phases, Phases()
+    def _read(self, plan: LoadPlan, planner: LoadPlanner, gather: ReportGather, phases: Phases) -> None:
         phases.end("exchange_s")
         checkpoint = self._opened()
         with Exchange.of_plan(plan, self._call.peers) or nullcontext() as exchange:

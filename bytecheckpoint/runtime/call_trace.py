@@ -82,6 +82,11 @@ class CallTrace:
         if call is not None:
             watch(self.spans, call, self._call, self._stall_timeout_s)
 
+    def leave(self) -> None:
+        """Notes for whoever looks from outside that the rank is in no phase, until it enters one."""
+        if self.spans is not None:
+            self.spans.leave()
+
     def note_request(self, begin_ns: int, end_ns: int) -> None:
         """Notes a request to an object store. Any thread."""
         self.add("request", begin_ns, end_ns, lane="store")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pty
@@ -22,9 +23,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
-from bytecheckpoint import BcpSavePlanner, Config, _core
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config, _core
+from bytecheckpoint.errors import CheckpointNotFoundError, CorruptCheckpointError
 from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.live_pages import LiveCall, ranks_here, read_live_pages
 
@@ -62,6 +65,35 @@ def test_phases_have_the_numbers_of_the_engine(tmp_path: Path) -> None:
     for phase in _core.PHASES:
         trace.enter(phase)
         assert only(str(tmp_path)).phase == phase
+
+
+def of_loads() -> list[str]:
+    """Returns the phases of the loads of this process that are shown as under way."""
+    return [call.phase for call in read_live_pages().calls if call.pid == os.getpid() and call.kind == "load"]
+
+
+def test_a_reader_that_is_kept_is_no_load(tmp_path: Path) -> None:
+    """Metadata are read without a load, and errors are kept with the frames in which they were raised."""
+    gc.collect()  # the readers of other tests
+    dcp.save({"w": torch.ones(3)}, storage_writer=BcpWriter(tmp_path / "ck"), no_dist=True)
+    reader, nowhere = BcpReader(tmp_path / "ck"), BcpReader(tmp_path / "nowhere")
+    metadata = reader.read_metadata()
+    with pytest.raises(CheckpointNotFoundError):
+        nowhere.read_metadata()
+    assert of_loads() == []
+    # The hooks by hand: what nobody watches is shown while it runs.
+    planner = BcpLoadPlanner()
+    planner.set_up_planner({"w": torch.zeros(3)}, metadata, True)
+    reader.set_up_storage_reader(metadata, True)
+    assert of_loads() == ["plan"]
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    (plan,) = reader.prepare_global_plan(planner.create_global_plan([plan]))
+    assert of_loads() == ["exchange"]
+    (tmp_path / "ck" / next(iter(metadata.storage_data.values())).relative_path).unlink()
+    with pytest.raises(CorruptCheckpointError) as kept:
+        reader.read_data(planner.finish_plan(plan), planner)
+    assert of_loads() == []
+    assert kept.value.__traceback__ is not None
 
 
 @contextmanager
@@ -111,9 +143,10 @@ def header(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_pages_of_others_do_no_harm(content: bytes) -> None:
+    before = {(call.path, call.began_at) for call in read_live_pages().calls}
     with held(content):
         pages = read_live_pages()
-    assert [call for call in pages.calls if call.pid == os.getpid()] == []
+    assert [call for call in pages.calls if (call.path, call.began_at) not in before and call.pid == os.getpid()] == []
     assert pages.num_unknown >= 1
 
 
