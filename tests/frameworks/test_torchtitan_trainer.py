@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from support.ending_ranks import EndingRanks
-from support.titan import free_port
+from support.ports import free_port
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from frameworks.titan_marks import needs_trainer

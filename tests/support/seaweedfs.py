@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from support.ports import free_port
 
 __all__ = ["SeaweedFS", "find_weed"]
 
@@ -40,7 +41,7 @@ class SeaweedFS:
         identity = {"name": "tests", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List"]}
         (root / "s3.json").write_text(json.dumps({"identities": [identity]}))
         # With each of these ports the server takes another one for gRPC, 10,000 above.
-        s3, master, volume, filer = _free_ports(4)
+        s3, master, volume, filer = (free_port(10_000) for _ in range(4))
         ports = [f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"]
         command = [weed, "server", f"-dir={root / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", *ports]
         command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
@@ -83,19 +84,3 @@ class SeaweedFS:
         self._process.wait()
         self._log.close()
         self._folder.cleanup()
-
-
-def _free_ports(number: int) -> list[int]:
-    found: list[int] = []
-    while len(found) < number:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            if port + 10000 > 65535:
-                port -= 20000
-            try:
-                other.bind(("127.0.0.1", port + 10000))
-            except OSError:
-                continue
-            found.append(port)
-    return found

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ from typing import Any
 
 import torch
 
+from support.ports import free_port
+
 __all__ = [
     "Job",
     "Layout",
@@ -29,7 +30,6 @@ __all__ = [
     "TrainState",
     "digests",
     "flat",
-    "free_port",
     "model_spec",
     "on_cpu",
     "run_processes",
@@ -322,13 +322,6 @@ def same(left: dict[str, Any], right: dict[str, Any], *, without: tuple[str, ...
             assert torch.equal(a, b), name
         else:
             assert a == b, (name, a, b)
-
-
-def free_port() -> int:
-    """Returns a port of this machine on which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def run_processes(num_ranks: int, command: list[str], limit_s: float = 150.0, **variables: str) -> None:
