@@ -70,10 +70,16 @@ struct Saved {
   /// Row-major bytes of `box`.
   std::string expected(const Box& box) const {
     const int64_t itemsize = tensor::find_dtype(dtype)->itemsize_bytes;
+    Dims firsts = box.sizes;  // of runs
+    int64_t run_bytes = itemsize;
+    if (!firsts.empty() && strides_bytes.back() == itemsize && firsts.back() > 0) {
+      run_bytes *= firsts.back();
+      firsts.back() = 1;
+    }
     std::string out;
-    test::for_each_index(box.sizes, [&](const Dims& index) {
+    test::for_each_index(firsts, [&](const Dims& index) {
       const int64_t at = test::dot(index, strides_bytes) + test::dot(box.offsets, strides_bytes);
-      out += memory.substr(static_cast<size_t>(at), static_cast<size_t>(itemsize));
+      out.append(memory, static_cast<size_t>(at), static_cast<size_t>(run_bytes));
     });
     return out;
   }

@@ -23,6 +23,13 @@ uint8_t value(int64_t i) {
   return static_cast<uint8_t>(i * 37 + i / 991);
 }
 
+/// Returns bytes [first, first + count) of the source.
+std::string values(int64_t first, size_t count) {
+  std::string bytes(count, '\0');
+  for (size_t i = 0; i < count; ++i) bytes[i] = static_cast<char>(value(first + static_cast<int64_t>(i)));
+  return bytes;
+}
+
 /// A large tensor `w`, and the small ones `a` and `b`.
 std::shared_ptr<const format::Manifest> write_source(const TempDir& dir) {
   const std::string json = base::text(R"({"w":{"dtype":"U8","shape":[3000,4001],"data_offsets":[0,12003000]},)",
@@ -31,9 +38,7 @@ std::shared_ptr<const format::Manifest> write_source(const TempDir& dir) {
   base::ByteWriter out;
   out.u64(json.size());
   out.raw(json);
-  std::string bytes = out.take();
-  for (int64_t i = 0; i < kRows * kColumns + 1; ++i) bytes.push_back(static_cast<char>(value(i)));
-  test::write_all(dir / "model.safetensors", bytes);
+  test::write_all(dir / "model.safetensors", out.take() + values(0, kRows * kColumns + 1));
   return std::make_shared<format::Manifest>(test::value_of(open_safetensors(dir.path())));
 }
 
@@ -83,7 +88,8 @@ TEST_CASE("copy: chunks of rows, small tensors together, in files of ours and in
         CHECK((file.substr(0, 4) == "PK\3\4") == is_plain);
         const std::string data =
             file.substr(static_cast<size_t>(chunk.record.data_offset), static_cast<size_t>(chunk.record.data_bytes));
-        for (const char byte : data) REQUIRE(static_cast<uint8_t>(byte) == value(at++));
+        REQUIRE((data == values(at, data.size())));
+        at += static_cast<int64_t>(data.size());
         const auto read = [&](int64_t offset, int64_t size) -> base::Result<std::string> {
           return file.substr(static_cast<size_t>(chunk.record.offset + offset), static_cast<size_t>(size));
         };

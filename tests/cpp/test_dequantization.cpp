@@ -12,6 +12,7 @@
 #include "csrc/tensor/small_floats.h"
 #include "tests/cpp/expect.h"
 #include "tests/cpp/random_box.h"
+#include "tests/cpp/rounds.h"
 #include "tests/cpp/temp_dir.h"
 
 namespace bytecheckpoint::engine {
@@ -158,7 +159,7 @@ TEST_CASE("dequantization: any box of any view has the values of its codes") {
   write_source(dir);
   const auto manifest = std::make_shared<format::Manifest>(test::value_of(open_safetensors(dir.path())));
   Random random(29);
-  for (int round = 0; round < 400; ++round) {
+  for (int round = 0; round < test::rounds(400); ++round) {
     CheckpointViewBuilder builder(manifest);
     const bool is_packed = round % 3 == 0;
     Made made;

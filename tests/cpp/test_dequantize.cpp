@@ -10,6 +10,7 @@
 
 #include "csrc/tensor/small_floats.h"
 #include "tests/cpp/random_box.h"
+#include "tests/cpp/rounds.h"
 
 namespace bytecheckpoint::staging {
 namespace {
@@ -70,7 +71,7 @@ struct Case {
 TEST_CASE("dequantize: windows of a record into any memory equal the product of each code with its scale") {
   Random random(17);
   ValueTables tables;
-  for (int round = 0; round < 2000; ++round) {
+  for (int round = 0; round < test::rounds(2000); ++round) {
     const Case one(&random);
     WantedCodes wanted;
     Dims in_memory(one.sizes.size());
@@ -97,6 +98,7 @@ TEST_CASE("dequantize: windows of a record into any memory equal the product of 
       dequantizer.scatter(window.data(), begin, end, reinterpret_cast<const uint8_t*>(one.scales.data()), &tables);
       begin = end;
     }
+    bool are_equal = true;
     test::for_each_index(one.box.sizes, [&](const Dims& index) {
       int64_t number = 0, scale = 0, at = 0;
       for (size_t d = 0; d < index.size(); ++d) {
@@ -108,8 +110,9 @@ TEST_CASE("dequantize: windows of a record into any memory equal the product of 
       const float value = tensor::values_of_codes(one.layout.kind.codes)[one.code(number)];
       float got;
       std::memcpy(&got, reinterpret_cast<const uint8_t*>(memory.data()) + at, sizeof got);
-      REQUIRE(got == value * one.scales[static_cast<size_t>(scale)]);
+      are_equal &= got == value * one.scales[static_cast<size_t>(scale)];
     });
+    REQUIRE(are_equal);
   }
 }
 

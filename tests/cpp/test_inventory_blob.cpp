@@ -10,6 +10,7 @@
 #include "tests/cpp/expect.h"
 #include "tests/cpp/mutate.h"
 #include "tests/cpp/random_world.h"
+#include "tests/cpp/rounds.h"
 
 namespace bytecheckpoint::planner {
 namespace {
@@ -163,7 +164,7 @@ TEST_CASE("inventory_blob: damaged bytes can be merged, or are refused, in any o
   test::Mutator mutate(10, blobs, std::string("\0\x01\x02\x7F\x80\xFF", 6));
   int num_merged = 0;
   int num_refused = 0;
-  for (int round = 0; round < 40000; ++round) {
+  for (int round = 0; round < test::rounds(40000); ++round) {
     const size_t pair = mutate.below(blobs.size() / 2);
     std::vector<std::string> halves{mutate(blobs[2 * pair]), blobs[2 * pair + 1]};
     if (round % 4 == 0) halves[1] = mutate(halves[1]);
@@ -188,8 +189,8 @@ TEST_CASE("inventory_blob: damaged bytes can be merged, or are refused, in any o
     REQUIRE(encode_inventory(turned.value()) == bytes);
     REQUIRE(encode_inventory(test::value_of(decode_inventory(bytes))) == bytes);
   }
-  CHECK(num_merged > 1000);
-  CHECK(num_refused > 1000);
+  CHECK(num_merged > test::rounds(1000));
+  CHECK(num_refused > test::rounds(1000));
 }
 
 TEST_CASE("inventory_blob: very many ranks that several claim are refused in little memory") {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "tests/cpp/device_memory.h"
+#include "tests/cpp/rounds.h"
 
 namespace bytecheckpoint::staging {
 namespace {
@@ -82,7 +83,7 @@ void for_each_tile(const PackBatch& batch, std::vector<uint8_t>* scratch, Move&&
 TEST_CASE("pack_plan: batches gathered in turn fill the host buffer, and gaps with nothing but zeros") {
   Random random(41);
   int num_gaps = 0, num_divided = 0, num_direct = 0;
-  for (int round = 0; round < 1500; ++round) {
+  for (int round = 0; round < test::rounds(1500); ++round) {
     const Transfer transfer(&random, true);
     REQUIRE(check_pieces(transfer.pieces).is_ok());
     const PackLimits limits = draw_limits(&random);
@@ -116,21 +117,21 @@ TEST_CASE("pack_plan: batches gathered in turn fill the host buffer, and gaps wi
       const std::vector<uint8_t> packed = transfer.tensors[i].packed();
       const int64_t begin = transfer.pieces[i].host_offset;
       REQUIRE(std::equal(packed.begin(), packed.end(), host.begin() + begin));
-      for (; end < begin; ++end)
-        REQUIRE((host[static_cast<size_t>(end)] == kGapByte || host[static_cast<size_t>(end)] == 0));
+      REQUIRE(std::all_of(host.begin() + end, host.begin() + begin,
+                          [](uint8_t byte) { return byte == kGapByte || byte == 0; }));
       end = begin + static_cast<int64_t>(packed.size());
     }
-    for (; end < transfer.host_bytes; ++end) REQUIRE(host[static_cast<size_t>(end)] == kGapByte);
+    REQUIRE(std::all_of(host.begin() + end, host.end(), [](uint8_t byte) { return byte == kGapByte; }));
   }
   // All the cases have occurred.
-  CHECK(num_gaps > 100);
-  CHECK(num_divided > 20);
-  CHECK(num_direct > 100);
+  CHECK(num_gaps > test::rounds(100));
+  CHECK(num_divided > test::rounds(20));
+  CHECK(num_direct > test::rounds(100));
 }
 
 TEST_CASE("pack_plan: batches scattered in turn set the tensors and nothing else") {
   Random random(42);
-  for (int round = 0; round < 1500; ++round) {
+  for (int round = 0; round < test::rounds(1500); ++round) {
     Transfer transfer(&random, false);
     const PackLimits limits = draw_limits(&random);
     const std::vector<uint8_t> host = test::random_bytes(&random, static_cast<size_t>(transfer.host_bytes));

@@ -31,6 +31,11 @@ INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)[ \t]*([<\"])([^>\"]+)[>\
 ANY_INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)\b", re.MULTILINE)
 PYTHON_OR_TORCH = re.compile(r"^(torch|ATen|c10|pybind11|caffe2)/|^(Python|structmember|frameobject)\.h$|^torch\.h$")
 CUDA = re.compile(r"^(cuda|cub|thrust|nv|driver_types|device_launch|cooperative_groups|vector_types)")
+# Layers without threads, whose tests do not run under TSan (tests/cpp/build.mk).
+WITHOUT_THREADS = ("tensor", "format", "planner")
+KNOWS_THREADS = re.compile(
+    r"csrc/base/(?:named_thread|mutex|bounded_queue|per_process)\.h|atomic|condition_variable|future|mutex|shared_mutex|thread"
+)
 # Calls that change files. Only io may: the journal that power loss is simulated with is kept there. Staging's are of
 # memory.
 CHANGES_FILES = re.compile(
@@ -62,6 +67,8 @@ def faults_of_source(path: str, content: str) -> list[str]:
                 faults.append(f'{path}: {layer} may not include "{header}"')
         elif quote == '"':
             faults.append(f'{path}: "{header}" does not start with csrc/')
+        if layer in WITHOUT_THREADS and KNOWS_THREADS.fullmatch(header):
+            faults.append(f"{path}: {layer} knows no threads, so it may not include {header}")
         if PYTHON_OR_TORCH.match(header) and layer not in ("bridge", "bindings", "testing"):
             faults.append(f"{path}: only what Python calls may include <{header}>")
         own_cuda = header.startswith("csrc/") and header.split("/")[-1].startswith("cuda_")
@@ -136,6 +143,8 @@ def test_every_source_file_begins_with_its_licence() -> None:
         ("csrc/staging/device_merge.h", '#pragma once\n#include "csrc/staging/cuda_handles.h"'),
         ("csrc/base/a.cpp", '#include "bytes.h"'),
         ("csrc/base/a.cpp", "#include HEADER"),
+        ("csrc/planner/a.cpp", '#include "csrc/base/named_thread.h"'),
+        ("csrc/format/a.cpp", "#include <mutex>"),
         ("csrc/other/a.cpp", ""),
         ("csrc/base/a.h", ""),
         ("csrc/engine/a.cpp", "const int result = ::renameat2(a, from, b, to, 0);"),
