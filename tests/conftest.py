@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.ending_ranks import EndingRanks
-from support.leaks import holdings, leaks_since
+from support.leaks import holdings, leaks_since, wait_for_watch
 from support.sanitizing import IS_UNDER_ASAN
 
 # Workers get these files first, in this order, and then the others as they were collected. If one of these began last,
@@ -121,6 +121,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     if report.when == "call":
         item.stash[_HAS_PASSED] = report.passed
     return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def calls_have_ended(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a module behind which a call counts as running. Not if a test failed: its error may keep the call."""
+    yield
+    assert request.session.testsfailed or wait_for_watch(), "a save or load of this module is watched for ever"
 
 
 @pytest.fixture(autouse=True)

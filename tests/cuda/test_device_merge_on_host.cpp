@@ -14,6 +14,7 @@
 #include "csrc/staging/device_transfers.h"
 #include "tests/cpp/device_memory.h"
 #include "tests/cpp/expect.h"
+#include "tests/cpp/rounds.h"
 #include "tests/cuda/cuda_on_host.h"
 
 namespace bytecheckpoint::staging {
@@ -184,14 +185,16 @@ Outcome run_round(uint64_t seed, bool has_failures) {
 
 TEST_CASE("device_merge on host: every byte arrives, in whatever order streams run") {
   int64_t launches = 0;
-  for (uint64_t seed = 1; seed <= 60; ++seed) launches += run_round(seed, false).launches;
-  CHECK(launches > 60);
+  for (int seed = 1; seed <= test::rounds(60); ++seed)
+    launches += run_round(static_cast<uint64_t>(seed), false).launches;
+  CHECK(launches > test::rounds(60));
 }
 
 TEST_CASE("device_merge on host: what fails leaves nothing running, and what was begun before arrives") {
   int64_t failed = 0;
-  for (uint64_t seed = 1001; seed <= 1060; ++seed) failed += run_round(seed, true).failed;
-  CHECK(failed > 20);
+  for (int seed = 1; seed <= test::rounds(60); ++seed)
+    failed += run_round(1000 + static_cast<uint64_t>(seed), true).failed;
+  CHECK(failed > test::rounds(20));
 }
 
 TEST_CASE("device_merge on host: a capture of a CUDA graph in another thread goes on, and so do transfers") {

@@ -7,15 +7,14 @@ runs all cases. A case then meets what others left behind, and 560 starts of a p
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
 from functools import cache
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from support.cpp_build import OUT, build, has_doctest
 from support.sanitizing import IS_UNDER_ASAN
 
 LIMIT_S = 900
@@ -24,12 +23,7 @@ pytestmark = [
     pytest.mark.timeout(LIMIT_S + 60),  # the first item waits for all
 ]
 
-ROOT = Path(__file__).parents[2]
-BUILDS = ROOT / "build" / "cpp"
-VARIANT = "asan" if (BUILDS / "asan" / "run_tests").exists() else "plain"
-MAKE = ("make", "-f", "tests/cpp/build.mk", f"VARIANT={VARIANT}", "-j2")
-RUN_TESTS = BUILDS / VARIANT / "run_tests"
-DOCTEST_MISSING = 3  # exit status of the recipe; make itself exits with 2 and prints this one
+RUN_TESTS = OUT / "run_tests"
 
 
 @cache
@@ -37,16 +31,10 @@ def _build() -> str:
     """Builds the cases. Returns an error, empty if there is none; it begins with ``absent:`` if a tool is missing."""
     if shutil.which("make") is None or shutil.which(os.environ.get("CXX", "g++")) is None:
         return "absent: make and a C++ compiler are needed to build the C++ tests"
-    RUN_TESTS.parent.mkdir(parents=True, exist_ok=True)
-    with (RUN_TESTS.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # sessions and xdist workers share the folder
-        built = subprocess.run(MAKE, cwd=ROOT, capture_output=True, text=True, check=False)
-    if built.returncode == 0:
-        return ""
-    output = built.stdout[-4000:] + built.stderr[-8000:]
-    if f"doctest_is_there] Error {DOCTEST_MISSING}" in output:
+    failed = build("tests/cpp/build.mk")
+    if failed and not has_doctest():
         return "absent: doctest/doctest.h is missing, THE C++ TESTS DID NOT RUN; apt-get install doctest-dev"
-    return f"the C++ tests do not build:\n{output}"
+    return failed and f"the C++ tests do not build:\n{failed}"
 
 
 def _names() -> list[str]:
