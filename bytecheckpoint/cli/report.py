@@ -81,6 +81,7 @@ def command(
     if follow and as_json:
         raise click.UsageError("--follow writes a page, so it does not go with --json")
     folder = Path(run)
+    seen = _marks(folder)  # before it is read: what is added meanwhile is new to those who follow
     records = _read(folder, last, since)
     found = findings_of_all(records.records)
     if trace is not None:
@@ -97,7 +98,7 @@ def command(
     if trace is not None:
         click.echo(f"trace: {one_line(trace)}")
     if follow:
-        _follow(folder, last, since, output, interval)
+        _follow(folder, seen, last, since, output, interval)
 
 
 def _read(folder: Path, last: int, since: int | None) -> Run:
@@ -145,8 +146,10 @@ def _write_page(run: Run, found: Sequence[Sequence[Finding]], output: str | None
     return path
 
 
-def _follow(folder: Path, last: int, since: int | None, output: str | None, interval: float) -> None:
-    seen = _marks(folder)
+def _follow(
+    folder: Path, seen: list[tuple[str, int, int]], last: int, since: int | None, output: str | None, interval: float
+) -> None:
+    """Writes the page again whenever the journal is no longer as ``_marks`` said in ``seen``."""
     while True:
         time.sleep(interval)
         marks = _marks(folder)

@@ -21,8 +21,10 @@
 namespace bytecheckpoint::test::cuda_on_host {
 namespace {
 
-/// Runs the operation. Returns false if it must still wait.
-using Operation = std::function<bool()>;
+struct Operation {
+  std::function<bool()> run;    // returns false if it must still wait
+  bool only_waits_for = false;  // an event: to run it changes nothing
+};
 
 struct Stream {
   std::deque<Operation> operations;
@@ -79,7 +81,7 @@ bool step_one() {
   std::vector<Stream*> order(state().streams.begin(), state().streams.end());
   std::shuffle(order.begin(), order.end(), state().random);
   for (Stream* stream : order) {
-    if (stream->operations.empty() || !stream->operations.front()()) continue;
+    if (stream->operations.empty() || !stream->operations.front().run()) continue;
     stream->operations.pop_front();
     return true;
   }
@@ -98,10 +100,10 @@ void step_until(const Reached& reached) {
 }
 
 void enqueue(cudaStream_t handle, std::function<void()> run) {
-  stream_of(handle).operations.emplace_back([run = std::move(run)] {
+  stream_of(handle).operations.push_back({[run = std::move(run)] {
     run();
     return true;
-  });
+  }});
 }
 
 /// Whether this call must fail.
@@ -220,7 +222,14 @@ bool step() {
 
 int64_t num_enqueued() {
   size_t count = 0;
-  for (const Stream* stream : state().streams) count += stream->is_of_caller ? 0 : stream->operations.size();
+  for (const Stream* stream : state().streams) {
+    if (stream->is_of_caller) continue;
+    const std::deque<Operation>& operations = stream->operations;
+    count +=
+        static_cast<size_t>(operations.end() - std::find_if(operations.begin(), operations.end(), [](const auto& of) {
+                              return !of.only_waits_for || !of.run();
+                            }));
+  }
   return static_cast<int64_t>(count);
 }
 
@@ -322,7 +331,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t awaited, unsign
   const Event* const event = &event_of(awaited);
   const int64_t wanted = event->recorded;
   if (wanted == 0) end_process("an event is waited for that was never recorded");
-  stream_of(handle).operations.emplace_back([=] { return event->reached >= wanted; });
+  stream_of(handle).operations.push_back({[=] { return event->reached >= wanted; }, true});
   return cudaSuccess;
 }
 

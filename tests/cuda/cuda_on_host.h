@@ -52,7 +52,7 @@ class CallerStream {
 
 /// Runs one operation of some stream. Returns false if none can run.
 bool step();
-/// Number of operations that wait in streams of the runtime's caller, except CallerStreams.
+/// Number of operations in streams of the runtime's caller, except CallerStreams. Waits for what has come do not count.
 int64_t num_enqueued();
 
 struct Counts {

@@ -14,12 +14,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
+from click.testing import CliRunner
 from support.cli_runs import HOSTILE, ROOT, as_json, run, save, start
 from support.simulated_journal import Job, Straggler, simulate_load, simulate_save, write_run
 
 from bytecheckpoint import load_state_dict, save_state_dict
+from bytecheckpoint.cli import report
 from bytecheckpoint.observability.observers import flush
 from bytecheckpoint.observability.run_folder import read_run
 
@@ -239,6 +242,28 @@ def test_follow_writes_the_page_again(folder: Path) -> None:
         command.send_signal(signal.SIGINT)
         assert command.wait(60) == 130
         command.communicate()
+
+
+def test_what_is_recorded_while_the_first_page_is_written_is_new(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, pages, looks = report._write_page, [], []
+
+    def write_slowly(*arguments: Any) -> Path:
+        pages.append(write(*arguments))
+        if len(pages) == 2:
+            raise KeyboardInterrupt
+        with (folder / ".bcp" / "journal.jsonl").open("a") as journal:
+            journal.write(json.dumps(simulate_load(Job(4), 9, step=60, at=2e9)) + "\n")
+        return pages[-1]
+
+    def look(_: float) -> None:
+        looks.append(1)
+        assert len(looks) < 3, "the record was taken for one that was there before"
+
+    monkeypatch.setattr(report, "_write_page", write_slowly)
+    monkeypatch.setattr("time.sleep", look)
+    with pytest.raises(click.Abort):
+        CliRunner().invoke(report.command, [str(folder), "--follow"], standalone_mode=False, catch_exceptions=False)
+    assert data_of(pages[-1])["calls"][-1]["step"] == 60
 
 
 def in_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -44,4 +44,5 @@ def test_memory_is_bounded_by_the_ring(tmp_path: Path) -> None:
     # 32 MiB of slots in the ring, and room for Python and the allocator. The state has 384 MiB.
     assert save < 96 << 20
     assert load < 96 << 20
-    assert 384 << 20 <= async_save < (384 + 96) << 20, "the state once, and the same as any save"
+    # What the process gives back meanwhile comes off it.
+    assert (384 - 8) << 20 <= async_save < (384 + 96) << 20, "the state once, and the same as any save"
