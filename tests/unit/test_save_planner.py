@@ -196,7 +196,11 @@ def test_what_torch_cannot_describe_is_named(tmp_path: Path, make: Callable[[], 
             begin({"a": torch.ones(2), "odd": make()}, BcpWriter(tmp_path))
         error = caught.value.failures[0][0]
         assert isinstance(error, InvalidPlanError)
-        assert re.search(f"'odd': shape and shards of a (Nested)?Tensor cannot be read: .*{reason}", str(error))
+        # Older versions of torch can describe some of them, to no avail.
+        said = (
+            f"'odd': (shape and shards of a (Nested)?Tensor cannot be read: .*{reason}|a tensor of .* cannot be stored)"
+        )
+        assert re.match(said, str(error))
         assert "\n" not in str(error)
 
 
