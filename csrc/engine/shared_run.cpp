@@ -114,8 +114,8 @@ base::Result<std::unique_ptr<SharedRun>> SharedRun::start(LoadJob* job, const pl
     BCP_ASSIGN_OR_RETURN(auto borrowed, staging::BorrowedRing::borrow(job->options().ring_bytes));
     ring = staging::BorrowedRing::shared(std::move(borrowed));
   }
-  ring->pin(
-      job->destinations().any_device());  // not the rings of peers, which are read only: copies from them are slower
+  // Not the rings of peers, which are read only: copies from them are slower.
+  ring->pin(job->destinations().any_device());
   const int num_slots = ring->num_slots();
   run->num_own_slots_ = to_read.empty() ? 0 : any_message ? num_slots - num_slots / 2 : num_slots;
   run->reading_ = ReadPipelineHolder(new ReadPipeline(job->options().reading(), job->manifest(), std::move(ring),

@@ -2,6 +2,7 @@
 #include "csrc/staging/load_targets.h"
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
 #include <utility>
 
@@ -27,7 +28,7 @@ bool overlaps_itself(const tensor::StridedView& view) {
 }  // namespace
 
 LoadTargets::Range& LoadTargets::range_of(size_t tensor, const TensorMemory& whole) {
-  if (tensor == ranges_.size()) ranges_.push_back({whole.device, nullptr, nullptr, false});
+  if (tensor == ranges_.size()) ranges_.push_back({tensor, whole.device, nullptr, nullptr, false});
   Range& range = ranges_[tensor];
   if (const int64_t span = tensor::span_bytes(whole.view); span > 0) {
     const uint8_t* const first = whole.view.data;
@@ -49,27 +50,18 @@ void LoadTargets::leave_out(size_t number, size_t tensor, const TensorMemory& wh
 }
 
 void LoadTargets::find_shared() {
-  struct Placed {
-    int device;
-    const uint8_t* first;
-    const uint8_t* behind;
-    size_t tensor;
-  };
-  std::vector<Placed> ordered;
-  ordered.reserve(ranges_.size());
-  for (size_t t = 0; t < ranges_.size(); ++t) {
-    const Range& range = ranges_[t];
-    if (range.first != range.behind) ordered.push_back({range.device, range.first, range.behind, t});
-  }
+  std::vector<Range> ordered;
+  std::copy_if(ranges_.begin(), ranges_.end(), std::back_inserter(ordered),
+               [](const Range& range) { return range.first != range.behind; });
   std::sort(ordered.begin(), ordered.end(),
-            [](const Placed& a, const Placed& b) { return std::tie(a.device, a.first) < std::tie(b.device, b.first); });
+            [](const Range& a, const Range& b) { return std::tie(a.device, a.first) < std::tie(b.device, b.first); });
   for (auto group = ordered.begin(); group != ordered.end();) {
     const uint8_t* behind = group->behind;
     auto end = group + 1;
     for (; end != ordered.end() && end->device == group->device && end->first < behind; ++end) {
       behind = std::max(behind, end->behind);
     }
-    const auto is_earlier = [](const Placed& a, const Placed& b) { return a.tensor < b.tensor; };
+    const auto is_earlier = [](const Range& a, const Range& b) { return a.tensor < b.tensor; };
     const size_t earliest = std::min_element(group, end, is_earlier)->tensor;
     for (; group != end; ++group) ranges_[group->tensor].is_left_out |= group->tensor != earliest;
   }

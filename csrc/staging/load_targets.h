@@ -46,6 +46,7 @@ class LoadTargets {
 
  private:
   struct Range {
+    size_t tensor;
     int device;
     const uint8_t* first;
     const uint8_t* behind;

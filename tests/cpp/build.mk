@@ -34,9 +34,8 @@ UNITS_tsan := $(LAYERS:%=$(OUT)/units/%.cpp)
 PROPERTIES := $(filter-out tests/fuzz/driver.cpp,$(wildcard tests/fuzz/*.cpp))
 # Some layers know no threads (tests/lint/test_layers.py), so TSan sees nothing in their tests: those whose first header
 # of csrc is theirs.
-WITHOUT_THREADS := tests/cpp/test_fuzz_replay.cpp $(PROPERTIES) $(shell awk -F/ \
+LEFT_OUT_tsan := tests/cpp/test_fuzz_replay.cpp $(PROPERTIES) $(shell awk -F/ \
   '/^#include "csrc/ && !n[FILENAME]++ && $$2 ~ /^(tensor|format|planner)$$/ { print FILENAME }' tests/cpp/test_*.cpp)
-LEFT_OUT_tsan := $(WITHOUT_THREADS)
 TESTS := $(sort $(filter-out $(LEFT_OUT_$(VARIANT)),$(wildcard tests/cpp/*.cpp) $(PROPERTIES)))
 OBJECTS := $(patsubst %.cpp,$(OUT)/%.o,$(or $(UNITS_$(VARIANT):$(OUT)/%=%),$(SOURCES)) $(TESTS))
 

@@ -27,7 +27,7 @@ struct Outcome {
   Numbers apart, left_out;
 };
 
-/// Adds tensors under names of their own, whole, and numbers them.
+/// Adds tensors, whole, under their numbers.
 Outcome outcome_of(const std::vector<TensorMemory>& tensors) {
   LoadTargets targets;
   for (size_t t = 0; t < tensors.size(); ++t) targets.add(t, tensors[t], t, tensors[t]);

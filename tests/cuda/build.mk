@@ -37,4 +37,4 @@ $(OUT)/%.o: %.cu tests/cuda/build.mk
 	$(NVCC) -std=c++17 -g -I. -D_GNU_SOURCE -O1 -arch=$(ARCHITECTURE) '-DBCP_CUDA_ARCHITECTURES="$(ARCHITECTURE)"' -diag-suppress 2810 \
 	  -MMD -MP -c $< -o $@
 
--include $(CUDA_OBJECTS:.o=.d)
+-include $(CUDA_TESTS:.o=.d) $(OUT)/csrc/staging/cuda_device_merge.d

@@ -14,14 +14,14 @@ __all__ = ["Holdings", "holdings", "leaks_since", "wait_for_watch"]
 
 # Threads and sockets may need a moment to end.
 _PATIENCE_S = 5.0
+# It looks every half second whether a call still runs, and ends behind the last one. A test does not wait for that.
+_WATCH = "bytecheckpoint-live"
 # These stay once they exist: the thread and the memory of background saves, and what other libraries keep.
 _STAYS = re.compile(
-    r"thread '(bytecheckpoint-background|tqdm_monitor|.*\(_serve\))"
+    rf"thread '({_WATCH}|bytecheckpoint-background|tqdm_monitor|.*\(_serve\))"
     r"|/memfd:bytecheckpoint"
     r"|temporary file (pymp-|torchinductor_)"
 )
-# It looks every half second whether a call still runs, and ends behind the last one. A test does not wait for that.
-_WATCH = "bytecheckpoint-live"
 # Descriptors of gloo's event loop, which torch keeps forever once there was a group, and of the thread that serves
 # multiprocessing.
 _OF_LOOPS = re.compile(r"descriptor \d+: (pipe|socket|anon_inode):")
@@ -58,7 +58,6 @@ def leaks_since(before: Holdings) -> list[str]:
         leaks = [what for key, what in now.items() if key not in before]
         has_loop = any("[eventpoll]" in what or "(_serve)" in what for what in leaks)
         leaks = [what for what in leaks if not _STAYS.search(what) and not (has_loop and _OF_LOOPS.search(what))]
-        leaks = [what for what in leaks if _WATCH not in what]
         if not leaks or time.monotonic() >= give_up:
             return leaks
         gc.collect()  # with all of torch it takes longer than most tests, so it runs only where it may help
