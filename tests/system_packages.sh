@@ -21,7 +21,7 @@ need chromium command -v chromium                        # the page of bcp repor
 
 [ ${#missing[@]} -gt 0 ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
-  apt-get update -qq && apt-get install -y -qq "${missing[@]}" && exit 0
+  apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}" && exit 0
 fi
 echo "*** Some tests will skip. They need: ${missing[*]} ***" >&2
 [ -z "${CI:-}" ]

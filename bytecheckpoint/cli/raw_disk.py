@@ -146,12 +146,8 @@ def nameless_file(directory: Path) -> Iterator[int]:
     Raises:
         OSError: The file system refused.
     """
-    fd, path = tempfile.mkstemp(prefix=".bcp-bench-", dir=directory)
-    try:
-        Path(path).unlink()
-        yield fd
-    finally:
-        os.close(fd)
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        yield file.fileno()
 
 
 def use_direct_io(fd: int) -> None:

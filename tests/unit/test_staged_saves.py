@@ -99,7 +99,9 @@ def test_overlap_gives_two_futures(tmp_path: Path, how: str) -> None:
     spoil(state)
     response.upload_completion.result(LIMIT_S)
     assert_loads(tmp_path, one(1))
-    assert isinstance(save_async(how, one(2), tmp_path), Future), "the setting is of one save"
+    second = save_async(how, one(2), tmp_path)
+    assert isinstance(second, Future), "the setting is of one save"
+    second.result(LIMIT_S)
 
 
 def test_overlap_of_a_stager_goes_before_its_config() -> None:
