@@ -146,7 +146,7 @@ def nameless_file(directory: Path) -> Iterator[int]:
     Raises:
         OSError: The file system refused.
     """
-    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+    with tempfile.TemporaryFile(dir=directory, prefix=".bcp-bench-", buffering=0) as file:
         yield file.fileno()
 
 
