@@ -69,7 +69,8 @@ def save_state_dict(
     Raises:
         CheckpointError: The save failed. All ranks raise; the error says what failed where, see ``BcpWriter``. An
             earlier background save whose failure nobody has looked at also raises here.
-        ConfigError: A pattern is none, or matches nothing; or both ``planner`` and patterns were passed.
+        ConfigError: A pattern is none, or matches nothing; or both ``planner`` and patterns were passed. Or a launcher
+            has started several ranks (``WORLD_SIZE``), but there is no process group, and no ``no_dist=True``.
         OutOfStepError: An earlier call failed on one rank alone, before that rank met the others.
         RankLostError: A rank died, or stopped for longer than ``Config.stall_timeout_s``. Each rank that lives raises
             it once, in the call under way or in its next call.

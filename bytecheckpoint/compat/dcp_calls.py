@@ -17,12 +17,21 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from bytecheckpoint.compat.frames import Call, find_call, is_any_thread_in, is_called_by, outermost_call
 
-__all__ = ["AsyncSaveCall", "DcpSave", "background_call", "is_any_in_background", "is_called_by_async_save"]
+__all__ = [
+    "AsyncSaveCall",
+    "DcpSave",
+    "background_call",
+    "is_any_in_background",
+    "is_called_by_async_save",
+    "lets_dcp_choose_ranks",
+]
 
 # Each of the following pairs names a module and a function.
 _SAVER = "torch.distributed.checkpoint.state_dict_saver"
 _ASYNC_SAVE = (_SAVER, "async_save")  # the functions inside it count, too
 _SAVE = (_SAVER, "save")
+# The wrapper of `save`. Its variables are the arguments as they were passed: `save` itself replaces `no_dist`.
+_SAVE_AS_CALLED = ("torch.distributed.checkpoint.utils", "inner_func")
 # While DCP saves in the background, a thread is in a function of one of these modules.
 _EXECUTORS = (
     "torch.distributed.checkpoint._async_thread_executor",
@@ -125,3 +134,13 @@ def is_any_in_background() -> bool:
 def is_called_by_async_save() -> bool:
     """Returns whether the caller of this function was called by ``dcp.async_save`` itself."""
     return is_called_by(*_ASYNC_SAVE, depth=3)
+
+
+def lets_dcp_choose_ranks() -> bool:
+    """Returns whether this thread is in a call of ``dcp.save`` that was not passed ``no_dist=True``.
+
+    False also if that cannot be found out.
+    """
+    call, variables = find_call(*_SAVE_AS_CALLED)
+    given = variables.get("kwargs")
+    return call is not None and isinstance(given, dict) and not given.get("no_dist")

@@ -24,6 +24,7 @@ from torch.futures import Future
 from bytecheckpoint import _C
 from bytecheckpoint.checkpoint.local_path import is_local, location, working_directory
 from bytecheckpoint.compat import private_names as _compat
+from bytecheckpoint.compat.dcp_calls import lets_dcp_choose_ranks
 from bytecheckpoint.compat.frames import is_called_by_executor
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._append import append_plan
@@ -45,6 +46,7 @@ from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, assemble, complete_metadata
 from bytecheckpoint.dcp.stager import BcpStager
 from bytecheckpoint.distributed.call_order import check_in_step
+from bytecheckpoint.distributed.launch import refuse_unaware_rank
 from bytecheckpoint.errors import CheckpointError, ConfigError, SaveCancelledError
 from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.observability.observers import note_call
@@ -252,6 +254,8 @@ class BcpWriter(StorageWriter):
         call = CallContext.of_save(self)
         if not call.is_explicit:  # else our entry point, which named the call, has claimed the state
             call.staging = claim_of_call()
+        if call.size < 2 and lets_dcp_choose_ranks():
+            refuse_unaware_rank("save", str(self.checkpoint_id))
         session = begin_session(str(self.checkpoint_id), _C.draw_save_id(), call, self.config)
         session.watch_ranks()
         others = [other for other in getattr(self._of_thread, "sessions", ()) if other.is_running()]

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
 from bytecheckpoint.distributed.channel import unused_name
+from bytecheckpoint.distributed.launch import refuse_unaware_rank
 from bytecheckpoint.distributed.links import connect_star
 from bytecheckpoint.distributed.liveness import LivenessMonitor
 from bytecheckpoint.errors import CheckpointError, ConfigError
@@ -146,7 +147,8 @@ def own_group(
 
     Raises:
         RankLostError: A rank was lost while ranks made the group; the monitor of an existing group told so.
-        ConfigError: ``group`` was destroyed.
+        ConfigError: ``group`` was destroyed. Or there is no process group, a launcher has started several ranks, and
+            this one would save as if it were alone.
         UnsupportedError: This torch lacks something that groups rely on.
     """
     if no_dist:
@@ -157,6 +159,8 @@ def own_group(
     if group is not None and not _compat.is_registered(group):
         raise ConfigError(f"{call[0]}({call[1]}): process_group was destroyed before the call")
     if not has_groups:
+        if call[0] == "save":
+            refuse_unaware_rank(*call)
         return None
     parent = group or dist.group.WORLD
     assert parent is not None

@@ -22,6 +22,7 @@ __all__ = [
     "SPEED_UP",
     "STAGING",
     "TORCH_FEATURES",
+    "UNAWARE_RANKS",
     "WITHOUT_COLLECTIVES",
 ]
 
@@ -117,6 +118,18 @@ LOADS_OF_GAPS = Feature(
             f"{_LOADER}:_load_state_dict",
             "Its local variable tells whether DCP's own planner plans. It leaves out absent keys in silence.",
             variables=("planner",),
+        ),
+    ),
+)
+UNAWARE_RANKS = Feature(
+    "the error of dcp.save on ranks without a process group",
+    "",
+    (
+        Probe(
+            f"{_DCP}.utils:_api_bc_check",
+            "The variable of its inner function tells whether the caller of dcp.save passed no_dist.",
+            variables=("kwargs",),
+            fallback="such ranks save as if each were alone, with a warning of DCP",
         ),
     ),
 )
@@ -396,5 +409,6 @@ FSDP1 = Feature(
 
 TORCH_FEATURES = (
     *(SAVE_AND_LOAD, ENTRY_POINTS, REGISTER, SPEED_UP, GROUPS, EXCHANGE, READING_TOGETHER, LOADS_OF_GAPS),
-    *(WITHOUT_COLLECTIVES, STAGING, DCP_ASYNC_SAVE, PROCESS_MODE, NAMES_OF_2_3, META_TENSORS, FRAMEWORKS, FSDP1),
+    *(UNAWARE_RANKS, WITHOUT_COLLECTIVES, STAGING, DCP_ASYNC_SAVE, PROCESS_MODE, NAMES_OF_2_3, META_TENSORS),
+    *(FRAMEWORKS, FSDP1),
 )

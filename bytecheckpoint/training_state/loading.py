@@ -26,6 +26,7 @@ from bytecheckpoint.dcp.load_planner import BcpLoadPlanner
 from bytecheckpoint.dcp.reader import BcpReader
 from bytecheckpoint.distributed.agreement import agree, all_together, gathered, held_by_none
 from bytecheckpoint.distributed.groups import own_group
+from bytecheckpoint.distributed.launch import refuse_unaware_rank
 from bytecheckpoint.errors import CheckpointChangedError, InvalidPlanError, KeyMismatchError, ShapeMismatchError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
@@ -115,6 +116,8 @@ def load(
         InvalidPlanError: A parameter is not in the model, or is in two optimizers. Or tensors of the model are on the
             meta device; the message names them.
         UnsupportedError: An optimizer keeps state that belongs to no parameter, or see ``save``.
+        ConfigError: The arguments do not fit. Or a launcher has started several ranks, but there is no process group,
+            so it is not known which rank's extra state to load.
         ShapeMismatchError: A tensor has another shape or, with ``strict``, another dtype.
         CheckpointChangedError: The parts are of different saves.
         CheckpointError: The load failed on all ranks; see ``load_state_dict``.
@@ -189,6 +192,8 @@ class _Loading:
 
         def open_parts() -> None:
             self._state = state = CheckpointState.of(checkpoint_state, framework)
+            if self._group is None and state.extra_state is not None:  # what it gets of this depends on its rank
+                refuse_unaware_rank("load", str(ckpt_path))
             self._folder = folder_to_load(ckpt_path, role, self._config)
             self._holds += [hold(self._place_of(part)) for part in PARTS]
             wanted = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
