@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +28,7 @@ from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.tensors.casts import Cast, refused
 from bytecheckpoint.tensors.sharded import flatten_sharded
 from bytecheckpoint.tensors.subclass_context import difference
-from bytecheckpoint.tensors.subclass_parts import DESCRIPTION, stored_parts, with_parts
+from bytecheckpoint.tensors.subclass_parts import DESCRIPTION, StoredKeys, with_stored_parts
 
 __all__ = ["BcpLoadPlanner", "as_plain", "fills_state", "is_meant_to_fill"]
 
@@ -121,11 +120,9 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         if self.spec is not None:
             checkpoint, renamed = self._view(self.metadata, self.spec)
         if self._subclasses:
-            self.state_dict, self.mappings, self._descriptions = with_parts(
-                self.state_dict,
-                self.mappings,
-                self._subclasses,
-                functools.partial(stored_parts, checkpoint.has),
+            stored = StoredKeys(checkpoint.has, checkpoint.names)
+            self.state_dict, self.mappings, self._descriptions = with_stored_parts(
+                self.state_dict, self.mappings, self._subclasses, stored
             )
         if self.flatten_state_dict and checkpoint.has_others_than(self.state_dict):
             self._use_names_of_2_3(checkpoint)

@@ -222,8 +222,11 @@ class Load:
                 self._note_cast(item.dest_index.fqn, value.dtype, target.dtype)
             try:
                 target.copy_(value)
-            except RuntimeError as error:
-                raise InvalidPlanError(f"'{item.dest_index.fqn}': what is stored cannot be copied: {error}") from error
+            except Exception as error:  # a subclass may raise anything for what it does not support
+                raise InvalidPlanError(
+                    f"'{item.dest_index.fqn}': what is stored cannot be copied: a {type(value).__name__} into a "
+                    f"{type(target).__name__}: {error}"
+                ) from error
             self._planner.commit_tensor(item, target)
 
     def _note_cast(self, fqn: str, stored: torch.dtype, to: torch.dtype) -> None:

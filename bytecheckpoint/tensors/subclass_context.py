@@ -74,6 +74,8 @@ def _difference_of_classes(stored: Any, own: dict[str, Any]) -> str | None:
         return f"its description is a {type(stored).__name__}"
     if stored.get("class") != own["class"]:
         return f"stored is a {stored.get('class')}, to be loaded into a {own['class']}"
+    if _sorted(stored.get("parts")) != _sorted(own.get("parts")):
+        return f"stored are the parts {stored.get('parts')}, the tensor to fill has {own.get('parts')}"
     found = _difference(stored.get("context"), own["context"], (stored.get("shape"), own["shape"]), "context")
     if found is not None:
         return found
@@ -83,6 +85,10 @@ def _difference_of_classes(stored: Any, own: dict[str, Any]) -> str | None:
         if found is not None:
             return f"{name}: {found}"
     return None
+
+
+def _sorted(names: Any) -> Any:
+    return sorted(map(str, names)) if isinstance(names, list) else names
 
 
 def _difference(stored: Any, own: Any, shapes: tuple[Any, Any], where: str) -> str | None:

@@ -8,6 +8,7 @@ A load fills the parts of a tensor of the same class in place.
 
 from __future__ import annotations
 
+import bisect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -16,11 +17,12 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
-from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError
+from bytecheckpoint.listing import listed
 from bytecheckpoint.tensors.chunks import LocalChunks
 from bytecheckpoint.tensors.subclass_context import NotPlainError, plain_context
 
-__all__ = ["DESCRIPTION", "nested_parts", "parts_of", "stored_parts", "with_parts"]
+__all__ = ["DESCRIPTION", "StoredKeys", "nested_parts", "parts_of", "with_parts", "with_stored_parts"]
 
 # The last part of the key of a description.
 DESCRIPTION = "__subclass__"
@@ -47,8 +49,7 @@ def parts_of(value: Any, key: str) -> dict[Path, Any] | None:
         InvalidPlanError: The shard of this rank ends within a block of a part.
     """
     sharded = value if type(value) is DTensor else None
-    with torch.no_grad():
-        tensor = value if sharded is None else sharded.to_local()
+    tensor = _local(value)
     taken_apart = _taken_apart(tensor)
     if taken_apart is None:
         return None
@@ -120,20 +121,79 @@ def with_parts(
     return flat, mappings, descriptions
 
 
-def stored_parts(has: Callable[[str], bool], key: str, names: Sequence[str]) -> list[str] | None:
-    """Chooses which parts of a tensor to load, for ``with_parts``.
+def with_stored_parts(
+    flat: dict[str, Any], mappings: dict[str, Any], keys: Collection[str], stored: StoredKeys
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Replaces tensors of a flat state by their parts, where a checkpoint has these.
+
+    A tensor stays whole if the checkpoint has it whole, or nothing of it. A description is left out if none is stored.
+
+    Args:
+        flat: See ``with_parts``.
+        mappings: See ``with_parts``.
+        keys: See ``with_parts``.
+        stored: The keys of the checkpoint.
+
+    Returns:
+        See ``with_parts``.
+
+    Raises:
+        KeyMismatchError: A tensor lacks a part that is stored, or has one that is not. Its other parts alone would give
+            wrong values, so this does not depend on how strict the load is.
+        InvalidPlanError: See ``with_parts``.
+    """
+    lacking: list[str] = []
+
+    def wants(key: str, names: Sequence[str]) -> Sequence[str] | None:
+        if stored.has(key) or (names and not any(map(stored.has, names))):
+            return None
+        wanted = [name for name in names if stored.has(name) or not name.endswith(f".{DESCRIPTION}")]
+        if wanted:  # else this rank holds no element of the tensor
+            others = [name for name in stored.below(key) if name not in names and name not in flat]
+            kind = type(_local(flat[key])).__name__
+            lacking.extend(f"'{name}' is stored, and the {kind} to fill has no such part" for name in others)
+            absent = (name for name in wanted if not stored.has(name))
+            lacking.extend(f"the {kind} to fill has the part '{name}', which is not stored" for name in absent)
+        return wanted
+
+    of_parts = with_parts(flat, mappings, keys, wants)
+    if lacking:
+        raise KeyMismatchError(
+            f"tensors of subclasses were saved with other parts than those to fill have: {listed(lacking)}. Without "
+            "all of its parts a tensor has wrong values: make these tensors as they were when they were saved"
+        )
+    return of_parts
+
+
+class StoredKeys:
+    """The keys of a checkpoint, and which of them are below a key.
 
     Args:
         has: Whether the checkpoint has a key.
-        key: Key of the tensor.
-        names: Keys of its parts.
-
-    Returns:
-        All parts, but no description that is not stored; None if the checkpoint has the tensor whole, or nothing of it.
+        names: Returns all keys.
     """
-    if has(key) or (names and not any(map(has, names))):
-        return None
-    return [name for name in names if has(name) or not name.endswith(f".{DESCRIPTION}")]
+
+    def __init__(self, has: Callable[[str], bool], names: Callable[[], Collection[str]]) -> None:
+        self.has = has
+        self._names = names
+        self._sorted: list[str] | None = None
+
+    def below(self, key: str) -> list[str]:
+        """Returns the keys that begin with ``key`` and a dot."""
+        if self._sorted is None:
+            self._sorted = sorted(self._names())
+        begin = bisect.bisect_left(self._sorted, f"{key}.")
+        end = begin
+        while end < len(self._sorted) and self._sorted[end].startswith(f"{key}."):
+            end += 1
+        return self._sorted[begin:end]
+
+
+def _local(value: Any) -> Any:
+    if type(value) is not DTensor:
+        return value
+    with torch.no_grad():
+        return value.to_local()
 
 
 def _taken_apart(tensor: torch.Tensor) -> tuple[dict[Path, torch.Tensor], dict[str, Any]] | None:

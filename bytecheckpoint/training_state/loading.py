@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import os
 from collections.abc import MutableMapping
@@ -35,7 +34,7 @@ from bytecheckpoint.probes.probe import require
 from bytecheckpoint.reference_variables import set_logging_level
 from bytecheckpoint.report import LoadReport
 from bytecheckpoint.tensors.casts import refused
-from bytecheckpoint.tensors.subclass_parts import stored_parts, with_parts
+from bytecheckpoint.tensors.subclass_parts import StoredKeys, with_stored_parts
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState
 from bytecheckpoint.training_state.extra_state import ExtraStateLoad
 from bytecheckpoint.training_state.folder_to_load import folder_to_load
@@ -312,8 +311,8 @@ class _Loading:
         if part != "extra_state":
             self._refuse_meta(part, flat)
             subclasses = _C.find_special_tensors(flat).subclasses
-            has_part = functools.partial(stored_parts, stored.__contains__)
-            flat, tree_paths, _ = with_parts(flat, tree_paths, subclasses, has_part)
+            keys = StoredKeys(stored.__contains__, stored.keys)
+            flat, tree_paths, _ = with_stored_parts(flat, tree_paths, subclasses, keys)
         absent = [key for key in flat if key not in stored]
         self._missing += [f"{part}: {key}" for key in absent]
         without = {tree_paths[key][0] if key in tree_paths else key for key in absent}

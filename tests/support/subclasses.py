@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-__all__ = ["Int8Rows", "Mode", "PerTensor", "Tiling", "TwoLevels"]
+__all__ = ["Int8Rows", "MaybeScaled", "Mode", "PerTensor", "Tiling", "TwoLevels"]
 
 _aten: Any = torch.ops.aten
 
@@ -125,6 +125,21 @@ class PerTensor(_Wrapper):
     def make(cls, rows: int, columns: int, scale: float, **options: Any) -> PerTensor:
         qdata = torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns).to(torch.float8_e4m3fn)
         return cls(qdata, torch.tensor(scale), **options)
+
+
+class MaybeScaled(_Wrapper):
+    """A tensor of int8 that has a factor or has none, as torchao's NVFP4Tensor has a scale for the whole tensor."""
+
+    names = ("qdata", "factor")
+
+    def __init__(self, *parts: torch.Tensor, **options: Any) -> None:
+        self.names = self.names[: len(parts)]
+        super().__init__(*parts, **options)
+
+    @classmethod
+    def make(cls, rows: int, columns: int, value: int, factor: float | None = None, **options: Any) -> MaybeScaled:
+        factors = [] if factor is None else [torch.tensor(factor)]
+        return cls(torch.full((rows, columns), value, dtype=torch.int8), *factors, **options)
 
 
 class TwoLevels(_Wrapper):

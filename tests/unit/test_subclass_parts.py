@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from support.subclasses import Int8Rows, Mode, PerTensor, Tiling, TwoLevels
+from support.subclasses import Int8Rows, MaybeScaled, Mode, PerTensor, Tiling, TwoLevels
 
 import bytecheckpoint
 from bytecheckpoint import (
@@ -196,12 +196,68 @@ def test_another_class_or_shape_is_refused_before_reading(tmp_path: Path) -> Non
     with pytest.raises(ShapeMismatchError, match=r"'w\.qdata'"):
         load_state_dict(tmp_path, other)
     assert all(map(torch.equal, other["w"].parts(), before))
-    with pytest.raises(ShapeMismatchError, match=r"'w\.scale'"):
+    with pytest.raises(KeyMismatchError, match=r"'w\.table' is stored, and the PerTensor to fill has no such part"):
         load_state_dict(tmp_path, {"w": PerTensor.make(6, 4, 0.5)})
     with pytest.raises(KeyMismatchError, match=r"'w'"):  # a plain tensor of the same shape
         load_state_dict(tmp_path, {"w": torch.zeros(6, 4)})
     with pytest.raises(KeyMismatchError, match=r"'w\.inner\.qdata'"):
         load_state_dict(tmp_path, {"w": TwoLevels(PerTensor.make(6, 4, 0.5)), "w.qdata": torch.zeros(1)})
+
+
+def load_loosely(path: Path, state: Any) -> None:
+    load_state_dict(path, state, spec=LoadSpec(strict=False))
+
+
+def load_in_part(path: Path, state: Any) -> None:
+    planner = BcpLoadPlanner(allow_partial_load=True)
+    load_state_dict(path, state, planner=planner)
+
+
+def load_registered(path: Path, state: Any) -> None:
+    with bytecheckpoint.registered():
+        try:
+            dcp.load(state, checkpoint_id=path, no_dist=True)
+        except dcp.api.CheckpointException as failed:
+            raise failed.failures[0][0] from None
+
+
+def load_live(path: Path, state: Any) -> None:
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(state["w"], requires_grad=False)
+    bytecheckpoint.load(path, {"model": model}, "ddp", strict=False)
+
+
+@pytest.mark.parametrize("load", [load_state_dict, load_loosely, load_in_part, load_registered, load_live])
+@pytest.mark.parametrize("outer", [lambda each: each, TwoLevels])
+@pytest.mark.parametrize(("stored", "own"), [(0.5, None), (None, 0.5)])
+def test_a_part_that_one_side_lacks(tmp_path: Path, load: Any, outer: Any, stored: Any, own: Any) -> None:
+    """However strict the load is: the values of the other parts mean nothing without it."""
+    path = tmp_path / "model" if load is load_live else tmp_path
+    save_state_dict(path, {"w": outer(MaybeScaled.make(6, 4, 3, stored)), "bias": torch.ones(4)})
+    tensor = outer(MaybeScaled.make(6, 4, 1, own))
+    before = [part.clone() for part in plain(tensor)]
+    key = r"w\.inner\.factor" if outer is TwoLevels else r"w\.factor"
+    said = f"'{key}' is stored, and the" if own is None else f"has the part '{key}', which is not stored"
+    with pytest.raises(KeyMismatchError, match=said):
+        load(tmp_path, {"w": tensor})
+    assert all(map(torch.equal, plain(tensor), before))
+
+
+@pytest.mark.parametrize("saved", [MaybeScaled.make(6, 4, 3, 0.5), torch.ones(6, 4)])
+def test_what_the_class_cannot_copy(tmp_path: Path, saved: Any) -> None:
+    """An opaque record with another part, or a plain tensor: the class itself refuses it, with any exception."""
+    save_state_dict(tmp_path, {"w": saved}, config=Config(tensor_subclasses="opaque", unsafe_objects="allow"))
+    with pytest.raises(InvalidPlanError, match=r"'w': what is stored cannot be copied: a \w+ into a Maybe"):
+        load_state_dict(tmp_path, {"w": MaybeScaled.make(6, 4, 1)}, config=Config(allow_pickle=True))
+
+
+def test_a_part_that_a_spec_leaves_out(tmp_path: Path) -> None:
+    """The keys look alike then, but the description names the parts."""
+    save_state_dict(tmp_path, {"w": MaybeScaled.make(6, 4, 3, 0.5)})
+    with pytest.raises(InvalidPlanError, match=r"'w': stored are the parts \['qdata', 'factor'\], the tensor to fill"):
+        load_state_dict(tmp_path, {"w": MaybeScaled.make(6, 4, 1)}, spec=LoadSpec(exclude="w.factor"))
+    with pytest.raises(KeyMismatchError, match=r"'v\.factor' is stored"):
+        load_state_dict(tmp_path, {"v": MaybeScaled.make(6, 4, 1)}, spec=LoadSpec(rename={"w": "v"}, strict=False))
 
 
 def test_a_key_of_a_part_that_is_there_already(tmp_path: Path) -> None:
