@@ -6,7 +6,7 @@ that changes from round to round, and each is divided by the one that records no
 middle half of them, are printed. `large` is one state of 1 GB in 64 tensors, `small` is 20,000 tensors of 16 KiB. The
 files are on a file system in memory (--dir), where nothing hides the cost; give a folder on a disk for the whole call.
 
-`journal` is what the thread after a call does for one record: it makes it of the reports of all ranks, and appends it.
+`journal` is what a save does for its record: it makes it of the reports of all ranks, and appends it.
 """
 
 from __future__ import annotations

@@ -119,9 +119,8 @@ class Config:
         trace: What each rank records of what its threads do. ``summary``: enough for reports and the journal.
             ``full``: every piece of work, with 2 MiB of memory for each thread, and a file of each rank beside the
             journal. ``off``: nothing.
-        journal: Where the coordinator writes a line for each save and load. ``auto``: to the folder ``.bcp`` beside the
-            steps of a run, if the path of the checkpoint names a step. ``off``: nowhere. Else a folder, which is made
-            if its parent exists.
+        journal: Where the coordinator writes a line for each save. ``auto``: to the folder ``.bcp`` in the folder of
+            the checkpoint. ``off``: nowhere. Else a folder, which is made if its parent exists; loads write there, too.
         journal_hosts: Whether the journal has the names of machines. If False, it numbers them.
         slow_factor: A save or a load that takes more than so many times as long as the ten before it (their median)
             logs a warning that names the rank and the phase. 0 logs none.

@@ -13,6 +13,7 @@ from typing import Any
 from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.folder_files import StoredFile, files_below, files_by_folder, stored_file
 from bytecheckpoint.checkpoint.folders import Place, below, parent_of
+from bytecheckpoint.checkpoint.journal_files import FOLDER
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, CheckpointNotFoundError
 from bytecheckpoint.object_store.names import is_data, is_mark, rank_of_mark
@@ -66,6 +67,7 @@ class CheckpointUsage:
         archives: Bytes around the elements in the records of data files, and whatever else another writer has there.
         padding: Bytes between the records of our data files.
         metadata: Bytes of commit marks.
+        records: Bytes of journals and traces of saves.
         unreferenced: Data files that no commit mark names, and which no save writes, as far as that is seen.
         unreferenced_bytes: Their bytes.
         unfinished_bytes: Bytes of data files of a save that is under way, or has died, and of its tmps.
@@ -84,6 +86,7 @@ class CheckpointUsage:
     archives: int = 0
     padding: int = 0
     metadata: int = 0
+    records: int = 0
     unreferenced: list[str] = field(default_factory=list)
     unreferenced_bytes: int = 0
     unfinished_bytes: int = 0
@@ -109,7 +112,7 @@ class CheckpointUsage:
     @property
     def overhead_bytes(self) -> int:
         """Bytes of the checkpoint that are neither elements nor objects."""
-        return self.headers + self.block_tables + self.archives + self.padding + self.metadata
+        return self.headers + self.block_tables + self.archives + self.padding + self.metadata + self.records
 
     @property
     def is_bare(self) -> bool:
@@ -119,7 +122,7 @@ class CheckpointUsage:
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields, and sums, as plain data; of the files only their number."""
         fields = ("unreferenced", "unreferenced_bytes", "unfinished_bytes", "unread_bytes", "other_bytes", "problems")
-        parts = ("headers", "block_tables", "archives", "padding", "metadata")
+        parts = ("headers", "block_tables", "archives", "padding", "metadata", "records")
         return {
             "path": self.path,
             "step": self.step,
@@ -187,6 +190,9 @@ class _Look:
         by_folder = files_by_folder(files)
         has_marks = any(is_mark(file.name) for file in files)
         for folder in by_folder if files else [""]:
+            if FOLDER in folder.split("/"):
+                usage.records += sum(file.num_bytes for file in by_folder[folder])
+                continue
             here = {file.name[len(folder) + 1 if folder else 0 :]: file for file in by_folder.get(folder, ())}
             marks = [name for name in here if is_mark(name)]
             has_model = any(name.endswith(".safetensors") for name in here) or (not folder and not has_marks)

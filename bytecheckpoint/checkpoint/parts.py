@@ -16,6 +16,7 @@ from bytecheckpoint.errors import CorruptCheckpointError, UnsupportedError
 
 __all__ = [
     "PARTS",
+    "RECORDS",
     "REFERENCE",
     "checkpoints_in",
     "description_in",
@@ -31,6 +32,9 @@ __all__ = [
 
 # In the order in which they are committed: if the model of a new folder is there, all of it is.
 PARTS = ("extra_state", "optimizer", "model")
+
+# Folder in a checkpoint in which saves keep their journal and traces. No reader of the checkpoint needs it.
+RECORDS = ".bcp"
 
 REFERENCE = (
     "ByteCheckpoint 0.0.2 or 0.0.3 wrote it, in a format of its own: load its parts one by one with load_state_dict or "
@@ -177,19 +181,20 @@ def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None 
         tmps: Names of this process's own tmps, by part; under the key "" for a folder without parts.
 
     Returns:
-        The keys of ``_core.inspect_folder``, and two more. ``components``: what was found in each part, empty if there
-        are no parts. ``has_mark``: whether there is a commit mark, in the folder itself, in the model if there are
-        parts, or in a folder of another name.
+        The keys of ``_core.inspect_folder``, and three more. ``records``: the folder of journals and traces, which is
+        not among the others. ``components``: what was found in each part, empty if there are no parts. ``has_mark``:
+        whether there is a commit mark, in the folder itself, in the model if there are parts, or in a folder of another
+        name.
     """
     tmps = tmps or {}
-    found = _core.inspect_folder(os.fspath(folder), tmps.get("", ""))
+    found = _inspected(folder, tmps.get("", ""))
     found.update(components={}, has_mark=bool(found["marks"]))
     if is_of_reference(found["reason"]):
         found["reason"] = REFERENCE
     if found["state"] != "unknown" or found["marks"] or found["data_files"]:
         return found
     there = parts_in(folder)
-    components = {part: _core.inspect_folder(os.path.join(folder, part), tmps.get(part, "")) for part in there}  # noqa: PTH118
+    components = {part: _inspected(os.path.join(folder, part), tmps.get(part, "")) for part in there}  # noqa: PTH118
     for part in there:
         if is_bare(components[part]) and is_removed(os.path.join(folder, part)):  # noqa: PTH118
             del components[part]
@@ -206,6 +211,15 @@ def inspect_step(folder: str | os.PathLike[str], tmps: Mapping[str, str] | None 
         found[kind] = sum(of_part[kind] for of_part in components.values())
     found["save_ids"] = [save_id for of_part in components.values() for save_id in of_part["save_ids"]]
     found.update(components=components, has_mark=bool(components.get("model", {}).get("marks")))
+    return found
+
+
+def _inspected(folder: str | os.PathLike[str], tmp: str) -> dict[str, Any]:
+    found = _core.inspect_folder(os.fspath(folder), tmp)
+    found["records"] = [name for name in found["others"] if name == RECORDS]
+    found["others"] = [name for name in found["others"] if name != RECORDS]
+    if found["records"] and not found["others"] and is_bare(found):  # a save failed that kept a trace
+        found.update(state="half", reason="empty")
     return found
 
 

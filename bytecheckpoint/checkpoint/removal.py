@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.in_use import unheld
+from bytecheckpoint.checkpoint.journal_files import carried_bytes
 from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.steps import StepFolder, folder_of
 from bytecheckpoint.errors import CheckpointBusyError, CheckpointError
@@ -100,6 +102,7 @@ def remove_folder(folder: StepFolder, root: _core.Directory, *, remove_others: b
     try:
         if folder.components:
             _remove_others(step, found["others"], None, outcome, remove_others)
+            _remove(step, found["records"], None, outcome)
         for name, directory in directories.items():
             stays = len(outcome.stays)
             _remove_contents(directory, found_in[name], rights[name], outcome, remove_others)
@@ -123,11 +126,12 @@ def bytes_to_remove(folder: StepFolder, *, remove_others: bool) -> int:
         size = 0
         for part, of_part in (("", found), *found["components"].items()):
             directory = step.below(part) if part else step
-            names = [*of_part["marks"], *of_part["data_files"], *of_part["tmps"]]
+            names = [*of_part["marks"], *of_part["records"], *of_part["data_files"], *of_part["tmps"]]
             names += of_part["others"] if remove_others else []
             size += sum(directory.remove(name, dry_run=True)[0] for name in names)
+            size -= carried_bytes(Path(folder.path, part))  # a step that stays gets these lines
         return size
-    except CheckpointError:
+    except (CheckpointError, OSError):
         return 0
 
 
@@ -145,7 +149,7 @@ def _remove_contents(
 ) -> None:
     """Removes other files first: as long as data files remain, the folder is recognized as an unfinished removal."""
     _remove_others(directory, found["others"], right, outcome, remove_others)
-    _remove(directory, (*found["data_files"], *found["tmps"]), right, outcome)
+    _remove(directory, (*found["records"], *found["data_files"], *found["tmps"]), right, outcome)
 
 
 def _remove_others(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bytecheckpoint import _core
 from bytecheckpoint.checkpoint.folders import known
+from bytecheckpoint.checkpoint.journal_files import carry_lines
 from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.removal import Outcome, bytes_to_remove, remove_folder
@@ -215,6 +216,7 @@ class Retention:
             of_parts = [Path(folder.path) for folder in kept if folder.components]
             for directory in (Path(self.root), *of_parts, *marked):
                 _core.sync_directory(str(directory))
+            report.warnings.extend(carry_lines([Path(folder.path) for folder in going], Path(newest.path)))
         freed = sum(self._remove(folder, root, report) for folder in going)
         if now is not None and not report.dry_run:
             self._remove_tombstones(folders, now, report)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
+from bytecheckpoint.checkpoint.journal_files import FOLDER
 from bytecheckpoint.checkpoint.step_names import step_paths
 from bytecheckpoint.cli.disk_speed import DiskSpeed, measure_disk, save_disk_speed, size_to_measure
 from bytecheckpoint.cli.options import Failure, bar, checkpoint_argument, json_option, progress_option
 from bytecheckpoint.cli.text import columns, one_line, print_json
 from bytecheckpoint.config import Config
 from bytecheckpoint.object_store.urls import is_store_url
-from bytecheckpoint.observability.journal import FOLDER
 from bytecheckpoint.report.text import size_text
 
 __all__ = ["command"]
@@ -43,7 +43,8 @@ def command() -> None:
     "--save/--no-save",
     "is_saved",
     default=None,
-    help="Keep the result as PATH/.bcp/disk.json, with which reports compare.  [if PATH is a run folder]",
+    help="Keep the result as PATH/.bcp/disk.json, with which reports compare.  [if PATH has a folder .bcp; else in the "
+    "newest step, if it has one]",
 )
 @json_option
 @progress_option
@@ -68,8 +69,8 @@ def disk(path: str, size_mib: int | None, rounds: int, is_saved: bool | None, as
     num_bytes = size_to_measure(folder, None if size_mib is None else size_mib * _MIB)
     with bar("measuring", progress) as tell:
         speed = measure_disk(folder, num_bytes, config=config, rounds=rounds, progress=tell)
-    is_run = (folder / FOLDER).is_dir() or bool(step_paths(folder))
-    saved = save_disk_speed(speed, folder) if is_saved or (is_saved is None and is_run) else None
+    place = folder if is_saved else _place_of_result(folder) if is_saved is None else None
+    saved = None if place is None else save_disk_speed(speed, place)
     if as_json:
         print_json({**speed.to_dict(), "saved": None if saved is None else os.fspath(saved)})
         return
@@ -77,6 +78,14 @@ def disk(path: str, size_mib: int | None, rounds: int, is_saved: bool | None, as
         click.echo(line)
     if saved is not None:
         click.echo(f"saved as {one_line(str(saved))}")
+
+
+def _place_of_result(folder: Path) -> Path | None:
+    """Returns the run or the step whose ``.bcp`` keeps the result if nobody asks: nothing is made between steps."""
+    if (folder / FOLDER).is_dir():
+        return folder
+    steps = step_paths(folder)
+    return Path(steps[-1][1]) if steps else None
 
 
 def _lines(path: str, speed: DiskSpeed) -> Iterator[str]:

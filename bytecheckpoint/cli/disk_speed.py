@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bytecheckpoint.checkpoint.journal_files import DISK, FOLDER
 from bytecheckpoint.checkpoint.small_files import made_folder, replacing, storage_errors
 from bytecheckpoint.cli.raw_disk import REQUEST_BYTES, Disk, has_direct_io, nameless_file
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError
-from bytecheckpoint.observability.journal import FOLDER
 from bytecheckpoint.report.text import size_text
 
 __all__ = ["DEFAULT_BYTES", "DiskSpeed", "measure_disk", "save_disk_speed", "size_to_measure"]
@@ -25,7 +25,6 @@ __all__ = ["DEFAULT_BYTES", "DiskSpeed", "measure_disk", "save_disk_speed", "siz
 DEFAULT_BYTES = 1 << 30
 _FORMAT = 1
 _SYNCS = 32
-_NAME = "disk.json"
 # There are two files at a time, and half of what is free is left to others.
 _SHARE_OF_FREE = 4
 
@@ -130,16 +129,16 @@ def measure_disk(
     )
 
 
-def save_disk_speed(speed: DiskSpeed, run: Path) -> Path:
-    """Writes ``.bcp/disk.json`` of a run folder, in place of an older one. Returns its path.
+def save_disk_speed(speed: DiskSpeed, folder: Path) -> Path:
+    """Writes ``.bcp/disk.json`` of a run folder, or of a step, in place of an older one. Returns its path.
 
     Raises:
         StorageError: The file system refused.
     """
-    folder = made_folder(run / FOLDER)
-    with replacing(folder, _NAME, f".{_NAME}.tmp") as file:
+    made = made_folder(folder / FOLDER)
+    with replacing(made, DISK, f".{DISK}.tmp") as file:
         file.write(json.dumps(speed.to_dict(), allow_nan=False, indent=1).encode() + b"\n")
-    return run / FOLDER / _NAME
+    return folder / FOLDER / DISK
 
 
 def _one_round(

@@ -139,6 +139,7 @@ def _table_of_keys(usage: DiskUsage) -> Iterator[str]:
 def _overhead(usage: CheckpointUsage) -> Iterator[str]:
     sizes = {
         "metadata": usage.metadata,
+        "journal": usage.records,
         "headers and trailers": usage.headers,
         "checksums of blocks": usage.block_tables,
         "around elements": usage.archives,

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from bytecheckpoint.observability.page import page_of
 from bytecheckpoint.observability.page.contents import page_contents
 from bytecheckpoint.observability.page.untrusted import cleaned
 from bytecheckpoint.observability.perfetto import trace_of
-from bytecheckpoint.observability.run_folder import Run, journal_files, journal_folder, read_run
+from bytecheckpoint.observability.run_folder import Run, journal_files, page_folder, read_run, trace_folders
 from bytecheckpoint.observability.summary import Trouble, findings_of_all, troubles
 from bytecheckpoint.observability.trace_files import with_whole_traces
 from bytecheckpoint.report.text import size_text
@@ -68,9 +69,10 @@ def command(
 ) -> None:
     """Says what to look at in the saves and loads of a run, and writes a page with charts of them.
 
-    RUN is a run folder: saves and loads below it write a journal to RUN/.bcp. The page is one HTML file,
-    RUN/.bcp/report.html, or report.html here if nothing can be written there. It needs no network. With --json, or with
-    --trace and without -o, no page is written. A trace is opened at ui.perfetto.dev.
+    RUN is a run folder, or a checkpoint, or a folder that Config(journal=...) named: each save writes a line to .bcp in
+    the folder of its checkpoint. The page is one HTML file, report.html here, or in RUN/.bcp if there is such a folder.
+    It needs no network. With --json, or with --trace and without -o, no page is written. A trace is opened at
+    ui.perfetto.dev.
 
     \b
     Example:
@@ -85,7 +87,7 @@ def command(
     records = _read(folder, last, since)
     found = findings_of_all(records.records)
     if trace is not None:
-        whole = [with_whole_traces(record, journal_folder(folder)) for record in records.records]
+        whole = [with_whole_traces(record, trace_folders(folder, record)) for record in records.records]
         _write(Path(trace), json.dumps(trace_of(whole), allow_nan=False))
     if as_json:
         print_json(_as_json(records, found))
@@ -106,8 +108,8 @@ def _read(folder: Path, last: int, since: int | None) -> Run:
         raise Failure(f"{folder}: there is no such run folder")
     if not journal_files(folder):
         raise Failure(
-            f"{folder} has no journal (.bcp/journal.jsonl): each save of a step folder below a run folder adds a line "
-            "to it, and so do loads, unless Config(journal='off'); see docs/journal.md"
+            f"{folder} has no journal: each save adds a line to .bcp/journal.jsonl in the folder of its checkpoint, "
+            "unless Config(journal='off'), and no such file is in the folders of steps here; see docs/journal.md"
         )
     run = read_run(folder, last=last, since=since)
     if not run.records:
@@ -137,13 +139,13 @@ def _write_page(run: Run, found: Sequence[Sequence[Finding]], output: str | None
     if output is not None:
         _write(Path(output), page)
         return Path(output)
-    path = journal_folder(run.path) / "report.html"
-    try:
-        _write(path, page)
-    except OSError:
-        path = Path("report.html")
-        _write(path, page)
-    return path
+    folder, here = page_folder(run.path), Path("report.html")
+    if folder is not None:
+        with suppress(OSError):
+            _write(folder / here, page)
+            return folder / here
+    _write(here, page)
+    return here
 
 
 def _follow(
@@ -194,6 +196,10 @@ def _lines(run: Run, of_run: Sequence[Trouble]) -> list[str]:
         f"{one_line(str(run.path))}: {counted(counts['save'], 'save')}, {counted(counts['load'], 'load')}{skipped}"
     ]
     lines.append(f"newest: {_call_text(run.records[-1])}")
+    if run.failures:
+        newest = run.failures[-1]
+        what = f"{text_of(newest, 'path')}: {text_of(newest, 'error_type')}: {text_of(newest, 'message')}"
+        lines.append(f"failed: {counted(len(run.failures), 'call')}; the last one {one_line(what)}")
     for trouble in of_run[:_MOST_IN_WORDS]:
         lines.append(f"- {one_line(trouble.finding.text)} ({trouble.how_often()}, {trouble.seconds:.2f} s in all)")
         if trouble.finding.advice:
@@ -211,6 +217,7 @@ def _as_json(run: Run, found: Sequence[Sequence[Finding]]) -> dict[str, Any]:
         "run": str(run.path),
         "skipped": run.num_skipped,
         "disk": cleaned(run.disk),
+        "failures": [cleaned(record) for record in run.failures],
         "troubles": [
             json_value(trouble.finding.to_dict())
             | {"calls": list(trouble.calls), "worst": trouble.worst, "all_seconds": round(trouble.seconds, 6)}

@@ -8,14 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bytecheckpoint.checkpoint.journal_files import FOLDER
 from bytecheckpoint.errors import StorageError
 from bytecheckpoint.object_store.urls import is_store_url
-from bytecheckpoint.observability.journal import FOLDER, find_save
+from bytecheckpoint.observability.journal import find_save
 
 __all__ = ["SaveRecord", "find_save_record"]
 
-# A run is above the step, a part such as `model` is below it, and a role may be between.
-_MOST_LEVELS = 3
+# The checkpoint has the line itself. Older versions wrote it to the run, which is above the step; a part such as
+# `model` is below that, and a role may be between.
+_MOST_LEVELS = 4
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def find_save_record(path: str, save_id: str, journal: str | None) -> tuple[Save
     Args:
         path: The checkpoint: a step, or a part of one.
         save_id: Id of the save, 32 hex digits.
-        journal: The run folder, or the folder of a journal; None looks in the folders above the checkpoint.
+        journal: The run folder, or the folder of a journal; None looks in the checkpoint and the folders above it.
 
     Returns:
         The record, and ""; or None, and a sentence that says why there is none.
@@ -87,7 +89,8 @@ def find_save_record(path: str, save_id: str, journal: str | None) -> tuple[Save
     elif is_store_url(path):
         return None, "no journal is kept beside a URL; --journal names the folder of one"
     else:
-        folders = [folder for folder in Path(path).parents[:_MOST_LEVELS] if (folder / FOLDER).is_dir()]
+        above = [Path(path), *Path(path).parents][:_MOST_LEVELS]
+        folders = [folder for folder in above if (folder / FOLDER).is_dir()]
     for folder in folders:
         try:
             record = find_save(folder, save_id)
@@ -96,8 +99,8 @@ def find_save_record(path: str, save_id: str, journal: str | None) -> tuple[Save
         if record is not None:
             return SaveRecord(str(folder), record), ""
     if not folders:
-        return None, f"there is no journal: no folder {FOLDER} in the folders above {path}"
-    return None, f"the journal in {folders[0]} has no record of this save, {save_id}"
+        return None, f"there is no journal: no folder {FOLDER} in {path} and the folders above it"
+    return None, f"the journal in {folders[-1]} has no record of this save, {save_id}"
 
 
 def _number(value: Any) -> Any:

@@ -33,7 +33,7 @@ _RANK_OF_FILE = re.compile(r"__(\d{1,10})_\d+(\.[0-9a-f]{16})?\.distcp")  # of o
 @click.option(
     "--journal",
     type=click.Path(exists=True, file_okay=False),
-    help="Folder of the journal, or of the run, if the journal is not in the folder of the run.",
+    help="Folder of the journal, or of the run, if the journal is not in the checkpoint.",
 )
 @json_option
 def command(step: str, key: str, journal: str | None, as_json: bool) -> None:
@@ -42,7 +42,7 @@ def command(step: str, key: str, journal: str | None, as_json: bool) -> None:
     STEP is a checkpoint, or a step folder of bytecheckpoint.save. KEY is a name as bcp ls shows it, or a pattern such
     as 'model.*.bias' of whole names. Of each piece it prints: its box; file, offset and bytes; the blocks of the file
     that it is in, and their CRC-32s; and the rank that wrote the file. Which other ranks held the same piece is stored
-    nowhere. Host, time and speed are from the journal of the run, .bcp/journal.jsonl beside the step, if there is one.
+    nowhere. Host, time and speed are from the journal in the checkpoint, .bcp/journal.jsonl, if there is one.
     The metadata, and the checksums at the end of each file, are read, and no data. Ends with 2 if there is no such key.
 
     \b

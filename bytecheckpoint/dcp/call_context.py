@@ -211,7 +211,7 @@ class CallContext:
         failure = CallFailure.by(error, kind=kind, path=path, rank=self._rank, began_at=self._began_at)
         if failure.error_type != CheckpointChangedError.__name__:
             self._is_failure_noted = True
-            note_failure(failure)
+            note_failure(failure, storage.config)
 
     @staticmethod
     def planned_metadata() -> Metadata | None:

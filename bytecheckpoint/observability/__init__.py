@@ -3,7 +3,7 @@
 
 from bytecheckpoint.observability.failures import CallFailure
 from bytecheckpoint.observability.findings import Finding, findings
-from bytecheckpoint.observability.journal import read_journal
+from bytecheckpoint.observability.journal import read_failures, read_journal
 from bytecheckpoint.observability.observers import Exporter, flush
 
-__all__ = ["CallFailure", "Exporter", "Finding", "findings", "flush", "read_journal"]
+__all__ = ["CallFailure", "Exporter", "Finding", "findings", "flush", "read_failures", "read_journal"]

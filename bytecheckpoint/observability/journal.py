@@ -1,43 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal of a run: one line of JSON for each save and load, in ``.bcp/journal.jsonl`` of the folder of the run.
+"""The journal: one line of JSON for each save, in the folder of its checkpoint, and the records of a whole run.
 
-Lines are only appended, each with one call and under a lock of the file. A reader skips a line that is not whole.
-When the file has grown to ``_ROTATE_BYTES``, it becomes ``journal.1.jsonl``, and an older one ``journal.2.jsonl``.
+A reader skips a line that is not whole, and a line that it has seen before: steps that are removed leave their lines to
+others (``checkpoint/journal_files.py``).
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bytecheckpoint.checkpoint.journal_files import FOLDER, holds_checkpoint, journal_folders, journal_paths
+from bytecheckpoint.checkpoint.journal_files import append as append_line
+from bytecheckpoint.checkpoint.small_files import storage_errors
 from bytecheckpoint.checkpoint.step_names import DEFAULT_PATTERN, compile_pattern, step_number
 from bytecheckpoint.config import Config
-from bytecheckpoint.errors import StorageError
 
-__all__ = ["FOLDER", "append", "find_save", "place_of", "read_journal"]
+__all__ = ["append", "find_save", "place_of", "read_failures", "read_journal", "run_of"]
 
-FOLDER = ".bcp"
-_NAME = "journal.jsonl"
-_ROTATE_BYTES = 64 << 20
-_MOST_OLD = 3
-_LEAST_FREE_BYTES = 1 << 20  # of a disk, are left to what saves still have to write
+_CALLS = ("save", "load")
+_FAILURE = "failure"
+
+_MOST_TIME = 1e15  # what is larger is no Unix time
+# How our lines begin. So most of them need not be parsed where only the newest are wanted.
+_BEGIN = re.compile(rb'\{"format": ?\d+, ?"kind": ?"\w+", ?"at": ?(\d{1,12}\.?\d{0,9})[,}]')
 
 _STEP = compile_pattern(DEFAULT_PATTERN)
 
 
 def place_of(path: str, config: Config, *, is_save: bool) -> tuple[Path | None, str, int | None]:
-    """Returns where the journal of a call is.
+    """Returns where the line of a call goes. Looks at no storage.
 
     Args:
         path: Path of the checkpoint: an absolute one, or a URL.
         config: Settings. ``journal`` is ``auto``, ``off`` or a folder.
-        is_save: Whether the call is a save. A load begins no journal in the folder of a run.
+        is_save: Whether the call is a save. A load has a line only where a folder was named.
 
     Returns:
         The folder of the journal, None if there is none; the path of the checkpoint, relative to the folder of the run
@@ -45,17 +46,22 @@ def place_of(path: str, config: Config, *, is_save: bool) -> tuple[Path | None, 
     """
     if config.journal == "off":
         return None, path, None
-    run, step = _run_of(path)
+    run, step = _step_of(path)
     relative = path if run is None else os.path.relpath(path, run)
     if config.journal != "auto":
         return Path(config.journal), relative, step
-    folder = (Path(path).parent if run is None else run) / FOLDER
-    if "://" in path or not ((is_save and run is not None) or folder.is_dir()):
+    if "://" in path or not is_save:
         return None, relative, step
-    return folder, os.path.relpath(path, folder.parent), step
+    return Path(path) / FOLDER, os.path.relpath(path, run_of(path)), step
 
 
-def _run_of(path: str) -> tuple[Path | None, int | None]:
+def run_of(path: str) -> str:
+    """Returns the folder of the run that a checkpoint is a step of, or a part of a step; else the one that it is in."""
+    run, _ = _step_of(path)
+    return os.path.dirname(path) if run is None else str(run)  # noqa: PTH120
+
+
+def _step_of(path: str) -> tuple[Path | None, int | None]:
     """Returns the folder of the run that a checkpoint is a step of, or a part of a step; and the step."""
     if "://" in path:
         return None, None
@@ -73,76 +79,36 @@ def append(folder: Path, record: dict[str, Any]) -> None:
     Raises:
         OSError: The file system refuses, or has less than 1 MiB left.
     """
-    disk = os.statvfs(folder.parent)
-    if disk.f_blocks and disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-    line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-    with suppress(FileExistsError):
-        folder.mkdir()  # not its parents: a run that was removed meanwhile stays removed
-    path = folder / _NAME
-    while not _appended(path, line):
-        pass
-
-
-def _appended(path: Path, line: bytes) -> bool:
-    """Appends a line, unless another process has moved the file away before this one had its lock."""
-    with path.open("ab", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
-        except FileNotFoundError:
-            is_there = False
-        size = os.fstat(file.fileno()).st_size
-        if is_there and size + len(line) > _ROTATE_BYTES and size > 0:
-            _rotate(path)
-            is_there = False
-        if not is_there:
-            return False
-        # A line that a process began and did not end must not swallow this one.
-        file.write(line if size == 0 or _ends_line(path) else b"\n" + line)
-        return True
-
-
-def _ends_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
-
-
-def _rotate(path: Path) -> None:
-    old = [path, *(path.with_name(f"journal.{number}.jsonl") for number in range(1, _MOST_OLD + 1))]
-    for older, newer in zip(reversed(old), reversed(old[:-1]), strict=False):
-        with suppress(FileNotFoundError):
-            newer.replace(older)
+    append_line(folder, json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n")
 
 
 def read_journal(run: str | os.PathLike[str], last: int | None = None) -> tuple[list[dict[str, Any]], int]:
-    """Returns the records of a journal, the oldest first.
+    """Returns the records of the saves and loads of a run, the oldest first.
 
     Args:
-        run: Folder of a run, or the folder of a journal that ``Config(journal=...)`` named.
+        run: Folder of a run; or a checkpoint; or the folder of a journal that ``Config(journal=...)`` named.
         last: How many records to return at most, from the last; None returns all.
 
     Returns:
         The records, and how many lines were skipped because they are not whole.
 
     Raises:
-        StorageError: A file of the journal cannot be read.
+        StorageError: A file of the journal, or the folder, cannot be read.
     """
-    records: list[dict[str, Any]] = []
-    num_skipped = 0
-    for lines in _files_of(run):
-        of_file = []
-        for line in lines if last is None else lines[-(last - len(records)) :]:
-            record = _parsed(line)
-            if record is None:
-                num_skipped += bool(line.strip())
-            else:
-                of_file.append(record)
-        records = of_file + records
-        if last is not None and len(records) >= last:
-            break
-    return records, num_skipped
+    return _records(Path(run), _CALLS, last)
+
+
+def read_failures(run: str | os.PathLike[str], last: int | None = None) -> list[dict[str, Any]]:
+    """Returns the records of the calls of a run that failed, the oldest first.
+
+    Args:
+        run: As for ``read_journal``.
+        last: As for ``read_journal``.
+
+    Raises:
+        StorageError: A file of the journal, or the folder, cannot be read.
+    """
+    return _records(Path(run), (_FAILURE,), last)[0]
 
 
 def find_save(run: str | os.PathLike[str], save_id: str) -> dict[str, Any] | None:
@@ -153,26 +119,83 @@ def find_save(run: str | os.PathLike[str], save_id: str) -> dict[str, Any] | Non
         save_id: Id of the save, 32 hex digits.
 
     Raises:
-        StorageError: A file of the journal cannot be read.
+        StorageError: A file of the journal, or the folder, cannot be read.
     """
-    for lines in _files_of(run):
-        for line in reversed(lines):
+    for folder in journal_folders(Path(run)):
+        for line in reversed([*_lines_of(folder)]):
             record = _parsed(line) if save_id.encode() in line else None
             if record is not None and record["kind"] == "save" and record.get("save_id") == save_id:
                 return record
     return None
 
 
-def _files_of(run: str | os.PathLike[str]) -> Iterator[list[bytes]]:
-    """Yields the lines of each file of a journal, from the newest file to the oldest."""
-    folder = Path(run, FOLDER) if Path(run, FOLDER).is_dir() else Path(run)
-    for name in (_NAME, *(f"journal.{number}.jsonl" for number in range(1, _MOST_OLD + 1))):
-        try:
-            yield (folder / name).read_bytes().splitlines()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise StorageError(f"read({folder / name}): {error.strerror}", str(folder / name)) from error
+def _records(run: Path, kinds: tuple[str, ...], last: int | None) -> tuple[list[dict[str, Any]], int]:
+    """Returns the newest records of a run, the oldest first, and how many lines were skipped on the way."""
+    lines: list[tuple[float, Path, bytes]] = []
+    for folder in journal_folders(run):
+        at = 0.0
+        for line in _lines_of(folder):
+            at = _time_of(line, at)
+            lines.append((at, folder, line))
+    lines.sort(key=lambda each: each[0])
+    found: dict[object, dict[str, Any]] = {}
+    num_skipped = 0
+    for _, folder, line in reversed(lines):
+        record = _parsed(line)
+        if record is None:
+            num_skipped += bool(line.strip())
+        elif record["kind"] in kinds:
+            found.setdefault(_identity(record), _seen_from(run, folder, record))
+            if len(found) == last:
+                break
+    return [*found.values()][::-1], num_skipped
+
+
+def _time_of(line: bytes, before: float) -> float:
+    """Returns when the call of a line began; of a line that does not say it, that of the line ``before``."""
+    begin = _BEGIN.match(line)
+    if begin is not None:
+        return float(begin[1])
+    record = _parsed(line)
+    at = None if record is None else record.get("at")
+    return float(at) if isinstance(at, int | float) and abs(at) < _MOST_TIME else before
+
+
+def _identity(record: dict[str, Any]) -> object:
+    """Returns what a record has in common with copies of it, and with no other record."""
+    save_id = record.get("save_id")
+    if record["kind"] == "save" and isinstance(save_id, str) and save_id:
+        return save_id, repr(record.get("at"))
+    if record["kind"] == _FAILURE:
+        return repr(record.get("path")), repr(record.get("at"))
+    return id(record)  # a load: two may be alike, and no load is ever copied
+
+
+def _seen_from(run: Path, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Returns a record with the path of its checkpoint relative to ``run``, if it lies in the checkpoint itself.
+
+    What a save calls its run may be above the folder that is read, which may be a checkpoint, or below it.
+    """
+    path = record.get("path")
+    if folder == run or not isinstance(path, str):
+        return record
+    here = os.path.relpath(folder.parent, run)
+    if here == ".":
+        is_own = os.path.basename(path) == run.resolve().name and holds_checkpoint(run)  # noqa: PTH119
+    else:
+        is_own = f"/{here}".endswith(f"/{path}") or f"/{path}".endswith(f"/{here}")
+    return {**record, "path": here} if is_own and path != here else record
+
+
+def _lines_of(folder: Path) -> Iterator[bytes]:
+    """Yields the lines of a journal, the oldest first."""
+    for path in reversed(journal_paths(folder)):
+        with storage_errors("read", path):
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                continue
+        yield from content.splitlines()
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -182,6 +205,6 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     known = (
-        isinstance(record, dict) and isinstance(record.get("format"), int) and record.get("kind") in ("save", "load")
+        isinstance(record, dict) and isinstance(record.get("format"), int) and record.get("kind") in (*_CALLS, _FAILURE)
     )
     return record if known else None

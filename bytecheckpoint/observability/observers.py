@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens after a save or a load, in a thread of its own: the journal is written, and exporters hear of it.
+"""What happens at the end of a save or a load: the journal is written, and exporters hear of it.
 
-A call does not wait for that, and does not fail if it fails: the first failure of each kind is logged as a warning.
+A call waits for its line in the journal, so that nothing writes to a folder when the call has returned. It does not
+wait for exporters, which a thread calls. It does not fail if any of that fails: the first failure of each kind is
+logged as a warning.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import atexit
 import contextvars
 import logging
 import statistics
-import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +22,10 @@ from typing import Any, Protocol, TypeAlias
 from bytecheckpoint.config import Config
 from bytecheckpoint.observability.failures import CallFailure
 from bytecheckpoint.observability.findings import findings
-from bytecheckpoint.observability.journal import append, place_of
-from bytecheckpoint.observability.records import record_of
+from bytecheckpoint.observability.journal import append, place_of, run_of
+from bytecheckpoint.observability.records import failure_record_of, record_of
 from bytecheckpoint.observability.trace_files import keep_trace
+from bytecheckpoint.observability.work_thread import WorkThread
 from bytecheckpoint.report import LoadReport, SaveReport
 from bytecheckpoint.report.rank_trace import RankTrace
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
@@ -42,8 +45,10 @@ __all__ = [
 
 # The end of the process waits no longer than this for what is not written yet.
 _AT_EXIT_S = 5.0
-# A process that makes calls faster than they can be written down drops records beyond this.
-_MOST_WAITING = 1000
+# A call waits no longer than this for its line, or for its trace: then the storage does not answer.
+_MOST_WRITE_S = 30.0
+# So many failed saves of a run wait for a save that commits.
+_MOST_FAILURES = 100
 # A call is compared with as many calls before, of at least so many.
 _HISTORY, _LEAST_HISTORY = 10, 5
 _LEAST_SLOWER_S = 0.5
@@ -72,50 +77,44 @@ class Exporter(Protocol):
 
 
 class _Observers:
-    """What the calls of this process left to do, and the thread that does it. The thread ends when nothing is left."""
+    """What the calls of this process left to do, and the threads that do it."""
 
     def __init__(self) -> None:
         self.exporters: list[Exporter | OnReport] = []
         self.durations: dict[tuple[str, str], deque[float]] = {}
+        # Records of failed saves by the folder of their run, which wait for a save that commits.
+        self.failures: dict[str, deque[dict[str, Any]]] = {}
         self._said: set[str] = set()
         self._lock = ForkSafeLock()
-        self._work: deque[Callable[[], None]] = deque()  # the first is under way
-        self._thread: threading.Thread | None = None
+        # One thread each: an exporter that hangs must not keep a save from writing its line.
+        self._writing = WorkThread("bytecheckpoint-journal", self._say_unrecorded)
+        self._exporting = WorkThread("bytecheckpoint-observe", self._say_unrecorded)
         atexit.register(_flush_at_exit)
 
     def submit(self, work: Callable[[], None]) -> None:
-        with self._lock:
-            if len(self._work) >= _MOST_WAITING:
-                return
-            self._work.append(work)
-            if self._thread is not None:
-                return
-            self._thread = threading.Thread(target=self._run, name="bytecheckpoint-observe", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # no thread can be started
-            self._work.clear()
-            self._thread = None
-            self.say_once("a call is not recorded", error)
+        """Has exporters called."""
+        self._exporting.submit(work)
 
-    def _run(self) -> None:
-        while True:
+    def write(self, folder: Path, write: Callable[[], None], config: Config) -> None:
+        """Writes to a journal, and waits for that as long as a call may wait for its storage, and 30 s at most."""
+
+        def write_or_say() -> None:
             try:
-                self._work[0]()
-            except Exception as error:
-                self.say_once("a call is not recorded", error)
-            with self._lock:
-                self._work.popleft()
-                if not self._work:
-                    self._thread = None
-                    return
+                write()
+            except OSError as error:
+                self.say_once(f"the journal in {folder} cannot be written", error)
+
+        timeout_s = min(config.io_timeout_s or _MOST_WRITE_S, _MOST_WRITE_S)
+        if not self._writing.run(write_or_say, timeout_s):
+            late = TimeoutError(f"no answer of the storage in {timeout_s:g} s; a thread goes on")
+            self.say_once(f"the journal in {folder} cannot be written", late)
 
     def flush(self, timeout_s: float) -> bool:
-        with self._lock:
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout_s)
-        return thread is None or not thread.is_alive()
+        end = time.monotonic() + timeout_s
+        return self._writing.flush(timeout_s) and self._exporting.flush(max(end - time.monotonic(), 0.0))
+
+    def _say_unrecorded(self, error: Exception) -> None:
+        self.say_once("a call is not recorded", error)
 
     def say_once(self, what: str, error: Exception) -> None:
         if self._is_first(f"{what}: {type(error).__name__}"):
@@ -184,10 +183,15 @@ def flush(timeout_s: float = 60.0) -> bool:
 
 def _flush_at_exit() -> None:
     flush(_AT_EXIT_S)
+    observers = _observers.if_made()
+    for run, records in [] if observers is None else [*observers.failures.items()]:
+        if records:
+            named = [f"{each['path']}: {each['error_type']}: {each['message']}" for each in records]
+            _logger.warning("%s: no journal has the saves that failed last: %s", run, "; ".join(named))
 
 
 def note_call(report: SaveReport | LoadReport, config: Config) -> None:
-    """Notes and logs a call that has ended, on its coordinator. Returns at once.
+    """Notes and logs a call that has ended, on its coordinator. Returns when its line is in the journal.
 
     Args:
         report: Report of the coordinator.
@@ -197,12 +201,38 @@ def note_call(report: SaveReport | LoadReport, config: Config) -> None:
     observers = _observers.get()
     if config.journal == "off" and not observers.exporters and not config.slow_factor:
         return
+    if "://" in report.path and config.journal == "auto":
+        observers.note_once("url", f"{report.path}: no journal is kept beside a URL; Config(journal=FOLDER) keeps one")
+    record: dict[str, Any] | None = None
+    try:
+        record = _written(observers, report, config)
+    except Exception as error:  # the call has succeeded
+        observers.say_once("a call is not recorded", error)
     exporters, context = observers.exporters, contextvars.copy_context()
-    observers.submit(lambda: context.run(_record, observers, exporters, report, config))
+    observers.submit(lambda: context.run(_tell, observers, exporters, report, record, config))
+
+
+def _written(observers: _Observers, report: SaveReport | LoadReport, config: Config) -> dict[str, Any] | None:
+    """Writes the record of a call to its journal, and returns it; None if there is no journal."""
+    is_save = isinstance(report, SaveReport)
+    folder, path, step = place_of(report.path, config, is_save=is_save)
+    if folder is None:
+        return None
+    record, at = record_of(report, config, path, step), folder
+    failed = observers.failures.get(run_of(report.path), ()) if is_save else ()
+
+    def write() -> None:
+        while failed:
+            append(at, failed[0])
+            failed.popleft()
+        append(at, record)
+
+    observers.write(folder, write, config)
+    return record
 
 
 def note_trace(path: str, kind: str, rank: int, trace: RankTrace | None, config: Config) -> None:
-    """Keeps the whole trace of a call on this rank, with ``Config(trace="full")``. Returns at once.
+    """Keeps the whole trace of a call on this rank, with ``Config(trace="full")``. Returns when it is written.
 
     Args:
         path: Path of the checkpoint.
@@ -213,23 +243,35 @@ def note_trace(path: str, kind: str, rank: int, trace: RankTrace | None, config:
     """
     if trace is None or config.trace != "full":
         return
-    observers, whole = _observers.get(), trace
-
-    def keep() -> None:
-        folder, _, step = place_of(path, config, is_save=kind == "save")
-        if folder is not None:
-            keep_trace(folder, kind, step, rank, whole)
-
-    observers.submit(keep)
+    folder, _, step = place_of(path, config, is_save=kind == "save")
+    if folder is not None:
+        at, whole = folder, trace
+        _observers.get().write(folder, lambda: keep_trace(at, kind, step, rank, whole), config)
 
 
-def note_failure(failure: CallFailure) -> None:
-    """Tells exporters of a call that has failed, on its coordinator. Returns at once."""
-    observers = _observers.if_made()
-    if observers is None or not observers.exporters:
-        return
+def note_failure(failure: CallFailure, config: Config) -> None:
+    """Notes a call that has failed, on its coordinator.
+
+    The folder of a save that failed may hold no checkpoint, and stay for no reader. So its line waits in the process,
+    and goes to the next checkpoint of the run that commits. Exporters hear of the failure at once, in their thread.
+
+    Args:
+        failure: What failed.
+        config: Settings of the call.
+    """
+    observers = _observers.get()
+    is_save = failure.kind == "save"
+    folder, path, step = place_of(failure.path, config, is_save=is_save)
+    if folder is not None:
+        record, at = failure_record_of(failure, config, path, step), folder
+        if config.journal == "auto":
+            waiting = observers.failures.setdefault(run_of(failure.path), deque(maxlen=_MOST_FAILURES))
+            waiting.append(record)
+        else:
+            observers.write(folder, lambda: append(at, record), config)
     exporters, context = observers.exporters, contextvars.copy_context()
-    observers.submit(lambda: context.run(_export_failure, observers, exporters, failure))
+    if exporters:
+        observers.submit(lambda: context.run(_export_failure, observers, exporters, failure))
 
 
 def _export_failure(observers: _Observers, exporters: Sequence[Exporter | OnReport], failure: CallFailure) -> None:
@@ -250,18 +292,16 @@ def _saying(observers: _Observers, exporter: Exporter | OnReport) -> Iterator[No
         observers.say_once(f"{name} failed", error)
 
 
-def _record(
-    observers: _Observers, exporters: Sequence[Exporter | OnReport], report: SaveReport | LoadReport, config: Config
+def _tell(
+    observers: _Observers,
+    exporters: Sequence[Exporter | OnReport],
+    report: SaveReport | LoadReport,
+    record: dict[str, Any] | None,
+    config: Config,
 ) -> None:
-    folder, path, step = place_of(report.path, config, is_save=isinstance(report, SaveReport))
-    record = record_of(report, config, path, step)
-    if folder is None and "://" in report.path and config.journal == "auto":
-        observers.note_once("url", f"{report.path}: no journal is kept beside a URL; Config(journal=FOLDER) keeps one")
-    if folder is not None:
-        try:
-            append(folder, record)
-        except OSError as error:
-            observers.say_once(f"the journal in {folder} cannot be written", error)
+    if record is None:
+        _, path, step = place_of(report.path, config, is_save=isinstance(report, SaveReport))
+        record = record_of(report, config, path, step)
     for exporter in exporters:
         with _saying(observers, exporter):
             export: Callable[..., object] | None = getattr(exporter, "export", None)

@@ -12,16 +12,19 @@ from typing import Any
 from bytecheckpoint import _core
 from bytecheckpoint.config import Config
 from bytecheckpoint.observability.clocks import offset_of
+from bytecheckpoint.observability.failures import CallFailure
 from bytecheckpoint.report import LoadReport, RankLoadReport, RankSaveReport, SaveReport
 from bytecheckpoint.report.rank_trace import RankTrace
 
-__all__ = ["FORMAT", "record_of"]
+__all__ = ["FORMAT", "failure_record_of", "record_of"]
 
 FORMAT = 1
 """Number of the format. A field may be added without a new number."""
 
 # Lanes are kept of so many ranks at most.
 _MOST_TIMELINES = 16
+# Letters of the text of an error.
+_MOST_MESSAGE = 4000
 # Digits of a time in seconds: microseconds.
 _DIGITS = 6
 # The phases of a rank, in their order; they end when the rank has done its part.
@@ -61,6 +64,31 @@ def record_of(report: SaveReport | LoadReport, config: Config, path: str, step: 
         "report": {name: _rounded(value) for name, value in plain.items()},
         **_of_ranks(kind, report, ranks, config),
         "mesh": {"names": [name for name, _ in mesh], "shape": [size for _, size in mesh]} if mesh else None,
+        "config": _changed(config),
+        "versions": _versions(),
+    }
+
+
+def failure_record_of(failure: CallFailure, config: Config, path: str, step: int | None) -> dict[str, Any]:
+    """Returns the record of a call that failed.
+
+    Args:
+        failure: What failed.
+        config: Settings of the call.
+        path: See ``record_of``.
+        step: See ``record_of``.
+    """
+    return {
+        "format": FORMAT,
+        "kind": "failure",
+        "at": round(failure.began_at, 3),
+        "of": failure.kind,
+        "path": path,
+        "step": step,
+        "rank": failure.rank,
+        "total_s": round(failure.total_s, _DIGITS),
+        "error_type": failure.error_type,
+        "message": failure.message[:_MOST_MESSAGE],
         "config": _changed(config),
         "versions": _versions(),
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run folder tells about its saves and loads: the journal, and what the disk was measured to do."""
+"""What a run folder tells about its saves and loads: the journals in it, and what the disk was measured to do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bytecheckpoint.observability.journal import FOLDER, read_journal
+from bytecheckpoint.checkpoint.journal_files import DISK, FOLDER, journal_folders, journal_paths
+from bytecheckpoint.observability.figures import text_of
+from bytecheckpoint.observability.journal import read_failures, read_journal
 
-__all__ = ["Run", "holds_steps", "journal_files", "journal_folder", "read_run"]
+__all__ = ["Run", "holds_steps", "journal_files", "page_folder", "read_run", "trace_folders"]
 
 
 @dataclass(frozen=True)
@@ -22,28 +24,46 @@ class Run:
         path: The run folder; or a folder that ``Config(journal=...)`` named, which holds nothing but a journal.
         records: Records of saves and loads, oldest first.
         num_skipped: Number of lines that are torn, or no records.
+        failures: Records of calls that failed, oldest first.
         disk: What ``bcp bench disk`` measured there; None if it was not run.
     """
 
     path: Path
     records: tuple[dict[str, Any], ...]
     num_skipped: int = 0
+    failures: tuple[dict[str, Any], ...] = ()
     disk: Mapping[str, Any] | None = None
 
 
 def holds_steps(run: Path) -> bool:
     """Whether the paths of the records are relative to the folder. If not, it holds nothing but a journal."""
-    return (run / FOLDER).is_dir()
+    return not any(path.exists() for path in journal_paths(run))
 
 
-def journal_folder(run: Path) -> Path:
-    """Returns the folder in which the files of the journal are, or would be."""
-    return run / FOLDER if holds_steps(run) else run
+def page_folder(run: Path) -> Path | None:
+    """Returns the folder in which the page of a run is written if nobody says where; None if there is none.
+
+    A folder between the steps is not made for it.
+    """
+    if not holds_steps(run):
+        return run
+    return run / FOLDER if (run / FOLDER).is_dir() else None
 
 
 def journal_files(run: Path) -> list[Path]:
-    """Returns the files of the journal; none if there is no journal."""
-    return sorted(journal_folder(run).glob("journal*.jsonl"))
+    """Returns the files of the journals of a run; none if there is no journal.
+
+    Raises:
+        StorageError: The folder cannot be listed.
+    """
+    return [path for folder in journal_folders(run) for path in journal_paths(folder) if path.exists()]
+
+
+def trace_folders(run: Path, record: Mapping[str, Any]) -> list[Path]:
+    """Returns the folders of journals beside which traces of a call may be."""
+    path = text_of(record, "path")
+    own = [] if not path or "://" in path or "\0" in path else [run / path / FOLDER]
+    return [run, run / FOLDER, *own]
 
 
 def read_run(path: Path, *, last: int | None = None, since: int | None = None) -> Run:
@@ -63,7 +83,10 @@ def read_run(path: Path, *, last: int | None = None, since: int | None = None) -
     if since is not None:
         records = [record for record in records if isinstance(record.get("step"), int) and record["step"] >= since]
     records.sort(key=lambda record: float(record["at"]))
-    return Run(path, tuple(records if last is None else records[-last:]), num_skipped, _disk(path))
+    failures = [record for record in read_failures(path, last) if _has_time(record)]
+    if since is not None:
+        failures = [record for record in failures if isinstance(record.get("step"), int) and record["step"] >= since]
+    return Run(path, tuple(records if last is None else records[-last:]), num_skipped, tuple(failures), _disk(path))
 
 
 def _has_time(record: Mapping[str, Any]) -> bool:
@@ -72,8 +95,13 @@ def _has_time(record: Mapping[str, Any]) -> bool:
 
 
 def _disk(path: Path) -> Mapping[str, Any] | None:
-    try:
-        disk = json.loads((journal_folder(path) / "disk.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return disk if isinstance(disk, dict) else None
+    """Returns the newest measurement of the disk of a run."""
+    found: list[tuple[float, dict[str, Any]]] = []
+    for folder in {path, path / FOLDER, *journal_folders(path)}:
+        try:
+            disk = json.loads((folder / DISK).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(disk, dict):
+            found.append((float(disk["at"]) if _has_time(disk) else 0.0, disk))
+    return max(found, key=lambda each: each[0])[1] if found else None

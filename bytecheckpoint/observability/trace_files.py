@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole traces, with ``Config(trace="full")``: each rank keeps its own, in the folder ``traces`` beside the journal.
 
-A file is named by kind, step and rank: ``save.100.3.trace``. A rank keeps its last ``_MOST_KEPT`` files.
+A file is named by kind, step and rank: ``save.100.3.trace``. A rank keeps its last ``_MOST_KEPT`` files in a folder.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,19 @@ def read_traces(folder: Path, kind: str, step: int | None) -> dict[int, RankTrac
     return dict(sorted(found.items()))
 
 
-def with_whole_traces(record: dict[str, Any], folder: Path) -> dict[str, Any]:
+def with_whole_traces(record: dict[str, Any], folders: Iterable[Path]) -> dict[str, Any]:
     """Returns a record whose timelines are the whole traces of its ranks, where these were kept.
 
     Args:
         record: Record of a call.
-        folder: Folder of the journal.
+        folders: Folders of journals that may be beside its traces.
     """
-    traces = read_traces(folder, record["kind"], record.get("step"))
+    for folder in folders:
+        record = _with_traces(record, read_traces(folder, record["kind"], record.get("step")))
+    return record
+
+
+def _with_traces(record: dict[str, Any], traces: dict[int, RankTrace]) -> dict[str, Any]:
     ranks = record.get("ranks") or {}
     arrived = dict(zip(ranks.get("rank", ()), ranks.get("arrived_s", ()), strict=False))
     of_call = {

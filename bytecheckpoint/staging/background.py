@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bytecheckpoint import _C
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError
+from bytecheckpoint.observability.observers import flush
 from bytecheckpoint.runtime import sigterm as _sigterm
 from bytecheckpoint.runtime.per_process import PerProcess
 from bytecheckpoint.staging.leases import is_any_saved, is_saved_in_this_thread
@@ -40,6 +41,8 @@ __all__ = [
 T = TypeVar("T")
 
 _LOOK_INTERVAL_S = 0.02
+# `shutdown` waits for exporters as long as it is given, within these limits.
+_LEAST_EXPORT_S, _MOST_EXPORT_S = 1.0, 60.0
 # Once the end of the process has waited this long for a save, it logs what it waits for.
 _WARN_AFTER_S = 5.0
 # How long the end of the process waits for saves that were given up. They end within moments, unless storage or another
@@ -326,6 +329,9 @@ def wait_for_queue(queue: str) -> None:
 def shutdown(timeout_s: float | None = None) -> None:
     """Waits for background saves, gives the memory of staged states back, and raises a failure that nobody looked at.
 
+    It also waits for exporters (``observe``), for 60 s at most after the last save. Then nothing of this package writes
+    to a folder any more.
+
     Local, but a save ends only when it can end on all ranks: call this on every rank, before
     ``destroy_process_group``. You may save again afterwards. When the process ends, the same happens by itself: it
     waits for each save for ``Config.exit_timeout_s`` at most, and logs a failure instead of raising it.
@@ -338,8 +344,12 @@ def shutdown(timeout_s: float | None = None) -> None:
         CheckpointError: A background save failed and nobody looked at its failure, which is the cause of this error.
             Or a hook of a background save calls this function.
     """
+    begin = time.monotonic()
     wait_for_saves(timeout_s)
     _C.close_arena()
+    left_s = _MOST_EXPORT_S if timeout_s is None else timeout_s - (time.monotonic() - begin)
+    if not flush(max(left_s, _LEAST_EXPORT_S)):
+        _logger.warning("shutdown(): an exporter is still at work, and may write")
     raise_unseen()
 
 

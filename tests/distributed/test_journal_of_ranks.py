@@ -34,7 +34,7 @@ def save_and_load(path: str, late: int, settings: dict[str, Any]) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     state = {"w": distribute_tensor(torch.arange(1 << 20, dtype=torch.float32), mesh, [Shard(0)])}
     state["on all"] = torch.ones(1 << 20)
-    config = Config(**settings)
+    config = Config(journal=f"{Path(path).parent}/.bcp", **settings)
     dist.barrier()
     if dist.get_rank() == late:
         time.sleep(LATE_S)
@@ -78,13 +78,14 @@ def test_blocks_that_travel_between_machines_are_in_the_journal(tmp_path: Path) 
 
 RANK = """
 import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter
+from bytecheckpoint import BcpLoadPlanner, BcpReader, BcpSavePlanner, BcpWriter, Config
 from bytecheckpoint.observability.observers import flush
 rank, store, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+config = Config(journal=path.replace("step_1", ".bcp"))
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 state = {f"w{rank}": torch.ones(1000)}
-dcp.save(state, storage_writer=BcpWriter(path), planner=BcpSavePlanner())
-dcp.load(state, storage_reader=BcpReader(path), planner=BcpLoadPlanner())
+dcp.save(state, storage_writer=BcpWriter(path, config=config), planner=BcpSavePlanner())
+dcp.load(state, storage_reader=BcpReader(path, config=config), planner=BcpLoadPlanner())
 assert flush()
 dist.barrier()
 """
@@ -122,8 +123,8 @@ def test_whole_traces_and_the_mesh(tmp_path: Path) -> None:
     run_ranks(NUM_RANKS, save_whole, str(tmp_path / "step_1"))
     (record,), _ = read_journal(tmp_path)
     assert record["mesh"] == {"names": ["dp", "tp"], "shape": [2, 2]}
-    assert {*read_traces(tmp_path / ".bcp", "save", 1)} == {*range(NUM_RANKS)}
-    whole = with_whole_traces({**record, "timelines": {}}, tmp_path / ".bcp")
+    assert {*read_traces(tmp_path / "step_1" / ".bcp", "save", 1)} == {*range(NUM_RANKS)}
+    whole = with_whole_traces({**record, "timelines": {}}, [tmp_path / "step_1" / ".bcp"])
     for rank in range(NUM_RANKS):
         lanes = {lane["name"]: lane["spans"] for lane in whole["timelines"][str(rank)]["lanes"]}
         assert {"call", "fill", "write 0"} <= lanes.keys()
@@ -131,4 +132,4 @@ def test_whole_traces_and_the_mesh(tmp_path: Path) -> None:
         assert all(span[1] >= begin_us - 1 for spans in lanes.values() for span in spans)
     # A trace of another call at this step is not shown as one of this call.
     later = {**record, "at": record["at"] + 60, "timelines": {}}
-    assert with_whole_traces(later, tmp_path / ".bcp") == later
+    assert with_whole_traces(later, [tmp_path / "step_1" / ".bcp"]) == later

@@ -69,7 +69,7 @@ def test_the_quickstart_resumes(tmp_path: Path) -> None:
     (script,) = [snippet for snippet in snippets_of(ROOT / "README.md") if snippet.num_ranks]
     assert "begins at step 0\n" in run([script], tmp_path)
     assert "begins at step 20\n" in run([script], tmp_path)
-    assert sorted(folder.name for folder in (tmp_path / "run").iterdir()) == [".bcp", "step-30", "step-40"]
+    assert sorted(folder.name for folder in (tmp_path / "run").iterdir()) == ["step-30", "step-40"]
 
 
 def test_every_block_is_of_a_language_that_is_run() -> None:

@@ -151,7 +151,7 @@ def test_it_is_written_durably_after_the_last_commit(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "fsync", note)
     save(tmp_path, {"model": model_of(1)}, "ddp", global_steps=1)
     assert synced == [f".{TRACKER}.tmp"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".bcp", "global_step_1", TRACKER]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_1", TRACKER]
 
 
 @pytest.mark.parametrize("part", ["extra_state", "optimizer", "model"])
@@ -295,7 +295,6 @@ def test_retention_removes_steps_with_all_their_parts(tmp_path: Path, monkeypatc
     assert report.warnings == []
     assert report.bytes_freed > 2 * 3 * 40 * 30 * 4
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".bcp",
         *(f"global_step_{n}" for n in (3, 4, 5)),
         TRACKER,
     ]

@@ -44,7 +44,7 @@ def test_a_run_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
     state = {**trained(), "extra_state": {"epoch": 3, "seen": torch.arange(4)}}
     handle = save(tmp_path, state, "ddp", global_steps=100)
     step = tmp_path / "global_step_100"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".bcp", "global_step_100", tracker.TRACKER]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_100", tracker.TRACKER]
     assert sorted(path.name for path in step.iterdir()) == ["extra_state", "model", "optimizer"]
     assert (tmp_path / tracker.TRACKER).read_text() == "100"
     assert find_latest_ckpt_path(tmp_path) == str(step) == handle.path

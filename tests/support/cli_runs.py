@@ -40,9 +40,10 @@ def state() -> dict[str, Any]:
     }
 
 
-def save(path: Path, value: dict[str, Any] | None = None) -> str:
+def save(path: Path, value: dict[str, Any] | None = None, **writer: Any) -> str:
     """Saves a checkpoint with our writer, and returns its path."""
-    dcp.save(state() if value is None else value, storage_writer=BcpWriter(path, sync_files=False), no_dist=True)
+    writing = BcpWriter(path, sync_files=False, **writer)
+    dcp.save(state() if value is None else value, storage_writer=writing, no_dist=True)
     return str(path)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from unit.run_folder import RunFolder, save_at
 
+from bytecheckpoint import Config
 from bytecheckpoint.staging import leases as _stays
 
 
@@ -17,7 +18,7 @@ from bytecheckpoint.staging import leases as _stays
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saves a checkpoint that step folders are copied from, and returns its path."""
     path = tmp_path_factory.mktemp("template") / "ckpt"
-    save_at(path)
+    save_at(path, config=Config(journal="off"))  # a line of it would be in the journal of each step
     return path
 
 

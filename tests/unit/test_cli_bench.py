@@ -17,6 +17,7 @@ from support.cli_runs import as_json, run, save, start
 from bytecheckpoint.cli import raw_disk
 from bytecheckpoint.cli.raw_disk import Disk, nameless_file
 from bytecheckpoint.observability.observers import flush
+from bytecheckpoint.observability.run_folder import read_run
 
 QUICK = ("--size", "8", "--rounds", "1")
 FIELDS = {
@@ -42,17 +43,20 @@ def test_the_result_of_a_run_is_kept(tmp_path: Path) -> None:
     save(tmp_path / "run" / "step-1")
     assert flush()
     told = as_json("bench", "disk", str(tmp_path / "run"), *QUICK)
-    kept = tmp_path / "run" / ".bcp" / "disk.json"
+    kept = tmp_path / "run" / "step-1" / ".bcp" / "disk.json"
     assert told.pop("saved") == str(kept)
     assert json.loads(kept.read_text()) == told
     assert {path.name for path in kept.parent.iterdir()} == {"disk.json", "journal.jsonl"}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {".bcp", "step-1"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"step-1"}
+    assert read_run(tmp_path / "run").disk == told
     kept.write_text("older")
     assert as_json("bench", "disk", str(tmp_path / "run"), *QUICK, "--no-save")["saved"] is None
     assert kept.read_text() == "older"
     run("bench", "disk", str(tmp_path / "run"), *QUICK)
     assert json.loads(kept.read_text()).keys() == FIELDS
     assert as_json("bench", "disk", str(tmp_path), *QUICK, "--save")["saved"] == str(tmp_path / ".bcp" / "disk.json")
+    # What somebody asked for is used from then on.
+    assert as_json("bench", "disk", str(tmp_path), *QUICK)["saved"] == str(tmp_path / ".bcp" / "disk.json")
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from unit.run_folder import DEAD_TMP, RunFolder
 
 import bytecheckpoint
-from bytecheckpoint import BcpWriter, Retention
+from bytecheckpoint import BcpWriter, Config, Retention
 from bytecheckpoint.checkpoint.disk_usage import disk_usage, freed_by
 
 UNFITTING = ("unreferenced_bytes", "unfinished_bytes", "unread_bytes", "other_bytes")
@@ -53,7 +53,7 @@ def check_sums(told: dict[str, Any]) -> None:
 @pytest.fixture
 def template(tmp_path: Path) -> Path:
     path = tmp_path / "template"
-    save(path, state())
+    save(path, state(), config=Config(journal="off"))
     return path
 
 
@@ -251,6 +251,18 @@ def test_torch_files(tmp_path: Path) -> None:
     told = as_json("du", str(tmp_path / "model.pt"))
     check_sums(told)
     assert keys_of(told) == {("a", "float32"): 4000, ("b", "float32"): 0}
+
+
+def test_the_journal_of_a_checkpoint_is_overhead_of_it(tmp_path: Path) -> None:
+    for part in ("model", "."):
+        save(tmp_path / "step_1" / part, state(), config=Config(trace="full"))
+        told = as_json("du", str(tmp_path / "step_1"))
+        check_sums(told)
+        (each,) = told["checkpoints"]
+        folders = (tmp_path / "step_1").rglob(".bcp")
+        assert each["overhead"]["records"] == sum(map(bytes_of, folders)) > 0
+        assert (each["other_bytes"], each["unreferenced"], told["findings"]) == (0, [], 0)
+    assert f"journal {each['overhead']['records']:,}" in run("du", str(tmp_path / "step_1")).output
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ VALUE = torch.arange(300_000, dtype=torch.float32).reshape(300, 1000)
 
 @pytest.fixture
 def step(tmp_path: Path) -> Path:
-    path = tmp_path / "jobs" / "run" / "step_5"  # journals are looked for in the three folders above
+    path = tmp_path / "jobs" / "run" / "step_5"  # journals are looked for in it, and in the three folders above
     save(path, {"model": {"embed": VALUE, "bias": torch.arange(7.0)}, "step": 5, HOSTILE: torch.ones(3)})
     assert flush()  # its own record is in the journal
     return path
@@ -83,7 +83,7 @@ def test_a_tensor(step: Path) -> None:
     assert blocks["crc32"] == crcs
     assert len(crcs) == 5
     assert told["notes"] == []
-    journal = str(step.parent)
+    journal = str(step)
     assert (chunk["written"]["journal"], chunk["written"]["num_bytes"]) == (journal, len(content))
     assert chunk["written"]["seconds"] > 0
     text = run("why", str(step), "model.embed").output
@@ -116,12 +116,12 @@ def test_unknown_names(step: Path, tmp_path: Path) -> None:
 
 def test_the_journal_says_who_wrote_it(step: Path) -> None:
     older = record_of(step, save_id="0" * 32)
-    write_journal(step.parent, older, '{"torn": ', record_of(step), older)
+    write_journal(step, older, '{"torn": ', record_of(step), older)
     told = as_json("why", str(step), "model.embed")
     assert told["notes"] == []
     assert told["items"][0]["chunks"][0]["written"] == {
         "began": "2025-11-25 16:26:40 UTC",
-        "journal": str(step.parent),
+        "journal": str(step),
         "host": "node8",
         "num_bytes": 3_000_000_000,
         "seconds": 1.5,
@@ -135,13 +135,18 @@ def test_the_journal_says_who_wrote_it(step: Path) -> None:
     ) in run("why", str(step), "model.embed").output
 
 
+def test_the_journal_of_a_run_of_an_older_version_is_read(step: Path) -> None:
+    (step / ".bcp").rename(step.parent / ".bcp")
+    assert as_json("why", str(step), "step")["items"][0]["chunks"][0]["written"]["journal"] == str(step.parent)
+
+
 def test_older_journals_are_looked_through(step: Path, tmp_path: Path) -> None:
-    write_journal(step.parent, record_of(step, save_id="0" * 32))
+    write_journal(step, record_of(step, save_id="0" * 32))
     assert "has no record of this save" in as_json("why", str(step), "step")["notes"][0]
-    write_journal(step.parent, record_of(step), name="journal.2.jsonl")
-    write_journal(step.parent, "{}", name="journal.1.jsonl")
+    write_journal(step, record_of(step), name="journal.2.jsonl")
+    write_journal(step, "{}", name="journal.1.jsonl")
     assert as_json("why", str(step), "step")["items"][0]["chunks"][0]["written"]["host"] == "node8"
-    (step.parent / ".bcp").rename(tmp_path / "kept")
+    (step / ".bcp").rename(tmp_path / "kept")
     assert "there is no journal: no folder .bcp in" in as_json("why", str(step), "step")["notes"][0]
     told = as_json("why", str(step), "step", "--journal", str(tmp_path / "kept"))
     assert told["items"][0]["chunks"][0]["written"]["host"] == "node8"
@@ -163,7 +168,7 @@ def test_older_journals_are_looked_through(step: Path, tmp_path: Path) -> None:
 )
 def test_records_that_others_wrote(step: Path, changed: dict[str, Any]) -> None:
     """Missing and strange fields are left out."""
-    write_journal(step.parent, record_of(step, **changed))
+    write_journal(step, record_of(step, **changed))
     result = run("why", str(step), "model.embed")
     assert result.exit_code == 0
     assert "written by rank 0" in result.output
@@ -171,14 +176,14 @@ def test_records_that_others_wrote(step: Path, changed: dict[str, Any]) -> None:
 
 
 def test_a_journal_that_cannot_be_read(step: Path) -> None:
-    (step.parent / ".bcp" / "journal.jsonl").unlink()
-    (step.parent / ".bcp" / "journal.jsonl").mkdir()
+    (step / ".bcp" / "journal.jsonl").unlink()
+    (step / ".bcp" / "journal.jsonl").mkdir()
     (note,) = as_json("why", str(step), "step")["notes"]
-    assert note.startswith(f"the journal of the run cannot be read: read({step.parent}/.bcp/journal.jsonl): ")
+    assert note.startswith(f"the journal of the run cannot be read: read({step}/.bcp/journal.jsonl): ")
 
 
 def test_parts_of_a_step(tmp_path: Path) -> None:
-    """Each part was a save of its own, in one journal."""
+    """Each part was a save of its own, with a journal of its own."""
     model = nn.Linear(3, 2)
     bytecheckpoint.save(
         tmp_path, {"model": model, "optimizer": torch.optim.SGD(model.parameters())}, "ddp", global_steps=7
@@ -187,7 +192,8 @@ def test_parts_of_a_step(tmp_path: Path) -> None:
     step = tmp_path / "global_step_7"
     for chunks in (item["chunks"] for item in as_json("why", str(step), "*weight*")["items"]):
         assert all(chunk["written"]["num_bytes"] > 0 for chunk in chunks)
-    write_journal(tmp_path, record_of(step / "model"))
+    write_journal(step / "model", record_of(step / "model"))
+    write_journal(step / "optimizer", "{}")
     (item,) = as_json("why", str(step), "model: weight")["items"]
     assert (item["part"], item["chunks"][0]["written"]["host"]) == ("model", "node8")
     told = as_json("why", str(step), "*weight*")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the journal of a run: where it is, what a line says, and that nothing which happens to it harms a save."""
+"""Tests the journal: where a line goes, what it says, and that nothing which happens to it harms a save."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import fcntl
 import json
 import logging
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,11 +20,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
-from bytecheckpoint import BcpReader, BcpWriter, Config, SaveReport, async_save_state_dict
-from bytecheckpoint.errors import StorageError
+from bytecheckpoint import BcpReader, BcpWriter, Config, Retention, SaveReport, async_save_state_dict
+from bytecheckpoint.checkpoint import journal_files
+from bytecheckpoint.errors import CheckpointExistsError, StorageError
 from bytecheckpoint.observability import journal, read_journal
+from bytecheckpoint.observability.journal import read_failures
 from bytecheckpoint.observability.observers import flush, observe, stop_observing
-from bytecheckpoint.observability.trace_files import read_traces
+from bytecheckpoint.observability.run_folder import trace_folders
+from bytecheckpoint.observability.trace_files import read_traces, with_whole_traces
 
 
 def state() -> dict[str, Any]:
@@ -32,14 +37,12 @@ def state() -> dict[str, Any]:
 def save(path: Path | str, **settings: Any) -> SaveReport:
     writer = BcpWriter(path, config=Config(**settings))
     dcp.save(state(), storage_writer=writer, no_dist=True)
-    assert flush()
     assert writer.last_report is not None
     return writer.last_report
 
 
 def load(path: Path | str, **settings: Any) -> None:
     dcp.load(state(), storage_reader=BcpReader(path, config=Config(**settings)), no_dist=True)
-    assert flush()
 
 
 def kinds(run: Path) -> list[tuple[str, str, int | None]]:
@@ -52,11 +55,14 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_each_save_and_load_of_a_run_has_a_line(tmp_path: Path) -> None:
+def test_each_save_has_a_line_in_its_checkpoint(tmp_path: Path) -> None:
     report = save(tmp_path / "step_7")
     save(tmp_path / "global_step12")
     load(tmp_path / "step_7")
-    assert kinds(tmp_path) == [("save", "step_7", 7), ("save", "global_step12", 12), ("load", "step_7", 7)]
+    assert names(tmp_path) == ["global_step12", "step_7"]
+    assert names(tmp_path / "step_7" / ".bcp") == ["journal.jsonl"]
+    assert kinds(tmp_path) == [("save", "step_7", 7), ("save", "global_step12", 12)]
+    assert kinds(tmp_path / "step_7") == [("save", ".", 7)]
     record = read_journal(tmp_path)[0][0]
     assert record["format"] == 1
     assert record["save_id"] == report.save_id
@@ -75,55 +81,192 @@ def test_each_save_and_load_of_a_run_has_a_line(tmp_path: Path) -> None:
 
 def test_parts_of_a_step_are_in_the_journal_of_the_run(tmp_path: Path) -> None:
     bytecheckpoint.save(tmp_path / "step_5", {"model": torch.nn.Linear(2, 2), "extra_state": {"a": 1}}, "ddp")
-    assert flush()
+    assert names(tmp_path) == ["step_5"]
+    assert ".bcp" not in names(tmp_path / "step_5")
     assert sorted(kinds(tmp_path)) == [("save", "step_5/extra_state", 5), ("save", "step_5/model", 5)]
 
 
 def test_a_background_save_says_what_it_blocked(tmp_path: Path) -> None:
     report = async_save_state_dict(tmp_path / "step_1", state()).committed.result()
-    assert flush()
     (record,), _ = read_journal(tmp_path)
     assert record["is_async"] is report.is_async is True
     assert report.blocked_s > 0.0
     assert record["ranks"]["phases"]["stage"] == [round(report.blocked_s, 6)]
 
 
-def test_a_path_that_names_no_step_has_no_journal(tmp_path: Path) -> None:
+def test_a_path_that_names_no_step_has_a_line_in_itself(tmp_path: Path) -> None:
     save(tmp_path / "best")
-    assert names(tmp_path) == ["best"]
     save(tmp_path / "step_1")
     save(tmp_path / "best")
-    load(tmp_path / "best")
-    assert kinds(tmp_path) == [("save", "step_1", 1), ("save", "best", None), ("load", "best", None)]
+    save(tmp_path / "kept" / "model")
+    assert names(tmp_path) == ["best", "kept", "step_1"]
+    assert names(tmp_path / "kept") == ["model"]
+    saved = [("save", "best", None), ("save", "step_1", 1), ("save", "best", None), ("save", "kept/model", None)]
+    assert kinds(tmp_path) == saved
 
 
-def test_a_load_begins_no_journal(tmp_path: Path) -> None:
+def test_a_load_writes_nothing(tmp_path: Path) -> None:
     save(tmp_path / "step_1", journal="off")
-    load(tmp_path / "step_1")
+    load(tmp_path / "step_1", trace="full")
     assert names(tmp_path) == ["step_1"]
+    assert ".bcp" not in names(tmp_path / "step_1")
+
+
+def test_the_journal_of_an_older_version_is_read_and_left_alone(tmp_path: Path) -> None:
+    save(tmp_path / "step_1")
+    (tmp_path / "step_1" / ".bcp").rename(tmp_path / ".bcp")
+    save(tmp_path / "step_2")
+    load(tmp_path / "step_2")
+    assert kinds(tmp_path) == [("save", "step_1", 1), ("save", "step_2", 2)]
+    assert len((tmp_path / ".bcp" / "journal.jsonl").read_bytes().splitlines()) == 1
+
+
+def test_a_run_beside_is_another_one(tmp_path: Path) -> None:
+    save(tmp_path / "first" / "step_1")
+    (tmp_path / "first" / "step_1" / ".bcp").rename(tmp_path / "first" / ".bcp")
+    save(tmp_path / "step_2")
+    assert kinds(tmp_path) == [("save", "step_2", 2)]
 
 
 def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     own = tmp_path / "Kept"
     save(tmp_path / "a" / "best", journal=str(own))
     save(tmp_path / "a" / "step_3", journal=str(own), journal_hosts=False)
+    load(tmp_path / "a" / "step_3", journal=str(own))
     assert names(tmp_path / "a") == ["best", "step_3"]
-    assert kinds(own) == [("save", str(tmp_path / "a" / "best"), None), ("save", "step_3", 3)]
-    records, _ = read_journal(own, last=1)
+    assert ".bcp" not in names(tmp_path / "a" / "step_3")
+    saved = [("save", str(tmp_path / "a" / "best"), None), ("save", "step_3", 3)]
+    assert kinds(own) == [*saved, ("load", "step_3", 3)]
+    records, _ = read_journal(own, last=2)
     assert records[0]["hosts"] == ["host 0"]
     assert records[0]["config"] == {"journal": str(own), "journal_hosts": False}
 
 
 def test_what_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / ".bcp").write_text("a file stands where the folder would be")
+    save(tmp_path / "step_1", journal="off")
+    (tmp_path / "step_1" / ".bcp").write_text("a file stands where the folder would be")
+    caplog.clear()
     with caplog.at_level(logging.WARNING, "bytecheckpoint"):
-        for step in (1, 2, 3):
-            save(tmp_path / f"step_{step}")
+        for _ in range(3):
+            save(tmp_path / "step_1")
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1
-    assert f"the journal in {tmp_path / '.bcp'} cannot be written" in lines[0]
+    assert f"the journal in {tmp_path / 'step_1' / '.bcp'} cannot be written" in lines[0]
     assert "said once" in lines[0]
-    assert bytecheckpoint.verify(tmp_path / "step_3").is_whole
+    assert bytecheckpoint.verify(tmp_path / "step_1").is_whole
+
+
+def test_storage_that_hangs_does_not_keep_a_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A FIFO that nobody reads stands for it: to open one to write waits for a reader."""
+    (tmp_path / "step_1" / ".bcp").mkdir(parents=True)
+    fifo = tmp_path / "step_1" / ".bcp" / "journal.jsonl"
+    os.mkfifo(fifo)
+    with caplog.at_level(logging.WARNING, "bytecheckpoint"):
+        for _ in range(2):
+            save(tmp_path / "step_1", io_timeout_s=0.2)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "cannot be written: no answer of the storage in 0.2 s" in line
+    assert bytecheckpoint.verify(tmp_path / "step_1").is_whole
+    with fifo.open("rb"):  # lets the thread go on; the second line has a file
+        fifo.unlink()
+    assert flush()
+    assert len(kinds(tmp_path)) >= 1
+    save(tmp_path / "step_2")
+    assert kinds(tmp_path / "step_2") == [("save", ".", 2)]
+
+
+def test_the_run_can_be_removed_when_a_save_has_returned(tmp_path: Path) -> None:
+    """Nothing is written behind the call: a file that comes meanwhile makes `rmtree` fail."""
+    for number in range(60):
+        run = tmp_path / "run"
+        if number % 3 == 0:
+            save(run / "step_1", trace="full")
+        elif number % 3 == 1:
+            async_save_state_dict(run / "step_1", state(), config=Config(trace="full")).committed.result()
+        else:
+            dcp.async_save(state(), storage_writer=BcpWriter(run / "step_1"), no_dist=True).result()
+        shutil.rmtree(run)
+        assert not run.exists()
+    async_save_state_dict(tmp_path / "run" / "step_1", state())
+    bytecheckpoint.shutdown()
+    shutil.rmtree(tmp_path / "run")
+    assert names(tmp_path) == []
+
+
+def test_shutdown_waits_for_exporters(tmp_path: Path) -> None:
+    waiting = _Waiting()
+    observe(waiting)
+    try:
+        save(tmp_path / "step_1")
+        assert waiting.begun.wait(60)
+        ending = threading.Thread(target=bytecheckpoint.shutdown)
+        ending.start()
+        assert waiting.reports == []
+        waiting.go_on.set()
+        ending.join(60)
+        assert len(waiting.reports) == 1
+    finally:
+        waiting.go_on.set()
+        stop_observing(waiting)
+
+
+def fail_to_save(path: Path, **settings: Any) -> None:
+    with pytest.raises(CheckpointExistsError):
+        bytecheckpoint.save_state_dict(path, state(), no_dist=True, overwrite=False, config=Config(**settings))
+
+
+def test_a_save_that_failed_is_in_the_next_checkpoint_of_the_run(tmp_path: Path) -> None:
+    save(tmp_path / "a" / "step_1")
+    save(tmp_path / "b" / "step_1")
+    for _ in range(2):
+        fail_to_save(tmp_path / "a" / "step_1", trace="full")
+    save(tmp_path / "b" / "step_2")
+    assert read_failures(tmp_path / "a") == read_failures(tmp_path / "b") == []
+    save(tmp_path / "a" / "step_3")
+    save(tmp_path / "a" / "step_4")
+    failed = read_failures(tmp_path / "a")
+    assert [(each["of"], each["path"], each["step"]) for each in failed] == [("save", "step_1", 1)] * 2
+    assert {each["error_type"] for each in failed} == {"CheckpointExistsError"}
+    assert "step_1" in failed[0]["message"]
+    assert read_failures(tmp_path / "a" / "step_3") == failed
+    assert kinds(tmp_path / "a") == [("save", f"step_{step}", step) for step in (1, 3, 4)]
+    assert names(tmp_path / "a") == ["step_1", "step_3", "step_4"]
+    fail_to_save(tmp_path / "a" / "step_1", journal=str(tmp_path / "own"))
+    assert len(read_failures(tmp_path / "own")) == 1
+
+
+def test_a_process_that_ends_logs_the_saves_that_failed_last(tmp_path: Path) -> None:
+    script = (
+        "import sys, torch\nfrom bytecheckpoint import save_state_dict\n"
+        "for _ in range(2):\n"
+        "    try: save_state_dict(sys.argv[1], {'w': torch.ones(10)}, no_dist=True, overwrite=False)\n"
+        "    except Exception: pass\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "step_1")]
+    ended = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    assert f"{tmp_path}: no journal has the saves that failed last: step_1: CheckpointExistsError: " in ended.stderr
+    assert kinds(tmp_path) == [("save", "step_1", 1)]
+
+
+def test_a_run_folder_holds_only_step_folders(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    bytecheckpoint.register(config=Config(trace="full"))
+    try:
+        for step in range(1, 5):
+            dcp.save(state(), checkpoint_id=run / f"step-{step}", no_dist=True)
+            dcp.load(state(), checkpoint_id=run / f"step-{step}", no_dist=True)
+            fail_to_save(run / f"step-{step}")
+            Retention(run, keep_latest=2).after_save(step)
+            assert all(re.fullmatch(r"step-(\d+)", name) for name in names(run)), names(run)
+        dcp.async_save(state(), checkpoint_id=run / "step-5", no_dist=True).result()
+    finally:
+        bytecheckpoint.unregister()
+    assert names(run) == ["step-3", "step-4", "step-5"]
+    assert kinds(run) == [("save", f"step-{step}", step) for step in range(1, 6)]
+    assert len(read_failures(run)) == 4
+    for step in (3, 4, 5):
+        assert bytecheckpoint.verify(run / f"step-{step}").is_whole
+        assert [*dcp.FileSystemReader(run / f"step-{step}").read_metadata().state_dict_metadata] == ["w", "step"]
 
 
 def test_a_run_that_was_removed_stays_removed(tmp_path: Path) -> None:
@@ -153,7 +296,7 @@ def test_lines_that_are_not_whole_are_skipped(tmp_path: Path) -> None:
 
 
 def test_old_lines_move_to_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "_ROTATE_BYTES", 2000)
+    monkeypatch.setattr(journal_files, "_ROTATE_BYTES", 2000)
     for number in range(400):
         journal.append(tmp_path, {"format": 1, "kind": "save", "number": number, "text": "x" * 50})
     assert names(tmp_path) == ["journal.1.jsonl", "journal.2.jsonl", "journal.3.jsonl", "journal.jsonl"]
@@ -166,10 +309,10 @@ def test_old_lines_move_to_other_files(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_many_writers_lose_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "_ROTATE_BYTES", 20_000)
+    monkeypatch.setattr(journal_files, "_ROTATE_BYTES", 20_000)
     write = (
-        "import sys\nfrom pathlib import Path\nfrom bytecheckpoint.observability import journal\n"
-        "journal._ROTATE_BYTES = 20_000\n"
+        "import sys\nfrom pathlib import Path\nfrom bytecheckpoint.checkpoint import journal_files\n"
+        "from bytecheckpoint.observability import journal\njournal_files._ROTATE_BYTES = 20_000\n"
         "for number in range(100):\n"
         "    journal.append(Path(sys.argv[1]), {'format': 1, 'kind': 'save', 'who': sys.argv[2], 'number': number})\n"
     )
@@ -185,7 +328,7 @@ def test_many_writers_lose_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_file_that_is_moved_while_a_writer_waits_for_it_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "_ROTATE_BYTES", 200)
+    monkeypatch.setattr(journal_files, "_ROTATE_BYTES", 200)
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"x" * 199 + b"\n")
     with path.open("ab") as file:
@@ -195,7 +338,7 @@ def test_a_file_that_is_moved_while_a_writer_waits_for_it_is_left_alone(
         inode = f":{path.stat().st_ino} "
         while not any("->" in lock and inode in lock for lock in Path("/proc/locks").read_text().splitlines()):
             assert waiting.is_alive()
-        journal._rotate(path)  # as another process that has had the lock
+        journal_files._make_room(path)  # as another process that has had the lock
         path.write_bytes(b'{"format":1,"kind":"save","number":1}\n')
     waiting.join(60)
     assert names(tmp_path) == ["journal.1.jsonl", "journal.jsonl"]
@@ -222,12 +365,13 @@ class _Waiting:
         self.reports.append((report, record))
 
 
-def test_a_save_does_not_wait_for_what_comes_after(tmp_path: Path) -> None:
+def test_a_save_waits_for_its_line_and_not_for_exporters(tmp_path: Path) -> None:
     waiting = _Waiting()
     observe(waiting)
     try:
         for step in (1, 2):
             dcp.save(state(), storage_writer=BcpWriter(tmp_path / f"step_{step}"), no_dist=True)
+        assert kinds(tmp_path) == [("save", "step_1", 1), ("save", "step_2", 2)]
         assert waiting.begun.wait(60)
         assert not flush(0.05)
         waiting.go_on.set()
@@ -237,6 +381,7 @@ def test_a_save_does_not_wait_for_what_comes_after(tmp_path: Path) -> None:
         stop_observing(waiting)
     assert [record["step"] for _, record in waiting.reports] == [1, 2]
     save(tmp_path / "step_3")
+    assert flush()
     assert len(waiting.reports) == 2
 
 
@@ -250,7 +395,7 @@ def test_a_process_that_ends_at_once_has_its_line(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_has_its_own(tmp_path: Path) -> None:
-    save(tmp_path / "step_1")
+    save(tmp_path / "step_1", journal=str(tmp_path / ".bcp"))
     child = os.fork()
     if child == 0:
         journal.append(tmp_path / ".bcp", {"format": 1, "kind": "save", "path": "of the child", "step": None})
@@ -259,18 +404,30 @@ def test_a_forked_child_has_its_own(tmp_path: Path) -> None:
     assert [path for _, path, _ in kinds(tmp_path)] == ["step_1", "of the child"]
 
 
-def test_whole_traces_are_kept_beside_the_journal(tmp_path: Path) -> None:
-    for step in range(20):
+def test_whole_traces_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
+    for step in (1, 2):
         save(tmp_path / f"step_{step}", trace="full")
-    assert names(tmp_path / ".bcp" / "traces") == sorted(f"save.{step}.0.trace" for step in range(4, 20))
-    (of_rank,) = read_traces(tmp_path / ".bcp", "save", 19).values()
+    assert names(tmp_path) == ["step_1", "step_2"]
+    folder = tmp_path / "step_2" / ".bcp"
+    assert names(folder / "traces") == ["save.2.0.trace"]
+    (record,) = read_journal(tmp_path, last=1)[0]
+    plain = {**record, "timelines": {}}
+    assert with_whole_traces(plain, trace_folders(tmp_path, record))["timelines"].keys() == {"0"}
+    assert with_whole_traces(plain, [tmp_path / "step_1" / ".bcp"]) == plain
+    (of_rank,) = read_traces(folder, "save", 2).values()
     assert {"write", "commit"} <= of_rank.phases.keys()
-    (tmp_path / ".bcp" / "traces" / "save.19.0.trace").write_bytes(b"damaged")
-    assert read_traces(tmp_path / ".bcp", "save", 19) == {}
+    (folder / "traces" / "save.2.0.trace").write_bytes(b"damaged")
+    assert read_traces(folder, "save", 2) == {}
+
+
+def test_a_rank_keeps_its_last_traces_where_all_go_to_one_folder(tmp_path: Path) -> None:
+    for step in range(20):
+        save(tmp_path / f"step_{step}", trace="full", journal=str(tmp_path / "own"))
+    assert names(tmp_path / "own" / "traces") == sorted(f"save.{step}.0.trace" for step in range(4, 20))
 
 
 def test_a_record_is_plain_json(tmp_path: Path) -> None:
     save(tmp_path / "step_1")
-    (line,) = (tmp_path / ".bcp" / "journal.jsonl").read_text().splitlines()
+    (line,) = (tmp_path / "step_1" / ".bcp" / "journal.jsonl").read_text().splitlines()
     assert json.loads(line) == read_journal(tmp_path)[0][0]
     assert len(line) < 20_000

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of journals: where they lie, and how lines get into them. Needs no torch.
+
+    RUN/step_100/.bcp/journal.jsonl        of the saves to this folder, and of steps that were removed since
+    RUN/step_100/model/.bcp/journal.jsonl  of the saves of a part
+    RUN/.bcp/journal.jsonl                 only if somebody asked for it; older versions wrote there
+
+Lines are only appended, each with one call and under a lock of the file. When a file has grown to ``_ROTATE_BYTES``, it
+becomes ``journal.1.jsonl``, and an older one ``journal.2.jsonl``, up to ``_MOST_OLD``. What is older is dropped.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from bytecheckpoint.checkpoint.folders import folders_in, has_file, names_in
+from bytecheckpoint.checkpoint.parts import PARTS, RECORDS
+from bytecheckpoint.checkpoint.step_names import DEFAULT_PATTERN, compile_pattern
+from bytecheckpoint.object_store.names import is_mark
+
+__all__ = [
+    "DISK",
+    "FOLDER",
+    "append",
+    "carried_bytes",
+    "carry_lines",
+    "holds_checkpoint",
+    "journal_folders",
+    "journal_paths",
+]
+
+FOLDER = RECORDS
+DISK = "disk.json"
+_NAME = "journal.jsonl"
+_HALF = ".journal.new"
+_ROTATE_BYTES = 64 << 20
+_MOST_OLD = 3
+_LEAST_FREE_BYTES = 1 << 20  # of a disk, are left to what saves still have to write
+
+_STEP = compile_pattern(DEFAULT_PATTERN)
+
+
+def append(folder: Path, line: bytes) -> None:
+    """Appends a line to the journal in ``folder``, which is made if its parent exists.
+
+    Raises:
+        OSError: The file system refuses, or has less than 1 MiB left.
+    """
+    disk = os.statvfs(folder.parent)
+    if disk.f_blocks and disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    with suppress(FileExistsError):
+        folder.mkdir()  # not its parents: a run that was removed meanwhile stays removed
+    path = folder / _NAME
+    with _locked(path) as file:
+        if _size(file) and _size(file) + len(line) > _ROTATE_BYTES:
+            _make_room(path)
+            with path.open("ab", buffering=0) as new:  # whoever waits for the lock of the old file sees that it moved
+                new.write(line)
+            return
+        _write(file, line)
+
+
+def journal_paths(folder: Path) -> list[Path]:
+    """Returns the files that the journal in ``folder`` may have, the newest first."""
+    return [folder / _NAME, *(folder / f"journal.{number}.jsonl" for number in range(1, _MOST_OLD + 1))]
+
+
+def journal_folders(run: Path) -> list[Path]:
+    """Returns the folders that may hold a journal of a run: its own, those of its steps, and those of parts of these.
+
+    Args:
+        run: Folder of a run; or a checkpoint; or a folder that ``Config(journal=...)`` named.
+
+    Raises:
+        StorageError: The folder cannot be listed.
+    """
+    found = [run] if any(path.exists() for path in journal_paths(run)) else []
+    if not run.is_dir():
+        return found
+    below = sorted(folders_in(run))
+    if FOLDER in below:
+        found.append(run / FOLDER)
+    for name in below:
+        # A folder of another name may be a run of its own, whose journal is not of this one.
+        if _STEP.fullmatch(name) or holds_checkpoint(run / name):
+            found += _of_step(run / name)
+    return found
+
+
+def holds_checkpoint(folder: Path) -> bool:
+    """Whether there is a commit mark in a folder, or in a part of it."""
+    return any(map(is_mark, names_in(folder))) or any(has_file(folder / part, ".metadata") for part in PARTS)
+
+
+def carry_lines(removed: Iterable[Path], into: Path) -> list[str]:
+    """Moves the lines of steps that are about to be removed into the journal of a step that stays.
+
+    A crash leaves no line out: it may leave some twice, which readers see.
+
+    Args:
+        removed: Folders of steps, the oldest first.
+        into: Folder of a step.
+
+    Returns:
+        What failed. Those lines are lost when their step is removed.
+    """
+    failures = []
+    for step in reversed([*removed]):  # each one's lines go before those that are there
+        try:
+            for folder in _of_step(step):
+                _carry(folder, into / FOLDER)
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # else another prune has removed it
+                failures.append(f"the journal of {step.name} is not kept: {error}")
+    return failures
+
+
+def carried_bytes(folder: Path) -> int:
+    """Returns how many bytes ``carry_lines`` takes away from a folder with a checkpoint or a part of one."""
+    found = (path.lstat().st_size for path in journal_paths(folder / FOLDER) if path.exists())
+    return sum(found)
+
+
+def _of_step(step: Path) -> Iterator[Path]:
+    """Yields the folders in a step that may hold a journal."""
+    for folder in (step, *(step / name for name in sorted(folders_in(step)))):
+        if (folder / FOLDER).is_dir():
+            yield folder / FOLDER
+
+
+def _carry(source: Path, into: Path) -> None:
+    newest, *older = journal_paths(source)
+    measured = source / DISK
+    if not any(path.exists() for path in (newest, *older, measured)):
+        return
+    with suppress(FileExistsError):
+        into.mkdir()
+    target, *slots = journal_paths(into)
+    with _locked(target) as file:
+        if newest.exists():
+            with newest.open("ab", buffering=0) as lines:
+                try:
+                    # No wait: another prune may hold it, and wait for the lock that is held here.
+                    fcntl.flock(lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return
+                if _size(lines) + _size(file) <= _ROTATE_BYTES:
+                    # The file of many lines takes the place of the one with few. So little is written, however long
+                    # the run is, and nothing that a full disk would refuse.
+                    if _size(file):
+                        _write(lines, target.read_bytes())
+                    _move(newest, target)
+                else:
+                    _make_room(slots[0])
+                    _move(newest, slots[0])
+        for path in older:
+            free = [slot for slot in slots if not slot.exists()]
+            if path.exists() and free:
+                _move(path, free[0])
+    if measured.exists() and not (into / DISK).exists():
+        _move(measured, into / DISK)
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """Opens a file to append to, and locks it until it is closed. Makes it if it is absent."""
+    while True:
+        file = path.open("ab", buffering=0)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except FileNotFoundError:
+            pass
+        file.close()  # another process has moved the file away before this one had its lock
+
+
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _write(file: IO[bytes], lines: bytes) -> None:
+    """Appends lines. One that a process began and did not end must not swallow the first of them."""
+    size = _size(file)
+    with Path(f"/proc/self/fd/{file.fileno()}").open("rb") as same:
+        same.seek(max(size - 1, 0))
+        is_torn = same.read(1) not in (b"", b"\n")
+    file.write(b"\n" + lines if is_torn else lines)
+
+
+def _make_room(path: Path) -> None:
+    """Gives a file of a journal, and those that are older, the name of the next older one."""
+    folder = path.parent
+    names = journal_paths(folder)
+    names = names[names.index(path) :]
+    for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+        with suppress(FileNotFoundError):
+            newer.replace(older)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Moves a file, also to another file system: the folder of a step may be a mount."""
+    try:
+        source.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        half = target.with_name(_HALF)
+        shutil.copyfile(source, half)
+        half.replace(target)
+        source.unlink()
