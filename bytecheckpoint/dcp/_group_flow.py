@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from traceback import StackSummary
 from typing import Any
 
@@ -119,6 +119,11 @@ class _WithoutBeingAlone:
             warnings.warn(message, *args, **kwargs)
 
 
+def _sorted_by_text(keys: Iterable[object]) -> list[object]:
+    """Replaces ``sorted`` in DCP's ``load``, which sorts the keys at the top: those of several types have no order."""
+    return sorted(keys, key=str)
+
+
 # Copied at import, so that the names in the copies are those of DCP without `register()`.
 if holds(ENTRY_POINTS):
     _save_flow = _over_group(find(f"{_DCP}.state_dict_saver:_save_state_dict"))
@@ -126,6 +131,7 @@ if holds(ENTRY_POINTS):
         find(f"{_DCP}.state_dict_loader:load"),
         _load_state_dict=_over_group(find(f"{_DCP}.state_dict_loader:_load_state_dict")),
         warnings=_WithoutBeingAlone,
+        sorted=_sorted_by_text,
     )
 
 

@@ -16,8 +16,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp._hooks import Hooks
+from bytecheckpoint.dcp._own_keys import OwnKeys
 from bytecheckpoint.dcp.metadata import checkpoint_of, stored_checkpoint
-from bytecheckpoint.errors import InvalidPlanError, UnsupportedError
+from bytecheckpoint.errors import InvalidPlanError, ShapeMismatchError, UnsupportedError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
@@ -26,6 +27,7 @@ from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.tensors.casts import Cast, refused
+from bytecheckpoint.tensors.numbers import dtype_of_number, fill_with_number, has_value
 from bytecheckpoint.tensors.sharded import flatten_sharded
 from bytecheckpoint.tensors.subclass_context import difference
 from bytecheckpoint.tensors.subclass_parts import DESCRIPTION, StoredKeys, with_stored_parts
@@ -33,6 +35,8 @@ from bytecheckpoint.tensors.subclass_parts import DESCRIPTION, StoredKeys, with_
 __all__ = ["BcpLoadPlanner", "as_plain", "fills_state", "is_meant_to_fill"]
 
 _CASTS_ALL = LoadSpec(cast="any")
+# torch hands values of such keys to `set_extra_state` of a module, which may take a tensor and other values.
+_EXTRA_STATE = "_extra_state"
 
 
 class BcpLoadPlanner(DefaultLoadPlanner):
@@ -60,6 +64,8 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             ``LoadReport.unexpected_keys`` names the keys even without the warning.
         refuses_lossy_casts: Whether a load without ``spec`` refuses casts that may lose values. Otherwise ``BcpReader``
             warns of them.
+        numbers: Numbers that this load put into tensors without dims: key, type of the number, dtype of the tensor.
+        rounded: Those of them that the dtype does not have exactly: key, and a clause for a warning.
 
     A load may fail with these errors, on all ranks and inside DCP's ``CheckpointException``: ``KeyMismatchError``
     (names all keys that are missing and all that nobody asks for), ``ShapeMismatchError`` (names all tensors of another
@@ -80,6 +86,9 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         self.warns = True
         self.spec = spec
         self.refuses_lossy_casts = False
+        self.numbers: list[Cast] = []
+        self.rounded: dict[str, str] = {}
+        self._own_keys = OwnKeys()
         self._items: PlanItems[Any] | None = None
         self._subclasses: list[str] = []  # keys of tensors that may be stored by their parts
         self._descriptions: dict[str, Any] = {}  # of those that are, by key
@@ -96,6 +105,7 @@ class BcpLoadPlanner(DefaultLoadPlanner):
 
         Tensors on the meta device are replaced by empty ones on the default device.
         """
+        self.numbers, self.rounded, self._own_keys = [], {}, OwnKeys()
         if not self.flatten_state_dict:
             super().set_up_planner(state_dict, metadata, is_coordinator)
             return
@@ -136,7 +146,11 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         )
         self._items = PlanItems(plan)
         self._items.may_stay = _hooks.are_own(self, "create_global_plan")
-        self._items.fills = LoadTargets(self.state_dict, getattr(self, "original_state_dict", self.state_dict).keys())
+        self._items.fills = LoadTargets(
+            self.state_dict,
+            getattr(self, "original_state_dict", self.state_dict).keys(),
+            self.mappings if self.flatten_state_dict else {},
+        )
         if self.spec is not None:
             self._items.loads = LoadKeys(self.spec, renamed, plan.casts())
         return LoadPlan(self._items)  # type: ignore[arg-type]  # DCP only needs a sequence
@@ -156,10 +170,9 @@ class BcpLoadPlanner(DefaultLoadPlanner):
 
     def _why_not_cast(self, casts: Sequence[Cast]) -> str:
         """Returns the clause of the error that names the casts which are refused; an empty one if none is."""
-        spec = self.spec or (LoadSpec(cast="widen") if self.refuses_lossy_casts else _CASTS_ALL)
         others = [
             f"'{key}' is {stored}, to be loaded into {str(to).removeprefix('torch.')}"
-            for key, stored, to in refused(casts, spec)
+            for key, stored, to in refused(casts, self._allowed_casts())
         ]
         if not others:
             return ""
@@ -167,6 +180,9 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             f"the stored dtypes differ: {listed(others)}; LoadSpec(cast='any') converts them, cast='widen' only where "
             "no value is lost"
         )
+
+    def _allowed_casts(self) -> LoadSpec:
+        return self.spec or (LoadSpec(cast="widen") if self.refuses_lossy_casts else _CASTS_ALL)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Unpickles an object and puts it into the caller's state dict.
@@ -177,26 +193,60 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         self.put_object(read_item.dest_index.fqn, torch.load(value, weights_only=False))
 
     def put_object(self, fqn: str, value: Any) -> None:
-        """Puts a loaded object into the caller's state dict, at the path of ``fqn``.
+        """Puts a loaded object into the caller's state dict, at the path of ``fqn`` and under the key that is there.
 
-        The description of a tensor that is stored by its parts is compared instead.
+        A number fills a tensor without dims in place. The description of a tensor that is stored by its parts is
+        compared instead.
 
         Raises:
             InvalidPlanError: It describes another tensor than the one whose parts were filled.
+            ShapeMismatchError: There is a tensor at that path that cannot be filled with the object.
         """
         if fqn in self._descriptions:
             other = difference(value, self._descriptions[fqn])
             if other is not None:
                 raise InvalidPlanError(f"'{fqn.removesuffix('.' + DESCRIPTION)}': {other}")
             return
-        if self.flatten_state_dict:
-            *outer, last = self.mappings[fqn]
-            container: Any = self.original_state_dict
-            for key in outer:
-                container = container[key]
-            container[last] = value
+        target = self.state_dict.get(fqn)
+        if isinstance(target, torch.Tensor) and not fqn.endswith(_EXTRA_STATE):
+            self._fill(fqn, target, value)
+        elif self.flatten_state_dict:
+            container, key = self._own_keys.container_of(self.original_state_dict, self.mappings[fqn])
+            container[key] = value
         else:
             self.state_dict[fqn] = self.original_state_dict[fqn] = value
+
+    def why_not_into_tensor(self, fqn: str, value: Any) -> str:
+        """Returns why an object cannot be loaded into the tensor that the state has under ``fqn``; "" if it can be."""
+        target = self.state_dict[fqn]
+        dtype = str(target.dtype).removeprefix("torch.")
+        dtype_of_value = dtype_of_number(value)
+        if dtype_of_value is None or target.ndim:
+            return (
+                f"'{fqn}': stored is a value of type {type(value).__name__}, to be loaded into a tensor of "
+                f"{[*target.shape]}; put None there for the stored value"
+            )
+        is_exact = has_value(target.dtype, value)
+        if is_exact is None:
+            return f"'{fqn}': stored is {value!r}, to be loaded into a tensor of {dtype}, which cannot hold it"
+        if is_exact or not refused([(fqn, dtype_of_value, target.dtype)], self._allowed_casts()):
+            return ""
+        return (
+            f"'{fqn}': stored is {value!r}, to be loaded into a tensor of {dtype}, which does not have this value; "
+            "LoadSpec(cast='any') takes the nearest"
+        )
+
+    def _fill(self, fqn: str, target: torch.Tensor, value: Any) -> None:
+        why_not = self.why_not_into_tensor(fqn, value)
+        if why_not:
+            raise ShapeMismatchError(why_not)
+        try:
+            fill_with_number(target, value)
+        except (RuntimeError, NotImplementedError) as error:
+            raise InvalidPlanError(f"'{fqn}': the tensor cannot be filled with {value!r}: {error}") from error
+        self.numbers.append((fqn, type(value).__name__, target.dtype))
+        if not has_value(target.dtype, value):
+            self.rounded[fqn] = f"'{fqn}' is {value!r}, loaded into {str(target.dtype).removeprefix('torch.')}"
 
     def _use_names_of_2_3(self, checkpoint: _C.Checkpoint) -> None:
         """Plans with the names that DCP gave to items of lists until torch 2.3, if the checkpoint has such names."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import collections
 import io
+import itertools
 import math
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ from bytecheckpoint.probes.probe import holds, require
 from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.progress import progress_bar
 from bytecheckpoint.sharing.exchange import Exchange
-from bytecheckpoint.tensors.casts import keeps_values
+from bytecheckpoint.tensors.casts import Cast, keeps_values
 
 __all__ = ["Load", "check_requested", "load_plain_data", "plain_object", "plan_to_read"]
 
@@ -129,9 +130,15 @@ class Load:
         self._path, self._trace = path, trace
         self.done: dict[str, Any] = {}
         self._lossy: dict[str, str] = {}  # casts that may lose values, by key
+        self._early: dict[int, bytearray] = {}  # objects that were read before the tensors, by position
         if exchange is not None:
             exchange.record(trace)
             exchange.agree(checkpoint, self._job, path)
+
+    @property
+    def numbers(self) -> Sequence[Cast]:
+        """Numbers that were loaded into tensors without dims: key, type of the number, dtype of the tensor."""
+        return self._planner.numbers if isinstance(self._planner, BcpLoadPlanner) else ()
 
     def progress_bar(self) -> AbstractContextManager[None]:
         """Returns a context that shows how much of the wanted bytes has been read."""
@@ -141,6 +148,7 @@ class Load:
     def tensors(self) -> None:
         """Reads all tensors: in place where their memory allows it, the others through host copies, some at a time."""
         if self._plain is not None:
+            self._check_numbers(self._plain)
             left_out = self._job.add_state(self._plain.state_dict)
             targets = {position: self._resolved(position) for position in left_out}
             self._refuse_meta(targets)
@@ -150,6 +158,21 @@ class Load:
             self._in_place(0, self._plan.num_tensors)
         else:
             self._one_by_one()
+
+    def _check_numbers(self, planner: BcpLoadPlanner) -> None:
+        """Reads the objects that are to be loaded into tensors, so that nothing is filled if one of them cannot be.
+
+        Raises:
+            ShapeMismatchError: An object is no number, or the tensor's dtype does not have it.
+        """
+        wrong = []
+        for position, buffer in self._read_in_turns(self._plan.objects_into_tensors(), self._add_object):
+            fqn = self._plan.object_fqn(position)
+            value = plain_object(fqn, buffer, self._config)
+            wrong += [why for why in (planner.why_not_into_tensor(fqn, value),) if why]
+            self._early[position] = buffer
+        if wrong:
+            raise ShapeMismatchError(f"load({self._path}): {listed(wrong)}", self._path)
 
     def _in_place(self, begin: int, end: int) -> None:
         """Reads a range of tensors in place. All of them are resolved before any is read."""
@@ -240,6 +263,8 @@ class Load:
         Not if a ``LoadSpec`` allowed it.
         """
         is_allowed = isinstance(self._planner, BcpLoadPlanner) and self._planner.spec is not None
+        if isinstance(self._planner, BcpLoadPlanner):
+            self._lossy |= self._planner.rounded
         if not self._lossy or is_allowed:
             return
         warnings.warn(
@@ -278,7 +303,9 @@ class Load:
         A planner that is not ours gets bytes and may unpickle them freely. So without ``allow_pickle`` it only gets
         bytes that are known to be plain data.
         """
-        for position, buffer in self._read_in_turns(range(self._plan.num_objects), self._add_object):
+        left = [position for position in range(self._plan.num_objects) if position not in self._early]
+        read = self._read_in_turns(left, self._add_object)
+        for position, buffer in itertools.chain(self._early.items(), read):
             if self._plain is not None:
                 fqn = self._plan.object_fqn(position)
                 self._plain.put_object(fqn, plain_object(fqn, buffer, self._config))

@@ -24,6 +24,7 @@ from bytecheckpoint.checkpoint.local_path import is_local, location, location_to
 from bytecheckpoint.checkpoint.parts import parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
+from bytecheckpoint.dcp._dcps_objects import warning_of_dcp
 from bytecheckpoint.dcp._failed_metadata import FailedMetadata, typed
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._loaded_keys import LoadedKeys, asked_by, planned_view
@@ -266,8 +267,8 @@ class BcpReader(StorageReader):
         # Ranks that saved without collectives made one save each, so their ids differ. Either all ranks of a load read
         # such a part, or none does.
         is_alone = self._rank is not None  # DCP then plans with collectives and reads without
-        asked = asked_by(plan, checkpoint)
-        self._keys.unfilled = Unfilled(asked.missing, asked.num_missing)
+        asked = asked_by(plan, checkpoint, self._call.planner)
+        self._keys.unfilled = Unfilled(asked.missing, asked.num_missing, missing_parts=asked.missing_parts)
         if is_alone:
             self._keys.compare(str(self.path), checkpoint, [asked])
         intent = ReadPreferences.by(
@@ -324,6 +325,7 @@ class BcpReader(StorageReader):
     def _read(self, plan: LoadPlan, planner: LoadPlanner, gather: ReportGather, phases: Phases) -> None:
         phases.end("exchange_s")
         checkpoint = self._opened()
+        of_dcp = warning_of_dcp(str(self.path), plan, planner) if self._is_coordinator else None
         with Exchange.of_plan(plan, self._call.peers) or nullcontext() as exchange:
             config = with_store_ring(self.config) if is_store_url(self.path) else self.config
             load = Load(checkpoint, plan, str(self.path), self._rank, config, planner, exchange, phases.trace)
@@ -332,6 +334,7 @@ class BcpReader(StorageReader):
                 phases.end("read_s")
                 load.objects()
             phases.end("objects_s")
+            self._keys.numbers = load.numbers
             load.warn_of_casts()
             own: dict[str, Any] = {"rank": self._number, **load.done, **phases.seconds, "trace": phases.trace.of_rank()}
             own["num_requests"] = self._store.num_requests if self._store else 0
@@ -355,9 +358,9 @@ class BcpReader(StorageReader):
         )
         if self._is_coordinator:
             note_call(self.last_report, self.config)
-            warning = self._keys.warning(str(self.path))
-            if warning is not None and is_meant_to_fill(planner):
-                warnings.warn(warning, RuntimeWarning, stacklevel=2)
+            texts = [self._keys.warning(str(self.path)), of_dcp] if is_meant_to_fill(planner) else []
+            for text in filter(None, texts):
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _begin_trace(self) -> None:
         call = self._call

@@ -29,10 +29,12 @@ class LoadTargets(NamedTuple):
     Attributes:
         flat: Values by key.
         tops: Keys at the top level of the state dict.
+        paths: Path of each key through the containers of the state dict; empty if it has none.
     """
 
     flat: Mapping[str, Any]
     tops: Collection[Any]
+    paths: Mapping[str, tuple[Any, ...]]
 
 
 class LoadKeys(NamedTuple):

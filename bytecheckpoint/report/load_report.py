@@ -76,9 +76,11 @@ class LoadReport(RankLoadReport):
             ``finish_plan`` is overridden, or each rank read what it had saved without collectives.
         missing_keys: Keys that were asked for and are not in the checkpoint, so that ``allow_partial_load=True`` left
             their values as they were; 256 at most. On the coordinator those of all ranks, on another rank its own.
-            Unknown, and so empty, with a planner that is not ours.
+            Unknown, and so empty, with a planner that is neither ours nor DCP's own.
         num_missing_keys: Number of missing keys. On the coordinator it is a lower bound if several ranks lack more than
             256 keys each, and not the same ones.
+        missing_parts: Dicts and lists of the state, such as ``optimizer``, of which every key is missing. On the
+            coordinator those of which no rank has found a key, on another rank its own.
         unexpected_keys: Keys of the checkpoint that no rank asked for, although some rank asked for another key of the
             same top-level part (``optimizer`` of ``optimizer.state.0.step``); 256 at most. Only the coordinator has
             them, except that each rank has its own where it read what it had saved without collectives.
@@ -88,7 +90,8 @@ class LoadReport(RankLoadReport):
         bytes_unread: Bytes of what is in the checkpoint and no rank asked for: other keys, and what a ``LoadSpec`` left
             out. None where ``num_loaded_keys`` is None, and for metadata so large that only parts of them were read.
         casts: With a ``LoadSpec``, keys of this rank that were loaded into another dtype: key, stored dtype, dtype of
-            the state; 256 at most.
+            the state; 256 at most. With any load, numbers that were loaded into tensors without dims; their stored
+            dtype is ``int``, ``float``, ``bool`` or ``complex``.
         renamed_keys: With a ``LoadSpec``, keys of the checkpoint that were loaded under another name, and that name;
             256 at most.
         num_renamed_keys: Number of these keys.
@@ -104,6 +107,7 @@ class LoadReport(RankLoadReport):
     ranks: tuple[RankLoadReport, ...] = ()
     missing_keys: tuple[str, ...] = ()
     num_missing_keys: int = 0
+    missing_parts: tuple[str, ...] = ()
     unexpected_keys: tuple[str, ...] = ()
     num_unexpected_keys: int = 0
     num_loaded_keys: int | None = None

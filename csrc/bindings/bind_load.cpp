@@ -279,6 +279,7 @@ void bind_load(py::module_& m) {
       .def("is_of", &ReadPlan::is_of, py::arg("checkpoint"))
       .def_property_readonly("checkpoint", &ReadPlan::checkpoint, py::return_value_policy::reference_internal)
       .def("casts", [](const ReadPlan& plan) { return to_python(plan.casts()); })
+      .def("objects_into_tensors", &ReadPlan::objects_into_tensors)
       .def_property_readonly("num_items", &ReadPlan::num_items)
       .def_property_readonly("num_tensors", [](const ReadPlan& plan) { return plan.tensors().size(); })
       .def_property_readonly("num_objects", [](const ReadPlan& plan) { return plan.objects().size(); })

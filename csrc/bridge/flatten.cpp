@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csrc/bridge/flatten.h"
 
+#include <algorithm>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "csrc/bridge/dict_items.h"
+#include "csrc/bridge/errors.h"
 #include "csrc/bridge/gil_yield.h"
 #include "csrc/bridge/recursion_guard.h"
 #include "csrc/bridge/torch_tensor.h"
@@ -14,7 +17,33 @@ namespace {
 
 namespace py = pybind11;
 
+using base::text;
+
 constexpr const char* kWhere = " while flattening a state dict";
+
+bool is_text(py::handle key) {
+  return PyUnicode_CheckExact(key.ptr()) != 0;
+}
+
+std::string repr_of(py::handle key) {
+  return py::repr(key).cast<std::string>();
+}
+
+/// Returns the keys of a dict, or of another Mapping.
+py::list keys_of(py::handle mapping) {
+  PyObject* keys = PyDict_CheckExact(mapping.ptr()) ? PyDict_Keys(mapping.ptr())
+                                                    : take_gil([&] { return PySequence_List(mapping.ptr()); });
+  if (keys == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::list>(keys);
+}
+
+/// Returns the key of a mapping whose text is `step`; `step` itself if there is none.
+py::object key_with_text(py::handle mapping, py::handle step) {
+  for (const py::handle key : keys_of(mapping)) {
+    if (py::str(key).equal(step)) return py::reinterpret_borrow<py::object>(key);
+  }
+  return py::reinterpret_borrow<py::object>(step);
+}
 
 class Flattener {
   struct KnownList {
@@ -23,9 +52,12 @@ class Flattener {
   };
 
  public:
+  explicit Flattener(py::handle state_dict) : own_root_(state_dict) {}
+
   void enter_mapping(py::handle mapping) {
     const RecursionGuard descent(kWhere);
-    const auto visit = [this](py::handle key, py::handle value) { visit_at(py::str(key), py::str(key), value); };
+    check_keys(mapping);
+    const auto visit = [this](py::handle key, py::handle value) { visit_at(py::str(key), key, py::str(key), value); };
     if (PyDict_CheckExact(mapping.ptr())) return for_each_item(mapping, visit);
     PyObject* items = take_gil([&] { return PyObject_CallMethod(mapping.ptr(), "items", nullptr); });
     if (items == nullptr) throw py::error_already_set();
@@ -65,10 +97,61 @@ class Flattener {
     return true;
   }
 
-  void visit_at(const py::str& text, py::object step, py::handle value) {
+  /// Refuses keys of one mapping that a checkpoint cannot tell apart, and keys that no load would find.
+  void check_keys(py::handle mapping) {
+    const py::list keys = keys_of(mapping);
+    if (std::all_of(keys.begin(), keys.end(), is_text)) return;
+    py::dict by_text;
+    for (const py::handle key : keys) {
+      const py::str text_of_key(key);
+      if (!is_text(key)) check_text(key, text_of_key.cast<std::string>());
+      if (by_text.contains(text_of_key)) {
+        const py::object other = by_text[text_of_key];
+        refuse(text("two keys of ", place(), " have the text ", repr_of(text_of_key), ": ", repr_of(other), " of type ",
+                    Py_TYPE(other.ptr())->tp_name, " and ", repr_of(key), " of type ", Py_TYPE(key.ptr())->tp_name,
+                    "; a checkpoint keeps the text of a key, so it cannot tell them apart: rename one of them"));
+      }
+      by_text[text_of_key] = key;
+    }
+  }
+
+  /// Refuses a key whose text is made of what changes: another process, or a later step, has another text.
+  void check_text(py::handle key, const std::string& text_of_key) {
+    const char* const why = is_tensor(key.ptr())                              ? "the elements of a tensor"
+                            : text_of_key.find(" at 0x") != std::string::npos ? "an address in memory"
+                                                                              : nullptr;
+    if (why == nullptr) return;
+    refuse(text("a key of ", place(), " is of type ", Py_TYPE(key.ptr())->tp_name, ", whose text has ", why,
+                ": a checkpoint keeps the text of a key, so no load would find it; use names or numbers, such as those "
+                "of optimizer.state_dict()"));
+  }
+
+  [[noreturn]] static void refuse(const std::string& message) { raise_as("InvalidPlanError", message); }
+
+  /// Returns where the traversal is, as Python would write it.
+  std::string place() const {
+    std::string all = "state_dict";
+    for (const py::handle key : own_keys_) all += text("[", repr_of(key), "]");
+    return all;
+  }
+
+  /// Returns the place of a leaf that was visited, as Python would write it.
+  std::string place_of(const py::tuple& path) const {
+    std::string all = "state_dict";
+    py::object at = py::reinterpret_borrow<py::object>(own_root_);
+    for (const py::handle step : path) {
+      const py::object key = is_text(step) ? key_with_text(at, step) : py::reinterpret_borrow<py::object>(step);
+      all += text("[", repr_of(key), "]");
+      at = at[key];
+    }
+    return all;
+  }
+
+  void visit_at(const py::str& text, py::handle own_key, py::object step, py::handle value) {
     const py::str outer = name_;
     name_ = path_.empty() ? text : concat(concat(outer, dot_), text);
     path_.push_back(std::move(step));
+    own_keys_.push_back(own_key);
     if (is_mapping(value)) {
       enter_mapping(value);
     } else if (is_terminal(value)) {
@@ -78,9 +161,10 @@ class Flattener {
       Py_ssize_t position = 0;
       for (const py::handle entry : py::reinterpret_borrow<py::list>(value)) {
         const py::int_ number(position++);
-        visit_at(py::str(py::handle(number)), number, entry);
+        visit_at(py::str(py::handle(number)), number, number, entry);
       }
     }
+    own_keys_.pop_back();
     path_.pop_back();
     name_ = outer;
   }
@@ -93,7 +177,11 @@ class Flattener {
     set(flat_.values, value);
     // Looking first would cost as much as adding does.
     if (PyDict_GET_SIZE(flat_.values.ptr()) == num_before) {
-      throw py::value_error("duplicated flatten key " + name_.cast<std::string>());
+      // The end is the text of DCP's own error.
+      refuse(text("two values of the state have the key ", repr_of(name_), ": ",
+                  place_of(flat_.mappings[name_].cast<py::tuple>()), " and ", place(),
+                  "; the key of a value is its path with dots, so rename one of them (duplicated flatten key ",
+                  name_.cast<std::string>(), ")"));
     }
     set(flat_.mappings, path);
     gil_yield_.take();
@@ -109,6 +197,7 @@ class Flattener {
     return py::reinterpret_steal<py::str>(joined);
   }
 
+  const py::handle own_root_;
   const py::object mapping_class_ = py::module_::import("collections.abc").attr("Mapping");
   const py::str dot_{"."};
   std::unordered_map<PyTypeObject*, bool> mappings_;  // whether a type is a Mapping, for each type seen
@@ -116,13 +205,14 @@ class Flattener {
   FlatState flat_;
   py::str name_;
   std::vector<py::object> path_;
+  std::vector<py::handle> own_keys_;  // the keys of the path as they are in the state; their containers keep them alive
   GilYield gil_yield_;
 };
 
 }  // namespace
 
 FlatState flatten_state_dict(py::handle state_dict) {
-  Flattener flattener;
+  Flattener flattener(state_dict);
   flattener.enter_mapping(state_dict);
   return flattener.take();
 }

@@ -2,6 +2,7 @@
 #include "csrc/bridge/read_plan.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "csrc/bridge/errors.h"
 #include "csrc/bridge/unlocked.h"
@@ -76,12 +77,25 @@ std::string size_text(const tensor::Dims& sizes) {
   return text("torch.Size(", tensor::to_text(sizes), ")");
 }
 
-/// Returns why a stored tensor cannot be loaded into `state_value`; nothing if it can.
+/// Whether torch hands the value to `set_extra_state` of a module, which may take a tensor and other values.
+bool is_extra_state(const std::string& fqn) {
+  constexpr std::string_view kEnd = "_extra_state";
+  return fqn.size() >= kEnd.size() && fqn.compare(fqn.size() - kEnd.size(), kEnd.size(), kEnd) == 0;
+}
+
+/// Returns why what is stored cannot be loaded into `state_value`; nothing if it can. For an object that is to be loaded
+/// into a tensor without dims, its value will say.
 std::optional<std::string> mismatch(const format::Item& item, const StateValue& state_value) {
   const std::optional<tensor::Dims> shape = shape_of(state_value);
+  if (!item.is_tensor) {
+    if (!shape.has_value() || shape->empty() || is_extra_state(item.fqn)) return std::nullopt;
+    return text("'", item.fqn, "': stored is an object that is no tensor, to be loaded into a tensor of ",
+                tensor::to_text(*shape), "; put None there for the stored object");
+  }
   if (!shape.has_value()) {
     return text("'", item.fqn, "': stored is a tensor of ", tensor::to_text(item.tensor.sizes),
-                ", to be loaded into a value of type ", Py_TYPE(state_value.value.ptr())->tp_name);
+                ", to be loaded into a value of type ", Py_TYPE(state_value.value.ptr())->tp_name,
+                "; put a tensor of this shape and of dtype ", tensor::find_dtype(item.tensor.dtype)->name, " there");
   }
   if (*shape != item.tensor.sizes) {
     return text("'", item.fqn, "': stored is a tensor of ", tensor::to_text(item.tensor.sizes),
@@ -198,8 +212,8 @@ void ReadPlan::check_state(const Strictness& strictness) const {
   for (size_t i = 0; i < state_.size(); ++i) {
     if (item_of_state_[i] == nullptr) {
       missing.push_back(state_[i].fqn);
-    } else if (item_of_state_[i]->is_tensor) {
-      if (auto why = mismatch(*item_of_state_[i], state_[i])) mismatches.push_back(std::move(*why));
+    } else if (auto why = mismatch(*item_of_state_[i], state_[i])) {
+      mismatches.push_back(std::move(*why));
     }
   }
   if (strictness.allow_partial) missing.clear();
@@ -271,6 +285,16 @@ std::vector<Cast> ReadPlan::casts() const {
     casts.push_back({state_value.fqn, from, std::move(to)});
   }
   return casts;
+}
+
+std::vector<size_t> ReadPlan::objects_into_tensors() const {
+  std::vector<size_t> positions;
+  if (state_.empty()) return positions;
+  for (size_t i = 0; i < objects_.size(); ++i) {
+    const StateValue& state_value = state_[objects_[i].state_index];
+    if (state_value.kind != StateValue::Kind::kObject && !is_extra_state(state_value.fqn)) positions.push_back(i);
+  }
+  return positions;
 }
 
 const Read& ReadPlan::tensor_at(size_t position) const {

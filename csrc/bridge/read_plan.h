@@ -55,8 +55,8 @@ class ReadPlan {
   ///
   /// Raises one error with all that does not fit: KeyMismatchError if keys are missing, which also names those that the
   /// state does not ask for, else ShapeMismatchError. Shapes and dtypes are in either: tensors of another shape, those
-  /// that would be loaded into something else, complex numbers that would be loaded into real ones, casts that are
-  /// refused. Raises InvalidPlanError for a box that the stored chunks do not cover.
+  /// that would be loaded into something else, objects that would be loaded into a tensor with dims, complex numbers
+  /// that would be loaded into real ones, casts that are refused. Raises InvalidPlanError for a box that the stored chunks do not cover.
   ReadPlan(const Checkpoint& checkpoint, std::vector<StateValue> state, const Strictness& strictness);
 
   /// Whether the plan was made for this checkpoint.
@@ -82,6 +82,10 @@ class ReadPlan {
   /// Returns all casts, in the order of the state; none for a plan that was made from items. Tensors of which this rank
   /// holds no element are left out.
   std::vector<Cast> casts() const;
+
+  /// Returns the positions of the objects that are to be loaded into tensors, which have no dims: numbers may be. An
+  /// extra state of a module is none of them. Empty for a plan that was made from items.
+  std::vector<size_t> objects_into_tensors() const;
 
   /// The values that the plan was made from; empty if it was made from items.
   const std::vector<StateValue>& state() const { return state_; }

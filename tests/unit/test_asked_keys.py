@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from bytecheckpoint import BcpLoadPlanner, BcpReader, LoadReport, LoadSpec, _core, load_state_dict, save_state_dict
 from bytecheckpoint.dcp import reader as reader_module
+from bytecheckpoint.errors import KeyMismatchError
 from bytecheckpoint.sharing.asked_keys import RequestedKeys, compare
 from bytecheckpoint.transforms import Slice
 
@@ -98,8 +99,8 @@ def test_missing_keys_are_told_and_renamed_ones_warned_of(path: Path) -> None:
     weight = torch.nn.Linear(3, 2).state_dict()["weight"]
     bias = torch.zeros(2)
     planner = BcpLoadPlanner(allow_partial_load=True)
-    report = by_dcp(path, {"ema": {"weight": weight}, "step": 0}, planner)
-    assert (report.missing_keys, report.num_missing_keys) == (("ema.weight",), 1)
+    report = by_dcp(path, {"scale": weight, "step": 0}, planner)
+    assert (report.missing_keys, report.num_missing_keys, report.missing_parts) == (("scale",), 1, ())
     assert report.unexpected_keys == ()
     with pytest.warns(
         RuntimeWarning, match=r"'model'.*: 'model\.bias'; these keys are not in the checkpoint: 'model\.offset'"
@@ -107,6 +108,127 @@ def test_missing_keys_are_told_and_renamed_ones_warned_of(path: Path) -> None:
         report = by_dcp(path, {"model": {"weight": weight, "offset": bias}}, planner)
     assert (report.missing_keys, report.unexpected_keys) == (("model.offset",), ("model.bias",))
     assert torch.equal(bias, torch.zeros(2))
+
+
+def without_optimizer(tmp_path: Path) -> Path:
+    model, _ = trained()
+    save_state_dict(tmp_path / "model", {"model": model.state_dict(), "step": 5}, no_dist=True)
+    return tmp_path / "model"
+
+
+LENIENT: dict[str, Callable[[Path, dict[str, Any]], LoadReport]] = {
+    "strict='checkpoint'": lambda path, state: load_state_dict(
+        path, state, no_dist=True, spec=LoadSpec(strict="checkpoint")
+    ),
+    "strict=False": lambda path, state: load_state_dict(path, state, no_dist=True, spec=LoadSpec(strict=False)),
+    "our planner": lambda path, state: by_dcp(path, state, BcpLoadPlanner(allow_partial_load=True)),
+    "DCP's planner": lambda path, state: by_dcp(path, state, DefaultLoadPlanner(allow_partial_load=True)),
+}
+
+
+@pytest.mark.parametrize("load", LENIENT.values(), ids=LENIENT)
+def test_a_whole_part_that_got_nothing_is_a_warning(
+    tmp_path: Path, load: Callable[[Path, dict[str, Any]], LoadReport]
+) -> None:
+    path, (model, _) = without_optimizer(tmp_path), trained()
+    optimizer = get_optimizer_state_dict(model, torch.optim.Adam(model.parameters()))
+    state = {"model": model.state_dict(), "optimizer": optimizer, "step": 0, "lr": 0.1}
+    with pytest.warns(RuntimeWarning, match=r"has nothing of 'optimizer', so .*make a new optimizer") as warned:
+        report = load(path, state)
+    assert [warning.category for warning in warned].count(RuntimeWarning) == 1
+    assert report.missing_parts == ("optimizer",)
+    assert report.num_missing_keys > 8
+    assert state["step"] == 5
+
+
+@pytest.mark.parametrize(
+    ("below", "parts"),
+    [
+        ({"optim": {"state": {"w": {"exp_avg": 0}}, "param_groups": [{"lr": 0.1}]}}, ("app.optim",)),
+        ({"optim": {"optimizer": {"state": {"w": {"exp_avg": 0}}}, "step": 0}}, ("app.optim",)),
+        ({"model": {"w": 0, "lora": {"a": 0}}}, ()),
+        ({"model": {"w": 0}, "lr": 0.1}, ()),
+    ],
+)
+def test_parts_within_a_part(tmp_path: Path, below: dict[str, Any], parts: tuple[str, ...]) -> None:
+    """A tutorial of torch has model and optimizer below one key, which is the state of a Stateful."""
+    save_state_dict(tmp_path, {"app": {"model": {"w": 1}}}, no_dist=True)
+    state = {"app": {"model": {"w": 0}, **below}}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", RuntimeWarning)
+        report = load_state_dict(tmp_path, state, no_dist=True, spec=LoadSpec(strict="checkpoint"))
+    assert report.missing_parts == parts
+    assert len(warned) == len(parts)
+    assert state["app"]["model"]["w"] == 1
+
+
+def test_the_state_of_an_optimizer_is_a_part_of_it(tmp_path: Path) -> None:
+    save_state_dict(tmp_path, {"optimizer": {"param_groups": [{"lr": 0.5, "m": {}}]}}, no_dist=True)
+    state = {"optimizer": {"state": {"w": {"exp_avg": 0}}, "param_groups": [{"lr": 0.1, "m": {}}]}}
+    with pytest.warns(RuntimeWarning, match=r"has nothing of 'optimizer\.state'"):
+        load_state_dict(tmp_path, state, no_dist=True, spec=LoadSpec(strict="checkpoint"))
+    assert state["optimizer"]["param_groups"][0]["lr"] == 0.5
+
+
+def test_in_a_flat_state_only_names_of_optimizers_are_parts(tmp_path: Path) -> None:
+    """Adapters alone are loaded like this into a whole model, on purpose."""
+    save_state_dict(tmp_path, {"layer.lora_a": 1}, no_dist=True)
+    state = {"layer.lora_a": 0, "layer.weight": 0, "norm.weight": 0, "head.weight": 0}
+    spec = LoadSpec(strict="checkpoint")
+    assert load_state_dict(tmp_path, state, no_dist=True, spec=spec).missing_parts == ()
+    flat = {"state.layer.weight.exp_avg": 0, "param_groups.layer.weight.lr": 0}
+    with pytest.warns(RuntimeWarning, match=r"has nothing of 'param_groups', 'state'"):
+        load_state_dict(tmp_path, {**state, **flat}, no_dist=True, spec=spec)
+
+
+def test_what_another_rank_found_is_not_missing() -> None:
+    stored = [f"optimizer.state.{n}.m" for n in range(4)]
+    paths = {f"optimizer.state.{n}.m": ("optimizer", "state", str(n), "m") for n in range(8)}
+    stages = [RequestedKeys.of(stored, [key], ["optimizer"], paths) for key in (stored[0], "optimizer.state.7.m")]
+    assert stages[1].missing_parts == ("optimizer",)
+    assert compare(lambda: stored, stages).missing_parts == ()
+    assert compare(lambda: stored, stages[1:]).missing_parts == ("optimizer",)
+    everything = RequestedKeys.of(stored, dict.fromkeys(stored), ["optimizer"], paths)
+    assert compare(lambda: stored, [everything, stages[1]]).missing_parts == ()
+
+
+@pytest.mark.parametrize("load", {**LOADS, **LENIENT}.values(), ids={**LOADS, **LENIENT})
+def test_an_empty_state_is_a_warning(path: Path, load: Callable[[Path, dict[str, Any]], LoadReport]) -> None:
+    if load is LENIENT["strict='checkpoint'"]:
+        with pytest.raises(KeyMismatchError):
+            load(path, {})
+        return
+    with pytest.warns(RuntimeWarning, match=r"asks for no key.*'bcp ls .*/ck'.*'bcp convert .*--to torch'") as warned:
+        report = load(path, {})
+    assert [warning.category for warning in warned].count(RuntimeWarning) == 1
+    assert report.num_loaded_keys == 0
+
+
+@pytest.mark.parametrize("load", [LENIENT["strict=False"], LENIENT["our planner"], LENIENT["DCP's planner"]])
+def test_no_key_in_common_is_a_warning(path: Path, load: Callable[[Path, dict[str, Any]], LoadReport]) -> None:
+    state = {"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}
+    with pytest.warns(RuntimeWarning, match=r"asks for 'bias', 'weight'; the checkpoint has 'model\.bias', .*rename"):
+        load(path, state)
+
+
+def test_nothing_of_nothing_is_no_warning(tmp_path: Path) -> None:
+    save_state_dict(tmp_path, {}, no_dist=True)
+    assert load_state_dict(tmp_path, {}, no_dist=True).num_loaded_keys == 0
+
+
+def test_a_gradient_or_an_entry_keeps_torch_from_making_a_state(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    save_state_dict(tmp_path, {"optimizer": get_optimizer_state_dict(model, optimizer)}, no_dist=True)
+    fresh = torch.nn.Linear(3, 2)
+    fresh(torch.ones(3)).sum().backward()
+    with_gradient = torch.optim.Adam(fresh.parameters())
+    other = torch.nn.Linear(3, 2)
+    with_entry = torch.optim.Adam(other.parameters())
+    assert with_entry.state[other.weight] == {}  # as `train()` of schedulefree does
+    for owner, of_owner in ((fresh, with_gradient), (other, with_entry)):
+        state = {"optimizer": get_optimizer_state_dict(owner, of_owner)}
+        with pytest.warns(RuntimeWarning, match=r"optimizer\.state is empty and no parameter has a gradient"):
+            load_state_dict(tmp_path, state, no_dist=True)
 
 
 def test_whoever_knows_is_not_warned(path: Path) -> None:
@@ -145,7 +267,8 @@ def test_of_many_keys_some_are_named_and_all_are_counted(tmp_path: Path) -> None
     assert all(len(str(warning.message)) < 500 for warning in warned)
     assert (len(report.unexpected_keys), report.num_unexpected_keys) == (256, 999)
     planner = BcpLoadPlanner(allow_partial_load=True)
-    report = by_dcp(tmp_path, {"other": {f"{n:04}": None for n in range(1000)}}, planner)
+    with pytest.warns(RuntimeWarning, match=r"nothing is loaded.*'other\.0000'.*and 995 more.*'model\.0000'"):
+        report = by_dcp(tmp_path, {"other": {f"{n:04}": None for n in range(1000)}}, planner)
     assert (len(report.missing_keys), report.num_missing_keys) == (256, 1000)
 
 
