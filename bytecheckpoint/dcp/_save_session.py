@@ -222,6 +222,7 @@ def begin_session(path: str, save_id: str, context: CallContext, config: Config)
     trace = CallTrace(config, "save", path, context.rank_or({}), context.size)
     session = SaveSession(path, save_id, context, Phases(trace, context.call))
     _of_thread.session = weakref.ref(session)
+    context.ends_with(session.end)
     return session
 
 

@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import StorageWriter
@@ -72,6 +73,7 @@ class CallContext:
         self._is_taken = False
         self._began_at = time.time()
         self._is_failure_noted = False
+        self._end_save: Callable[[], Callable[[], None] | None] = _nothing
 
     @classmethod
     def of_save(cls, asking: object) -> CallContext:
@@ -200,7 +202,7 @@ class CallContext:
             monitor.note_call(self.call, on_loss)
         return monitor
 
-    def note_failure(self, error: Exception, storage: Any) -> None:
+    def note_failure(self, error: BaseException, storage: Any) -> None:
         """Tells exporters that ``error`` ends this call, on its coordinator, unless they have heard of it.
 
         A load that finds a newer commit begins again, so that is no failure.
@@ -212,6 +214,10 @@ class CallContext:
         if failure.error_type != CheckpointChangedError.__name__:
             self._is_failure_noted = True
             note_failure(failure, storage.config)
+
+    def ends_with(self, end: Callable[[], None]) -> None:
+        """Notes the method that undoes the save of this call, if the call fails where none of our hooks hears of it."""
+        self._end_save = weakref.WeakMethod(end)
 
     @staticmethod
     def planned_metadata() -> Metadata | None:
@@ -243,7 +249,7 @@ def explicit_call(storage: Any, staging: StagingTime | None = None, **arguments:
         storage: Writer or reader of the call.
         staging: When the state of the save was staged; None if it was not.
         arguments: Arguments of DCP's flow. Those that are left out have the defaults of the flow.
-    """
+    """  # noqa: DOC501
     call = ExplicitCall()
     context = CallContext(call)
     context.staging = staging
@@ -251,9 +257,12 @@ def explicit_call(storage: Any, staging: StagingTime | None = None, **arguments:
     token = _explicit.set(context)
     try:
         yield
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         if context._is_taken:  # a hook of ours has begun the call
             context.note_failure(error, storage)
+            end = context._end_save()
+            if end is not None:
+                end()  # now: when the call has raised, nothing of it may write or remove files any more
         raise
     finally:
         _explicit.reset(token)

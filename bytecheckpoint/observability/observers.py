@@ -47,6 +47,8 @@ __all__ = [
 _AT_EXIT_S = 5.0
 # A call waits no longer than this for its line, or for its trace: then the storage does not answer.
 _MOST_WRITE_S = 30.0
+# At its end, a process says of each failed save so many letters.
+_MOST_SHOWN = 200
 # So many failed saves of a run wait for a save that commits.
 _MOST_FAILURES = 100
 # A call is compared with as many calls before, of at least so many.
@@ -186,7 +188,8 @@ def _flush_at_exit() -> None:
     observers = _observers.if_made()
     for run, records in [] if observers is None else [*observers.failures.items()]:
         if records:
-            named = [f"{each['path']}: {each['error_type']}: {each['message']}" for each in records]
+            texts = [f"{each['error_type']}: {each['message']}".splitlines()[0] for each in records]
+            named = [f"{each['path']}: {text[:_MOST_SHOWN]}" for each, text in zip(records, texts, strict=True)]
             _logger.warning("%s: no journal has the saves that failed last: %s", run, "; ".join(named))
 
 

@@ -20,9 +20,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import bytecheckpoint
-from bytecheckpoint import BcpReader, BcpWriter, Config, Retention, SaveReport, async_save_state_dict
+from bytecheckpoint import BcpReader, BcpSavePlanner, BcpWriter, Config, Retention, SaveReport, async_save_state_dict
 from bytecheckpoint.checkpoint import journal_files
-from bytecheckpoint.errors import CheckpointExistsError, StorageError
+from bytecheckpoint.errors import CheckpointExistsError, SaveFailedError, StorageError
 from bytecheckpoint.observability import journal, read_journal
 from bytecheckpoint.observability.journal import read_failures
 from bytecheckpoint.observability.observers import flush, observe, stop_observing
@@ -191,6 +191,23 @@ def test_the_run_can_be_removed_when_a_save_has_returned(tmp_path: Path) -> None
     bytecheckpoint.shutdown()
     shutil.rmtree(tmp_path / "run")
     assert names(tmp_path) == []
+
+
+class _NoPlan(BcpSavePlanner):
+    def finish_plan(self, new_plan: Any) -> Any:
+        raise ValueError("no plan")
+
+
+def test_the_folder_can_be_removed_when_a_save_has_raised(tmp_path: Path) -> None:
+    """The right to commit is given back in the call, even if it fails where no hook of the writer runs."""
+    for _ in range(3):
+        with pytest.raises(SaveFailedError, match="no plan"):
+            bytecheckpoint.save_state_dict(tmp_path / "run" / "step_1", state(), planner=_NoPlan(), no_dist=True)
+        assert names(tmp_path) == []
+        failed = async_save_state_dict(tmp_path / "run" / "step_1", state(), planner=_NoPlan())
+        with pytest.raises(SaveFailedError, match="no plan"):
+            failed.committed.result()
+        assert names(tmp_path) == []
 
 
 def test_shutdown_waits_for_exporters(tmp_path: Path) -> None:
