@@ -59,7 +59,7 @@ def load(state: State, path: Path, config: Config) -> None:
 def pread(path: Path, num_threads: int, memory: bytearray) -> None:
     """Reads all files of a checkpoint to ``memory``, each thread every so many pieces."""
     views, position = [], 0
-    for file in sorted(path.iterdir()):
+    for file in sorted(filter(Path.is_file, path.iterdir())):
         for offset in range(0, size := file.stat().st_size, SLOT_BYTES):
             piece = min(SLOT_BYTES, size - offset)
             views.append((file, offset, memoryview(memory)[position : position + piece]))

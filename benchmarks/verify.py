@@ -51,7 +51,7 @@ def measure(arguments: argparse.Namespace, root: Path) -> tuple[dict[str, list[f
     path, raw = root / "ckpt", root / "raw"
     state = make_state(arguments.kind, arguments.gigabytes)
     dcp.save(state.tree, storage_writer=BcpWriter(path), no_dist=True)
-    num_bytes = sum(file.stat().st_size for file in path.iterdir())
+    num_bytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     disks = {threads: Disk(threads) for threads in (1, 2)}
     disks[1].write(raw, num_bytes)
     contenders: dict[str, Callable[[], None]] = {

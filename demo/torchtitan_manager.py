@@ -184,7 +184,7 @@ def measure_once(job: TitanJob, options: JobOptions, engine: str, folder: str) -
     manager = job.manager(options, engine, folder=folder)
     timings = {SAVE: timed(lambda: manager.save(1))}
     path = options.directory / folder / "step-1"
-    num_bytes = sum(file.stat().st_size for file in path.iterdir())
+    num_bytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     if dist.get_rank() == 0:
         drop_page_cache(path)
     timings[LOAD] = timed(lambda: manager.load(1))

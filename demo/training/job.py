@@ -248,12 +248,12 @@ def local_shards(node: Any) -> Any:
 
 
 def directory_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.iterdir())
+    return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
 def drop_page_cache(path: Path) -> None:
     """Makes the next load read from disk. The files must have been synced, because dirty pages stay in the cache."""
-    for file in path.iterdir():
+    for file in filter(Path.is_file, path.iterdir()):
         descriptor = os.open(file, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

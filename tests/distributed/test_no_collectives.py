@@ -72,7 +72,7 @@ def assert_loads(reader: dcp.StorageReader, generation: int) -> None:
 
 
 def names(path: str) -> list[str]:
-    return sorted(entry.name for entry in Path(path).iterdir())
+    return sorted(entry.name for entry in Path(path).iterdir() if entry.is_file())
 
 
 def save_and_load(path: str) -> None:

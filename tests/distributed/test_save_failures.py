@@ -87,7 +87,7 @@ class Scene:
             dist.barrier()
         metadata = BcpReader(self.path).read_metadata()
         files = {info.relative_path for info in metadata.storage_data.values()}
-        there = {entry.name for entry in Path(self.path).iterdir()}
+        there = {entry.name for entry in Path(self.path).iterdir() if entry.name != ".bcp"}
         assert there == files | {".metadata"}, "a failed save left files"
         dist.barrier()
 

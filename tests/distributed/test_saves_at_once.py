@@ -49,7 +49,7 @@ def load(path: str, number: int) -> None:
 
 
 def names(path: str) -> set[str]:
-    return {entry.name for entry in Path(path).iterdir()}
+    return {entry.name for entry in Path(path).iterdir() if entry.is_file()}
 
 
 def the_second_is_refused(path: str) -> None:

@@ -39,7 +39,7 @@ def load_small(path: str | None, number: int, **arguments: Any) -> None:
 
 
 def names(path: str) -> set[str]:
-    return {entry.name for entry in Path(path).iterdir()}
+    return {entry.name for entry in Path(path).iterdir() if entry.is_file()}
 
 
 def save_again(root: str) -> None:

@@ -51,7 +51,7 @@ def load_and_check(path: str, make: Any, planner: Any, config: Config = COOPERAT
 
 
 def size_of(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.iterdir())
+    return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
 def assert_shared(reports: list[LoadReport], path: Path) -> None:

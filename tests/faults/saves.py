@@ -238,7 +238,7 @@ def generation_on_disk(path: Path, ranks: tuple[int, ...] = (0,), num_rows: int 
 
 
 def names_in(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir()) if path.exists() else []
+    return sorted(entry.name for entry in path.iterdir() if entry.name != ".bcp") if path.exists() else []
 
 
 def data_files(path: Path) -> list[str]:

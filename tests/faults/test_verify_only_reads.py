@@ -99,13 +99,13 @@ def test_verify(state: str, small_checkpoint: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(small_checkpoint, tmp_path / "ckpt"))
     spoil, code = STATES[state]
     spoil(path)
-    before = {file.name: (file.read_bytes(), file.stat()) for file in path.iterdir()}
+    before = {file.name: (file.read_bytes(), file.stat()) for file in path.iterdir() if file.is_file()}
     log = tmp_path / "strace.log"
     ran = watched(log, sys.executable, "-m", "bytecheckpoint", "verify", str(path))
     assert ran.returncode == code, ran.stdout + ran.stderr
     assert changes_in(log) == []
     assert str(path) in log.read_text(), "it did not look at the checkpoint"
-    after = {file.name: (file.read_bytes(), file.stat()) for file in path.iterdir()}
+    after = {file.name: (file.read_bytes(), file.stat()) for file in path.iterdir() if file.is_file()}
     assert {name: (content, stat.st_mtime_ns) for name, (content, stat) in before.items()} == {
         name: (content, stat.st_mtime_ns) for name, (content, stat) in after.items()
     }

@@ -180,7 +180,7 @@ def write_expanded(path: Path, key: str, numel: int) -> int:
     (info,) = metadata.storage_data.values()
     info.offset, info.length = 0, len(record.getvalue())
     (path / ".metadata").write_bytes(pickle.dumps(metadata))
-    return sum(file.stat().st_size for file in path.iterdir())
+    return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
 @pytest.mark.parametrize("part", ["extra_state", "optimizer", "merge"])

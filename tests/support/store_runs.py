@@ -41,5 +41,5 @@ def names(client: StoreClient) -> set[str]:
 def copy_ranks(client: StoreClient, folder: Path, name: str) -> None:
     """Puts a checkpoint there whose only rank has committed by itself, which cannot be saved there."""
     dcp.save({"w": torch.ones(1000)}, storage_writer=BcpWriter(folder), use_collectives=False, no_dist=True)
-    for file in folder.iterdir():
+    for file in filter(Path.is_file, folder.iterdir()):
         client.put(f"{name}/{file.name}", file.read_bytes())

@@ -81,7 +81,7 @@ def assert_is(state: dict[str, Any], value: float) -> None:
 
 
 def names(path: Path) -> list[str]:
-    return sorted(file.name for file in path.iterdir())
+    return sorted(file.name for file in path.iterdir() if file.name != ".bcp")
 
 
 def test_what_is_saved_is_loaded_by_both(tmp_path: Path) -> None:
