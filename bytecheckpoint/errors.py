@@ -239,7 +239,7 @@ _MAX_TEXT_CHARS = 16 << 10
 
 def sendable(error: BaseException) -> BaseException:
     """Returns ``error`` if another process can unpickle and print it and it is not huge; otherwise a RankError."""
-    text, is_whole = _text_of(error)
+    _, is_whole = _text_of(error)
     try:
         # One of our own may be longer, because it may already hold the shortened texts of several ranks.
         pickled = pickle.dumps(error) if is_whole or isinstance(error, CheckpointError) else b""
@@ -247,7 +247,34 @@ def sendable(error: BaseException) -> BaseException:
             return error
     except BaseException:  # whatever was raised, other ranks wait for the answer
         pass
-    return RankError(f"{type(error).__module__}.{type(error).__qualname__}: {text}")
+    return RankError(_name_and_text(error))
+
+
+class Parcel:
+    """Stands for an exception in a message to other ranks. Unpickled, it is that exception again.
+
+    It is a ``RankError`` instead if the sender cannot pickle the exception, or the receiver cannot unpickle it, such as
+    one of a class that only the sender can import.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = sendable(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        instead = RankError(_name_and_text(self._error))
+        return _unpacked, (pickle.dumps(self._error), instead)
+
+
+def _unpacked(pickled: bytes, instead: RankError) -> BaseException:
+    try:
+        error = pickle.loads(pickled)
+    except BaseException:  # whatever was raised, other ranks wait for this one
+        return instead
+    return error if isinstance(error, BaseException) else instead
+
+
+def _name_and_text(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}: {_text_of(error)[0]}"
 
 
 def _text_of(error: BaseException) -> tuple[str, bool]:

@@ -5,33 +5,25 @@ from __future__ import annotations
 
 import inspect
 import types
-import warnings
-from collections.abc import Callable, Iterable
-from traceback import StackSummary
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
-from bytecheckpoint.compat.private_names import Absent, is_fake
+from bytecheckpoint.compat.private_names import is_fake
+from bytecheckpoint.dcp.safe_exchange import SafeWrapper
 from bytecheckpoint.distributed import collectives
-from bytecheckpoint.errors import sendable
 from bytecheckpoint.probes.of_torch import ENTRY_POINTS
 from bytecheckpoint.probes.probe import find, holds, require
 
 __all__ = ["load_state", "save_state"]
 
 _DCP = "torch.distributed.checkpoint"
-_DistWrapper: Any = find(f"{_DCP}.utils:_DistWrapper", Absent)
 
 
-class _GroupWrapper(_DistWrapper):  # type: ignore[misc]
-    """DCP's exchanges over a gloo group object. They work even if the process has destroyed its groups meanwhile.
-
-    Exceptions of hooks are made sendable first. DCP sends them as they are, and one that cannot be unpickled ends the
-    exchange, but only on the receiver.
-    """
+class _GroupWrapper(SafeWrapper):
+    """DCP's exchanges over a gloo group object. They work even if the process has destroyed its groups meanwhile."""
 
     def __init__(self, group: dist.ProcessGroup | None, use_dist: bool, coordinator_rank: int) -> None:
         self._own = group if use_dist and group is not None and not is_fake(group) else None
@@ -47,26 +39,24 @@ class _GroupWrapper(_DistWrapper):  # type: ignore[misc]
         return super().get_world_size() if self._own is None else self._own.size()
 
     def gather_object(self, object: Any) -> Any:
-        object = _sendable_failure(object)
         if self._own is None:
             return super().gather_object(object)
-        return collectives.gather(self._own, object, self.coordinator_rank)
+        return collectives.gather(self._own, self._sent(object), self.coordinator_rank)
 
     def all_gather_object(self, object: Any) -> Any:
-        object = _sendable_failure(object)
-        return super().all_gather_object(object) if self._own is None else collectives.all_gather(self._own, object)
+        if self._own is None:
+            return super().all_gather_object(object)
+        return collectives.all_gather(self._own, self._sent(object))
 
     def scatter_object(self, object_list: Any) -> Any:
-        object_list = object_list and [_sendable_failure(value) for value in object_list]
         if self._own is None:
             return super().scatter_object(object_list)
-        return collectives.scatter(self._own, object_list, self.coordinator_rank)
+        return collectives.scatter(self._own, self._all_sent(object_list), self.coordinator_rank)
 
     def broadcast_object(self, object: Any) -> Any:
-        object = _sendable_failure(object)
         if self._own is None:
             return super().broadcast_object(object)
-        return collectives.broadcast(self._own, object, self.coordinator_rank)
+        return collectives.broadcast(self._own, self._sent(object), self.coordinator_rank)
 
     def barrier(self) -> None:
         if self._own is None:
@@ -75,64 +65,25 @@ class _GroupWrapper(_DistWrapper):  # type: ignore[misc]
             collectives.barrier(self._own)
 
 
-def _sendable_failure(value: Any) -> Any:
-    """Returns ``value``, which DCP is about to send, with any exceptions in it made sendable."""
-    if isinstance(value, CheckpointException):
-        failures = {rank: (sendable(error), stack) for rank, (error, stack) in value.failures.items()}
-        return CheckpointException(value.args[0], failures)
-    # DCP wraps the exception of a hook in such a tuple.
-    if isinstance(value, tuple) and [*map(type, value)][1:] == [StackSummary] and isinstance(value[0], BaseException):
-        error, stack = value
-        return sendable(error), stack
-    return value
-
-
 def _unlogged(**_: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Replaces DCP's decorator that logs its steps: it asks the registry of groups, and fails if the group is gone."""
     return lambda step: step
 
 
-def _over_group(function: Callable[..., Any], **others: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a copy of a function of DCP that uses ``_GroupWrapper`` and no log. DCP itself is not changed.
-
-    Args:
-        function: Function of DCP.
-        others: More global names to replace in the copy.
-    """
+def _over_group(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a copy of a function of DCP that uses ``_GroupWrapper`` and no log. DCP itself is not changed."""
     function = inspect.unwrap(function)
     own = {"_DistWrapper": _GroupWrapper, "_dcp_method_logger": _unlogged}
-    names = {**function.__globals__, **others, **own}
+    names = {**function.__globals__, **own}
     copied = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     copied.__kwdefaults__ = function.__kwdefaults__
     return copied
 
 
-class _WithoutBeingAlone:
-    """Replaces ``warnings`` in DCP's ``load``.
-
-    It drops the warning that there is no process group, because callers of our entry points know that.
-    """
-
-    @staticmethod
-    def warn(message: str, *args: Any, **kwargs: Any) -> None:
-        if not message.startswith("torch.distributed is disabled"):
-            warnings.warn(message, *args, **kwargs)
-
-
-def _sorted_by_text(keys: Iterable[object]) -> list[object]:
-    """Replaces ``sorted`` in DCP's ``load``, which sorts the keys at the top: those of several types have no order."""
-    return sorted(keys, key=str)
-
-
 # Copied at import, so that the names in the copies are those of DCP without `register()`.
 if holds(ENTRY_POINTS):
     _save_flow = _over_group(find(f"{_DCP}.state_dict_saver:_save_state_dict"))
-    _load_flow = _over_group(
-        find(f"{_DCP}.state_dict_loader:load"),
-        _load_state_dict=_over_group(find(f"{_DCP}.state_dict_loader:_load_state_dict")),
-        warnings=_WithoutBeingAlone,
-        sorted=_sorted_by_text,
-    )
+    _load_flow = _over_group(find(f"{_DCP}.state_dict_loader:_load_state_dict"))
 
 
 def save_state(**arguments: Any) -> Metadata:
@@ -149,7 +100,7 @@ def save_state(**arguments: Any) -> Metadata:
     return metadata
 
 
-def load_state(state_dict: dict[str, Any], **arguments: Any) -> None:
+def load_state(**arguments: Any) -> None:
     """Runs DCP's own flow of hooks for a load, as ``save_state`` does for a save."""
     require(ENTRY_POINTS)
-    _load_flow(state_dict, **arguments)
+    _load_flow(**arguments)

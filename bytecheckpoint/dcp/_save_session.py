@@ -12,20 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import platform
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bytecheckpoint import _C
+from bytecheckpoint.compat.dcp_calls import lets_dcp_choose_ranks
 from bytecheckpoint.compat.frames import Running
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.distributed.call_order import number_of_turn
-from bytecheckpoint.errors import CheckpointError, ProcessGroupChangedError
+from bytecheckpoint.distributed.launch import refuse_unaware_rank
+from bytecheckpoint.errors import CheckpointError, Parcel, ProcessGroupChangedError
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
 from bytecheckpoint.report import RankSaveReport, SaveReport
@@ -211,7 +214,13 @@ _of_thread = threading.local()
 
 
 def begin_session(path: str, save_id: str, context: CallContext, config: Config) -> SaveSession:
-    """Begins a save in this thread. Ends an earlier save of the thread, unless a hook of that save begins this one."""
+    """Begins a save in this thread. Ends an earlier save of the thread, unless a hook of that save begins this one.
+
+    Raises:
+        ConfigError: A launcher has started several ranks, and DCP saves this one as if it were alone.
+    """
+    if context.size < 2 and lets_dcp_choose_ranks():
+        refuse_unaware_rank("save", path)
     earlier: weakref.ref[SaveSession] | None = getattr(_of_thread, "session", None)
     session = None if earlier is None else earlier()
     # Calls compare equal if their frames have one address. The earlier call is then over: a call begins only one save,
@@ -280,6 +289,7 @@ class RankResult:
         error: The failure, in a form that can be pickled; None on success.
         report: What the rank did; None on failure.
         unsafe: Keys of objects that will not load without opting in, each with the names that a load refuses.
+        host: Name of the machine.
     """
 
     rank: int
@@ -290,3 +300,7 @@ class RankResult:
     error: BaseException | None = None
     report: RankSaveReport | None = None
     unsafe: tuple[tuple[str, str], ...] = ()
+    host: str = field(default_factory=platform.node)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "error": None if self.error is None else Parcel(self.error)}

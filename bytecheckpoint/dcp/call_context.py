@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.storage import StorageWriter
 
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.frames import ExplicitCall, Running, find_call, is_in_greenlet
+from bytecheckpoint.dcp.safe_exchange import send_failures_safely
 from bytecheckpoint.distributed.channel import Peers
 from bytecheckpoint.distributed.groups import monitor_of
 from bytecheckpoint.distributed.liveness import LivenessMonitor, OnLoss
@@ -101,6 +102,7 @@ class CallContext:
         call, variables = find_call(*flow)
         if call is None:
             return cls()
+        send_failures_safely(variables)
         context = cls(call, in_greenlet=is_in_greenlet())
         context._fill(variables.get(storage), variables, knows_ranks=holds(EXCHANGE))
         return context

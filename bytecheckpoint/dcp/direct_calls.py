@@ -26,6 +26,7 @@ from bytecheckpoint.dcp.repeated_loads import load_until_unchanged
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.stateful import QuickStateful
 from bytecheckpoint.dcp.writer import BcpWriter
+from bytecheckpoint.distributed.agreement import all_together
 from bytecheckpoint.distributed.call_order import CallOrder, in_turn
 from bytecheckpoint.distributed.groups import calling
 from bytecheckpoint.errors import CheckpointError, SaveCancelledError, SaveFailedError
@@ -134,9 +135,9 @@ def _save_flow(staging: StagingTime | None, **arguments: Any) -> Metadata:
         return save_state(**arguments)
 
 
-def _load_flow(state: dict[str, Any], **arguments: Any) -> None:
+def _load_flow(**arguments: Any) -> None:
     with explicit_call(arguments["storage_reader"], **arguments):
-        load_state(state, **arguments)
+        load_state(**arguments)
 
 
 def failing_planner(error: BaseException) -> SavePlanner:
@@ -176,13 +177,21 @@ def run_load(
 
     def load() -> None:
         with in_turn(turn, "load", path), calling(group, "load", path):
+            states: dict[str, Any] = {}
+            failing: LoadPlanner | None = None
+            try:
+                # In the order in which DCP asks for states. Keys of several types have no order but that of their texts.
+                states = with_states(dict(sorted(state.items(), key=lambda item: str(item[0]))))
+            except BaseException as error:  # the other ranks come to this load and get the error there
+                failing = _FailingLoad(error)
             _load_flow(
-                state,
+                state_dict=states,
                 storage_reader=reader,
-                planner=own_planner() if planner is None else planner,
+                planner=failing or planner or own_planner(),
                 process_group=group,
                 no_dist=group is None,
             )
+            all_together(group, "load", path, lambda: _put_back(state, states))
 
     try:
         if planner is None:
@@ -202,10 +211,22 @@ def fail_load(
     return run_load({}, reader, _FailingLoad(error), group, turn)
 
 
+def _put_back(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
+    """Puts what was loaded into ``state``, as DCP does; each Stateful value gets its state."""
+    for key, value in loaded.items():
+        if key not in state:
+            continue
+        stateful: Any = state[key]
+        if isinstance(state[key], QuickStateful):
+            stateful.load_state_dict(value)
+        else:
+            state[key] = value
+
+
 class _FailingLoad(BcpLoadPlanner):
     """Raises ``error`` in a hook from which DCP sends it to all ranks, and before the metadata are used."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__()
         self._error = error
 

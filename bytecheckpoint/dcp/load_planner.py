@@ -17,6 +17,7 @@ from bytecheckpoint import _C
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp._hooks import Hooks
 from bytecheckpoint.dcp._own_keys import OwnKeys
+from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import checkpoint_of, stored_checkpoint
 from bytecheckpoint.errors import InvalidPlanError, ShapeMismatchError, UnsupportedError
 from bytecheckpoint.listing import listed
@@ -106,6 +107,7 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         Tensors on the meta device are replaced by empty ones on the default device.
         """
         self.numbers, self.rounded, self._own_keys = [], {}, OwnKeys()
+        CallContext.of_load(self)  # from here on the call sends failures safely, with any storage reader
         if not self.flatten_state_dict:
             super().set_up_planner(state_dict, metadata, is_coordinator)
             return

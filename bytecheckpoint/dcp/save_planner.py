@@ -126,6 +126,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
         """Keeps what is to be saved of the state dict, flattened if ``flatten_state_dict``."""
+        CallContext.of_save(self)  # from here on the call sends failures safely, with any storage writer
         if not self.flatten_state_dict:
             super().set_up_planner(state_dict, storage_meta, is_coordinator)
             if self.key_choice:

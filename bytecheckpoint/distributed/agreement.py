@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bytecheckpoint.distributed.call_order import CallOrder, check_in_step, in_turn
 from bytecheckpoint.distributed.collectives import all_gather, all_reduce_max
 from bytecheckpoint.distributed.groups import between_ranks, calling
-from bytecheckpoint.errors import CheckpointError, ConfigError, sendable
+from bytecheckpoint.errors import CheckpointError, ConfigError, Parcel
 
 __all__ = ["agree", "all_together", "gathered", "held_by_none", "held_first"]
 
@@ -81,7 +81,7 @@ def agree(
     with in_turn(turn, what, path):
         if _is_same(group, what, path, repr((texts, call)), failure is not None):
             return
-        heard = gathered(group, what, path, (None if failure is None else sendable(failure), texts, call))
+        heard = gathered(group, what, path, (None if failure is None else Parcel(failure), texts, call))
         check_in_step(what, path, {rank: of_rank for rank, (_, _, of_rank) in enumerate(heard)})
     for rank, (of_rank, _, _) in enumerate(heard):
         if of_rank is None:

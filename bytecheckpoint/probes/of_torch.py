@@ -18,6 +18,7 @@ __all__ = [
     "PROCESS_MODE",
     "READING_TOGETHER",
     "REGISTER",
+    "SAFE_FAILURES",
     "SAVE_AND_LOAD",
     "SPEED_UP",
     "STAGING",
@@ -121,14 +122,27 @@ LOADS_OF_GAPS = Feature(
         ),
     ),
 )
+SAFE_FAILURES = Feature(
+    "failures of hooks that cannot be pickled (with dcp.save and dcp.load without register())",
+    "",
+    tuple(
+        Probe(
+            flow,
+            "Its local variable exchanges what hooks return or raise between ranks.",
+            variables=("distW",),
+            fallback="if a hook raises what cannot be pickled, the other ranks wait for that rank",
+        )
+        for flow in (f"{_SAVER}:_save_state_dict", f"{_LOADER}:_load_state_dict")
+    ),
+)
 UNAWARE_RANKS = Feature(
     "the error of dcp.save on ranks without a process group",
     "",
     (
         Probe(
-            f"{_DCP}.utils:_api_bc_check",
-            "The variable of its inner function tells whether the caller of dcp.save passed no_dist.",
-            variables=("kwargs",),
+            f"{_SAVER}:save.__wrapped__.__code__.co_name",
+            "The arguments of this wrapper tell whether the caller of dcp.save passed no_dist.",
+            text="inner_func",
             fallback="such ranks save as if each were alone, with a warning of DCP",
         ),
     ),
@@ -165,12 +179,6 @@ ENTRY_POINTS = Feature(
             "It runs the hooks of a load; we call it with a group wrapper of our own.",
             takes=_LOAD_ARGUMENTS,
             uses=("_DistWrapper", "_dcp_method_logger"),
-        ),
-        Probe(
-            f"{_LOADER}:load",
-            "It puts a loaded value back into the state dict.",
-            takes=_LOAD_ARGUMENTS,
-            uses=("_load_state_dict", "warnings"),
         ),
         Probe(
             _WRAPPER,
@@ -210,7 +218,7 @@ REGISTER = Feature(
             f"{_SAVER}:_save_state_dict",
             "It makes the planner of a save. We replace it, and call the original.",
             takes=("storage_writer", "planner"),
-            uses=("DefaultSavePlanner",),
+            uses=("DefaultSavePlanner", "_DistWrapper"),
         ),
         Probe(f"{_SAVER}:_stateful_to_state_dict", "Its first step may fail; calls of async_save are counted there."),
         Probe(
@@ -230,7 +238,7 @@ REGISTER = Feature(
             f"{_LOADER}:_load_state_dict",
             "It makes the planner of a load. We run it again if a newer save was committed meanwhile.",
             takes=("storage_reader", "planner"),
-            uses=("DefaultLoadPlanner",),
+            uses=("DefaultLoadPlanner", "_DistWrapper"),
         ),
     ),
 )
@@ -409,6 +417,15 @@ FSDP1 = Feature(
 
 TORCH_FEATURES = (
     *(SAVE_AND_LOAD, ENTRY_POINTS, REGISTER, SPEED_UP, GROUPS, EXCHANGE, READING_TOGETHER, LOADS_OF_GAPS),
-    *(UNAWARE_RANKS, WITHOUT_COLLECTIVES, STAGING, DCP_ASYNC_SAVE, PROCESS_MODE, NAMES_OF_2_3, META_TENSORS),
+    *(
+        SAFE_FAILURES,
+        UNAWARE_RANKS,
+        WITHOUT_COLLECTIVES,
+        STAGING,
+        DCP_ASYNC_SAVE,
+        PROCESS_MODE,
+        NAMES_OF_2_3,
+        META_TENSORS,
+    ),
     *(FRAMEWORKS, FSDP1),
 )
