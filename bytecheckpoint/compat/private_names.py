@@ -39,9 +39,11 @@ __all__ = [
     "chunks_of",
     "close_connections",
     "current_stream",
+    "default_store",
     "flatten_as_2_3",
     "gives_shards",
     "gloo_between",
+    "has_lost",
     "holds_more_than_itself",
     "host_copy",
     "increment_version",
@@ -110,7 +112,7 @@ def gloo_between(group: dist.ProcessGroup, name: str) -> dist.ProcessGroup:
     """
     require(GROUPS)
     c10d: Any = dist.distributed_c10d
-    store = c10d.PrefixStore(name, c10d._get_default_store())
+    store = c10d.PrefixStore(name, default_store())
     kind = c10d.ProcessGroup.BackendType.GLOO
     between: Any = c10d.ProcessGroup(store, group.rank(), group.size())
     between._set_default_backend(kind)
@@ -201,6 +203,26 @@ def close_connections(group: dist.ProcessGroup) -> None:
         if peer != group.rank():
             with contextlib.suppress(RuntimeError):
                 backend.recv([torch.empty(1)], peer, _NO_TAG).wait(timedelta(milliseconds=1))
+
+
+def has_lost(group: dist.ProcessGroup, peer: int) -> bool:
+    """Returns whether the connection to ``peer`` of a gloo group has ended. Does not wait, and changes nothing.
+
+    It begins to send what the peer never receives. gloo refuses that at once on a connection that has ended; else it
+    only tells the peer that there is something to receive.
+    """
+    backend: Any = group._get_backend(torch.device("cpu"))
+    try:
+        backend.send([torch.empty(1, device="cpu")], peer, _NO_TAG)
+    except RuntimeError:
+        return True
+    return False
+
+
+def default_store() -> Any:
+    """Returns the store of the default group."""
+    c10d: Any = dist.distributed_c10d
+    return c10d._get_default_store()
 
 
 def is_registered(group: dist.ProcessGroup) -> bool:

@@ -21,7 +21,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bytecheckpoint.errors import OutOfStepError
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 
-__all__ = ["CallOrder", "check_in_step", "draw_turn", "in_turn", "next_turn", "number_of_turn", "take_drawn_turn"]
+__all__ = [
+    "CallOrder",
+    "check_in_step",
+    "draw_turn",
+    "in_turn",
+    "next_turn",
+    "number_of_turn",
+    "take_back_turn",
+    "take_drawn_turn",
+]
 
 
 @dataclass(eq=False)
@@ -91,7 +100,17 @@ def next_turn(group: dist.ProcessGroup | None, no_dist: bool, use: str) -> CallO
     with _lock:
         count = _counts.setdefault(parent, {}).setdefault(use, _Count())
         count.called += 1
-        return CallOrder(count.called, count)
+        _of_thread.newest = CallOrder(count.called, count)
+        return _of_thread.newest  # type: ignore[no-any-return]
+
+
+def take_back_turn() -> None:
+    """Undoes the count of the call that this thread has counted last: the ranks did not meet in it."""
+    newest: CallOrder | None = getattr(_of_thread, "newest", None)
+    _of_thread.newest = None
+    with _lock:
+        if newest is not None and newest._count.called == newest.number:
+            newest._count.called -= 1
 
 
 def draw_turn(group: dist.ProcessGroup | None, no_dist: bool, use: str) -> None:

@@ -16,7 +16,7 @@ from bytecheckpoint.distributed.waits import Collective, Message
 from bytecheckpoint.errors import ProcessGroupChangedError
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 
-__all__ = ["Channel", "Peers", "unused_name"]
+__all__ = ["Channel", "Peers", "next_name", "unused_name"]
 
 # Tag of our messages, plus their kind; whatever else runs on the group at the same time does not use it.
 _TAG = 0xB9C
@@ -169,9 +169,20 @@ def _carrier_of(group: dist.ProcessGroup) -> dist.ProcessGroup:
 _made: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[str, str]]] = weakref.WeakKeyDictionary()
 
 
+def next_name(group: dist.ProcessGroup, use: str) -> str:
+    """Returns the name that ``unused_name`` returns next, without using it."""
+    with _lock:
+        made = _made.setdefault(_default(), Counter())
+        return _name(group, use, made[group.group_name, use] + 1)
+
+
 def unused_name(group: dist.ProcessGroup, use: str) -> str:
     """Returns a name for a new group of the ranks of ``group``: the same on all ranks that have asked equally often."""
     with _lock:
         made = _made.setdefault(_default(), Counter())
         made[group.group_name, use] += 1  # by name, not by group: torch reuses the names of destroyed groups
-        return f"bytecheckpoint/{group.group_name}/{use}/{made[group.group_name, use]}/"
+        return _name(group, use, made[group.group_name, use])
+
+
+def _name(group: dist.ProcessGroup, use: str, number: int) -> str:
+    return f"bytecheckpoint/{group.group_name}/{use}/{number}/"

@@ -17,11 +17,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.config import Config
-from bytecheckpoint.distributed.channel import unused_name
+from bytecheckpoint.distributed.call_order import take_back_turn
+from bytecheckpoint.distributed.channel import next_name, unused_name
 from bytecheckpoint.distributed.launch import refuse_unaware_rank
 from bytecheckpoint.distributed.links import connect_star
 from bytecheckpoint.distributed.liveness import LivenessMonitor
-from bytecheckpoint.errors import CheckpointError, ConfigError
+from bytecheckpoint.distributed.meeting import Meeting
+from bytecheckpoint.errors import CheckpointError, ConfigError, OutOfStepError
 from bytecheckpoint.probes.of_torch import GROUPS
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
@@ -64,16 +66,18 @@ def watched_group(ranks: Sequence[int] | None, stall_timeout_s: float) -> dist.P
 
     Raises:
         CheckpointError: Ranks cannot connect; raised on all of them.
+        ConfigError: There is no default group.
         UnsupportedError: This torch lacks something that groups rely on.
     """
     require(GROUPS)
-    made: Any
-    if ranks is None:
-        made = dist.new_group(backend="gloo")
-    else:
-        world = dist.group.WORLD
-        assert world is not None
-        made = _compat.new_gloo_group(ranks, unused_name(world, f"of {sorted(ranks)}"))
+    world = dist.group.WORLD
+    if world is None:
+        raise ConfigError("new_group: there is no default process group; call init_process_group first")
+    members = sorted(range(world.size()) if ranks is None else ranks)
+    use = "of all" if ranks is None else f"of {members}"
+    _meet(world, use, members, stall_timeout_s, ("new_group", "all ranks" if ranks is None else str(members)))
+    name = unused_name(world, use)
+    made: Any = dist.new_group(backend="gloo") if ranks is None else _compat.new_gloo_group(members, name)
     group: dist.ProcessGroup = made
     _begin_monitor(group, group, stall_timeout_s)
     return group
@@ -87,11 +91,15 @@ def _begin_monitor(group: dist.ProcessGroup, parent: dist.ProcessGroup, stall_ti
             _monitors[group] = monitor
 
 
-def _group_within(parent: dist.ProcessGroup, use: str, stall_timeout_s: float) -> dist.ProcessGroup:
+def _group_within(
+    parent: dist.ProcessGroup, use: str, stall_timeout_s: float, call: tuple[str, str]
+) -> dist.ProcessGroup:
     """Makes a group of the ranks of ``parent``. It has a liveness monitor if they can connect; else it warns."""
+    members = dist.get_process_group_ranks(parent)
+    _meet(parent, use, members, stall_timeout_s, call)
     group = _compat.gloo_between(parent, unused_name(parent, use))
     with _lock:
-        _ranks[group] = tuple(dist.get_process_group_ranks(parent))
+        _ranks[group] = tuple(members)
     try:
         _begin_monitor(group, parent, stall_timeout_s)
     except CheckpointError as error:  # on all ranks
@@ -101,6 +109,27 @@ def _group_within(parent: dist.ProcessGroup, use: str, stall_timeout_s: float) -
             stacklevel=2,
         )
     return group
+
+
+def _meet(
+    parent: dist.ProcessGroup, use: str, members: Sequence[int], stall_timeout_s: float, call: tuple[str, str]
+) -> None:
+    """Waits until all ``members``, global ranks of ``parent``, have come to make a group. See ``Meeting``."""
+    if len(members) < 2:
+        return
+    # The liveness monitor of a group tells of its ranks, and closes its connections when one is lost.
+    gloo = [
+        (group, dist.get_process_group_ranks(group))
+        for group in (parent, dist.group.WORLD)
+        if group is not None and monitor_of(group) is None and _compat.is_gloo_on_host(group)
+    ]
+
+    def is_cut_off(rank: int) -> bool:
+        return any(_compat.has_lost(group, ranks.index(rank)) for group, ranks in gloo[:1])
+
+    name, rank = next_name(parent, use), members.index(dist.get_rank())
+    meeting = Meeting(_compat.default_store(), name, parent.group_name, members, rank, call, is_cut_off)
+    meeting.wait(stall_timeout_s, dist.distributed_c10d.default_pg_timeout.total_seconds())
 
 
 def monitor_of(group: dist.ProcessGroup | None) -> LivenessMonitor | None:
@@ -132,8 +161,7 @@ def own_group(
     """Returns a group of the ranks of ``group`` for one ``use`` alone, with which messages of other uses cannot mix.
 
     It has a liveness monitor. Collective the first time for each group and use, and again after a call that lost a
-    rank. No monitor watches the ranks while they make their very first group: a rank that does not come is waited for
-    as long as torch waits.
+    rank. No monitor watches the ranks while they make their very first group; see ``Meeting`` for how they wait then.
 
     Args:
         group: None for the default group.
@@ -146,7 +174,8 @@ def own_group(
         The group; None if this rank calls alone, or if there is no process group.
 
     Raises:
-        RankLostError: A rank was lost while ranks made the group; the monitor of an existing group told so.
+        RankLostError: A rank was lost while ranks made the group.
+        OutOfStepError: Ranks wait for one another in different first calls.
         ConfigError: ``group`` was destroyed. Or there is no process group, a launcher has started several ranks, and
             this one would save as if it were alone.
         UnsupportedError: This torch lacks something that groups rely on.
@@ -179,14 +208,13 @@ def own_group(
     # the rank that stopped. Only calls after that one make a new group. If a rank has died, no new group is made, and
     # every call fails.
     if own is None or (monitor is not None and monitor.has_told_peers and not monitor.is_final):
-        beside = (monitor_of(other) for other in (parent, *others.values()))
-        own = _made_beside(
-            next(
-                (other for other in beside if other is not None and (other.is_final or not other.has_told_peers)), None
-            ),
-            lambda: _group_within(parent, use, stall_timeout_s),
-            call,
-        )
+        monitors = (monitor_of(other) for other in (parent, *others.values()))
+        beside = (other for other in monitors if other is not None and (other.is_final or not other.has_told_peers))
+        try:
+            own = _made_beside(next(beside, None), lambda: _group_within(parent, use, stall_timeout_s, call), call)
+        except OutOfStepError:  # of ranks that did not meet: the same call may be made later
+            take_back_turn()
+            raise
         with _lock:
             _own.setdefault(parent, {})[use] = own
     elif monitor is not None:
