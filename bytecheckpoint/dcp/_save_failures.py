@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from errno import ENOENT
 from pathlib import Path
 
+from bytecheckpoint.dcp._places import refuse_other_places
 from bytecheckpoint.dcp._save_session import RankResult, SaveSession
+from bytecheckpoint.distributed.call_order import check_in_step
 from bytecheckpoint.errors import SaveFailedError, StorageError, sendable
 from bytecheckpoint.object_store.urls import is_store_url
 
-__all__ = ["explaining_unseen", "save_failed", "to_hand_in"]
+__all__ = ["check_handed_in", "explaining_unseen", "save_failed", "to_hand_in"]
 
 
 def to_hand_in(error: BaseException, session: SaveSession) -> BaseException:
@@ -25,6 +27,22 @@ def to_hand_in(error: BaseException, session: SaveSession) -> BaseException:
     error.add_note(traceback.format_exc())
     _forget_frames(error)
     return sendable(_with_cause(error, session))
+
+
+def check_handed_in(session: SaveSession, results: Sequence[RankResult], failed: Mapping[int, BaseException]) -> None:
+    """Checks on the coordinator that all ranks have written their parts of this very save.
+
+    Raises:
+        OutOfStepError: Ranks came with different calls.
+        ConfigError: Ranks save to different places.
+        SaveFailedError: Ranks failed.
+        ProcessGroupChangedError: Ranks are missing.
+    """  # noqa: DOC501
+    check_in_step("save", session.path, {result.rank: result.call for result in results})
+    refuse_other_places(session.path, results, session.rank)
+    if failed:
+        raise save_failed(session.path, failed)
+    session.check_ranks([result.rank for result in results])
 
 
 def save_failed(path: str, failed: Mapping[int, BaseException]) -> SaveFailedError:

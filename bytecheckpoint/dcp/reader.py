@@ -29,6 +29,7 @@ from bytecheckpoint.dcp._failed_metadata import FailedMetadata, typed
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._loaded_keys import LoadedKeys, asked_by, planned_view
 from bytecheckpoint.dcp._mesh import mesh_of
+from bytecheckpoint.dcp._places import refuse_other_paths
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.load_planner import is_meant_to_fill
 from bytecheckpoint.dcp.metadata import metadata_of
@@ -287,10 +288,13 @@ class BcpReader(StorageReader):
 
         Raises:
             CheckpointChangedError: A newer commit came while the ranks opened the checkpoint.
+            ConfigError: Ranks were given different paths.
         """
         self._phases.trace.mark("heard_ns")
         ids = sorted({str(getattr(plan.storage_data, "save", None)) for plan in plans})
         if len(ids) > 1:
+            paths = {rank: getattr(plan.storage_data, "path", str(self.path)) for rank, plan in enumerate(plans)}
+            refuse_other_paths(str(self.path), paths, self._number)
             raise CheckpointChangedError(
                 f"load({self.path}): ranks read different saves ({', '.join(ids)}): a newer commit came in between",
                 str(self.path),

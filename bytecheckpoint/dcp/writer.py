@@ -24,7 +24,6 @@ from torch.futures import Future
 from bytecheckpoint import _C
 from bytecheckpoint.checkpoint.local_path import is_local, location, working_directory
 from bytecheckpoint.compat import private_names as _compat
-from bytecheckpoint.compat.dcp_calls import lets_dcp_choose_ranks
 from bytecheckpoint.compat.frames import is_called_by_executor
 from bytecheckpoint.config import Config
 from bytecheckpoint.dcp._append import append_plan
@@ -32,7 +31,7 @@ from bytecheckpoint.dcp._destination import begin_commit, start_job
 from bytecheckpoint.dcp._gaps import check_planned_metadata, gaps_of_save
 from bytecheckpoint.dcp._hooks import Hooks, noting_failure
 from bytecheckpoint.dcp._save_digest import with_digest
-from bytecheckpoint.dcp._save_failures import explaining_unseen, save_failed, to_hand_in
+from bytecheckpoint.dcp._save_failures import check_handed_in, explaining_unseen, to_hand_in
 from bytecheckpoint.dcp._save_reports import report_of_all, report_of_rank
 from bytecheckpoint.dcp._save_session import (
     RankResult,
@@ -45,8 +44,6 @@ from bytecheckpoint.dcp._unsafe import UnsafeObjects, describe_unsafe, refuse_un
 from bytecheckpoint.dcp.call_context import CallContext
 from bytecheckpoint.dcp.metadata import SAVE_ID_PREFIX, assemble, complete_metadata
 from bytecheckpoint.dcp.stager import BcpStager
-from bytecheckpoint.distributed.call_order import check_in_step
-from bytecheckpoint.distributed.launch import refuse_unaware_rank
 from bytecheckpoint.errors import CheckpointError, ConfigError, SaveCancelledError
 from bytecheckpoint.object_store.urls import is_known_store
 from bytecheckpoint.observability.observers import note_call
@@ -254,8 +251,6 @@ class BcpWriter(StorageWriter):
         call = CallContext.of_save(self)
         if not call.is_explicit:  # else our entry point, which named the call, has claimed the state
             call.staging = claim_of_call()
-        if call.size < 2 and lets_dcp_choose_ranks():
-            refuse_unaware_rank("save", str(self.checkpoint_id))
         session = begin_session(str(self.checkpoint_id), _C.draw_save_id(), call, self.config)
         session.watch_ranks()
         others = [other for other in getattr(self._of_thread, "sessions", ()) if other.is_running()]
@@ -369,10 +364,7 @@ class BcpWriter(StorageWriter):
         handed_in: list[RankResult] = [result for of_rank in results for result in of_rank]  # type: ignore[misc]
         failed = {result.rank: result.error for result in handed_in if result.error is not None}
         try:
-            check_in_step("save", session.path, {result.rank: result.call for result in handed_in})
-            if failed:
-                raise save_failed(session.path, failed)
-            session.check_ranks([result.rank for result in handed_in])
+            check_handed_in(session, handed_in, failed)
             self._raise_if_cancelled(session)
             assembled = functools.partial(
                 assemble,

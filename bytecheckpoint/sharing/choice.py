@@ -52,6 +52,7 @@ class ReadPreferences:
         is_in_memory: Whether the checkpoint is on a file system in the memory of the rank's machine.
         num_bytes: Bytes of the records of which the rank wants something.
         asked: The keys that the rank asks for.
+        path: Path of the checkpoint, as it was passed on the rank.
     """
 
     save: str
@@ -60,6 +61,7 @@ class ReadPreferences:
     is_in_memory: bool
     num_bytes: int
     asked: RequestedKeys
+    path: str = ""
 
     @classmethod
     def by(cls, reader: Reader, save: str, asked: RequestedKeys, *, comes: bool, num_bytes: int) -> ReadPreferences:
@@ -67,7 +69,7 @@ class ReadPreferences:
         setting = reader.config.shared_reading
         if setting == AUTO and is_store_url(reader.path):
             setting = COOPERATIVE  # a store is slower than ranks are to one another, and counts requests
-        return cls(save, comes, setting, is_in_memory, num_bytes, asked)
+        return cls(save, comes, setting, is_in_memory, num_bytes, asked, str(reader.path))
 
 
 @dataclass(frozen=True)

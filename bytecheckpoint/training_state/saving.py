@@ -316,7 +316,6 @@ class _Saving:
             "parts": names,
         }
         self._arguments = {
-            "the path": self._path if isinstance(self._path, str) else os.path.abspath(self._path),  # noqa: PTH100
             "checkpoint_state": names,
             "global_steps": request.global_steps,
             "extra_state_policy": description["extra_state_policy"],

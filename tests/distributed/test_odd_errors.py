@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from support.equality import assert_equal
 from support.failing_hooks import (
     LOAD_PLANNER_HOOKS,
@@ -21,10 +22,10 @@ from support.failing_hooks import (
     Unreadable,
     Unspeakable,
 )
-from support.ranks import run_ranks
+from support.ranks import failures, run_ranks
 
-from bytecheckpoint import load_state_dict, save, save_state_dict
-from bytecheckpoint.errors import CheckpointError, RankError, SaveFailedError
+from bytecheckpoint import BcpSavePlanner, BcpWriter, load_state_dict, save, save_state_dict
+from bytecheckpoint.errors import CheckpointError, ConfigError, RankError, SaveFailedError
 
 ODD: list[tuple[Callable[[], BaseException], str]] = [
     (lambda: Unreadable("this", "that"), "support.failing_hooks.Unreadable: this and that"),
@@ -123,20 +124,59 @@ def other_paths(root: Path) -> None:
     own = root / f"of rank {rank}"
     (own / "there").mkdir(parents=True)
     os.chdir(own)
-    for path, text in (
-        (root / f"step_{1 + rank}", "rank 1 does not see the directory"),
-        (Path("new"), "rank 1 does not see the directory"),
-        (Path("there"), f"does not see what was written by rank 1 to {root}/of rank"),
-    ):
-        error = raised(partial(save_state_dict, path, state(2)))
-        assert "the path is not shared between the ranks" in str(error), error
-        assert text in str(error), error
+    same = {"weight": torch.ones(4), "step": 2}  # replicated: one rank writes all of it
+    for path in (root / f"step_{1 + rank}", Path("new"), Path("there")):
+        paths = [path if path.is_absolute() else root / f"of rank {other}" / path for other in range(2)]
+        paths = [root / f"step_{1 + other}" for other in range(2)] if path.is_absolute() else paths
+        text = f"the path is '{paths[0]}' on rank 0, and '{paths[1]}' on rank 1, and these are different places"
+        for values in (state(2), same):
+            error = raised(partial(save_state_dict, path, values))
+            assert isinstance(error, ConfigError), repr(error)
+            assert text in str(error), error
+            dist.barrier()
+        found = failures(partial(dcp.save, state(2), storage_writer=BcpWriter(path), planner=BcpSavePlanner()))
+        assert text in str(found[0])
         dist.barrier()
     error = raised(partial(save, "parts", {"model": torch.nn.Linear(1, 1)}, "ddp"))
-    assert f"the path is '{root}/of rank 0/parts' on rank 0, and '{root}/of rank 1/parts' on rank 1" in str(error)
+    text = f"the path is '{root}/of rank 0/parts/model' on rank 0, and '{root}/of rank 1/parts/model' on rank 1"
+    assert text in str(error)
     assert not [*own.glob("**/.metadata*")]
     assert sorted((root / "step_1").iterdir()) == before
     load(root / "step_1")
+    save_state_dict(root / "step_2", state(1))
+    error = raised(partial(load, root / f"step_{1 + rank}"))
+    assert isinstance(error, ConfigError), repr(error)
+    assert f"the path is '{root}/step_1' on rank 0, and '{root}/step_2' on rank 1, and these are different" in str(
+        error
+    )
+
+
+def other_names(root: Path) -> None:
+    """Each rank names the same directory in its own way."""
+    rank = dist.get_rank()
+    if rank == 0:
+        (root / "run").mkdir()
+        (root / "link").symlink_to(root / "run")
+    dist.barrier()
+    os.chdir(root / "run" if rank else root)
+    for of_zero, of_one in (
+        ("run/a", "a"),
+        (root / "run" / "b", f"{root}/run//b/"),
+        (f"{root}/run/c", f"{root}/link/c"),
+        (f"file://{root}/run/d", root / "run" / ".." / "run" / "d"),
+    ):
+        path: Any = of_one if rank else of_zero
+        save_state_dict(path, state(1))
+        dcp.save(state(1), storage_writer=BcpWriter(path))
+        save_state_dict(path, {"weight": torch.ones(4)})
+        save_state_dict(path, state(1))
+        load(path)
+        dist.barrier()
+    save(f"{root}/link/parts" if rank else root / "run" / "parts", {"model": torch.nn.Linear(1, 1)}, "ddp")
+
+
+def test_names_of_one_place(tmp_path: Path) -> None:
+    run_ranks(2, other_names, tmp_path)
 
 
 def test_paths_that_are_not_the_same(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether all ranks of a save or a load mean the same place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from errno import ENOENT
+from pathlib import Path
+
+from bytecheckpoint.dcp._save_session import RankResult
+from bytecheckpoint.errors import ConfigError
+from bytecheckpoint.listing import listed
+from bytecheckpoint.object_store.urls import is_store_url
+
+__all__ = ["refuse_other_paths", "refuse_other_places"]
+
+# An error names no more ranks than this.
+_MOST_NAMED = 8
+
+
+def refuse_other_places(path: str, results: Sequence[RankResult], coordinator: int) -> None:
+    """Refuses a save of ranks that were given different paths, unless these are names of one directory.
+
+    Hosts may have the same storage at different paths. So a rank of another host is refused only if the coordinator
+    does not see what that rank wrote, or that rank did not see the directory of the coordinator.
+
+    Args:
+        path: Path of the coordinator.
+        results: What all ranks handed in.
+        coordinator: Number of the coordinator.
+
+    Raises:
+        ConfigError: Some ranks save elsewhere. The message names them and their paths.
+    """  # noqa: DOC501
+    host = next((result.host for result in results if result.rank == coordinator), "")
+    others = [result for result in results if _is_elsewhere(path, result, host)]
+    if others:
+        raise _different("save", path, coordinator, {result.rank: result.path for result in others})
+
+
+def refuse_other_paths(path: str, paths: Mapping[int, str], coordinator: int) -> None:
+    """Refuses a load in which ranks read different saves, if they were given the paths of different places.
+
+    Args:
+        path: Path of the coordinator.
+        paths: Path of each rank.
+        coordinator: Number of the coordinator.
+
+    Raises:
+        ConfigError: The paths differ. The message names them.
+    """  # noqa: DOC501
+    others = {rank: other for rank, other in paths.items() if not _is_same_here(path, other)}
+    if others:
+        raise _different("load", path, coordinator, others)
+
+
+def _different(what: str, path: str, coordinator: int, others: Mapping[int, str]) -> ConfigError:
+    paths = [f"'{other}' on rank {rank}" for rank, other in others.items()]
+    return ConfigError(
+        f"{what}({path}): the path is '{path}' on rank {coordinator}, and {listed(paths, _MOST_NAMED)}, and these are "
+        "different places: pass the same path on all ranks",
+        path,
+    )
+
+
+def _is_same_here(path: str, other: str) -> bool:
+    """Returns whether both are one path, or name one directory on this machine."""
+    if os.path.normpath(other) == os.path.normpath(path):
+        return True
+    if is_store_url(path) or is_store_url(other):
+        return False
+    with suppress(OSError):  # there is no such path here
+        return Path(other).samefile(path)
+    return False
+
+
+def _is_elsewhere(path: str, result: RankResult, host: str) -> bool:
+    if _is_same_here(path, result.path):
+        return False
+    if is_store_url(path) or is_store_url(result.path):
+        return True
+    if getattr(result.error, "errno", None) == ENOENT:
+        return True  # it does not see the directory, which the coordinator had made
+    if result.file_names and result.error is None:
+        return not all(Path(path, name).exists() for name in result.file_names)
+    return result.host == host
