@@ -15,7 +15,7 @@ from bytecheckpoint.distributed.collectives import all_gather, all_reduce_max
 from bytecheckpoint.distributed.groups import between_ranks, calling
 from bytecheckpoint.errors import CheckpointError, ConfigError, Parcel
 
-__all__ = ["agree", "all_together", "gathered", "held_by_none", "held_first"]
+__all__ = ["agree", "all_together", "gathered", "held_by_none", "held_first", "joined"]
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -119,6 +119,17 @@ def held_first(group: dist.ProcessGroup | None, what: str, path: str, keys: Sequ
     if _is_same(group, what, path, repr([*keys])):  # true unless ranks have different modules; then no names are sent
         return {*keys} if rank == 0 else set()
     return {*keys}.difference(*gathered(group, what, path, [*keys])[:rank])
+
+
+def joined(group: dist.ProcessGroup | None, what: str, path: str, values: Mapping[K, T]) -> dict[K, T]:
+    """Returns the values of all ranks by key, of a key of several ranks the lowest one's. Collective over ``group``.
+
+    If all ranks have the same, only three numbers are sent.
+    """
+    own = {**values}
+    if group is None or group.size() == 1 or _is_same(group, what, path, repr(own)):
+        return own
+    return {key: value for of_rank in reversed(gathered(group, what, path, own)) for key, value in of_rank.items()}
 
 
 def _is_same(group: dist.ProcessGroup, what: str, path: str, text: str, is_odd: bool = False) -> bool:

@@ -19,11 +19,12 @@ from torch.optim import Optimizer
 from bytecheckpoint.convert.nesting import nested
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError, UnsupportedError
 from bytecheckpoint.tensors.chunks import LocalChunks
-from bytecheckpoint.tensors.equality import are_equal
 from bytecheckpoint.tensors.subclass_parts import DESCRIPTION, parts_of
 from bytecheckpoint.training_state.flat_parameters import FlatEntry, FlatUnit, flat_units
+from bytecheckpoint.training_state.layouts import Layout, layouts_of
 from bytecheckpoint.training_state.names import original_name, unwrapped
 from bytecheckpoint.training_state.optimizer_contents import OptimizerContents, check_containers
+from bytecheckpoint.training_state.options import as_before, is_same
 from bytecheckpoint.training_state.stored import Stored, dtype_of, names_below, whole_states
 
 __all__ = ["OptimizerLoad", "OptimizerState"]
@@ -122,6 +123,17 @@ class OptimizerState:
                         values[f"param_groups.{slot.fqn}.{option}"] = value
         return values
 
+    def layouts(self) -> dict[str, Layout]:
+        """Returns the layouts of the tensors that a load would not make as they are, by key."""
+        return {
+            key: layout
+            for member in self._members
+            for slot in member.slots
+            if slot.has_state and not slot.is_flat
+            for name, value in member.state.items()
+            for key, layout in layouts_of(f"state.{slot.fqn}.{name}", value, member.parameter)
+        }
+
     def plan_load(self, stored: Stored, groups: Mapping[str, str] | None = None) -> OptimizerLoad:
         """Plans what to load from a checkpoint.
 
@@ -202,6 +214,11 @@ class OptimizerLoad:
         if found is None:
             planned.objects[path] = key
             self.values[key] = before
+        elif key in stored.layouts and not slot.is_flat:
+            stored.check_size(key)
+            device = _device_of(member, found.shape)
+            layout, dtype = stored.layouts[key], dtype_of(key, found)
+            planned.tensors[path] = self.values[key] = layout.made(before, member.parameter, found.shape, dtype, device)
         elif found.shape == slot.shape and not (found.shape == torch.Size() and name == "step"):
             if not isinstance(before, torch.Tensor) or not slot.is_per_element(before):
                 before = slot.empty(dtype_of(key, found))
@@ -209,9 +226,7 @@ class OptimizerLoad:
             self.values[key] = slot.view(before)
         else:
             if not isinstance(before, torch.Tensor) or before.shape != found.shape:
-                on_device = member.group.get("capturable") or member.group.get("fused")
-                device = member.parameter.device if on_device or found.shape != torch.Size() else None
-                before = stored.empty(key, device)
+                before = stored.empty(key, _device_of(member, found.shape))
                 assert before is not None
             planned.tensors[path] = self.values[key] = before
 
@@ -270,7 +285,7 @@ class OptimizerLoad:
             else:
                 planned.member.contents.states.pop(planned.member.key, None)
         for group, options in groups.values():
-            loaded = {path: _as_before(_at(group, path), self.values[keys[0]]) for path, keys in options.items()}
+            loaded = {path: as_before(_at(group, path), self.values[keys[0]]) for path, keys in options.items()}
             group.update(nested(loaded))
         for contents in {id(planned.member.contents): planned.member.contents for planned in self._planned}.values():
             contents.hand_over()
@@ -279,20 +294,17 @@ class OptimizerLoad:
         first = self.values[keys[0]]
         for key in keys[1:]:
             other = self.values[key]
-            if not _is_same(first, other):
+            if not is_same(first, other):
                 raise KeyMismatchError(
                     f"load of an optimizer: parameters of one group were saved with different options: '{keys[0]}' is "
                     f"{first!r}, '{key}' is {other!r}; make the groups as they were when it was saved"
                 )
 
 
-def _is_same(a: Any, b: Any) -> bool:
-    """Whether two options are equal. Numbers are compared by value, so 1 equals 1.0, and NaN equals NaN."""
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(_is_same, a, b))
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(a, b)
-    return are_equal(a, b) or bool(a == b)
+def _device_of(member: _Member, shape: torch.Size) -> torch.device | None:
+    """Returns the device of a new plain tensor for a state; None for the default device."""
+    on_device = member.group.get("capturable") or member.group.get("fused")
+    return member.parameter.device if on_device or shape != torch.Size() else None
 
 
 def _at(container: Any, path: _TreePath) -> Any:
@@ -307,19 +319,6 @@ def _at(container: Any, path: _TreePath) -> Any:
 
 def _is_place(container: object, step: str | int) -> bool:
     return isinstance(container, (list, tuple)) and isinstance(step, int) and step < len(container)
-
-
-def _as_before(current: Any, value: Any) -> Any:
-    """Converts an option to the form that the optimizer has now: a number in a tensor, or a plain number.
-
-    A tensor is filled in place, because a captured CUDA graph reads it at its address.
-    """
-    if isinstance(current, torch.Tensor) and isinstance(value, (torch.Tensor, int, float)):
-        return current.copy_(value) if isinstance(value, torch.Tensor) else current.fill_(value)
-    is_number = isinstance(current, (int, float)) and not isinstance(current, bool)
-    if is_number and isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    return value
 
 
 def _members(slots: Mapping[int, tuple[_Slot, ...]], optimizers: Sequence[Optimizer]) -> Iterator[_Member]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import uuid
 import warnings
@@ -23,7 +24,7 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.dcp.direct_calls import run_save
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner
 from bytecheckpoint.dcp.writer import BcpWriter
-from bytecheckpoint.distributed.agreement import agree, all_together, gathered, held_first
+from bytecheckpoint.distributed.agreement import agree, all_together, gathered, held_first, joined
 from bytecheckpoint.distributed.call_order import CallOrder, next_turn
 from bytecheckpoint.distributed.groups import keep_watching, own_group, ranks_of
 from bytecheckpoint.errors import CheckpointError, CheckpointExistsError, ConfigError
@@ -38,6 +39,7 @@ from bytecheckpoint.staging.save_handle import SaveHandle, save_in_background
 from bytecheckpoint.staging.staged_state import StagingTime, staging_of
 from bytecheckpoint.training_state.checkpoint_state import CheckpointState
 from bytecheckpoint.training_state.extra_state import Policy, check_policy, saved_values
+from bytecheckpoint.training_state.layouts import LAYOUTS, Layout, recorded_layouts
 from bytecheckpoint.training_state.module_state import ModuleState, tied_names
 from bytecheckpoint.training_state.optimizer_state import OptimizerState
 from bytecheckpoint.training_state.regular_blocks import with_regular_blocks
@@ -247,14 +249,19 @@ def _save_in_background(request: _Request, turn: CallOrder | None) -> SaveHandle
 
 def _values(
     state: CheckpointState, model: ModuleState, policy: Policy, group: dist.ProcessGroup | None
-) -> dict[str, Any]:
-    """Returns what this rank saves, by part. The tensors share the memory of the live objects."""
+) -> tuple[dict[str, Any], dict[str, Layout]]:
+    """Returns what this rank saves, by part, and the layouts of the optimizers.
+
+    The tensors share the memory of the live objects.
+    """
     values: dict[str, Any] = {"model": model.values}
+    layouts: dict[str, Layout] = {}
     if state.optimizers:
-        values["optimizer"] = OptimizerState(state.model, state.optimizers, model.units).values()
+        optimizers = OptimizerState(state.model, state.optimizers, model.units)
+        values["optimizer"], layouts = optimizers.values(), optimizers.layouts()
     if state.extra_state is not None:
         values["extra_state"] = saved_values(state.extra_state, policy, 0 if group is None else group.rank())
-    return values
+    return values, layouts
 
 
 class _Saving:
@@ -276,6 +283,8 @@ class _Saving:
         self._arguments: dict[str, object] = {}  # the same on all ranks
         # Pairs of part and key for which only the value of the first rank that has it is saved.
         self._each_ranks_own: Sequence[tuple[str, str]] = ()
+        self._layouts: dict[str, Layout] = {}  # of what this rank's optimizers hold
+        self._description: dict[str, Any] = {}
         self._unmatched: tuple[str, ...] = ()  # patterns that match no key of the model on this rank
 
     def collect(self) -> dict[str, Any]:
@@ -290,7 +299,7 @@ class _Saving:
         if self._group is not None:
             model.check_ranks([*ranks_of(self._group)])
         self._begin(state, tied_names(state.model, model.units))
-        values = _values(state, model, request.extra_state_policy, self._group)
+        values, self._layouts = _values(state, model, request.extra_state_policy, self._group)
         if request.choice:
             values["model"], _, self._unmatched = request.choice.chosen(model.values, None)
         self._each_ranks_own = [
@@ -305,7 +314,7 @@ class _Saving:
         policy = request.extra_state_policy
         is_given = {"model": True, "optimizer": bool(state.optimizers), "extra_state": state.extra_state is not None}
         names = [part for part in PARTS if is_given[part]]
-        description = {
+        self._description = description = {
             "save": uuid.uuid4().hex,
             "framework": request.framework,
             "role": request.role,
@@ -350,9 +359,22 @@ class _Saving:
             refuse_unmatched(
                 gathered(self._group, "save", str(self._path), self._unmatched) if self._group else [self._unmatched]
             )
+        self._record_layouts()
         reports = self._write_parts(self._exchanged(values), staging_of(values))
         self._publish()
         return CheckpointReport(path=str(self._path), parts=reports)
+
+    def _record_layouts(self) -> None:
+        """Puts the layouts of all ranks into the description of the optimizers. Collective, if there are such."""
+        if "optimizer" not in self._writers:
+            return
+        # A rank with one row of a tensor cannot tell in which order the others have it.
+        held = {(key, bool(layout.order)): layout for key, layout in self._layouts.items()}
+        of_ranks = joined(self._group, "save", str(self._path), held)
+        layouts = {key: layout for (key, _), layout in sorted(of_ranks.items(), key=lambda item: item[0])}
+        if layouts:
+            description = {**self._description, LAYOUTS: recorded_layouts(layouts)}
+            self._writers["optimizer"].user_metadata = json.dumps({"bytecheckpoint": description})
 
     def _exchanged(self, values: dict[str, Any]) -> dict[str, Any]:
         """Leaves out what another rank saves and, with ``irregular="merge"``, exchanges pieces of rows. Collective."""

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from bytecheckpoint import _core
-from bytecheckpoint.checkpoint.parts import REFERENCE, parsed_user_metadata
+from bytecheckpoint.checkpoint.parts import REFERENCE, description_in, parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import UnsupportedError
 from bytecheckpoint.load_spec.spec import LoadSpec
 from bytecheckpoint.load_spec.view import view_of
 from bytecheckpoint.tensors.subclass_parts import DESCRIPTION
+from bytecheckpoint.training_state.layouts import LAYOUTS, parsed_layouts
 
 __all__ = ["Stored", "StoredTensor", "dtype_of", "names_below", "whole_states"]
 
@@ -55,6 +56,7 @@ class Stored(Mapping[str, "StoredTensor | None"]):
     Attributes:
         path: The directory, as text.
         user_metadata: The ``user_metadata`` that was passed to the writer, or None.
+        layouts: Layouts of tensors that the save recorded, by key.
         renamed: Keys of the checkpoint to which ``spec`` gives another name, and that name.
 
     Raises:
@@ -78,6 +80,7 @@ class Stored(Mapping[str, "StoredTensor | None"]):
         if spec is not None:
             checkpoint, self.renamed = view_of(checkpoint, spec, _core)
         self.user_metadata: Any = parsed_user_metadata(checkpoint.user_metadata, self.path)
+        self.layouts = parsed_layouts(description_in(self.user_metadata, self.path).get(LAYOUTS))
         tree_paths = checkpoint.planner_data
         self._tree_paths: Mapping[str, tuple[Any, ...]] = tree_paths if isinstance(tree_paths, Mapping) else {}
         self._items: dict[str, StoredTensor | None] = {}
@@ -107,6 +110,14 @@ class Stored(Mapping[str, "StoredTensor | None"]):
         found = self._items[key]
         if found is None:
             return None
+        self.check_size(key)
+        return torch.empty(found.shape, dtype=dtype_of(key, found), device=device)
+
+    def check_size(self, key: str) -> None:
+        """Refuses tensors whose elements share memory in the record; see ``empty``."""
+        found = self._items[key]
+        if found is None:
+            return
         dtype = dtype_of(key, found)
         wanted = found.shape.numel() * dtype.itemsize
         if wanted > found.record_bytes:
@@ -115,7 +126,6 @@ class Stored(Mapping[str, "StoredTensor | None"]):
                 f"{found.record_bytes:,} bytes; use load_state_dict, which loads it into a tensor that you pass",
                 self.path,
             )
-        return torch.empty(found.shape, dtype=dtype, device=device)
 
     def tree_path(self, key: str, prefix: str) -> tuple[str | int, ...]:
         """Returns the path from ``prefix`` to ``key``: a name, then the keys and indices through saved containers.

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of parameter groups: how they are compared, and in which form an optimizer has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bytecheckpoint.tensors.equality import are_equal
+
+__all__ = ["as_before", "is_same"]
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two options are equal. Numbers are compared by value, so 1 equals 1.0, and NaN equals NaN."""
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(is_same, a, b))
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    return are_equal(a, b) or bool(a == b)
+
+
+def as_before(current: Any, value: Any) -> Any:
+    """Converts an option to the form that the optimizer has now: a number in a tensor, or a plain number.
+
+    A tensor is filled in place, because a captured CUDA graph reads it at its address.
+    """
+    if isinstance(current, torch.Tensor) and isinstance(value, (torch.Tensor, int, float)):
+        return current.copy_(value) if isinstance(value, torch.Tensor) else current.fill_(value)
+    is_number = isinstance(current, (int, float)) and not isinstance(current, bool)
+    if is_number and isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return value
