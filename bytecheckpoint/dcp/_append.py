@@ -15,6 +15,7 @@ from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp._unsafe import UnsafeObjects
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain, kept_state
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
 
 __all__ = ["append_plan"]
 
@@ -135,8 +136,9 @@ def _archive(item: WriteItem, value: torch.Tensor) -> io.BytesIO:
     Such a tensor is quantized, of a subclass, or of a dtype without arithmetic.
 
     Raises:
-        InvalidPlanError: torch.save fails.
+        InvalidPlanError: torch.save fails, or it would leave out tensors in attributes.
     """  # noqa: DOC501
+    refuse_hidden_tensors(value, item.index.fqn)
     buffer = io.BytesIO()
     try:
         value = value.detach().cpu()

@@ -28,6 +28,7 @@ from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.tensors.casts import Cast, refused
+from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
 from bytecheckpoint.tensors.numbers import dtype_of_number, fill_with_number, has_value
 from bytecheckpoint.tensors.sharded import flatten_sharded
 from bytecheckpoint.tensors.subclass_context import difference
@@ -132,6 +133,8 @@ class BcpLoadPlanner(DefaultLoadPlanner):
         if self.spec is not None:
             checkpoint, renamed = self._view(self.metadata, self.spec)
         if self._subclasses:
+            for key in self._subclasses:
+                refuse_hidden_tensors(self.state_dict.get(key), key)
             stored = StoredKeys(checkpoint.has, checkpoint.names)
             self.state_dict, self.mappings, self._descriptions = with_stored_parts(
                 self.state_dict, self.mappings, self._subclasses, stored

@@ -37,6 +37,7 @@ from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import PlanReport
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.runtime.gil_interval import quick_switches
+from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
 from bytecheckpoint.tensors.sharded import flatten_sharded
 from bytecheckpoint.tensors.subclass_parts import with_parts
 
@@ -137,6 +138,8 @@ class BcpSavePlanner(DefaultSavePlanner):
             flat, mappings, self._unmatched = self.key_choice.chosen(flat, mappings)
         special = _C.find_special_tensors(flat)
         self._copies = special.copies
+        for key in special.subclasses:
+            refuse_hidden_tensors(flat[key], key)
         if special.subclasses and self.config.tensor_subclasses == "parts":
             flat, mappings, _ = with_parts(flat, mappings, special.subclasses)
             self._copies = _C.find_special_tensors(flat).copies

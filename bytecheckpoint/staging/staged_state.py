@@ -31,6 +31,7 @@ from bytecheckpoint.runtime.gil_interval import quick_switches
 from bytecheckpoint.staging.background import handle_sigterm
 from bytecheckpoint.staging.leases import SaveLease, StagedMemory, beginning, wait_for_lease
 from bytecheckpoint.staging.save_ranks import SaveRanks
+from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
 from bytecheckpoint.tensors.sharded import ApartShardedTensor
 from bytecheckpoint.tensors.subclass_parts import nested_parts
 
@@ -324,6 +325,7 @@ def _stage(
     memo: dict[int, Any] = {}
 
     def copy_other(value: Any, key: str) -> Any:
+        refuse_hidden_tensors(value, key)
         try:
             return _compat.host_copy(value, memo)
         except Exception as error:
