@@ -148,8 +148,7 @@ class Unfilled:
             text += (
                 ". The state_dict() of an optimizer has no state before its first step: "
                 "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict makes it, but only while "
-                "optimizer.state is empty and no parameter has a gradient: call it before optimizer.train() of "
-                "schedulefree, and after zero_grad()"
+                "optimizer.state is empty and no parameter has a gradient"
             )
         return text
 

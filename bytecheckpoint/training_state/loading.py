@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import warnings
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -276,15 +277,21 @@ class _Loading:
     def _refuse(self) -> None:
         """Raises one error with all that differs on any rank and must not. Collective.
 
+        Warns on the first rank of parts of which no rank finds anything, if that is allowed.
+
         Raises:
             KeyMismatchError: Keys differ. The message also names the dtypes that differ.
             ShapeMismatchError: Dtypes alone differ.
         """
         lacking = [name for name in self._missing if self._specs[name.partition(":")[0]].refuses_missing]
         casts = self._casts
+        found = [part for part, keys in self._asked.items() if keys]
+        empty = [part for part in self._asked if any(name.startswith(f"{part}: ") for name in self._missing)]
         if self._group is not None:
-            of_ranks = gathered(self._group, "load", self._path, (lacking, casts))
-            lacking, casts = ([*dict.fromkeys(itertools.chain(*lists))] for lists in zip(*of_ranks, strict=True))
+            of_ranks = gathered(self._group, "load", self._path, (lacking, casts, found, empty))
+            lacking, casts, found, empty = (
+                [*dict.fromkeys(itertools.chain(*lists))] for lists in zip(*of_ranks, strict=True)
+            )
         left_over = [name for name in self._unexpected if self._specs[name.partition(":")[0]].refuses_unexpected]
         faults = []
         if lacking:
@@ -304,6 +311,15 @@ class _Loading:
         if faults:
             kind = KeyMismatchError if lacking or left_over else ShapeMismatchError
             raise kind(f"load({self._folder}): {'; '.join(faults)}")
+        without = [part for part in empty if part not in found]
+        if without and (self._group is None or self._group.rank() == 0):
+            warnings.warn(
+                f"load({self._folder}): the checkpoint has nothing of what checkpoint_state has as "
+                f"{listed([*map(repr, without)])}, which stays as it was; leave it out of checkpoint_state if that is "
+                "meant, or give other names with spec=LoadSpec(rename=...)",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _collect_part(self, part: str, values: dict[str, Any]) -> None:
         stored = self._stored[part]

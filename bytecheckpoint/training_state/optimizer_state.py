@@ -213,7 +213,7 @@ class OptimizerLoad:
         before = planned.tensors.get(path, _at(member.state, path))
         if found is None:
             planned.objects[path] = key
-            self.values[key] = before
+            self.values[key] = None if isinstance(before, torch.Tensor) else before  # `finish` knows what to do
         elif key in stored.layouts and not slot.is_flat:
             stored.check_size(key)
             device = _device_of(member, found.shape)
@@ -278,7 +278,11 @@ class OptimizerLoad:
         for planned in self._planned:
             for slot in planned.stateless:
                 _forget(slot, planned.tensors.values())
-            values = {**planned.tensors, **{path: self.values[key] for path, key in planned.objects.items()}}
+            objects = {
+                path: as_before(_at(planned.member.state, path), self.values[key])
+                for path, key in planned.objects.items()
+            }
+            values = {**planned.tensors, **objects}
             state = nested({path: values[path] for path in planned.tree_paths})
             if state:
                 planned.member.contents.states[planned.member.key] = state

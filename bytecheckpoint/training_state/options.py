@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of parameter groups: how they are compared, and in which form an optimizer has them."""
+"""Values of optimizers: how options are compared, and in which form an optimizer has what is loaded."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def as_before(current: Any, value: Any) -> Any:
-    """Converts an option to the form that the optimizer has now: a number in a tensor, or a plain number.
+    """Converts a value to the form that the optimizer has now: a number in a tensor, or a plain number.
 
     A tensor is filled in place, because a captured CUDA graph reads it at its address.
     """
-    if isinstance(current, torch.Tensor) and isinstance(value, (torch.Tensor, int, float)):
-        return current.copy_(value) if isinstance(value, torch.Tensor) else current.fill_(value)
+    if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
+        return current.copy_(value)
+    if isinstance(current, torch.Tensor) and isinstance(value, (int, float)) and current.numel() == 1:
+        return current.fill_(value)
     is_number = isinstance(current, (int, float)) and not isinstance(current, bool)
     if is_number and isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()

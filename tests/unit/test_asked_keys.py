@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
+import bytecheckpoint
 from bytecheckpoint import BcpLoadPlanner, BcpReader, LoadReport, LoadSpec, _core, load_state_dict, save_state_dict
 from bytecheckpoint.dcp import reader as reader_module
 from bytecheckpoint.errors import KeyMismatchError
@@ -229,6 +230,30 @@ def test_a_gradient_or_an_entry_keeps_torch_from_making_a_state(tmp_path: Path) 
         state = {"optimizer": get_optimizer_state_dict(owner, of_owner)}
         with pytest.warns(RuntimeWarning, match=r"optimizer\.state is empty and no parameter has a gradient"):
             load_state_dict(tmp_path, state, no_dist=True)
+
+
+def test_live_objects_that_got_nothing_are_a_warning(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    bytecheckpoint.save(tmp_path, {"model": model, "optimizer": optimizer}, "ddp")
+    other = torch.nn.ModuleDict({"other": torch.nn.Linear(3, 2)})
+    state = {"model": other, "optimizer": torch.optim.Adam(other.parameters())}
+    with pytest.warns(RuntimeWarning, match=r"has nothing of what checkpoint_state has as 'model', 'optimizer'"):
+        result = bytecheckpoint.load(tmp_path, state, "ddp", strict=False)
+    assert len(result.missing_keys) == 4
+    assert not state["optimizer"].state
+    bytecheckpoint.load(tmp_path, {"model": model}, "ddp", strict=False)
+
+
+def test_a_number_in_the_state_of_a_live_optimizer_goes_into_its_tensor(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    for of_parameter in optimizer.state.values():
+        of_parameter["step"] = 7  # as optimizers before torch 1.12, and many others, keep it
+    bytecheckpoint.save(tmp_path, {"model": model, "optimizer": optimizer}, "ddp")
+    model, optimizer = trained()
+    steps = [of_parameter["step"] for of_parameter in optimizer.state.values()]
+    bytecheckpoint.load(tmp_path, {"model": model, "optimizer": optimizer}, "ddp")
+    assert [of_parameter["step"] for of_parameter in optimizer.state.values()] == steps == [7, 7]
+    assert all(of_parameter["step"] is step for of_parameter, step in zip(optimizer.state.values(), steps, strict=True))
 
 
 def test_whoever_knows_is_not_warned(path: Path) -> None:
