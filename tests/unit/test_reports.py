@@ -118,6 +118,7 @@ def test_json_has_every_field_and_property() -> None:
         "ranks": [*map(without_trace, of_ranks)],
         "mesh": [],
         "missing_keys": [],
+        "missing_parts": [],
         "unexpected_keys": [],
         "casts": [],
         "renamed_keys": [],
