@@ -62,6 +62,7 @@ BINDINGS_OF_TORCH = (
 BRIDGE_OF_TORCH = (
     "bridge/chosen_keys",
     "bridge/dcp_objects",
+    "bridge/dtensor_pieces",
     "bridge/flatten",
     "bridge/global_plan",
     "bridge/local_state",

@@ -15,6 +15,7 @@ from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.dcp._unsafe import UnsafeObjects
 from bytecheckpoint.dcp.save_planner import BcpSavePlanner, as_plain, kept_state
 from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.tensors.dtensor_pieces import refuse_pieces
 from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
 
 __all__ = ["append_plan"]
@@ -57,6 +58,9 @@ def _append_state(job: _C.SaveJob, plan: _C.WritePlan, planner: BcpSavePlanner, 
 
 def _append_resolved(job: _C.SaveJob, plan: _C.WritePlan, planner: SavePlanner, unsafe: UnsafeObjects) -> None:
     """Hands over a plan as the planner resolves it. Each item is resolved as late as possible."""
+    state = kept_state(planner)
+    if state is not None and not plan.is_of_state:
+        refuse_pieces(state)  # the boxes in the plan of DCP's planner would be wrong
     opaque: list[_Opaque] = []
     for begin, end in _batches(plan, planner):
         opaque += _append_batch(job, plan, planner, begin, end)

@@ -28,6 +28,7 @@ from bytecheckpoint.probes.of_torch import SAVE_AND_LOAD
 from bytecheckpoint.probes.probe import require
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.tensors.casts import Cast, refused
+from bytecheckpoint.tensors.dtensor_pieces import with_pieces
 from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
 from bytecheckpoint.tensors.numbers import dtype_of_number, fill_with_number, has_value
 from bytecheckpoint.tensors.sharded import flatten_sharded
@@ -141,6 +142,7 @@ class BcpLoadPlanner(DefaultLoadPlanner):
             )
         if self.flatten_state_dict and checkpoint.has_others_than(self.state_dict):
             self._use_names_of_2_3(checkpoint)
+        self.state_dict = with_pieces(self.state_dict)
         plan = _C.ReadPlan.of_state(
             checkpoint,
             dict(self.state_dict),

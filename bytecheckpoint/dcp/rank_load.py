@@ -36,6 +36,8 @@ from bytecheckpoint.runtime.call_trace import CallTrace
 from bytecheckpoint.runtime.progress import progress_bar
 from bytecheckpoint.sharing.exchange import Exchange
 from bytecheckpoint.tensors.casts import Cast, keeps_values
+from bytecheckpoint.tensors.dtensor_pieces import refuse_pieces
+from bytecheckpoint.tensors.subclass_parts import plain_tensors_in
 
 __all__ = ["Load", "check_requested", "load_plain_data", "plain_object", "plan_to_read"]
 
@@ -68,22 +70,25 @@ def plan_to_read(checkpoint: _C.Checkpoint, plan: LoadPlan) -> _C.ReadPlan:
 
 
 def check_requested(checkpoint: _C.Checkpoint, planner: object) -> None:
-    """Refuses a load of elements that no chunk of the checkpoint has. DCP's own planner silently leaves them out.
+    """Refuses what DCP's own planner would silently do wrong.
 
-    Our planner has already checked this. Other planners are not checked, because it is not known what they want.
+    It leaves out elements that no chunk of the checkpoint has, and fills DTensors of several pieces with elements of
+    other places. Our planner has already checked this. Other planners are not checked, because it is not known what
+    they want.
 
     Args:
         checkpoint: Checkpoint that is read.
         planner: Planner of the load; None if it is not known.
 
     Raises:
-        InvalidPlanError: A requested tensor lacks elements. The message names both.
+        InvalidPlanError: A requested tensor lacks elements, or a DTensor would be filled wrongly. The message names it.
         UnsupportedError: The checkpoint lacks elements, and with this torch the planner cannot be found out.
     """
     if planner is None and not holds(LOADS_OF_GAPS) and checkpoint.tensors_with_gaps():
         require(LOADS_OF_GAPS)
     if not isinstance(planner, DefaultLoadPlanner) or type(planner).create_local_plan is not _CREATE_LOCAL_PLAN:
         return
+    refuse_pieces(planner.state_dict)
     requested = {fqn: planner.state_dict[fqn] for fqn in checkpoint.tensors_with_gaps() if fqn in planner.state_dict}
     if requested:
         _C.ReadPlan.of_state(checkpoint, requested, _compat.chunks_of, allow_partial=True)
@@ -151,7 +156,7 @@ class Load:
             self._check_numbers(self._plain)
             left_out = self._job.add_state(self._plain.state_dict)
             targets = {position: self._resolved(position) for position in left_out}
-            self._refuse_meta(targets)
+            self._check_memory(targets)
             self._run()
             self._through_copies(left_out, targets.__getitem__)
         elif fills_state(self._planner):
@@ -177,7 +182,7 @@ class Load:
     def _in_place(self, begin: int, end: int) -> None:
         """Reads a range of tensors in place. All of them are resolved before any is read."""
         targets = {position: self._resolved(position) for position in range(begin, end)}
-        self._refuse_meta(targets)
+        self._check_memory(targets)
         skipped = self._job.add_tensors(begin, [*targets.values()])
         self._run()
         filled = {position: targets[position] for position in sorted(targets.keys() - skipped)}
@@ -210,14 +215,24 @@ class Load:
     def _resolved(self, position: int) -> torch.Tensor:
         return self._planner.resolve_tensor(self._plan.tensor_item(position)).detach()
 
-    def _refuse_meta(self, targets: dict[int, torch.Tensor]) -> None:
-        """Refuses targets on the meta device: they have no memory, so what is read would be lost silently."""
+    def _check_memory(self, targets: dict[int, torch.Tensor]) -> None:
+        """Refuses targets without memory, or whose memory cannot be written to.
+
+        What is read for a target on the meta device would be lost silently. A target whose storage was freed, or that
+        is mapped for reading, would end the process.
+
+        Raises:
+            InvalidPlanError: There is such a target. The message names its key.
+        """
         fqns = {self._plan.tensor_item(at).dest_index.fqn: None for at, target in targets.items() if target.is_meta}
         if fqns:
             raise InvalidPlanError(
                 f"load({self._path}): tensors on the meta device hold no elements: {', '.join(map(repr, fqns))}; "
                 "give these tensors memory first, for example with torch.empty_like(tensor, device='cpu')"
             )
+        for at, target in targets.items():
+            for tensor in plain_tensors_in(target):
+                self._job.check_target(at, tensor)
 
     def _through_copies(self, positions: Iterable[int], resolve: Callable[[int], torch.Tensor]) -> None:
         """Fills tensors through host copies and ``copy_``.
@@ -231,7 +246,7 @@ class Load:
         for position, source in self._read_in_turns(positions, self._add_copy):
             item, target = self._plan.tensor_item(position), resolve(position)
             value = self._unpacked(item, source) if isinstance(source, bytearray) else source
-            self._refuse_meta({position: target})
+            self._check_memory({position: target})
             if target.shape != value.shape:
                 raise ShapeMismatchError(
                     f"'{item.dest_index.fqn}': wanted {[*value.shape]}, got a tensor of {[*target.shape]}"

@@ -37,6 +37,7 @@ from bytecheckpoint.probes.probe import require
 from bytecheckpoint.report import PlanReport
 from bytecheckpoint.runtime.descriptions import described
 from bytecheckpoint.runtime.gil_interval import quick_switches
+from bytecheckpoint.tensors.dtensor_pieces import with_pieces
 from bytecheckpoint.tensors.hidden_tensors import refuse_hidden_tensors
 from bytecheckpoint.tensors.sharded import flatten_sharded
 from bytecheckpoint.tensors.subclass_parts import with_parts
@@ -153,6 +154,7 @@ class BcpSavePlanner(DefaultSavePlanner):
         begin = time.perf_counter()
         self.last_plan = PlanReport()
         mappings = self.mappings if self.flatten_state_dict else None
+        self.state_dict = with_pieces(self.state_dict)
         state = _C.LocalState(
             dict(self.state_dict),
             mappings,
@@ -235,6 +237,16 @@ class BcpSavePlanner(DefaultSavePlanner):
                 seconds=self._seconds + time.perf_counter() - begin,
             )
         return super().finish_plan(new_plan)
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """Returns the value of a key; of a tensor that is marked as boxes of a larger one, the box at ``index``."""
+        value = self.state_dict.get(index.fqn)
+        if index.offset is not None and _C.is_marked_as_parts(value):
+            # An empty box, which is not stored, may begin where another one does.
+            for number, (begin, sizes) in enumerate(zip(value.global_offsets, value.local_sizes, strict=True)):
+                if torch.Size(begin) == index.offset and 0 not in sizes:
+                    index = MetadataIndex(index.fqn, index.offset, number)
+        return super().lookup_object(index)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """Returns the tensor of ``write_item``, or the bytes of an object. For a ``WritePart``, the rows to write."""

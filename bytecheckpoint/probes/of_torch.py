@@ -55,6 +55,11 @@ SAVE_AND_LOAD = Feature(
             has=("_metadata", "_local_shards", "_process_group", "_init_rrefs"),
         ),
         Probe("torch:Tensor", "LocalChunks are tensors without memory.", has=("_make_wrapper_subclass",)),
+        Probe(
+            "torch.distributed.tensor:DTensor",
+            "Its specification says in which order the axes of its mesh shard a dim.",
+            has=("_spec", "device_mesh", "placements", "to_local"),
+        ),
         Probe("torch.ops:aten", "LocalChunks are copied to another dtype by this operator.", has=("_to_copy",)),
         Probe(
             "torch:_C", "Its reader returns the pickle of an archive as torch.load sees it.", has=("PyTorchFileReader",)

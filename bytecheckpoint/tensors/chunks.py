@@ -117,9 +117,11 @@ class LocalChunks(torch.Tensor):
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        for at, tensor in zip(self.offsets, self.tensors, strict=True):
-            if index.offset is None or tuple(index.offset) == at:
-                return tensor
+        if index.index is not None and self.offsets[index.index : index.index + 1] == (index.offset,):
+            return self.tensors[index.index]  # an empty box may begin where another one does
+        found = [tensor for at, tensor in zip(self.offsets, self.tensors, strict=True) if index.offset in (None, at)]
+        if found:
+            return next((tensor for tensor in found if tensor.numel()), found[0])
         raise ValueError(f"'{index.fqn}': no box at {index.offset} is held in {self!r}")
 
     # Copying is the only tensor operation that it supports.

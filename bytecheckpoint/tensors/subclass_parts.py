@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,18 @@ from torch.distributed.tensor import DTensor
 from bytecheckpoint.errors import InvalidPlanError, KeyMismatchError
 from bytecheckpoint.listing import listed
 from bytecheckpoint.tensors.chunks import LocalChunks
+from bytecheckpoint.tensors.dtensor_pieces import refuse_pieces
 from bytecheckpoint.tensors.subclass_context import NotPlainError, plain_context
 
-__all__ = ["DESCRIPTION", "StoredKeys", "nested_parts", "parts_of", "with_parts", "with_stored_parts"]
+__all__ = [
+    "DESCRIPTION",
+    "StoredKeys",
+    "nested_parts",
+    "parts_of",
+    "plain_tensors_in",
+    "with_parts",
+    "with_stored_parts",
+]
 
 # The last part of the key of a description.
 DESCRIPTION = "__subclass__"
@@ -229,6 +238,21 @@ def _taken_apart(tensor: torch.Tensor) -> tuple[dict[Path, torch.Tensor], dict[s
     return parts, {**described, "parts": [*names], "inner": inner}
 
 
+def plain_tensors_in(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yields the plain tensors whose memory a tensor has: itself, or those within it as far as its class names them."""
+    kind = type(tensor)
+    if kind in _PLAIN:
+        yield tensor
+    elif kind is DTensor:
+        yield from plain_tensors_in(tensor.to_local())
+    elif hasattr(kind, "__tensor_flatten__"):
+        within: Any = tensor
+        for name in within.__tensor_flatten__()[0]:
+            part = getattr(tensor, name, None)
+            if isinstance(part, torch.Tensor):
+                yield from plain_tensors_in(part)
+
+
 def _sharded_parts(
     sharded: DTensor, local: torch.Tensor, parts: Mapping[Path, torch.Tensor], key: str
 ) -> dict[Path, Any] | None:
@@ -237,6 +261,7 @@ def _sharded_parts(
         return {}
     if not all(placement.is_shard() or placement.is_replicate() for placement in sharded.placements):
         return None
+    refuse_pieces({key: sharded})
     described: Any = sharded
     (chunk,) = described.__create_chunk_list__()
     if chunk.sizes != local.shape or any(type(part) not in _PLAIN for part in parts.values()):

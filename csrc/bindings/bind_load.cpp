@@ -9,6 +9,7 @@
 #include "csrc/bindings/bind_engine.h"
 #include "csrc/bindings/py_load_job.h"
 #include "csrc/bridge/checkpoint.h"
+#include "csrc/bridge/dtensor_pieces.h"
 #include "csrc/bridge/flatten.h"
 #include "csrc/bridge/gil.h"
 #include "csrc/bridge/read_plan.h"
@@ -88,9 +89,21 @@ std::unique_ptr<PyLoadJob> start_load(const Checkpoint& checkpoint, const ReadPl
                                                {},
                                                0,
                                                std::move(bytes_done),
-                                               TensorMemories(std::move(current_stream))});
+                                               TensorMemories(std::move(current_stream)),
+                                               std::nullopt});
   out->job.destinations().set_copies(out->memories.copies());
   return out;
+}
+
+/// Checks the target of part `position` of the plan, or a tensor within it, whose memory the job does not fill itself:
+/// `copy_` would fill it wherever it is. Raises InvalidPlanError. A tensor of a subclass passes: its memory may be
+/// elsewhere.
+void check_target(PyLoadJob& self, size_t position, py::handle target) {
+  if (!is_plain_tensor(target.ptr())) return;
+  if (!self.read_only.has_value()) self.read_only = base::ReadOnlyMemory::of_process();
+  base::Status checked = check_memory(target.ptr(), &*self.read_only);
+  if (!checked.is_ok())
+    raise(std::move(checked).with_context(text("'", self.plan.tensor_at(position).planned.fqn, "'")));
 }
 
 /// Adds part `position` of the plan to what the run may fill itself, if the checkpoint has it as `memory` does.
@@ -138,6 +151,7 @@ std::vector<size_t> add_tensors(PyLoadJob& self, size_t begin, const py::list& m
     }
     const std::optional<staging::TensorMemory> memory = self.memories.memory_to_fill(target);
     if (!memory.has_value()) {
+      check_target(self, begin + i, target);
       left_out.push_back(begin + i);
       continue;
     }
@@ -171,6 +185,7 @@ std::vector<size_t> add_state(PyLoadJob& self, const py::dict& state_dict) {
       last_box = read.box;
       const py::object local = state_value.local(read.box);
       memory = self.memories.memory_to_fill(local);
+      if (!memory.has_value()) check_target(self, i, local);
       if (memory.has_value() && memory->view.sizes != state_value.boxes[read.box].sizes) {
         raise_as("ShapeMismatchError", text("'", state_value.fqn, "': the box of this rank is of ",
                                             tensor::to_text(state_value.boxes[read.box].sizes),
@@ -230,7 +245,7 @@ std::unique_ptr<ReadPlan> plan_state(const Checkpoint& checkpoint, const py::dic
       return refuse_casts(to_python(casts)).cast<std::string>();
     };
   }
-  StateScanner scanner(std::move(chunks_of));
+  StateScanner scanner(std::move(chunks_of), StateScanner::Use::kFill);
   return std::make_unique<ReadPlan>(checkpoint, scanner.scan(flat), strictness);
 }
 
@@ -270,6 +285,7 @@ void bind_load(py::module_& m) {
       .def_readonly("subclasses", &SpecialTensors::subclasses)
       .def_readonly("copies", &SpecialTensors::copies);
   m.def("find_special_tensors", &find_special_tensors, py::arg("flat"));
+  m.def("find_pieces", &find_pieces, py::arg("flat"), py::arg("order_of"), py::arg("pieces_of"));
   py::class_<ReadPlan>(m, "ReadPlan", py::module_local())
       .def(py::init<const Checkpoint&, const py::iterable&>(), py::keep_alive<1, 2>(), py::arg("checkpoint"),
            py::arg("items"))
@@ -297,6 +313,7 @@ void bind_load(py::module_& m) {
            py::arg("trace") = py::none(), py::arg("current_stream"))
       .def("add_tensors", &add_tensors, py::arg("begin"), py::arg("targets"))
       .def("add_state", &add_state, py::arg("state_dict"))
+      .def("check_target", &check_target, py::arg("position"), py::arg("target"))
       .def(
           "stored_dtype",
           [](const PyLoadJob& self, size_t position) -> std::string {

@@ -76,6 +76,10 @@ std::vector<size_t> append_tensors(engine::SaveJob& job, const WritePlan& plan, 
     const WriteItemFields& planned = plan.tensor_at(begin + i).planned;
     std::optional<staging::TensorMemory> memory = memories.memory_to_save(values[i]);
     if (!memory.has_value()) {
+      // Otherwise Python would read its elements to store it in another way.
+      if (is_plain_tensor(py::handle(values[i]).ptr())) {
+        raise_if_error(check_memory(py::handle(values[i]).ptr()).with_context(text("'", planned.fqn, "'")));
+      }
       left_out.push_back(i);
       continue;
     }
@@ -105,7 +109,7 @@ std::vector<size_t> append_state(engine::SaveJob& job, const WritePlan& plan, co
     const Write& write = plan.tensors()[i];
     const StateValue& state_value = state.value_of(write.entry);
     if (state_value.kind != StateValue::Kind::kOther && is_still(state_value, &values)) {
-      const py::object& local = alive.emplace_back(state_value.local(write.box));
+      const py::object& local = alive.emplace_back(state_value.local(state.box_in_value(write.entry, write.box)));
       std::optional<staging::TensorMemory> memory = memories.memory_to_save(local);
       if (memory.has_value() && memory->view.dtype == write.planned.dtype->dtype) {
         ready.push_back({&write.planned.fqn, &write.planned.box, std::move(memory->view), memory->device});

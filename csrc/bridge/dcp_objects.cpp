@@ -284,11 +284,12 @@ PlannedRead read_read_item(py::handle item) {
   return planned;
 }
 
-py::object make_read_item(const PlannedRead& read, const Dims& local, const Dims& to) {
+py::object make_read_item(const PlannedRead& read, const Dims& local, size_t box, const Dims& to) {
   const py::object item = make_instance(dcp().read_item_class);
   const bool is_tensor = read.is_tensor;
   set(item, dcp().type, is_tensor ? dcp().read_tensor : dcp().read_bytes);
-  set(item, dcp().dest_index, is_tensor ? dcp().index_class(read.fqn, make_size(local)) : dcp().index_class(read.fqn));
+  set(item, dcp().dest_index,
+      is_tensor ? dcp().index_class(read.fqn, make_size(local), box) : dcp().index_class(read.fqn));
   set(item, dcp().dest_offsets, make_size(is_tensor ? to : Dims{0}));
   set(item, dcp().storage_index,
       is_tensor ? dcp().index_class(read.fqn, make_size(read.chunk_offsets), read.hint) : dcp().index_class(read.fqn));

@@ -56,8 +56,9 @@ PlannedRead read_read_item(pybind11::handle item);
 
 /// Makes the ReadItem that asks for `read`.
 /// \param local  Offsets of the box that this rank holds, in the tensor that is loaded into.
+/// \param box    Number of that box among those that the rank holds.
 /// \param to     Where the first element goes, counted from the begin of that box.
-pybind11::object make_read_item(const PlannedRead& read, const tensor::Dims& local, const tensor::Dims& to);
+pybind11::object make_read_item(const PlannedRead& read, const tensor::Dims& local, size_t box, const tensor::Dims& to);
 
 /// Reads a ChunkStorageMetadata.
 tensor::Box read_chunk(pybind11::handle chunk);

@@ -83,7 +83,7 @@ class LocalState::Paths {
 
 LocalState::LocalState(const py::dict& flat, const py::object& mappings, const py::object& chunks_of,
                        const py::object& items_of, bool can_split)
-    : state_(StateScanner(chunks_of).scan(flat)) {
+    : state_(StateScanner(chunks_of, StateScanner::Use::kRead).scan(flat)) {
   std::vector<Declared> declared;
   declared.reserve(state_.size());
   GilYield gil_yield;
@@ -134,6 +134,21 @@ LocalState::Declared LocalState::declare(Paths* paths, const py::object& items_o
   return declared;
 }
 
+namespace {
+
+/// Returns the numbers of the boxes that are stored of a value in chunks: those with elements, or all if the tensor has
+/// none. An empty box may begin where another one does, and readers tell the boxes of a tensor by where they begin.
+std::vector<size_t> stored_boxes(const StateValue& state_value) {
+  const bool is_empty = !tensor::has_elements(tensor::whole(state_value.facts.sizes));
+  std::vector<size_t> numbers;
+  for (size_t i = 0; i < state_value.boxes.size(); ++i) {
+    if (is_empty || tensor::has_elements(state_value.boxes[i])) numbers.push_back(i);
+  }
+  return numbers;
+}
+
+}  // namespace
+
 /// Builds the inventory. Needs no GIL.
 base::Status LocalState::take_inventory(const std::vector<Declared>& declared, bool can_split) {
   planner::InventoryBuilder builder(0);  // who merges the inventories knows the ranks
@@ -142,7 +157,18 @@ base::Status LocalState::take_inventory(const std::vector<Declared>& declared, b
     if (!of.is_here) continue;
     const StateValue& state_value = state_[number];
     const bool can_split_it = can_split && state_value.kind != StateValue::Kind::kOther;
-    BCP_RETURN_IF_ERROR(builder.add(state_value.fqn, of.kind, of.path, of.info, can_split_it, state_value.boxes));
+    if (state_value.kind == StateValue::Kind::kChunks) {
+      const std::vector<size_t> stored = stored_boxes(state_value);
+      if (stored.empty()) continue;
+      std::vector<tensor::Box> boxes;
+      for (const size_t i : stored) boxes.push_back(state_value.boxes[i]);
+      std::vector<size_t> order;
+      BCP_RETURN_IF_ERROR(builder.add(state_value.fqn, of.kind, of.path, of.info, can_split_it, boxes, &order));
+      for (size_t& i : order) i = stored[i];
+      orders_.emplace(static_cast<uint32_t>(value_of_entry_.size()), std::move(order));
+    } else {
+      BCP_RETURN_IF_ERROR(builder.add(state_value.fqn, of.kind, of.path, of.info, can_split_it, state_value.boxes));
+    }
     value_of_entry_.push_back(number);
   }
   BCP_ASSIGN_OR_RETURN(inventory_, builder.finish());

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "csrc/bridge/dcp_objects.h"
@@ -36,6 +37,11 @@ class LocalState {
   const planner::Inventory& inventory() const { return inventory_; }
   /// Returns the value of an entry. Not for the inventory of another rank.
   const StateValue& value_of(uint32_t entry) const { return state_[value_of_entry_[entry]]; }
+  /// Returns the number that box `number` of an entry has in its value, which lists its boxes in any order.
+  size_t box_in_value(uint32_t entry, uint32_t number) const {
+    const auto order = orders_.find(entry);
+    return order == orders_.end() ? number : order->second[number];
+  }
   /// Returns the bytes of the elements of all tensors that this rank holds.
   int64_t num_bytes() const;
   /// Returns the encoded inventory. Its rank is 0, because a rank does not know its number here.
@@ -64,6 +70,7 @@ class LocalState {
 
   std::vector<StateValue> state_;
   std::vector<size_t> value_of_entry_;
+  std::unordered_map<uint32_t, std::vector<size_t>> orders_;  // of the entries in chunks
   planner::Inventory inventory_;
 };
 

@@ -311,7 +311,7 @@ py::object ReadPlan::item_of(const Read& read) const {
   if (read.item) return read.item;
   const bool is_tensor = read.planned.is_tensor;
   return make_read_item(read.planned, is_tensor ? state_[read.state_index].boxes[read.box].offsets : tensor::Dims(),
-                        read.to);
+                        read.box, read.to);
 }
 
 py::list ReadPlan::items() const {

@@ -56,6 +56,16 @@ size_t number_of(const tensor::StridedView& view, std::vector<tensor::StridedVie
   return views->size() - 1;
 }
 
+/// Whether a value of a staged tree is this tensor, or has it as its memory.
+bool holds(py::handle value, PyObject* tensor) {
+  if (is_dtensor(value)) return local_of(value).ptr() == tensor;
+  if (!is_local_chunks(value)) return value.ptr() == tensor;
+  for (const py::handle of_box : tensors_of_chunks(value)) {
+    if (of_box.ptr() == tensor) return true;
+  }
+  return false;
+}
+
 std::vector<staging::DevicePiece> device_pieces(const std::vector<staging::Piece>& pieces) {
   std::vector<staging::DevicePiece> of_device;
   of_device.reserve(pieces.size());
@@ -157,6 +167,7 @@ StagedTree::Place* StagedTree::place_on(int device) {
 
 void StagedTree::fill(const std::shared_ptr<staging::Lease>& lease, int num_threads,
                       const std::map<int, uintptr_t>& streams) {
+  check_memories();
   uint8_t* const first = lease->pages()->first();
   lease_ = lease;
   base::Status status = unlocked([&] {
@@ -172,6 +183,25 @@ void StagedTree::fill(const std::shared_ptr<staging::Lease>& lease, int num_thre
     raise(std::move(status).with_context("staging"));
   }
   drop_in_breaths(&places_[staging::kHost].alive);
+}
+
+/// Raises InvalidPlanError if a tensor has lost its memory since the constructor looked: a save may wait for a lease.
+void StagedTree::check_memories() const {
+  std::map<const Place*, size_t> numbers;
+  for (const Staged& staged : tensors_) {
+    const py::object& tensor = staged.place->alive[numbers[staged.place]++];
+    if (is_still_memory_of(tensor.ptr(), staged.place->pieces[staged.view].view)) continue;
+    std::string key;
+    TreeCopier finder([&](py::handle value) {
+      if (key.empty() && holds(value, staged.tensor.object())) key = finder.path();
+      return py::reinterpret_borrow<py::object>(value);
+    });
+    (void)finder.copy(tree_);
+    raise(base::Status::make(base::Code::kInvalidArgument,
+                             base::text("staging '", key,
+                                        "': the memory of the tensor was freed, shrunk or exchanged "
+                                        "while the save waited for staging memory")));
+  }
 }
 
 base::Status StagedTree::fill_memory(uint8_t* first, int num_threads, const std::map<int, uintptr_t>& streams) {

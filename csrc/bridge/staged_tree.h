@@ -88,6 +88,7 @@ class StagedTree {
   Place* place_of(pybind11::handle tensor);
   Place* place_on(int device);
   base::Status lay_out();
+  void check_memories() const;
   base::Status fill_memory(uint8_t* first, int num_threads, const std::map<int, uintptr_t>& streams);
 
   const pybind11::object copy_other_, rewrap_, parts_of_;

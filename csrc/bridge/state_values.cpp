@@ -77,6 +77,10 @@ py::object StateValue::local(size_t box) const {
   return is_local_chunks(value) ? py::object(tensors_of_chunks(value)[box]) : part_of(value, box);
 }
 
+StateScanner::StateScanner(py::object chunks_of, Use use)
+    : chunks_of_(std::move(chunks_of)),
+      read_only_(use == Use::kFill ? std::optional(base::ReadOnlyMemory::of_process()) : std::nullopt) {}
+
 std::vector<StateValue> StateScanner::scan(const py::dict& flat) {
   std::vector<StateValue> state;
   state.reserve(flat.size());
@@ -98,6 +102,12 @@ std::vector<StateValue> StateScanner::scan(const py::dict& flat) {
   return state;
 }
 
+/// Checks the memory of a plain tensor that is, or is part of, a value.
+void StateScanner::check(const StateValue& state_value, py::handle tensor) const {
+  base::Status checked = check_memory(tensor.ptr(), read_only_.has_value() ? &*read_only_ : nullptr);
+  if (!checked.is_ok()) raise(std::move(checked).with_context(base::text("'", state_value.fqn, "'")));
+}
+
 void StateScanner::read_tensor(StateValue* state_value) {
   state_value->kind = StateValue::Kind::kOther;
   const bool sharded = is_dtensor(state_value->value);
@@ -108,6 +118,9 @@ void StateScanner::read_tensor(StateValue* state_value) {
   if (sharded || is_plain_tensor(state_value->value.ptr())) {
     state_value->facts = facts_of_tensor(state_value->value.ptr());
     const bool is_direct = state_value->facts.dtype != tensor::DType::kNone && state_value->facts.is_strided;
+    const py::object local = sharded ? local_of(state_value->value) : state_value->value;
+    const bool is_plain = is_plain_tensor(local.ptr());
+    if (is_plain) check(*state_value, local);
     if (is_direct && is_marked_as_parts(state_value->value)) {
       read_parts(state_value);
       return;
@@ -117,7 +130,7 @@ void StateScanner::read_tensor(StateValue* state_value) {
       state_value->boxes = {tensor::whole(state_value->facts.sizes)};
       return;
     }
-    if (is_direct && is_plain_tensor(local_of(state_value->value).ptr())) {
+    if (is_direct && is_plain) {
       state_value->kind = StateValue::Kind::kDTensor;
       state_value->boxes = boxes_of_dtensor(state_value->value, state_value->facts.sizes);
       return;
@@ -132,6 +145,7 @@ void StateScanner::read_chunks(StateValue* state_value) {
   const py::tuple offsets = state_value->value.attr(names().offsets);
   const py::tuple tensors = tensors_of_chunks(state_value->value);
   for (size_t i = 0; i < tensors.size(); ++i) {
+    check(*state_value, tensors[i]);
     state_value->boxes.push_back(
         {offsets[i].cast<tensor::Dims>(), facts_of_tensor(py::object(tensors[i]).ptr()).sizes});
   }

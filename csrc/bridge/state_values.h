@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,11 +55,15 @@ inline bool is_still(const StateValue& state_value, OrderedLookup* flat) {
 /// because DCP takes tens of microseconds for one. Needs the GIL.
 class StateScanner {
  public:
+  enum class Use { kRead, kFill };
+
   /// \param chunks_of  DCP's function from a tensor to a list of ChunkStorageMetadata.
-  explicit StateScanner(pybind11::object chunks_of) : chunks_of_(std::move(chunks_of)) {}
+  /// \param use  What will be done with the memory of the tensors.
+  StateScanner(pybind11::object chunks_of, Use use);
 
   /// Reads all values, in the order of `flat`. Nobody may change `flat` meanwhile, because the GIL is released now and
-  /// then. Raises what DCP raises for tensors that have no chunks, like those with partial placements.
+  /// then. Raises what DCP raises for tensors that have no chunks, like those with partial placements, and
+  /// InvalidPlanError for a tensor that is not inside its storage, or that is to be filled and cannot be written to.
   std::vector<StateValue> scan(const pybind11::dict& flat);
 
  private:
@@ -70,7 +75,10 @@ class StateScanner {
   void add_placement(pybind11::handle placement, std::vector<int64_t>* key);
   std::vector<tensor::Box> ask_dcp(pybind11::handle tensor) const;
 
+  void check(const StateValue& state_value, pybind11::handle tensor) const;
+
   const pybind11::object chunks_of_;
+  const std::optional<base::ReadOnlyMemory> read_only_;  // if the tensors are filled
   pybind11::dict placements_;  // placements other than Shard and Replicate, to a number of each
   std::map<std::vector<int64_t>, std::vector<tensor::Box>> known_;  // boxes by mesh, placements and sizes
 };

@@ -7,6 +7,8 @@
 #include <array>
 #include <string_view>
 
+#include "csrc/base/bytes.h"
+
 namespace bytecheckpoint::bridge {
 namespace {
 
@@ -142,6 +144,31 @@ void increment_versions(const std::vector<PyObject*>& tensors) {
 
 namespace {
 
+/// Returns how far the elements of a strided tensor reach in its storage, in bytes. Torch has no negative strides.
+int64_t reach_bytes(const at::Tensor& tensor) {
+  const auto itemsize = static_cast<int64_t>(tensor.itemsize());
+  int64_t last = tensor.storage_offset(), bytes = 0, steps = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    const bool fits =
+        base::checked_mul(tensor.size(d) - 1, tensor.stride(d), &steps) && base::checked_add(last, steps, &last);
+    if (!fits) return INT64_MAX;
+  }
+  return base::checked_add(last, 1, &last) && base::checked_mul(last, itemsize, &bytes) ? bytes : INT64_MAX;
+}
+
+/// See `check_memory`.
+Status check_storage(const at::Tensor& tensor) {
+  const bool has_addresses = tensor.device().is_cpu() || tensor.device().is_cuda();
+  if (tensor.numel() == 0 || !has_addresses) return Status::ok();
+  const int64_t wanted = reach_bytes(tensor);
+  const int64_t got = tensor.has_storage() ? static_cast<int64_t>(tensor.storage().nbytes()) : 0;
+  if (wanted <= got && tensor.storage().data() != nullptr) return Status::ok();
+  const bool has_any = got != 0 && tensor.storage().data() != nullptr;
+  return refuse(text(has_any ? "the tensor is longer than its memory" : "the tensor has no memory", ": it needs ",
+                     wanted, " bytes of its storage, which has ", has_any ? got : 0,
+                     "; the storage was freed or shrunk (untyped_storage().resize_), so give it its bytes back first"));
+}
+
 base::Result<tensor::StridedView> view_of_memory(const at::Tensor& tensor, bool writable) {
   if (tensor.layout() != c10::kStrided) return refuse("must be a strided tensor, got a sparse or opaque layout");
   if (tensor.is_quantized()) return refuse("quantized tensors are not stored yet");
@@ -157,14 +184,7 @@ base::Result<tensor::StridedView> view_of_memory(const at::Tensor& tensor, bool 
   view.sizes = tensor::Dims(tensor.sizes().begin(), tensor.sizes().end());
   for (const int64_t stride : tensor.strides()) view.strides_bytes.push_back(stride * itemsize);
   if (tensor.numel() != 0) {
-    if (!tensor.has_storage() || tensor.storage().data() == nullptr) return refuse("the tensor has no memory");
-    // The storage may have been freed or shrunk under the tensor.
-    int64_t last = tensor.storage_offset();
-    for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
-    if ((last + 1) * itemsize > static_cast<int64_t>(tensor.storage().nbytes())) {
-      return refuse(text("the tensor has elements up to ", last, ", but its storage has only ",
-                         tensor.storage().nbytes(), " bytes"));
-    }
+    BCP_RETURN_IF_ERROR(check_storage(tensor));
     const void* data = writable ? tensor.mutable_data_ptr() : tensor.const_data_ptr();
     view.data = static_cast<uint8_t*>(const_cast<void*>(data));
   }
@@ -172,6 +192,24 @@ base::Result<tensor::StridedView> view_of_memory(const at::Tensor& tensor, bool 
 }
 
 }  // namespace
+
+Status check_memory(PyObject* object, const base::ReadOnlyMemory* read_only) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (tensor.layout() != c10::kStrided || tensor.is_nested()) return Status::ok();
+  BCP_RETURN_IF_ERROR(check_storage(tensor));
+  if (read_only == nullptr || !tensor.device().is_cpu() || tensor.numel() == 0) return Status::ok();
+  const auto itemsize = static_cast<int64_t>(tensor.itemsize());
+  const int64_t begin = tensor.storage_offset() * itemsize;
+  const auto* const storage = static_cast<const uint8_t*>(tensor.storage().data());
+  if (!read_only->has(storage + begin, reach_bytes(tensor) - begin)) return Status::ok();
+  return refuse(
+      "the tensor is in memory that can only be read, such as a file that is mapped for reading; clone() it first");
+}
+
+bool is_still_memory_of(PyObject* object, const tensor::StridedView& view) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  return check_storage(tensor).is_ok() && (tensor.numel() == 0 || tensor.const_data_ptr() == view.data);
+}
 
 base::Result<tensor::StridedView> view_of_tensor(PyObject* object, bool writable) {
   if (!THPVariable_Check(object)) return refuse(text("must be a tensor, got a ", Py_TYPE(object)->tp_name));

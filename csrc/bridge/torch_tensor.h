@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "csrc/base/read_only_memory.h"
 #include "csrc/base/status.h"
 #include "csrc/tensor/strided_view.h"
 
@@ -50,6 +51,17 @@ uintptr_t storage_of(PyObject* tensor);
 
 /// Tells autograd that these tensors were written to without it.
 void increment_versions(const std::vector<PyObject*>& tensors);
+
+/// Checks that all elements of a plain tensor are inside its storage, which may have been freed or shrunk under it.
+/// Needs the GIL.
+///
+/// \param read_only  If it is given, the tensor is to be filled, and its memory must not be in there.
+/// \returns kInvalidArgument, with the bytes that the tensor needs and those that its storage has. Tensors that are not
+/// strided, or on other devices than the CPU and CUDA's, pass.
+base::Status check_memory(PyObject* tensor, const base::ReadOnlyMemory* read_only = nullptr);
+
+/// Whether `view`, which was once returned for a plain tensor, still is its memory. Needs the GIL.
+bool is_still_memory_of(PyObject* tensor, const tensor::StridedView& view);
 
 /// Returns the host memory of a torch tensor. Needs the GIL. The view does not keep the tensor alive.
 ///

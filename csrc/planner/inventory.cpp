@@ -91,7 +91,8 @@ std::string box_to_text(const int64_t* box, size_t num_dims) {
 }
 
 Status InventoryBuilder::add(std::string_view fqn, EntryKind kind, std::string_view path,
-                             const tensor::TensorInfo& info, bool can_split, const std::vector<tensor::Box>& boxes) {
+                             const tensor::TensorInfo& info, bool can_split, const std::vector<tensor::Box>& boxes,
+                             std::vector<size_t>* order) {
   const auto refuse = [&](const std::string& why) {
     return Status::make(Code::kInvalidArgument, text("'", fqn, "': ", why));
   };
@@ -122,7 +123,7 @@ Status InventoryBuilder::add(std::string_view fqn, EntryKind kind, std::string_v
     entry.can_split = can_split;
     entry.num_dims = static_cast<uint8_t>(info.sizes.size());
     inventory_.dims.insert(inventory_.dims.end(), info.sizes.begin(), info.sizes.end());
-    const Status added = kind == EntryKind::kShard ? add_boxes(boxes, &entry) : Status::ok();
+    const Status added = kind == EntryKind::kShard ? add_boxes(boxes, &entry, order) : Status::ok();
     if (!added.is_ok()) {
       inventory_.dims.resize(entry.dims_begin);
       return refuse(added.message());
@@ -135,7 +136,8 @@ Status InventoryBuilder::add(std::string_view fqn, EntryKind kind, std::string_v
   return Status::ok();
 }
 
-Status InventoryBuilder::add_boxes(const std::vector<tensor::Box>& boxes, Entry* entry) {
+Status InventoryBuilder::add_boxes(const std::vector<tensor::Box>& boxes, Entry* entry,
+                                   std::vector<size_t>* order_out) {
   const auto refuse = [](std::string why) { return Status::make(Code::kInvalidArgument, std::move(why)); };
   const size_t num_dims = entry->num_dims;
   if (boxes.empty()) return refuse("this rank holds no box of the tensor");
@@ -174,6 +176,7 @@ Status InventoryBuilder::add_boxes(const std::vector<tensor::Box>& boxes, Entry*
     words = pack_numbers(flat.data() + 2 * num_dims * i, 2 * num_dims, entry->is_wide, words);
   }
   entry->num_boxes = static_cast<uint32_t>(boxes.size());
+  if (order_out != nullptr) *order_out = std::move(order);
   return Status::ok();
 }
 

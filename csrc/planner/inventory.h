@@ -113,18 +113,20 @@ class InventoryBuilder {
   /// \param info  Properties of the tensor; ignored for kBytes.
   /// \param can_split  Whether several ranks may write parts of one box.
   /// \param boxes  For kShard, the boxes that the rank holds, at least one, in any order. Ignored for other kinds.
+  /// \param order  If it is given, it gets the numbers of `boxes` for a kShard entry, in the order in which the
+  /// inventory has them.
   /// \returns kInvalidArgument if the name or a box was given before, the dtype is unknown, dims are negative, overflow
   /// or are more than kMaxDims. After a failure the builder is as before the call. That boxes lie in their tensor is
   /// not checked here but in validate_inventory, for all ranks.
   base::Status add(std::string_view fqn, EntryKind kind, std::string_view path, const tensor::TensorInfo& info,
-                   bool can_split, const std::vector<tensor::Box>& boxes);
+                   bool can_split, const std::vector<tensor::Box>& boxes, std::vector<size_t>* order = nullptr);
 
   /// Returns the inventory; the builder must not be used afterwards. \returns kInvalidArgument if the rank is kMaxRanks
   /// or above.
   base::Result<Inventory> finish();
 
  private:
-  base::Status add_boxes(const std::vector<tensor::Box>& boxes, Entry* entry);
+  base::Status add_boxes(const std::vector<tensor::Box>& boxes, Entry* entry, std::vector<size_t>* order_out);
 
   uint32_t rank_;
   Inventory inventory_;

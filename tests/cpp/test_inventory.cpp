@@ -53,6 +53,16 @@ TEST_CASE("inventory: properties, several boxes, long and empty names") {
   CHECK(inventory.by_name() == std::vector<uint32_t>{2, 0, 1, 3});
 }
 
+TEST_CASE("inventory: boxes that are given in any order are found again") {
+  const std::vector<Box> boxes = {{{4, 3}, {4, 3}}, {{0, 0}, {4, 6}}, {{4, 0}, {4, 3}}};
+  InventoryBuilder builder(0);
+  std::vector<size_t> order;
+  EXPECT_OK(builder.add("a", EntryKind::kShard, "", test::info_of({8, 6}), false, boxes, &order));
+  CHECK(order == std::vector<size_t>{1, 2, 0});
+  const Inventory inventory = test::value_of(builder.finish());
+  for (size_t i = 0; i < order.size(); ++i) CHECK(inventory.box(inventory.entries[0], i) == boxes[order[i]]);
+}
+
 TEST_CASE("inventory: what cannot be is refused, and leaves no trace") {
   const tensor::TensorInfo info = test::info_of({4, 4});
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DTensors of which a rank holds other boxes than the one that DCP computes from their placements.
+
+DCP applies the placements from left to right and takes the first element that a rank gets in each dim for the begin of
+one box. That is wrong for two kinds of DTensors:
+
+- The spec says that another axis of the mesh shards a dim first (``shard_order``): the box is elsewhere.
+- Torch has flattened a DTensor that was sharded by columns, by ``reshape`` or ``view``: the rank holds a piece of every
+  row, which torch calls a ``_StridedShard``.
+
+For a save or load such a DTensor becomes a ``LocalChunks`` of views of its local tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from bytecheckpoint import _C
+from bytecheckpoint.errors import InvalidPlanError
+from bytecheckpoint.tensors.chunks import LocalChunks
+
+__all__ = ["Piece", "pieces_of", "refuse_pieces", "with_pieces"]
+
+# More pieces on one rank would make the metadata larger than the elements are worth.
+_MOST_PIECES = 1 << 16
+
+_ADVICE = "redistribute it first, or give the tensor from which it was made"
+
+# Indices of one dim that a rank holds, as (begin, length), in the order in which its local tensor has them.
+Runs = list[tuple[int, int]]
+
+
+class Piece(NamedTuple):
+    """A box of a DTensor.
+
+    Attributes:
+        offsets: Where it begins in the whole tensor.
+        begins: Where it begins in the local tensor.
+        sizes: Its sizes.
+    """
+
+    offsets: tuple[int, ...]
+    begins: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def slices(self) -> tuple[slice, ...]:
+        """Returns the index by which the local tensor gives a view of the piece."""
+        return tuple(slice(at, at + size) for at, size in zip(self.begins, self.sizes, strict=True))
+
+
+class _Split(NamedTuple):
+    """One axis of the mesh shards one dim of the tensor.
+
+    Attributes:
+        dim: The dim.
+        axis: The axis.
+        factor: Number of blocks of the dim of which each rank gets a part. It is 1 for ``Shard``.
+    """
+
+    dim: int
+    axis: int
+    factor: int
+
+
+def with_pieces(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a flat state in which DTensors of other boxes than DCP's are ``LocalChunks`` of the same memory.
+
+    Raises:
+        InvalidPlanError: The boxes of a DTensor are not known, or are too many. The message names its key.
+    """
+    state = flat if type(flat) is dict else dict(flat)
+    found = _C.find_pieces(state, order_of, pieces_of)
+    if not found:
+        return state
+    state = dict(state)
+    for key, pieces in found.items():
+        dtensor = state[key]
+        local = dtensor.to_local().detach()
+        if type(local) is not torch.Tensor or local.layout != torch.strided or local.is_quantized:
+            _refuse(key, local)
+        views = [local[piece.slices()] for piece in pieces]
+        state[key] = LocalChunks(dtensor.shape, [piece.offsets for piece in pieces], views, dtensor.dtype)
+    return state
+
+
+def refuse_pieces(flat: Mapping[str, Any], keys: Iterable[str] | None = None) -> None:
+    """Raises if DCP's boxes of a DTensor are wrong, where nobody can put others in their place.
+
+    Args:
+        flat: Flat state.
+        keys: Keys to look at; None: all.
+
+    Raises:
+        InvalidPlanError: There is such a DTensor. The message names its key.
+    """
+    state = dict(flat) if keys is None else {key: flat[key] for key in keys if key in flat}
+    for key in _C.find_pieces(state, order_of, pieces_of):
+        _refuse(key, state[key].to_local())
+
+
+def _refuse(key: str, local: object) -> None:
+    raise InvalidPlanError(
+        f"'{key}': a DTensor of which this rank holds several pieces, or whose dims are not sharded by the axes of its "
+        f"mesh from left to right, can be saved and loaded with our planners only, and only if its local tensor is a "
+        f"plain tensor, not a {type(local).__name__}; {_ADVICE}"
+    )
+
+
+def order_of(dtensor: DTensor) -> Any:
+    """Returns in which order the axes of the mesh shard each dim; None if it is from left to right.
+
+    An AttributeError means that this torch keeps it elsewhere. Then nobody may guess it.
+    """
+    spec: Any = dtensor._spec
+    return spec.shard_order
+
+
+def pieces_of(dtensor: DTensor) -> list[Piece] | None:
+    """Returns the boxes that this rank holds; None if it is the one that DCP computes, or if DCP refuses the DTensor.
+
+    Raises:
+        ValueError: They are not known, or are too many.
+    """
+    with torch.no_grad():
+        local: Any = dtensor.to_local()
+    coordinate = dtensor.device_mesh.get_coordinate()
+    is_partial = any(placement.is_partial() for placement in dtensor.placements)
+    if coordinate is None or is_partial or dtensor.numel() == 0 or hasattr(local, "__create_chunk_list__"):
+        return None
+    from_left = [*_splits(dtensor)]
+    ordered = _in_order(from_left, order_of(dtensor))
+    shape, mesh_shape = [*dtensor.shape], [*dtensor.device_mesh.shape]
+    runs = _runs(shape, mesh_shape, coordinate, ordered)
+    sizes = [_length(of_dim) for of_dim in runs]
+    if sizes != [*local.shape]:
+        raise ValueError(
+            f"its placements {dtensor.placements} give this rank {sizes} of {shape}, but its local tensor is of "
+            f"{[*local.shape]}"
+        )
+    is_empty = 0 in sizes
+    if all(len(of_dim) <= 1 for of_dim in runs):
+        theirs = runs if ordered == from_left else _runs(shape, mesh_shape, coordinate, from_left)
+        if theirs == runs or (is_empty and [_length(of_dim) for of_dim in theirs] == sizes):
+            return None
+    if is_empty:
+        return []
+    num_pieces = math.prod(map(len, runs))
+    if num_pieces > _MOST_PIECES:
+        raise ValueError(f"this rank holds it in {num_pieces:,} pieces, more than {_MOST_PIECES:,}; {_ADVICE}")
+    return [_piece(runs_of_piece) for runs_of_piece in itertools.product(*map(_located, runs))]
+
+
+def _splits(dtensor: DTensor) -> Iterable[_Split]:
+    for axis, placement in enumerate(dtensor.placements):
+        kind = type(placement)
+        if kind is Replicate:
+            continue
+        is_strided = hasattr(placement, "split_factor") and kind.__module__.startswith("torch.distributed.tensor")
+        if kind is not Shard and not is_strided:
+            raise ValueError(f"it is not known which elements the placement {placement!r} gives a rank")
+        shard: Any = placement
+        yield _Split(shard.dim % dtensor.ndim, axis, int(getattr(placement, "split_factor", 1)))
+
+
+def _in_order(splits: list[_Split], order: Any) -> list[_Split]:
+    """Returns the splits in the order in which they were made.
+
+    Strided splits say by their factor what other axes have done before them, so they always go from left to right.
+
+    Raises:
+        ValueError: The order is one of other axes.
+    """
+    if not order or any(split.factor != 1 for split in splits):
+        return splits
+    of_axis = {split.axis: split for split in splits}
+    ordered = [of_axis.get(axis) for entry in order for axis in entry.mesh_dims]
+    if sorted(split.axis for split in ordered if split is not None) != sorted(of_axis) or None in ordered:
+        raise ValueError(f"its shard_order {order} does not fit its placements")
+    # Axes of different dims do not disturb each other.
+    return sorted((split for split in ordered if split is not None), key=lambda split: split.dim)
+
+
+def _runs(
+    shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int], splits: Iterable[_Split]
+) -> list[Runs]:
+    runs: list[Runs] = [[(0, size)] if size else [] for size in shape]
+    for dim, axis, factor in splits:
+        length = _length(runs[dim])
+        parts: Runs = []
+        for begin, end in _chunks(length, factor):
+            of_block = _chunks(end - begin, mesh_shape[axis])[coordinate[axis]]
+            parts += _between(runs[dim], begin + of_block[0], begin + of_block[1])
+        runs[dim] = _joined(parts)
+    return runs
+
+
+def _chunks(length: int, count: int) -> list[tuple[int, int]]:
+    """Returns begin and end of each part, divided as ``torch.chunk`` does it, and empty ones up to ``count``."""
+    size = -(-length // count)
+    return [(min(size * i, length), min(size * (i + 1), length)) for i in range(count)]
+
+
+def _length(runs: Runs) -> int:
+    return sum(length for _, length in runs)
+
+
+def _between(runs: Runs, begin: int, end: int) -> Runs:
+    """Returns what of the runs, one behind the other, is from position ``begin`` to ``end``."""
+    found: Runs = []
+    at = 0
+    for first, length in runs:
+        low, high = max(begin, at), min(end, at + length)
+        if low < high:
+            found.append((first + low - at, high - low))
+        at += length
+    return found
+
+
+def _joined(runs: Runs) -> Runs:
+    joined: Runs = []
+    for begin, length in runs:
+        if joined and sum(joined[-1]) == begin:
+            joined[-1] = joined[-1][0], joined[-1][1] + length
+        else:
+            joined.append((begin, length))
+    return joined
+
+
+def _located(runs: Runs) -> list[tuple[int, int, int]]:
+    """Returns for each run where it begins in the whole tensor and in the local one, and its length."""
+    begins = itertools.accumulate((length for _, length in runs), initial=0)
+    return [(first, begin, length) for (first, length), begin in zip(runs, begins, strict=False)]
+
+
+def _piece(runs: Sequence[tuple[int, int, int]]) -> Piece:
+    offsets, begins, sizes = zip(*runs, strict=True)
+    return Piece(offsets, begins, sizes)
