@@ -163,7 +163,7 @@ def _splits(dtensor: DTensor) -> Iterable[_Split]:
             continue
         is_strided = hasattr(placement, "split_factor") and kind.__module__.startswith("torch.distributed.tensor")
         if kind is not Shard and not is_strided:
-            raise ValueError(f"it is not known which elements the placement {placement!r} gives a rank")
+            raise ValueError(f"it is not known which elements a placement of class {kind.__qualname__} gives a rank")
         shard: Any = placement
         yield _Split(shard.dim % dtensor.ndim, axis, int(getattr(placement, "split_factor", 1)))
 

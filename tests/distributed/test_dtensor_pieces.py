@@ -190,7 +190,7 @@ class Ragged(Replicate):
 # What the error says of DTensors that cannot be divided.
 _REFUSALS = {
     "partial": "partial placements",
-    "ragged": "not known which elements the placement .*Ragged",
+    "ragged": "not known which elements a placement of class Ragged gives a rank",
     "longer": r"give this rank \[2, 6\] of \[4, 6\], but its local tensor is of \[4, 6\]",
     "many": "in 131,072 pieces, more than 65,536",
     "subclass": "not a PerTensor",
