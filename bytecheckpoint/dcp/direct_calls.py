@@ -180,7 +180,7 @@ def run_load(
             states: dict[str, Any] = {}
             failing: LoadPlanner | None = None
             try:
-                # In the order in which DCP asks for states. Keys of several types have no order but that of their texts.
+                # In the order in which DCP asks for states; keys of several types have only that of their texts.
                 states = with_states(dict(sorted(state.items(), key=lambda item: str(item[0]))))
             except BaseException as error:  # the other ranks come to this load and get the error there
                 failing = _FailingLoad(error)
