@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from bytecheckpoint.checkpoint.commit_order import commit_order
 from bytecheckpoint.checkpoint.folders import Place, below, has_file, known
 from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.parts import PARTS, REFERENCE
@@ -32,10 +33,17 @@ def latest(run: str | os.PathLike[str], role: str = "", *, config: Config | None
             bytecheckpoint.load_state_dict(path, state)
 
     Local: it looks at what is on disk now, and changes nothing. If ranks may see different things, call it on one rank
-    and broadcast the result. The newest checkpoint is the one of the highest step, as for ``Retention``. The tracker of
-    ``bytecheckpoint.save`` is not read; ``find_latest_ckpt_path`` does that. Step folders are those with names that
-    ``scan_steps`` knows, whoever wrote them, and symbolic links with such names. For each newer one that is passed
-    over, a ``RuntimeWarning`` says why.
+    and broadcast the result.
+
+    The newest checkpoint is the one that the tracker of ``bytecheckpoint.save`` names; without a tracker, the one that
+    was committed last; of those committed at the same time, the one of the highest step. ``find_latest_ckpt_path``,
+    ``Retention`` and ``bcp steps`` use the same order. The time of a commit is that of the last change of the commit
+    mark, ``.metadata``; docs/retention.md says what that means for copies. A ``RuntimeWarning`` names the steps that
+    have higher numbers and, if the tracker decides, the one that was committed last.
+
+    Step folders are those with names that ``scan_steps`` knows, whoever wrote them, and symbolic links with such names.
+    For each newer one that is passed over, a ``RuntimeWarning`` says why. A checkpoint is whole if the first look of a
+    load accepts it, which checks all of ``.metadata``, and if its files are there and its tensors have all elements.
 
     None means that training may begin at step 0: there is no such folder, it has no step folders, or no checkpoint was
     ever committed in them (they are empty, hold other things, or hold what dead first saves left). It is an error if no
@@ -76,31 +84,37 @@ def newest_whole(run: Place, pattern: str | None, asked: str) -> str | None:
         return None
     except OSError as error:
         raise StorageError(f"{asked}({run}): {error.strerror}", str(run), error.errno or 0) from error
-    paths = step_paths(run, pattern, follow_links=True)
-    if not paths:
+    order = commit_order(run, step_paths(run, pattern, follow_links=True))
+    if not order.steps and not order.unmarked:
         _refuse_a_checkpoint(run, asked)
+    marked = {path for _, path in order.steps}
     passed: list[StepFolder] = []
     found: StepFolder | None = None
-    for step, path in reversed(paths):
-        folder = look_at_step(step, path)
-        if folder is None and Path(path).is_symlink():
-            folder = StepFolder(step=step, path=path, state="unknown", reason="the symbolic link leads to no folder")
+    for step, path in (*order.steps, *order.unmarked):
+        if found is not None and (path in marked or step <= found.step):
+            continue
+        folder = _looked_at(step, path)
         if folder is not None and folder.is_complete:
-            found = folder
-            break
-        if folder is not None:
+            found = found or folder
+        elif folder is not None:
             passed.append(folder)
+    passed.sort(key=lambda folder: folder.step, reverse=True)
     if found is None:
         _refuse_loss(run, passed, asked)
-    for folder in passed:
-        if found is None or folder.step > found.step:
-            instead = "there is no whole one" if found is None else f"taking {found.path}"
-            warnings.warn(
-                f"{asked}({run}): passing over {folder.path}, which is {_why_not(folder)}; {instead}",
-                RuntimeWarning,
-                stacklevel=3,  # the caller of the function `asked`
-            )
+    instead = "there is no whole one" if found is None else f"taking {found.path}"
+    said = [f"passing over {folder.path}, which is {_why_not(folder)}; {instead}" for folder in passed]
+    if found is not None and found.path in marked:
+        said += filter(None, [order.doubts_about((found.step, found.path))])
+    for text in said:
+        warnings.warn(f"{asked}({run}): {text}", RuntimeWarning, stacklevel=3)  # the caller of the function `asked`
     return None if found is None else found.path
+
+
+def _looked_at(step: int, path: str) -> StepFolder | None:
+    folder = look_at_step(step, path)
+    if folder is None and Path(path).is_symlink():
+        return StepFolder(step=step, path=path, state="unknown", reason="the symbolic link leads to no folder")
+    return folder
 
 
 def _why_not(folder: StepFolder) -> str:

@@ -15,8 +15,10 @@ from datetime import datetime
 from pathlib import Path
 
 from bytecheckpoint import _core
+from bytecheckpoint.checkpoint.commit_order import CommitOrder, Step, commit_order
 from bytecheckpoint.checkpoint.folders import known
 from bytecheckpoint.checkpoint.journal_files import carry_lines
+from bytecheckpoint.checkpoint.last_used import last_used
 from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.parts import inspect_step
 from bytecheckpoint.checkpoint.removal import Outcome, bytes_to_remove, remove_folder
@@ -32,13 +34,14 @@ from bytecheckpoint.config import Config
 from bytecheckpoint.errors import CheckpointError, ConfigError
 from bytecheckpoint.object_store.urls import is_store_url
 from bytecheckpoint.report.text import size_text
+from bytecheckpoint.runtime.per_process import PerProcess
 
 __all__ = ["Retention", "RetentionReport", "prune"]
 
-# States of a checkpoint that is not all there. It may hold the only copy of something.
-_FAULTY = ("corrupt", "incomplete")
-
 _logger = logging.getLogger("bytecheckpoint")
+
+# Roots and the steps that are in doubt there, as they were logged: a loop does not repeat them after each save.
+_said: PerProcess[set[str]] = PerProcess(set)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,10 @@ class RetentionReport:
     Attributes:
         root: Folder of the run.
         dry_run: Whether nothing was removed. ``removed`` and ``swept`` are then what would have been tried.
-        kept: Steps of the complete checkpoints that the rules keep.
+        kept: Steps of the complete checkpoints that stay, in ascending order.
+        protected: For each of them that the rules alone would not keep, the reason, by path.
+        doubts: Which steps have higher numbers than the newest, or were committed later than the one that the tracker
+            names, and by what the newest is the newest. Empty if tracker, times of commit and numbers agree.
         removed: Paths of complete checkpoints that are gone.
         swept: Paths of other folders that are gone: half, corrupt or incomplete.
         skipped: For each folder that was left alone although the rules do not keep it, the reason, by path.
@@ -60,6 +66,8 @@ class RetentionReport:
     root: str
     dry_run: bool = False
     kept: list[int] = field(default_factory=list)
+    protected: dict[str, str] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     swept: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -89,8 +97,12 @@ class Retention:
     """Keeps the newest checkpoints of a run, and every n-th step, and removes the others.
 
     Only complete checkpoints count (see ``scan_steps``): with ``keep_latest=3`` there are three that load, whatever
-    else is in the folder. "Newest" is the highest step, not the youngest file. So if you go back to an earlier step and
-    save from there, remove the later steps first.
+    else is in the folder. "Newest" means what ``latest`` returns: the step that the tracker names, then the one that
+    was committed last, then the one of the highest number. So if you go back to an earlier step and save from there,
+    the steps that you gave up are the older ones.
+
+    Whatever the rules say, these stay: what this process committed last; what it loaded last, until it commits one of
+    the run itself; what the tracker names; and what was committed last by anybody.
 
     The order of the removal never leaves half a checkpoint that loads. First the checkpoints that stay are made
     durable. Then, for each one that goes, the commit mark is removed and that is synced, then the files, then the
@@ -106,7 +118,8 @@ class Retention:
 
     What a dead save left (``half``) is removed once a newer step is complete, if its tmp shows that the save is dead.
     Otherwise (no tmp, or no newer step is complete: a host whose locks are not seen here may be writing it), it is
-    removed only if nothing in it has changed for ``grace_s``. Damaged checkpoints (``corrupt``), and those whose
+    removed only if nothing in it has changed for ``grace_s``. For a folder without a commit, "newer" is the higher
+    number. Damaged checkpoints (``corrupt``), and those whose
     tensors lack elements (``incomplete``), stay, because they may hold the only copy of something. They do not count,
     so nothing is removed because they are there.
 
@@ -154,12 +167,13 @@ class Retention:
     def after_save(self, step: int | None = None, *, rank: int | None = None) -> RetentionReport | None:
         """Prunes on rank 0, and does nothing on other ranks. For a training loop, after a save is committed.
 
-        Local: no rank waits for it. It is also safe before the commit, for example right after ``async_save``, because
-        the new checkpoint does not count yet. Deletes that fail are warnings, in the log and in the report; the next
-        call tries again.
+        Local: no rank waits for it. What this process has just committed stays, also without ``step``. It is also safe
+        before the commit, for example right after ``async_save``, because the new checkpoint does not count yet.
+        Deletes that fail are warnings, in the log and in the report; the next call tries again. So are doubts about
+        which checkpoint is the newest, once for the steps in doubt.
 
         Args:
-            step: A step that this call never removes, whatever the rules say.
+            step: One more step that this call never removes.
             rank: Rank of this process; None asks ``torch.distributed``, if that is in use.
 
         Returns:
@@ -192,6 +206,11 @@ class Retention:
         report = dataclasses.replace(report, bytes_freed=freed, total_s=time.perf_counter() - begin)
         for warning in report.warnings:
             _logger.warning("prune(%s): %s", report.root, warning)
+        for doubt in report.doubts:
+            of_others = f"{report.root}: {doubt.partition(', but ')[2]}"  # the newest is another one after each save
+            if of_others not in _said.get():
+                _said.get().add(of_others)
+                _logger.warning("prune(%s): %s", report.root, doubt)
         if report.removed or report.swept:
             _logger.info("%s", report.summary())
         return report
@@ -200,15 +219,24 @@ class Retention:
         is_in_store = is_store_url(self.root)
         # Open, so that removals stay in it, wherever its path leads later.
         root = None if is_in_store else _core.Directory(str(self.root))
-        complete = [folder for folder in folders if folder.is_complete]
-        kept = [folder for at, folder in enumerate(complete) if self._keeps(folder, len(complete) - at, protect)]
-        report.kept.extend(folder.step for folder in kept)
+        committed = {_step_of(folder): folder for folder in folders if folder.has_mark}
+        order = commit_order(str(self.root) if is_in_store else Path(self.root), committed)
+        complete = [committed[step] for step in order.steps if committed[step].is_complete]  # the newest first
+        by_rules = [folder for place, folder in enumerate(complete, 1) if self._keeps(folder, place, protect)]
+        needed = {path: why for path, why in _needed(order, complete).items() if path not in _paths(by_rules)}
+        report.protected.update(needed)
+        kept = [folder for folder in complete if folder in by_rules or folder.path in needed]
+        report.kept.extend(sorted(folder.step for folder in kept))
         if not kept:
             return 0  # half or damaged checkpoints may be all that there is
-        newest = kept[-1]
-        going = [folder for folder in folders if folder not in kept and folder.step not in protect]
+        newest = kept[0]
+        report.doubts.extend(filter(None, [order.doubts_about(_step_of(newest))]))
+        # A complete one without a place in the order cannot be looked at any more: it is left alone.
+        going = [folder for folder in folders if folder in complete or not folder.is_complete]
+        going = [folder for folder in going if folder not in kept and folder.step not in protect]
         now = self._now(newest, report) if is_in_store else None
-        going = [folder for folder in going if self._may_go(folder, newest, now, report)]
+        newer = [folder for folder in going if order.is_newer(_step_of(folder), _step_of(newest))]
+        going = [folder for folder in going if self._may_go(folder, newest, newer, now, report)]
         if going and not report.dry_run and not is_in_store:
             # Sync the checkpoints that stay. Otherwise a crash could lose a newer one, whose rename is not on disk yet,
             # after the older one was removed because of it.
@@ -246,14 +274,21 @@ class Retention:
         is_nth = self.keep_every is not None and folder.step % self.keep_every == 0
         return place <= self.keep_latest or is_nth or folder.step in protect
 
-    def _may_go(self, folder: StepFolder, newest: StepFolder, now: datetime | None, report: RetentionReport) -> bool:
+    def _may_go(
+        self,
+        folder: StepFolder,
+        newest: StepFolder,
+        newer: list[StepFolder],
+        now: datetime | None,
+        report: RetentionReport,
+    ) -> bool:
         if folder.state == "unknown":
             return False
         if folder.is_being_saved:
             why = "a save is under way"
         elif folder.state not in ("complete", "half") and not self.remove_corrupt:
             why = f"{folder.state}: {folder.reason}"
-        elif folder.state not in ("complete", "half") and folder.step > newest.step:
+        elif folder.state not in ("complete", "half") and folder in newer:
             why = f"{folder.state}, but no newer one is complete: {folder.reason}"
         elif folder.state == "half" and not self._is_dead(folder, newest, now):
             why = f"half, but a save on another host may still be writing it: {folder.reason}"
@@ -349,6 +384,24 @@ def prune(
         config=config,
     )
     return retention.prune(dry_run=dry_run)
+
+
+def _step_of(folder: StepFolder) -> Step:
+    return folder.step, folder.path
+
+
+def _paths(folders: Iterable[StepFolder]) -> set[str]:
+    return {folder.path for folder in folders}
+
+
+def _needed(order: CommitOrder, complete: list[StepFolder]) -> dict[str, str]:
+    """Returns the paths of complete checkpoints that no rule may remove, with the reason."""
+    paths = _paths(complete)
+    last = next((path for _, path in order.by_time if path in paths), None)
+    needed = {} if last is None else {last: "it was committed last"}
+    if order.tracked is not None and order.tracked[1] in paths:
+        needed[order.tracked[1]] = "the tracker names it"
+    return {**needed, **last_used(paths)}
 
 
 def _check_count(name: str, value: object) -> None:

@@ -42,7 +42,8 @@ def command(
     """Removes the checkpoints of a run, except the newest and every n-th.
 
     RUN is the folder of a run, or its URL. Only complete checkpoints count; what is being saved or loaded here stays.
-    A removal that is interrupted never leaves half a checkpoint that loads. Ends with 1 if something was left behind.
+    The newest is the step of the tracker, then those that were committed last. A removal that is interrupted never
+    leaves half a checkpoint that loads. Ends with 1 if something was left behind.
 
     \b
     Example:
@@ -64,6 +65,10 @@ def command(
             click.echo(one_line(path))
         for path, reason in report.skipped.items():
             click.echo(one_line(f"left: {path}: {reason}"))
+        for path, reason in report.protected.items():
+            click.echo(one_line(f"kept: {path}: {reason}"))
+        for doubt in report.doubts:
+            click.echo(one_line(f"note: {doubt}"))
         for warning in report.warnings:
             click.echo(one_line(f"warning: {warning}"))
         click.echo(one_line(report.summary()))

@@ -7,10 +7,13 @@ from collections import Counter
 
 import click
 
+from bytecheckpoint.checkpoint.commit_order import commit_order
+from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.step_names import DEFAULT_PATTERN
 from bytecheckpoint.checkpoint.steps import StepFolder, scan_steps
 from bytecheckpoint.cli.options import checkpoint_argument, json_option
 from bytecheckpoint.cli.text import columns, counted, one_line, print_json
+from bytecheckpoint.errors import StorageError
 
 __all__ = ["command"]
 
@@ -34,14 +37,19 @@ def command(ctx: click.Context, root: str, pattern: str | None, deep: bool, as_j
     says which. Ends with 1 if any is half, corrupt, incomplete, or cannot be looked at; folders with nothing of a
     checkpoint in them do not count.
 
+    The newest complete one is that of the tracker, or else the one that was committed last. If others have higher
+    numbers, the last line names them.
+
     \b
     Example:
       bcp steps run
     """
     folders = scan_steps(root, pattern=pattern, deep=deep)
     faulty = sum(folder.is_faulty for folder in folders)
+    newest, doubts = _newest(root, folders)
     if as_json:
-        print_json({"root": root, "findings": faulty, "steps": [folder.to_dict() for folder in folders]})
+        steps = [folder.to_dict() for folder in folders]
+        print_json({"root": root, "findings": faulty, "newest": newest, "doubts": doubts, "steps": steps})
     else:
         rows = [_row(folder) for folder in folders]
         for line in columns(rows, right=frozenset({1, 2})) if rows else []:
@@ -49,7 +57,22 @@ def command(ctx: click.Context, root: str, pattern: str | None, deep: bool, as_j
         counts = Counter(folder.state for folder in folders)
         states = [f"{counts.pop('complete', 0)} complete", *(f"{count} {state}" for state, count in counts.items())]
         click.echo(f"{one_line(root)}: {counted(len(folders), 'step folder')}: {', '.join(states)}")
+        if doubts:
+            click.echo(one_line(doubts))
     ctx.exit(1 if faulty else 0)
+
+
+def _newest(root: str, folders: list[StepFolder]) -> tuple[str | None, str]:
+    """Returns the path of the newest complete step, and which others another order would take; see ``CommitOrder``."""
+    complete = [(folder.step, folder.path) for folder in folders if folder.is_complete]
+    if not complete:
+        return None, ""
+    try:
+        order = commit_order(location(root), complete)
+    except StorageError as error:
+        return None, f"the newest is not known: {error}"
+    newest = next(iter(order.steps), None)
+    return (None, "") if newest is None else (newest[1], order.doubts_about(newest))
 
 
 def _row(folder: StepFolder) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from torch.futures import Future
 
 from bytecheckpoint import _C
 from bytecheckpoint.checkpoint.in_use import Hold, hold_directory, key_of_url
+from bytecheckpoint.checkpoint.last_used import note_load
 from bytecheckpoint.checkpoint.local_path import is_local, location, location_to_read
 from bytecheckpoint.checkpoint.parts import parsed_user_metadata
 from bytecheckpoint.checkpoint.wrong_path import explaining
@@ -348,6 +349,7 @@ class BcpReader(StorageReader):
         whole = tuple(of_rank for of_rank in ranks if of_rank is not None)
         if len(whole) < len(ranks):
             return  # some ranks failed, which DCP raises on all
+        note_load(self.path)
         self.last_report = LoadReport(
             path=str(self.path),
             save_id=checkpoint.save_id,

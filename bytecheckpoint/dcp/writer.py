@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from bytecheckpoint import _C
+from bytecheckpoint.checkpoint.last_used import note_commit
 from bytecheckpoint.checkpoint.local_path import is_local, location, working_directory
 from bytecheckpoint.compat import private_names as _compat
 from bytecheckpoint.compat.frames import is_called_by_executor
@@ -144,7 +145,7 @@ class BcpWriter(StorageWriter):
         if not isinstance(thread_count, int) or not 1 <= thread_count <= 16:
             raise ConfigError(f"thread_count={thread_count!r}: must be an int from 1 to 16")
         self.path = location(path)
-        self.save_id = _new_save_id()
+        self.save_id = SAVE_ID_PREFIX + _C.draw_save_id()
         self.rank: int | None = None
         self.use_collectives = True
         self.thread_count = thread_count
@@ -210,7 +211,7 @@ class BcpWriter(StorageWriter):
             if not is_called_by_executor():
                 self._directory = working_directory()
             self.path = self._of_thread.path = location(checkpoint_id, self._directory)
-        self.save_id = _new_save_id()
+        self.save_id = SAVE_ID_PREFIX + _C.draw_save_id()
 
     def cancel(self) -> None:
         """Cancels the running save, and every later save of this writer. Any thread may call it; it returns at once.
@@ -382,6 +383,7 @@ class BcpWriter(StorageWriter):
                 text = with_digest(session, self.config, self.user_metadata, checkpoint, self._raise_if_cancelled)
                 checkpoint = assembled(user_metadata=text)
             report = commit.commit(checkpoint)
+            note_commit(session.path)
         except BaseException as error:
             try:
                 in_doubt = any(getattr(reason, "errno", None) == ETIMEDOUT for reason in failed.values())
@@ -440,7 +442,3 @@ class BcpWriter(StorageWriter):
 
 
 _hooks = Hooks(BcpWriter)
-
-
-def _new_save_id() -> str:
-    return SAVE_ID_PREFIX + _C.draw_save_id()

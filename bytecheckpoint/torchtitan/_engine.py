@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
+from bytecheckpoint.checkpoint.commit_order import commit_order
 from bytecheckpoint.checkpoint.folders import below, has_file, known
 from bytecheckpoint.checkpoint.local_path import is_url, location
 from bytecheckpoint.checkpoint.retention import Retention
@@ -111,9 +112,10 @@ class Engine:
     # Finding checkpoints.
 
     def latest_step(self, folder: str) -> int:
-        """Returns the newest step in ``folder`` that can be loaded; -1 if there is none.
+        """Returns the newest step in ``folder`` that can be loaded, by the order of ``latest``; -1 if there is none.
 
-        Collective: rank 0 looks, and tells the others. Half or damaged checkpoints are passed over, with a warning.
+        Collective: rank 0 looks, and tells the others. Half or damaged checkpoints are passed over, with a warning, and
+        steps of higher numbers are named.
         """
         if not _is_shared():
             return _latest_step(folder, self.config)
@@ -193,11 +195,15 @@ def _step_folders(folder: str, config: Config | None) -> list[tuple[int, str]]:
 
 
 def _latest_step(folder: str, config: Config | None = None) -> int:
-    for step, path in reversed(_step_folders(folder, config)):
+    order = commit_order(known(location(folder), config), _step_folders(folder, config))
+    for step, path in (*order.steps, *order.unmarked):
         found = look_at_step(step, path)
         if found is None:
             continue
         if _may_load(found):
+            doubts = order.doubts_about((step, path)) if (step, path) in order.steps else ""
+            if doubts:
+                _logger.warning("%s: %s", folder, doubts)
             return step
         _logger.warning("%s is passed over, an older step is looked for: %s", path, found.summary())
     return -1

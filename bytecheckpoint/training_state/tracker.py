@@ -7,22 +7,18 @@ import os
 import warnings
 
 from bytecheckpoint import _core
-from bytecheckpoint.checkpoint.folders import Place, below, known, read_object, write_object
+from bytecheckpoint.checkpoint.folders import Place, below, known, write_object
 from bytecheckpoint.checkpoint.local_path import location
 from bytecheckpoint.checkpoint.newest import newest_whole
 from bytecheckpoint.checkpoint.roles import check_role, folder_of_role
-from bytecheckpoint.checkpoint.small_files import read_small_file, replacing
+from bytecheckpoint.checkpoint.small_files import replacing
 from bytecheckpoint.checkpoint.step_names import MOST_DIGITS, step_number
-from bytecheckpoint.checkpoint.steps import look_at_step
+from bytecheckpoint.checkpoint.tracker_text import TRACKER, tracker_text
 from bytecheckpoint.config import Config
 from bytecheckpoint.errors import ConfigError, StorageError
 from bytecheckpoint.runtime.fork_locks import ForkSafeLock
 
 __all__ = ["TRACKER", "find_latest_ckpt_path", "step_folder", "write_tracker"]
-
-TRACKER = "latest_checkpointed_iteration.txt"
-
-_MAX_BYTES = 4096  # of the tracker; the number of a step takes 18
 
 _writing = ForkSafeLock()  # saves of one process may end at the same time
 
@@ -66,9 +62,10 @@ def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "", *, confi
 
     Local: it looks at what is on disk. A save under way does not count; wait for its handle if it should.
 
-    If the step that the tracker names is gone or not whole, or if there is no tracker, the result is the highest step
-    that is whole. This gives a warning, and one more for each step folder that is passed over. A step is whole if all
-    parts that were saved together are there. ``latest`` describes what None means, and what is an error.
+    If the step that the tracker names is gone or not whole, or if there is no tracker, the result is the whole step
+    that was committed last. This gives a warning, and one more for each step folder that is passed over. ``latest``,
+    which takes the same, describes the order and its warnings, what is whole, what None means, and what is an error. A
+    step is whole only if all parts that were saved together are there.
 
     Args:
         root: ``ckpt_path`` of ``bytecheckpoint.save``.
@@ -82,17 +79,10 @@ def find_latest_ckpt_path(root: str | os.PathLike[str], role: str = "", *, confi
         UnsupportedError: See ``latest``.
     """
     folder = folder_of_role(known(location(root), config), check_role(role))
-    tracker = below(folder, TRACKER)
-    found = read_object(folder, TRACKER) if isinstance(folder, str) else read_small_file(folder / TRACKER, _MAX_BYTES)
-    text = (found or b"").decode("ascii", errors="replace").strip()
-    named = step_number(text)
-    if named is not None:
-        path = str(step_folder(folder, named))
-        step = look_at_step(named, path)
-        if step is not None and step.is_complete:
-            return path
+    text = tracker_text(folder)
     newest = newest_whole(folder, r"global_step_(\d+)", "find_latest_ckpt_path")
-    if newest is not None or text:
+    named = step_number(text)
+    if (newest is not None or text) and (named is None or newest != str(step_folder(folder, named))):
         why = f"names step {text[:MOST_DIGITS]!r}, which is not whole" if text else "is not there"
-        warnings.warn(f"{tracker} {why}: taking {newest or 'none'}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{below(folder, TRACKER)} {why}: taking {newest or 'none'}", RuntimeWarning, stacklevel=2)
     return newest

@@ -21,6 +21,7 @@ from bytecheckpoint.errors import CheckpointBusyError, CheckpointNotFoundError, 
 from bytecheckpoint.object_store import commit, tombstones
 from bytecheckpoint.object_store.client import StoreClient
 from bytecheckpoint.object_store.commit import StoreCommit
+from bytecheckpoint.object_store.stores import use_store
 
 
 @pytest.fixture(autouse=True)
@@ -379,3 +380,25 @@ def test_what_a_load_of_this_process_reads_stays(root: str, monkeypatch: pytest.
     thread.join()
     assert "a load of this process reads it" in report.skipped[f"{root}/step-1"]
     assert found == [1]
+
+
+def test_the_newest_is_what_the_store_was_sent_last(root: str, client: StoreClient) -> None:
+    save(root, 10, 20, 30, 15)
+    with pytest.warns(RuntimeWarning, match="step-15 is the newest, by the time of its commit, but step-20, step-30"):
+        assert latest(root) == f"{root}/step-15"
+    report = Retention(root, keep_latest=2).after_save()
+    assert report is not None
+    assert (report.kept, states(root)) == ([15, 30], {15: "complete", 30: "complete"})
+    client.put("latest_checkpointed_iteration.txt", b"30")
+    with pytest.warns(RuntimeWarning, match="because the tracker names it, but step-15 was committed last"):
+        assert latest(root) == f"{root}/step-30"
+
+
+def test_a_run_that_was_uploaded_is_told_by_its_numbers(root: str, client: StoreClient) -> None:
+    save(root, 10, 20, 30)
+    copy = use_store(f"{root}-copy", Config())
+    for step in (30, 10, 20):
+        for name in sorted(name for name in names(client) if name.startswith(f"step-{step}/")):  # the mark first
+            copy.put(name, client.get(name))
+    assert latest(f"{root}-copy") == f"{root}-copy/step-30"
+    assert prune(f"{root}-copy", keep_latest=1).kept == [30]

@@ -43,7 +43,7 @@ def test_a_run_that_has_not_begun(root: str) -> None:
 
 
 def test_steps_and_the_newest(root: str, client: StoreClient) -> None:
-    save(root, 9, 100, 20)
+    save(root, 9, 20, 100)
     client.put("notes/readme", b"of somebody else")
     client.put("step-7/notes", b"no checkpoint")
     assert states(root) == {7: "unknown", 9: "complete", 20: "complete", 100: "complete"}

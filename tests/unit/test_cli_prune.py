@@ -13,9 +13,9 @@ from support.cli_runs import as_json, run, save
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Returns a run folder with steps 1 to 5."""
-    save(tmp_path / "run" / "step-1")
-    for step in range(2, 6):
-        shutil.copytree(tmp_path / "run" / "step-1", tmp_path / "run" / f"step-{step}")
+    save(tmp_path / "template")  # not into the run: what this process has committed there last would stay
+    for step in range(1, 6):
+        shutil.copytree(tmp_path / "template", tmp_path / "run" / f"step-{step}")
     return tmp_path / "run"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -221,9 +222,10 @@ def test_others_stay_if_asked(run: RunFolder) -> None:
 
 def test_of_stock_and_parts(run: RunFolder) -> None:
     dcp.save(small_state(), checkpoint_id=run.path(1), no_dist=True)
+    run.age(1, DAY_S)  # the others are copies of an older one
     run.complete(2, 3)
     mark = (run.path(2) / ".metadata").rename(run.path(2) / "__0.metadata")
-    (run.path(2) / "__1.metadata").write_bytes(mark.read_bytes())
+    shutil.copy2(mark, run.path(2) / "__1.metadata")
     assert left_by(run, keep_latest=1) == [3]
 
 
@@ -271,7 +273,9 @@ class TestLoads:
         dcp.load(state, storage_reader=BcpReader(run.path(1)), planner=Looking(), no_dist=True)
         assert reports[0].skipped == {str(run.path(1)): "a load in this process is reading it"}
         assert torch.equal(state["weight"], small_state()["weight"])
-        assert left_by(run, keep_latest=1) == [2]
+        assert left_by(run, keep_latest=1) == [1, 2], "what was loaded stays until this process saves"
+        save_at(run.path(3))
+        assert left_by(run, keep_latest=1) == [3]
 
     def test_a_link_to_it_is_the_same(self, run: RunFolder, tmp_path: Path) -> None:
         run.complete(1, 2)
@@ -289,11 +293,11 @@ class TestLoads:
             dcp.load({"missing": torch.zeros(1)}, storage_reader=reader, no_dist=True)
         assert left_by(run, keep_latest=1) == [2]
 
-    def test_own_entry_points_and_metadata_keep_nothing_afterwards(self, run: RunFolder) -> None:
+    def test_metadata_keep_nothing_afterwards(self, run: RunFolder) -> None:
         run.complete(1, 2)
         reader = BcpReader(run.path(1))
         reader.read_metadata()
-        load_state_dict(run.path(1), small_state(7), no_dist=True)
+        del reader
         assert left_by(run, keep_latest=1) == [2]
 
     def test_one_that_begins_while_the_mark_goes_finds_none(

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which step of a run is the newest, for everything that asks. Needs no torch.
+
+The newest is the step that the tracker names, if the run has one. Then comes the step that was committed last (see
+``commit_times``), and among those that were committed at the same time the one of the highest number. So a run that
+went back to an earlier step and saved from there goes on from what it saved, not from the steps that it gave up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bytecheckpoint.checkpoint.commit_times import commit_times, with_copies
+from bytecheckpoint.checkpoint.folders import Place
+from bytecheckpoint.checkpoint.step_names import step_number
+from bytecheckpoint.checkpoint.tracker_text import tracker_text
+from bytecheckpoint.listing import listed
+
+__all__ = ["CommitOrder", "Step", "commit_order"]
+
+# Number and path of a step folder.
+Step = tuple[int, str]
+
+# The name that the tracker stands for, if folders of several names have the number.
+_TRACKED_NAME = "global_step_{}"
+
+
+@dataclass(frozen=True)
+class CommitOrder:
+    """The steps of a run, the newest first.
+
+    Attributes:
+        steps: The steps that have a commit mark.
+        by_time: The same steps, without regard to the tracker.
+        unmarked: The others, the highest number first: nothing is committed there.
+        tracked: The step that the tracker names, if it is one of ``steps``.
+    """
+
+    steps: tuple[Step, ...]
+    by_time: tuple[Step, ...]
+    unmarked: tuple[Step, ...]
+    tracked: Step | None
+
+    def is_newer(self, step: Step, than: Step) -> bool:
+        """Whether a step is newer than another; by their numbers if either has no commit mark."""
+        if step in self.steps and than in self.steps:
+            return self.steps.index(step) < self.steps.index(than)
+        return step[0] > than[0]
+
+    def doubts_about(self, newest: Step) -> str:
+        """Returns which steps another order would take for newer than ``newest``, and why that is taken; "" if none.
+
+        Args:
+            newest: The newest of ``steps`` that is whole.
+        """
+        behind = self.steps[self.steps.index(newest) + 1 :]
+        higher = [_name(step) for step in sorted(behind) if step[0] > newest[0]]
+        is_tracked = newest == self.tracked
+        doubts = []
+        if higher:
+            doubts.append(
+                f"{listed(higher)} {'has a higher number' if len(higher) == 1 else 'have higher numbers'}: a run "
+                "went back to an earlier step and gave that up, or it is of another run"
+            )
+        if is_tracked and self.by_time[0] != newest:
+            doubts.append(f"{_name(self.by_time[0])} was committed last")
+        by = "because the tracker names it" if is_tracked else "by the time of its commit"
+        return f"{_name(newest)} is the newest, {by}, but {', and '.join(doubts)}" if doubts else ""
+
+
+def commit_order(run: Place, folders: Iterable[Step]) -> CommitOrder:
+    """Returns the order of step folders of ``run``. Does not look into the checkpoints, if their numbers ascend, too.
+
+    Raises:
+        StorageError: The tracker, or the times in a store, cannot be read.
+    """
+    by_number = sorted(folders, key=lambda step: (step[0], os.path.basename(step[1])), reverse=True)  # noqa: PTH119
+    times = commit_times([path for _, path in by_number])
+    marked = tuple(step for step in by_number if step[1] in times)
+    unmarked = tuple(step for step in by_number if step[1] not in times)
+
+    def in_order() -> tuple[Step, ...]:
+        return tuple(sorted(marked, key=lambda step: times[step[1]], reverse=True))  # of equal times, the order stays
+
+    by_time = in_order()
+    if by_time != marked:
+        times = with_copies(times)
+        by_time = in_order()
+    number = step_number(tracker_text(run))
+    named = [step for step in by_time if step[0] == number]
+    tracked = next((step for step in named if _name(step) == _TRACKED_NAME.format(number)), named[0] if named else None)
+    steps = by_time if tracked is None else (tracked, *(step for step in by_time if step != tracked))
+    return CommitOrder(steps, by_time, unmarked, tracked)
+
+
+def _name(step: Step) -> str:
+    return step[1].rpartition("/")[2]

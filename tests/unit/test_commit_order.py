@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests which step of a run is the newest: the same for ``latest``, the tracker, ``Retention`` and ``bcp steps``.
+
+The times of the commits are set: no test depends on how fast it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.cli_runs import as_json
+from support.cli_runs import run as run_command
+from torch import nn
+from unit.run_folder import RunFolder, save_at, small_state
+
+import bytecheckpoint
+from bytecheckpoint import Retention, async_save_state_dict, find_latest_ckpt_path, latest, load_state_dict, prune
+from bytecheckpoint.torchtitan._engine import _latest_step
+
+TRACKER = "latest_checkpointed_iteration.txt"
+LIMIT_S = 60.0
+
+
+def committed(path: Path, at_s: int, *, files_s: int | None = None) -> None:
+    """Sets the time of all commits in a step folder, and that of the files that they name: a second before."""
+    for entry in path.rglob("*"):
+        time_s = at_s if entry.name.endswith(".metadata") else at_s - 1 if files_s is None else files_s
+        os.utime(entry, (time_s, time_s))
+
+
+def run_of(run: RunFolder, steps: Sequence[int], first_s: int = 1000) -> None:
+    """Makes steps that were committed in this order."""
+    for number, step in enumerate(steps):
+        run.complete(step)
+        committed(run.path(step), first_s + 10 * number)
+
+
+def newest(root: Path) -> tuple[int, str]:
+    """Returns the step that all say is the newest, and the doubts that all have about it."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        path = latest(root)
+    listed = as_json("steps", str(root))
+    dry = prune(root, keep_latest=1, dry_run=True)
+    assert path is not None
+    assert listed["newest"] == path
+    assert path not in dry.removed
+    if Path(path).name.startswith("step-"):  # torchtitan's only names
+        assert _latest_step(str(root)) == int(path.rpartition("-")[2])
+    texts = [str(each.message).partition(": ")[2] for each in said]
+    assert texts == dry.doubts == [doubt for doubt in [listed["doubts"]] if doubt]
+    assert (run_command("steps", str(root)).output.splitlines()[-1] in texts) == bool(texts)
+    return int("".join(filter(str.isdigit, Path(path).name))), "; ".join(texts)
+
+
+# The order.
+
+
+def test_without_a_doubt_it_is_the_highest(run: RunFolder) -> None:
+    run_of(run, [10, 20, 30])
+    assert newest(run.root) == (30, "")
+
+
+def test_of_equal_times_the_highest(run: RunFolder) -> None:
+    for step in (30, 200, 10):
+        run.complete(step)
+        committed(run.path(step), 1000)
+    assert newest(run.root) == (200, "")
+
+
+def test_after_going_back_it_is_what_was_saved_then(run: RunFolder) -> None:
+    run_of(run, [10, 20, 30, 15])
+    found, doubts = newest(run.root)
+    assert found == 15
+    assert doubts == (
+        "step-15 is the newest, by the time of its commit, but step-20, step-30 have higher numbers: a run went back "
+        "to an earlier step and gave that up, or it is of another run"
+    )
+    report = prune(run.root, keep_latest=2)
+    assert (report.kept, run.steps()) == ([15, 30], [15, 30])
+    run_of(run, [16], first_s=2000)
+    assert prune(run.root, keep_latest=2).kept == [15, 16]
+    assert newest(run.root) == (16, "")
+
+
+def test_the_tracker_comes_first(run: RunFolder) -> None:
+    run_of(run, [10, 20, 30, 25])
+    (run.root / TRACKER).write_text("20")
+    found, doubts = newest(run.root)
+    assert found == 20
+    assert doubts.startswith("step-20 is the newest, because the tracker names it, but step-25, step-30 have higher")
+    assert doubts.endswith("and step-25 was committed last")
+    report = prune(run.root, keep_latest=1)
+    assert (report.kept, report.protected) == ([20, 25], {str(run.path(25)): "it was committed last"})
+
+
+@pytest.mark.parametrize("text", ["", "release", "99", "9" * 30])
+def test_a_tracker_that_names_no_step_does_not_count(run: RunFolder, text: str) -> None:
+    run_of(run, [10, 30, 20])
+    (run.root / TRACKER).write_text(text)
+    assert newest(run.root)[0] == 20
+
+
+def test_of_two_folders_of_a_step_the_tracker_means_its_own(run: RunFolder, template: Path) -> None:
+    run_of(run, [10, 20])
+    shutil.copytree(template, run.root / "global_step_10")
+    committed(run.root / "global_step_10", 500)
+    (run.root / TRACKER).write_text("10")
+    with pytest.warns(RuntimeWarning, match="global_step_10 is the newest, because the tracker names it, but step-20"):
+        assert latest(run.root) == str(run.root / "global_step_10")
+
+
+def test_a_damaged_newest_is_passed_over_in_this_order(run: RunFolder) -> None:
+    run_of(run, [10, 20, 30, 15])
+    os.truncate(next(run.path(15).glob("*.distcp")), 100)
+    with pytest.warns(RuntimeWarning, match=r"passing over .*step-15, which is corrupt.*; taking .*step-30"):
+        assert latest(run.root) == str(run.path(30))
+    assert prune(run.root, keep_latest=1, remove_corrupt=True).kept == [30]
+    assert run.path(15).exists(), "no newer one is complete"
+
+
+# What the time of a commit is.
+
+
+def test_parts_of_ranks_are_committed_with_the_last_of_them(run: RunFolder) -> None:
+    run_of(run, [1, 2])
+    mark = (run.path(1) / ".metadata").rename(run.path(1) / "__0.metadata")
+    (run.path(1) / "__1.metadata").write_bytes(mark.read_bytes())
+    os.utime(run.path(1) / "__1.metadata", (1005, 1005))
+    assert newest(run.root)[0] == 2
+    os.utime(run.path(1) / "__1.metadata", (1015, 1015))
+    assert newest(run.root)[0] == 1
+
+
+def test_parts_of_a_save_are_committed_with_the_model(tmp_path: Path) -> None:
+    for step in (10, 20):
+        bytecheckpoint.save(tmp_path, {"model": nn.Linear(3, 2), "extra_state": {"a": 1}}, "ddp", global_steps=step)
+    for step, extra_s, model_s in ((10, 1000, 1030), (20, 1010, 1020)):
+        committed(tmp_path / f"global_step_{step}" / "extra_state", extra_s)
+        committed(tmp_path / f"global_step_{step}" / "model", model_s)
+    assert newest(tmp_path)[0] == 20, "the tracker names it"
+    with pytest.warns(RuntimeWarning, match="global_step_10 was committed last"):
+        assert find_latest_ckpt_path(tmp_path) == str(tmp_path / "global_step_20")
+    (tmp_path / TRACKER).unlink()
+    assert newest(tmp_path)[0] == 10
+    with pytest.warns(RuntimeWarning, match="is not there: taking .*global_step_10"):
+        assert find_latest_ckpt_path(tmp_path) == str(tmp_path / "global_step_10")
+
+
+def test_copies_without_their_times_are_told_by_their_numbers(run: RunFolder) -> None:
+    """``cp -r`` writes the files one by one, of some steps the commit mark last."""
+    for step, mark_s, files_s in ((30, 1000, 1001), (10, 1003, 1002), (20, 1004, 1005)):
+        run.complete(step)
+        committed(run.path(step), mark_s, files_s=files_s)
+    assert newest(run.root) == (30, "")
+    run_of(run, [15], first_s=1100)
+    assert newest(run.root)[0] == 15, "it was committed after the copying"
+    run_of(run, [40], first_s=900)
+    assert newest(run.root)[0] == 15
+
+
+def test_another_file_that_is_younger_makes_no_copy(run: RunFolder) -> None:
+    """A dead save to a folder leaves data files that its checkpoint does not name."""
+    run_of(run, [10, 30, 20])
+    (run.path(30) / "__0_0.0123456789abcdef.distcp").touch()
+    (run.path(30) / "notes.txt").touch()
+    assert newest(run.root)[0] == 20
+
+
+# What retention never removes.
+
+
+def test_what_this_process_committed_last_stays(run: RunFolder) -> None:
+    """Here other steps have times in the future: another host wrote them, whose clock differs."""
+    run_of(run, [4000, 5000], first_s=1 << 33)
+    retention = Retention(run.root, keep_latest=2)
+    for step in (10, 20):
+        save_at(run.path(step))
+        report = retention.after_save()
+        assert report is not None
+        assert report.kept == [step, 4000, 5000]
+        assert report.protected == {str(run.path(step)): "this process has committed it last"}
+        assert run.steps() == [step, 4000, 5000]
+
+
+def test_steps_of_another_run_in_the_folder_are_the_older_ones(run: RunFolder) -> None:
+    run_of(run, [4000, 5000])
+    retention = Retention(run.root, keep_latest=2, keep_every=1000)
+    for step, kept in ((10, [10, 4000, 5000]), (20, [10, 20, 4000, 5000]), (30, [20, 30, 4000, 5000])):
+        save_at(run.path(step))
+        report = retention.after_save()
+        assert report is not None
+        assert report.kept == run.steps() == kept
+        assert "step-4000, step-5000 have higher numbers" in report.doubts[0]
+
+
+def test_what_was_loaded_stays_until_a_save(run: RunFolder) -> None:
+    run_of(run, [10, 20, 30])
+    load_state_dict(run.path(10), small_state(), no_dist=True)
+    report = prune(run.root, keep_latest=1)
+    assert report.protected == {str(run.path(10)): "this process has loaded it, and has committed none since"}
+    assert run.steps() == [10, 30]
+    save_at(run.path(15))
+    assert prune(run.root, keep_latest=1).kept == [15]
+
+
+def test_a_part_that_was_loaded_keeps_its_step(tmp_path: Path) -> None:
+    for step in (10, 20):
+        bytecheckpoint.save(tmp_path, {"model": nn.Linear(3, 2), "extra_state": {"a": 1}}, "ddp", global_steps=step)
+    bytecheckpoint.load(tmp_path / "global_step_10", {"model": nn.Linear(3, 2)}, "ddp")
+    report = prune(tmp_path, keep_latest=1)
+    assert report.kept == [10, 20]
+    assert list(report.protected) == [str(tmp_path / "global_step_10")]
+
+
+def test_a_run_behind_a_link_is_the_same(run: RunFolder, tmp_path: Path) -> None:
+    run_of(run, [5000], first_s=1 << 33)
+    (tmp_path / "link").symlink_to(run.root)
+    save_at(tmp_path / "link" / "step-10")
+    assert prune(run.root, keep_latest=1).kept == [10, 5000]
+
+
+def test_a_background_save_that_commits_after_the_prune_stays(run: RunFolder) -> None:
+    run_of(run, [4000, 5000])
+    retention = Retention(run.root, keep_latest=1)
+    for step in (10, 20, 30):
+        handle = async_save_state_dict(run.path(step), small_state(step), no_dist=True)
+        retention.after_save()
+        handle.committed.result(LIMIT_S)
+        assert latest(run.root) == str(run.path(step))
+    retention.after_save()
+    assert run.steps() == [30]
+
+
+def test_what_another_process_committed_last_stays_before_its_tracker_names_it(run: RunFolder) -> None:
+    run_of(run, [10, 20, 30])
+    (run.root / TRACKER).write_text("20")
+    report = prune(run.root, keep_latest=1)
+    assert report.kept == run.steps() == [20, 30]
+    assert report.protected == {str(run.path(30)): "it was committed last"}
+
+
+def test_a_tracker_that_cannot_be_read_removes_nothing(run: RunFolder) -> None:
+    run_of(run, [10, 20])
+    (run.root / TRACKER).mkdir()
+    (warning,) = prune(run.root, keep_latest=1).warnings
+    assert TRACKER in warning
+    assert run.steps() == [10, 20]
+    assert "the newest is not known" in run_command("steps", str(run.root)).output
+
+
+def test_the_doubts_are_logged_once(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+    run_of(run, [10, 20, 30, 15])
+    for step in (16, 17):
+        run_of(run, [step], first_s=2000 + step)
+        prune(run.root, keep_latest=9)
+    said = [record.getMessage() for record in caplog.records if "higher numbers" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith(f"prune({run.root}): step-16 is the newest")
